@@ -1,4 +1,5 @@
-// farhand auth and farhand join-tokens: who may use the broker, and which machines may join it.
+// The verbs farhand auth and farhand join-tokens: which keys may use the broker, and which machines may join
+// it.
 import { type Command, InvalidArgumentError } from 'commander';
 import { scopes } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
@@ -63,7 +64,7 @@ export function addAuth(program: Command): void {
   });
 }
 
-/** The machines that a key reaches. */
+/** The machines and tags that a key reaches, as text. */
 const reach = (key: { machine_ids: string[] | null; tags: string[] | null }): string =>
   [...(key.machine_ids ?? []), ...(key.tags ?? []).map((tag) => `tag ${tag}`)].join(', ') || 'all';
 
@@ -110,7 +111,9 @@ export function addJoinTokens(program: Command): void {
 
 const loopback = /https?:\/\/(localhost|127\.[\d.]+|\[::1\])[:/]/;
 
-/** The command that installs an agent, from a broker that has packages; else why there is none. */
+/**
+ * The command that installs an agent, if the broker has agent packages; otherwise the reason for its absence.
+ */
 function installLines(token: { install: string | null; install_missing: string | null }): string[] {
   const { install, install_missing } = token;
   if (!install) return install_missing ? ['', `No command to install an agent: ${install_missing}`] : [];

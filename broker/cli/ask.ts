@@ -1,11 +1,11 @@
-// What a person or a pipe is asked for: prompts, confirmations, and all of standard input in one piece.
+// Asks the user: prompts and confirmations; also reads all of standard input as text.
 import { clean } from '../../shared/clean.ts';
 import { UsageError } from '../../shared/errors.ts';
 
-/** Whether a person can be asked. */
+/** Whether input and prompts go to a terminal, so that a user can be asked. */
 export const isInteractive = (): boolean => process.stdin.isTTY && process.stderr.isTTY;
 
-/** Returns only with --yes or when a person agrees. */
+/** Asks for a confirmation; returns only with --yes or when the user agrees. */
 export async function confirm(yes: boolean | undefined, what: string): Promise<void> {
   if (yes) return;
   if (!isInteractive()) throw new UsageError(`this would ${what}; add --yes to do it`);
@@ -15,7 +15,7 @@ export async function confirm(yes: boolean | undefined, what: string): Promise<v
   if (answer !== true) throw new UsageError('cancelled: nothing was changed');
 }
 
-/** `secret`: what is typed is not displayed. */
+/** Asks for a text; a `secret` is not displayed while it is typed. */
 export async function prompt(message: string, kind: 'text' | 'secret' = 'text'): Promise<string> {
   const { password, text } = await import('@clack/prompts');
   const answer = await (kind === 'secret' ? password : text)({ message, output: screen() });
@@ -23,13 +23,16 @@ export async function prompt(message: string, kind: 'text' | 'secret' = 'text'):
   throw new UsageError('no answer: nothing was changed');
 }
 
-/** A terminal that does not know its width would get one character a line. */
+/**
+ * The output of prompts; 80 columns if the width is unknown, because a prompt would break after each
+ * character.
+ */
 function screen(): typeof process.stderr {
   process.stderr.columns ||= 80;
   return process.stderr;
 }
 
-/** Standard input as text of at most so many bytes. */
+/** Reads standard input as text of at most `maxBytes` bytes. */
 export async function readInput(maxBytes: number, advice: string): Promise<string> {
   const chunks: Buffer[] = [];
   let bytes = 0;

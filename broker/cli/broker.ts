@@ -1,4 +1,4 @@
-// farhand broker: backup of, and repairs to, a broker on this machine.
+// The verbs of farhand broker: backup and repair of a broker on this machine.
 import { execFile } from 'node:child_process';
 import { existsSync, statSync } from 'node:fs';
 import { mkdir, mkdtemp, open, readdir, rename, rm } from 'node:fs/promises';
@@ -58,14 +58,16 @@ async function backup(dataDir: string, to: string): Promise<{ directory: string;
 
 const run = promisify(execFile);
 
-/** `to` exists whole or not at all, also on another file system and after a power failure. */
+/**
+ * Moves a directory, also to another file system; after a crash, `to` exists either completely or not at all.
+ */
 async function moveWhole(from: string, to: string): Promise<void> {
   let partial: string | undefined;
   try {
     await rename(from, to).catch(async (error: unknown) => {
       if (errnoOf(error) !== 'EXDEV') throw error;
       partial = await mkdtemp(`${to}.partial-`);
-      // With the owner, when root copies.
+      // cp -a preserves the owner when root copies.
       await run('cp', ['-a', `${from}/.`, partial]);
       await run('sync', ['-f', partial]);
       await rename(partial, to);

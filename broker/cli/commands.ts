@@ -1,4 +1,5 @@
-// farhand commands, farhand batches and farhand sessions: what runs on machines, and what ran.
+// The verbs farhand commands, farhand batches and farhand sessions: list, inspect and end what runs on
+// machines.
 import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { shorten } from './print.ts';

@@ -1,4 +1,5 @@
-// farhand __complete: candidates for the last word of a command line, for the scripts of farhand completion.
+// The hidden verb farhand __complete: prints completions of a command line for the scripts of farhand
+// completion.
 import { type Argument, Option } from 'commander';
 import { clean } from '../../shared/clean.ts';
 import { after } from '../../shared/clock.ts';
@@ -7,24 +8,26 @@ import { where, withUrl } from './connect.ts';
 import { findMachine } from './names.ts';
 import { createProgram, nouns } from './program.ts';
 
-/** Prints the candidates for the last word, one per line. bash passes one line, the others words. */
+/**
+ * Prints the candidates for the last word, one per line. bash passes the whole line; other shells pass words.
+ */
 export async function complete([shell = '', ...args]: string[]): Promise<void> {
   const words = shell === 'bash' ? wordsIn(args[0] ?? '').slice(1) : args;
   const current = words.at(-1) ?? '';
   const all = await candidates(words.slice(0, -1), current);
-  // Names of a machine that would control a terminal are left out.
+  // Names that contain control characters are left out, because they could control the terminal.
   const found = all.filter((one) => one.startsWith(current) && clean(one) === one);
   for (const one of found) process.stdout.write(`${shell === 'bash' ? forBash(one, current) : one}\n`);
 }
 
-/** The words of a line as a shell would split it; after a space the last one is empty. */
+/** Splits a line into words like a shell; after a space, the last word is empty. */
 function wordsIn(line: string): string[] {
   const words = [...line.matchAll(/(?:\\.|"(?:\\.|[^"\\])*"?|'[^']*'?|[^\s"'\\])+/g)].map(([word]) => word);
   if (/(^|[^\\])\s$/.test(line)) words.push('');
   return words.map((word) => word.replace(/\\(.)|["']/g, '$1'));
 }
 
-/** bash begins a new word after a colon. */
+/** Cuts a candidate at its last colon, because bash begins a new word there. */
 const forBash = (candidate: string, current: string): string =>
   candidate.slice(current.lastIndexOf(':') + 1).replace(/[^\w@%+=:,./~-]/gu, '\\$&');
 
@@ -49,12 +52,12 @@ async function candidates(before: string[], current: string): Promise<string[]> 
   if (command.commands.length > 0) return command.commands.map((one) => one.name());
   const { registeredArguments: all } = command;
   const argument = all[given] ?? (all.at(-1)?.variadic ? all.at(-1) : undefined);
-  // The first argument of `files put` is local.
+  // The first argument of `files put` is a local path.
   if (!argument || (command.name() === 'put' && given === 0)) return [];
   return valuesOf(argument, current);
 }
 
-/** Values of a flag or argument, by its choices or its name. */
+/** Candidates for the value of a flag or argument, by its choices or its name. */
 async function valuesOf(of: Option | Argument, current: string): Promise<string[]> {
   const name = of instanceof Option ? of.attributeName() : of.name();
   if (of.argChoices) return of.argChoices;
@@ -70,7 +73,7 @@ const nameIn = ({ name }: { name: string }): string => name;
 const machines = async (client: Farhand, search: string): Promise<string[]> =>
   (await client.machines.list({ search, limit: 100, sort: 'name' })).items.map(nameIn);
 
-/** Machines with a colon, and after the colon what is in the remote directory. */
+/** Candidates for a remote path: machines before the colon, the remote directory's entries after it. */
 async function paths(client: Farhand, current: string): Promise<string[]> {
   const [, machine, directory = ''] = /^([^/:]+):(.*\/)?/.exec(current) ?? [];
   if (machine === undefined) return (await machines(client, current)).map((name) => `${name}:`);
@@ -79,7 +82,9 @@ async function paths(client: Farhand, current: string): Promise<string[]> {
   return files.map(({ name, type }) => `${machine}:${directory}${name}${type === 'directory' ? '/' : ''}`);
 }
 
-/** Asks the broker of the login or the environment; one that does not answer at once has no candidates. */
+/**
+ * Asks the broker of the login or the environment; a broker that does not answer at once gives no candidates.
+ */
 async function ask(use: (client: Farhand) => Promise<string[]>): Promise<string[]> {
   const place = where({});
   const { url, apiKey } = place;

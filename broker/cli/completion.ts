@@ -1,7 +1,8 @@
-// farhand completion: a script for bash, zsh or fish, which asks `farhand __complete` for candidates at each TAB.
+// The verb farhand completion: prints a script for bash, zsh or fish that calls `farhand __complete` at each
+// TAB.
 import type { Command } from 'commander';
 
-/** Where a script finds no candidate, the shell completes local files. */
+/** Completion scripts; a shell completes local files when a script finds no candidate. */
 export const scripts = {
   bash: `_farhand() {
   mapfile -t COMPREPLY < <("$1" __complete bash "\${COMP_LINE:0:COMP_POINT}" 2>/dev/null)

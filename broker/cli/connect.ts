@@ -1,4 +1,5 @@
-// Which broker is meant and how it is reached: over HTTP with a key, or over the socket file in its data directory.
+// Finds the broker to use and connects to it: over HTTP with a key, or over the socket file in its data
+// directory.
 import { existsSync, readFileSync, rmSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { homedir } from 'node:os';
@@ -14,22 +15,24 @@ export interface Where extends Trust {
   dataDir: string | undefined;
   url: string | undefined;
   apiKey: string | undefined;
-  /** A new data directory may become a broker's. */
+  /** A new or empty directory may become a broker's data directory. */
   mayCreate?: boolean | undefined;
 }
 
-/** --data-dir if it is given; else the environment, which takes precedence over what `farhand login` stored. */
+/** Uses --data-dir if given, else the environment, else the stored `farhand login`. */
 export function where(options: { dataDir?: string }): Where {
   const { FARHAND_DATA_DIR, FARHAND_URL, FARHAND_API_KEY } = process.env;
   const dataDir = options.dataDir ?? (FARHAND_URL ? undefined : FARHAND_DATA_DIR);
   const login = dataDir ? undefined : readLogin();
   const url = brokerUrl(FARHAND_URL || login?.url);
-  // A key stored for one broker is never sent to another.
+  // A key stored for one broker is never sent to another broker.
   const same = brokerUrl(login?.url) === url ? login : undefined;
   return { dataDir, url, apiKey: FARHAND_API_KEY || same?.api_key, ...trustOf({}, same) };
 }
 
-/** Flags take precedence over the environment, and that over a login. */
+/**
+ * How to verify the broker: flags take precedence over the environment, and the environment over the login.
+ */
 export function trustOf(flags: Trust, login: Trust = {}): Trust {
   const { FARHAND_PIN, FARHAND_CA, FARHAND_INSECURE } = process.env;
   return {
@@ -39,14 +42,14 @@ export function trustOf(flags: Trust, login: Trust = {}): Trust {
   };
 }
 
-/** The same text for every spelling of a broker's URL; what is no URL stays as it is. */
+/** Normalizes a broker's URL; a text that is not a plain URL is returned unchanged. */
 export function brokerUrl<T extends string | undefined>(text: T): T | string {
   const url = text === undefined ? null : URL.parse(text.trim());
   if (!url || url.username || url.password) return text;
   return `${url.origin}${url.pathname}`.replace(/\/+$/, '').replace(/\/api\/v1$/, '');
 }
 
-/** Calls `use` with a client; whatever was opened or started for it is closed afterwards. */
+/** Calls `use` with a client; afterwards closes the connection and stops a broker that was started for it. */
 export async function withBroker<T>(place: Where, use: (client: Farhand) => Promise<T>): Promise<T> {
   const { dataDir, url, apiKey, mayCreate } = place;
   if (dataDir) return (await import('./local.ts')).withSocket(dataDir, use, { mayCreate });
@@ -56,7 +59,7 @@ export async function withBroker<T>(place: Where, use: (client: Farhand) => Prom
   );
 }
 
-/** The same over HTTP alone, with or without a key. */
+/** Like withBroker(), but only over HTTP, with or without a key. */
 export async function withUrl<T>(
   place: Where & { url: string },
   use: (client: Farhand) => Promise<T>,
@@ -71,11 +74,11 @@ export async function withUrl<T>(
   }
 }
 
-/** undefined: plain fetch does. */
+/** The transport to a broker; undefined if plain fetch is enough. */
 export const transportOf = async (place: Where) =>
   place.pin || place.ca ? (await import('./transport.ts')).createTransport(place) : undefined;
 
-/** A key or URL that the SDK refuses is bad configuration. */
+/** Creates a client; a key or URL that the SDK refuses is reported as bad configuration. */
 export function createClient(options: FarhandOptions): Farhand {
   try {
     return new Farhand(options);
@@ -96,7 +99,7 @@ function assertEncrypted({ url, insecure }: Where & { url: string }): void {
   );
 }
 
-// ---- What `farhand login` stores, readable by its owner alone
+// ---- The file of `farhand login`, readable only by its owner
 
 interface Login extends Trust {
   url: string;
@@ -109,7 +112,7 @@ export const loginFile = (): string =>
 function readLogin(): Login | undefined {
   const file = loginFile();
   try {
-    // Our own file, if it has the two fields that are checked.
+    // The cast is safe: the two required fields are checked below.
     const login = JSON.parse(readFileSync(file, 'utf8')) as Partial<Login> | null;
     const { url, api_key } = login ?? {};
     if (typeof url === 'string' && typeof api_key === 'string') return { ...login, url, api_key };
@@ -126,7 +129,7 @@ export async function writeLogin(login: Login): Promise<void> {
   await writeDurably(loginFile(), `${JSON.stringify(login, null, 2)}\n`);
 }
 
-/** Returns whether there was one. */
+/** Removes the login file; returns whether it existed. */
 export function removeLogin(): boolean {
   const existed = existsSync(loginFile());
   rmSync(loginFile(), { force: true });

@@ -1,4 +1,4 @@
-// farhand events and farhand audit: what happened, and who did what.
+// The verbs farhand events and farhand audit: what happened, and who did it.
 import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { findMachine } from './names.ts';
@@ -28,7 +28,7 @@ export function addEvents(program: Command): void {
     spec,
     async (client, { follow: following, machine, type, since, limit = 50, output }) => {
       const machine_id = machine && (await findMachine(client, machine));
-      // The broker judges which types there are.
+      // Event types are checked by the broker.
       const filters: object = given({ type, machine_id, since });
       if (following) return follow(client, given({ types: type, machine_id }), output === 'json');
       const items = await take(client.events.list({ ...filters, limit: Math.min(100, limit) }), limit);
@@ -42,7 +42,7 @@ export function addEvents(program: Command): void {
 
 type Event = Awaited<ReturnType<Farhand['events']['list']>>['items'][number];
 
-/** Until Ctrl-C, or until the broker goes away. */
+/** Prints events until Ctrl-C or until the broker ends the stream. */
 async function follow(client: Farhand, filters: object, json: boolean): Promise<void> {
   const leaving = new AbortController();
   process.once('SIGINT', () => leaving.abort());
@@ -63,7 +63,7 @@ function lineOf({ timestamp, type, data }: Event): string {
 const machineIn = (data: Record<string, unknown>): string =>
   typeof data.machine_name === 'string' ? data.machine_name : '-';
 
-/** What there is besides the machine. */
+/** The details of an event except its machine, as text. */
 const rest = (data: object): string => summary(data, 'machine_id', 'machine_name');
 
 export function addAudit(program: Command): void {

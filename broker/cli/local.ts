@@ -16,16 +16,19 @@ import { writeNow } from './stdio.ts';
 import { through } from './transport.ts';
 
 interface SocketOptions {
-  /** An empty or missing directory becomes a broker's. */
+  /** An empty or missing directory may become a broker's data directory. */
   mayCreate?: boolean | undefined;
-  /** Starts none: throws if no broker runs. */
+  /** Throws if no broker runs, instead of starting one. */
   mustRun?: boolean;
-  /** Timeouts for the answer of a broker that listens, and for one that holds the directory to begin to listen. */
+  /**
+   * Timeouts: for the answer of a listening broker, and for a broker that holds the directory to start
+   * listening.
+   */
   answerMs?: number;
   startMs?: number;
 }
 
-/** Calls a route that is not in the API: it exists on the socket file alone. */
+/** Calls a route that exists only on the socket file and is not part of the API. */
 type Post = (path: string) => Promise<{ directory: string }>;
 
 export async function withSocket<T>(
@@ -43,7 +46,7 @@ export async function withSocket<T>(
       const response = await transport.options.fetch(`${to.baseUrl}${path}`, { method: 'POST' });
       const text = await response.text();
       if (!response.ok) throw failureOf(response, text);
-      // What our own broker answers there.
+      // The cast is safe: the broker of this installation answers with this shape.
       return (JSON.parse(text) as { data: { directory: string } }).data;
     });
   } finally {
@@ -52,7 +55,7 @@ export async function withSocket<T>(
   }
 }
 
-/** Starts a broker with more flags and stops it once it listens. Throws StartError where it cannot start. */
+/** Starts a broker with these flags and stops it once it listens. Throws StartError if it cannot start. */
 export async function startOnce(dataDir: string, ...flags: string[]): Promise<void> {
   demandAccess(dataDir);
   const own = await startLocal(dataDir, false, flags);
@@ -62,7 +65,7 @@ export async function startOnce(dataDir: string, ...flags: string[]): Promise<vo
 
 const seeLog = 'see systemctl status farhand-broker and its log';
 
-/** Returns the broker it started; one that is starting or stopping holds the directory and is waited for. */
+/** Starts a broker and returns it, unless one runs; waits for a broker that is starting or stopping. */
 async function startUnlessRunning(
   probe: Farhand,
   dataDir: string,
@@ -83,7 +86,7 @@ async function startUnlessRunning(
   return undefined;
 }
 
-/** A broker that accepts connections and does not answer hangs, and still holds the directory. */
+/** Whether a broker listens. Throws if the broker accepts connections but does not answer. */
 async function listens(client: Farhand, dataDir: string, answerMs: number): Promise<boolean> {
   const signal = AbortSignal.timeout(answerMs);
   return client.service.healthz({}, { signal }).then(
@@ -95,7 +98,10 @@ async function listens(client: Farhand, dataDir: string, answerMs: number): Prom
   );
 }
 
-/** Starts a broker that serves the socket file alone, for only a broker opens its state; undefined if another one does. */
+/**
+ * Starts a broker that serves only the socket file, because only a broker may open its state. Returns
+ * undefined if another broker uses the directory.
+ */
 async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] = []) {
   assertData(dataDir, mayCreate);
   const args = [brokerProgram, '--local', '--data-dir', dataDir, '--log-level', 'warn', ...flags];
@@ -104,7 +110,7 @@ async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] =
   child.stderr.setEncoding('utf8').on('data', (text: string) => {
     log += text;
   });
-  // It prints the socket's path once it listens.
+  // The broker prints the socket's path once it listens.
   const ready = await Promise.race([
     once(child.stdout, 'data').then(() => true),
     once(child, 'close').then(() => false),
@@ -116,7 +122,10 @@ async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] =
   return child;
 }
 
-/** A mistyped directory must not become a broker's; the first key may be created before the broker's first start. */
+/**
+ * Throws unless the directory holds a broker's data, or is new and may: a mistyped path must not become a
+ * broker.
+ */
 function assertData(dataDir: string, mayCreate: boolean): void {
   if (existsSync(join(dataDir, 'state.json'))) return;
   const isNew = !existsSync(dataDir) || readdirSync(dataDir).length === 0;
@@ -125,7 +134,7 @@ function assertData(dataDir: string, mayCreate: boolean): void {
   hint(`farhand: ${dataDir} is new: the data of a new broker starts there`);
 }
 
-/** As root, what is created in the directory must belong to its owner. */
+/** User and group to start the broker with: as root, the directory's owner, who must own what it creates. */
 function ownerOf(dataDir: string): { uid?: number; gid?: number } {
   if (process.getuid?.() !== 0 || !existsSync(dataDir)) return {};
   const { uid, gid } = statSync(dataDir);

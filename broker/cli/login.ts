@@ -1,4 +1,4 @@
-// farhand login, logout, whoami: which broker this command line uses, and with which key.
+// The verbs farhand login, logout and whoami: which broker this command line uses, and with which key.
 import { resolve } from 'node:path';
 import type { Command } from 'commander';
 import { StartError, UsageError } from '../../shared/errors.ts';
@@ -46,7 +46,7 @@ async function login(text: string | undefined, options: Options<typeof flags>): 
   }
   const url = brokerUrl(text ?? (await prompt('URL of the broker (https://…)')));
   const trust = trustOf(options);
-  // A stored path must mean the same from everywhere.
+  // The stored path is absolute, so that it is valid in every working directory.
   if (trust.ca !== undefined) trust.ca = resolve(trust.ca);
   const place = { dataDir: undefined, url, apiKey: undefined, ...trust };
   await assertBroker(place);
@@ -60,7 +60,7 @@ async function login(text: string | undefined, options: Options<typeof flags>): 
     hint('FARHAND_URL and FARHAND_API_KEY are set and take precedence over this login.');
 }
 
-/** Before a key is asked for: whether a broker answers there, and the one that is meant. */
+/** Checks, before asking for a key, that a broker answers and has the expected certificate. */
 async function assertBroker(place: Where & { url: string }): Promise<void> {
   try {
     await withUrl(place, (client) => client.service.healthz());

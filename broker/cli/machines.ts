@@ -1,4 +1,4 @@
-// farhand machines: list, inspect, tag, rename and remove machines.
+// The verbs of farhand machines: list, inspect, tag, rename and remove machines.
 import type { Command } from 'commander';
 import { mostSkewMs } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
@@ -65,7 +65,7 @@ type Disk = Status['disks'][number];
 function statusText(now: Status): Promise<string> {
   const part = ({ used, total }: { used: number; total: number }): string =>
     `${size(used)} of ${size(total)} (${percent(used, total)} %)`;
-  // As df(1): what is reserved for root is neither used nor available.
+  // As in df(1), space reserved for root is neither used nor available.
   const disk = ({ used, total, available }: Disk): string =>
     available === undefined
       ? part({ used, total })
@@ -91,7 +91,7 @@ function statusText(now: Status): Promise<string> {
 
 const percent = (part: number, of: number): number => (of > 0 ? Math.ceil((100 * part) / of) : 0);
 
-/** Only a clock that is off is worth a line. */
+/** The clock's offset from the broker's, or undefined if the clocks nearly agree. */
 function clockText(offset = 0): string | undefined {
   if (Math.abs(offset) <= mostSkewMs) return undefined;
   return `${span(Math.abs(offset))} ${offset < 0 ? 'behind' : 'ahead of'} the broker’s`;

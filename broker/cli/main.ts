@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-// farhand: the command line, a client of the public API alone.
+// Entry point of the farhand command line, which uses only the public API.
 import { statSync } from 'node:fs';
 import { enableCompileCache } from 'node:module';
 import { homedir } from 'node:os';
@@ -12,11 +12,11 @@ function enableCache(): void {
     const { uid, mode } = statSync(cache);
     if (uid === process.getuid?.() && (mode & 0o022) === 0) enableCompileCache(join(cache, 'farhand'));
   } catch {
-    // Without a cache it only starts more slowly.
+    // Without a cache, the program only starts more slowly.
   }
 }
 
 enableCache();
-// After that, so that its modules are cached too.
+// Imported after enableCache(), so that these modules are cached too.
 const { run } = await import('./run.ts');
 await run(process.argv);

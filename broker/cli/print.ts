@@ -1,4 +1,4 @@
-// Prints results: tables for people, JSON for programs.
+// Prints results: as tables for users, as JSON for programs.
 import { styleText } from 'node:util';
 import { clean, cleanJson, cleanLines } from '../../shared/clean.ts';
 import { now } from '../../shared/clock.ts';
@@ -9,7 +9,9 @@ export { clean, cleanJson, cleanLines };
 export type Format = 'text' | 'json';
 export type Cell = string | number | boolean | null | undefined;
 
-/** Prints a result: as JSON whole, else as text. Lines are sanitized; a string comes from `table` or `record`. */
+/**
+ * Prints a whole result as JSON, or as text. Lines are sanitized; a string comes from table() or record().
+ */
 export async function print(
   format: Format,
   result: unknown,
@@ -30,13 +32,13 @@ export function hint(text: string): void {
   writeNow('stderr', `${cleanLines(text)}\n`);
 }
 
-/** One row per item. */
+/** A table with one row per item. */
 export function table<T>(items: readonly T[], columns: Record<string, (item: T) => Cell>): Promise<string> {
   const titles = Object.keys(columns).map((title) => paint('bold', title.toUpperCase()));
   return align([titles, ...items.map((item) => Object.values(columns).map((cell) => cellText(cell(item))))]);
 }
 
-/** One line per field that has a value. */
+/** Text with one line per field that has a value. */
 export function record(fields: Record<string, Cell>): Promise<string> {
   const rows = Object.entries(fields).filter(([, value]) => value !== undefined && value !== null);
   return align(rows.map(([name, value]) => [paint('bold', clean(name)), cellText(value)]));
@@ -74,7 +76,7 @@ function paint(style: 'bold' | keyof typeof tints, text: string): string {
   return process.env.NO_COLOR ? text : styleText(style, text, { stream: process.stdout });
 }
 
-/** 1536 as 1.5 KiB. */
+/** A number of bytes as text: 1536 is 1.5 KiB. */
 export function size(bytes: number): string {
   const power = Math.max(0, Math.min(4, Math.floor(Math.log2(Math.max(1, bytes)) / 10)));
   const value = bytes / 1024 ** power;
@@ -83,7 +85,7 @@ export function size(bytes: number): string {
 
 const units = { d: 86_400, h: 3600, m: 60, s: 1 };
 
-/** 90000 as 1m 30s. */
+/** A duration in milliseconds as text: 90000 is 1m 30s. */
 export function span(ms: number): string {
   if (ms < 1000) return `${Math.round(ms)}ms`;
   if (ms < 60_000) return `${(ms / 1000).toFixed(1).replace('.0', '')}s`;
@@ -96,14 +98,14 @@ export function span(ms: number): string {
   return parts.filter(Boolean).slice(0, 2).join(' ');
 }
 
-/** How long ago, or in how long. */
+/** The time since or until a timestamp, as text. */
 export function when(timestamp: string | null | undefined): string {
   if (!timestamp) return '-';
   const ms = Date.parse(timestamp) - now();
   return ms > 0 ? `in ${span(ms)}` : `${span(-ms)} ago`;
 }
 
-/** The fields of an object in few words. */
+/** The non-empty fields of an object as short text. */
 export function summary(value: object, ...without: string[]): string {
   const rest = Object.entries(value).filter(
     ([name, one]) => !without.includes(name) && one !== null && one !== '',

@@ -1,4 +1,5 @@
-// The tree of verbs. Only the module of the verb at hand is loaded, because a command line must start fast.
+// Builds the tree of verbs. Only the module of the verb in use is loaded, because a command line must start
+// fast.
 import { Command } from 'commander';
 import { version } from '../../shared/version.ts';
 
@@ -27,7 +28,7 @@ const modules: Readonly<Record<string, () => Promise<Add>>> = {
 };
 export const nouns = Object.keys(modules);
 
-/** All verbs, or with a noun only those below it. */
+/** Creates the program with all verbs, or only with the verbs below a noun. */
 export async function createProgram(noun?: string): Promise<Command> {
   const program = new Command('farhand')
     .description('Control remote machines from the command line.')
@@ -43,7 +44,7 @@ export async function createProgram(noun?: string): Promise<Command> {
   return program;
 }
 
-/** A usage error names the help of its own verb. */
+/** Makes a usage error point to the help of its own verb. */
 function pointToHelp(command: Command, path: string): void {
   command.showHelpAfterError(`See ${path} --help.`);
   for (const one of command.commands) pointToHelp(one, `${path} ${one.name()}`);

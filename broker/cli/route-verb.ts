@@ -1,5 +1,5 @@
-// Verbs derived from the table of routes: arguments and flags become the input of one call, its answer a table, a
-// record or lines.
+// Derives verbs from the route table: arguments and flags become the input of one call. The answer is
+// printed as a table, a record or lines.
 import type { Command } from 'commander';
 import type * as z from 'zod';
 import { type Api, allRoutes } from '../../shared/api/index.ts';
@@ -12,33 +12,33 @@ import { type Common, take, type VerbSpec, verb } from './verb.ts';
 
 export type Item = Record<string, unknown>;
 
-/** Columns of a table. `machine` is the name of the machine with the item's machine_id. */
+/** Columns of a table; the column `machine` is the name of the machine with the item's machine_id. */
 export interface View<T> {
-  /** Fields of the answer or of `cells`, with spaces between; `title=field` where the title is another. */
+  /** Fields of the answer or of `cells`, separated by spaces; `title=field` gives a column another title. */
   fields?: string;
   cells?: Record<string, (item: T) => Cell>;
 }
 
 type Answer<R> = R extends { reply: infer S extends z.ZodType } ? z.output<S> : never;
-/** Flags by name. */
+/** Values of flags by name. */
 export type Given = Common & { yes?: boolean; limit?: number } & Item;
 
 interface RouteVerb<T> extends Partial<VerbSpec> {
-  /** Input unless flags say otherwise, by the names of the API. */
+  /** Input that flags override, by the names of the API. */
   defaults?: Item;
-  /** Input from flags that are no fields of the route. */
+  /** Returns the input from flags that are not fields of the route. */
   input?: (given: Given) => Item | Promise<Item>;
-  /** It cannot be undone: what it does, for the question, and the word for having done it. */
+  /** For a verb that cannot be undone: the action for the question, and the word for the completed action. */
   destroys?: [what: string, done: string];
-  /** Of a list. */
+  /** Columns of a list. */
   view?: View<T>;
-  /** Of one answer, unless all its fields are printed. */
+  /** Text of one answer; if undefined, all its fields are printed. */
   text?: (answer: T, client: Farhand) => string[] | Promise<string>;
-  /** Called when the answer is printed. */
+  /** Called after the answer is printed. */
   after?: (answer: T, format: Format) => void;
 }
 
-/** Flags that lists share. */
+/** Flags that several lists have. */
 export const ofMachine = { '--machine <machine>': 'only of this machine' };
 export const since = { '--since <time>': 'not before this time, such as 2h (ago)' };
 export const latest = { '--limit <count>': 'print at most COUNT, the latest first (default: 50)' };
@@ -67,7 +67,7 @@ export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
   const made: Command = verb(parent, all, whole, async (client) => {
     const { registeredArguments, args } = made;
     const positional = Object.fromEntries(registeredArguments.map((one, at) => [one.name(), args[at]]));
-    // One method per route, which takes the input that its route describes (shared/sdk).
+    // The cast is safe: the client has one method per route with the route's input (shared/sdk).
     const calls = client[noun] as unknown as Record<string, Call<Answer<Api[N][O]>>>;
     await perform({ client, route, calls, operation, spec }, { ...positional, ...made.opts<Common>() });
   });
@@ -79,7 +79,7 @@ type Call<T> = (input: Item) => Promise<T> & AsyncIterable<T>;
 interface Performed<T> {
   client: Farhand;
   route: Route;
-  /** Of its noun, by operation. */
+  /** The client's calls for the route's noun, by operation. */
   calls: Record<string, Call<T>>;
   operation: string;
   spec: RouteVerb<T>;
@@ -108,7 +108,7 @@ async function perform<T>(performed: Performed<T>, options: Given): Promise<void
   spec.after?.(answer, output);
 }
 
-/** Continues only with --yes or when a person agrees; returns what is then printed. */
+/** Asks for a confirmation, unless --yes is given; returns the result to print. */
 async function confirmed<T>(
   { route, calls }: Performed<T>,
   [what, done]: [string, string],
@@ -118,7 +118,7 @@ async function confirmed<T>(
   const [field = ''] = Object.keys(route.params);
   const [given, id] = [String(options[argumentOf(field)]), String(input[field])];
   let name = given;
-  // With --yes nothing is read: a key may have the right to remove and not to read.
+  // With --yes the name is not looked up: a key may have the right to remove but not to read.
   if (given === id && !options.yes && finders[argumentOf(field)])
     name = nameIn(await calls.get?.({ [field]: id }));
   const text = name === id ? id : `${name} (${id})`;
@@ -128,7 +128,7 @@ async function confirmed<T>(
 
 const nameIn = (answer: unknown): string => String((answer as { name?: unknown } | undefined)?.name);
 
-/** The argument that an id is given by: join-token for join_token_id. */
+/** The argument for an id field: join-token for join_token_id. */
 const argumentOf = (id: string): string => id.replace(/_id$/, '').replace('_', '-');
 
 function routeOf(noun: string, operation: string): Route {
@@ -137,15 +137,18 @@ function routeOf(noun: string, operation: string): Route {
   return found.route;
 }
 
-/** Arguments in examples; others are their name in capitals. */
+/** Arguments in examples; any other argument is printed as its name in capitals. */
 const samples: Readonly<Record<string, string>> = { machine: 'web-1', schedule: 'backup' };
 
-/** A bundle has the names of the fields where the table has a schema (scripts/package/routes.ts). */
+/**
+ * The fields of a route's body; in a bundle, the body is an object of field names
+ * (scripts/package/routes.ts).
+ */
 function bodyOf({ body = {} }: { body?: object | undefined }): object {
   return 'shape' in body && typeof body.shape === 'object' ? (body.shape ?? {}) : body;
 }
 
-/** Each value under the field of the route that it is for: --catch-up is catch_up, --machine machine_id or machine_ids. */
+/** Maps flags to fields: --catch-up to catch_up, --machine to machine_id or machine_ids. */
 async function inputOf(client: Farhand, route: Route, options: Item): Promise<Item> {
   const fields = new Set([route.params, route.query, bodyOf(route)].flatMap(Object.keys));
   const input: Item = {};
@@ -159,13 +162,15 @@ async function inputOf(client: Farhand, route: Route, options: Item): Promise<It
   return input;
 }
 
-/** Flags and arguments that take a name instead of an id. */
+/** Functions that find an id by name, for flags and arguments that accept a name. */
 const finders: Readonly<Record<string, typeof findMachine>> = {
   machine: findMachine,
   schedule: findSchedule,
 };
 
-/** Prints a list as a table of the fields in `view`, one item as a record of all its fields; as JSON whole. */
+/**
+ * Prints a list as a table of the fields in `view`, an item as a record of all its fields, or either as JSON.
+ */
 export const printView = <T>(
   client: Farhand,
   format: Format,
@@ -195,7 +200,7 @@ export async function viewText<T>(client: Farhand, answer: T | T[], view: View<T
   );
 }
 
-/** All fields of a record but the long ones, which have verbs of their own, and lists of objects. */
+/** All fields of a record except long fields, which have their own verbs, and lists of objects. */
 function fieldsOf(record: object): string {
   const isLong = (name: string, value: unknown): boolean =>
     /^std(out|err)$/.test(name) || (Array.isArray(value) && typeof value[0] === 'object');
@@ -206,7 +211,7 @@ function fieldsOf(record: object): string {
 const machineOf = (item: unknown): string | null =>
   (item as { machine_id?: string | null }).machine_id ?? null;
 
-/** A value as its field says; in a table a time becomes how long ago. */
+/** A value as text, formatted by its field; in a table, a time is printed as the time since then. */
 function textOf(field: string, value: unknown, isTable: boolean): Cell {
   if (value === undefined || value === null || typeof value === 'boolean') return value;
   if (Array.isArray(value)) return value.join(isTable ? ',' : ', ');

@@ -16,11 +16,11 @@ export async function run(argv: string[]): Promise<void> {
     if (argv[2] === '__complete') return await (await import('./complete.ts')).complete(argv.slice(3));
     await (await createProgram(argv[2])).parseAsync(argv);
   } catch (error) {
-    // Commander has printed its own complaint; help and version are no failure.
+    // Commander has already printed its own error; help and version are not failures.
     if (error instanceof CommanderError) process.exitCode = error.exitCode === 0 ? 0 : 2;
     else if (error instanceof FarhandError) end(refusal(error), 1);
     else if (error instanceof Exit) end(error.message && `farhand: ${error.message}`, error.exitCode);
-    // What the system or an archive refuses needs no stack.
+    // Errors of the system or of an archive are printed without a stack trace.
     else if (error instanceof AppError || errnoOf(error)) end(`farhand: ${clean(reasonOf(error))}`, 1);
     else {
       const { text, code } = failure('farhand', error);
@@ -46,23 +46,23 @@ function refusal(error: FarhandError): string {
   return [...lines, ...(next ? [next] : [])].join('\n');
 }
 
-/** The innermost cause in words: the error of fetch is only that it failed. */
+/** The message of the innermost cause, because the error of fetch says only that fetch failed. */
 function causeOf(error: unknown): string {
   let last: unknown = error;
   while (last instanceof Error && last.cause !== undefined) last = last.cause;
   return last instanceof Error && last !== error && last.message ? `: ${clean(last.message)}` : '';
 }
 
-/** What was wrong with each field, unless it is in the message. */
+/** The issues of each field that the message does not contain. */
 function issuesOf({ issues }: Readonly<Record<string, unknown>>, text: string): string[] {
   if (!Array.isArray(issues)) return [];
-  // As the broker writes them; whatever else it may be is only printed.
+  // The cast is safe: the values are only printed, whatever they are.
   const pairs = issues.map((one: { path?: unknown; message?: unknown } | null) => [one?.path, one?.message]);
   const others = pairs.filter(([, message]) => !text.includes(String(message)));
   return others.map((pair) => `  ${clean(pair.join(': '))}`);
 }
 
-/** The next step, for codes whose message has none. */
+/** The next step, for error codes whose message does not name it. */
 const nextSteps: Readonly<Record<string, string>> = {
   no_answer: 'Run farhand doctor to find out why.',
   unauthorized:

@@ -1,4 +1,4 @@
-// farhand schedules: commands by cron, and the history of their runs.
+// The verbs of farhand schedules: create, change, list and run commands by cron, and list their runs.
 import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { when } from './print.ts';
@@ -8,7 +8,7 @@ type Schedule = Awaited<ReturnType<Farhand['schedules']['get']>>;
 
 const cron = ({ cron, timezone }: Pick<Schedule, 'cron' | 'timezone'>): string => `${cron} (${timezone})`;
 
-/** Of create and update alike. */
+/** Flags of both create and update. */
 const flags = {
   '--name <name>': 'name of the schedule',
   '--machine <machine>': 'machine to run on',

@@ -1,15 +1,18 @@
-// The terminal that this program runs in: raw while it displays a remote one, and restored afterwards.
+// Controls the local terminal: raw mode while a remote terminal is displayed, and its restoration afterwards.
 
 /** DEC private modes that stay set when a program ends: cursor keys, mouse, alternate screen… */
 const lasting = new Set([1, 9, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004]);
-/** Hidden by a reset, not by a set. */
+/** DEC mode of the visible cursor; unlike the other modes, its reset (hidden cursor) has to be undone. */
 const cursor = 25;
 // biome-ignore lint/suspicious/noControlCharactersInRegex: escape sequences begin with one
 const modeChange = /\x1b\[\?([\d;]+)([hl])/g;
-/** A sequence may be split over two pieces. */
+/** Longest escape sequence in bytes that may be split over two pieces of output. */
 const longestSequence = 32;
 
-/** Notes what a program has changed of the screen, so that it can be undone if it does not do that itself. */
+/**
+ * Tracks the terminal modes that a program sets, so that they can be reset if the program does not reset
+ * them.
+ */
 export function watchModes() {
   const set = new Set<number>();
   let tail = '';
@@ -25,7 +28,7 @@ export function watchModes() {
       }
       tail = text.slice(-longestSequence);
     },
-    /** What puts it all back, attributes included. */
+    /** The escape sequences that reset the tracked modes and the text attributes. */
     undo(): string {
       const resets = [...set].map((mode) => `\x1b[?${mode}${mode === cursor ? 'h' : 'l'}`);
       set.clear();
@@ -34,7 +37,10 @@ export function watchModes() {
   };
 }
 
-/** Raw mode on, where there is a terminal; the result puts it back, also when the process ends unasked. */
+/**
+ * Turns raw mode on if there is a terminal; the result restores it, which also happens when the process
+ * exits.
+ */
 export function rawMode(): () => void {
   if (!process.stdin.isTTY) return () => {};
   process.stdin.setRawMode(true);

@@ -1,4 +1,4 @@
-// farhand shell: a terminal on a machine, in the terminal that this program runs in, or through pipes.
+// The verb farhand shell: a terminal on a machine, displayed in the local terminal or connected to pipes.
 import type { Command } from 'commander';
 import { clean } from '../../shared/clean.ts';
 import { StartError, UsageError } from '../../shared/errors.ts';
@@ -9,11 +9,11 @@ import { rawMode, watchModes } from './screen.ts';
 import { onStop, write } from './stdio.ts';
 import { localVerb } from './verb.ts';
 
-/** Ctrl-], as in telnet: programs do not use it. */
+/** Key code of Ctrl-], which detaches as in telnet; programs do not use it. */
 const detachKey = 0x1d;
-/** Ctrl-D. */
+/** Ctrl-D, the end of input on a terminal. */
 const endOfInput = '\x04';
-/** Variables that describe the terminal here to programs there. */
+/** Environment variables that describe the local terminal to remote programs. */
 const passedOn = ['TERM', 'COLORTERM'];
 const newline = 0x0a;
 
@@ -46,18 +46,18 @@ async function createSession(client: Farhand, machine: string): Promise<string> 
   const { session_id } = await client.sessions.create({
     machine_id: await findMachine(client, machine),
     ...(process.stdin.isTTY && { env }),
-    // Some terminals report 0 before they are sized.
+    // Some terminals report the size 0 before their size is set.
     ...(process.stdout.isTTY && cols > 0 && rows > 0 && { cols, rows }),
   });
   return session_id;
 }
 
-/** Shows a session until it ends or is detached; returns the exit code of this program. */
+/** Displays a session until it ends or is detached; returns this program's exit code. */
 export async function showSession(client: Farhand, session_id: string, observe: boolean): Promise<number> {
   const modes = watchModes();
   const leaving = new AbortController();
   let code: number | undefined;
-  // A signal detaches first, so that this terminal is restored.
+  // A signal detaches first, so that the local terminal is restored.
   const forget = onStop((as) => {
     code = as;
     leaving.abort();
@@ -79,7 +79,7 @@ export async function showSession(client: Farhand, session_id: string, observe: 
       const ending = await drive(terminal, observe, (bytes) => modes.see(bytes));
       // A client that was too slow attaches again and continues with the latest output.
       if (ending.why === 'fell_behind') continue;
-      // Before the last words, which would go with the alternate screen.
+      // The terminal is restored before the last message, which would disappear with the alternate screen.
       restore();
       return code ?? codeOf(ending, session_id);
     }
@@ -111,7 +111,7 @@ async function drive(
   const restore = rawMode();
   const input = typeInto(terminal, observe);
   const left = (): void => terminal.detach();
-  // A closed window.
+  // Input fails when the window is closed.
   process.stdin.on('error', left);
   try {
     for await (const bytes of terminal.output) {
@@ -128,12 +128,12 @@ async function drive(
 }
 
 interface Typing {
-  /** Called with the terminal's output. */
+  /** Handles the terminal's output: sends the end of input again at each prompt. */
   answer(bytes: Uint8Array): void;
   stop(): void;
 }
 
-/** Sends keys and the window size to the terminal; with `observe` only the key that detaches counts. */
+/** Sends keys and the window size to the terminal; with `observe`, only the detach key has an effect. */
 function typeInto(terminal: Terminal, observe: boolean): Typing {
   const { stdin, stdout } = process;
   let stopped = false;
@@ -155,9 +155,9 @@ function typeInto(terminal: Terminal, observe: boolean): Typing {
     if (at >= 0) terminal.detach();
   };
   const end = (): void => {
-    // A closed window: the session stays open.
+    // The window was closed: the session stays open.
     if (stdin.isTTY) terminal.detach();
-    // A last line needs its end before the end of input.
+    // A last line without a line feed gets one, because the end of input counts only at the start of a line.
     else void terminal.write(last === undefined || last === newline ? endOfInput : `\n${endOfInput}`);
     over = true;
   };
@@ -168,7 +168,7 @@ function typeInto(terminal: Terminal, observe: boolean): Typing {
   }
   if (!observe || stdin.isTTY) stdin.on('data', take);
   return {
-    // Input that a program consumes does not reach its shell: each new prompt gets the end of input again.
+    // A program may consume the end of input before the shell reads it, so each new prompt gets it again.
     answer: (bytes) => void (over && bytes.at(-1) !== newline && terminal.write(endOfInput)),
     stop() {
       stopped = true;
@@ -186,7 +186,7 @@ const endings = {
   stopping: 'the broker is stopping',
 };
 
-/** The exit code for an ending; prints what is left. */
+/** The exit code for an ending; prints its reason or a hint. */
 function codeOf(ending: Ending, session_id: string): number {
   if (ending.why === 'ended') {
     if (ending.reason) process.stderr.write(`farhand: ${clean(ending.reason)}\r\n`);
@@ -201,7 +201,7 @@ function codeOf(ending: Ending, session_id: string): number {
   return 1;
 }
 
-/** Printed only if standard output is a terminal. */
+/** Prints a hint if standard error is a terminal. */
 function hint(text: string): void {
   if (process.stderr.isTTY) process.stderr.write(`\r\n[${clean(text)}]\r\n`);
 }

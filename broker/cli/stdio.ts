@@ -1,4 +1,5 @@
-// Standard output, standard error and signals of this process: with backpressure, and a failed write is no success.
+// Handles this process's standard output, standard error and signals; a failed write makes the exit code
+// nonzero.
 import { once } from 'node:events';
 import { fstatSync, writeSync } from 'node:fs';
 import { constants } from 'node:os';
@@ -16,14 +17,14 @@ export class Exit extends Error {
   }
 }
 
-/** Given up on a signal. */
+/** Thrown when the program stops on a signal. */
 export class Interrupted extends Exit {
   constructor(exitCode: number, rest = 'nothing partial is left') {
     super(exitCode, `interrupted; ${rest}`);
   }
 }
 
-/** Calls `leave` with the exit code that each signal makes, until the result is called. */
+/** Calls `leave` on a signal, with the signal's exit code; the result removes the handlers. */
 export function onStop(leave: (code: number) => void): () => void {
   const names = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
   const listener = (name: NodeJS.Signals): void => leave(128 + constants.signals[name]);
@@ -34,18 +35,18 @@ export function onStop(leave: (code: number) => void): () => void {
 }
 
 const losing = new AbortController();
-/** Fires with the first failed write, an Exit, as its reason. */
+/** Fires on the first failed write, with an Exit as its reason. */
 export const lost: AbortSignal = losing.signal;
 
 function lose(output: OutputName, cause: Error): void {
   if (lost.aborted) return;
-  // A reader that leaves early, such as head, makes the exit code that the shell knows for it.
+  // A reader that leaves early, such as head, causes the exit code of SIGPIPE (141), which shells know.
   const isPipe = 'code' in cause && cause.code === 'EPIPE';
   losing.abort(new Exit(isPipe ? 128 + constants.signals.SIGPIPE : 1, '', { cause }));
   if (!isPipe && output === 'stdout') process.stderr.write(`farhand: standard output: ${cause.message}\n`);
 }
 
-/** From now on a failed write ends nothing by itself, but the exit code is not 0. */
+/** Handles failed writes: they no longer end the program, but they make its exit code nonzero. */
 export function watchOutputs(): void {
   for (const name of ['stdout', 'stderr'] as const)
     process[name].on('error', (error: Error) => lose(name, error));
@@ -56,13 +57,13 @@ export function watchOutputs(): void {
 
 const draining: Partial<Record<OutputName, Promise<unknown>>> = {};
 
-/** Resolves when more may be written; rejects with an Exit. */
+/** Writes bytes; resolves when more may be written, rejects with an Exit after a failed write. */
 export async function write(name: OutputName, bytes: Uint8Array | string): Promise<void> {
   writeNow(name, bytes);
   lost.throwIfAborted();
   const out = process[name];
   if (!out.writableNeedDrain) return;
-  // One for all who wait.
+  // All waiting writes share one drain listener.
   draining[name] ??= once(out, 'drain', { signal: lost }).finally(() => delete draining[name]);
   await draining[name].catch((error: unknown) => {
     lost.throwIfAborted();
@@ -77,13 +78,13 @@ export async function copyOut(body: ReadableStream<Uint8Array> | null): Promise<
 
 const isFile: Partial<Record<OutputName, boolean>> = {};
 
-/** Without waiting, for what is short. */
+/** Writes short output without waiting. */
 export function writeNow(name: OutputName, bytes: Uint8Array | string): void {
   if (lost.aborted) return;
   const { fd } = process[name];
   isFile[name] ??= fstatSync(fd).isFile();
   if (!isFile[name]) return void process[name].write(bytes);
-  // Node's stream for files takes a part that a full disk wrote for the whole.
+  // Written synchronously: on a full disk, Node's stream for files ignores that only a part was written.
   const buffer = Buffer.from(bytes);
   try {
     for (let at = 0; at < buffer.length; ) at += writeSync(fd, buffer, at);

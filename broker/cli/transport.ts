@@ -1,4 +1,5 @@
-// Connections other than plain fetch: over a socket file, with a certificate authority of its own, or a pinned key.
+// Connections that plain fetch cannot make: over a socket file, with a private certificate authority, or a
+// pinned key.
 import { createHash } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { TLSSocket } from 'node:tls';
@@ -9,11 +10,14 @@ import { atPath, reasonOf } from '../../shared/system-errors.ts';
 
 /** How the broker's certificate is verified. */
 export interface Trust {
-  /** `sha256//BASE64` of the only public key that the broker may have; several with semicolons, as curl has it. */
+  /**
+   * The only public key that the broker may have, as `sha256//BASE64`; several keys are separated by
+   * semicolons.
+   */
   pin?: string | undefined;
   /** File of the certificate authority that signed the broker's certificate. */
   ca?: string | undefined;
-  /** The key may cross a network unencrypted. */
+  /** Allows sending the API key over an unencrypted network connection. */
   insecure?: boolean | undefined;
 }
 
@@ -22,11 +26,11 @@ export interface Transport {
   close(): Promise<void>;
 }
 
-/** Options of a client that connects with this dispatcher. */
+/** The client options for connections through this dispatcher. */
 export function through(dispatcher: undici.Dispatcher): Transport {
   return {
     options: {
-      // undici's fetch is the global one with a dispatcher; only its types are its own.
+      // The cast is safe: undici's fetch is the global fetch with a dispatcher; only its types differ.
       fetch: ((url: string, init: object) =>
         undici.fetch(url, { ...init, dispatcher })) as unknown as typeof fetch,
       webSocket: (url) => new undici.WebSocket(url, { dispatcher }),
@@ -55,9 +59,9 @@ function readPins(text: string): string[] {
   throw new StartError(`the pin ${bad} must have the form sha256//BASE64`);
 }
 
-/** Only the public key counts: neither host name nor authority. Nothing is sent to any other server. */
+/** A connector that verifies only the server's public key, and connects only over https. */
 function pinned(pins: readonly string[]): undici.buildConnector.connector {
-  // A resumed connection has no certificate.
+  // Sessions are not resumed, because a resumed connection has no certificate to check.
   const connect = undici.buildConnector({ rejectUnauthorized: false, maxCachedSessions: 0 });
   return (options, callback) => {
     if (options.protocol !== 'https:') return callback(new Error('a pinned broker needs an https URL'), null);

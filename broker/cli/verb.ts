@@ -1,4 +1,4 @@
-// Declares a verb as data: its words, flags and examples; the types of what it is called with follow from them.
+// Declares verbs as data: words, flags and examples, from which the types of the handler's arguments follow.
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { clean } from '../../shared/clean.ts';
 import { now } from '../../shared/clock.ts';
@@ -8,12 +8,15 @@ import type { Farhand } from '../../shared/sdk/index.ts';
 import { where, withBroker } from './connect.ts';
 import type { Format } from './print.ts';
 
-/** From `--limit <count>` or `-f, --follow` to its help; the word in brackets selects how a value is read (`readers`). */
+/**
+ * Help text by flag, such as `--limit <count>`; the word in brackets selects how a value is parsed
+ * (`readers`).
+ */
 export type Flags = Readonly<Record<string, string>>;
 
 export interface VerbSpec<F extends Flags = Flags> {
   about: string;
-  /** Command lines for its help. */
+  /** Example command lines for the help. */
   examples: readonly string[];
   flags?: F;
   /** Names of flags that must be given. */
@@ -21,9 +24,9 @@ export interface VerbSpec<F extends Flags = Flags> {
   usage?: string;
   /** Printed below the examples. */
   notes?: string;
-  /** It takes over the terminal and has no --output. */
+  /** The verb takes over the terminal, so it has no --output. */
   interactive?: boolean;
-  /** A new data directory may become a broker's. */
+  /** A new data directory may become a broker's data directory. */
   mayCreate?: boolean | undefined;
 }
 
@@ -44,7 +47,7 @@ type Value<V> = V extends keyof Values ? Values[V] : V extends `${string}|${stri
 type Camel<S extends string> = S extends `${infer A}-${infer B}` ? `${A}${Capitalize<Camel<B>>}` : S;
 type NameIn<W> = W extends `${string}--${infer N} <${string}` | `${string}--${infer N}` ? Camel<N> : never;
 type ValueIn<W> = W extends `${string} <${infer V}>` ? Value<V> : true;
-/** The values of flags by name: `--max-failures <count>` is `maxFailures?: number`. */
+/** Values of flags by name: `--max-failures <count>` is `maxFailures?: number`. */
 export type Options<F> = Common & { [W in keyof F & string as NameIn<W>]?: ValueIn<W> };
 
 type Argument<W> = W extends `<${string}...>` | `[${string}...]`
@@ -58,7 +61,7 @@ type Arguments<W> = W extends `${infer One} ${infer Rest}`
   ? [...Argument<One>, ...Arguments<Rest>]
   : Argument<W>;
 
-/** Adds a verb that calls the broker; `words` as Commander has them: `get <machine>`. */
+/** Adds a verb that calls the broker; `words` has Commander's syntax: `get <machine>`. */
 export function verb<const W extends string, const F extends Flags = Record<never, string>>(
   parent: Command,
   words: W,
@@ -66,13 +69,13 @@ export function verb<const W extends string, const F extends Flags = Record<neve
   act: (client: Farhand, ...args: [...Arguments<W>, Options<F>]) => Promise<void>,
 ): Command {
   return localVerb<W, F>(parent, words, spec, (...args) => {
-    // The options come last.
+    // Commander passes the options as the last argument.
     const place = { ...where(args.at(-1) as Common), mayCreate: spec.mayCreate };
     return withBroker(place, (client) => act(client, ...args));
   });
 }
 
-/** The same without a client. */
+/** Like verb(), but without a client. */
 export function localVerb<const W extends string, const F extends Flags = Record<never, string>>(
   parent: Command,
   words: W,
@@ -104,17 +107,17 @@ export function localVerb<const W extends string, const F extends Flags = Record
 
 const common = { '--data-dir <dir>': 'data directory of a broker on this machine' };
 
-/** Names that flags had in 0.1.0. */
+/** Flag names of version 0.1.0, by the present name; still accepted, but hidden from help. */
 const former: Readonly<Record<string, string>> = { tags: 'tag', expiresIn: 'expires' };
 
-/** `before`: what it returned for the same flag earlier on the command line. */
+/** Parses a flag's value; `before` is the value of the same flag earlier on the command line. */
 type Reader = (text: string, before: never) => unknown;
 
 function addFlag(command: Command, flag: string, help: string, required: readonly string[]): void {
   const option = new Option(flag, help);
   const [, word = ''] = /<(.*)>/.exec(flag) ?? [];
   const name = option.attributeName();
-  // Commander passes each reader what that reader returned.
+  // The cast is safe: Commander passes each reader its own earlier result.
   const read = readers[word] as ((text: string, before: unknown) => unknown) | undefined;
   if (word.includes('|')) option.choices(word.split('|'));
   if (word === 'text|json') option.default('text');
@@ -133,7 +136,7 @@ const words = (text: string): string[] =>
     .map((word) => word.trim())
     .filter((word) => word !== '');
 
-/** A list may be given in one flag, with commas, or in several. */
+/** Parses a list, which may be given in one flag with commas, or in several flags. */
 export const list = (text: string, before: string[] = []): string[] => [...before, ...words(text)];
 
 const whole = (least: number) => (text: string) => {
@@ -141,7 +144,7 @@ const whole = (least: number) => (text: string) => {
   throw new InvalidArgumentError(`Must be a whole number from ${least}.`);
 };
 
-/** How a value is read, by the word that stands for it. */
+/** Functions that parse a flag's value, by the word in its brackets. */
 const readers: Readonly<Record<string, Reader>> = {
   count: whole(1),
   number: whole(0),
@@ -166,9 +169,9 @@ const readers: Readonly<Record<string, Reader>> = {
   },
 };
 
-/** Values without those that are undefined. */
+/** Copies an object without its undefined values. */
 export function given<T extends object>(values: T): { [K in keyof T]?: Exclude<T[K], undefined> } {
-  // Those that are undefined are gone.
+  // The cast is safe: undefined values are removed.
   return Object.fromEntries(Object.entries(values).filter(([, value]) => value !== undefined)) as {
     [K in keyof T]?: Exclude<T[K], undefined>;
   };

@@ -1,4 +1,4 @@
-// farhand webhooks: URLs that receive events, and the deliveries to them.
+// The verbs of farhand webhooks: manage the URLs that receive events, and list the deliveries to these URLs.
 import type { Command } from 'commander';
 import { StartError, UsageError } from '../../shared/errors.ts';
 import { readInput } from './ask.ts';
@@ -6,7 +6,7 @@ import { when } from './print.ts';
 import { latest, printView, routeVerb, since } from './route-verb.ts';
 import { verb } from './verb.ts';
 
-/** Of create and update alike; a secret as an argument would be visible to everyone who may list processes. */
+/** Flags of both create and update. The secret is read from stdin, because other users can list arguments. */
 const flags = {
   '--events <list>': 'event types and families such as machine.* (default: *)',
   '--machine <list>': 'only events of these machines',

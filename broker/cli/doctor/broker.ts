@@ -1,4 +1,4 @@
-// Examines a broker as this command line sees it: its address, certificate, key, version, ports and machines.
+// Examines a broker from this machine: its address, certificate, key, version, ports and machines.
 import { mostSkewMs, now } from '../../../shared/clock.ts';
 import { type Finding, fail, ok, reason, warn } from '../../../shared/doctor/finding.ts';
 import { hostPortOf, reachPort } from '../../../shared/doctor/reach.ts';
@@ -58,7 +58,7 @@ function adviceOn(why: string): string {
 function clock({ headers }: Response, before: number): Finding[] {
   const there = Date.parse(headers.get('date') ?? '');
   if (Number.isNaN(there)) return [];
-  // The header has whole seconds.
+  // One second is subtracted, because the Date header has whole seconds.
   const skew = Math.max(0, Math.abs(there - (before + now()) / 2) - 1000);
   if (skew < mostSkewMs) return [ok('clock', 'as the broker’s')];
   return [warn('clock', `${span(skew)} apart from the broker’s`, `on both: ${setClock}`)];
@@ -72,7 +72,7 @@ async function examineWithKey(options: FarhandOptions): Promise<Finding[]> {
     const port = await agentPort(info.grpc_address, options.baseUrl);
     return [key(me), sameVersion(info.version), port, ...(await machines(client, me.scopes, info.version))];
   } catch (error) {
-    // StartError: a text that cannot be a key, such as two lines.
+    // StartError is thrown for a text that cannot be a key, such as two lines.
     if (!(error instanceof StartError || error instanceof FarhandError)) throw error;
     const code = error instanceof FarhandError ? ` (${clean(error.code)})` : '';
     return [fail('key', `${clean(error.message)}${code}`, 'farhand login stores another one')];
@@ -95,7 +95,7 @@ function sameVersion(there: string): Finding {
 async function agentPort(address: string, url: string): Promise<Finding> {
   const listening = hostPortOf(address);
   if (!listening) return warn('agents’ port', 'the broker has none', 'start it with --grpc HOST:PORT');
-  // A broker that listens on every address has the host of the URL.
+  // For a broker that listens on every address, the host of the URL is tried.
   const everywhere = /^(0\.0\.0\.0|::)$/.test(listening.host);
   const host = everywhere ? new URL(url).hostname.replace(/^\[|\]$/g, '') : listening.host;
   try {
@@ -132,13 +132,13 @@ async function machines(client: Farhand, scopes: readonly string[], version: str
   return found;
 }
 
-/** The first ten by name. */
+/** The first ten texts, and the number of the rest. */
 function some(texts: string[]): string {
   const more = texts.length > 10 ? `, and ${texts.length - 10} more` : '';
   return `${clean(texts.slice(0, 10).join(', '))}${more}`;
 }
 
-/** By the three numbers of a version; a text without them is not older. */
+/** Compares the three numbers of two versions; a text without three numbers is not older. */
 function isOlder(version: string, than: string): boolean {
   const [a, b] = [version, than].map((text) => /^(\d+)\.(\d+)\.(\d+)/.exec(text)?.slice(1).map(Number));
   const at = a?.findIndex((part, index) => part !== b?.[index]) ?? -1;

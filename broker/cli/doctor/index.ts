@@ -1,4 +1,5 @@
-// farhand doctor: finds what is wrong with a broker or the way to it. On an agent's machine: farhand-agent doctor.
+// The verb farhand doctor: finds problems of a broker or of the connection to it (for agents: farhand-agent
+// doctor).
 import { join } from 'node:path';
 import { type Command, Option } from 'commander';
 import { examineAgent } from '../../../shared/doctor/agent.ts';
@@ -24,7 +25,7 @@ export function addDoctor(program: Command): void {
     ],
   };
   localVerb(program, 'doctor', spec, doctor)
-    // As in 0.1.0, before there was farhand-agent doctor.
+    // Options of 0.1.0, when farhand-agent doctor did not exist.
     .addOption(new Option('--agent-data-dir <dir>').hideHelp())
     .addOption(new Option('--broker <host:port>').hideHelp());
 }
@@ -36,7 +37,7 @@ async function doctor({ dataDir, agentDataDir, broker, output }: DoctorOptions):
     findings.push(...(await examineAgent(agentDataDir, broker ?? process.env.FARHAND_BROKER)));
   if (dataDir !== undefined) findings.push(...(await examineDataDir(dataDir)));
   const place = configured();
-  // With a directory to look at, no login is needed.
+  // A login is not needed if a data directory is examined.
   if ('check' in place) findings.push(place);
   else if (place.url !== undefined || (dataDir === undefined && agentDataDir === undefined))
     findings.push(...(await examineBroker(place)));
@@ -72,7 +73,7 @@ async function examineDataDir(dataDir: string): Promise<Finding[]> {
   return [...found, ...(await unitState('farhand-broker'))];
 }
 
-/** A broker may have failed to start because its ports are taken. */
+/** Checks the default ports, because a broker cannot start while they are in use. */
 async function freePorts(): Promise<Finding> {
   const taken: number[] = [];
   for (const port of [8420, 8421]) if (await answers(reachPort('127.0.0.1', port))) taken.push(port);

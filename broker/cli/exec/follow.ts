@@ -1,4 +1,4 @@
-// Follows a command to its end: its output without repeats, how it ended, what was dropped; cancels it on Ctrl-C.
+// Follows a command to its end: prints its output once, its end and its gaps; cancels the command on Ctrl-C.
 import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { clean, cleanJson, hint } from '../print.ts';
@@ -27,7 +27,7 @@ export type End = Extract<Followed, { status: unknown }>;
 
 export interface Listener {
   output(stream: OutputStream, bytes: Uint8Array): Promise<void> | void;
-  /** So many bytes were dropped before they could be read. */
+  /** Called when `count` bytes were dropped before they could be read. */
   gap(stream: OutputStream, count: number): Promise<void> | void;
 }
 
@@ -47,7 +47,7 @@ export function exitCodeOf({ status, exit_code }: Pick<End, 'status' | 'exit_cod
   return exit_code ?? 1;
 }
 
-/** In words, unless the exit code is enough. */
+/** The end of a command as text; undefined if the exit code is enough. */
 export function explain({ status, exit_code, signal, reason }: Omit<End, 'duration'>): string | undefined {
   const why = reason ? `: ${clean(reason)}` : '';
   if (status === 'completed') return;
@@ -56,14 +56,17 @@ export function explain({ status, exit_code, signal, reason }: Omit<End, 'durati
   return signal ? `killed by ${clean(signal)}` : undefined;
 }
 
-/** If standard output is gone the command is already being cancelled: only its end is waited for. */
+/**
+ * Writes output. A closed standard output is ignored: the command is being cancelled and only its end
+ * matters.
+ */
 export async function writeOutput(stream: OutputStream, bytes: Uint8Array | string): Promise<void> {
   await write(stream, bytes).catch((error: unknown) => {
     if (!(error instanceof Exit)) throw error;
   });
 }
 
-/** Prints one JSON object a line. */
+/** Prints each event of a command as one line of JSON. */
 export function jsonLines(command_id: string, more: Record<string, unknown> = {}): Listener {
   const print = (rest: Record<string, unknown>): Promise<void> =>
     writeOutput('stdout', `${cleanJson({ command_id, ...more, ...rest })}\n`);
@@ -78,10 +81,16 @@ export function jsonLines(command_id: string, more: Record<string, unknown> = {}
   };
 }
 
-/** Cancels on a signal, or when the reader of the output leaves. `code`: the exit code of this program then. */
+/**
+ * Cancels a command on a signal or when the reader of the output leaves; `code` is then this program's exit
+ * code.
+ */
 export function cancelOnSignals(cancel: () => Promise<unknown>) {
   let code: number | undefined;
-  /** The connection of a command that has ended may close before the answer to its cancellation. */
+  /**
+   * Once the command has ended, errors of its cancellation are ignored: the connection may close before its
+   * answer.
+   */
   let over = false;
   const stop = (as: number): void => {
     if (code !== undefined) process.exit(as);

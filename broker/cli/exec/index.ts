@@ -1,4 +1,4 @@
-// farhand exec: runs a command on one machine as if it ran here, or on many.
+// The verb farhand exec: runs a command on one machine as if it ran locally, or on many machines.
 import type { Command } from 'commander';
 import { UsageError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';

@@ -4,7 +4,10 @@ import { isatty } from 'node:tty';
 import { sleep } from '../../../shared/clock.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 
-/** False for a terminal, whose keys may be meant for other programs, for /dev/null, and where there is none. */
+/**
+ * Whether standard input is to be sent; false for a terminal, for /dev/null, and if there is no standard
+ * input.
+ */
 export function hasInput(): boolean {
   try {
     const { rdev } = statSync('/dev/null');
@@ -17,7 +20,7 @@ export function hasInput(): boolean {
 const pieceBytes = 256 * 1024;
 const retryMs = 500;
 
-/** Sends standard input until it ends, or the command does; never rejects. */
+/** Sends standard input until it ends or the command ends; never rejects. */
 export async function sendInput(client: Farhand, command_id: string, over: AbortSignal): Promise<void> {
   let offset = 0;
   const send = async (bytes: Buffer, end: boolean): Promise<void> => {
@@ -35,14 +38,16 @@ export async function sendInput(client: Farhand, command_id: string, over: Abort
     }
     await send(Buffer.alloc(0), true);
   } catch {
-    // The command has stopped reading, or its end explains the error.
+    // Errors are ignored: the command has stopped reading, or its end explains the error.
   } finally {
     over.removeEventListener('abort', leave);
     leave();
   }
 }
 
-/** A piece has its offset and may be sent twice, so it is retried until the command is over. */
+/**
+ * Repeats a send until it succeeds or the command is over; repeats are safe because each piece has an offset.
+ */
 async function insist(send: () => Promise<unknown>, over: AbortSignal): Promise<void> {
   for (;;) {
     try {

@@ -1,4 +1,4 @@
-// A command on many machines: each line of output after the name of its machine, and a summary.
+// Runs a command on many machines: prints each line of output after the name of its machine, then a summary.
 import { UsageError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { readInput } from '../ask.ts';
@@ -7,11 +7,11 @@ import { clean, cleanLines, hint, print, printJson } from '../print.ts';
 import { given } from '../verb.ts';
 import * as one from './follow.ts';
 
-/** Each takes a connection; the rest follow in turn. */
+/** Most commands followed at once, because each uses a connection. */
 const followedAtOnce = 32;
-/** Longer lines are printed in parts. */
+/** Longest line in characters; longer lines are printed in parts. */
 const maxLine = 64 * 1024;
-/** Of the 64 KiB that args, env and input of a batch may have together. */
+/** Most bytes of input; args, env and input of a batch may have 64 KiB together. */
 const maxInput = 48 * 1024;
 const advice =
   'input for several machines is text of at most 48 KiB; put a file there first and let the command read it';
@@ -74,7 +74,9 @@ async function followAll(client: Farhand, members: Member[], json: boolean): Pro
   await Promise.all(Array.from({ length: followedAtOnce }, work));
 }
 
-/** Whole sanitized lines, so that no machine can forge another's. */
+/**
+ * Prints whole lines without control characters, so that no machine can forge the output of another machine.
+ */
 function prefixed(name: string): one.Listener & { flush(): Promise<void> } {
   const rest: Record<one.OutputStream, string> = { stdout: '', stderr: '' };
   const decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };

@@ -1,4 +1,5 @@
-// Local directories as tars: packed while they are sent, and extracted from a machine that may be hostile.
+// Packs local directories as tar archives while they are sent, and extracts archives from machines that may
+// be hostile.
 import { chmod, lstat, mkdir, mkdtemp, open, readdir, readlink, rename, rm, symlink } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { AppError, StartError } from '../../../shared/errors.ts';
@@ -7,7 +8,7 @@ import { clean, hint } from '../print.ts';
 
 const chunkBytes = 256 * 1024;
 
-/** Files, directories and symlinks as such; `mode`: of every file. */
+/** Packs a directory with its files, directories and symlinks; `mode` replaces the mode of every file. */
 export async function* pack(directory: string, mode?: number): AsyncGenerator<Uint8Array> {
   yield* packBelow(tar.fromText(directory), './', mode);
   yield tar.endOfArchive;
@@ -30,7 +31,9 @@ async function* packBelow(at: tar.Bytes, name: tar.Bytes, mode?: number): AsyncG
   else hint(`farhand: ${clean(tar.toText(at))} is no file, directory or symlink: left out`);
 }
 
-/** Machines refuse archives with symlinks that lead out of them, and so does this program. */
+/**
+ * Whether a symlink stays inside the archive; machines refuse an archive with a symlink that leads out of it.
+ */
 function staysInside(name: tar.Bytes, target: tar.Bytes): boolean {
   try {
     tar.assertInside(name, target);
@@ -47,7 +50,7 @@ async function* packFile(at: tar.Bytes, header: Omit<tar.TarHeader, 'kind'>): As
   const { size } = await handle.stat();
   yield tar.encodeHeader({ ...header, kind: 'file', size });
   for (let left = size; left > 0; ) {
-    // A new one each time, because the last may not have been sent yet.
+    // A new buffer is used for each chunk, because the last chunk may not have been sent yet.
     const chunk = Buffer.allocUnsafe(Math.min(left, chunkBytes));
     const { bytesRead } = await handle.read(chunk, 0, chunk.length, size - left);
     if (bytesRead === 0)
@@ -58,13 +61,16 @@ async function* packFile(at: tar.Bytes, header: Omit<tar.TarHeader, 'kind'>): As
   if (tar.paddingOf(size) > 0) yield Buffer.alloc(tar.paddingOf(size));
 }
 
-/** What waits until every file is written. */
+/** Links and modes that are set once every file is written. */
 interface Later {
   links: { path: tar.Bytes; target: tar.Bytes }[];
   modes: { path: tar.Bytes; mode: number }[];
 }
 
-/** Writes nothing outside `directory`, follows no link, sets plain permissions only; whole or not at all. */
+/**
+ * Extracts an archive to a new directory, completely or not at all. Writes nothing outside `directory`,
+ * follows no link, and sets only plain permissions.
+ */
 export async function extractNew(chunks: AsyncIterable<Buffer>, directory: string): Promise<void> {
   if (await lstat(directory).catch(() => undefined))
     throw new StartError(`${directory} already exists: fetch the directory under a new name`, 1);
@@ -81,7 +87,7 @@ export async function extractNew(chunks: AsyncIterable<Buffer>, directory: strin
 async function extract(root: tar.Bytes, chunks: AsyncIterable<Buffer>): Promise<void> {
   const later: Later = { links: [], modes: [{ path: root, mode: 0o755 }] };
   for await (const entry of tar.readTar(chunks)) await extractEntry(root, entry, later);
-  // First all of their directories, so that none of them can be a link.
+  // The parents of all links are created first, so that none of these parents can be a link.
   for (const { path } of later.links) await makeParent(root, path);
   for (const { path, target } of later.links) await symlink(tar.bytes(target), tar.bytes(`${root}/${path}`));
   const mask = process.umask();
@@ -104,13 +110,15 @@ async function extractEntry(root: tar.Bytes, entry: tar.TarEntry, later: Later):
   }
 }
 
-/** So far there are only directories and files of ours below the root. */
+/**
+ * Creates the parent of a path; safe because only directories and files of this program exist below the root.
+ */
 async function makeParent(root: tar.Bytes, path: tar.Bytes): Promise<void> {
   const cut = path.lastIndexOf('/');
   if (cut > 0) await mkdir(tar.bytes(`${root}/${path.slice(0, cut)}`), { recursive: true, mode: 0o700 });
 }
 
-/** Writes a file to its end; `flags` as open has them. */
+/** Writes chunks to a file; `flags` are those of open(). */
 export async function writeChunks(
   file: string | Buffer,
   chunks: AsyncIterable<Uint8Array>,

@@ -1,4 +1,4 @@
-// Fetches files and directories from a machine, each whole or not at all.
+// Fetches files and directories from a machine, each completely or not at all.
 import { randomBytes } from 'node:crypto';
 import { lstat, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -10,7 +10,9 @@ import { extractNew, writeChunks } from './archive.ts';
 import { assertDistinct, nameOf, type RemotePath, resolve } from './paths.ts';
 import { tarBytes, withProgress } from './progress.ts';
 
-/** Fetches all of them, into `to` if that is a directory, else the only one as that; - is standard output. */
+/**
+ * Fetches sources into `to` if that is a directory, otherwise the only source as `to`; - is standard output.
+ */
 export async function getEach(
   client: Farhand,
   from: string[],
@@ -47,7 +49,7 @@ async function get(client: Farhand, source: RemotePath, target: string, signal: 
   else await writeWhole(target, bytes, Number.parseInt(mode, 8));
 }
 
-/** About the size of a directory's tar; undefined for more entries than one search returns. */
+/** Estimates the size of a directory's tar; undefined if it has more entries than one search returns. */
 async function bytesBelow(
   client: Farhand,
   place: RemotePath,
@@ -67,13 +69,13 @@ async function* asBuffers(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<Buf
   for await (const chunk of chunks) yield Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length);
 }
 
-/** Writes beside the target first, so that a fetch that fails changes nothing. */
+/** Writes a temporary file beside the target and renames it, so that a failed fetch changes nothing. */
 async function writeWhole(target: string, bytes: AsyncIterable<Uint8Array>, mode: number): Promise<void> {
   const existing = await lstat(target).catch(() => undefined);
   if (existing?.isDirectory()) throw new StartError(`${target} is a directory`, 1);
-  // A device or pipe, such as /dev/null, is written in place.
+  // A device or pipe, such as /dev/null, is written directly.
   if (existing && !existing.isFile() && !existing.isSymbolicLink()) return writeChunks(target, bytes, 'w');
-  // Not the target's name with a suffix, which may be too long.
+  // The temporary name does not contain the target's name, which could make it too long.
   const draft = join(target, '..', `.farhand-${randomBytes(6).toString('hex')}`);
   try {
     await writeChunks(draft, bytes, 'wx', mode & 0o777);

@@ -1,4 +1,4 @@
-// farhand files: list, read, transfer, move and find files on machines.
+// The verbs of farhand files: list, read, transfer, move and find files on machines.
 import type { Command } from 'commander';
 import { UsageError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
@@ -124,10 +124,10 @@ function addTransfers(files: Command): void {
   });
 }
 
-/** Ctrl-C ends a transfer and removes what it has begun. */
+/** Runs a transfer; Ctrl-C ends it and removes its partial files. */
 async function interruptible<T>(transfer: (signal: AbortSignal) => Promise<T>): Promise<T> {
   const leaving = new AbortController();
-  // To the end: one more Ctrl-C must not leave half of it.
+  // Signals are handled until the cleanup is done, so that a second Ctrl-C leaves no partial file.
   const forget = onStop((code) => leaving.abort(new Interrupted(code)));
   try {
     return await transfer(leaving.signal);

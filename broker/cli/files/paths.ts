@@ -1,10 +1,11 @@
-// Remote paths as scp has them: machine:path is remote, anything else local; - is standard input or output.
+// Parses remote paths like scp: machine:path is remote, any other path is local; - is standard input or
+// output.
 import { posix } from 'node:path';
 import { UsageError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 import { findMachine } from '../names.ts';
 
-/** A colon after a slash belongs to a file name: ./a:b is local. */
+/** A colon after a slash is part of a file name: ./a:b is local. */
 const remote = /^([^/:]+):(.*)$/s;
 export const isRemote = (text: string): boolean => remote.test(text);
 
@@ -20,7 +21,7 @@ export async function resolve(client: Farhand, text: string): Promise<RemotePath
   return { machine_id: await findMachine(client, machine), path: path || '~' };
 }
 
-/** The target of a copy: below `to` if that is a directory, else `to` itself. */
+/** The target of a copy: a path below `to` if `to` is a directory, otherwise `to`. */
 export async function inside(client: Farhand, to: RemotePath, source: string): Promise<RemotePath> {
   return (await isDirectory(client, to)) ? below(to, source) : to;
 }
@@ -39,7 +40,7 @@ export async function isDirectory(client: Farhand, path: RemotePath): Promise<bo
   }
 }
 
-/** Several sources need a directory as target, and different names. */
+/** Throws unless several sources have a directory as target and different names. */
 export function assertDistinct(sources: string[], to: string, toDirectory: boolean): void {
   if (sources.length < 2) return;
   if (!toDirectory) throw new UsageError(`${to} is not a directory: several files need one`);
@@ -49,7 +50,7 @@ export function assertDistinct(sources: string[], to: string, toDirectory: boole
     throw new UsageError(`several of these are named ${twice}: one would replace the other`);
 }
 
-/** The last part of a path, unless it names another directory. */
+/** The last part of a path. Throws for a path without a name, such as `..` or `~`. */
 export function nameOf(path: string): string {
   const name = posix.basename(path);
   if (name !== '' && name !== '..' && name !== '.' && name !== '~') return name;

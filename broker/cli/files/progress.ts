@@ -1,4 +1,4 @@
-// Draws how far a transfer is, on terminals.
+// Draws the progress of a transfer on terminals.
 import { every, monotonic } from '../../../shared/clock.ts';
 import { paddingOf } from '../../../shared/tar/index.ts';
 import { clean, size, span } from '../print.ts';
@@ -8,11 +8,14 @@ const barWidth = 24;
 
 export interface Progress {
   name: string;
-  /** Bytes in all, or about; called only where progress is drawn. Without it there is neither percent nor time left. */
+  /**
+   * Returns the total bytes or an estimate; called only if progress is drawn. Without it, percent and time
+   * left are not drawn.
+   */
   total?: () => Promise<number | undefined>;
 }
 
-/** Passes chunks on until the signal fires. */
+/** Passes chunks on and draws the progress, until the signal fires. */
 export async function* withProgress(
   chunks: AsyncIterable<Uint8Array>,
   { name, total }: Progress,
@@ -41,13 +44,13 @@ export async function* withProgress(
   signal.addEventListener('abort', end);
   try {
     for await (const chunk of chunks) {
-      // fetch itself would read a body to its end.
+      // The signal is checked here, because fetch would read the body to its end.
       signal.throwIfAborted();
       done += chunk.length;
-      // Bytes of files and of fetch never lie in shared memory.
+      // The cast is safe: bytes of files and of fetch are never in shared memory.
       yield chunk as Uint8Array<ArrayBuffer>;
     }
-    // An estimate becomes the figure.
+    // At the end, the exact size replaces the estimate.
     if (all !== undefined) all = done;
   } finally {
     signal.removeEventListener('abort', end);
@@ -55,7 +58,10 @@ export async function* withProgress(
   }
 }
 
-/** About what an entry takes in a tar: its header, one more for the fraction of its time, and its content. */
+/**
+ * Estimates the bytes of an entry in a tar: its header, an extra header for the fraction of its time, its
+ * content.
+ */
 export const tarBytes = (bytes = 0): number => 3 * 512 + bytes + paddingOf(bytes);
 
 function line(name: string, done: number, total: number | undefined, ms: number): string {

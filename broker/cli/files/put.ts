@@ -11,7 +11,7 @@ import { pack } from './archive.ts';
 import { assertDistinct, below, isDirectory, type RemotePath, resolve } from './paths.ts';
 import { type Progress, tarBytes, withProgress } from './progress.ts';
 
-/** As the API has them. */
+/** Parameters of an upload, named as in the API. */
 interface Params {
   mode?: string;
   create_parents?: boolean;
@@ -24,7 +24,7 @@ interface Sender {
   signal: AbortSignal;
 }
 
-/** Sends all of them, into `to` if that is a directory, else the only one as that. */
+/** Sends sources into `to` if that is a directory, otherwise the only source as `to`. */
 export async function putEach(
   client: Farhand,
   from: string[],
@@ -58,7 +58,7 @@ async function put(sender: Sender, from: string, target: RemotePath): Promise<st
   return putBytes(sender, bytes, { name: from, total: async () => stats.size }, { ...target, mode });
 }
 
-/** Standard input may never end, so it is closed when the request ends. */
+/** Sends standard input, which is closed when the request ends, because it may never end by itself. */
 async function putInput(sender: Sender, target: RemotePath): Promise<string> {
   const leave = (): void => void process.stdin.destroy();
   sender.signal.addEventListener('abort', leave);
@@ -100,7 +100,7 @@ async function putTree(
   const sent = await send(tree, progress, signal, (content) =>
     client.files.extract({ ...target, ...rest, content }, { signal }),
   ).catch((error: unknown) => {
-    // It is extracted as it arrives.
+    // A directory is extracted as it arrives, so an interrupted transfer leaves the part that arrived.
     if (!(signal.reason instanceof Interrupted)) throw error;
     throw new Interrupted(
       signal.reason.exitCode,
@@ -110,7 +110,7 @@ async function putTree(
   return sent.path;
 }
 
-/** Sends chunks as a body. Throws what cannot be read here: the broker only sees a body that ends too early. */
+/** Sends chunks as a body. Throws a local read error; the broker only sees a body that ends too early. */
 async function send<T>(
   chunks: AsyncIterable<Uint8Array>,
   progress: Progress,
@@ -135,7 +135,7 @@ async function send<T>(
   });
 }
 
-/** About the size of a directory's tar. */
+/** Estimates the size of a directory's tar. */
 async function bytesBelow(directory: string): Promise<number> {
   let total = tarBytes();
   for (const one of await readdir(directory, { recursive: true, withFileTypes: true })) {
