@@ -87,8 +87,8 @@ export class Dial {
 }
 
 /**
-  * Whether a client's connection is ready. Dials it if needed and waits up to 2 s.
-  * waitForReady of grpc-js is not used, because it makes a closed client dial again.
+ * Whether a client's connection is ready. Dials it if needed and waits up to 2 s.
+ * waitForReady of grpc-js is not used, because it makes a closed client dial again.
  */
 async function isReady(client: LinkClient): Promise<boolean> {
   const channel = client.getChannel();

@@ -24,8 +24,8 @@ const names = { stdout: 'OUTPUT_STREAM_STDOUT', stderr: 'OUTPUT_STREAM_STDERR' }
 const frameBytes = 256 * 1024;
 
 /**
-  * Sends the events of the command that `find` returns, until its exit or until `signal` fires.
-  * Nothing happens before the first next(). A slow follower slows the command.
+ * Sends the events of the command that `find` returns, until its exit or until `signal` fires.
+ * Nothing happens before the first next(). A slow follower slows the command.
  */
 export function follow(
   find: () => Promise<Followed>,
@@ -38,8 +38,8 @@ export function follow(
 }
 
 /**
-  * Wraps the generator `answer` so that it can be left at any time, also while it waits.
-  * The signal passed to `answer` fires when the iteration is over: by its end, by `signal`, or by return().
+ * Wraps the generator `answer` so that it can be left at any time, also while it waits.
+ * The signal passed to `answer` fires when the iteration is over: by its end, by `signal`, or by return().
  */
 export function leaving<A>(
   signal: AbortSignal,

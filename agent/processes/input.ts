@@ -22,9 +22,9 @@ export class Input {
   }
 
   /**
-    * Accepts `data`, which begins at byte `offset` of the whole input; by default it follows the accepted
-    * bytes. Bytes that were accepted before are skipped, so a caller may send them again. Returns the number
-    * of bytes accepted in all.
+   * Accepts `data`, which begins at byte `offset` of the whole input; by default it follows the accepted
+   * bytes. Bytes that were accepted before are skipped, so a caller may send them again. Returns the number
+   * of bytes accepted in all.
    */
   write(data: Uint8Array, offset = this.#taken, end = false): number {
     if (offset > this.#taken) {

@@ -77,8 +77,8 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
 }
 
 /**
-  * Parses lines. A line cut off by a crash is left out; it is the last one, because every start rewrites the
-  * file. Files of version 0.1.0 are padded with empty lines, which are left out too.
+ * Parses lines. A line cut off by a crash is left out; it is the last one, because every start rewrites the
+ * file. Files of version 0.1.0 are padded with empty lines, which are left out too.
  */
 export function parseLines(texts: string[]): Line[] {
   const lines = texts.filter((text) => text !== '').map(parseLine);

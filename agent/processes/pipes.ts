@@ -216,9 +216,9 @@ function pumpOf(path: string): Pump {
 }
 
 /**
-  * Stores complete input in a file without a name, which ends by itself.
-  * A program may open its /dev/stdin late or twice; with a named pipe that would wait for a writer that is
-  * gone. The file is in memory (/dev/shm) where that exists, because users pass secrets as input.
+ * Stores complete input in a file without a name, which ends by itself.
+ * A program may open its /dev/stdin late or twice; with a named pipe that would wait for a writer that is
+ * gone. The file is in memory (/dev/shm) where that exists, because users pass secrets as input.
  */
 export async function openInput(bytes: Uint8Array, directory: string): Promise<FileHandle> {
   const name = `farhand-${randomUUID()}`;

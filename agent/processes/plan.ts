@@ -106,10 +106,10 @@ async function switched(
 }
 
 /**
-  * Builds a shell command that sets the directory and the environment and then becomes the program.
-  * While setpriv(1) still runs as root it must have neither: LD_PRELOAD and similar variables (ld.so(8),
-  * environ(7)) would make it run code of the user. Values are not passed as arguments, which every user can
-  * read.
+ * Builds a shell command that sets the directory and the environment and then becomes the program.
+ * While setpriv(1) still runs as root it must have neither: LD_PRELOAD and similar variables (ld.so(8),
+ * environ(7)) would make it run code of the user. Values are not passed as arguments, which every user can
+ * read.
  */
 function entered(
   { cwd, env, mustEnter }: Pick<Plan, 'cwd' | 'env'> & { mustEnter: boolean },

@@ -34,8 +34,8 @@ export interface Sink {
 }
 
 /**
-  * Reads a pipe or terminal through one buffer, and reads on only after the log has stored the bytes.
-  * A program that writes too fast is slowed down and costs the agent no memory.
+ * Reads a pipe or terminal through one buffer, and reads on only after the log has stored the bytes.
+ * A program that writes too fast is slowed down and costs the agent no memory.
  */
 export class Pump {
   /** Resolves when the pipe has ended or was cut and all bytes read are in the log. Never rejects. */

@@ -103,8 +103,8 @@ export class Tree {
 }
 
 /**
-  * Sends `first` to the whole tree. Once `hurry` has fired it sends SIGKILL, repeated until no process is
-  * left. Resolves to the number of processes that survived `killForMs` milliseconds of SIGKILL.
+ * Sends `first` to the whole tree. Once `hurry` has fired it sends SIGKILL, repeated until no process is
+ * left. Resolves to the number of processes that survived `killForMs` milliseconds of SIGKILL.
  */
 export async function killTree(
   tree: Tree,

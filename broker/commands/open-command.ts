@@ -82,7 +82,6 @@ export class OpenCommand {
   readonly batch: BatchProgress | undefined;
   /** True once the command is on disk; before that the command is never started or ended. */
   stored = false;
-  /** True if an earlier broker left the command open. */
   recovered = false;
   /** The final record, set when the command ends and written to disk a little later. */
   end: Command | undefined;
@@ -93,7 +92,6 @@ export class OpenCommand {
   readonly #context: CommandContext;
   /** Id of the request that created the command, for the machine's audit log. */
   readonly #requestId: string;
-  /** The command holds one of the slots of its batch. */
   #inSlot = false;
   /** A call to the agent is reading the command's reports. */
   #followed = false;

@@ -81,8 +81,8 @@ export class Boundary {
   }
 
   /**
-    * Fails if a root is missing, so that a misspelled root is noticed at the start.
-    * `processes`: pids of the agent's own processes.
+   * Fails if a root is missing, so that a misspelled root is noticed at the start.
+   * `processes`: pids of the agent's own processes.
    */
   static async open(
     roots: string[],
@@ -153,8 +153,8 @@ export class Boundary {
   }
 
   /**
-    * Throws permission_denied if the file is, or contains, "/", the home, a root or a protected path.
-    * Called before a file is removed, moved or replaced.
+   * Throws permission_denied if the file is, or contains, "/", the home, a root or a protected path.
+   * Called before a file is removed, moved or replaced.
    */
   async assertRemovable(stats: BigIntStats, home: Bytes, path: Bytes): Promise<void> {
     // A regular file contains nothing, and access to the file itself has been checked.

@@ -19,8 +19,8 @@ const contentsOf = (file: Pinned, stats: BigIntStats): Contents => ({
 });
 
 /**
-  * Whether a change may affect the bytes up to `end`. A file that only grew has not changed there.
-  * The same size with another modification time counts as a change.
+ * Whether a change may affect the bytes up to `end`. A file that only grew has not changed there.
+ * The same size with another modification time counts as a change.
  */
 export function hasChanged(then: BigIntStats, now: BigIntStats, end: bigint | number = then.size): boolean {
   return now.size < end || (now.size === then.size && now.mtimeNs !== then.mtimeNs);

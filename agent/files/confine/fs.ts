@@ -90,11 +90,11 @@ export const lstat = (at: Confined): Promise<BigIntStats> =>
   });
 
 /**
-  * Stats for a long listing, as plain numbers, in four fifths of the processor time of bigint.
-  * Inodes and times are not exact and must not be compared. Sizes are exact up to 2^53.
-  * Milliseconds are exact except for a time less than 122 ns before the next millisecond, which is rounded
-  * up. A time at a whole millisecond is therefore read again as bigint. Whole seconds are not, because
-  * packages and archives make them common: one time in eight million is then one millisecond late.
+ * Stats for a long listing, as plain numbers, in four fifths of the processor time of bigint.
+ * Inodes and times are not exact and must not be compared. Sizes are exact up to 2^53.
+ * Milliseconds are exact except for a time less than 122 ns before the next millisecond, which is rounded
+ * up. A time at a whole millisecond is therefore read again as bigint. Whole seconds are not, because
+ * packages and archives make them common: one time in eight million is then one millisecond late.
  */
 export async function lstatPlain(at: Confined): Promise<Stats | BigIntStats | undefined> {
   const stats = await new Promise<Stats>((resolve, reject) => {

@@ -31,9 +31,9 @@ export async function holdsMemory(name: Bytes, at: Confined, { blocks }: BigIntS
 }
 
 /**
-  * Whether a name in an open directory is or lies in /proc/PID of one of `processes`, which contains their
-  * memory, environment and open files. Pids are those of the agent's own namespace, even if /proc belongs to
-  * another.
+ * Whether a name in an open directory is or lies in /proc/PID of one of `processes`, which contains their
+ * memory, environment and open files. Pids are those of the agent's own namespace, even if /proc belongs to
+ * another.
  */
 export async function showsProcess(
   at: Confined,

@@ -19,8 +19,8 @@ export interface Step {
   /** Path relative to the start, without a leading slash. */
   path: Bytes;
   /**
-    * Stats of the entry, without following a symlink. For a directory they are those of the opened directory.
-    * For other types they may be outdated, so open the file without following symlinks and check again.
+   * Stats of the entry, without following a symlink. For a directory they are those of the opened directory.
+   * For other types they may be outdated, so open the file without following symlinks and check again.
    */
   stats: fs.BigIntStats;
   /** True for the second step of a directory, after its content. */
@@ -67,8 +67,8 @@ interface Entered {
 type Look = { name: Bytes } & ({ stats: fs.BigIntStats } | { error: unknown });
 
 /**
-  * Yields everything below an open directory, without the directory itself and without protected paths.
-  * Each directory comes twice: before its content, and after it with `left` set.
+ * Yields everything below an open directory, without the directory itself and without protected paths.
+ * Each directory comes twice: before its content, and after it with `left` set.
  */
 export async function* walk(
   start: fs.Confined,

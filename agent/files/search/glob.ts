@@ -43,8 +43,8 @@ const fitsSegment = (name: string[], segment: Segment): boolean =>
 const fitsPiece = (character: string, piece: Piece): boolean => piece !== '*' && piece(character);
 
 /**
-  * Matches by backtracking only to the last wildcard: characters that an earlier wildcard could take, the
-  * last can take as well. The cost is at most the product of both lengths.
+ * Matches by backtracking only to the last wildcard: characters that an earlier wildcard could take, the
+ * last can take as well. The cost is at most the product of both lengths.
  */
 function matches<T, P>(items: T[], pattern: P[], wildcard: P, fits: (item: T, part: P) => boolean): boolean {
   let [item, part] = [0, 0];

@@ -46,8 +46,8 @@ export function compileText(text: string, ignoreCase: boolean): Text {
 }
 
 /**
-  * Yields the lines that contain the text, and undefined after each piece of the file.
-  * Reads only the size that the file had when it was opened, so that a growing file also comes to an end.
+ * Yields the lines that contain the text, and undefined after each piece of the file.
+ * Reads only the size that the file had when it was opened, so that a growing file also comes to an end.
  */
 export async function* linesWith(
   { file, stats }: Contents,

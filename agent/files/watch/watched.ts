@@ -53,8 +53,8 @@ export class Watched implements Disposable {
   }
 
   /**
-    * Watches a directory, then reads its entries, so that no change is missed in between.
-    * Undefined if the directory is gone, unreadable, protected, or on a file system of the kernel.
+   * Watches a directory, then reads its entries, so that no change is missed in between.
+   * Undefined if the directory is gone, unreadable, protected, or on a file system of the kernel.
    */
   async add(path: Bytes, isProtected: IsProtected): Promise<Folder | undefined> {
     using pinned = await this.#open(path);

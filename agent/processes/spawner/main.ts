@@ -117,8 +117,8 @@ function enterCgroup(id: string): void {
 }
 
 /**
-  * Moves only the thread that forks ("threaded mode", cgroups(7)), which takes microseconds.
-  * To move a whole process takes the kernel 3 to 12 ms, in which nothing on the machine forks (measured).
+ * Moves only the thread that forks ("threaded mode", cgroups(7)), which takes microseconds.
+ * To move a whole process takes the kernel 3 to 12 ms, in which nothing on the machine forks (measured).
  */
 function moveInto(directory: string): void {
   writeFileSync(join(directory, 'cgroup.threads'), '0');
@@ -135,8 +135,8 @@ function startTime(pid: number): string {
 }
 
 /**
-  * Closes inherited files, such as terminals of the agent, which every program would inherit as well.
-  * Node opens files close-on-exec, so a file without that flag was inherited.
+ * Closes inherited files, such as terminals of the agent, which every program would inherit as well.
+ * Node opens files close-on-exec, so a file without that flag was inherited.
  */
 function closeInherited(): void {
   for (const fd of readdirSync('/proc/self/fd').map(Number)) {

@@ -7,8 +7,8 @@ import type { Exited, SpawnRequest } from './messages.ts';
 
 export interface PosixSpawn {
   /**
-    * Starts a program, searched in the PATH of this process, as the leader of a new session. Returns its pid.
-    * Undefined if Node's spawn must start the program or find the error.
+   * Starts a program, searched in the PATH of this process, as the leader of a new session. Returns its pid.
+   * Undefined if Node's spawn must start the program or find the error.
    */
   spawn(request: SpawnRequest, files: readonly number[]): number | undefined;
   /** How the child has ended, returned once; undefined while it runs. */
