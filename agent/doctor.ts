@@ -1,9 +1,9 @@
 // farhand-agent doctor: finds problems of the agent and its connection to the broker, and says how to fix
 // them.
 import { existsSync } from 'node:fs';
-import { clean } from '../shared/clean.ts';
 import { examineAgent } from '../shared/doctor/agent.ts';
 import { mendText } from '../shared/doctor/finding.ts';
+import { clean } from '../shared/sanitize-text.ts';
 import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
 import { settingsOf } from '../shared/systemd/install.ts';
 import { agentSettings } from './config.ts';

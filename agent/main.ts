@@ -2,7 +2,6 @@
 // farhand-agent: reads flags and signals; start.ts does the rest.
 import { collectAtRest } from '../shared/garbage-collection.ts';
 import { createLogger, isJournal, withPriority } from '../shared/logger.ts';
-import { type Notify, openNotify } from '../shared/notify.ts';
 import {
   failure,
   hideArgument,
@@ -12,6 +11,7 @@ import {
   wrongNode,
 } from '../shared/program.ts';
 import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
+import { type Notify, openNotify } from '../shared/systemd/notify.ts';
 import { isVerb, linkText, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
 import { version } from '../shared/version.ts';
 import { agentSettings } from './config.ts';

@@ -1,7 +1,7 @@
 // The event log: events are committed with the change that caused them, then listed,
 // streamed and passed to listeners.
 import { type EventType, readableTypes, events as routes } from '../shared/api/events.ts';
-import type { Api, Caller, Handlers, Input, Journal, SentEvent } from '../shared/api/index.ts';
+import type { Api, Caller, Handlers, Input, Journal, SentEvent } from '../shared/api/route-table.ts';
 import { Wake } from '../shared/backpressure.ts';
 import { iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';

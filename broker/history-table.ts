@@ -1,7 +1,8 @@
 // A history table whose sequence numbers follow the time of the rows,
 // so that a time is found without an index.
-import type { Page } from '../shared/api/index.ts';
+
 import type { Route } from '../shared/api/route.ts';
+import type { Page } from '../shared/api/route-table.ts';
 import type { History, Row } from './history.ts';
 import { type Condition, filtersOf, pageOfRows } from './paging.ts';
 

@@ -3,7 +3,7 @@
 import { createHash } from 'node:crypto';
 import { closeSync, openSync, statSync } from 'node:fs';
 import { backup, DatabaseSync, type SQLOutputValue, type StatementSync } from 'node:sqlite';
-import type { Journal } from '../shared/api/index.ts';
+import type { Journal } from '../shared/api/route-table.ts';
 import { every, nextTurn, now } from '../shared/clock.ts';
 import { StartError } from '../shared/errors.ts';
 import type { Logger } from '../shared/logger.ts';

@@ -2,9 +2,9 @@
 import { z } from 'zod';
 import type { EnrollRequest__Output } from '../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse } from '../proto/types/farhand/link/v1/EnrollResponse.ts';
-import type { Handlers, Rights } from '../shared/api/index.ts';
 import { joinTokens as routes } from '../shared/api/join-tokens.ts';
 import { type JoinTokenId, label, type MachineId, tags } from '../shared/api/route.ts';
+import type { Handlers, Rights } from '../shared/api/route-table.ts';
 import { iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
 import { newId, newSecret } from '../shared/ids.ts';

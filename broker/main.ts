@@ -2,9 +2,9 @@
 // The program farhand-broker: reads flags, handles signals and starts the broker (start/).
 import { collectAtRest } from '../shared/garbage-collection.ts';
 import { createLogger, isJournal, withPriority } from '../shared/logger.ts';
-import { type Notify, openNotify } from '../shared/notify.ts';
 import { failure, letReadersGo, nameProcess, nodeIsGood, wrongNode } from '../shared/program.ts';
 import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
+import { type Notify, openNotify } from '../shared/systemd/notify.ts';
 import { isVerb, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
 import { version } from '../shared/version.ts';
 import { brokerSettings } from './config.ts';

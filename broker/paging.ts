@@ -1,7 +1,8 @@
 // One page of a list from memory or from history.db, with filters and a sort field.
 // Equal items are sorted by id.
-import type { Page } from '../shared/api/index.ts';
+
 import type { Route } from '../shared/api/route.ts';
+import type { Page } from '../shared/api/route-table.ts';
 import type { History, Row } from './history.ts';
 
 interface PageInput {

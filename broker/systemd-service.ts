@@ -13,7 +13,7 @@ import {
   statusCommand,
 } from '../shared/systemd/service-commands.ts';
 import type { Verb } from '../shared/systemd/verbs.ts';
-import { withSocket } from './cli/local.ts';
+import { withSocket } from './cli/local-broker.ts';
 import { type BrokerSettings, brokerSettings } from './config.ts';
 
 const broker: Service = {

@@ -91,7 +91,9 @@ async function main(): Promise<void> {
   const { startBroker } = (await load('broker/start/index.ts')) as typeof import('../broker/start/index.ts');
   const { agentSettings } = (await load('agent/config.ts')) as typeof import('../agent/config.ts');
   const { startAgent } = (await load('agent/start.ts')) as typeof import('../agent/start.ts');
-  const { withBroker } = (await load('broker/cli/connect.ts')) as typeof import('../broker/cli/connect.ts');
+  const { withBroker } = (await load(
+    'broker/cli/connect-to-broker.ts',
+  )) as typeof import('../broker/cli/connect-to-broker.ts');
   const { readSettings } = (await load('shared/settings.ts')) as typeof import('../shared/settings.ts');
   const { createLogger } = (await load('shared/logger.ts')) as typeof import('../shared/logger.ts');
   const log = createLogger('entered', 'silent');

@@ -7,7 +7,7 @@ import { userInfo } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Agent, fetch as undiciFetch } from 'undici';
-import { withSocket } from '../broker/cli/local.ts';
+import { withSocket } from '../broker/cli/local-broker.ts';
 import { type BrokerSettings, brokerSettings } from '../broker/config.ts';
 import { nodeIsGood, wrongNode } from '../shared/program.ts';
 import { Farhand } from '../shared/sdk/index.ts';

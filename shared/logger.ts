@@ -1,7 +1,7 @@
 // Writes logs to standard error: JSON lines, or readable text with a priority for systemd's journal.
 import { fstatSync } from 'node:fs';
 import { destination, type Logger as PinoLogger, pino, stdTimeFunctions } from 'pino';
-import { clean } from './clean.ts';
+import { clean } from './sanitize-text.ts';
 
 export type Logger = PinoLogger;
 

@@ -2,8 +2,8 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { allCapabilities, type Capability, requiredCapabilities } from '../agent/capabilities.ts';
-import { type Method, methods } from '../shared/rpc.ts';
+import { allCapabilities, type Capability, requiredCapabilities } from '../agent/allowed-capabilities.ts';
+import { type Method, methods } from '../shared/agent-rpcs.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { type ScriptedBroker, scriptedBroker } from './scripted-broker.ts';
 

@@ -5,8 +5,8 @@ import { afterEach, expect, test } from 'vitest';
 import { MetricsReader, type Sources } from '../agent/metrics.ts';
 import type { Metrics } from '../proto/types/farhand/agent/v1/Metrics.ts';
 import type { Space } from '../proto/types/farhand/agent/v1/Space.ts';
+import { methods, smallMessageBytes } from '../shared/agent-rpcs.ts';
 import { setClock } from '../shared/clock.ts';
-import { methods, smallMessageBytes } from '../shared/rpc.ts';
 
 afterEach(() => setClock());
 

@@ -10,9 +10,9 @@ import { openProcesses, type Processes } from '../agent/processes/index.ts';
 import { Spawners } from '../agent/processes/spawner/index.ts';
 import type { ProcessEvent } from '../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { ProcessExit } from '../proto/types/farhand/agent/v1/ProcessExit.ts';
+import type { AgentCall } from '../shared/agent-rpcs.ts';
 import { newId } from '../shared/ids.ts';
 import { createLogger } from '../shared/logger.ts';
-import type { AgentCall } from '../shared/rpc.ts';
 
 const root = join(import.meta.dirname, '..');
 const log = createLogger('test', 'silent');

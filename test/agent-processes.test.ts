@@ -26,9 +26,9 @@ import { Journal, readJournal } from '../agent/processes/journal.ts';
 import type { ProcessEvent } from '../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { ProcessExit } from '../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { ProcessSpec__Output } from '../proto/types/farhand/agent/v1/ProcessSpec.ts';
+import type { AgentCall } from '../shared/agent-rpcs.ts';
 import { newId } from '../shared/ids.ts';
 import { createLogger } from '../shared/logger.ts';
-import type { AgentCall } from '../shared/rpc.ts';
 
 const asRoot = process.getuid?.() === 0;
 const root = join(import.meta.dirname, '..');

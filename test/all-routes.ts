@@ -6,8 +6,8 @@ import { expect } from 'vitest';
 import { z } from 'zod';
 import type { RawInput } from '../broker/admission/parse-request.ts';
 import { codesOf } from '../broker/http/openapi.ts';
-import { allRoutes } from '../shared/api/index.ts';
 import { type IdNoun, idSchemas, type Route, type Scope } from '../shared/api/route.ts';
+import { allRoutes } from '../shared/api/route-table.ts';
 import { codes, isCode } from '../shared/errors.ts';
 import { type AgentHandle, type Answer, call, type House, openHouse, temporaryFolder } from './house.ts';
 

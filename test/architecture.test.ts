@@ -217,7 +217,7 @@ const sides: Rule[] = [
           'shared/settings',
           'shared/program',
           'shared/version',
-          'shared/clean',
+          'shared/sanitize-text',
           'shared/clock',
           'shared/duration',
           'shared/tar',
@@ -338,7 +338,7 @@ function cycles(files: SourceFile[]): string[] {
 // A library ending in "/" or "-" stands for all whose name starts so.
 const rooms: [libraries: string[], rooms: string[]][] = [
   [['lowdb'], ['broker/state']],
-  [['node:sqlite'], ['broker/history', 'shared/lock']],
+  [['node:sqlite'], ['broker/history', 'shared/directory-lock']],
   [['croner', 'cronstrue'], ['broker/schedules']],
   [
     ['koa', 'koa-', '@koa/', 'prom-client', 'zod-openapi', '@fastify/busboy', 'mime', 'raw-body', 'ws'],
@@ -348,9 +348,12 @@ const rooms: [libraries: string[], rooms: string[]][] = [
   [['execa'], ['shared/systemd', 'broker/cli']],
   [['@lydell/node-pty', '@koromix/koffi'], ['agent/processes']],
   [['systeminformation'], ['agent/metrics']],
-  [['@grpc/'], ['shared/wire', 'shared/grpc', 'agent/link*', 'broker/link', 'broker/grpc*']],
-  [['protobufjs'], ['shared/protos', 'shared/wire']],
-  [['grpc-health-check'], ['broker/grpc']],
+  [
+    ['@grpc/'],
+    ['shared/grpc-services', 'shared/grpc-client', 'agent/link*', 'broker/link', 'broker/grpc-api*'],
+  ],
+  [['protobufjs'], ['shared/protos', 'shared/grpc-services']],
+  [['grpc-health-check'], ['broker/grpc-api']],
   [['undici'], ['broker/cli', 'broker/webhooks']],
   [['ipaddr.js'], ['broker/webhooks']],
   [['rate-limiter-flexible'], ['broker/admission/rate-limits']],
@@ -509,7 +512,12 @@ const confinement: Rule[] = [
       (path) =>
         inRoom(path, 'agent/files') &&
         // The journal and the tables of users are the agent's own to read, whatever a request names.
-        !inRoom(path, 'agent/files/confine', 'agent/files/atomic/journal', 'agent/files/users-groups'),
+        !inRoom(
+          path,
+          'agent/files/confine',
+          'agent/files/atomic/temporary-files-journal',
+          'agent/files/users-groups',
+        ),
       (target) => target.startsWith('node:fs'),
     ),
     breaks: [

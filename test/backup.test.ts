@@ -5,8 +5,8 @@ import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, watc
 import { basename, dirname, join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { expect, onTestFinished, test } from 'vitest';
-import { withBroker } from '../broker/cli/connect.ts';
-import { withSocket } from '../broker/cli/local.ts';
+import { withBroker } from '../broker/cli/connect-to-broker.ts';
+import { withSocket } from '../broker/cli/local-broker.ts';
 import { Farhand, type FarhandError } from '../shared/sdk/index.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { program } from './programs.ts';

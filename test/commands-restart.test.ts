@@ -3,7 +3,7 @@ import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { expect, onTestFinished, test } from 'vitest';
-import { withBroker } from '../broker/cli/connect.ts';
+import { withBroker } from '../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { bench, bytesOf, gate, listen, nothingReceived, output } from './command-bench.ts';
 import { openHouse, temporaryFolder } from './house.ts';

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { withBroker } from '../broker/cli/connect.ts';
+import { withBroker } from '../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { program } from './programs.ts';

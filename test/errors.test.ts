@@ -1,7 +1,7 @@
 // What a system error becomes on its way to the caller: of a machine's disk, and of the broker's own files.
 import { getSystemErrorName } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import { publicError } from '../broker/admission/failure.ts';
+import { publicError } from '../broker/admission/public-error.ts';
 import { AppError, fromErrno } from '../shared/errors.ts';
 import { quiet } from './house.ts';
 

@@ -16,8 +16,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, vi } from 'vitest';
 import { createFiles, type Files, type FilesOptions } from '../agent/files/index.ts';
+import type { AgentCall } from '../shared/agent-rpcs.ts';
 import { createLogger } from '../shared/logger.ts';
-import type { AgentCall } from '../shared/rpc.ts';
 
 /** Whether there is a second file system to write on. */
 export const twoDisks = existsSync('/dev/shm') && statSync('/dev/shm').dev !== statSync(tmpdir()).dev;

@@ -3,7 +3,7 @@ import { cpSync, existsSync, renameSync, rmSync, statSync, truncateSync, writeFi
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
-import { withSocket } from '../broker/cli/local.ts';
+import { withSocket } from '../broker/cli/local-broker.ts';
 import { Events } from '../broker/events.ts';
 import { type History, type OutboxEntry, openHistory } from '../broker/history.ts';
 import { rowsSince } from '../broker/history-table.ts';

@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { agentSettings } from '../agent/config.ts';
 import { type Agent, startAgent } from '../agent/start.ts';
-import { withBroker } from '../broker/cli/connect.ts';
+import { withBroker } from '../broker/cli/connect-to-broker.ts';
 import { brokerSettings } from '../broker/config.ts';
 import { type Broker, startBroker, type Tuning } from '../broker/start/index.ts';
 import type { Scope } from '../shared/api/route.ts';

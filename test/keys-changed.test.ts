@@ -4,7 +4,7 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, test } from 'vitest';
-import { withBroker } from '../broker/cli/connect.ts';
+import { withBroker } from '../broker/cli/connect-to-broker.ts';
 import { scopes } from '../shared/api/route.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { leapingClock } from './command-bench.ts';

@@ -5,10 +5,10 @@ import { join } from 'node:path';
 import { setTimeout } from 'node:timers/promises';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test } from 'vitest';
-import { coalesce } from '../agent/link/coalesce.ts';
+import { coalesce } from '../agent/link/coalesce-frames.ts';
 import type { Reply } from '../proto/types/farhand/link/v1/Reply.ts';
+import { frameOf, messageOf, toWire } from '../shared/agent-rpcs.ts';
 import { AppError } from '../shared/errors.ts';
-import { frameOf, messageOf, toWire } from '../shared/rpc.ts';
 import { call as http, openHouse, temporaryFolder } from './house.ts';
 import { type ScriptedAgent, scriptedMachine, statusOf } from './scripted-agent.ts';
 

@@ -6,7 +6,7 @@ import { expect, test } from 'vitest';
 import { z } from 'zod';
 import { openapiText } from '../broker/http/openapi.ts';
 import { deliveryBody } from '../shared/api/events.ts';
-import { allRoutes } from '../shared/api/index.ts';
+import { allRoutes } from '../shared/api/route-table.ts';
 import { types as webhookTypes } from '../shared/api/webhooks.ts';
 import { codes, isCode } from '../shared/errors.ts';
 import { addressOf, everything, openScene } from './all-routes.ts';

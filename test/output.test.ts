@@ -11,7 +11,7 @@ import {
   type OutputReader,
   openOutput,
   Wake,
-} from '../shared/output.ts';
+} from '../shared/output-log.ts';
 
 let home: string;
 let directory: string;

@@ -9,12 +9,12 @@ import {
 } from '@grpc/grpc-js';
 import { expect, onTestFinished, test } from 'vitest';
 import { createRateLimits } from '../broker/admission/rate-limits.ts';
-import { withBroker } from '../broker/cli/connect.ts';
+import { withBroker } from '../broker/cli/connect-to-broker.ts';
 import { createTrustedProxies, networkOf } from '../broker/client-address.ts';
 import { brokerSettings } from '../broker/config.ts';
+import { linkServerName, linkService, streamsService } from '../shared/agent-rpcs.ts';
 import { AppError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
-import { linkServerName, linkService, streamsService } from '../shared/rpc.ts';
 import { readSettings } from '../shared/settings.ts';
 import { type Answer, call, type House, openHouse } from './house.ts';
 import { caOf, line, refusalOf, streamsOf } from './streams-bench.ts';

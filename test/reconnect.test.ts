@@ -1,7 +1,7 @@
 // Coming back: after a cut, a stall, kill -9 of either side.
 import { once } from 'node:events';
 import { expect, onTestFinished, test } from 'vitest';
-import { withBroker } from '../broker/cli/connect.ts';
+import { withBroker } from '../broker/cli/connect-to-broker.ts';
 import type { Farhand } from '../shared/sdk/index.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { program } from './programs.ts';

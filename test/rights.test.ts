@@ -5,10 +5,10 @@ import { AuthorizedRequest, guardOf, handlerOf } from '../broker/admission/autho
 import { createAudit } from '../broker/audit.ts';
 import { brokerSettings } from '../broker/config.ts';
 import { type History, openHistory } from '../broker/history.ts';
-import { type Closers, openRooms } from '../broker/start/rooms.ts';
+import { type Closers, openRooms } from '../broker/start/create-parts.ts';
 import type { Key, Machine } from '../broker/state/index.ts';
-import { allRoutes } from '../shared/api/index.ts';
 import type { KeyId, MachineId, Scope } from '../shared/api/route.ts';
+import { allRoutes } from '../shared/api/route-table.ts';
 import { readSettings } from '../shared/settings.ts';
 import { openHouse, quiet, temporaryFolder } from './house.ts';
 

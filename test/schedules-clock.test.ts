@@ -3,7 +3,7 @@
 import { cpSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { withSocket } from '../broker/cli/local.ts';
+import { withSocket } from '../broker/cli/local-broker.ts';
 import { now } from '../shared/clock.ts';
 import { gate, nextCall, reporting } from './command-bench.ts';
 import { temporaryFolder } from './house.ts';

@@ -4,7 +4,7 @@ import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { monitorEventLoopDelay } from 'node:perf_hooks';
 import { expect, test } from 'vitest';
-import { withBroker } from '../broker/cli/connect.ts';
+import { withBroker } from '../broker/cli/connect-to-broker.ts';
 import { sleep } from '../shared/clock.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { nextCall, reporting, soon } from './command-bench.ts';

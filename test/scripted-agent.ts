@@ -8,8 +8,8 @@ import type { Call__Output } from '../proto/types/farhand/link/v1/Call.ts';
 import type { ConnectRequest } from '../proto/types/farhand/link/v1/ConnectRequest.ts';
 import type { ConnectResponse__Output } from '../proto/types/farhand/link/v1/ConnectResponse.ts';
 import type { Hello } from '../proto/types/farhand/link/v1/Hello.ts';
+import { methods, protocolVersion } from '../shared/agent-rpcs.ts';
 import { signProof } from '../shared/identity-proof.ts';
-import { methods, protocolVersion } from '../shared/rpc.ts';
 import { type House, temporaryFolder } from './house.ts';
 
 type Kind = Exclude<keyof ConnectResponse__Output, 'message'>;

@@ -3,15 +3,15 @@ import { Server, ServerCredentials } from '@grpc/grpc-js';
 import { onTestFinished } from 'vitest';
 import { agentSettings } from '../agent/config.ts';
 import { type Agent, startAgent } from '../agent/start.ts';
+import type { AnswerStream } from '../broker/link/agent-calls.ts';
 import { loadAuthority } from '../broker/link/authority.ts';
-import type { AnswerStream } from '../broker/link/calls.ts';
-import type { ConnectStream } from '../broker/link/connect.ts';
+import type { ConnectStream } from '../broker/link/control-stream.ts';
 import type { Call } from '../proto/types/farhand/link/v1/Call.ts';
 import type { Hello__Output } from '../proto/types/farhand/link/v1/Hello.ts';
 import type { LinkHandlers } from '../proto/types/farhand/link/v1/Link.ts';
+import { callKey, fromWire, linkService, type Method, methods } from '../shared/agent-rpcs.ts';
 import { newId, newSecret } from '../shared/ids.ts';
 import { joinTokenText } from '../shared/join-token.ts';
-import { callKey, fromWire, linkService, type Method, methods } from '../shared/rpc.ts';
 import { readSettings } from '../shared/settings.ts';
 import { quiet, temporaryFolder } from './house.ts';
 

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { join as joinPath } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, onTestFinished, test } from 'vitest';
-import { withBroker } from '../broker/cli/connect.ts';
+import { withBroker } from '../broker/cli/connect-to-broker.ts';
 import { leapingClock, soon } from './command-bench.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { program } from './programs.ts';

@@ -1,6 +1,6 @@
 // Sessions over REST: what is refused, each state with its event, who is attached.
 import { expect, test } from 'vitest';
-import type { Caller } from '../shared/api/index.ts';
+import type { Caller } from '../shared/api/route-table.ts';
 import { soon } from './command-bench.ts';
 import { openHouse } from './house.ts';
 import { scriptedMachine } from './scripted-agent.ts';

@@ -1,6 +1,6 @@
 // What tests of the client streams share: a client of a house, refusals as values, requests that are sent on demand.
 import { onTestFinished } from 'vitest';
-import { connect, FarhandError, type Streams } from '../shared/grpc.ts';
+import { connect, FarhandError, type Streams } from '../shared/grpc-client.ts';
 import { call, type House } from './house.ts';
 
 /** The broker's certificate authority, as a client gets it. */

@@ -2,7 +2,7 @@
 import { expect, test } from 'vitest';
 import type { AttachSessionRequest } from '../proto/types/farhand/client/v1/AttachSessionRequest.ts';
 import type { AttachSessionResponse__Output } from '../proto/types/farhand/client/v1/AttachSessionResponse.ts';
-import type { Streams } from '../shared/grpc.ts';
+import type { Streams } from '../shared/grpc-client.ts';
 import { soon } from './command-bench.ts';
 import { openHouse } from './house.ts';
 import { line, refusalOf, streamsOf } from './streams-bench.ts';

@@ -8,9 +8,9 @@ import type { AttachTerminalRequest__Output } from '../proto/types/farhand/agent
 import type { ProcessExit } from '../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { TerminalEvent } from '../proto/types/farhand/agent/v1/TerminalEvent.ts';
 import type { TerminalSpec__Output } from '../proto/types/farhand/agent/v1/TerminalSpec.ts';
+import { type AgentCall, gaveUp } from '../shared/agent-rpcs.ts';
 import { newId } from '../shared/ids.ts';
 import { createLogger } from '../shared/logger.ts';
-import { type AgentCall, gaveUp } from '../shared/rpc.ts';
 
 /** Why a call is cut when the link goes. */
 const linkLost = new Error('the link to the broker was lost');

@@ -4,8 +4,8 @@ import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { expect, test, vi } from 'vitest';
 import { Presence } from '../broker/presence/index.ts';
+import type { AgentStub } from '../shared/agent-rpcs.ts';
 import { newId } from '../shared/ids.ts';
-import type { AgentStub } from '../shared/rpc.ts';
 import { openHouse } from './house.ts';
 import { openProxy } from './proxy.ts';
 

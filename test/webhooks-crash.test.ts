@@ -4,7 +4,7 @@ import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { loadIdentity } from '../agent/identity.ts';
-import { withBroker } from '../broker/cli/connect.ts';
+import { withBroker } from '../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { temporaryFolder } from './house.ts';
 import { program } from './programs.ts';

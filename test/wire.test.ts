@@ -3,8 +3,8 @@ import { join } from 'node:path';
 import { loadSync, type ServiceDefinition } from '@grpc/proto-loader';
 import protobuf from 'protobufjs/light.js';
 import { expect, test } from 'vitest';
+import { serviceOf } from '../shared/grpc-services.ts';
 import { protos } from '../shared/protos.ts';
-import { serviceOf } from '../shared/wire.ts';
 
 const services = ['farhand.agent.v1.Agent', 'farhand.link.v1.Link', 'farhand.client.v1.Streams'];
 const files = ['agent/v1/agent', 'link/v1/link', 'client/v1/client'].map((name) => `farhand/${name}.proto`);

@@ -1,11 +1,11 @@
 // Writes the audit log of the machine: all calls of the broker except GetMetrics. File requests cannot read
 // it.
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
+import { type Method, methods } from '../../shared/agent-rpcs.ts';
 import { after, iso, monotonic } from '../../shared/clock.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { type Method, methods } from '../../shared/rpc.ts';
-import { cut, Lines } from './lines.ts';
+import { cut, Lines } from './json-lines-file.ts';
 
 type Call = Pick<Call__Output, 'method' | 'request_id' | 'caller'>;
 

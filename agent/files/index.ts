@@ -1,21 +1,21 @@
 // Creates the handlers of all file operations. They work only inside the roots that the machine's owner
 // allows.
 
+import type { AgentMethods } from '../../shared/agent-rpcs.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Quota } from '../../shared/quota.ts';
-import type { AgentMethods } from '../../shared/rpc.ts';
 import { readArchive } from './archive/pack.ts';
 import { writeArchive } from './archive/unpack.ts';
-import { Journal } from './atomic/journal.ts';
-import { changeFile } from './change.ts';
+import { Journal } from './atomic/temporary-files-journal.ts';
+import { changeFile } from './chmod-chown.ts';
 import { Boundary } from './confine/boundary.ts';
 import { fromText } from './confine/request-path.ts';
 import { Confinement } from './confine/resolve.ts';
 import { listFiles } from './list.ts';
-import { makeDirectory } from './make.ts';
+import { makeDirectory } from './make-directory.ts';
 import { copyFile, moveFile } from './move-copy.ts';
-import { type Disk, streaming, unary } from './operation.ts';
+import { type Disk, streaming, unary } from './operation-handler.ts';
 import { readFile } from './read.ts';
 import { removeFile } from './remove.ts';
 import { searchFiles } from './search/index.ts';
@@ -25,7 +25,7 @@ import { touchFile } from './touch.ts';
 import { uploading } from './upload.ts';
 import { createUsers } from './users-groups.ts';
 import { watchFiles } from './watch/index.ts';
-import { watchQuota } from './watch/watched.ts';
+import { watchQuota } from './watch/watched-directories.ts';
 import { writeFile } from './write.ts';
 
 /**

@@ -3,15 +3,15 @@
 // source. A copy is made beside the destination and renamed into place in one step.
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
-import { PrivateDirectory } from './atomic/directory.ts';
-import { assertPlace, type Placement, place } from './atomic/place.ts';
+import { assertPlace, type Placement, place } from './atomic/rename-into-place.ts';
+import { PrivateDirectory } from './atomic/temporary-directory.ts';
 import { ancestry } from './confine/boundary.ts';
 import * as fs from './confine/fs.ts';
 import { assertFolder, fault, type Target, targetOf, toText } from './confine/request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';
+import { duplicate } from './copy-tree.ts';
 import { describeName } from './describe.ts';
-import { duplicate } from './duplicate.ts';
-import type { Disk, Operation } from './operation.ts';
+import type { Disk, Operation } from './operation-handler.ts';
 
 /** One move or copy. */
 interface Transfer {

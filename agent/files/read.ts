@@ -1,11 +1,11 @@
 // Reads a regular file: sends a head with the length, then exactly so many bytes, or an error.
 import { createHash } from 'node:crypto';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
-import { type Contents, hasChanged, openTarget } from './confine/contents.ts';
 import type { FileHandle } from './confine/fs.ts';
+import { type Contents, hasChanged, openTarget } from './confine/open-regular-file.ts';
 import { type Bytes, fault, toText } from './confine/request-path.ts';
 import { describe, etagOf } from './describe.ts';
-import type { Operation, RequestOf } from './operation.ts';
+import type { Operation, RequestOf } from './operation-handler.ts';
 
 const chunkBytes = 256 * 1024;
 

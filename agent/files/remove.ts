@@ -1,9 +1,10 @@
 // Removes a file, a directory, or a symlink (never its target). It refuses "/", the agent's home directory,
 // the allowed roots and protected paths.
-import { clear } from './clear.ts';
+
 import { drop, mountOf, syncDirectory } from './confine/fs.ts';
 import { assertFolder, bytes, fault } from './confine/request-path.ts';
-import type { Operation } from './operation.ts';
+import { clear } from './empty-directory.ts';
+import type { Operation } from './operation-handler.ts';
 
 export const removeFile: Operation<'removeFile'> = async (disk, request, target, signal) => {
   const { writing, home } = disk;

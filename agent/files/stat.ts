@@ -1,12 +1,12 @@
 // Describes one path as a listing does, on request with the SHA-256 of the file.
 import { createHash } from 'node:crypto';
 import { AppError, type Code } from '../../shared/errors.ts';
-import { openTarget } from './confine/contents.ts';
 import { type BigIntStats, readlink } from './confine/fs.ts';
+import { openTarget } from './confine/open-regular-file.ts';
 import { assertFolder, type Bytes, fault, type Target } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import { describe, etagOf } from './describe.ts';
-import { type Operation, unlessAborted } from './operation.ts';
+import { type Operation, unlessAborted } from './operation-handler.ts';
 import { readingFailure } from './read.ts';
 
 const bufferBytes = 1024 * 1024;

@@ -1,9 +1,9 @@
 // Reads an upload: its open message, its chunks, and its commit. Without the commit nothing is changed.
 import { createHash } from 'node:crypto';
+import type { AgentCall } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { AgentCall } from '../../shared/rpc.ts';
 import { type Bytes, type Target, targetOf, toText } from './confine/request-path.ts';
-import { type Disk, failingAs, unlessAborted } from './operation.ts';
+import { type Disk, failingAs, unlessAborted } from './operation-handler.ts';
 
 interface Message<Open, Commit> {
   open?: Open | null;

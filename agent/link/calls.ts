@@ -3,11 +3,6 @@
 import { status as grpcStatus } from '@grpc/grpc-js';
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import type { Reply } from '../../proto/types/farhand/link/v1/Reply.ts';
-import { after } from '../../shared/clock.ts';
-import { AppError } from '../../shared/errors.ts';
-import { countTransferred } from '../../shared/garbage-collection.ts';
-import { openTerminals, terminalClients } from '../../shared/limits.ts';
-import type { Logger } from '../../shared/logger.ts';
 import {
   type AgentCall,
   type AgentMethods,
@@ -21,10 +16,15 @@ import {
   sendFrames,
   smallMessageBytes,
   toWire,
-} from '../../shared/rpc.ts';
+} from '../../shared/agent-rpcs.ts';
+import { after } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { countTransferred } from '../../shared/garbage-collection.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { openTerminals, terminalClients } from '../../shared/process-limits.ts';
+import { type Capability, requiredCapabilities } from '../allowed-capabilities.ts';
 import type { AuditedCall, AuditLog } from '../audit-log/index.ts';
-import { type Capability, requiredCapabilities } from '../capabilities.ts';
-import { coalesce } from './coalesce.ts';
+import { coalesce } from './coalesce-frames.ts';
 import type { AnswerStream, Dial } from './dial.ts';
 
 export interface CallsOptions {

@@ -11,10 +11,10 @@ import {
 import type { EnrollRequest } from '../../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse__Output } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { LinkClient } from '../../proto/types/farhand/link/v1/Link.ts';
+import { callKey, linkServerName, linkService, windowBytes } from '../../shared/agent-rpcs.ts';
 import { now } from '../../shared/clock.ts';
 import { clockFault } from '../../shared/clock-fault.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
-import { callKey, linkServerName, linkService, windowBytes } from '../../shared/rpc.ts';
 import { sanitize } from './sanitize.ts';
 
 export type ControlStream = ReturnType<LinkClient['Connect']>;

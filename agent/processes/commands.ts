@@ -5,18 +5,18 @@ import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/Pro
 import type { SignalProcessRequest__Output } from '../../proto/types/farhand/agent/v1/SignalProcessRequest.ts';
 import type { StartProcessRequest__Output } from '../../proto/types/farhand/agent/v1/StartProcessRequest.ts';
 import type { WriteInputRequest__Output } from '../../proto/types/farhand/agent/v1/WriteInputRequest.ts';
+import type { AgentCall } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newOutput, type OutputLog } from '../../shared/output.ts';
-import type { AgentCall } from '../../shared/rpc.ts';
+import { newOutput, type OutputLog } from '../../shared/output-log.ts';
 import { isSignal } from '../../shared/signals.ts';
-import { type Answer, follow } from './follow.ts';
-import type { Input } from './input.ts';
+import { outputNames, type Recovered } from './crash-recovery.ts';
+import { type Answer, follow } from './follow-output.ts';
 import type { Exit } from './journal.ts';
+import { signalGroup } from './kill-tree.ts';
+import { plan } from './launch-plan.ts';
 import { openInput, Piped, type PipeNames } from './pipes.ts';
-import { plan } from './plan.ts';
-import { outputNames, type Recovered } from './recover.ts';
-import { type Parts, type Prepared, ProcessTable, Tracked } from './table.ts';
-import { signalGroup } from './tree.ts';
+import type { Input } from './process-input.ts';
+import { type Parts, type Prepared, ProcessTable, Tracked } from './process-table.ts';
 
 interface CommandParts extends Parts {
   outputs: string;

@@ -2,17 +2,17 @@
 // Each id starts at most once; its result and output are stored until the broker acknowledges them.
 import { mkdir, realpath } from 'node:fs/promises';
 import { join } from 'node:path';
+import type { AgentMethods, Method } from '../../shared/agent-rpcs.ts';
 import { after } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { AgentMethods, Method } from '../../shared/rpc.ts';
 import { openCgroups } from './cgroup.ts';
 import { Commands } from './commands.ts';
+import { killSpawners, recover } from './crash-recovery.ts';
 import { Journal, readJournal } from './journal.ts';
+import { readRings, removeRings } from './legacy-ring-files.ts';
 import { PipeNames } from './pipes.ts';
-import { killSpawners, recover } from './recover.ts';
-import { readRings, removeRings } from './ring.ts';
+import { defaultLimits, type Limits, type Parts } from './process-table.ts';
 import { Spawners } from './spawner/index.ts';
-import { defaultLimits, type Limits, type Parts } from './table.ts';
 import { Terminals } from './terminals/index.ts';
 import { loadPtyMaker } from './terminals/pty.ts';
 

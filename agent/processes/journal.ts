@@ -9,7 +9,7 @@ import { after, now } from '../../shared/clock.ts';
 import { syncDirectory } from '../../shared/durable-file.ts';
 import { AppError, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Leader } from './census.ts';
+import type { Leader } from './process-list.ts';
 
 export type Exit = ProcessExit__Output;
 

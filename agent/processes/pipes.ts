@@ -9,10 +9,10 @@ import { Socket } from 'node:net';
 import { join } from 'node:path';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { OutputLog } from '../../shared/output.ts';
-import { Input } from './input.ts';
-import type { Plan } from './plan.ts';
-import { drain, Pump } from './pump.ts';
+import type { OutputLog } from '../../shared/output-log.ts';
+import { drain, Pump } from './copy-output.ts';
+import type { Plan } from './launch-plan.ts';
+import { Input } from './process-input.ts';
 import type { Stdio } from './running-process.ts';
 
 /** Pipes made by one run of mkfifo(1). A pipe costs up to a millisecond on a disk, so pipes are reused. */

@@ -1,12 +1,12 @@
 // Runs the process of one command or terminal, from its start until its whole process tree has ended.
 import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Leader } from './census.ts';
 import type { Cgroups } from './cgroup.ts';
-import { explain, NotStarted, type Plan } from './plan.ts';
+import { type FirstSignal, killTree, Tree } from './kill-tree.ts';
+import { explain, NotStarted, type Plan } from './launch-plan.ts';
+import type { Leader } from './process-list.ts';
 import { type Child, type Spawners, SpawnFailed } from './spawner/index.ts';
 import type { Exited, SpawnRequest } from './spawner/messages.ts';
-import { type FirstSignal, killTree, Tree } from './tree.ts';
 
 /** The pipes or the terminal that a process reads and writes, open on the agent's side. */
 export interface Stdio {

@@ -1,8 +1,8 @@
 // Writes the audit record of a request: in the transaction of the request's change, or separately if it
 // changes nothing.
 import type { Deed } from '../../shared/api/audit.ts';
-import type { Caller, Journal } from '../../shared/api/index.ts';
 import type { MachineId } from '../../shared/api/route.ts';
+import type { Caller, Journal } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';

@@ -1,8 +1,9 @@
 // Authorizes requests: checks the key's scope, the machines that the key reaches, and whether every id
 // exists. The checks run before the body is read, after it, in the transaction of a change, and while a long
 // request lasts.
-import { allRoutes, type Caller, type Handlers, type Input } from '../../shared/api/index.ts';
+
 import type { IdNoun, MachineId, Route } from '../../shared/api/route.ts';
+import { allRoutes, type Caller, type Handlers, type Input } from '../../shared/api/route-table.ts';
 import { AppError, type Code, fieldError } from '../../shared/errors.ts';
 import type { Keys } from '../keys/index.ts';
 import { currentKey, holds, reaches, rightsOf, watchRights } from '../keys/rights.ts';

@@ -1,8 +1,8 @@
 // Idempotency-Key: a request runs at most once per key, and a repeat gets the first answer, even after a
 // restart.
 import { createHash, hash } from 'node:crypto';
-import type { Caller, Content } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
+import type { Caller, Content } from '../../shared/api/route-table.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { History, OutboxEntry } from '../history.ts';

@@ -6,8 +6,8 @@ import { dirname, join, resolve, sep } from 'node:path';
 import { promisify } from 'node:util';
 import type { Command } from 'commander';
 import { errnoOf, StartError, UsageError } from '../../shared/errors.ts';
-import { where } from './connect.ts';
-import { startOnce, withSocket } from './local.ts';
+import { where } from './connect-to-broker.ts';
+import { startOnce, withSocket } from './local-broker.ts';
 import { print } from './print.ts';
 import { type Common, localVerb } from './verb.ts';
 

@@ -1,11 +1,11 @@
 // The hidden verb farhand __complete: prints completions of a command line for the scripts of farhand
 // completion.
 import { type Argument, Option } from 'commander';
-import { clean } from '../../shared/clean.ts';
 import { after } from '../../shared/clock.ts';
+import { clean } from '../../shared/sanitize-text.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { where, withUrl } from './connect.ts';
-import { findMachine } from './names.ts';
+import { where, withUrl } from './connect-to-broker.ts';
+import { findMachine } from './find-by-name.ts';
 import { createProgram, nouns } from './program.ts';
 
 /**

@@ -1,7 +1,7 @@
 // The verbs farhand events and farhand audit: what happened, and who did it.
 import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { findMachine } from './names.ts';
+import { findMachine } from './find-by-name.ts';
 import { clean, cleanJson, summary } from './print.ts';
 import { latest, ofMachine, printView, routeVerb, since } from './route-verb.ts';
 import { lost, write } from './stdio.ts';

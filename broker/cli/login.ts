@@ -2,9 +2,8 @@
 import { resolve } from 'node:path';
 import type { Command } from 'commander';
 import { StartError, UsageError } from '../../shared/errors.ts';
-import { reasonOf } from '../../shared/sdk/failure.ts';
+import { reasonOf } from '../../shared/sdk/error.ts';
 import { FarhandError } from '../../shared/sdk/index.ts';
-import { isInteractive, prompt, readInput } from './ask.ts';
 import {
   brokerUrl,
   loginFile,
@@ -15,8 +14,9 @@ import {
   withBroker,
   withUrl,
   writeLogin,
-} from './connect.ts';
+} from './connect-to-broker.ts';
 import { hint, print } from './print.ts';
+import { isInteractive, prompt, readInput } from './prompt.ts';
 import { printView } from './route-verb.ts';
 import { localVerb, type Options } from './verb.ts';
 

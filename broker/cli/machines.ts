@@ -2,7 +2,7 @@
 import type { Command } from 'commander';
 import { mostSkewMs } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { findMachine } from './names.ts';
+import { findMachine } from './find-by-name.ts';
 import { record, size, span, when } from './print.ts';
 import { printView, routeVerb } from './route-verb.ts';
 import { list, verb } from './verb.ts';

@@ -1,7 +1,7 @@
 // Prints results: as tables for users, as JSON for programs.
 import { styleText } from 'node:util';
-import { clean, cleanJson, cleanLines } from '../../shared/clean.ts';
 import { now } from '../../shared/clock.ts';
+import { clean, cleanJson, cleanLines } from '../../shared/sanitize-text.ts';
 import { writeNow } from './stdio.ts';
 
 export { clean, cleanJson, cleanLines };

@@ -2,12 +2,12 @@
 // printed as a table, a record or lines.
 import type { Command } from 'commander';
 import type * as z from 'zod';
-import { type Api, allRoutes } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
+import { type Api, allRoutes } from '../../shared/api/route-table.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { confirm } from './ask.ts';
-import { findMachine, findSchedule, machineNames } from './names.ts';
+import { findMachine, findSchedule, machineNames } from './find-by-name.ts';
 import { type Cell, type Format, print, record, size, span, summary, table, when } from './print.ts';
+import { confirm } from './prompt.ts';
 import { type Common, take, type VerbSpec, verb } from './verb.ts';
 
 export type Item = Record<string, unknown>;

@@ -1,11 +1,11 @@
 // The verb farhand shell: a terminal on a machine, displayed in the local terminal or connected to pipes.
 import type { Command } from 'commander';
-import { clean } from '../../shared/clean.ts';
 import { StartError, UsageError } from '../../shared/errors.ts';
+import { clean } from '../../shared/sanitize-text.ts';
 import type { Ending, Farhand, Terminal, TerminalNote, TerminalSettings } from '../../shared/sdk/index.ts';
-import { where, withBroker } from './connect.ts';
-import { findMachine } from './names.ts';
-import { rawMode, watchModes } from './screen.ts';
+import { where, withBroker } from './connect-to-broker.ts';
+import { findMachine } from './find-by-name.ts';
+import { rawMode, watchModes } from './local-terminal.ts';
 import { onStop, write } from './stdio.ts';
 import { localVerb } from './verb.ts';
 

@@ -1,11 +1,11 @@
 // Declares verbs as data: words, flags and examples, from which the types of the handler's arguments follow.
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { clean } from '../../shared/clean.ts';
 import { now } from '../../shared/clock.ts';
 import { durationForm, parseDuration } from '../../shared/duration.ts';
 import { UsageError } from '../../shared/errors.ts';
+import { clean } from '../../shared/sanitize-text.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { where, withBroker } from './connect.ts';
+import { where, withBroker } from './connect-to-broker.ts';
 import type { Format } from './print.ts';
 
 /**

@@ -1,8 +1,8 @@
 // The verbs of farhand webhooks: manage the URLs that receive events, and list the deliveries to these URLs.
 import type { Command } from 'commander';
 import { StartError, UsageError } from '../../shared/errors.ts';
-import { readInput } from './ask.ts';
 import { when } from './print.ts';
+import { readInput } from './prompt.ts';
 import { latest, printView, routeVerb, since } from './route-verb.ts';
 import { verb } from './verb.ts';
 

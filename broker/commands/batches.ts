@@ -1,7 +1,7 @@
 // REST handlers for batches: one command on many machines, with a concurrency limit and a failure limit.
 import { mostMachines, batches as routes } from '../../shared/api/batches.ts';
-import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/index.ts';
 import type { BatchId, MachineId } from '../../shared/api/route.ts';
+import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
 import { monotonic, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
@@ -9,8 +9,8 @@ import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../
 import { type Batch, commandOf, type Tally } from './command.ts';
 import { type BatchProgress, type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
 import type { Scheduler } from './scheduler.ts';
-import { listedBytes, serializeBatch, serializeFor, serializeListed } from './serialize.ts';
 import { batchColumns, batchFromRow } from './store.ts';
+import { listedBytes, serializeBatch, serializeFor, serializeListed } from './to-json.ts';
 
 type BatchContext = CommandContext & { scheduler: Scheduler };
 type CreateParams = Input<Api['batches']['create']>;

@@ -1,10 +1,10 @@
 // REST handlers for commands: create, list, cancel, send input and signals, and read or stream the output.
 import { commands as routes } from '../../shared/api/commands.ts';
-import type { Api, Caller, Handlers, Input, Journal, Page } from '../../shared/api/index.ts';
 import type { CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/route.ts';
+import type { Api, Caller, Handlers, Input, Journal, Page } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { Acknowledgements } from '../link/acknowledge.ts';
+import { Acknowledgements } from '../link/acknowledge-results.ts';
 import { type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { Batches } from './batches.ts';
 import {
@@ -17,10 +17,10 @@ import {
 } from './command.ts';
 import { type CommandContext, type CommandServices, cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { OutputDirectory, type Stream } from './output.ts';
-import { bytesOf, eventsOf, type Part, partsFrom, type Source } from './readers.ts';
+import { bytesOf, eventsOf, type Part, partsFrom, type Source } from './output-readers.ts';
 import { Scheduler } from './scheduler.ts';
-import { listedBytes, serialize, serializeFor, serializeListed } from './serialize.ts';
 import { type CommandRetention, CommandStore, columns, fromRow } from './store.ts';
+import { listedBytes, serialize, serializeFor, serializeListed } from './to-json.ts';
 
 /** A command of a schedule, with the key whose rights it has. */
 export interface ScheduledParams extends CommandParams {

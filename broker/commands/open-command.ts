@@ -10,16 +10,16 @@
 // command once (StartProcess); after a lost link or a restart the broker only follows the command
 // (FollowProcess).
 import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
-import type { Caller } from '../../shared/api/index.ts';
+import type { Asking } from '../../shared/agent-rpcs.ts';
 import type { BatchId } from '../../shared/api/route.ts';
+import type { Caller } from '../../shared/api/route-table.ts';
 import { after, now, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-import { killGraceMs } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Asking } from '../../shared/rpc.ts';
+import { killGraceMs } from '../../shared/process-limits.ts';
 import type { HistoryTransaction } from '../history.ts';
-import type { Acknowledgements } from '../link/acknowledge.ts';
+import type { Acknowledgements } from '../link/acknowledge-results.ts';
 import type { Link, Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
 import { type Command, type End, endOf, isSound, type Spec } from './command.ts';

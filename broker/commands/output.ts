@@ -2,7 +2,7 @@
 import { readdir, rm, statfs } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { Logger } from '../../shared/logger.ts';
-import { newOutput, type OutputLog, openOutput, Wake } from '../../shared/output.ts';
+import { newOutput, type OutputLog, openOutput, Wake } from '../../shared/output-log.ts';
 
 export const streams = ['stdout', 'stderr'] as const;
 export type Stream = (typeof streams)[number];

@@ -1,11 +1,12 @@
 // The scheduler: holds all open commands in the order they came, decides which waiting command starts next,
 // and ends commands that cannot run any more.
-import type { Caller } from '../../shared/api/index.ts';
+
 import type { BatchId } from '../../shared/api/route.ts';
+import type { Caller } from '../../shared/api/route-table.ts';
 import { after, every, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { isId } from '../../shared/ids.ts';
-import { openCommands } from '../../shared/limits.ts';
+import { openCommands } from '../../shared/process-limits.ts';
 import type { HistoryTransaction } from '../history.ts';
 import type { Link } from '../presence/index.ts';
 import type { Command, End, Spec } from './command.ts';

@@ -1,14 +1,14 @@
 // Stores commands and batches in the history database (SQLite), and limits the age and size of their output.
 import type { EventType } from '../../shared/api/events.ts';
-import type { Journal } from '../../shared/api/index.ts';
 import type { BatchId, MachineId } from '../../shared/api/route.ts';
+import type { Journal } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
 import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history.ts';
 import type { State } from '../state/index.ts';
 import { type Batch, type Command, type CommandParams, type Spec, specOf, type Tally } from './command.ts';
 import type { OutputDirectory } from './output.ts';
-import { durationOf, listedBytes } from './serialize.ts';
+import { durationOf, listedBytes } from './to-json.ts';
 
 // Lists read rows page by page, so output beyond listedBytes is in a table of its own (command_tails).
 const tables = [

@@ -2,11 +2,11 @@
 // machine's disk.
 import { posix } from 'node:path';
 import type { ReadFileResponse__Output } from '../../proto/types/farhand/agent/v1/ReadFileResponse.ts';
-import type { Api, BytesReply, Caller, Handlers, Input } from '../../shared/api/index.ts';
+import type { Api, BytesReply, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
 import { latestInstant } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { bulk, type FileServices, recordFileEvent, short, splitHead, stubOf } from './calls.ts';
-import { assertEntry, assertEtag, bytesOf, pathOf } from './convert.ts';
+import { bulk, type FileServices, recordFileEvent, short, splitHead, stubOf } from './agent-calls.ts';
+import { assertEntry, assertEtag, bytesOf, pathOf } from './convert-entries.ts';
 
 type DownloadInput = Input<Api['files']['download']>;
 

@@ -4,7 +4,7 @@ import { hash, randomBytes } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
-import type { Handlers, RawReply } from '../../shared/api/index.ts';
+import type { Handlers, RawReply } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import { shipped } from '../../shared/install-layout.ts';
 import { version } from '../../shared/version.ts';

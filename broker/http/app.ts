@@ -3,12 +3,12 @@
 import type { IncomingMessage } from 'node:http';
 import Router from '@koa/router';
 import Koa, { type Context, type Next } from 'koa';
-import { allRoutes } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
+import { allRoutes } from '../../shared/api/route-table.ts';
 import { after, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { publicError, requestIdFrom } from '../admission/failure.ts';
+import { publicError, requestIdFrom } from '../admission/public-error.ts';
 import type { Backups } from '../backup.ts';
 import {
   type ClientServices,

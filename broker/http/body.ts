@@ -8,7 +8,7 @@ import { join } from 'node:path';
 import type { Readable } from 'node:stream';
 import { Busboy, type BusboyInstance } from '@fastify/busboy';
 import getRawBody from 'raw-body';
-import type { Content } from '../../shared/api/index.ts';
+import type { Content } from '../../shared/api/route-table.ts';
 import { readStream } from '../../shared/backpressure.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';

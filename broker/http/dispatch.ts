@@ -2,8 +2,8 @@
 // reply.
 import type { IncomingMessage } from 'node:http';
 import type { Context } from 'koa';
-import type { Caller, Content, Handlers } from '../../shared/api/index.ts';
 import type { Route } from '../../shared/api/route.ts';
+import type { Caller, Content, Handlers } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Quota } from '../../shared/quota.ts';
@@ -19,7 +19,7 @@ import type { Idempotency } from '../admission/idempotency.ts';
 import { queryOf, type RawInput } from '../admission/parse-request.ts';
 import type { Rates } from '../admission/rate-limits.ts';
 import { type Proxies, plainAddress } from '../client-address.ts';
-import type { ConnectionLimiter } from '../connections.ts';
+import type { ConnectionLimiter } from '../connection-limiter.ts';
 import type { Keys } from '../keys/index.ts';
 import { localKey } from '../keys/rights.ts';
 import { bytesOf, openForm, readJson, type Spool } from './body.ts';

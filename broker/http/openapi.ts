@@ -8,8 +8,8 @@ import {
   type ZodOpenApiResponsesObject,
 } from 'zod-openapi';
 import { deliveryBody } from '../../shared/api/events.ts';
-import { allRoutes } from '../../shared/api/index.ts';
 import { idSchemas, named, type Route } from '../../shared/api/route.ts';
+import { allRoutes } from '../../shared/api/route-table.ts';
 import { types as webhookTypes } from '../../shared/api/webhooks.ts';
 import { type Code, codes } from '../../shared/errors.ts';
 import { version } from '../../shared/version.ts';

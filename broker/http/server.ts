@@ -11,7 +11,7 @@ import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import type { SecureContextOptions } from 'node:tls';
 import { newId } from '../../shared/ids.ts';
-import { type ConnectionLimiter, logAcceptErrors } from '../connections.ts';
+import { type ConnectionLimiter, logAcceptErrors } from '../connection-limiter.ts';
 import { type AppOptions, createApp, headersOfAll } from './app.ts';
 import { Clients } from './dispatch.ts';
 import { jsonType } from './reply.ts';

@@ -1,7 +1,8 @@
 // The REST handlers that make, change, rotate and revoke API keys. Only the hash of each secret is stored.
-import type { Caller, Handlers } from '../../shared/api/index.ts';
+
 import { keys as routes } from '../../shared/api/keys.ts';
 import type { KeyId } from '../../shared/api/route.ts';
+import type { Caller, Handlers } from '../../shared/api/route-table.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
@@ -10,9 +11,9 @@ import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history.ts';
 import { pageOf } from '../paging.ts';
 import type { Declared, Key, State } from '../state/index.ts';
+import { KeyUsage } from './last-used.ts';
 import { currentKey, endOf, holds, within } from './rights.ts';
 import { hashOf, newKeySecret, SecretIndex } from './secrets.ts';
-import { KeyUsage } from './usage.ts';
 
 /**
  * Most log lines per minute about requests of one address without a valid key;

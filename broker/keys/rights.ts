@@ -1,7 +1,8 @@
 // Decides what each key may do and on which machines,
 // by the documents that are committed or that a change finds.
-import type { Rights } from '../../shared/api/index.ts';
+
 import type { KeyId, MachineId, Scope } from '../../shared/api/route.ts';
+import type { Rights } from '../../shared/api/route-table.ts';
 import { after, iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Declared, Key, State } from '../state/index.ts';

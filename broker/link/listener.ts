@@ -18,16 +18,16 @@ import {
 import type { EnrollRequest__Output } from '../../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { LinkHandlers } from '../../proto/types/farhand/link/v1/Link.ts';
+import { callKey, linkService, shortenQueues } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
-import { callKey, linkService, shortenQueues } from '../../shared/rpc.ts';
 import type { Rates } from '../admission/rate-limits.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
-import { type ConnectionLimiter, logAcceptErrors } from '../connections.ts';
+import { type ConnectionLimiter, logAcceptErrors } from '../connection-limiter.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
 import type { JoinTokens } from '../join-tokens.ts';
+import type { AnswerStream } from './agent-calls.ts';
 import { type Authority, renewLeaves } from './authority.ts';
-import type { AnswerStream } from './calls.ts';
 import {
   type ConnectStream,
   type LinkServices,
@@ -35,9 +35,9 @@ import {
   messageBytes,
   serveConnect,
   textOf,
-} from './connect.ts';
-import { LinkLimits } from './limits.ts';
-import { widenWindows } from './windows.ts';
+} from './control-stream.ts';
+import { widenWindows } from './flow-control-windows.ts';
+import { LinkLimits } from './limits-per-minute.ts';
 
 export interface ListenerOptions {
   host: string;

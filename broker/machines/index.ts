@@ -1,7 +1,8 @@
 // The REST handlers of machines: their declared names and tags, reported facts,
 // and whether they are linked now.
-import type { Api, Handlers, Reply } from '../../shared/api/index.ts';
+
 import { includedIn, machines as routes } from '../../shared/api/machines.ts';
+import type { Api, Handlers, Reply } from '../../shared/api/route-table.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';

@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { existsSync, readFileSync, statSync } from 'node:fs';
 import { open, stat } from 'node:fs/promises';
 import { join } from 'node:path';
-import type { Handlers } from '../../shared/api/index.ts';
+import type { Handlers } from '../../shared/api/route-table.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
 import { home, shipped } from '../../shared/install-layout.ts';
 import { type Reached, scriptFor, type Words, wordsFor } from './install.ts';

@@ -1,7 +1,7 @@
 // Presence: which machines are linked now, with the stub that calls their agent.
 import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
+import type { AgentStub } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { AgentStub } from '../../shared/rpc.ts';
 
 /** The open link of a machine. */
 export interface Link {

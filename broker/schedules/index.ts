@@ -1,6 +1,7 @@
 // The REST handlers of schedules: declare and list schedules, run them by hand, and list their runs.
-import type { Api, Caller, Handlers, Input, Reply, Rights } from '../../shared/api/index.ts';
+
 import type { MachineId, ScheduleId } from '../../shared/api/route.ts';
+import type { Api, Caller, Handlers, Input, Reply, Rights } from '../../shared/api/route-table.ts';
 import { schedules as routes } from '../../shared/api/schedules.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -9,9 +10,9 @@ import type { Logger } from '../../shared/logger.ts';
 import { pageOf } from '../paging.ts';
 import type { Declared, Schedule } from '../state/index.ts';
 import { wordsOf } from './cron.ts';
-import { Firing } from './firing.ts';
-import { Launcher, type ScheduleContext } from './launch.ts';
-import type { ScheduleRun } from './records.ts';
+import { Launcher, type ScheduleContext } from './launch-run.ts';
+import { Firing } from './run-due-times.ts';
+import type { ScheduleRun } from './run-records.ts';
 import { checkedTimetable } from './timetable.ts';
 
 type Params = Input<Api['schedules']['create']>;

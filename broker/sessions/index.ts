@@ -1,17 +1,17 @@
 // Sessions: the REST handlers, and the entry points for terminal clients over WebSocket and gRPC.
-import type { Caller, Handlers, Input, Reply } from '../../shared/api/index.ts';
+
 import type { MachineId, SessionId } from '../../shared/api/route.ts';
+import type { Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
 import { sessions as routes } from '../../shared/api/sessions.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { isId, newId } from '../../shared/ids.ts';
-import { openTerminals } from '../../shared/limits.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { Acknowledgements } from '../link/acknowledge.ts';
+import { openTerminals } from '../../shared/process-limits.ts';
+import { Acknowledgements } from '../link/acknowledge-results.ts';
 import { filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { Link } from '../presence/index.ts';
-import { type Attachment, type AttachParams, attach, recordDetached, Tickets } from './clients.ts';
-import { type Session, SessionRecords, sessionOf } from './records.ts';
+import { type Attachment, type AttachParams, attach, recordDetached, Tickets } from './attach-clients.ts';
 import {
   emitEvent,
   endUnknown,
@@ -21,6 +21,7 @@ import {
   type SessionServices,
   sessionsOn,
 } from './session.ts';
+import { type Session, SessionRecords, sessionOf } from './session-records.ts';
 
 interface SessionSettings {
   /** Sessions that ended more than this many milliseconds ago are deleted. */

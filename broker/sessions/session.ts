@@ -5,8 +5,8 @@ import type { TerminalEvent__Output } from '../../proto/types/farhand/agent/v1/T
 import type { TerminalSpec } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
 import type { Deed } from '../../shared/api/audit.ts';
 import type { EventType } from '../../shared/api/events.ts';
-import type { Caller, Journal } from '../../shared/api/index.ts';
 import type { KeyId, MachineId } from '../../shared/api/route.ts';
+import type { Caller, Journal } from '../../shared/api/route-table.ts';
 import { Wake } from '../../shared/backpressure.ts';
 import { after, now, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -14,11 +14,11 @@ import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
-import type { Acknowledgements } from '../link/acknowledge.ts';
+import type { Acknowledgements } from '../link/acknowledge-results.ts';
 import type { Link, Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/index.ts';
-import type { Attached, Session, SessionRecords, Status } from './records.ts';
+import type { Attached, Session, SessionRecords, Status } from './session-records.ts';
 
 /** The parts of the broker that sessions use. */
 export interface SessionServices {

@@ -3,26 +3,33 @@ import { chmod, rm } from 'node:fs/promises';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { Server as TlsServer } from 'node:tls';
+import { takeDirectory } from '../../shared/directory-lock.ts';
 import { StartError } from '../../shared/errors.ts';
-import { takeDirectory } from '../../shared/lock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { isLoopback } from '../../shared/loopback.ts';
 import { Quota } from '../../shared/quota.ts';
 import { validKeyIn } from '../admission/authenticate.ts';
 import type { BrokerSettings } from '../config.ts';
-import { ConnectionLimiter, connectionLimits } from '../connections.ts';
-import { StreamsService } from '../grpc/index.ts';
+import { ConnectionLimiter, connectionLimits } from '../connection-limiter.ts';
+import { StreamsService } from '../grpc-api/index.ts';
 import type { AppOptions } from '../http/app.ts';
 import { Spool } from '../http/body.ts';
 import { createHttpServer } from '../http/server.ts';
-import { defaultSettings } from '../link/connect.ts';
+import { defaultSettings } from '../link/control-stream.ts';
 import { type AddService, type LinkListener, startListener } from '../link/listener.ts';
 import type { Sessions } from '../sessions/index.ts';
 import { certificateOf } from './certificate.ts';
-import { address, cannotListen, listen, stopServer, tracked } from './listening.ts';
-import { type Closers, type Opening, openRooms, type Rooms, type Status, type Tuning } from './rooms.ts';
+import {
+  type Closers,
+  type Opening,
+  openRooms,
+  type Rooms,
+  type Status,
+  type Tuning,
+} from './create-parts.ts';
+import { address, cannotListen, listen, stopServer, tracked } from './http-servers.ts';
 
-export type { Tuning } from './rooms.ts';
+export type { Tuning } from './create-parts.ts';
 
 export interface Broker {
   /** URL of the REST API; undefined with `local`. */

@@ -10,10 +10,10 @@ import { StartError } from '../../shared/errors.ts';
 import type { OutboxEntry } from '../history.ts';
 import { type Declared, type Documents, names, version } from './documents.ts';
 import { commandBack, StateFile, textOf } from './state-file.ts';
-import { StateTransaction } from './state-transaction.ts';
+import { StateTransaction } from './uncommitted-change.ts';
 
 export type { Declared, JoinToken, Key, Machine, Schedule, Webhook } from './documents.ts';
-export { foundBy, type StateTransaction } from './state-transaction.ts';
+export { foundBy, type StateTransaction } from './uncommitted-change.ts';
 
 /** Writes the outbox to history. Entries may be written a second time. */
 type Apply = (entries: readonly OutboxEntry[]) => Promise<void>;

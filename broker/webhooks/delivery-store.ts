@@ -1,8 +1,8 @@
 // Deliveries in history.db: a row for each event to be sent to a webhook,
 // with its attempts and next due time.
 import { createHash } from 'node:crypto';
-import type { Api, Reply } from '../../shared/api/index.ts';
 import type { WebhookId } from '../../shared/api/route.ts';
+import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
 import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history.ts';
 import { rowsSince } from '../history-table.ts';

@@ -4,7 +4,7 @@ import { mkdtempSync, readdirSync, readFileSync, readlinkSync, rmSync } from 'no
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
-import { withBroker } from '../../broker/cli/connect.ts';
+import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
 
 export interface Running {

@@ -9,7 +9,7 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { Agent, request } from 'undici';
-import { withBroker } from '../../broker/cli/connect.ts';
+import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { at, bench, cost, mebibytes, program, type Running } from './programs.ts';
 import { rounded, Table } from './race.ts';

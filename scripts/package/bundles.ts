@@ -99,7 +99,7 @@ export async function bundleLibrary(folder: string): Promise<void> {
   const outdir = join(folder, 'lib');
   const sdk = { sdk: 'shared/sdk/index.ts' };
   await build({ ...shape, entryPoints: sdk, outdir, platform: 'neutral' });
-  const grpc = { grpc: 'shared/grpc.ts' };
+  const grpc = { grpc: 'shared/grpc-client.ts' };
   const plugins = [oneLanguage, protosParsed, routesAsData, sdkBeside];
   await build({ ...shape, plugins, entryPoints: grpc, outdir, platform: 'node', banner: { js: banner } });
 }

@@ -1,6 +1,6 @@
 // REST route of the audit log, an append-only record of every call that changes or runs something.
 import * as z from 'zod';
-import { list } from './list.ts';
+import { list } from './define-list-route.ts';
 import { label, named, timestamp } from './route.ts';
 
 const entry = named('AuditEntry', {

@@ -1,8 +1,8 @@
 // REST routes of batches: one command on many machines.
 import * as z from 'zod';
 import { command, requestedBy, spec, wait } from './commands.ts';
+import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { list } from './list.ts';
 import { batchId, machineId, named, tagList, timestamp } from './route.ts';
 
 export const mostMachines = 10_000;

@@ -1,8 +1,8 @@
 // REST routes of commands: run, follow, send input, signal and cancel (spec 2.9, 4.5).
 import * as z from 'zod';
 import { signals } from '../signals.ts';
+import { list } from './define-list-route.ts';
 import { outgoing, single } from './define-route.ts';
-import { list } from './list.ts';
 import {
   commandId,
   label,

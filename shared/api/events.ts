@@ -1,7 +1,7 @@
 // REST routes of the event log, and the data of each event type (spec 6).
 import * as z from 'zod';
+import { list } from './define-list-route.ts';
 import { outgoing } from './define-route.ts';
-import { list } from './list.ts';
 import { machineId, named, type Scope, shownAs, timestamp } from './route.ts';
 import { groups, types as webhookTypes } from './webhooks.ts';
 

@@ -1,7 +1,7 @@
 // REST routes of join tokens, the secrets that new machines join with.
 import * as z from 'zod';
+import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { list } from './list.ts';
 import { deleted, joinTokenId, label, milliseconds, named, tags, timestamp } from './route.ts';
 
 const joinToken = named('JoinToken', {

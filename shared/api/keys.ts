@@ -1,7 +1,7 @@
 // REST routes of API keys (spec 5).
 import * as z from 'zod';
+import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { list } from './list.ts';
 import {
   deleted,
   instant,

@@ -1,7 +1,7 @@
 // REST routes of machines (spec 2.2, 2.3, 4.1).
 import * as z from 'zod';
+import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { list } from './list.ts';
 import { deleted, instant, label, machineId, named, queryNumber, tags, timestamp } from './route.ts';
 
 const machine = z.object({

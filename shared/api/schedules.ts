@@ -1,8 +1,8 @@
 // REST routes of schedules: commands by cron expression, and the history of their runs (spec 2.7, 2.8, 4.3).
 import * as z from 'zod';
 import { environment } from './commands.ts';
+import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { list } from './list.ts';
 import {
   commandId,
   deleted,

@@ -1,8 +1,8 @@
 // REST routes of sessions: terminals on machines that outlive their clients (spec 2.9, 4.5).
 import * as z from 'zod';
 import { environment, requestedBy } from './commands.ts';
+import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { list } from './list.ts';
 import { machineErrors, machineId, milliseconds, sessionId, text, timestamp } from './route.ts';
 
 export const sessionStatuses = ['PENDING', 'CONNECTED', 'GRACE_PERIOD', 'DISCONNECTED'] as const;

@@ -1,7 +1,7 @@
 // REST routes of webhooks: subscriptions to events, and their deliveries (spec 2.6, 4.4, 6).
 import * as z from 'zod';
+import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { list } from './list.ts';
 import { deleted, instant, machineId, named, type Scope, text, timestamp, webhookId } from './route.ts';
 
 /** The event types that a webhook can name, by family, with the scope that a key needs to read them. */

@@ -6,8 +6,8 @@ import { StartError } from '../errors.ts';
 import { readRegularJson } from '../regular-file.ts';
 import { examineDirectory } from './directory.ts';
 import { type Finding, fail, ok, reason } from './finding.ts';
-import { hostPortOf, reachBroker } from './reach.ts';
-import { unitState } from './unit.ts';
+import { hostPortOf, reachBroker } from './reachable-port.ts';
+import { unitState } from './service-state.ts';
 
 /**
  * Runs all checks of an agent; stops after those of the data directory if one of them fails. `broker`:

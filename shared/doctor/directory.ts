@@ -2,8 +2,8 @@
 import { stat, statfs } from 'node:fs/promises';
 import { join } from 'node:path';
 import { reasonOf } from '../system-errors.ts';
+import { refusedIn } from './directory-owner.ts';
 import { type Finding, fail, ok, warn } from './finding.ts';
-import { refusedIn } from './owner.ts';
 
 const gib = 1024 ** 3;
 

@@ -1,7 +1,7 @@
 // Types of the SDK's methods, their inputs and answers, derived from the table of routes.
 import type * as z from 'zod';
-import type { Api } from '../api/index.ts';
 import type { Route } from '../api/route.ts';
+import type { Api } from '../api/route-table.ts';
 import type { Attached } from './request.ts';
 import type { Terminal, TerminalSettings } from './terminal.ts';
 

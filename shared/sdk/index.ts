@@ -1,12 +1,13 @@
 // The TypeScript SDK: a client with one method per REST route, for Node and browsers (fetch, WebSocket).
-import { allRoutes } from '../api/index.ts';
-import type { Route } from '../api/route.ts';
 
-import { checkedBody } from './body.ts';
+import type { Route } from '../api/route.ts';
+import { allRoutes } from '../api/route-table.ts';
+
+import { checkedBody } from './body-length.ts';
 import type { CallSettings, ListResult, Namespaces } from './call-types.ts';
-import { envelopeOf, failureOf } from './failure.ts';
-import { type FollowOptions, follow } from './follow.ts';
-import { Lazy } from './lazy.ts';
+import { envelopeOf, failureOf } from './error.ts';
+import { type FollowOptions, follow } from './follow-events.ts';
+import { Lazy } from './lazy-result.ts';
 import { allItems } from './pages.ts';
 import { type Attached, type Connection, prepare } from './request.ts';
 import { send, textOf } from './send.ts';
@@ -22,7 +23,7 @@ export type {
   Stream,
   UploadContent,
 } from './call-types.ts';
-export { FarhandError } from './failure.ts';
+export { FarhandError } from './error.ts';
 export type { Ending, Terminal, TerminalNote, TerminalSettings } from './terminal.ts';
 export { SignatureError, verifyWebhook, type WebhookDelivery, type WebhookEvent } from './webhook.ts';
 

@@ -1,7 +1,7 @@
 // Sends an HTTP request, and retries it if a repeat is safe.
 import { backoff } from '../backoff.ts';
 import { sleep } from '../clock.ts';
-import { FarhandError, failureOf, noAnswer, reasonOf } from './failure.ts';
+import { FarhandError, failureOf, noAnswer, reasonOf } from './error.ts';
 import type { Connection, Prepared } from './request.ts';
 
 /** Ceilings of the random delay between attempts in milliseconds; the ceiling doubles with each attempt. */

@@ -1,8 +1,8 @@
 // Runs systemctl, journalctl and other programs of the system, and reads the state and log of a service.
 import { existsSync } from 'node:fs';
 import { execa } from 'execa';
-import { clean } from '../clean.ts';
 import { StartError } from '../errors.ts';
+import { clean } from '../sanitize-text.ts';
 
 export interface State {
   /** `active`, `activating`, `failed` or `inactive`. */

@@ -15,7 +15,7 @@ import {
   stateOf,
   systemdVersion,
 } from './control.ts';
-import { place } from './files.ts';
+import { place } from './root-files.ts';
 import { type UnitValues, unitText } from './unit.ts';
 
 export interface Service {

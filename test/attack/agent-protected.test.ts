@@ -17,10 +17,10 @@ import {
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { requiredCapabilities } from '../../agent/capabilities.ts';
+import { requiredCapabilities } from '../../agent/allowed-capabilities.ts';
 import { createFiles, type Files } from '../../agent/files/index.ts';
 import { protectedPathsOf } from '../../agent/protected-paths.ts';
-import { type AgentCall, type MethodShape, methods } from '../../shared/rpc.ts';
+import { type AgentCall, type MethodShape, methods } from '../../shared/agent-rpcs.ts';
 import { leapingClock } from '../command-bench.ts';
 import { call as asCall, mayMount, refused } from '../files-disk.ts';
 import { type Answer, type House, openHouse, quiet, temporaryFolder } from '../house.ts';

@@ -7,7 +7,7 @@ import { text } from 'node:stream/consumers';
 import { gzipSync } from 'node:zlib';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, onTestFinished, test, vi } from 'vitest';
-import { ConnectionLimiter } from '../../broker/connections.ts';
+import { ConnectionLimiter } from '../../broker/connection-limiter.ts';
 import { beginKeyedFirst, keylessPerTurn } from '../../broker/http/server.ts';
 import type { Tuning } from '../../broker/start/index.ts';
 import {

@@ -5,8 +5,8 @@ import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test } from 'vitest';
 import type { AnswerStream } from '../../agent/link/dial.ts';
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
+import { frameOf } from '../../shared/agent-rpcs.ts';
 import { newId } from '../../shared/ids.ts';
-import { frameOf } from '../../shared/rpc.ts';
 import { type AgentHandle, type House, openHouse, temporaryFolder } from '../house.ts';
 import {
   connectScripted,

@@ -4,10 +4,10 @@ import { createHash, generateKeyPairSync } from 'node:crypto';
 import { dirname } from 'node:path';
 import { Client, credentials, status as grpcStatus, Metadata } from '@grpc/grpc-js';
 import { expect, test, vi } from 'vitest';
-import { api } from '../../shared/api/index.ts';
+import { callKey, linkServerName, linkService, methods, streamsService } from '../../shared/agent-rpcs.ts';
 import { type IdNoun, type Route, type Scope, scopes } from '../../shared/api/route.ts';
+import { api } from '../../shared/api/route-table.ts';
 import { rawPublicKey } from '../../shared/identity-proof.ts';
-import { callKey, linkServerName, linkService, methods, streamsService } from '../../shared/rpc.ts';
 import {
   type Ask,
   addressOf,

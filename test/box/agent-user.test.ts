@@ -11,7 +11,7 @@ import {
 } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { plan } from '../../agent/processes/plan.ts';
+import { plan } from '../../agent/processes/launch-plan.ts';
 import { openHouse, temporaryFolder } from '../house.ts';
 
 const asRoot = process.getuid?.() === 0;

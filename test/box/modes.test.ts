@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import { readdirSync, readFileSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { withBroker } from '../../broker/cli/connect.ts';
+import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { temporaryFolder } from '../house.ts';
 import { program } from '../programs.ts';

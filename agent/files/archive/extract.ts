@@ -9,10 +9,10 @@ import {
   pathOfEntry,
   type TarEntry,
 } from '../../../shared/tar/index.ts';
-import { PrivateDirectory } from '../atomic/directory.ts';
-import type { Journal } from '../atomic/journal.ts';
 import { NewFile, seconds } from '../atomic/new-file.ts';
-import { linkAs } from '../atomic/place.ts';
+import { linkAs } from '../atomic/rename-into-place.ts';
+import { PrivateDirectory } from '../atomic/temporary-directory.ts';
+import type { Journal } from '../atomic/temporary-files-journal.ts';
 import * as fs from '../confine/fs.ts';
 import { type Bytes, parentOf, toText } from '../confine/request-path.ts';
 import type { Tree, TreeDirectory } from './tree.ts';

@@ -6,13 +6,13 @@ import { pipeline } from 'node:stream/promises';
 import { createGzip } from 'node:zlib';
 import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../../shared/tar/index.ts';
-import { hasChanged, openContents } from '../confine/contents.ts';
 import { type BigIntStats, type Confined, readlink, stat } from '../confine/fs.ts';
-import { holdsFiles } from '../confine/kernel.ts';
+import { holdsFiles } from '../confine/kernel-file-systems.ts';
+import { hasChanged, openContents } from '../confine/open-regular-file.ts';
 import { type Bytes, fault, toText } from '../confine/request-path.ts';
 import { type Step, walk } from '../confine/walk.ts';
 import { describe } from '../describe.ts';
-import type { Disk, Operation } from '../operation.ts';
+import type { Disk, Operation } from '../operation-handler.ts';
 import type { Users } from '../users-groups.ts';
 
 const chunkBytes = 256 * 1024;

@@ -5,13 +5,13 @@ import type { WriteArchiveCommit__Output } from '../../../proto/types/farhand/ag
 import type { WriteArchiveOpen__Output } from '../../../proto/types/farhand/agent/v1/WriteArchiveOpen.ts';
 import type { WriteArchiveResponse } from '../../../proto/types/farhand/agent/v1/WriteArchiveResponse.ts';
 import { readTar } from '../../../shared/tar/index.ts';
-import { PrivateDirectory } from '../atomic/directory.ts';
-import { place } from '../atomic/place.ts';
+import { place } from '../atomic/rename-into-place.ts';
+import { PrivateDirectory } from '../atomic/temporary-directory.ts';
 import * as fs from '../confine/fs.ts';
 import { fault, type Target } from '../confine/request-path.ts';
 import type { PathEntry } from '../confine/resolve.ts';
 import { describe } from '../describe.ts';
-import type { Disk } from '../operation.ts';
+import type { Disk } from '../operation-handler.ts';
 import type { Upload } from '../upload.ts';
 import { Extractor } from './extract.ts';
 import { Tree } from './tree.ts';

@@ -4,8 +4,8 @@ import { errnoOf } from '../../../shared/errors.ts';
 import * as fs from '../confine/fs.ts';
 import { type Bytes, fault } from '../confine/request-path.ts';
 import type { PathEntry } from '../confine/resolve.ts';
-import type { Journal, TemporaryName } from './journal.ts';
-import { linkAs } from './place.ts';
+import { linkAs } from './rename-into-place.ts';
+import type { Journal, TemporaryName } from './temporary-files-journal.ts';
 
 /** Bytes written between two flushes. */
 const flushBytes = 64 * 1024 * 1024;

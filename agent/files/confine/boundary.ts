@@ -6,7 +6,7 @@ import { access, realpath, stat } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { AppError, fromErrno } from '../../../shared/errors.ts';
 import { type BigIntStats, type Confined, identityOf } from './fs.ts';
-import { showsProcess } from './kernel.ts';
+import { showsProcess } from './kernel-file-systems.ts';
 import { lineageOf, type ProtectedInode, ProtectedInodes } from './protected-inodes.ts';
 import { type Bytes, bytes, fault, fromText } from './request-path.ts';
 

@@ -8,8 +8,8 @@ import type { IsProtected } from '../confine/boundary.ts';
 import { type BigIntStats, type Confined, child, identityOf, lookAt } from '../confine/fs.ts';
 import { type Bytes, bytes } from '../confine/request-path.ts';
 import type { Confinement, PathEntry } from '../confine/resolve.ts';
-import type { Operation } from '../operation.ts';
-import { type Folder, type Kind, Watched } from './watched.ts';
+import type { Operation } from '../operation-handler.ts';
+import { type Folder, type Kind, Watched } from './watched-directories.ts';
 
 /** Most changed names that wait for the client. More are reported as an overflow. */
 const mostWaiting = 10_000;

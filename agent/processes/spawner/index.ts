@@ -6,9 +6,9 @@ import { after, monotonic } from '../../../shared/clock.ts';
 import { AppError } from '../../../shared/errors.ts';
 import { compileCache, spawnerProgram } from '../../../shared/install-layout.ts';
 import type { Logger } from '../../../shared/logger.ts';
-import type { Leader } from '../census.ts';
-import { marker } from '../plan.ts';
-import { killTree, Tree } from '../tree.ts';
+import { killTree, Tree } from '../kill-tree.ts';
+import { marker } from '../launch-plan.ts';
+import type { Leader } from '../process-list.ts';
 import type { Exited, SpawnReport, SpawnRequest } from './messages.ts';
 
 /** The first process of a command or terminal, a child of the spawner. */

@@ -6,14 +6,14 @@ import type { KeepTerminalRequest__Output } from '../../../proto/types/farhand/a
 import type { OpenTerminalRequest__Output } from '../../../proto/types/farhand/agent/v1/OpenTerminalRequest.ts';
 import type { TerminalEvent } from '../../../proto/types/farhand/agent/v1/TerminalEvent.ts';
 import type { TerminalSpec__Output } from '../../../proto/types/farhand/agent/v1/TerminalSpec.ts';
+import { type AgentCall, gaveUp } from '../../../shared/agent-rpcs.ts';
 import { AppError, fromErrno } from '../../../shared/errors.ts';
-import { type AgentCall, gaveUp } from '../../../shared/rpc.ts';
-import { leaving } from '../follow.ts';
-import { terminalPlan } from '../plan.ts';
-import { type Parts, type Prepared, ProcessTable } from '../table.ts';
-import type { Client } from './client.ts';
+import { leaving } from '../follow-output.ts';
+import { terminalPlan } from '../launch-plan.ts';
+import { type Parts, type Prepared, ProcessTable } from '../process-table.ts';
 import { checkedSize, Pty, type PtyMaker } from './pty.ts';
 import { Terminal } from './terminal.ts';
+import type { Client } from './terminal-client.ts';
 
 interface TerminalParts extends Parts {
   /** Undefined if the pseudo terminal addon does not exist for this machine. */

@@ -6,8 +6,8 @@ import { ReadStream } from 'node:tty';
 import { sleep } from '../../../shared/clock.ts';
 import { AppError, errnoOf } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
-import type { Plan } from '../plan.ts';
-import { drain, Pump, type Sink } from '../pump.ts';
+import { drain, Pump, type Sink } from '../copy-output.ts';
+import type { Plan } from '../launch-plan.ts';
 import type { Stdio } from '../running-process.ts';
 
 export interface Size {

@@ -2,7 +2,7 @@
 
 import { Backpressure, type Wake } from '../../../shared/backpressure.ts';
 import { AppError } from '../../../shared/errors.ts';
-import { terminalReplayBytes } from '../../../shared/limits.ts';
+import { terminalReplayBytes } from '../../../shared/process-limits.ts';
 
 interface Block {
   start: number;

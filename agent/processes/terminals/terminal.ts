@@ -1,10 +1,10 @@
 // One terminal: its output, the calls that keep it alive, and its clients.
 import { after } from '../../../shared/clock.ts';
 import type { Exit } from '../journal.ts';
-import { Tracked } from '../table.ts';
-import { Client, type Watched } from './client.ts';
+import { Tracked } from '../process-table.ts';
 import type { Pty, Size } from './pty.ts';
 import { fellOut, Scrollback } from './scrollback.ts';
+import { Client, type Watched } from './terminal-client.ts';
 
 export interface TerminalLimits {
   terminalWindowBytes: number;

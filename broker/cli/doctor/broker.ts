@@ -1,11 +1,11 @@
 // Examines a broker from this machine: its address, certificate, key, version, ports and machines.
 import { mostSkewMs, now } from '../../../shared/clock.ts';
 import { type Finding, fail, ok, reason, warn } from '../../../shared/doctor/finding.ts';
-import { hostPortOf, reachPort } from '../../../shared/doctor/reach.ts';
+import { hostPortOf, reachPort } from '../../../shared/doctor/reachable-port.ts';
 import { StartError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError, type FarhandOptions } from '../../../shared/sdk/index.ts';
 import { version } from '../../../shared/version.ts';
-import { brokerUrl, createClient, transportOf, type Where } from '../connect.ts';
+import { brokerUrl, createClient, transportOf, type Where } from '../connect-to-broker.ts';
 import { clean, span } from '../print.ts';
 
 const setClock = 'follow a time server (timedatectl set-ntp true)';

@@ -2,12 +2,12 @@
 import type { Command } from 'commander';
 import { UsageError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
-import { where, withBroker } from '../connect.ts';
-import { findMachine } from '../names.ts';
+import { where, withBroker } from '../connect-to-broker.ts';
+import { findMachine } from '../find-by-name.ts';
 import { hint, print, printJson } from '../print.ts';
 import { given, localVerb } from '../verb.ts';
 import * as one from './follow.ts';
-import { hasInput, sendInput } from './input.ts';
+import { hasInput, sendInput } from './send-stdin.ts';
 
 const notes = `
 One word after -- is a line of shell; several are a program and its arguments.

@@ -1,9 +1,9 @@
 // Runs a command on many machines: prints each line of output after the name of its machine, then a summary.
 import { UsageError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
-import { readInput } from '../ask.ts';
-import { findMachine, machineNames } from '../names.ts';
+import { findMachine, machineNames } from '../find-by-name.ts';
 import { clean, cleanLines, hint, print, printJson } from '../print.ts';
+import { readInput } from '../prompt.ts';
 import { given } from '../verb.ts';
 import * as one from './follow.ts';
 

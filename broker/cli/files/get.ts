@@ -7,8 +7,8 @@ import type { Farhand } from '../../../shared/sdk/index.ts';
 import { atPath } from '../../../shared/system-errors.ts';
 import { write } from '../stdio.ts';
 import { extractNew, writeChunks } from './archive.ts';
-import { assertDistinct, nameOf, type RemotePath, resolve } from './paths.ts';
 import { tarBytes, withProgress } from './progress.ts';
+import { assertDistinct, nameOf, type RemotePath, resolve } from './remote-path.ts';
 
 /**
  * Fetches sources into `to` if that is a directory, otherwise the only source as `to`; - is standard output.

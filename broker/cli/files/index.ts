@@ -2,12 +2,12 @@
 import type { Command } from 'commander';
 import { UsageError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
-import { confirm } from '../ask.ts';
 import { hint, print, printJson, size, table } from '../print.ts';
+import { confirm } from '../prompt.ts';
 import { printView } from '../route-verb.ts';
 import { copyOut, Exit, Interrupted, onStop } from '../stdio.ts';
 import { type Common, given, verb } from '../verb.ts';
-import { inside, isRemote, resolve } from './paths.ts';
+import { inside, isRemote, resolve } from './remote-path.ts';
 
 type Entry = Awaited<ReturnType<Farhand['files']['stat']>>;
 

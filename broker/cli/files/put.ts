@@ -8,8 +8,8 @@ import type { Farhand } from '../../../shared/sdk/index.ts';
 import { atPath } from '../../../shared/system-errors.ts';
 import { Interrupted } from '../stdio.ts';
 import { pack } from './archive.ts';
-import { assertDistinct, below, isDirectory, type RemotePath, resolve } from './paths.ts';
 import { type Progress, tarBytes, withProgress } from './progress.ts';
+import { assertDistinct, below, isDirectory, type RemotePath, resolve } from './remote-path.ts';
 
 /** Parameters of an upload, named as in the API. */
 interface Params {

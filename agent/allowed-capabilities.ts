@@ -1,0 +1,37 @@
+// The capabilities that the machine's owner allows the agent. No broker can extend them.
+import type { Method } from '../shared/agent-rpcs.ts';
+
+export const allCapabilities = ['metrics', 'files:read', 'files:write', 'exec', 'terminal', 'user'] as const;
+/** `user` allows commands to run as another user than the agent's own. */
+export type Capability = (typeof allCapabilities)[number];
+
+/**
+ * Capabilities of each rpc, of which the agent needs at least one. A new rpc without an entry does not
+ * compile.
+ */
+export const requiredCapabilities: Record<Method, readonly [Capability, ...Capability[]]> = {
+  GetMetrics: ['metrics'],
+  ListFiles: ['files:read'],
+  ReadFile: ['files:read'],
+  WriteFile: ['files:write'],
+  StatFile: ['files:read'],
+  MakeDirectory: ['files:write'],
+  RemoveFile: ['files:write'],
+  MoveFile: ['files:write'],
+  CopyFile: ['files:write'],
+  ChangeFile: ['files:write'],
+  TouchFile: ['files:write'],
+  ReadArchive: ['files:read'],
+  WriteArchive: ['files:write'],
+  SearchFiles: ['files:read'],
+  WatchFiles: ['files:read'],
+  StartProcess: ['exec'],
+  FollowProcess: ['exec'],
+  WriteInput: ['exec'],
+  SignalProcess: ['exec'],
+  OpenTerminal: ['terminal'],
+  KeepTerminal: ['terminal'],
+  AttachTerminal: ['terminal'],
+  KillProcess: ['exec', 'terminal'],
+  ForgetProcesses: ['exec', 'terminal'],
+};

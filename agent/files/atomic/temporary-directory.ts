@@ -1,0 +1,63 @@
+// A private temporary directory beside a source or destination, which only the agent's user can enter.
+// It is removed with its content at the end, or at the next start if the agent is killed.
+import { posix } from 'node:path';
+import { fromErrno } from '../../../shared/errors.ts';
+import { type Confined, child, isEmpty, mkdir, type Pinned, pin } from '../confine/fs.ts';
+import { fault, toText } from '../confine/request-path.ts';
+import { clear } from '../empty-directory.ts';
+import { type Journal, markOf, type TemporaryName } from './temporary-files-journal.ts';
+
+export class PrivateDirectory implements AsyncDisposable {
+  readonly #name: TemporaryName;
+  readonly #pinned: Pinned;
+
+  private constructor(name: TemporaryName, pinned: Pinned) {
+    this.#name = name;
+    this.#pinned = pinned;
+  }
+
+  /** Creates the temporary directory in `directory`, which must stay open until the end. */
+  static async open(directory: Confined, journal: Journal): Promise<PrivateDirectory> {
+    const name = await journal.reserve(directory);
+    try {
+      await mkdir(name.at, 0o700);
+      return new PrivateDirectory(name, await enter(name));
+    } catch (error) {
+      await name.release(true);
+      throw fromErrno(error, toText(posix.dirname(name.path)));
+    }
+  }
+
+  /** The path of a name in the temporary directory. The name is free at first. */
+  content(name = 'content'): Confined {
+    return child(this.#pinned.at, name);
+  }
+
+  /** Removes the directory with its content. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    using pinned = this.#pinned;
+    const never = new AbortController().signal;
+    await this.#name.release(true, () =>
+      clear(pinned.at, undefined, { path: this.#name.path, signal: never, own: true }),
+    );
+  }
+}
+
+/**
+ * Opens the new directory and checks its owner. Another user with write access to its parent could have
+ * replaced it, and the agent must not empty a directory of another user.
+ */
+async function enter(name: TemporaryName): Promise<Pinned> {
+  const pinned = await pin(name.at);
+  try {
+    const stats = await pinned.stat();
+    const ours = stats.isDirectory() && Number(stats.uid) === process.geteuid?.();
+    if (!ours || !(await isEmpty(pinned.at)))
+      throw fault('conflict', name.path, 'was replaced meanwhile, try again');
+    await name.mark(markOf(stats));
+    return pinned;
+  } catch (error) {
+    pinned[Symbol.dispose]();
+    throw error;
+  }
+}

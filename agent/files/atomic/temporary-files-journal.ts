@@ -1,0 +1,173 @@
+// A journal of the agent's temporary files, which lie beside their targets anywhere on the disk. After a kill
+// the agent removes them at its next start. Append-only, one line per file: "+" added, "*" a directory with
+// the mark that identifies it, "-" removed.
+import { randomUUID } from 'node:crypto';
+import { appendFile, mkdir, open, readFile, rename, truncate, writeFile } from 'node:fs/promises';
+import { join, posix } from 'node:path';
+import { sleep } from '../../../shared/clock.ts';
+import { errnoOf } from '../../../shared/errors.ts';
+import type { Logger } from '../../../shared/logger.ts';
+import type { BigIntStats, Confined } from '../confine/fs.ts';
+import * as fs from '../confine/fs.ts';
+import { type Bytes, bytes, toText } from '../confine/request-path.ts';
+import { clear } from '../empty-directory.ts';
+
+const prefix = '.farhand-';
+/** Bytes beyond which the journal is rewritten, unless it was empty meanwhile. */
+const largest = 256 * 1024;
+/** Longest wait for removals at the start, in milliseconds: a dead network disk must not block the start. */
+const longestRemoval = 5_000;
+
+/** Identifies a directory by inode and birth time. Device numbers may change when the machine restarts. */
+export const markOf = ({ ino, birthtimeNs }: BigIntStats): string => `${ino}-${birthtimeNs}`;
+
+const line = (sign: '+' | '*' | '-', path: Bytes, mark = ''): string =>
+  `${sign}${bytes(path).toString('base64url')}${mark && ` ${mark}`}\n`;
+
+/** A random temporary name, recorded in the journal. */
+export interface TemporaryName {
+  at: Confined;
+  /** Absolute path of the name, for the journal and for messages. */
+  path: Bytes;
+  /** Records that the name is a directory. The directory may be filled only after this has resolved. */
+  mark(mark: string): Promise<void>;
+  /**
+   * Removes the file or directory; `empty` removes its content first. Never rejects: the next start tries
+   * again.
+   */
+  release(directory: boolean, empty?: () => Promise<void>): Promise<void>;
+}
+
+export class Journal {
+  readonly #path: string;
+  readonly #log: Logger;
+  #size = 0;
+  readonly #live = new Map<Bytes, string>();
+  #turn: Promise<void> = Promise.resolve();
+
+  private constructor(path: string, log: Logger) {
+    this.#path = path;
+    this.#log = log;
+  }
+
+  /** Removes the temporary files of a killed agent, then creates an empty journal. */
+  static async open(directory: string, log: Logger): Promise<Journal> {
+    await mkdir(directory, { recursive: true, mode: 0o700 });
+    const path = join(directory, 'temporary.journal');
+    const left = [...(await leftovers(path))].map(([file, mark]) => remove(file, mark, log));
+    await Promise.race([Promise.all(left), sleep(longestRemoval)]);
+    await writeFile(path, '', { mode: 0o600 });
+    return new Journal(path, log);
+  }
+
+  /** Reserves a free name in an open directory. Resolves when the name is in the journal. */
+  async reserve(directory: Confined): Promise<TemporaryName> {
+    const name = prefix + randomUUID();
+    const at = fs.child(directory, name);
+    const path = `${await fs.readlink(directory)}/${name}`;
+    await this.#add(path);
+    return {
+      at,
+      path,
+      mark: (mark) => this.#add(path, mark),
+      release: async (isDirectory, empty) => {
+        try {
+          await empty?.();
+          await fs.drop(at, isDirectory);
+          await this.#remove(path);
+        } catch (error) {
+          this.#log.warn({ err: error, path: toText(path) }, 'a temporary file stays behind');
+        }
+      },
+    };
+  }
+
+  /** Resolves when the line is durable. */
+  #add(path: Bytes, mark = ''): Promise<void> {
+    this.#live.set(path, mark);
+    return this.#inTurn(() => this.#append(line(mark ? '*' : '+', path, mark), true));
+  }
+
+  #remove(path: Bytes): Promise<void> {
+    this.#live.delete(path);
+    return this.#inTurn(async () => {
+      if (this.#live.size === 0) {
+        await truncate(this.#path);
+        this.#size = 0;
+      }
+      // This line need not be durable, because the file is already removed.
+      else await this.#append(line('-', path), false);
+      if (this.#size > largest) await this.#rewrite();
+    });
+  }
+
+  #inTurn(work: () => Promise<void>): Promise<void> {
+    const done = this.#turn.then(work);
+    this.#turn = done.catch(() => undefined);
+    return done;
+  }
+
+  /** Opens the journal for each line, so that nothing has to be closed at the end. */
+  async #append(text: string, flush: boolean): Promise<void> {
+    await appendFile(this.#path, text, { flush });
+    this.#size += text.length;
+  }
+
+  async #rewrite(): Promise<void> {
+    const text = [...this.#live].map(([path, mark]) => line(mark ? '*' : '+', path, mark)).join('');
+    await writeFile(`${this.#path}.new`, text, { mode: 0o600, flush: true });
+    await rename(`${this.#path}.new`, this.#path);
+    this.#size = text.length;
+  }
+}
+
+/**
+ * The files that a killed agent left, with marks. A line cut off by the crash is ignored: its file was never
+ * made.
+ */
+async function leftovers(path: string): Promise<Map<Bytes, string>> {
+  const text = await readFile(path, 'utf8').catch((error: unknown) => {
+    if (errnoOf(error) === 'ENOENT') return '';
+    throw error;
+  });
+  const live = new Map<Bytes, string>();
+  for (const entry of text.split('\n').slice(0, -1)) {
+    const [path = '', mark = ''] = entry.slice(1).split(' ');
+    const left = Buffer.from(path, 'base64url').toString('latin1');
+    if (/^[+*]/.test(entry)) live.set(left, mark);
+    else live.delete(left);
+  }
+  return live;
+}
+
+/**
+ * Removes a leftover only if it is a file or directory with the agent's prefix, owned by the agent's user.
+ */
+async function remove(path: Bytes, mark: string, log: Logger): Promise<void> {
+  const name = posix.basename(path);
+  if (!name.startsWith(prefix)) return;
+  try {
+    const above = bytes(posix.dirname(path));
+    using directory = new fs.Pinned(await open(above, fs.pathOnly | fs.O_DIRECTORY | fs.O_NOFOLLOW));
+    const at = fs.child(directory.at, name);
+    const stats = await fs.lstat(at);
+    if (Number(stats.uid) !== process.geteuid?.()) return;
+    if (stats.isDirectory()) await empty(at, mark, path);
+    else if (!stats.isFile()) return;
+    await fs.drop(at, stats.isDirectory());
+    log.info({ path: toText(path) }, 'removed a temporary file of an earlier run');
+  } catch (error) {
+    if (errnoOf(error) !== 'ENOENT')
+      log.warn({ err: error, path: toText(path) }, 'a temporary file stays behind');
+  }
+}
+
+/**
+ * Empties a leftover directory only if its mark fits. Another user with write access to its parent could have
+ * given the name to another directory.
+ */
+async function empty(at: Confined, mark: string, path: Bytes): Promise<void> {
+  using pinned = await fs.pin(at);
+  if (markOf(await pinned.stat()) !== mark) return;
+  await clear(pinned.at, undefined, { path, signal: new AbortController().signal, own: true });
+}

@@ -1,0 +1,43 @@
+// Changes mode, owner or group of a file or directory. Symlinks are followed, and the file opened first is
+// changed even if it is renamed meanwhile.
+import { AppError } from '../../shared/errors.ts';
+import { chmod, chown, stat } from './confine/fs.ts';
+import { assertFolder, assertMode } from './confine/request-path.ts';
+import { describe } from './describe.ts';
+import type { Operation, RequestOf } from './operation-handler.ts';
+import type { Users } from './users-groups.ts';
+
+/** chown(2) leaves an id unchanged if it is -1. */
+const unchanged = -1;
+
+export const changeFile: Operation<'changeFile'> = async (disk, request, target, signal) => {
+  assertMode(request.mode);
+  assertChange(request);
+  const users = await disk.users();
+  const { uid, gid } = ownerOf(request, users);
+  await using entry = await disk.writing.entry(target.path);
+  const { at, stats } = entry.present;
+  assertFolder(target, stats);
+  signal.throwIfAborted();
+  // The mode is set second, because a change of owner clears setuid and setgid.
+  if (uid !== unchanged || gid !== unchanged) await chown(at, uid, gid);
+  if (request.mode !== undefined) await chmod(at, request.mode);
+  return { entry: describe(target.path, await stat(at), users, entry.link) };
+};
+
+/** Throws if nothing is to change: the call would only return stats, which needs another capability. */
+function assertChange({ mode, owner, group }: RequestOf<'changeFile'>): void {
+  if ([mode, owner, group].every((one) => one === undefined))
+    throw new AppError('invalid_request', 'nothing to change: give mode, owner or group');
+}
+
+function ownerOf({ owner, group }: RequestOf<'changeFile'>, users: Users): { uid: number; gid: number } {
+  const uid = owner === undefined ? unchanged : users.users.numberOf(owner);
+  const gid = group === undefined ? unchanged : users.groups.numberOf(group);
+  if (uid !== undefined && gid !== undefined) return { uid, gid };
+  const issues = [
+    ...(uid === undefined ? [{ path: 'owner', message: `no user "${owner}" on this machine` }] : []),
+    ...(gid === undefined ? [{ path: 'group', message: `no group "${group}" on this machine` }] : []),
+  ];
+  throw new AppError('validation_failed', issues.map(({ message }) => message).join('; '), { issues });
+}

@@ -1,0 +1,68 @@
+// Opens regular files to read their bytes: files named by a request, and files found by a walk.
+import { errnoOf } from '../../../shared/errors.ts';
+import type { Boundary } from './boundary.ts';
+import { type BigIntStats, identify, identityOf, O_NOFOLLOW, type Pinned, pin, readOnly } from './fs.ts';
+import { holdsMemory } from './kernel-file-systems.ts';
+import { fault, type Target } from './request-path.ts';
+import type { Confinement } from './resolve.ts';
+import type { Step } from './walk.ts';
+
+export interface Contents extends Disposable {
+  file: Pinned;
+  stats: BigIntStats;
+}
+
+const contentsOf = (file: Pinned, stats: BigIntStats): Contents => ({
+  file,
+  stats,
+  [Symbol.dispose]: () => file[Symbol.dispose](),
+});
+
+/**
+ * Whether a change may affect the bytes up to `end`. A file that only grew has not changed there.
+ * The same size with another modification time counts as a change.
+ */
+export function hasChanged(then: BigIntStats, now: BigIntStats, end: bigint | number = then.size): boolean {
+  return now.size < end || (now.size === then.size && now.mtimeNs !== then.mtimeNs);
+}
+
+/** Opens the file that a request names. Other types of files are refused without being opened for reading. */
+export async function openTarget(
+  confinement: Confinement,
+  { path, folder }: Target,
+): Promise<Contents & { link: string | undefined }> {
+  await using entry = await confinement.entry(path);
+  const { at, stats } = entry.present;
+  if (stats.isDirectory()) throw fault('is_a_directory', path, 'is a directory');
+  if (!stats.isFile()) throw fault('unsupported_file', path, 'not a regular file');
+  if (folder) throw fault('not_a_directory', path, 'not a directory');
+  if (await holdsMemory(entry.name, at, stats))
+    throw fault('unsupported_file', path, 'the memory of a process');
+  // Opens the same inode again, now for reading.
+  return { ...contentsOf(await pin(at, readOnly), stats), link: entry.link };
+}
+
+/** Opens a file found by a walk. Undefined if it is gone, is no regular file by now, or is protected. */
+export async function openContents(step: Step, boundary: Boundary): Promise<Contents | undefined> {
+  const file = await pin(step.at, readOnly | O_NOFOLLOW).catch(unlessOther);
+  if (!file) return undefined;
+  let contents: Contents | undefined;
+  try {
+    const stats = await file.stat();
+    // The walk has checked the file that had this name before. If another file has it now, that is checked
+    // too.
+    const isOther = identityOf(step.stats) !== identityOf(stats);
+    const isProtected =
+      isOther && (await boundary.protection())(await identify(step.parent), step.name, stats);
+    if (stats.isFile() && !isProtected && !(await holdsMemory(step.name, file.at, stats)))
+      contents = contentsOf(file, stats);
+    return contents;
+  } finally {
+    if (!contents) file[Symbol.dispose]();
+  }
+}
+
+/** Ignores the errors of a file that is gone or is a symlink, socket or device by now. */
+function unlessOther(error: unknown): undefined {
+  if (!['ENOENT', 'ELOOP', 'ENXIO', 'ENODEV'].includes(errnoOf(error) ?? '')) throw error;
+}

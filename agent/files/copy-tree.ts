@@ -1,0 +1,206 @@
+// Copies a file or tree to a name in a private directory: bytes, modes, times, and symlinks as symlinks.
+// The copy is durable when the function resolves.
+import { posix } from 'node:path';
+import { fromErrno } from '../../shared/errors.ts';
+import { Flushes, keepOwner, NewFile, seconds } from './atomic/new-file.ts';
+import type { Boundary } from './confine/boundary.ts';
+import * as fs from './confine/fs.ts';
+import { holdsFiles, holdsMemory } from './confine/kernel-file-systems.ts';
+import { hasChanged } from './confine/open-regular-file.ts';
+import { type Bytes, fault, toText } from './confine/request-path.ts';
+import { type Step, walk } from './confine/walk.ts';
+
+const bufferBytes = 1024 * 1024;
+/**
+ * Flushes at once, which is cheaper than one by one. One of Node's four threads stays free for other work.
+ */
+const mostFlushing = 3;
+
+/** The source: a name in an open directory, and its stats when access was checked. */
+type Source = Pick<Step, 'parent' | 'name' | 'at' | 'stats'>;
+
+interface Duplicating {
+  boundary: Boundary;
+  /** Path of the source, for messages. */
+  path: Bytes;
+  signal: AbortSignal;
+  /**
+   * True for a move: it fails if owners cannot be preserved, or if a file system is mounted below the source.
+   * A copy preserves owners only as root; otherwise the agent's user owns it.
+   */
+  moves: boolean;
+}
+
+interface Duplicated {
+  /** Number of regular files copied; `bytes` are their bytes. */
+  files: number;
+  bytes: number;
+}
+
+export async function duplicate(source: Source, to: fs.Confined, options: Duplicating): Promise<Duplicated> {
+  await using copier = new Copier(options);
+  await copier.one(source, to, options.path);
+  if (source.stats.isDirectory()) await copier.below(source, to);
+  return await copier.end();
+}
+
+class Copier implements AsyncDisposable {
+  readonly #options: Duplicating;
+  readonly #buffer = Buffer.allocUnsafeSlow(bufferBytes);
+  readonly #zeros = Buffer.alloc(bufferBytes);
+  readonly #flushes = new Flushes(mostFlushing);
+  #files = 0;
+  #bytes = 0;
+
+  constructor(options: Duplicating) {
+    this.#options = options;
+  }
+
+  /** Copies one entry. A directory is created empty and gets its attributes after its content. */
+  async one(source: Source, to: fs.Confined, path: Bytes): Promise<void> {
+    const { stats } = source;
+    try {
+      if (stats.isDirectory()) await fs.mkdir(to, 0o700);
+      else if (stats.isSymbolicLink()) await this.#symlink(source, to, path);
+      else if (stats.isFile()) await this.#file(source, to, path);
+      else throw fault('unsupported_file', path, 'neither file, directory nor symlink');
+    } catch (error) {
+      throw fromErrno(error, toText(path));
+    }
+  }
+
+  /** Copies everything below a directory whose copy exists already. */
+  async below(source: Source, to: fs.Confined): Promise<void> {
+    const { boundary, path, signal, moves } = this.#options;
+    using from = await fs.pin(source.at);
+    // The open copies of the directory that the walk is in and of all directories above it.
+    const made = [await fs.pin(to)];
+    try {
+      assertSame(await from.stat(), source.stats, path);
+      if (!(await holdsFiles(from.at))) throw fault('unsupported_file', path, 'holds no files of a disk');
+      const enter = (_: unknown, inside: fs.Confined): Promise<boolean> => holdsFiles(inside);
+      const options = { path, signal, oneMount: moves, enter } as const;
+      for await (const step of walk(from.at, boundary, options)) {
+        const below = posix.join(path, step.path);
+        if (step.left) await this.#leave(made, step.stats, below);
+        else {
+          // The walk leaves only directories that it has entered, so the first copy is always on the stack.
+          const at = fs.child((made.at(-1) as fs.Pinned).at, step.name);
+          await this.one(step, at, below);
+          if (step.stats.isDirectory()) made.push(await fs.pin(at));
+        }
+      }
+      await this.#leave(made, source.stats, path);
+    } finally {
+      for (const pinned of made) pinned[Symbol.dispose]();
+    }
+  }
+
+  async #leave(made: fs.Pinned[], stats: fs.BigIntStats, path: Bytes): Promise<void> {
+    // Opened again, because an O_PATH handle cannot be flushed.
+    using pinned = made.pop();
+    if (pinned) await this.#finish(await openDirectory(pinned.at), stats, path);
+  }
+
+  /** Resolves when everything is on the disk. */
+  async end(): Promise<Duplicated> {
+    await this.#flushes.end();
+    return { files: this.#files, bytes: this.#bytes };
+  }
+
+  /** Resolves when no flush is under way. Needed after a failure. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#flushes[Symbol.asyncDispose]();
+  }
+
+  async #symlink({ at, stats }: Source, to: fs.Confined, path: Bytes): Promise<void> {
+    await fs.symlink(await fs.readlink(at), to);
+    if (this.#keepsOwner) await keepOwner(fs.lchown(to, Number(stats.uid), Number(stats.gid)), path);
+    await fs.lutimes(to, seconds(stats.atimeNs), seconds(stats.mtimeNs));
+  }
+
+  async #file(source: Source, to: fs.Confined, path: Bytes): Promise<void> {
+    using from = await openSame(source, path);
+    const before = await from.stat();
+    const made = await NewFile.create(to);
+    try {
+      await this.#content(from, made, before);
+      this.#assertUnchanged(before, await from.stat(), made.size, path);
+      await made.flushing;
+    } catch (error) {
+      await made[Symbol.asyncDispose]();
+      throw error;
+    }
+    this.#bytes += made.size;
+    this.#files += 1;
+    await this.#finish(made.pinned, before, path);
+  }
+
+  /** Copies the bytes. In a sparse file, blocks of zeros become holes. */
+  async #content({ handle }: fs.Pinned, to: NewFile, { size, blocks }: fs.BigIntStats): Promise<void> {
+    const sparse = blocks * 512n < size;
+    // A file of /proc reports size 0 and has more bytes.
+    while (size === 0n || to.size < size) {
+      this.#options.signal.throwIfAborted();
+      const wanted = size > 0n ? Math.min(bufferBytes, Number(size) - to.size) : bufferBytes;
+      const { bytesRead } = await handle.read(this.#buffer, 0, wanted, to.size);
+      if (bytesRead === 0) break;
+      const chunk = this.#buffer.subarray(0, bytesRead);
+      if (sparse && chunk.equals(this.#zeros.subarray(0, bytesRead))) to.skip(bytesRead);
+      else await to.append(chunk);
+    }
+    if (sparse) await to.pinned.handle.truncate(to.size);
+  }
+
+  /**
+   * Throws if the source changed. A file that only grew may be copied, but a move must not lose the added
+   * bytes.
+   */
+  #assertUnchanged(before: fs.BigIntStats, after: fs.BigIntStats, copied: number, path: Bytes): void {
+    const differs = after.size !== before.size || after.mtimeNs !== before.mtimeNs;
+    // The file shrank and grew again.
+    const short = differs && copied < before.size;
+    if (this.#options.moves ? differs : short || hasChanged(before, after))
+      throw fault('conflict', path, 'changed while it was copied, try again');
+  }
+
+  /** Sets the attributes of a copy, flushes it while other files are copied, and closes it. */
+  async #finish(made: fs.Pinned, stats: fs.BigIntStats, path: Bytes): Promise<void> {
+    const { uid, gid, mode, atimeNs, mtimeNs } = stats;
+    const { handle } = made;
+    const [owner, group] = [Number(uid), Number(gid)];
+    // A copy whose owner differs from the source's must not run with the agent's rights, so setuid and setgid
+    // are cleared.
+    const ours = owner === process.geteuid?.() && group === process.getegid?.();
+    try {
+      // The mode is set last, because a change of owner clears setuid and setgid.
+      if (this.#keepsOwner) await keepOwner(handle.chown(owner, group), path);
+      await handle.utimes(seconds(atimeNs), seconds(mtimeNs));
+      await handle.chmod(Number(mode) & (this.#keepsOwner || ours ? 0o7777 : 0o1777));
+    } catch (error) {
+      made[Symbol.dispose]();
+      throw fromErrno(error, toText(path));
+    }
+    await this.#flushes.add(handle.sync().finally(() => made[Symbol.dispose]()));
+  }
+
+  get #keepsOwner(): boolean {
+    return this.#options.moves || process.geteuid?.() === 0;
+  }
+}
+
+const openDirectory = (at: fs.Confined): Promise<fs.Pinned> => fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY);
+
+/** Opens the regular file whose access was checked. Throws `conflict` if another file has its name now. */
+async function openSame({ name, at, stats }: Source, path: Bytes): Promise<fs.Pinned> {
+  using pinned = await fs.pin(at);
+  assertSame(await pinned.stat(), stats, path);
+  if (await holdsMemory(name, pinned.at, stats))
+    throw fault('unsupported_file', path, 'the memory of a process');
+  return await fs.pin(pinned.at, fs.readOnly);
+}
+
+function assertSame(now: fs.BigIntStats, then: fs.BigIntStats, path: Bytes): void {
+  if (fs.identityOf(now) === fs.identityOf(then)) return;
+  throw fault('conflict', path, 'was replaced while it was copied, try again');
+}

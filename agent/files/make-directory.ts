@@ -1,0 +1,31 @@
+// Creates a directory with exactly the requested mode. Fails if the path exists.
+import { type BigIntStats, chmod, mkdir, pin, rmdir } from './confine/fs.ts';
+import { assertMode, fault } from './confine/request-path.ts';
+import type { PathEntry } from './confine/resolve.ts';
+import { describe } from './describe.ts';
+import type { Operation } from './operation-handler.ts';
+
+export const makeDirectory: Operation<'makeDirectory'> = async (disk, request, { path }, signal) => {
+  const { mode = 0o755, parents } = request;
+  assertMode(mode);
+  await using entry = await disk.writing.name(path, parents);
+  if (entry.found) throw fault('already_exists', path, 'exists');
+  signal.throwIfAborted();
+  const stats = await make(entry, mode);
+  return { entry: describe(path, stats, await disk.users()) };
+};
+
+async function make(entry: PathEntry, mode: number): Promise<BigIntStats> {
+  await mkdir(entry.at, mode & 0o777);
+  try {
+    using made = await pin(entry.at);
+    // Sets the exact mode, whatever the umask is. A setgid bit inherited from the parent directory stays.
+    const inherited = Number((await made.stat()).mode) & 0o2000;
+    await chmod(made.at, mode | inherited);
+    await entry.keep();
+    return await made.stat();
+  } catch (error) {
+    await rmdir(entry.at).catch(() => undefined);
+    throw error;
+  }
+}

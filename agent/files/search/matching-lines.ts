@@ -1,0 +1,119 @@
+// Finds the lines of a file that contain a text. Only a few chunks are in memory, however long a line or file
+// is.
+import type { Contents } from '../confine/open-regular-file.ts';
+
+const chunkBytes = 64 * 1024;
+/** A file with a NUL byte in its first 8 KiB counts as binary and is not searched. */
+const probeBytes = 8 * 1024;
+/** Most bytes of an unfinished line in memory, enough for a hit across chunks and the text around it. */
+const longestTail = 64 * 1024;
+const longestText = 1024;
+/** Bytes of a long line reported before the hit. */
+const lead = 256;
+
+/** A line that contains the text. */
+export interface Line {
+  /** Line number, counted from 1. */
+  number: number;
+  /** The line, or at most a kilobyte around the hit. */
+  text: Buffer;
+}
+
+/** The offset of the text in `bytes`, or -1. */
+type Find = (bytes: Buffer) => number;
+
+export interface Text {
+  find: Find;
+  /** Most bytes of a hit, which must stay in memory because a hit may lie in two pieces of a line. */
+  overlap: number;
+}
+
+/** Matches bytes exactly, or ignoring case. */
+export function compileText(text: string, ignoreCase: boolean): Text {
+  const wanted = Buffer.from(text);
+  // A letter may have more bytes in its other case.
+  const overlap = 4 * wanted.length;
+  if (!ignoreCase) return { find: (bytes) => bytes.indexOf(wanted), overlap };
+  const lower = text.toLowerCase();
+  const find = (bytes: Buffer): number => {
+    const decoded = bytes.toString();
+    const at = decoded.toLowerCase().indexOf(lower);
+    // The offset is inexact if a letter before it has another length in lower case. It only selects the
+    // reported part of a long line.
+    return at === -1 ? -1 : Math.min(bytes.length, Buffer.byteLength(decoded.slice(0, at)));
+  };
+  return { find, overlap };
+}
+
+/**
+ * Yields the lines that contain the text, and undefined after each piece of the file.
+ * Reads only the size that the file had when it was opened, so that a growing file also comes to an end.
+ */
+export async function* linesWith(
+  { file, stats }: Contents,
+  { find, overlap }: Text,
+  signal: AbortSignal,
+): AsyncGenerator<Line | undefined, void, void> {
+  const size = Number(stats.size);
+  const buffer = Buffer.allocUnsafeSlow(longestTail + chunkBytes);
+  const state: State = { buffer, held: 0, number: 1, reported: false };
+  for (let position = 0; position < size; ) {
+    signal.throwIfAborted();
+    const wanted = Math.min(chunkBytes, size - position);
+    const { bytesRead } = await file.handle.read(buffer, state.held, wanted, position);
+    if (bytesRead === 0) break;
+    if (position === 0 && buffer.subarray(0, Math.min(bytesRead, probeBytes)).includes(0)) return;
+    position += bytesRead;
+    state.held += bytesRead;
+    yield* complete(state, find);
+    yield* shorten(state, find, overlap);
+    yield undefined;
+  }
+  if (state.held > 0) yield* hitIn(state, buffer.subarray(0, state.held), find);
+}
+
+interface State {
+  buffer: Buffer;
+  /** Bytes of the buffer in use: the start of a line, or the end of a long line. */
+  held: number;
+  number: number;
+  /** Whether the current line has been reported. */
+  reported: boolean;
+}
+
+/** Searches the complete lines and moves the rest to the start of the buffer. */
+function* complete(state: State, find: Find): Generator<Line> {
+  const { buffer, held } = state;
+  const end = buffer.subarray(0, held).lastIndexOf(0x0a) + 1;
+  if (end === 0) return;
+  const any = find(buffer.subarray(0, end)) !== -1;
+  for (let start = 0; start < end; ) {
+    const stop = buffer.indexOf(0x0a, start);
+    if (any) yield* hitIn(state, buffer.subarray(start, stop), find);
+    state.number += 1;
+    state.reported = false;
+    start = stop + 1;
+  }
+  buffer.copyWithin(0, end, held);
+  state.held = held - end;
+}
+
+/** Searches a long line before its end is read, and leaves only its last bytes in the buffer. */
+function* shorten(state: State, find: Find, overlap: number): Generator<Line> {
+  const { buffer, held } = state;
+  if (held <= longestTail) return;
+  yield* hitIn(state, buffer.subarray(0, held), find);
+  const rest = Math.min(held, overlap + lead);
+  buffer.copyWithin(0, held - rest, held);
+  state.held = rest;
+}
+
+function* hitIn(state: State, line: Buffer, find: Find): Generator<Line> {
+  const at = state.reported ? -1 : find(line);
+  if (at === -1) return;
+  state.reported = true;
+  const start = line.length <= longestText ? 0 : Math.max(0, Math.min(at - lead, line.length - longestText));
+  const text = line.subarray(start, start + longestText);
+  // Copied, because the buffer is used again.
+  yield { number: state.number, text: Buffer.from(text.at(-1) === 0x0d ? text.subarray(0, -1) : text) };
+}

@@ -1,0 +1,111 @@
+// Sends the events of a command to a follower: started, output from an offset on, gaps in the output, the
+// exit.
+import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
+import { gaveUp } from '../../shared/agent-rpcs.ts';
+import type { OutputLog, OutputReader } from '../../shared/output-log.ts';
+import type { Tracked } from './process-table.ts';
+
+/** The parts of a command that a follower reads. */
+interface Followed extends Pick<Tracked, 'changed' | 'started' | 'exit' | 'begun'> {
+  readonly stdout: OutputLog;
+  readonly stderr: OutputLog;
+}
+
+export interface Answer {
+  event: ProcessEvent;
+}
+
+const streams = ['stdout', 'stderr'] as const;
+type Stream = (typeof streams)[number];
+export type Offsets = Record<Stream, number>;
+
+const names = { stdout: 'OUTPUT_STREAM_STDOUT', stderr: 'OUTPUT_STREAM_STDERR' } as const;
+/** Most bytes of output in one event. */
+const frameBytes = 256 * 1024;
+
+/**
+ * Sends the events of the command that `find` returns, until its exit or until `signal` fires.
+ * Nothing happens before the first next(). A slow follower slows the command.
+ */
+export function follow(
+  find: () => Promise<Followed>,
+  offsets: Offsets,
+  signal: AbortSignal,
+): AsyncIterableIterator<Answer, undefined> {
+  return leaving(signal, async function* (left) {
+    yield* events(await find(), offsets, left);
+  });
+}
+
+/**
+ * Wraps the generator `answer` so that it can be left at any time, also while it waits.
+ * The signal passed to `answer` fires when the iteration is over: by its end, by `signal`, or by return().
+ */
+export function leaving<A>(
+  signal: AbortSignal,
+  answer: (left: AbortSignal) => AsyncGenerator<A>,
+): AsyncIterableIterator<A, undefined> {
+  const own = new AbortController();
+  const left = AbortSignal.any([signal, own.signal]);
+  const inner = answers(answer(left), own);
+  return {
+    [Symbol.asyncIterator]() {
+      return this;
+    },
+    next: () => inner.next(),
+    return() {
+      // The return() of a waiting generator takes effect only at its next yield, so its wait is aborted
+      // first.
+      own.abort(gaveUp);
+      return inner.return(undefined);
+    },
+  };
+}
+
+async function* answers<A>(answer: AsyncGenerator<A>, own: AbortController): AsyncGenerator<A, undefined> {
+  try {
+    yield* answer;
+  } finally {
+    own.abort(gaveUp);
+  }
+}
+
+async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal): AsyncGenerator<Answer> {
+  const readers = {
+    stdout: followed.stdout.reader(offsets.stdout),
+    stderr: followed.stderr.reader(offsets.stderr),
+  };
+  const close = (): void => {
+    for (const stream of streams) readers[stream].close();
+  };
+  signal.addEventListener('abort', close, { once: true });
+  if (signal.aborted) close();
+  yield* started(followed, signal);
+  while (!signal.aborted) {
+    // Read before the output: once the exit is set, all output is in the logs.
+    const { exit } = followed;
+    for (const stream of streams) yield* output(followed[stream], readers[stream], stream);
+    if (streams.some((stream) => followed[stream].end > readers[stream].position)) continue;
+    if (exit && !signal.aborted) {
+      yield { event: { exit } };
+      return;
+    }
+    // The checks above and this wait run in one turn of the event loop, so no wake is missed.
+    if (!followed.exit) await followed.changed.wait(signal);
+  }
+}
+
+async function* started(followed: Followed, signal: AbortSignal): AsyncGenerator<Answer> {
+  await followed.begun(signal);
+  const { started: begun } = followed;
+  if (begun && !signal.aborted) yield { event: { started: { pid: begun.pid, started_at_ms: begun.at } } };
+}
+
+/** The next piece of one output stream, preceded by a gap event if bytes before it were dropped. */
+async function* output(log: OutputLog, reader: OutputReader, stream: Stream): AsyncGenerator<Answer> {
+  const from = reader.position;
+  if (log.end <= from) return;
+  const { offset, data } = await reader.read(frameBytes);
+  if (offset > from) yield { event: { gap: { stream: names[stream], from, to: offset } } };
+  if (data.length > 0) yield { event: { output: { stream: names[stream], offset, data } } };
+}

@@ -1,0 +1,214 @@
+// Turns a request into the program to start: its user, directory and environment, or why it cannot start.
+import { access, constants, stat } from 'node:fs/promises';
+import { resolve } from 'node:path';
+import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
+import type { TerminalSpec__Output } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
+import { monotonic } from '../../shared/clock.ts';
+import { errnoOf } from '../../shared/errors.ts';
+import { type Account, accountNamed, ownAccount } from './user-accounts.ts';
+
+/** The variable that marks every process of a command, for the kill of its whole tree. */
+export const marker = 'FARHAND_COMMAND_ID';
+
+const defaultPath = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
+
+/** The process surely did not run; the message says why. */
+export class NotStarted extends Error {
+  override readonly name = 'NotStarted';
+}
+
+export interface Plan {
+  file: string;
+  args: string[];
+  cwd: string;
+  env: Record<string, string>;
+  /** Set only if setpriv(1) is missing. The supplementary groups of the user are not set then. */
+  ids: { uid: number; gid: number } | undefined;
+  /** Whether it runs as another user than the agent. */
+  foreign: boolean;
+  /** What the user asked to run, for messages. */
+  program: string;
+}
+
+/** The agent's own account, looked up once: it does not change while the agent runs. */
+let own: Account | undefined;
+
+/** Looks up everything needed to start a command. Rejects with NotStarted. */
+export async function plan(id: string, spec: ProcessSpec__Output, mayRunAs: boolean): Promise<Plan> {
+  own ??= ownAccount();
+  const account =
+    spec.user === '' || spec.user === own.name ? own : await otherAccount(spec.user, own, mayRunAs);
+  const file = spec.direct ? spec.command : '/bin/sh';
+  if (!file) throw new NotStarted('no program was given');
+  // "--" because a command may begin with "-".
+  const args = spec.direct ? spec.args : ['-c', '--', spec.command];
+  const cwd = spec.cwd ? place(spec.cwd, account.home) : await homeOrRoot(account);
+  const env = environment(id, account, spec.env);
+  if (account === own) return { file, args, cwd, env, program: file, ids: undefined, foreign: false };
+  return switched(account, { file, args, cwd, env, program: file }, spec.cwd !== '');
+}
+
+/**
+ * Plans a terminal. The program and directory are checked here, because the spawner starts an intermediate
+ * shell, which would print such errors into the terminal.
+ */
+export async function terminalPlan(id: string, spec: TerminalSpec__Output): Promise<Plan> {
+  own ??= ownAccount();
+  const shell = spec.program || (await loginShell(own));
+  const args = spec.program ? spec.args : ['-l', ...spec.args];
+  const cwd = spec.cwd ? place(spec.cwd, own.home) : await homeOrRoot(own);
+  const account = spec.program ? own : { ...own, shell };
+  const env = environment(id, account, { TERM: 'xterm-256color', COLORTERM: 'truecolor', ...spec.env });
+  const bad = await badDirectory(cwd);
+  if (bad) throw new NotStarted(bad);
+  const file = await find(shell, cwd, env.PATH ?? defaultPath);
+  if (!file) throw new NotStarted(`program ${shell} was not found, or may not be executed`);
+  return { file, args, cwd, env, ids: undefined, foreign: false, program: shell };
+}
+
+/** The account's shell. Service accounts have nologin or false, for which bash or sh is used. */
+async function loginShell({ shell }: Account): Promise<string> {
+  const refuses = /\/(nologin|false)$/.test(shell);
+  if (!refuses && (await find(shell, '/', ''))) return shell;
+  return (await find('/bin/bash', '/', '')) ?? '/bin/sh';
+}
+
+async function otherAccount(name: string, own: Account, mayRunAs: boolean): Promise<Account> {
+  if (!mayRunAs) throw new NotStarted('this machine does not allow commands as another user');
+  if (own.uid !== 0)
+    throw new NotStarted(`the agent runs as ${own.name}; only root may run commands as ${name}`);
+  const account = await accountNamed(name);
+  if (!account) throw new NotStarted(`user ${name} does not exist on this machine`);
+  return account;
+}
+
+/**
+ * Plans a command of another user. setpriv(1) sets user and supplementary groups, which Node's spawn cannot,
+ * and executes a shell, which executes the program.
+ */
+async function switched(
+  { uid, gid }: Account,
+  { file, args, cwd, env, program }: Pick<Plan, 'file' | 'args' | 'cwd' | 'env' | 'program'>,
+  mustEnter: boolean,
+): Promise<Plan> {
+  const setpriv = await find('setpriv', '/', defaultPath);
+  // Checked here, because the shell would print these errors on the command's own stderr.
+  const bad = mustEnter && (await badDirectory(cwd));
+  if (bad) throw new NotStarted(bad);
+  const found = await find(file, cwd, env.PATH ?? defaultPath);
+  if (!found) throw new NotStarted(`program ${file} was not found, or may not be executed`);
+  const entering = entered({ cwd, env, mustEnter }, [found, ...args]);
+  const base = { cwd: '/', env: entering.env, program, foreign: true };
+  const [shell, ...rest] = entering.args;
+  if (!setpriv) return { ...base, file: shell, args: rest, ids: { uid, gid } };
+  const options = [`--reuid=${uid}`, `--regid=${gid}`, '--init-groups', '--'];
+  return { ...base, file: setpriv, args: [...options, ...entering.args], ids: undefined };
+}
+
+/**
+ * Builds a shell command that sets the directory and the environment and then becomes the program.
+ * While setpriv(1) still runs as root it must have neither: LD_PRELOAD and similar variables (ld.so(8),
+ * environ(7)) would make it run code of the user. Values are not passed as arguments, which every user can
+ * read.
+ */
+function entered(
+  { cwd, env, mustEnter }: Pick<Plan, 'cwd' | 'env'> & { mustEnter: boolean },
+  program: string[],
+): { args: [shell: string, ...string[]]; env: Plan['env'] } {
+  const { [marker]: mark = '', ...variables } = env;
+  const odd = Object.keys(variables).find((name) => !/^[A-Za-z_]\w*$/.test(name));
+  if (odd !== undefined)
+    throw new NotStarted(`an environment variable of another user cannot be called "${odd}"`);
+  const held = Object.entries(variables).map(([name, value], n): [string, string] => [
+    `FARHAND_ENV_${n}`,
+    `${name}=${value}`,
+  ]);
+  const script = [
+    mustEnter ? 'cd -P -- "$0" || exit 126' : 'cd -P -- "$0" 2>/dev/null || cd /',
+    // A shell exports these two variables by itself.
+    'unset PWD OLDPWD',
+    `export ${held.map(([name]) => `"$${name}"`).join(' ')}`,
+    `unset ${held.map(([name]) => name).join(' ')}`,
+    'exec "$@"',
+  ].join('\n');
+  return {
+    args: ['/bin/sh', '-c', script, cwd, ...program],
+    env: { ...Object.fromEntries(held), [marker]: mark },
+  };
+}
+
+/** The first executable called `name` in `path`, searched as by execvp(3). */
+async function find(name: string, cwd: string, path: string): Promise<string | undefined> {
+  const places = name.includes('/')
+    ? [resolve(cwd, name)]
+    : path.split(':').map((dir) => resolve(cwd, dir, name));
+  for (const candidate of places) {
+    const found = await stat(candidate).catch(() => undefined);
+    if (found?.isFile() && (found.mode & 0o111) !== 0) return candidate;
+  }
+  return undefined;
+}
+
+/**
+ * How long a home directory counts as present without a new check, which takes a tenth of the time of a short
+ * command. If the directory was removed meanwhile, the start fails with a clear reason.
+ */
+const homeSeenForMs = 1_000;
+const homesSeen = new Map<string, number>();
+
+/** The home directory, or `/` if it does not exist, as is common for service accounts. */
+async function homeOrRoot({ home }: Account): Promise<string> {
+  if (monotonic() - (homesSeen.get(home) ?? Number.NEGATIVE_INFINITY) < homeSeenForMs) return home;
+  if (await badDirectory(home)) return '/';
+  homesSeen.set(home, monotonic());
+  return home;
+}
+
+function place(cwd: string, home: string): string {
+  return resolve(home, cwd === '~' || cwd.startsWith('~/') ? `.${cwd.slice(1)}` : cwd);
+}
+
+/** Builds the environment from nothing, so that the agent's tokens and NODE_OPTIONS never reach a command. */
+function environment(id: string, account: Account, wanted: Record<string, string>): Plan['env'] {
+  for (const name of Object.keys(wanted)) {
+    if (!name || name.includes('='))
+      throw new NotStarted(`an environment variable cannot be called "${name}"`);
+  }
+  return {
+    PATH: defaultPath,
+    HOME: account.home,
+    USER: account.name,
+    LOGNAME: account.name,
+    SHELL: account.shell,
+    LANG: 'C.UTF-8',
+    ...wanted,
+    [marker]: id,
+  };
+}
+
+/** A message for the user that says why the spawner could not start the program. */
+export async function explain(errno: string, { cwd, program }: Plan): Promise<string> {
+  const badCwd = await badDirectory(cwd);
+  if (badCwd && ['ENOENT', 'ENOTDIR', 'EACCES'].includes(errno)) return badCwd;
+  if (errno === 'ENOENT') {
+    const there = program.includes('/') && (await stat(resolve(cwd, program)).catch(() => undefined));
+    return there ? `program ${program}: its interpreter was not found` : `program ${program} was not found`;
+  }
+  if (errno === 'EACCES' || errno === 'EPERM')
+    return `program ${program} may not be executed (permission denied)`;
+  if (errno === 'E2BIG') return 'command, arguments and environment are too long for this machine (E2BIG)';
+  if (errno === 'ERR_INVALID_ARG_VALUE')
+    return 'command, arguments, directory and environment must not hold NUL bytes';
+  if (['EAGAIN', 'ENOMEM', 'EMFILE', 'ENFILE'].includes(errno))
+    return `the machine has no room for another process (${errno})`;
+  return `program ${program} could not be started (${errno})`;
+}
+
+async function badDirectory(cwd: string): Promise<string | undefined> {
+  const found = await stat(cwd).catch((error: unknown) => errnoOf(error) ?? 'unknown');
+  if (found === 'ENOENT') return `working directory ${cwd} does not exist`;
+  if (typeof found === 'string') return `working directory ${cwd} cannot be entered (${found})`;
+  if (!found.isDirectory()) return `working directory ${cwd} is not a directory`;
+  const denied = await access(cwd, constants.X_OK).catch(() => true);
+  return denied === true ? `working directory ${cwd} cannot be entered (permission denied)` : undefined;
+}

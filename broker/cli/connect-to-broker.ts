@@ -1,0 +1,137 @@
+// Finds the broker to use and connects to it: over HTTP with a key, or over the socket file in its data
+// directory.
+import { existsSync, readFileSync, rmSync } from 'node:fs';
+import { mkdir } from 'node:fs/promises';
+import { homedir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { writeDurably } from '../../shared/durable-file.ts';
+import { errnoOf, StartError } from '../../shared/errors.ts';
+import { Farhand, type FarhandOptions } from '../../shared/sdk/index.ts';
+import { atPath, reasonOf } from '../../shared/system-errors.ts';
+import type { Trust } from './transport.ts';
+
+export interface Where extends Trust {
+  /** Data directory of a broker on this machine. */
+  dataDir: string | undefined;
+  url: string | undefined;
+  apiKey: string | undefined;
+  /** A new or empty directory may become a broker's data directory. */
+  mayCreate?: boolean | undefined;
+}
+
+/** Uses --data-dir if given, else the environment, else the stored `farhand login`. */
+export function where(options: { dataDir?: string }): Where {
+  const { FARHAND_DATA_DIR, FARHAND_URL, FARHAND_API_KEY } = process.env;
+  const dataDir = options.dataDir ?? (FARHAND_URL ? undefined : FARHAND_DATA_DIR);
+  const login = dataDir ? undefined : readLogin();
+  const url = brokerUrl(FARHAND_URL || login?.url);
+  // A key stored for one broker is never sent to another broker.
+  const same = brokerUrl(login?.url) === url ? login : undefined;
+  return { dataDir, url, apiKey: FARHAND_API_KEY || same?.api_key, ...trustOf({}, same) };
+}
+
+/**
+ * How to verify the broker: flags take precedence over the environment, and the environment over the login.
+ */
+export function trustOf(flags: Trust, login: Trust = {}): Trust {
+  const { FARHAND_PIN, FARHAND_CA, FARHAND_INSECURE } = process.env;
+  return {
+    pin: flags.pin ?? (FARHAND_PIN || login.pin),
+    ca: flags.ca ?? (FARHAND_CA || login.ca),
+    insecure: flags.insecure ?? (FARHAND_INSECURE === '1' || login.insecure),
+  };
+}
+
+/** Normalizes a broker's URL; a text that is not a plain URL is returned unchanged. */
+export function brokerUrl<T extends string | undefined>(text: T): T | string {
+  const url = text === undefined ? null : URL.parse(text.trim());
+  if (!url || url.username || url.password) return text;
+  return `${url.origin}${url.pathname}`.replace(/\/+$/, '').replace(/\/api\/v1$/, '');
+}
+
+/** Calls `use` with a client; afterwards closes the connection and stops a broker that was started for it. */
+export async function withBroker<T>(place: Where, use: (client: Farhand) => Promise<T>): Promise<T> {
+  const { dataDir, url, apiKey, mayCreate } = place;
+  if (dataDir) return (await import('./local-broker.ts')).withSocket(dataDir, use, { mayCreate });
+  if (url && apiKey) return withUrl({ ...place, url }, use);
+  throw new StartError(
+    'no broker is configured: run farhand login URL, set FARHAND_URL and FARHAND_API_KEY, or pass --data-dir DIR on the broker’s machine',
+  );
+}
+
+/** Like withBroker(), but only over HTTP, with or without a key. */
+export async function withUrl<T>(
+  place: Where & { url: string },
+  use: (client: Farhand) => Promise<T>,
+): Promise<T> {
+  const { url, apiKey } = place;
+  assertEncrypted(place);
+  const transport = await transportOf(place);
+  try {
+    return await use(createClient({ baseUrl: url, apiKey, ...transport?.options }));
+  } finally {
+    await transport?.close();
+  }
+}
+
+/** The transport to a broker; undefined if plain fetch is enough. */
+export const transportOf = async (place: Where) =>
+  place.pin || place.ca ? (await import('./transport.ts')).createTransport(place) : undefined;
+
+/** Creates a client; a key or URL that the SDK refuses is reported as bad configuration. */
+export function createClient(options: FarhandOptions): Farhand {
+  try {
+    return new Farhand(options);
+  } catch (error) {
+    if (!(error instanceof TypeError)) throw error;
+    throw new StartError(`${error.message} (FARHAND_URL and FARHAND_API_KEY, or farhand login)`);
+  }
+}
+
+function assertEncrypted({ url, insecure }: Where & { url: string }): void {
+  const { protocol, hostname } = URL.parse(url) ?? {};
+  if (protocol !== 'http:' && protocol !== 'https:')
+    throw new StartError(`${url} is not an http or https URL of a broker`);
+  const isLoopback = /^(localhost|.*\.localhost|127(\.\d{1,3}){3}|\[::1\])$/.test(hostname ?? '');
+  if (insecure || protocol === 'https:' || isLoopback) return;
+  throw new StartError(
+    `${url} is plain http to another machine, which would show the key to the network: use https, or set FARHAND_INSECURE=1 (login --insecure) if you trust that network`,
+  );
+}
+
+// ---- The file of `farhand login`, readable only by its owner
+
+interface Login extends Trust {
+  url: string;
+  api_key: string;
+}
+
+export const loginFile = (): string =>
+  join(process.env.XDG_CONFIG_HOME || join(homedir(), '.config'), 'farhand', 'config.json');
+
+function readLogin(): Login | undefined {
+  const file = loginFile();
+  try {
+    // The cast is safe: the two required fields are checked below.
+    const login = JSON.parse(readFileSync(file, 'utf8')) as Partial<Login> | null;
+    const { url, api_key } = login ?? {};
+    if (typeof url === 'string' && typeof api_key === 'string') return { ...login, url, api_key };
+  } catch (error) {
+    const code = errnoOf(error);
+    if (code === 'ENOENT' || code === 'ENOTDIR') return undefined;
+    if (code) throw new StartError(reasonOf(atPath(error, file)));
+  }
+  throw new StartError(`${file} is damaged: run farhand login to write a new one`);
+}
+
+export async function writeLogin(login: Login): Promise<void> {
+  await mkdir(dirname(loginFile()), { recursive: true, mode: 0o700 });
+  await writeDurably(loginFile(), `${JSON.stringify(login, null, 2)}\n`);
+}
+
+/** Removes the login file; returns whether it existed. */
+export function removeLogin(): boolean {
+  const existed = existsSync(loginFile());
+  rmSync(loginFile(), { force: true });
+  return existed;
+}

@@ -1,0 +1,58 @@
+// Parses remote paths like scp: machine:path is remote, any other path is local; - is standard input or
+// output.
+import { posix } from 'node:path';
+import { UsageError } from '../../../shared/errors.ts';
+import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
+import { findMachine } from '../find-by-name.ts';
+
+/** A colon after a slash is part of a file name: ./a:b is local. */
+const remote = /^([^/:]+):(.*)$/s;
+export const isRemote = (text: string): boolean => remote.test(text);
+
+/** A path on a machine. */
+export interface RemotePath {
+  machine_id: string;
+  path: string;
+}
+
+export async function resolve(client: Farhand, text: string): Promise<RemotePath> {
+  const [, machine, path] = remote.exec(text) ?? [];
+  if (!machine) throw new UsageError(`${text} names no machine: use MACHINE:PATH, such as web-1:/etc/hosts`);
+  return { machine_id: await findMachine(client, machine), path: path || '~' };
+}
+
+/** The target of a copy: a path below `to` if `to` is a directory, otherwise `to`. */
+export async function inside(client: Farhand, to: RemotePath, source: string): Promise<RemotePath> {
+  return (await isDirectory(client, to)) ? below(to, source) : to;
+}
+
+export const below = (directory: RemotePath, source: string): RemotePath => ({
+  ...directory,
+  path: posix.join(directory.path, nameOf(source)),
+});
+
+export async function isDirectory(client: Farhand, path: RemotePath): Promise<boolean> {
+  try {
+    return (await client.files.stat(path)).type === 'directory';
+  } catch (error) {
+    if (error instanceof FarhandError && error.code === 'file_not_found') return false;
+    throw error;
+  }
+}
+
+/** Throws unless several sources have a directory as target and different names. */
+export function assertDistinct(sources: string[], to: string, toDirectory: boolean): void {
+  if (sources.length < 2) return;
+  if (!toDirectory) throw new UsageError(`${to} is not a directory: several files need one`);
+  const names = sources.map(nameOf);
+  const twice = names.find((name, at) => names.indexOf(name) < at);
+  if (twice !== undefined)
+    throw new UsageError(`several of these are named ${twice}: one would replace the other`);
+}
+
+/** The last part of a path. Throws for a path without a name, such as `..` or `~`. */
+export function nameOf(path: string): string {
+  const name = posix.basename(path);
+  if (name !== '' && name !== '..' && name !== '.' && name !== '~') return name;
+  throw new UsageError(`${path} has no name of its own: give the target a name`);
+}

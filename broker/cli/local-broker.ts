@@ -1,0 +1,146 @@
+// Calls the broker of a data directory on this machine over its socket file; starts one if none runs.
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, readdirSync, statSync } from 'node:fs';
+import { join } from 'node:path';
+import { Agent } from 'undici';
+import { monotonic, sleep } from '../../shared/clock.ts';
+import { demandAccess } from '../../shared/doctor/directory-owner.ts';
+import { StartError } from '../../shared/errors.ts';
+import { brokerProgram } from '../../shared/install-layout.ts';
+import { inUse } from '../../shared/program.ts';
+import { failureOf } from '../../shared/sdk/error.ts';
+import { Farhand } from '../../shared/sdk/index.ts';
+import { hint } from './print.ts';
+import { writeNow } from './stdio.ts';
+import { through } from './transport.ts';
+
+interface SocketOptions {
+  /** An empty or missing directory may become a broker's data directory. */
+  mayCreate?: boolean | undefined;
+  /** Throws if no broker runs, instead of starting one. */
+  mustRun?: boolean;
+  /**
+   * Timeouts: for the answer of a listening broker, and for a broker that holds the directory to start
+   * listening.
+   */
+  answerMs?: number;
+  startMs?: number;
+}
+
+/** Calls a route that exists only on the socket file and is not part of the API. */
+type Post = (path: string) => Promise<{ directory: string }>;
+
+export async function withSocket<T>(
+  dataDir: string,
+  use: (client: Farhand, post: Post) => Promise<T>,
+  options: SocketOptions = {},
+): Promise<T> {
+  demandAccess(dataDir);
+  const transport = through(new Agent({ connect: { socketPath: join(dataDir, 'broker.sock') } }));
+  const to = { baseUrl: 'http://broker.sock', ...transport.options };
+  let own: ChildProcess | undefined;
+  try {
+    own = await startUnlessRunning(new Farhand({ ...to, retries: 0 }), dataDir, options);
+    return await use(new Farhand(to), async (path) => {
+      const response = await transport.options.fetch(`${to.baseUrl}${path}`, { method: 'POST' });
+      const text = await response.text();
+      if (!response.ok) throw failureOf(response, text);
+      // The cast is safe: the broker of this installation answers with this shape.
+      return (JSON.parse(text) as { data: { directory: string } }).data;
+    });
+  } finally {
+    await transport.close();
+    if (own) await stop(own);
+  }
+}
+
+/** Starts a broker with these flags and stops it once it listens. Throws StartError if it cannot start. */
+export async function startOnce(dataDir: string, ...flags: string[]): Promise<void> {
+  demandAccess(dataDir);
+  const own = await startLocal(dataDir, false, flags);
+  if (!own) throw new StartError(`another broker already uses ${dataDir}: stop it first`, 1);
+  await stop(own);
+}
+
+const seeLog = 'see systemctl status farhand-broker and its log';
+
+/** Starts a broker and returns it, unless one runs; waits for a broker that is starting or stopping. */
+async function startUnlessRunning(
+  probe: Farhand,
+  dataDir: string,
+  { mayCreate = false, mustRun = false, answerMs = 3_000, startMs = 30_000 }: SocketOptions,
+): Promise<ChildProcess | undefined> {
+  const late = monotonic() + startMs;
+  for (let first = true; !(await listens(probe, dataDir, answerMs)); first = false) {
+    if (mustRun) throw new StartError(`no broker runs on ${dataDir}`, 1);
+    const own = await startLocal(dataDir, mayCreate);
+    if (own) return own;
+    if (monotonic() > late) {
+      const why = `a broker holds ${dataDir} and has not listened for ${startMs / 1000} s`;
+      throw new StartError(`${why}: ${seeLog}`, 1);
+    }
+    if (first) hint(`farhand: waiting for the broker of ${dataDir}, which is starting or stopping`);
+    await sleep(300);
+  }
+  return undefined;
+}
+
+/** Whether a broker listens. Throws if the broker accepts connections but does not answer. */
+async function listens(client: Farhand, dataDir: string, answerMs: number): Promise<boolean> {
+  const signal = AbortSignal.timeout(answerMs);
+  return client.service.healthz({}, { signal }).then(
+    () => true,
+    () => {
+      if (!signal.aborted) return false;
+      throw new StartError(`the broker of ${dataDir} runs, but does not answer: ${seeLog}`, 1);
+    },
+  );
+}
+
+/**
+ * Starts a broker that serves only the socket file, because only a broker may open its state. Returns
+ * undefined if another broker uses the directory.
+ */
+async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] = []) {
+  assertData(dataDir, mayCreate);
+  const args = [brokerProgram, '--local', '--data-dir', dataDir, '--log-level', 'warn', ...flags];
+  const child = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'pipe'], ...ownerOf(dataDir) });
+  let log = '';
+  child.stderr.setEncoding('utf8').on('data', (text: string) => {
+    log += text;
+  });
+  // The broker prints the socket's path once it listens.
+  const ready = await Promise.race([
+    once(child.stdout, 'data').then(() => true),
+    once(child, 'close').then(() => false),
+  ]);
+  if (!ready && log.includes(inUse('broker', dataDir))) return undefined;
+  writeNow('stderr', log);
+  if (!ready) throw new StartError(`the broker in ${dataDir} cannot be reached or started`, 1);
+  child.stderr.removeAllListeners('data').pipe(process.stderr, { end: false });
+  return child;
+}
+
+/**
+ * Throws unless the directory holds a broker's data, or is new and may: a mistyped path must not become a
+ * broker.
+ */
+function assertData(dataDir: string, mayCreate: boolean): void {
+  if (existsSync(join(dataDir, 'state.json'))) return;
+  const isNew = !existsSync(dataDir) || readdirSync(dataDir).length === 0;
+  if (!mayCreate || !isNew)
+    throw new StartError(`${dataDir} does not hold a broker’s data: check --data-dir`);
+  hint(`farhand: ${dataDir} is new: the data of a new broker starts there`);
+}
+
+/** User and group to start the broker with: as root, the directory's owner, who must own what it creates. */
+function ownerOf(dataDir: string): { uid?: number; gid?: number } {
+  if (process.getuid?.() !== 0 || !existsSync(dataDir)) return {};
+  const { uid, gid } = statSync(dataDir);
+  return { uid, gid };
+}
+
+async function stop(child: ChildProcess): Promise<void> {
+  if (child.kill('SIGTERM')) await once(child, 'exit');
+}

@@ -1,0 +1,50 @@
+// Asks the user: prompts and confirmations; also reads all of standard input as text.
+
+import { UsageError } from '../../shared/errors.ts';
+import { clean } from '../../shared/sanitize-text.ts';
+
+/** Whether input and prompts go to a terminal, so that a user can be asked. */
+export const isInteractive = (): boolean => process.stdin.isTTY && process.stderr.isTTY;
+
+/** Asks for a confirmation; returns only with --yes or when the user agrees. */
+export async function confirm(yes: boolean | undefined, what: string): Promise<void> {
+  if (yes) return;
+  if (!isInteractive()) throw new UsageError(`this would ${what}; add --yes to do it`);
+  const prompts = await import('@clack/prompts');
+  const message = clean(`This will ${what}. Continue?`);
+  const answer = await prompts.confirm({ message, initialValue: false, output: screen() });
+  if (answer !== true) throw new UsageError('cancelled: nothing was changed');
+}
+
+/** Asks for a text; a `secret` is not displayed while it is typed. */
+export async function prompt(message: string, kind: 'text' | 'secret' = 'text'): Promise<string> {
+  const { password, text } = await import('@clack/prompts');
+  const answer = await (kind === 'secret' ? password : text)({ message, output: screen() });
+  if (typeof answer === 'string' && answer !== '') return answer;
+  throw new UsageError('no answer: nothing was changed');
+}
+
+/**
+ * The output of prompts; 80 columns if the width is unknown, because a prompt would break after each
+ * character.
+ */
+function screen(): typeof process.stderr {
+  process.stderr.columns ||= 80;
+  return process.stderr;
+}
+
+/** Reads standard input as text of at most `maxBytes` bytes. */
+export async function readInput(maxBytes: number, advice: string): Promise<string> {
+  const chunks: Buffer[] = [];
+  let bytes = 0;
+  for await (const chunk of process.stdin as AsyncIterable<Buffer>) {
+    bytes += chunk.length;
+    if (bytes > maxBytes) throw new UsageError(`standard input has more than ${maxBytes} bytes: ${advice}`);
+    chunks.push(chunk);
+  }
+  try {
+    return new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(Buffer.concat(chunks));
+  } catch {
+    throw new UsageError(`standard input is not UTF-8: ${advice}`);
+  }
+}

@@ -1,0 +1,217 @@
+// Reads a command's output, during the run or later: plain bytes of one stream, or events of both streams.
+import type { Api, BytesReply, Input, Reply } from '../../shared/api/route-table.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { OutputLog, OutputReader } from '../../shared/output-log.ts';
+import type { Command } from './command.ts';
+import { type Output, type Stream, streams } from './output.ts';
+import { serializeEnd } from './to-json.ts';
+
+/** The output of one command, and its record once the command has ended. */
+export interface Source {
+  readonly output: Output;
+  /** The command's record once its end is on disk; `output` is then complete. */
+  readonly ended: Command | undefined;
+}
+
+/** A piece of output, or a gap: bytes that the broker no longer has. */
+type Piece = { stream: Stream; offset: number; data: Buffer } | { stream: Stream; from: number; to: number };
+export type Part = Piece | { end: ReturnType<typeof serializeEnd> };
+
+type SentEvent = Reply<Api['commands']['stream']> extends AsyncIterable<infer T> ? T : never;
+
+const readBytes = 256 * 1024;
+/** Most bytes in one event; smaller than readBytes because an event's text exists in memory several times. */
+const eventBytes = 64 * 1024;
+
+/**
+ * Reads one stream from an offset to its present end or, with `follow`, to the end of the command. Throws
+ * range_not_satisfiable for bytes that are gone or beyond the end; bytes dropped while reading cut the answer
+ * off.
+ */
+export function bytesOf(
+  source: Source,
+  { stream, follow = false, offset, command_id }: Input<Api['commands']['output']>,
+  signal: AbortSignal,
+): { reply: BytesReply; from: number } {
+  const { start, end } = source.output[stream];
+  const from = offset ?? start;
+  // With `follow`, the offset may lie beyond the present end: its bytes may still come.
+  if (from < start || (from > end && (!follow || source.ended))) throw outOfRange(stream, start, end);
+  const to = follow ? Number.POSITIVE_INFINITY : end;
+  return {
+    from,
+    reply: {
+      filename: `${command_id}.${stream}`,
+      ...(follow ? { quiet: true } : { length: to - from }),
+      bytes: bytesBetween(source, stream, from, to, signal),
+    },
+  };
+}
+
+async function* bytesBetween(
+  source: Source,
+  stream: Stream,
+  from: number,
+  to: number,
+  signal: AbortSignal,
+): AsyncGenerator<Uint8Array> {
+  if (from === to) return;
+  for await (const part of parts(source, { [stream]: from }, signal, { most: readBytes, whole: false })) {
+    if ('end' in part) return;
+    if ('from' in part) {
+      const { from, to } = part;
+      const message = 'output was dropped before it could be sent';
+      throw new AppError('range_not_satisfiable', message, { from, to });
+    }
+    yield part.data.subarray(0, to - part.offset);
+    if (endOf(part) >= to) return;
+  }
+}
+
+/** Converts parts to events; the id of each event is how far both streams have been sent, e.g. `120.0`. */
+export async function* eventsOf(
+  parts: AsyncIterable<Part>,
+  from: Record<Stream, number>,
+): AsyncGenerator<SentEvent> {
+  const sent = { ...from };
+  for await (const part of parts) {
+    if ('stream' in part) sent[part.stream] = endOf(part);
+    const id = `${sent.stdout}.${sent.stderr}`;
+    if ('end' in part) yield { event: 'exit', data: part.end, id };
+    else if ('to' in part) yield { event: 'gap', data: part, id };
+    else yield { event: 'output', data: { ...part, ...textOrBase64(part.data) }, id };
+  }
+}
+
+/** Offset of the byte after a piece. */
+function endOf(piece: Piece): number {
+  return 'to' in piece ? piece.to : piece.offset + piece.data.length;
+}
+
+function textOrBase64(bytes: Buffer) {
+  const text = bytes.toString('utf8');
+  const isText = Buffer.byteLength(text) === bytes.length && !text.includes('\ufffd');
+  return isText
+    ? { data: text, encoding: 'utf-8' as const }
+    : { data: bytes.toString('base64'), encoding: 'base64' as const };
+}
+
+function outOfRange(stream: Stream, start: number, end: number): AppError {
+  const message = `${stream} holds the bytes from ${start} to ${end}`;
+  return new AppError('range_not_satisfiable', message, { start, end });
+}
+
+/**
+ * Reads both streams piece by piece from `from` on, then the end; with `whole`, no character is cut in two.
+ * Throws range_not_satisfiable for an offset beyond the end of a command that has ended.
+ */
+export function partsFrom(
+  source: Source,
+  from: Record<Stream, number>,
+  signal: AbortSignal,
+  whole = false,
+): AsyncGenerator<Part> {
+  for (const stream of streams) {
+    const { start, end } = source.output[stream];
+    if (source.ended && from[stream] > end) throw outOfRange(stream, start, end);
+  }
+  return parts(source, from, signal, { most: eventBytes, whole });
+}
+
+async function* parts(
+  source: Source,
+  from: Partial<Record<Stream, number>>,
+  signal: AbortSignal,
+  reading: Reading,
+): AsyncGenerator<Part> {
+  const { output } = source;
+  const readers = streams.flatMap((stream) => {
+    const start = from[stream];
+    return start === undefined ? [] : [new StreamReader(output[stream], stream, start, reading)];
+  });
+  try {
+    for (;;) {
+      const { ended } = source;
+      let quiet = true;
+      for (const reader of readers) {
+        for (const piece of await reader.read(ended !== undefined)) {
+          quiet = false;
+          yield piece;
+        }
+      }
+      if (!quiet) continue;
+      if (ended) {
+        yield { end: serializeEnd(ended) };
+        return;
+      }
+      signal.throwIfAborted();
+      if (output.stopped)
+        throw new AppError('unavailable', 'the broker stops: ask again from this offset on');
+      if (!readers.some(({ behind }) => behind) && !source.ended) await output.changed.wait(signal);
+    }
+  } finally {
+    for (const reader of readers) reader.close();
+  }
+}
+
+interface Reading {
+  /** Most bytes in a piece. */
+  most: number;
+  /** Pieces of text are cut only between characters. */
+  whole: boolean;
+}
+
+/** Reads one stream piece by piece. */
+class StreamReader {
+  readonly #log: OutputLog;
+  readonly #stream: Stream;
+  readonly #reading: Reading;
+  readonly #reader: OutputReader;
+  /** First bytes of a character whose remaining bytes have not come yet. */
+  #begun: Buffer = Buffer.alloc(0);
+
+  constructor(log: OutputLog, stream: Stream, from: number, reading: Reading) {
+    this.#log = log;
+    this.#stream = stream;
+    this.#reading = reading;
+    this.#reader = log.reader(from);
+  }
+
+  /** The next pieces; `last` means that no more output will come. */
+  async read(last: boolean): Promise<Piece[]> {
+    const stream = this.#stream;
+    const at = this.#reader.position;
+    const { offset, data } = await this.#reader.read(this.#reading.most);
+    const pieces: Piece[] = [];
+    if (offset > at) {
+      if (this.#begun.length > 0) pieces.push({ stream, offset: at - this.#begun.length, data: this.#begun });
+      this.#begun = Buffer.alloc(0);
+      pieces.push({ stream, from: at, to: offset });
+    }
+    const bytes = this.#begun.length === 0 ? data : Buffer.concat([this.#begun, data]);
+    const over = last && !this.behind;
+    this.#begun = !this.#reading.whole || over ? Buffer.alloc(0) : unfinished(bytes);
+    const sent = bytes.subarray(0, bytes.length - this.#begun.length);
+    if (sent.length > 0) pieces.push({ stream, offset: offset + data.length - bytes.length, data: sent });
+    return pieces;
+  }
+
+  get behind(): boolean {
+    return this.#log.end > this.#reader.position;
+  }
+
+  close(): void {
+    this.#reader.close();
+  }
+}
+
+/** The incomplete UTF-8 character at the end of these bytes, or nothing (RFC 3629 section 3). */
+function unfinished(bytes: Buffer): Buffer {
+  for (let back = 1; back <= Math.min(3, bytes.length); back += 1) {
+    const byte = bytes[bytes.length - back] ?? 0;
+    if ((byte & 0xc0) === 0x80) continue;
+    const length = byte >= 0xf5 ? 1 : byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc2 ? 2 : 1;
+    return length > back ? Buffer.from(bytes.subarray(bytes.length - back)) : Buffer.alloc(0);
+  }
+  return Buffer.alloc(0);
+}

@@ -1,0 +1,272 @@
+// REST handlers that change files: write, upload, put, extract, mkdir, touch, move, copy, change and remove.
+// A copy to another machine streams through the broker; its checksum is compared with the sender's, so
+// changed bytes are noticed.
+import type { ArchiveSummary__Output } from '../../proto/types/farhand/agent/v1/ArchiveSummary.ts';
+import type { WriteFileRequest } from '../../proto/types/farhand/agent/v1/WriteFileRequest.ts';
+import { type AgentStub, type CallOptions, present } from '../../shared/agent-rpcs.ts';
+import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
+import { AppError, fieldError } from '../../shared/errors.ts';
+import { bulk, type FileServices, long, recordFileEvent, short, stubOf, withMachine } from './agent-calls.ts';
+import { assertEntry, assertEtag, bytesOf, entryOf, modeOf, pathOf } from './convert-entries.ts';
+
+type Route<O extends keyof Api['files']> = Api['files'][O];
+type Open = NonNullable<WriteFileRequest['open']>;
+type Commit = NonNullable<WriteFileRequest['commit']>;
+
+type Form = ReturnType<Input<Route<'upload'>>['content']['fields']>;
+
+const chunkBytes = 256 * 1024;
+
+type Writing =
+  | 'write'
+  | 'writeAnywhere'
+  | 'remove'
+  | 'removeAnywhere'
+  | 'change'
+  | 'mkdir'
+  | 'touch'
+  | 'move'
+  | 'copy'
+  | 'upload'
+  | 'put'
+  | 'extract';
+
+export function writeHandlers(services: FileServices): Pick<Handlers['files'], Writing> {
+  return {
+    write: (input, caller) => writeContent(services, input, caller),
+    writeAnywhere: (input, caller) => writeContent(services, withMachine(input), caller),
+    remove: (input, caller) => removeFile(services, input, caller),
+    removeAnywhere: (input, caller) => removeFile(services, withMachine(input), caller),
+    upload: (input, caller) => uploadFile(services, input, caller),
+    extract: (input, caller) => extractArchive(services, input, caller),
+    copy: (input, caller) => copy(services, input, caller),
+
+    async change({ machine_id, path, path_encoding, mode, owner, group }, caller) {
+      const change = present({ mode: modeOf(mode), owner, group });
+      const request = { path: bytesOf(path, path_encoding), ...change };
+      const { entry } = await stubOf(services, machine_id).changeFile(request, short(caller));
+      return entryOf(assertEntry(entry));
+    },
+
+    async mkdir({ machine_id, path, path_encoding, mode, parents }, caller) {
+      const directory = { parents, ...present({ mode: modeOf(mode) }) };
+      const request = { path: bytesOf(path, path_encoding), ...directory };
+      const { entry } = await stubOf(services, machine_id).makeDirectory(request, short(caller));
+      return entryOf(assertEntry(entry));
+    },
+
+    async touch({ machine_id, path, path_encoding, modified_at, create }, caller) {
+      const time = present({ modified_at_ms: modified_at?.getTime() });
+      const request = { path: bytesOf(path, path_encoding), create, ...time };
+      const { entry } = await stubOf(services, machine_id).touchFile(request, short(caller));
+      return entryOf(assertEntry(entry));
+    },
+
+    async move(input, caller) {
+      const { entry } = await stubOf(services, input.machine_id).moveFile(fromTo(input), long(caller));
+      return entryOf(assertEntry(entry));
+    },
+
+    put(input, caller) {
+      const { create_parents, overwrite, if_match } = input;
+      const path = bytesOf(input.path, input.path_encoding);
+      const open = { path, create_parents, overwrite, ...present({ if_match }) };
+      const options = bulk(caller);
+      return store(services, input, open, input.content.chunks, () => commitOf(input), caller, options);
+    },
+  };
+}
+
+function uploadFile(services: FileServices, input: Input<Route<'upload'>>, caller: Caller) {
+  const { path, content, create_parents, overwrite } = input;
+  if (path === undefined) throw fieldError('form', 'path', 'is missing: name the file to write');
+  const open = { path: bytesOf(path, input.path_encoding), create_parents, overwrite };
+  // Form fields that come after the file are used as well.
+  const commit = (): Commit => {
+    const fields = content.fields();
+    assertBeforeFile(input, fields);
+    return commitOf(fields);
+  };
+  return store(services, input, open, content.chunks, commit, caller, bulk(caller));
+}
+
+async function extractArchive(services: FileServices, input: Input<Route<'extract'>>, caller: Caller) {
+  const { machine_id, overwrite, create_parents, content } = input;
+  const path = bytesOf(input.path, input.path_encoding);
+  const requests = upload({ path, whole: false, overwrite, create_parents }, content.chunks, () => ({}));
+  const { entry, summary } = await stubOf(services, machine_id).writeArchive(requests, bulk(caller));
+  const { files, bytes, sha256 } = assertSummary(summary);
+  const at = pathOf(assertEntry(entry).path);
+  await recordFileEvent(services, caller, 'file.uploaded', machine_id, { ...at, size: bytes });
+  return { ...at, files, bytes, sha256 };
+}
+
+/** Throws if a form field that the machine got before the file has another value after the file. */
+function assertBeforeFile(early: Partial<Form>, fields: Form): void {
+  for (const name of ['path', 'path_encoding', 'create_parents'] as const) {
+    if (fields[name] === early[name] || (name === 'path' && fields[name] === undefined)) continue;
+    throw fieldError('form', name, 'must come before the file');
+  }
+}
+
+/** The request to move or copy on one machine. */
+function fromTo(
+  input: Pick<
+    Input<Route<'move'>>,
+    'source' | 'source_encoding' | 'destination' | 'destination_encoding' | 'overwrite'
+  >,
+) {
+  return {
+    source: bytesOf(input.source, input.source_encoding),
+    destination: bytesOf(input.destination, input.destination_encoding),
+    overwrite: input.overwrite,
+  };
+}
+
+async function writeContent(services: FileServices, input: Input<Route<'write'>>, caller: Caller) {
+  const content = Buffer.from(input.content, input.encoding === 'base64' ? 'base64' : 'utf8');
+  const path = bytesOf(input.path, input.path_encoding);
+  const open = { path, create_parents: input.create_parents, ...present({ if_match: input.if_match }) };
+  const commit = () => commitOf({ mode: input.mode, overwrite: true });
+  return store(services, input, open, pieces(content), commit, caller, short(caller));
+}
+
+async function store(
+  services: FileServices,
+  { machine_id }: Pick<Input<Route<'put'>>, 'machine_id'>,
+  open: Open,
+  chunks: AsyncIterable<Uint8Array> | Iterable<Uint8Array>,
+  commit: () => Commit,
+  caller: Caller,
+  options: CallOptions,
+) {
+  const written = await stubOf(services, machine_id).writeFile(upload(open, chunks, commit), options);
+  caller.headers.set('ETag', assertEtag(written.etag));
+  const at = pathOf(written.path);
+  const { size, created, sha256 } = written;
+  await recordFileEvent(services, caller, 'file.uploaded', machine_id, { ...at, size });
+  return { ...at, size, created, sha256 };
+}
+
+function commitOf({ mode, overwrite }: { mode?: string | undefined; overwrite: boolean }): Commit {
+  return { overwrite, ...present({ mode: modeOf(mode) }) };
+}
+
+function assertSummary(summary: ArchiveSummary__Output | null): ArchiveSummary__Output {
+  if (summary) return summary;
+  throw new AppError('machine_error', 'the machine answered without a summary');
+}
+
+/** The messages of an upload; `commit` is called once all chunks have been sent. */
+async function* upload<O, C>(
+  open: O,
+  chunks: AsyncIterable<Uint8Array> | Iterable<Uint8Array>,
+  commit: () => C,
+): AsyncGenerator<{ open: O } | { chunk: Uint8Array } | { commit: C }> {
+  yield { open };
+  for await (const chunk of chunks) yield { chunk };
+  yield { commit: commit() };
+}
+
+function* pieces(content: Buffer): Generator<Uint8Array> {
+  for (let at = 0; at < content.length; at += chunkBytes) yield content.subarray(at, at + chunkBytes);
+}
+
+async function removeFile(services: FileServices, input: Input<Route<'remove'>>, caller: Caller) {
+  const { machine_id, recursive } = input;
+  const request = { path: bytesOf(input.path, input.path_encoding), recursive };
+  const { path, size } = await stubOf(services, machine_id).removeFile(request, long(caller));
+  const at = pathOf(path);
+  await recordFileEvent(services, caller, 'file.deleted', machine_id, { ...at, size, recursive });
+  return { deleted: true as const, ...at };
+}
+
+type CopyInput = Input<Api['files']['copy']>;
+
+/** One message of a file or archive that an agent sends. */
+interface Part {
+  chunk?: Buffer | null;
+  tail?: { sha256: string } | null;
+}
+
+async function copy(services: FileServices, input: CopyInput, caller: Caller) {
+  const { machine_id, destination_machine_id: target = machine_id } = input;
+  if (target !== machine_id)
+    return copyAcross(services, { ...input, destination_machine_id: target }, caller);
+  const { entry, files, bytes } = await stubOf(services, machine_id).copyFile(fromTo(input), long(caller));
+  return { ...entryOf(assertEntry(entry)), files_copied: files, bytes_copied: bytes };
+}
+
+async function copyAcross(
+  services: FileServices,
+  input: CopyInput & { destination_machine_id: CopyInput['machine_id'] },
+  caller: Caller,
+) {
+  // The broker reads the source for the caller, so the key needs the scope for reading too.
+  if (!caller.may('files:read')) {
+    throw new AppError('forbidden', 'this needs a key with the scope files:read', {
+      required_scope: 'files:read',
+    });
+  }
+  const from = stubOf(services, input.machine_id);
+  const to = stubOf(services, input.destination_machine_id);
+  const paths = fromTo(input);
+  const source = assertEntry((await from.statFile({ path: paths.source }, short(caller))).entry);
+  // If writing fails, reading ends with the request.
+  const copied =
+    source.type === 'FILE_TYPE_DIRECTORY'
+      ? await copyDirectory(from, to, paths, caller)
+      : await copyOne(from, to, paths, source.mode, caller);
+  const at = assertEntry(copied.entry);
+  const what = { ...pathOf(at.path), size: copied.bytes };
+  await recordFileEvent(services, caller, 'file.uploaded', input.destination_machine_id, what);
+  return { ...entryOf(at), files_copied: copied.files, bytes_copied: copied.bytes };
+}
+
+type Paths = ReturnType<typeof fromTo>;
+
+async function copyOne(
+  from: AgentStub,
+  to: AgentStub,
+  { source, destination, overwrite }: Paths,
+  mode: number,
+  caller: Caller,
+) {
+  const sent = digested(from.readFile({ path: source, digest: true }, bulk(caller)));
+  const open = { path: destination, overwrite };
+  // Setuid and setgid bits are not copied to another machine.
+  const commit = () => ({ overwrite, mode: mode & 0o777, sha256: sent.sha256() });
+  const { size, entry } = await to.writeFile(upload(open, sent.chunks, commit), bulk(caller));
+  return { entry, files: 1, bytes: size };
+}
+
+async function copyDirectory(
+  from: AgentStub,
+  to: AgentStub,
+  { source, destination, overwrite }: Paths,
+  caller: Caller,
+) {
+  const sent = digested(from.readArchive({ path: source, gzip: false }, bulk(caller)));
+  const open = { path: destination, whole: true, overwrite };
+  const commit = () => ({ sha256: sent.sha256() });
+  const { entry, summary } = await to.writeArchive(upload(open, sent.chunks, commit), bulk(caller));
+  const { files, bytes } = assertSummary(summary);
+  return { entry, files, bytes };
+}
+
+/** The chunks of a file and, once they have ended, the sender's checksum of them. */
+function digested(parts: AsyncIterable<Part>): { chunks: AsyncIterable<Uint8Array>; sha256: () => string } {
+  let digest = '';
+  return {
+    chunks: (async function* () {
+      for await (const { chunk, tail } of parts) {
+        if (chunk) yield chunk;
+        digest = tail?.sha256 ?? digest;
+      }
+    })(),
+    sha256() {
+      if (digest) return digest;
+      throw new AppError('machine_error', 'the machine ended its file without a checksum');
+    },
+  };
+}

@@ -1,0 +1,222 @@
+// The rpcs Exec and FollowCommand: a command's input and output as gRPC streams.
+import type { CommandEnd } from '../../proto/types/farhand/client/v1/CommandEnd.ts';
+import type { ExecStart__Output } from '../../proto/types/farhand/client/v1/ExecStart.ts';
+import { present } from '../../shared/agent-rpcs.ts';
+import { mostVariables } from '../../shared/api/commands.ts';
+import type { CommandId } from '../../shared/api/route.ts';
+import { api, type Caller, type Handlers, type Input } from '../../shared/api/route-table.ts';
+import { monotonic, sleep } from '../../shared/clock.ts';
+import { AppError, type Code, fieldError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { type AccessServices, type Guard, guardOf, nothing, recallBy } from '../admission/authorize.ts';
+import type { Idempotency } from '../admission/idempotency.ts';
+import type { Rates } from '../admission/rate-limits.ts';
+import { type Commands, offsetsIn } from '../commands/index.ts';
+import type { Call, Rpc, Sent } from './incoming-call.ts';
+
+export interface CommandServices extends AccessServices {
+  handlers: Handlers;
+  commands: Pick<Commands, 'follow'>;
+  idempotency: Idempotency;
+  rates: Rates;
+  log: Logger;
+}
+
+type ExecCall = Call<'Exec'>;
+type Part = Sent<'FollowCommand'> & Sent<'Exec'>;
+
+const { create, stream: follow, signal: signalRoute } = api.commands;
+
+/** Errors that may pass while the command runs, so input is sent again. */
+const retryableCodes: readonly Code[] = ['unavailable', 'machine_offline', 'machine_timeout'];
+const firstWaitMs = 10;
+const longestWaitMs = 500;
+/** Shortest time between two audit records of the same signal of one call. */
+const recordMs = 60_000;
+
+export function commandRpcs(services: CommandServices) {
+  const { handlers, commands, log } = services;
+  const accept = createAccept(services);
+
+  const Exec: Rpc<'Exec', typeof create> = {
+    guard: guardOf(create, services),
+    first: 'start',
+    raw: (start) => ({ body: bodyOf(start) }),
+    async run(call, { input, caller }, start) {
+      const command_id = await accept(call, bodyOf(start), input, caller);
+      try {
+        await call.send({ accepted: { command_id } });
+        void new CommandInput(services, call, command_id, caller).feed();
+        const parts = await commands.follow(command_id, offsetsIn(), caller.signal);
+        for await (const part of parts) await call.send(partOf(part));
+        return undefined;
+      } catch (error) {
+        if (start.cancel_on_disconnect && call.abandoned) {
+          await Promise.resolve(handlers.commands.cancel({ command_id }, caller)).catch((err: unknown) =>
+            log.error({ err, command_id }, 'a command could not be cancelled after its client went away'),
+          );
+        }
+        throw error;
+      }
+    },
+  };
+
+  const FollowCommand: Rpc<'FollowCommand', typeof follow> = {
+    guard: guardOf(follow, services),
+    raw: ({ command_id, stdout_offset, stderr_offset }) => ({
+      params: { command_id },
+      headers: { last_event_id: `${stdout_offset}.${stderr_offset}` },
+    }),
+    async run(call, { input, caller }) {
+      const from = offsetsIn(input.last_event_id);
+      for await (const part of await commands.follow(input.command_id, from, caller.signal)) {
+        await call.send(partOf(part));
+      }
+      return undefined;
+    },
+  };
+  return { Exec, FollowCommand };
+}
+
+/** Returns a function that creates a command, or finds the earlier one with the same idempotency key. */
+function createAccept({ handlers, idempotency, ...rooms }: CommandServices) {
+  const recall = recallBy(handlers, 'commands', 'get', rooms);
+  return async (call: ExecCall, body: object, input: Input<typeof create>, caller: Caller) => {
+    const reply = await idempotency.answer({
+      ...{ route: create, caller, body, recall, query: '', content: undefined },
+      key: call.header('idempotency-key'),
+      path: '/farhand.client.v1.Streams/Exec',
+      run: () => handlers.commands.create(input, caller),
+    });
+    return create.reply.pick({ id: true }).parse(reply).id;
+  };
+}
+
+/** Sends a client's input and signals to a command, in order and no faster than the command reads. */
+class CommandInput {
+  readonly #services: CommandServices;
+  readonly #signalling: Guard<typeof signalRoute>;
+  readonly #call: ExecCall;
+  readonly #command_id: CommandId;
+  readonly #caller: Caller;
+  #offset = 0;
+  /** Time of the last audit record, by signal. */
+  readonly #signalled = new Map<string, number>();
+
+  constructor(services: CommandServices, call: ExecCall, command_id: CommandId, caller: Caller) {
+    this.#services = services;
+    this.#signalling = guardOf(signalRoute, services);
+    this.#call = call;
+    this.#command_id = command_id;
+    this.#caller = caller;
+  }
+
+  /** Reads the client's messages until it half-closes. Never rejects: an error aborts the call. */
+  async feed(): Promise<void> {
+    try {
+      for await (const { message, stdin = Buffer.alloc(0), signal = '' } of this.#call.messages) {
+        if (message === 'stdin') await this.#sendInput(stdin);
+        else if (message === 'signal') await this.#sendSignal(signal);
+        else throw new AppError('invalid_request', 'after the first message comes stdin or signal');
+      }
+      await this.#call.assertConnected();
+      await this.#sendInput(Buffer.alloc(0), true);
+    } catch (error) {
+      this.#call.gone.abort(error);
+    }
+  }
+
+  /** Sends input; resolves once the machine has all of these bytes. */
+  async #sendInput(bytes: Buffer, end = false): Promise<void> {
+    const command_id = this.#command_id;
+    let given = 0;
+    await retrying(this.#caller.signal, retryableCodes, async () => {
+      const data = bytes.toString('base64', given);
+      const input = { command_id, data, encoding: 'base64', offset: this.#offset + given, end } as const;
+      try {
+        await this.#services.handlers.commands.input(input, this.#caller);
+      } catch (error) {
+        // Sending bytes twice is harmless because of their offset; leaving out sent bytes saves traffic.
+        if (error instanceof AppError) given += Number(error.details.given ?? 0);
+        throw error;
+      }
+    });
+    this.#offset += bytes.length;
+  }
+
+  /**
+   * Sends a signal as a separate request: it counts toward the rate limit, and is recorded at most once a
+   * minute.
+   */
+  async #sendSignal(signal: string): Promise<void> {
+    const { rates, handlers } = this.#services;
+    const records = monotonic() - (this.#signalled.get(signal) ?? Number.NEGATIVE_INFINITY) >= recordMs;
+    const quota = await rates.spend(this.#caller.key_id);
+    const work = {
+      read: () => ({ ...nothing, params: { command_id: this.#command_id }, body: { signal } }),
+      lasts: false,
+      act: (input: Input<typeof signalRoute>, caller: Caller) =>
+        retrying(caller.signal, [], async () => handlers.commands.signal(input, caller)),
+    };
+    await this.#call.request(this.#signalling, work, records, quota);
+    if (records) this.#signalled.set(signal, monotonic());
+  }
+}
+
+/** Repeats an attempt until it succeeds or the command needs it no more (ended, or input closed). */
+async function retrying(
+  signal: AbortSignal,
+  codes: readonly Code[],
+  attempt: () => Promise<unknown>,
+): Promise<void> {
+  for (let wait = firstWaitMs; ; wait = Math.min(2 * wait, longestWaitMs)) {
+    try {
+      await attempt();
+      return;
+    } catch (error) {
+      signal.throwIfAborted();
+      if (!(error instanceof AppError)) throw error;
+      const early = error.code === 'conflict' && error.details.started === false;
+      if (error.code === 'conflict' && !early) return;
+      if (!early && !codes.includes(error.code)) throw error;
+      await sleep(wait, signal);
+    }
+  }
+}
+
+/** Converts the first message to the body of POST /commands. */
+function bodyOf(start: ExecStart__Output) {
+  const { machine_id, command, direct, args, cwd, env, user, timeout_ms, queue_for_ms } = start;
+  // The number is checked before each variable is, because a message can hold many thousands.
+  if (Object.keys(env).length > mostVariables) {
+    throw fieldError('body', 'env', `at most ${mostVariables} variables`);
+  }
+  return {
+    machine_id,
+    command,
+    ...(direct && { args }),
+    ...present({ cwd, user }),
+    ...(Object.keys(env).length > 0 && { env }),
+    ...(timeout_ms > 0 && { timeout: timeout_ms }),
+    ...(queue_for_ms > 0 && { queue_for: queue_for_ms }),
+    input: true,
+    wait: 0,
+  };
+}
+
+const streamNames = { stdout: 'OUTPUT_STREAM_STDOUT', stderr: 'OUTPUT_STREAM_STDERR' } as const;
+
+type FollowPart = Awaited<ReturnType<Commands['follow']>> extends AsyncIterable<infer T> ? T : never;
+
+function partOf(part: FollowPart): Part {
+  if ('end' in part) return { end: endOf(part.end) };
+  const stream = streamNames[part.stream];
+  if ('from' in part) return { gap: { stream, from: part.from, to: part.to } };
+  return { output: { stream, offset: part.offset, data: part.data } };
+}
+
+function endOf({ status, duration, ...end }: Extract<FollowPart, { end: unknown }>['end']): CommandEnd {
+  const { exit_code, signal, reason } = end;
+  const duration_ms = duration === null ? null : Math.round(duration);
+  return { status, ...present({ exit_code, signal, reason, duration_ms }) };
+}

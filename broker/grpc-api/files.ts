@@ -1,0 +1,111 @@
+// The rpcs ReadFile, WriteFile, WatchFiles and Events: file contents, file changes and broker events as gRPC
+// streams.
+import { createHash } from 'node:crypto';
+import type { WriteFileCommit__Output } from '../../proto/types/farhand/client/v1/WriteFileCommit.ts';
+import { present } from '../../shared/agent-rpcs.ts';
+import { api, type Handlers } from '../../shared/api/route-table.ts';
+import { AppError } from '../../shared/errors.ts';
+import { type AccessServices, guardOf } from '../admission/authorize.ts';
+import { type Call, partsOf, type Rpc } from './incoming-call.ts';
+
+const { download, put, watch } = api.files;
+const { stream: follow } = api.events;
+
+/**
+ * A stalled client is cut off, because each of these calls uses one of its machine's few concurrent
+ * transfers.
+ */
+export function fileRpcs(services: AccessServices & { handlers: Handlers; stalledMs: number }) {
+  const { stalledMs } = services;
+  const { files } = services.handlers;
+
+  const ReadFile: Rpc<'ReadFile', typeof download> = {
+    guard: guardOf(download, services),
+    async run(call, { input, caller }) {
+      const { bytes, ...head } = await files.download(input, caller);
+      await call.send({ head: headOf(head, caller.headers) });
+      let sent = 0;
+      for await (const chunk of bytes ?? []) {
+        sent += chunk.length;
+        await call.within(stalledMs, call.send({ chunk }));
+      }
+      const { length = sent } = head;
+      if (sent === length) return undefined;
+      throw new AppError('machine_error', `${sent} bytes came instead of ${length}`, { sent, length });
+    },
+  };
+
+  const WriteFile: Rpc<'WriteFile', typeof put> = {
+    guard: guardOf(put, services),
+    first: 'open',
+    async run(call, { input, caller }) {
+      const content = { chunks: chunksOf(call, stalledMs), fields: () => undefined };
+      const { path_encoding = '', ...written } = await files.put({ ...input, content }, caller);
+      return { ...written, path_encoding };
+    },
+  };
+
+  const WatchFiles: Rpc<'WatchFiles', typeof watch> = {
+    guard: guardOf(watch, services),
+    async run(call, { input, caller }) {
+      for await (const { event, data } of await files.watch(input, caller)) {
+        const { kind, path, path_encoding = '', type = '' } = data;
+        const change = kind ?? (event === 'overflow' ? event : '');
+        await call.within(stalledMs, call.send({ change, path, path_encoding, type }));
+      }
+      return undefined;
+    },
+  };
+  return { ReadFile, WriteFile, WatchFiles };
+}
+
+export function eventRpcs(services: AccessServices & { handlers: Handlers }) {
+  const Events: Rpc<'Events', typeof follow> = {
+    guard: guardOf(follow, services),
+    raw: ({ after_id, ...message }) => partsOf(follow, { ...message, last_event_id: after_id }),
+    async run(call, { input, caller }) {
+      for await (const { data } of await services.handlers.events.stream(input, caller)) {
+        await call.send({ ...data, data: JSON.stringify(data.data) });
+      }
+      return undefined;
+    },
+  };
+  return { Events };
+}
+
+/** The head of a file: what HTTP sends in response headers. */
+function headOf({ length }: { length?: number | undefined }, headers: Headers) {
+  const modified = Date.parse(headers.get('Last-Modified') ?? '');
+  return {
+    etag: headers.get('ETag') ?? '',
+    ...present({ length }),
+    ...(!Number.isNaN(modified) && { modified_at_ms: modified }),
+  };
+}
+
+/**
+ * The chunks before the commit. Throws without a commit, or if the checksum is wrong; then nothing is
+ * changed.
+ */
+async function* chunksOf(call: Call<'WriteFile'>, stalledMs: number): AsyncGenerator<Uint8Array> {
+  const hash = createHash('sha256');
+  for (;;) {
+    const next = await call.within(stalledMs, call.messages.next());
+    if (next.done) break;
+    const { message, chunk, commit } = next.value;
+    if (commit) return assertChecksum(commit, hash.digest('hex'));
+    if (message !== 'chunk')
+      throw new AppError('invalid_request', 'after the first message come chunks and a commit');
+    if (!chunk || chunk.length === 0) continue;
+    hash.update(chunk);
+    yield chunk;
+  }
+  throw new AppError('invalid_request', 'the call ended without a commit: nothing was changed');
+}
+
+function assertChecksum(commit: WriteFileCommit__Output, sha256: string): void {
+  if (commit.sha256 === undefined || commit.sha256.toLowerCase() === sha256) return;
+  const issue = { path: 'sha256', message: 'is not that of the bytes that came' };
+  const details = { issues: [issue], sha256 };
+  throw new AppError('validation_failed', `commit: ${issue.path}: ${issue.message}`, details);
+}

@@ -1,0 +1,220 @@
+// One gRPC call: authenticates its client, authorizes its requests, reads its messages in order, and sends
+// replies at the pace of the reader.
+import type { ServerDuplexStream } from '@grpc/grpc-js';
+import { z } from 'zod';
+import type { StreamsDefinition } from '../../proto/types/farhand/client/v1/Streams.ts';
+import { drained } from '../../shared/agent-rpcs.ts';
+import type { Route } from '../../shared/api/route.ts';
+import type { Caller, Input } from '../../shared/api/route-table.ts';
+import { readStream } from '../../shared/backpressure.ts';
+import { after, sleep } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { authenticate, type Client } from '../admission/authenticate.ts';
+import { AuthorizedRequest, type Guard, nothing, type RequestWork } from '../admission/authorize.ts';
+import type { RawInput } from '../admission/parse-request.ts';
+import { requestIdFrom } from '../admission/public-error.ts';
+import type { Quota, Rates } from '../admission/rate-limits.ts';
+import { type Proxies, peerAddress } from '../client-address.ts';
+import type { Keys } from '../keys/index.ts';
+import { trailersOf } from './error-status.ts';
+
+/** Longest wait for the first message of a call that begins with one. */
+const firstMs = 30_000;
+/** Longest time between the two frames (half-close, then cancel) of a client that cancels. */
+const leavingMs = 20;
+
+const over = new AppError('unavailable', 'the call is over');
+const stalled = new AppError(
+  'unavailable',
+  'this client stalled: it must read or send at least every 70 seconds',
+);
+const stopping = new AppError('unavailable', 'the broker is stopping: connect again later');
+const left = new AppError('unavailable', 'the client went away');
+
+type Rpcs = { [M in keyof StreamsDefinition as string extends M ? never : M]: StreamsDefinition[M] };
+export type Method = keyof Rpcs;
+/** A message from the client. */
+export type Received<M extends Method> = ReturnType<Rpcs[M]['requestDeserialize']>;
+/** A message to the client. */
+export type Sent<M extends Method> = Parameters<Rpcs[M]['responseSerialize']>[0];
+
+/** The stream of any rpc; `request` is set only for rpcs where the client sends one message. */
+export type Stream = ServerDuplexStream<unknown, unknown> & { request?: unknown };
+
+/** The opening of a call: a required part of the client's first message, or its only request. */
+type Opening<M extends Method> =
+  Received<M> extends { start?: infer S }
+    ? NonNullable<S>
+    : Received<M> extends { open?: infer P }
+      ? NonNullable<P>
+      : Received<M>;
+
+/** An rpc, authorized by the rights that a REST route needs. */
+export interface Rpc<M extends Method = Method, R extends Route = Route> {
+  guard: Guard<R>;
+  /** The part that the client's first message must have; undefined for rpcs with a single request. */
+  first?: 'start' | 'open';
+  /** Converts the opening to the parts of a REST request; needed if its fields differ from the route's. */
+  raw?(opening: Opening<M>): Partial<RawInput>;
+  /** Runs the call; resolves with the response unless the response is a stream. */
+  run(call: Call<M>, admitted: Admitted<R>, opening: Opening<M>): Promise<Sent<M> | undefined>;
+}
+
+/** An authorized request. */
+export interface Admitted<R extends Route> {
+  input: Input<R>;
+  caller: Caller;
+}
+
+/**
+ * Converts the fields of a message to the parts of a request; empty fields are left out where they are
+ * optional.
+ */
+export function partsOf({ params, query, headers }: Route, message: object): Partial<RawInput> {
+  const named = (shape: Route['query']): [string, unknown][] =>
+    Object.entries(message).filter(([name, value]) => {
+      const schema = Object.hasOwn(shape, name) && shape[name];
+      if (!schema || value === null || value === undefined) return false;
+      return String(value) !== '' || !z.safeParse(schema, undefined).success;
+    });
+  return {
+    params: Object.fromEntries(named(params)),
+    query: Object.fromEntries(named(query).map(([name, value]) => [name, String(value)])),
+    headers: Object.fromEntries(named(headers)),
+  };
+}
+
+/** A call that has not ended. */
+export class Call<M extends Method = Method> {
+  readonly requestId: string;
+  /** Fires when the client goes away, its key loses the rights, or the broker stops. */
+  readonly gone = new AbortController();
+  /** The client's messages in order, until the client half-closes; a slow reader slows the client. */
+  readonly messages: AsyncGenerator<Received<M>>;
+  readonly #stream: Stream;
+  readonly #address: string;
+  #client: Client | undefined;
+  /** The wait for the client to read, shared by all messages sent meanwhile. */
+  #draining: Promise<void> | undefined;
+
+  constructor(stream: Stream, proxies: Proxies) {
+    this.#stream = stream;
+    const forwarded = stream.metadata.get('x-forwarded-for').join(',');
+    this.#address = proxies.clientOf(peerAddress(stream.getPeer()), forwarded);
+    this.requestId = requestIdFrom(this.header('x-request-id'));
+    this.messages = messagesOf(stream, this.gone.signal);
+    stream.once('cancelled', () => this.gone.abort(left));
+    if (stream.cancelled) this.gone.abort(left);
+  }
+
+  /**
+   * True if the call was aborted before its end, except by the broker's stop: the client does not wait any
+   * more.
+   */
+  get abandoned(): boolean {
+    const { signal } = this.gone;
+    return signal.aborted && signal.reason !== stopping && signal.reason !== over;
+  }
+
+  header(name: string): string {
+    const [value] = this.#stream.metadata.get(name);
+    return typeof value === 'string' ? value : '';
+  }
+
+  /** Finds the key of the call and counts its request. Throws rate_limited or unauthorized. */
+  async authenticate(services: { keys: Keys; rates: Rates }): Promise<void> {
+    this.#client = await authenticate(this.header('authorization'), this.#address, services);
+  }
+
+  /** Authorizes the call, runs it, and writes its audit record. */
+  perform(rpc: Rpc<M>): Promise<Sent<M> | undefined> {
+    let opening: Opening<M>;
+    return this.request(rpc.guard, {
+      read: () => ({ ...nothing }),
+      readRest: async (raw) => {
+        // The cast is safe: the service decodes only messages of this type.
+        opening = (rpc.first ? await this.#first(rpc.first) : this.#stream.request) as Opening<M>;
+        Object.assign(raw, rpc.raw?.(opening) ?? partsOf(rpc.guard.route, opening));
+      },
+      lasts: true,
+      act: (input, caller) => {
+        this.#stream.sendMetadata(trailersOf(this.requestId));
+        return rpc.run(this, { input, caller }, opening);
+      },
+    });
+  }
+
+  /**
+   * Authorizes and runs one request of this call; without `records`, only a failure is written to the audit
+   * log.
+   */
+  request<R extends Route, T>(
+    guard: Guard<R>,
+    work: Omit<RequestWork<R, T>, 'gone'>,
+    records = true,
+    quota?: Quota,
+  ): Promise<T> {
+    if (!this.#client) throw new Error('a call is authenticated before it is authorized');
+    const client = { ...this.#client, ...(quota && { quota }) };
+    const request = new AuthorizedRequest(guard, client, this.requestId, records);
+    return request.perform({ ...work, gone: this.gone });
+  }
+
+  async #first(name: 'start' | 'open'): Promise<unknown> {
+    const refusal = new AppError('invalid_request', `the first message must hold ${name}`);
+    const cancel = after(firstMs, () => this.gone.abort(refusal));
+    const next = await this.messages.next().finally(cancel);
+    const part: unknown = next.done ? undefined : Reflect.get(next.value, name);
+    if (!part) throw refusal;
+    return part;
+  }
+
+  /**
+   * Rejects if a client that half-closed was in fact cancelling: Node's clients send a half-close one frame
+   * before a cancel, and the two frames may arrive apart.
+   */
+  async assertConnected(): Promise<void> {
+    await sleep(leavingMs, this.gone.signal);
+    await awaitCancellation(this.gone.signal);
+  }
+
+  /** Sends a message; resolves once the client has read enough to be sent more. */
+  async send(message: Sent<M>): Promise<void> {
+    this.gone.signal.throwIfAborted();
+    if (this.#stream.write(message)) return;
+    this.#draining ??= drained(this.#stream, this.gone.signal).finally(() => {
+      this.#draining = undefined;
+    });
+    await this.#draining;
+  }
+
+  /**
+   * Waits for a step that depends on the client; aborts the call if the step takes longer than `ms`
+   * milliseconds.
+   */
+  async within<T>(ms: number, turn: Promise<T>): Promise<T> {
+    const cancel = after(ms, () => this.gone.abort(stalled));
+    return turn.finally(cancel);
+  }
+
+  /** Aborts the call because the broker stops. */
+  stop(): void {
+    this.gone.abort(stopping);
+  }
+
+  leave(): void {
+    this.gone.abort(over);
+  }
+}
+
+/** The messages of a stream; the cast to Q is safe because the service decodes only messages of that type. */
+async function* messagesOf<Q>(stream: Stream, signal: AbortSignal): AsyncGenerator<Q> {
+  yield* readStream<Q>(stream, signal);
+  await awaitCancellation(signal);
+}
+
+/** Rejects if a cancel is on its way: a cancelled stream may end before its cancellation arrives. */
+async function awaitCancellation(signal: AbortSignal): Promise<void> {
+  await new Promise<void>((resolve) => setImmediate(resolve));
+  signal.throwIfAborted();
+}

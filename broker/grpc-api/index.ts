@@ -1,0 +1,97 @@
+// The gRPC service farhand.client.v1.Streams for clients, and gRPC health, on the port that agents connect
+// to.
+import type { Server, sendUnaryData, UntypedServiceImplementation } from '@grpc/grpc-js';
+import { HealthImplementation } from 'grpc-health-check';
+import { streamsService } from '../../shared/agent-rpcs.ts';
+import type { Handlers } from '../../shared/api/route-table.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { AccessServices } from '../admission/authorize.ts';
+import { publicError } from '../admission/public-error.ts';
+import type { Rates } from '../admission/rate-limits.ts';
+import type { Proxies } from '../client-address.ts';
+import { type CommandServices, commandRpcs } from './commands.ts';
+import { refusalOf, trailersOf } from './error-status.ts';
+import { eventRpcs, fileRpcs } from './files.ts';
+import { Call, type Method, type Rpc, type Stream } from './incoming-call.ts';
+import { type Joining, sessionRpcs } from './sessions.ts';
+
+export interface StreamsServices extends AccessServices, CommandServices {
+  handlers: Handlers;
+  sessions: Joining;
+  proxies: Proxies;
+  rates: Rates;
+  log: Logger;
+  /** Longest wait in milliseconds for a client that holds up a transfer. */
+  stalledMs: number;
+}
+
+const served = ['', 'farhand.client.v1.Streams'];
+
+export class StreamsService {
+  readonly #services: StreamsServices;
+  readonly #health = new HealthImplementation(Object.fromEntries(served.map((name) => [name, 'SERVING'])));
+  readonly #open = new Set<Call>();
+  #stopped = false;
+
+  constructor(services: StreamsServices) {
+    this.#services = services;
+  }
+
+  /** Adds the service to a server that takes no calls yet; `proven` marks a connection as authenticated. */
+  addTo(server: Server, proven: (peer: string) => void): void {
+    const services = this.#services;
+    const rpcs: Record<Method, Rpc> = {
+      ...commandRpcs(services),
+      ...fileRpcs(services),
+      ...eventRpcs(services),
+      ...sessionRpcs(services),
+    };
+    const handlers: UntypedServiceImplementation = {};
+    for (const [name, rpc] of Object.entries(rpcs)) {
+      handlers[name] = (stream: Stream, reply?: sendUnaryData<unknown>): void =>
+        void this.#serve(rpc, stream, proven, reply);
+    }
+    server.addService(streamsService, handlers);
+    this.#health.addToServer(server);
+  }
+
+  /** Reports NOT_SERVING to health checks, and ends every call. */
+  stop(): void {
+    this.#stopped = true;
+    for (const name of served) this.#health.setStatus(name, 'NOT_SERVING');
+    for (const call of this.#open) call.stop();
+  }
+
+  /**
+   * Serves one call until its end; `reply` is given for an rpc whose response is not a stream. Never rejects.
+   */
+  async #serve(
+    rpc: Rpc,
+    stream: Stream,
+    proven: (peer: string) => void,
+    reply?: sendUnaryData<unknown>,
+  ): Promise<void> {
+    const { proxies, log } = this.#services;
+    const call = new Call(stream, proxies);
+    const trailers = trailersOf(call.requestId);
+    this.#open.add(call);
+    try {
+      await call.authenticate(this.#services);
+      proven(stream.getPeer());
+      if (this.#stopped) call.stop();
+      call.gone.signal.throwIfAborted();
+      const response = await call.perform(rpc);
+      if (reply) reply(null, response, trailers);
+      else stream.end(trailers);
+    } catch (error) {
+      const about = { request_id: call.requestId, path: stream.getPath() };
+      const refusal = refusalOf(publicError(error, about, log), call.requestId);
+      if (reply) reply(refusal);
+      // An error event ends both sides; destroy() would leave the client's side open.
+      else stream.emit('error', refusal);
+    } finally {
+      this.#open.delete(call);
+      call.leave();
+    }
+  }
+}

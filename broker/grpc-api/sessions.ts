@@ -1,0 +1,100 @@
+// The rpc AttachSession: a gRPC stream as a client of a terminal session.
+
+import { present } from '../../shared/agent-rpcs.ts';
+import type { Caller, Input } from '../../shared/api/route-table.ts';
+import { sessions as routes } from '../../shared/api/sessions.ts';
+import { AppError } from '../../shared/errors.ts';
+import { type AccessServices, guardOf } from '../admission/authorize.ts';
+import {
+  type Action,
+  actionOf,
+  type ClientPort,
+  type CloseReason,
+  type Notice,
+} from '../sessions/client-port.ts';
+import type { Call, Received, Rpc, Sent } from './incoming-call.ts';
+
+/** The part of the sessions module that AttachSession uses. */
+export interface Joining {
+  join(
+    input: Input<typeof routes.attach>,
+    caller: Caller,
+  ): Promise<{ serve(port: ClientPort): Promise<void> }>;
+}
+
+type Attaching = Call<'AttachSession'>;
+type Message = Sent<'AttachSession'>;
+
+const modes = {
+  ATTACH_MODE_UNSPECIFIED: 'operator',
+  ATTACH_MODE_OPERATOR: 'operator',
+  ATTACH_MODE_OBSERVER: 'observer',
+} as const;
+
+export function sessionRpcs(services: AccessServices & { sessions: Joining }) {
+  const AttachSession: Rpc<'AttachSession', typeof routes.attach> = {
+    guard: guardOf(routes.attach, services),
+    first: 'open',
+    raw: ({ session_id, mode, offset }) => ({
+      params: { session_id },
+      body: { mode: modes[mode], ...present({ offset }) },
+    }),
+    async run(call, { input, caller }) {
+      const attachment = await services.sessions.join(input, caller);
+      let closeReason: CloseReason | undefined;
+      // A failed send is ignored, because the signal reports that the client is gone.
+      const send = (message: Message): Promise<void> => call.send(message).catch(() => undefined);
+      await attachment.serve({
+        output: (bytes) => send({ output: bytes }),
+        notify: (notice) => send(messageOf(notice)),
+        actions: actionsOf(call),
+        gone: call.gone.signal,
+        close(given) {
+          closeReason ??= given;
+        },
+      });
+      call.gone.signal.throwIfAborted();
+      const { why = 'stopping', ...end } = closeReason ?? {};
+      if (why !== 'ended') throw closeErrors[why];
+      await call.send({ end: present(end) });
+      return undefined;
+    },
+  };
+  return { AttachSession };
+}
+
+/** Errors for a client that is detached while its session goes on. */
+const closeErrors = {
+  detached: new AppError('conflict', 'this client was detached; the session goes on'),
+  forbidden: new AppError('forbidden', 'this key may no longer attach to this session'),
+  fell_behind: new AppError(
+    'range_not_satisfiable',
+    'the next output for this client is no longer stored: attach again without an offset',
+  ),
+  stopping: new AppError('unavailable', 'the broker is stopping: attach again later'),
+};
+
+function messageOf(notice: Notice): Message {
+  if (notice.type === 'status') return { status: notice.status };
+  if (notice.type === 'refused') return { refused: notice.message };
+  const size = { cols: notice.cols, rows: notice.rows };
+  if (notice.type === 'size') return { size };
+  return { attached: { client_id: notice.client_id, offset: notice.offset, size } };
+}
+
+/** The client's actions; an invalid message ends the call. */
+async function* actionsOf(call: Attaching): AsyncGenerator<Action> {
+  try {
+    for await (const message of call.messages) yield actionIn(message);
+  } catch (error) {
+    call.gone.abort(error);
+  }
+}
+
+/** Converts a message to the action that the same WebSocket message stands for. */
+function actionIn({ message, input, size, signal }: Received<'AttachSession'>): Action {
+  if (message === 'input' && input) return { input };
+  if (message === 'size') return actionOf({ type: 'resize', ...size });
+  if (message === 'signal') return actionOf({ type: 'signal', signal });
+  throw new AppError('invalid_request', 'after the first message comes input, size or signal');
+}

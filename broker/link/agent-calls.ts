@@ -1,0 +1,353 @@
+// Calls to one machine: small ones travel on its control stream, each larger one on a separate stream.
+import type { ServerDuplexStream } from '@grpc/grpc-js';
+import { status as grpcStatus } from '@grpc/grpc-js';
+import type { AnswerRequest__Output } from '../../proto/types/farhand/link/v1/AnswerRequest.ts';
+import type { AnswerResponse } from '../../proto/types/farhand/link/v1/AnswerResponse.ts';
+import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
+import type { Reply__Output } from '../../proto/types/farhand/link/v1/Reply.ts';
+import {
+  type AgentStub,
+  type CallOptions,
+  cancelledDetails,
+  frameOf,
+  fromWire,
+  type Lane,
+  type MethodShape,
+  methods,
+  receiveFrames,
+  sendFrames,
+  smallMessageBytes,
+} from '../../shared/agent-rpcs.ts';
+import { after } from '../../shared/clock.ts';
+import { AppError, type Code } from '../../shared/errors.ts';
+import { countTransferred } from '../../shared/garbage-collection.ts';
+import { newId } from '../../shared/ids.ts';
+import { openTerminals, terminalClients } from '../../shared/process-limits.ts';
+import { IdleTimeout } from './idle-timeout.ts';
+
+export type AnswerStream = ServerDuplexStream<AnswerRequest__Output, AnswerResponse>;
+
+/**
+ * Streaming calls that wait for the stream on which the machine answers, by call id.
+ * An id is valid for one stream.
+ */
+export type AnswerWaiters = Map<string, (stream: AnswerStream) => void>;
+
+/** The methods and limits of the machine, and its control stream. */
+export interface CallsOptions {
+  machineId: string;
+  /** Methods that the agent listed in its hello. Calls of any other method fail with not_supported. */
+  methods: readonly string[];
+  /**
+   * Most short streaming calls that may be open at once; transfers have a separate limit of the same number.
+   */
+  openCalls: number;
+  /** Longest silence of the machine in the middle of a streaming call, in milliseconds. */
+  idleMs: number;
+  send(message: ConnectResponse): void;
+  answerWaiters: AnswerWaiters;
+}
+
+const unaryDeadlineMs = 30_000;
+const answerWithinMs = 10_000;
+/**
+ * Most calls of each other class that may be open at once. The classes are separate, so that stalled
+ * downloads do not delay a listing.
+ */
+const mostOpen = { unary: 1024, process: 96, terminal: openTerminals + terminalClients, watch: 32 };
+/**
+ * Stops the sending side of a finished call. The error is shared, because a new error costs a stack trace and
+ * this one is never printed.
+ */
+const finished = new AppError('unavailable', 'the call is over');
+
+/** A call from its first message to its end. */
+interface OpenCall {
+  id: string;
+  /** Fires when the caller cancels, the deadline passes, the machine answers too late or the link is lost. */
+  abort: AbortController;
+  end(): void;
+}
+
+type FirstAnswer = AnswerStream | Reply__Output;
+/** Requests encoded as frames. */
+type Requests = AsyncIterable<Buffer> | Iterable<Buffer>;
+
+export class Calls {
+  readonly stub: AgentStub;
+  readonly #options: CallsOptions;
+  /** Calls that have no answer yet, by id. */
+  readonly #waiting = new Map<string, (answer: Reply__Output) => void>();
+  /** Open calls by concurrency class. */
+  readonly #open = new Map<Lane | 'unary', Set<AbortController>>();
+  #closed = false;
+
+  constructor(options: CallsOptions) {
+    this.#options = options;
+    // One stub method per rpc of the service, which is also the source of the type AgentStub.
+    this.stub = Object.fromEntries(
+      [...methods.values()].map((shape) => [shape.key, this.#stubMethod(shape)]),
+    ) as unknown as AgentStub;
+  }
+
+  /** Passes a whole answer to its call; an answer for which no call waits is ignored. */
+  reply(reply: Reply__Output): void {
+    this.#waiting.get(reply.call_id)?.(reply);
+  }
+
+  /** Handles the loss of the link: every open call fails with machine_offline. */
+  close(): void {
+    this.#closed = true;
+    for (const open of this.#open.values()) for (const abort of [...open]) abort.abort(this.#lost());
+  }
+
+  #stubMethod(shape: MethodShape) {
+    if (!shape.serverStreams && !shape.clientStreams) {
+      return async (request: unknown, options: CallOptions) =>
+        this.#decode(shape, await this.#unary(shape, request, options));
+    }
+    return (request: unknown, options: CallOptions) => {
+      const requests = shape.clientStreams ? encodeAll(shape, request as AsyncIterable<unknown>) : undefined;
+      const first = shape.clientStreams ? Buffer.alloc(0) : shape.encodeRequest(request);
+      const responses = this.#decodeAll(shape, this.#streaming(shape, first, requests, options));
+      return shape.serverStreams ? responses : this.#lastOf(responses);
+    };
+  }
+
+  async #unary(shape: MethodShape, request: unknown, options: CallOptions): Promise<Buffer> {
+    this.#assertOffered(shape);
+    const bytes = shape.encodeRequest(request);
+    if (bytes.length > smallMessageBytes)
+      throw new AppError('payload_too_large', 'this request is too large');
+    const call = this.#begin('unary', options.signal);
+    const deadline_ms = options.deadline_ms ?? unaryDeadlineMs;
+    try {
+      const notice = noticeOf(shape, bytes, { ...options, deadline_ms });
+      const answer = await this.#firstAnswer(call, notice, deadline_ms);
+      if ('call_id' in answer && answer.error) throw fromWire(answer.error);
+      if ('call_id' in answer && answer.response) return answer.response;
+      throw this.#unsuitable();
+    } finally {
+      call.end();
+    }
+  }
+
+  /** Yields the encoded responses. If `requests` is undefined, `request` is the only request. */
+  async *#streaming(
+    shape: MethodShape,
+    request: Buffer,
+    requests: Requests | undefined,
+    options: CallOptions,
+  ): AsyncGenerator<Buffer> {
+    this.#assertOffered(shape);
+    const { lane = 'short', signal, deadline_ms } = options;
+    const call = this.#begin(lane, signal, deadline_ms);
+    const large = requests === undefined && request.length > smallMessageBytes;
+    const notice = noticeOf(shape, large ? Buffer.alloc(0) : request, options, large);
+    const outgoing = requests ?? (large ? [frameOf(request)] : []);
+    // Drops the reference to a large request, so that it does not stay in memory until the answer ends.
+    request = notice.request;
+    try {
+      const answer = await this.#firstAnswer(call, notice, answerWithinMs, this.#options.answerWaiters);
+      if ('call_id' in answer) yield* this.#messagesOf(answer, requests === undefined && !large);
+      else yield* this.#exchange(call, answer, outgoing, options.idle_ms ?? this.#options.idleMs);
+    } finally {
+      call.end();
+    }
+  }
+
+  /** Exchanges messages on the stream that the machine opened for the call, until the answer ends. */
+  async *#exchange(
+    call: OpenCall,
+    stream: AnswerStream,
+    outgoing: Requests,
+    idleMs: number,
+  ): AsyncGenerator<Buffer> {
+    const { abort } = call;
+    const idle = new IdleTimeout(idleMs, abort);
+    const stop = (): void => endWithError(stream, !this.#closed);
+    abort.signal.addEventListener('abort', stop, { once: true });
+    // Our reading side does not end when the agent cancels or dies.
+    // After our own end this listener changes nothing.
+    stream.once('cancelled', () => abort.abort(this.#lost()));
+    // A source of requests that fails aborts the whole call with its error.
+    void sendFrames(stream, idle.whileSending(outgoing), abort.signal).catch((error: unknown) => {
+      if (!abort.signal.aborted) abort.abort(error);
+    });
+    let complete = false;
+    let cut = false;
+    try {
+      yield* receiveFrames(idle.whileReceiving(stream), () => {
+        cut = true;
+        return this.#lost();
+      });
+      complete = true;
+    } catch (error) {
+      if (abort.signal.aborted) throw abort.signal.reason;
+      // Otherwise the error is the one with which the machine ended its answer.
+      complete = !cut;
+      throw error;
+    } finally {
+      idle.end();
+      abort.signal.removeEventListener('abort', stop);
+      // The agent half-closes first, then we end the stream.
+      // An incomplete answer is cancelled on both streams.
+      if (complete) stream.end();
+      else {
+        this.#cancel(call.id);
+        endWithError(stream, !this.#closed);
+      }
+      // Stops the sending side.
+      abort.abort(finished);
+    }
+  }
+
+  #begin(lane: Lane | 'unary', signal: AbortSignal | undefined, deadlineMs = 0): OpenCall {
+    const open = this.#open.get(lane) ?? new Set();
+    this.#open.set(lane, open);
+    const most = lane === 'short' || lane === 'bulk' ? this.#options.openCalls : mostOpen[lane];
+    if (open.size >= most)
+      throw this.#error('unavailable', 'too many calls are open on this machine: try again later');
+    const abort = new AbortController();
+    const giveUp = (): void => abort.abort(callerError(signal));
+    signal?.addEventListener('abort', giveUp, { once: true });
+    if (signal?.aborted) giveUp();
+    const cancelDeadline = deadlineMs > 0 ? after(deadlineMs, () => abort.abort(this.#timedOut())) : () => {};
+    open.add(abort);
+    return {
+      id: newId('call'),
+      abort,
+      end() {
+        cancelDeadline();
+        signal?.removeEventListener('abort', giveUp);
+        open.delete(abort);
+      },
+    };
+  }
+
+  /**
+   * Sends the call. Resolves with the whole answer in a reply, or the stream that the machine opens,
+   * whichever comes first.
+   */
+  async #firstAnswer(
+    { id, abort }: OpenCall,
+    notice: Notice,
+    withinMs: number,
+    answerWaiters?: AnswerWaiters,
+  ): Promise<FirstAnswer> {
+    abort.signal.throwIfAborted();
+    const { promise, resolve, reject } = Promise.withResolvers<FirstAnswer>();
+    const stopWaiting = (): void => {
+      this.#waiting.delete(id);
+      answerWaiters?.delete(id);
+    };
+    const take = (answer: FirstAnswer): void => {
+      stopWaiting();
+      resolve(answer);
+    };
+    const fail = (): void => {
+      stopWaiting();
+      this.#cancel(id);
+      reject(abort.signal.reason);
+    };
+    const cancelTimeout = after(withinMs, () => abort.abort(this.#timedOut()));
+    abort.signal.addEventListener('abort', fail, { once: true });
+    this.#waiting.set(id, take);
+    answerWaiters?.set(id, take);
+    this.#options.send({ call: { call_id: id, ...notice } });
+    return promise.finally(() => {
+      cancelTimeout();
+      abort.signal.removeEventListener('abort', fail);
+    });
+  }
+
+  /**
+   * Yields the messages of a reply. `asked` is false if the machine has only part of the request:
+   * then only an error is valid.
+   */
+  *#messagesOf({ error, messages: all }: Reply__Output, asked: boolean): Generator<Buffer> {
+    if (error) throw fromWire(error);
+    if (!all || !asked) throw this.#unsuitable();
+    for (const message of all.messages) {
+      countTransferred(message.length);
+      yield message;
+    }
+  }
+
+  async *#decodeAll(shape: MethodShape, responses: AsyncGenerator<Buffer>): AsyncGenerator<unknown> {
+    for await (const bytes of responses) yield this.#decode(shape, bytes);
+  }
+
+  async #lastOf(responses: AsyncGenerator<unknown>): Promise<unknown> {
+    let last: unknown;
+    for await (const response of responses) last = response;
+    return last ?? Promise.reject(this.#error('machine_error', 'the machine ended without an answer'));
+  }
+
+  #decode(shape: MethodShape, bytes: Buffer): unknown {
+    try {
+      return shape.decodeResponse(bytes);
+    } catch {
+      throw this.#error('machine_error', 'the machine’s answer cannot be read');
+    }
+  }
+
+  #assertOffered({ name: method }: MethodShape): void {
+    if (this.#closed) throw this.#lost();
+    if (this.#options.methods.includes(method)) return;
+    const text = 'the agent on this machine is too old for this: update it';
+    throw this.#error('not_supported', text, { method });
+  }
+
+  #cancel(call_id: string): void {
+    if (!this.#closed) this.#options.send({ cancel: { call_id } });
+  }
+
+  #lost(): AppError {
+    const text = 'the link to the machine was lost during this call; its outcome is unknown';
+    return this.#error('machine_offline', text);
+  }
+
+  #timedOut(): AppError {
+    return this.#error('machine_timeout', 'the machine did not answer in time');
+  }
+
+  #unsuitable(): AppError {
+    return this.#error('machine_error', 'the machine’s answer is of another kind than its call');
+  }
+
+  #error(code: Code, text: string, details: object = {}): AppError {
+    return new AppError(code, text, { machine_id: this.#options.machineId, ...details });
+  }
+}
+
+/** The message that announces a call to its machine, without the call id. */
+function noticeOf(
+  { name: method }: MethodShape,
+  request: Buffer,
+  { deadline_ms = 0, request_id, caller }: CallOptions,
+  request_follows = false,
+) {
+  const whose = caller ? { key_id: caller.key_id, key_name: caller.key_name } : null;
+  return { method, request, request_follows, deadline_ms, request_id, caller: whose };
+}
+type Notice = ReturnType<typeof noticeOf>;
+
+/**
+ * Ends both sides with an error status and wakes the reader; destroy() would leave the agent's side open. The
+ * status shows the agent whether the call was cancelled or the link lost. grpc-js itself sends CANCELLED with
+ * other details.
+ */
+function endWithError(stream: AnswerStream, gaveUp: boolean): void {
+  const code = gaveUp ? grpcStatus.CANCELLED : grpcStatus.UNAVAILABLE;
+  if (!stream.destroyed) stream.emit('error', { code, details: gaveUp ? cancelledDetails : 'lost' });
+}
+
+async function* encodeAll(shape: MethodShape, requests: AsyncIterable<unknown>): AsyncGenerator<Buffer> {
+  for await (const request of requests) yield shape.frameRequest(request);
+}
+
+function callerError(signal: AbortSignal | undefined): AppError {
+  const reason: unknown = signal?.reason;
+  return reason instanceof AppError ? reason : new AppError('unavailable', 'the caller went away');
+}

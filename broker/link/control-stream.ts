@@ -1,0 +1,364 @@
+// Serves the control stream of one agent:
+// challenge, hello, welcome, then heartbeats and small calls until it ends.
+import { randomBytes } from 'node:crypto';
+import type { ServerDuplexStream } from '@grpc/grpc-js';
+import { status as grpcStatus } from '@grpc/grpc-js';
+import type { ConnectRequest__Output } from '../../proto/types/farhand/link/v1/ConnectRequest.ts';
+import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
+import type { Hello__Output } from '../../proto/types/farhand/link/v1/Hello.ts';
+import { methods, protocolVersion } from '../../shared/agent-rpcs.ts';
+import { after, every, monotonic, mostSkewMs, now } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { verifyProof } from '../../shared/identity-proof.ts';
+import { newId } from '../../shared/ids.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { ConnectionLimiter } from '../connection-limiter.ts';
+import type { Link, Presence } from '../presence/index.ts';
+import type { MachineFacts } from '../presence/machine-facts.ts';
+import type { Machine, State } from '../state/index.ts';
+import { type AnswerWaiters, Calls } from './agent-calls.ts';
+import type { LinkLimits } from './limits-per-minute.ts';
+
+export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
+
+/** The parts of the broker that links use. */
+export interface LinkServices {
+  state: State;
+  presence: Presence;
+  machineFacts: MachineFacts;
+  connections: ConnectionLimiter;
+  answerWaiters: AnswerWaiters;
+  /** Fingerprint of the certificate authority. The agent signs it together with the challenge. */
+  fingerprint: string;
+  limits: LinkLimits;
+  log: Logger;
+}
+
+export interface LinkSettings {
+  heartbeatMs: number;
+  silenceMs: number;
+  /**
+   * Most short streaming calls open at once on one machine;
+   * transfers have a separate limit of the same number.
+   */
+  openCalls: number;
+  /** Longest silence of a machine in the middle of a streaming call, in milliseconds. */
+  callIdleMs: number;
+}
+
+export const defaultSettings: LinkSettings = {
+  heartbeatMs: 15_000,
+  silenceMs: 45_000,
+  openCalls: 32,
+  callIdleMs: 60_000,
+};
+
+/** Largest message in bytes, in either direction. */
+export const messageBytes = 1024 * 1024 + 64 * 1024;
+const frameBytes = 256 * 1024;
+/** Longest wait for the hello, even on a connection that has authenticated before. */
+const helloMs = 5_000;
+/**
+ * Most bytes that may wait for an agent on its control stream.
+ * An agent that reads too slowly is disconnected.
+ */
+const maxUnreadBytes = 4 * 1024 * 1024;
+/** Approximate size of a message without its request, in bytes. */
+const headBytes = 256;
+/** Form of ids that an agent chooses. They are checked because the broker writes them into its records. */
+const plainId = /^[\x20-\x7e]{0,200}$/;
+/** Form of machine ids, as newId makes them. */
+const machineId = /^mach_[0-9A-Za-z]{22}$/;
+/**
+ * Most capabilities read from a hello:
+ * one more than a machine may report, so that the check refuses a longer list.
+ */
+const mostCapabilities = 64 + 1;
+/**
+ * Most process ids read from a hello.
+ * The agent lists further ones in a later hello, once these are acknowledged.
+ */
+const mostProcesses = 4096;
+/**
+ * Most messages of an agent at once beyond the answers to calls; each heartbeat interval allows
+ * `unaskedPerBeat` more.
+ */
+const mostUnasked = 2_000;
+const unaskedPerBeat = 500;
+/** A heartbeat with a report counts as this many messages, because a report is checked and stored. */
+const reportCost = 25;
+
+/** A control stream with the hello that authenticated it. */
+interface AuthenticatedStream {
+  stream: ConnectStream;
+  machine: Machine;
+  hello: Hello__Output;
+  /** Address of the agent. */
+  address: string;
+}
+
+/** Serves one control stream until it ends. Never rejects. */
+export async function serveConnect(
+  stream: ConnectStream,
+  address: string,
+  services: LinkServices,
+  settings: LinkSettings,
+): Promise<void> {
+  const { limits, connections } = services;
+  let machine: Machine | undefined;
+  try {
+    // grpc-js types the messages as any; the service decodes only this type.
+    const messages = (stream as AsyncIterable<ConnectRequest__Output>)[Symbol.asyncIterator]();
+    const nonce = randomBytes(32);
+    const hello = await helloOf(stream, messages, nonce);
+    machine = hello && authenticate(stream, hello, nonce, address, services);
+    if (!hello || !machine) return;
+    connections.authenticate(stream.getPeer());
+    if (limits.admits(machine.id)) {
+      await new AgentLink({ stream, machine, hello, address }, services, settings).run(messages);
+    } else {
+      connections.closeSoon(stream.getPeer());
+      refuse(stream, grpcStatus.RESOURCE_EXHAUSTED, 'this machine links too often: wait a minute');
+    }
+  } catch (error) {
+    const about = { address, err: error };
+    if (machine) limits.machine('warn', machine.id, about, 'a link broke off');
+    else limits.unauthenticated(address, about, 'a link broke off before its hello');
+    if (machine) connections.closeSoon(stream.getPeer());
+    refuse(stream, grpcStatus.INTERNAL, textOf(error));
+  }
+}
+
+/** Sends the challenge and reads the first message. Returns undefined after refusing the stream. */
+async function helloOf(
+  stream: ConnectStream,
+  messages: AsyncIterator<ConnectRequest__Output>,
+  nonce: Buffer,
+): Promise<Hello__Output | undefined> {
+  stream.write({ challenge: { nonce } });
+  const cancelDeadline = after(helloMs, () =>
+    refuse(stream, grpcStatus.DEADLINE_EXCEEDED, 'no hello in time'),
+  );
+  const first = await messages.next().finally(cancelDeadline);
+  const hello = first.done ? undefined : first.value.hello;
+  return hello ?? refuse(stream, grpcStatus.INVALID_ARGUMENT, 'the first message must be a hello');
+}
+
+/** The machine whose key signed this hello. Returns undefined after refusing the stream. */
+function authenticate(
+  stream: ConnectStream,
+  hello: Hello__Output,
+  nonce: Buffer,
+  address: string,
+  { state, fingerprint, limits }: LinkServices,
+): Machine | undefined {
+  const { machine_id } = hello;
+  const possible = machineId.test(machine_id);
+  const machine = state.machines.get(machine_id);
+  if (possible && !machine) {
+    limits.unauthenticated(address, { machine_id }, 'an agent of no registered machine was sent away');
+    stream.write({ removed: { reason: 'this machine is not registered here' } });
+    return void stream.end();
+  }
+  const ids = [hello.instance_id, hello.journal_id];
+  const proof = { nonce, machine_id, fingerprint };
+  if (machine && !verifyProof(proof, hello.signature, Buffer.from(machine.public_key, 'base64'))) {
+    limits.unauthenticated(address, { machine_id }, 'an agent failed its challenge');
+    const text = 'the challenge was not answered with this machine’s key';
+    return refuse(stream, grpcStatus.UNAUTHENTICATED, text);
+  }
+  if (hello.protocol > protocolVersion) {
+    const text = 'this agent is newer than the broker: update the broker';
+    return refuse(stream, grpcStatus.FAILED_PRECONDITION, text);
+  }
+  if (possible && ids.every((id) => plainId.test(id))) return machine;
+  return refuse(stream, grpcStatus.INVALID_ARGUMENT, 'an id in this hello cannot be one');
+}
+
+function refuse(stream: ConnectStream, code: grpcStatus, details: string): undefined {
+  stream.emit('error', { code, details });
+}
+
+export function textOf(error: unknown): string {
+  return error instanceof AppError ? error.message : 'unexpected failure, see the broker’s log';
+}
+
+/** The link to one authenticated agent. */
+class AgentLink implements Link {
+  readonly id = newId('link');
+  readonly machineId: string;
+  readonly instanceId: string;
+  readonly journalId: string;
+  readonly methods: readonly string[];
+  readonly processIds: readonly string[];
+  readonly #source: AuthenticatedStream;
+  readonly #services: LinkServices;
+  readonly #settings: LinkSettings;
+  readonly #calls: Calls;
+  #heardAt = monotonic();
+  #ended = false;
+  /** Bytes of messages that the agent has not read yet. */
+  #unreadBytes = 0;
+  /** Messages of the agent, minus the calls sent to it. */
+  #unasked = 0;
+  #clockIsOff = false;
+
+  constructor(source: AuthenticatedStream, services: LinkServices, settings: LinkSettings) {
+    const { machine, hello } = source;
+    this.#source = source;
+    this.#services = services;
+    this.#settings = settings;
+    this.machineId = machine.id;
+    this.instanceId = hello.instance_id;
+    // An agent without a journal of processes loses their results when it ends,
+    // so its instance id stands for the journal.
+    this.journalId = hello.journal_id || hello.instance_id || this.id;
+    this.methods = hello.methods.filter((name) => methods.has(name));
+    this.processIds = hello.process_ids.slice(0, mostProcesses);
+    this.#calls = new Calls({
+      machineId: machine.id,
+      methods: this.methods,
+      openCalls: Math.min(settings.openCalls, hello.limits?.open_calls || settings.openCalls),
+      idleMs: settings.callIdleMs,
+      send: (message) => this.#send(message),
+      answerWaiters: services.answerWaiters,
+    });
+  }
+
+  get stub() {
+    return this.#calls.stub;
+  }
+
+  close(last: ConnectResponse): void {
+    this.#send(last);
+    this.#end();
+  }
+
+  async run(messages: AsyncIterator<ConnectRequest__Output>): Promise<void> {
+    const { stream, hello, address } = this.#source;
+    const { presence, machineFacts, state, log } = this.#services;
+    const { host, agent_version, metrics } = hello;
+    const { hostname = '', os = '', arch = '' } = host ?? {};
+    const capabilities = hello.capabilities.slice(0, mostCapabilities);
+    const facts = { hostname, os, arch, agent_version, capabilities, ip: address };
+    await machineFacts.hello(this.machineId, facts, metrics);
+    // The machine may have been removed while its facts were being written.
+    if (!state.machines.has(this.machineId))
+      return this.close({ removed: { reason: 'this machine was removed' } });
+    this.#welcome();
+    if (metrics) this.#watchClock();
+    const older = presence.add(this);
+    if (older) this.#recordTakeover(older);
+    this.#log('info', 'machine linked', { address, agent_version });
+    const { heartbeatMs, silenceMs } = this.#settings;
+    const stops = [
+      every(heartbeatMs, () => {
+        if (this.#unasked > 0) this.#unasked = Math.max(0, this.#unasked - unaskedPerBeat);
+        this.#send({ heartbeat: {} });
+      }),
+      // Checked often, so that silence is noticed soon after the limit and not a heartbeat later.
+      every(Math.min(1_000, silenceMs / 4), () => {
+        if (monotonic() - this.#heardAt >= silenceMs) this.#cut('machine fell silent');
+      }),
+    ];
+    stream.once('cancelled', () => this.#end());
+    try {
+      for (;;) {
+        const next = await messages.next();
+        if (next.done || this.#ended) break;
+        this.#take(next.value);
+      }
+    } catch (error) {
+      log.debug({ err: error, machine_id: this.machineId }, 'control stream broke');
+    } finally {
+      for (const stop of stops) stop();
+      this.#end();
+    }
+  }
+
+  #welcome(): void {
+    const { heartbeatMs, silenceMs, openCalls } = this.#settings;
+    this.#send({
+      welcome: {
+        link_id: this.id,
+        limits: { frame_bytes: frameBytes, open_calls: openCalls, message_bytes: messageBytes },
+        time_ms: now(),
+        heartbeat_ms: heartbeatMs,
+        silence_ms: silenceMs,
+      },
+    });
+  }
+
+  #take({ reply, heartbeat, farewell }: ConnectRequest__Output): void {
+    this.#heardAt = monotonic();
+    this.#unasked += heartbeat?.metrics ? reportCost : 1;
+    if (this.#unasked > mostUnasked) this.#cut('the agent sends more than it was asked for');
+    if (this.#ended) return;
+    if (reply) this.#calls.reply(reply);
+    if (heartbeat) {
+      this.#services.machineFacts.heard(this.machineId, heartbeat.metrics);
+      this.#watchClock();
+    }
+    if (farewell) this.#end();
+  }
+
+  /**
+   * Warns once when the machine's clock is far off, since times and certificates depend on it.
+   * Warns again after it was right.
+   */
+  #watchClock(): void {
+    const facts = this.#services.machineFacts.of(this.machineId);
+    const clock_offset_ms = facts?.report?.clock_offset_ms ?? 0;
+    const isOff = Math.abs(clock_offset_ms) > mostSkewMs;
+    if (isOff && !this.#clockIsOff) {
+      const text = `the machine’s clock is ${clock_offset_ms < 0 ? 'behind' : 'ahead of'} the broker’s: let both follow a time server`;
+      this.#log('warn', text, { machine: this.#source.machine.name, clock_offset_ms });
+    }
+    this.#clockIsOff = isOff;
+  }
+
+  #send(message: ConnectResponse): void {
+    if (this.#ended) return;
+    // Each call allows one answer, even a late one.
+    // The limit below stops answers that never come from adding up.
+    if (message.call) this.#unasked = Math.max(-mostUnasked, this.#unasked - 1);
+    // Node's own limit on a stream counts messages, not bytes.
+    const bytes = (message.call?.request?.length ?? 0) + headBytes;
+    this.#unreadBytes += bytes;
+    this.#source.stream.write(message, () => {
+      this.#unreadBytes -= bytes;
+    });
+    if (this.#unreadBytes > maxUnreadBytes) this.#cut('the agent does not read its control stream');
+  }
+
+  #cut(reason: string): void {
+    this.#log('warn', reason);
+    this.#end();
+  }
+
+  #end(): void {
+    if (this.#ended) return;
+    this.#ended = true;
+    const { stream } = this.#source;
+    this.#services.presence.drop(this);
+    this.#calls.close();
+    stream.end();
+    this.#services.connections.closeSoon(stream.getPeer());
+    this.#log('info', 'machine unlinked');
+  }
+
+  #log(level: 'info' | 'warn', text: string, more = {}): void {
+    this.#services.limits.machine(level, this.machineId, { link_id: this.id, ...more }, text);
+  }
+
+  /**
+   * Reports two agent processes with one identity, a sign of a cloned machine. The link of the newer process
+   * replaces the older link.
+   */
+  #recordTakeover(older: Link): void {
+    if (older.instanceId === this.instanceId) return;
+    this.#log('warn', 'two agents use one identity; the older was fenced off', { fenced: older.id });
+    const { machine } = this.#source;
+    this.#services.limits.takeover({ machine, fenced_link: older.id, link_id: this.id });
+  }
+}

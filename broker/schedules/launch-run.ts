@@ -1,0 +1,139 @@
+// Starts runs of schedules: writes a command and its row in one transaction,
+// or a row with the reason for no command.
+
+import type { KeyId, MachineId, RunId } from '../../shared/api/route.ts';
+import type { Journal } from '../../shared/api/route-table.ts';
+import { monotonic } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import type { AcceptedCommand, Commands } from '../commands/index.ts';
+import type { History } from '../history.ts';
+import type { Presence } from '../presence/index.ts';
+import type { Schedule, State } from '../state/index.ts';
+import { newRun, type ScheduleRecords, type ScheduleRun, settledRun } from './run-records.ts';
+
+export interface ScheduleContext {
+  state: State;
+  history: History;
+  presence: Presence;
+  commands: Commands;
+  records: ScheduleRecords;
+  mayRun(who: { requested_by: KeyId; machine_id: MachineId }): boolean;
+}
+
+/** The key and request that caused a run. */
+interface Requester {
+  key_id: KeyId;
+  request_id: string;
+}
+
+/** How long a scheduled command waits for a busy machine. */
+const busyMs = 60_000;
+/** How long after the broker's start a machine may take to reconnect. */
+const returnMs = 60_000;
+/** A machine that has linked reports ended commands within this time. */
+const reportMs = 5_000;
+
+export class Launcher {
+  readonly #context: ScheduleContext;
+  readonly #started = monotonic();
+  /** Ids of the runs that an earlier broker process left open. */
+  readonly #left: ReadonlySet<string>;
+  readonly #linkedAt = new Map<string, number>();
+
+  constructor(context: ScheduleContext) {
+    this.#context = context;
+    this.#left = new Set(context.records.openIds());
+    context.presence.watch((machineId, online) => {
+      if (online) this.#linkedAt.set(machineId, monotonic());
+      else this.#linkedAt.delete(machineId);
+    });
+  }
+
+  /**
+   * Whether a command for this machine would fail:
+   * it is offline, and the broker started more than a minute ago.
+   */
+  isAway(machineId: string): boolean {
+    return this.#queueFor(machineId).queue_for === undefined;
+  }
+
+  /**
+   * Whether all these runs may have ended while the broker was down
+   * and their machines have not reported it yet.
+   */
+  mayHaveEnded(open: readonly ScheduleRun[]): boolean {
+    const isReported = (machineId: string): boolean =>
+      monotonic() - (this.#linkedAt.get(machineId) ?? Number.POSITIVE_INFINITY) >= reportMs;
+    if (monotonic() - this.#started >= returnMs) return false;
+    return open.every(({ id, machine_id }) => this.#left.has(id) && !isReported(machine_id));
+  }
+
+  /** Starts a run at its time. Resolves once the run, or the reason why there is none, is on disk. */
+  async byClock(schedule: Schedule, at: number, trigger: 'cron' | 'catch_up'): Promise<void> {
+    const run = newRun(schedule, trigger, at);
+    if (!this.#context.mayRun(schedule)) return this.#refused(run, keyRevoked);
+    const requester = { key_id: schedule.requested_by, request_id: newId('request') };
+    const waiting = this.#queueFor(schedule.machine_id);
+    await this.#launch(schedule, run, { ...requester, ...waiting }).catch((error: unknown) => {
+      // The row with the refusal is already on disk.
+      if (!(error instanceof AppError)) throw error;
+    });
+  }
+
+  /**
+   * Starts a run for a request. Throws the errors of POST /commands,
+   * after the row with the refusal is on disk.
+   */
+  byHand(
+    schedule: Schedule,
+    requester: Requester,
+    also: (journal: Journal, id: RunId) => void,
+  ): Promise<AcceptedCommand> {
+    const run = newRun(schedule, 'manual', null);
+    return this.#launch(schedule, run, requester, (journal) => also(journal, run.id));
+  }
+
+  async #launch(
+    schedule: Schedule,
+    run: ScheduleRun,
+    requester: Requester & { queue_for?: number },
+    also: (journal: Journal) => void = () => {},
+  ): Promise<AcceptedCommand> {
+    const { machine_id, command, user, cwd, env, timeout } = schedule;
+    const params = {
+      ...{ machine_id, command, schedule_id: schedule.id, ...requester },
+      ...(user !== null && { user }),
+      ...(cwd !== null && { cwd }),
+      ...(env !== null && { env }),
+      ...(timeout !== null && { timeout }),
+    };
+    try {
+      return await this.#context.commands.start(params, (journal, command_id) => {
+        this.#context.records.begin({ ...run, command_id });
+        also(journal);
+      });
+    } catch (error) {
+      if (error instanceof AppError) await this.#refused(run, error);
+      throw error;
+    }
+  }
+
+  #refused(run: ScheduleRun, { code, message }: AppError): Promise<void> {
+    const { history, records } = this.#context;
+    const settled = settledRun(run, 'failed', `${code}: ${message}`);
+    return history.write((transaction) => records.settle([settled], transaction));
+  }
+
+  /** Milliseconds that a command may wait for its machine. Without queue_for it fails at once. */
+  #queueFor(machineId: string): { queue_for?: number } {
+    if (this.#context.presence.online(machineId)) return { queue_for: busyMs };
+    const left = this.#started + returnMs - monotonic();
+    return left > 0 ? { queue_for: Math.ceil(left) } : {};
+  }
+}
+
+const keyRevoked = new AppError(
+  'forbidden',
+  'the key that last changed this schedule may no longer run commands on this machine (key_revoked): change the schedule with another key',
+);

@@ -1,0 +1,251 @@
+// Runs of schedules in history.db: a row for each due time and each manual run,
+// and a progress mark for each schedule.
+
+import type { MachineId, RunId } from '../../shared/api/route.ts';
+import type { Api, Input, Page, Reply } from '../../shared/api/route-table.ts';
+import { schedules as routes } from '../../shared/api/schedules.ts';
+import { now } from '../../shared/clock.ts';
+import { newId } from '../../shared/ids.ts';
+import type { Command } from '../commands/command.ts';
+import type { Events } from '../events.ts';
+import { type History, type HistoryTransaction, type Row, textIn } from '../history.ts';
+import { allOf, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
+import type { Schedule, State } from '../state/index.ts';
+
+type Served = Reply<Api['schedules']['getRun']>;
+type Status = Served['status'];
+type Times = 'scheduled_for' | 'started_at' | 'finished_at';
+
+/** A run as history stores it; times are in milliseconds. */
+export interface ScheduleRun extends Omit<Served, Times | 'stdout' | 'stderr'> {
+  id: RunId;
+  machine_id: MachineId;
+  /** The time at which the run was due; null for a manual run. */
+  scheduled_for: number | null;
+  started_at: number;
+  finished_at: number | null;
+}
+
+/** The machines that the caller may see; undefined means all, including removed ones. */
+export type Reach = readonly string[] | undefined;
+
+const tables = [
+  `CREATE TABLE schedule_runs (
+    id TEXT NOT NULL UNIQUE, schedule_id TEXT NOT NULL, machine_id TEXT NOT NULL, command_id TEXT,
+    status TEXT NOT NULL, trigger TEXT NOT NULL, scheduled_for INTEGER, started_at INTEGER NOT NULL,
+    finished_at INTEGER, exit_code INTEGER, duration INTEGER, reason TEXT, UNIQUE (schedule_id, scheduled_for)
+  );
+  CREATE INDEX schedule_runs_by_schedule ON schedule_runs (schedule_id, started_at);
+  CREATE INDEX schedule_runs_by_time ON schedule_runs (started_at);
+  CREATE INDEX schedule_runs_open ON schedule_runs (schedule_id) WHERE finished_at IS NULL;
+  CREATE INDEX schedule_runs_commands ON schedule_runs (command_id) WHERE finished_at IS NULL;
+  CREATE TABLE schedule_marks (schedule_id TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID`,
+  // The machine sets started_at, and its clock can be wrong.
+  // So rows are sorted and deleted by decided_at, the broker's time.
+  `ALTER TABLE schedule_runs ADD COLUMN decided_at INTEGER NOT NULL DEFAULT 0;
+  UPDATE schedule_runs SET decided_at = started_at;
+  DROP INDEX schedule_runs_by_schedule;
+  DROP INDEX schedule_runs_by_time;
+  CREATE INDEX schedule_runs_by_schedule ON schedule_runs (schedule_id, decided_at);
+  CREATE INDEX schedule_runs_by_time ON schedule_runs (decided_at)`,
+];
+/** SQL condition for runs whose command never reached the machine. */
+const neverRan =
+  "(status IN ('missed', 'skipped') OR status = 'failed' AND (command_id IS NULL OR reason IS 'machine_offline'))";
+const columns =
+  'id, schedule_id, machine_id, command_id, status, trigger, scheduled_for, started_at, finished_at, exit_code, duration, reason';
+
+interface RecordContext {
+  state: State;
+  history: History;
+  events: Events;
+}
+
+export class ScheduleRecords {
+  readonly #context: RecordContext;
+  readonly #history: History;
+  /** Called when the end of a schedule's command is on disk. */
+  onEnd: (scheduleId: string) => void = () => {};
+
+  /** Opens the tables. Deletes runs that were decided longer than `keepMs` ago. */
+  constructor(context: RecordContext, keepMs: number) {
+    this.#context = context;
+    this.#history = context.history;
+    this.#history.migrate('schedules', tables);
+    const where = 'finished_at IS NOT NULL';
+    this.#history.retain({ table: 'schedule_runs', column: 'decided_at', keepMs, where });
+  }
+
+  /** Stores a run whose command is created in the same transaction. */
+  begin(run: ScheduleRun): void {
+    // After the clock was set back, this replaces the row of the same time that did not run.
+    const insert = `INSERT OR REPLACE INTO schedule_runs (decided_at, ${columns})
+      VALUES (:decided_at, ${columns.replaceAll(/\w+/g, ':$&')})`;
+    this.#history.sql(insert).run({ decided_at: now(), ...run });
+    if (run.scheduled_for === null) return;
+    const mark = 'INSERT OR REPLACE INTO schedule_marks VALUES (?, ?)';
+    this.#history.sql(mark).run(run.schedule_id, run.scheduled_for);
+  }
+
+  /** Stores runs that have no command. The last of them causes an event if the schedule asks for one. */
+  settle(runs: readonly ScheduleRun[], transaction: HistoryTransaction): void {
+    for (const run of runs) this.begin(run);
+    const last = runs.at(-1);
+    if (last) this.#emit(last, transaction);
+  }
+
+  /** Stores the end of a run in the transaction that stores the end of its command. */
+  readonly ended = (command: Command, transaction: HistoryTransaction): void => {
+    if (command.schedule_id === null) return;
+    const run = this.#one('command_id = ? AND finished_at IS NULL', command.id);
+    if (!run) return;
+    const end = { ...run, ...endOf(command) };
+    const update = `UPDATE schedule_runs SET status = :status, started_at = :started_at, finished_at = :finished_at,
+      exit_code = :exit_code, duration = :duration, reason = :reason WHERE id = :id`;
+    this.#history.sql(update).run({ id: run.id, ...endOf(command) });
+    this.#emit(end, transaction);
+    transaction.committed(() => this.onEnd(end.schedule_id));
+  };
+
+  /** The time up to which each schedule is settled. Deletes the marks of all other schedules. */
+  marks(scheduleIds: readonly string[]): Map<string, number> {
+    const others = 'DELETE FROM schedule_marks WHERE schedule_id NOT IN (SELECT value FROM json_each(?))';
+    this.#history.sql(others).run(JSON.stringify(scheduleIds));
+    const rows = this.#history.sql('SELECT schedule_id, at FROM schedule_marks').all();
+    return new Map(rows.map((row) => [textIn(row, 'schedule_id'), Number(row.at)]));
+  }
+
+  /**
+   * Handles a clock that was set back to `to`:
+   * moves later marks back, and deletes later rows that did not run.
+   */
+  rewind(to: number): void {
+    this.#history.sql('UPDATE schedule_marks SET at = ?1 WHERE at > ?1').run(to);
+    // Rows are selected by schedule, because there is no index by time alone.
+    this.#history
+      .sql(
+        `DELETE FROM schedule_runs WHERE schedule_id IN (SELECT schedule_id FROM schedule_marks)
+         AND scheduled_for > ? AND ${neverRan}`,
+      )
+      .run(to);
+  }
+
+  /** The runs of a schedule whose commands have not ended. */
+  open(scheduleId: string): ScheduleRun[] {
+    const open = `SELECT ${columns} FROM schedule_runs WHERE schedule_id = ? AND finished_at IS NULL`;
+    return this.#history.sql(open).all(scheduleId).map(fromRow);
+  }
+
+  /** The ids of all runs whose commands have not ended. */
+  openIds(): string[] {
+    const rows = this.#history.sql('SELECT id FROM schedule_runs WHERE finished_at IS NULL').all();
+    return rows.map((row) => textIn(row, 'id'));
+  }
+
+  /** Whether the run of this time took place, or its command is still open. */
+  ran(scheduleId: string, at: number): boolean {
+    const ran = `schedule_id = ? AND scheduled_for = ? AND NOT ${neverRan}`;
+    return this.#one(ran, scheduleId, at) !== undefined;
+  }
+
+  find(id: string): ScheduleRun | undefined {
+    return this.#one('id = ?', id);
+  }
+
+  /** The last ended run of a schedule on a machine in `reach`, without skipped and missed ones. */
+  last(scheduleId: string, reach: Reach): ScheduleRun | undefined {
+    const [conditions, values] = allOf([['schedule_id = ?', scheduleId], reachableOnly(reach)]);
+    return this.#one(
+      `${conditions} AND finished_at IS NOT NULL AND status NOT IN ('skipped', 'missed')
+       ORDER BY decided_at DESC, rowid DESC LIMIT 1`,
+      ...values,
+    );
+  }
+
+  /** The machine of the last run of a schedule, which may have been removed. */
+  machineOf(scheduleId: string): MachineId | undefined {
+    return this.#one('schedule_id = ? ORDER BY decided_at DESC LIMIT 1', scheduleId)?.machine_id;
+  }
+
+  page(input: Input<Api['schedules']['history']>, reach: Reach): Page<ScheduleRun> {
+    const times = {
+      since: input.since && (['decided_at >= ?', input.since.getTime()] as const),
+      until: input.until && (['decided_at < ?', input.until.getTime()] as const),
+    };
+    const page = pageOfRows(
+      this.#history,
+      { table: 'schedule_runs', columns },
+      [reachableOnly(reach), ...filtersOf(routes.history, input, times)],
+      { ...input, sort: input.sort.replace('started_at', 'decided_at') },
+      // Runs decided at the same time stay in the order of their due times.
+      'rowid',
+    );
+    return { items: page.items.map(fromRow), total: page.total };
+  }
+
+  #one(sql: string, ...values: (string | number)[]): ScheduleRun | undefined {
+    const row = this.#history.sql(`SELECT ${columns} FROM schedule_runs WHERE ${sql}`).get(...values);
+    return row && fromRow(row);
+  }
+
+  #emit(run: ScheduleRun, transaction: HistoryTransaction): void {
+    const { state, events } = this.#context;
+    const schedule = state.schedules.get(run.schedule_id);
+    const success = run.status === 'completed';
+    if (!schedule?.notify?.[success ? 'on_success' : 'on_failure'] || run.status === 'skipped') return;
+    const machine = state.machines.get(run.machine_id) ?? { id: run.machine_id, name: '' };
+    events.emit(transaction, success ? 'schedule.completed' : 'schedule.failed', machine, {
+      schedule_id: schedule.id,
+      name: schedule.name,
+      run_id: run.id,
+      command_id: run.command_id,
+      exit_code: run.exit_code,
+      duration: run.duration,
+      status: run.status,
+    });
+  }
+}
+
+/** A run whose command is about to be created; `scheduled_for` is null for a manual run. */
+export function newRun(
+  { id: schedule_id, machine_id }: Schedule,
+  trigger: ScheduleRun['trigger'],
+  scheduled_for: number | null,
+): ScheduleRun {
+  const id = newId('run') as RunId;
+  return {
+    ...{ id, schedule_id, machine_id, command_id: null, status: 'running', trigger, scheduled_for },
+    ...{ started_at: now(), finished_at: null, exit_code: null, duration: null, reason: null },
+  };
+}
+
+/** Returns a copy of the run, ended before a command was created. */
+export function settledRun(run: ScheduleRun, status: Status, reason: string): ScheduleRun {
+  const at = now();
+  return { ...run, status, reason, started_at: at, finished_at: at, exit_code: -1, duration: 0 };
+}
+
+/** The fields of a run that follow from the end of its command. */
+function endOf(command: Command) {
+  const { started_at, finished_at, exit_code, reason } = command;
+  const end = finished_at ?? command.created_at;
+  return {
+    status: statusOf(command),
+    started_at: started_at ?? end,
+    finished_at: end,
+    exit_code: exit_code ?? -1,
+    duration: started_at === null ? 0 : Math.max(0, end - started_at),
+    reason,
+  };
+}
+
+function statusOf({ status, reason }: Command): Status {
+  if (status === 'queued') return 'running';
+  if (status !== 'expired') return status;
+  return reason === 'machine_offline' ? 'failed' : 'missed';
+}
+
+/** Converts a row to a run. The columns are those that begin() wrote. */
+function fromRow(row: Row): ScheduleRun {
+  return row as unknown as ScheduleRun;
+}

@@ -1,0 +1,221 @@
+// Clients of terminals: attaches them by ticket or gRPC call, and serves each one until it leaves.
+import { createHash } from 'node:crypto';
+import type { SessionId } from '../../shared/api/route.ts';
+import type { Caller, Journal } from '../../shared/api/route-table.ts';
+import { after, now } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId, newSecret } from '../../shared/ids.ts';
+import { terminalClients } from '../../shared/process-limits.ts';
+import type { ClientPort, CloseReason } from './client-port.ts';
+import { Conversation, endOf } from './serve-client.ts';
+import { emitEvent, type OpenSession, type SessionContext, sessionsOn } from './session.ts';
+import type { Attached, Mode, Session } from './session-records.ts';
+
+export interface AttachParams {
+  mode: Mode;
+  /** First byte of output that the client wants; the default is the last 256 KiB. */
+  offset?: number | undefined;
+}
+
+/** A client whose connection does not arrive within this time is detached. */
+const unusedMs = 30_000;
+/** After the session ends, a client has this long to read the rest of the output. */
+const restMs = 30_000;
+
+/**
+ * Attaches a client, whose connection must follow within 30 s.
+ * Throws unavailable when the machine has too many clients.
+ */
+export async function attach(
+  context: SessionContext,
+  session: OpenSession,
+  { mode, offset }: AttachParams,
+  caller: Caller,
+): Promise<Attachment> {
+  const { id: session_id, machine_id } = session.record;
+  const there = sessionsOn(machine_id, context).flatMap(({ clients }) => [...clients.keys()]);
+  if (there.length >= terminalClients) {
+    const message = `${terminalClients} clients are attached on this machine already: detach one`;
+    throw new AppError('unavailable', message, { machine_id, limit: terminalClients });
+  }
+  const { key_id, key_name, request_id, address } = caller;
+  const client_id = newId('client');
+  const attached = { client_id, session_id, key_id, key_name, mode, attached_at: now(), request_id };
+  const attachment = new Attachment(context, session, attached, { address, offset });
+  session.clients.set(client_id, attachment);
+  try {
+    await context.history.write((journal) => {
+      context.records.attach(attached);
+      emitEvent(journal, 'session.client_attached', session.record, context, { client_id, mode });
+      caller.commit(journal, { client_id, mode });
+    });
+  } catch (error) {
+    session.clients.delete(client_id);
+    throw error;
+  }
+  attachment.begin();
+  return attachment;
+}
+
+/** Deletes the record of a client and emits session.client_detached. Call it inside a transaction. */
+export function recordDetached(
+  journal: Journal,
+  { client_id, mode }: Attached,
+  session: Session,
+  context: SessionContext,
+): void {
+  context.records.detach(client_id);
+  emitEvent(journal, 'session.client_detached', session, context, { client_id, mode });
+}
+
+/** Tickets for WebSocket clients. Each ticket lets one client connect, once, within 30 s. */
+export class Tickets {
+  /** Attached clients that have not connected yet, by the hash of their tickets. */
+  readonly #attachments = new Map<string, Attachment>();
+
+  issue(attachment: Attachment): string {
+    const ticket = newSecret();
+    const hash = hashOf(ticket);
+    this.#attachments.set(hash, attachment);
+    after(unusedMs, () => this.#attachments.delete(hash));
+    return ticket;
+  }
+
+  redeem(ticket: string): Attachment | undefined {
+    const hash = hashOf(ticket);
+    const attachment = this.#attachments.get(hash);
+    this.#attachments.delete(hash);
+    return attachment?.waiting ? attachment : undefined;
+  }
+}
+
+function hashOf(ticket: string): string {
+  return createHash('sha256').update(ticket).digest('hex');
+}
+
+/** A client from its attachment until it leaves. */
+export class Attachment {
+  readonly attached: Attached;
+  readonly session: OpenSession;
+  /** First byte of output that the client wants. */
+  readonly offset: number | undefined;
+  readonly #address: string;
+  readonly #context: SessionContext;
+  readonly #end = new AbortController();
+  #reason: CloseReason | undefined;
+  #served = false;
+  #left: Promise<void> | undefined;
+  #stopWatchingRights = (): void => {};
+  /** Detaches a client that never connects, or that reads too slowly after the end of its session. */
+  #cancelTimer = (): void => {};
+
+  constructor(
+    context: SessionContext,
+    session: OpenSession,
+    attached: Attached,
+    { address, offset }: { address: string; offset: number | undefined },
+  ) {
+    this.#context = context;
+    this.session = session;
+    this.attached = attached;
+    this.offset = offset;
+    this.#address = address;
+  }
+
+  get session_id(): SessionId {
+    return this.attached.session_id;
+  }
+
+  get client_id(): string {
+    return this.attached.client_id;
+  }
+
+  /** Whether the client is attached and not served yet. */
+  get waiting(): boolean {
+    return !this.#served && !this.#left;
+  }
+
+  /**
+   * Starts the timeout for the connection, and watches the rights of the key.
+   * Call begin() once the client is on disk.
+   */
+  begin(): void {
+    const { key_id } = this.attached;
+    const { machine_id } = this.session.record;
+    this.#cancelTimer = after(unusedMs, () => this.leave());
+    this.#stopWatchingRights = this.#context.whileAttachable({ key_id, machine_id }, () => {
+      void this.dismiss('forbidden');
+    });
+    if (this.#left) this.#stopWatchingRights();
+  }
+
+  /** Serves the client until it leaves. Call it only once. Never rejects. */
+  async serve(port: ClientPort): Promise<void> {
+    if (!this.waiting) return port.close(this.#reason ?? { why: 'detached' });
+    this.#served = true;
+    this.#cancelTimer();
+    if (this.session.over) this.sessionEnded();
+    const signal = AbortSignal.any([this.#end.signal, port.gone]);
+    const reason = await new Conversation(this, port, signal, this.#context.log).run();
+    if (!port.gone.aborted) port.close(this.#reason ?? reason);
+    await this.#close(reason);
+  }
+
+  /** Detaches a client whose connection will not come. */
+  leave(): void {
+    void this.dismiss('detached');
+  }
+
+  /** Detaches the client. Resolves once this is on disk. Never rejects. */
+  dismiss(why: 'detached' | 'forbidden' | 'stopping'): Promise<void> {
+    return this.#close({ why });
+  }
+
+  sessionEnded(): void {
+    this.#cancelTimer();
+    this.#cancelTimer = after(restMs, () => void this.#close(endOf(this.session)));
+  }
+
+  /** Writes an action to the audit log. A failure is only logged: a full disk must not stop a terminal. */
+  audit(action: string, result: string): void {
+    const { log, history } = this.#context;
+    history
+      .write((journal) => this.#record(journal, action, result))
+      .catch((error: unknown) =>
+        log.error({ err: error, action }, 'an action of a client could not be written to the audit log'),
+      );
+  }
+
+  /** Ends the client. Only the reason of the first call counts. */
+  #close(reason: CloseReason): Promise<void> {
+    this.#reason ??= reason;
+    this.#end.abort();
+    this.#cancelTimer();
+    this.#stopWatchingRights();
+    this.#left ??= this.#recordLeaving();
+    return this.#left;
+  }
+
+  async #recordLeaving(): Promise<void> {
+    const { attached, session } = this;
+    const { history, log } = this.#context;
+    session.clients.delete(attached.client_id);
+    try {
+      await history.write((journal) => {
+        recordDetached(journal, attached, session.record, this.#context);
+        this.#record(journal, 'sessions.leave', 'ok');
+      });
+    } catch (error) {
+      log.error({ err: error, client_id: attached.client_id }, 'a detached client could not be written');
+    }
+    session.closeIfUnread();
+  }
+
+  #record(journal: Journal, action: string, result: string): void {
+    const { key_id, key_name, request_id, session_id, client_id, mode } = this.attached;
+    const { machine_id } = this.session.record;
+    const what = { session_id, client_id, mode };
+    const address = this.#address;
+    this.#context.audit(journal, { key_id, key_name, action, machine_id, what, request_id, address, result });
+  }
+}

@@ -1,0 +1,389 @@
+// Serves one attached client of a terminal. Despite lost links the client gets each byte once, and none of
+// its input arrives twice.
+import type { AttachTerminalHead__Output } from '../../proto/types/farhand/agent/v1/AttachTerminalHead.ts';
+import type { AttachTerminalOpen } from '../../proto/types/farhand/agent/v1/AttachTerminalOpen.ts';
+import type { AttachTerminalRequest } from '../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
+import type { TerminalOutput__Output } from '../../proto/types/farhand/agent/v1/TerminalOutput.ts';
+import type { TerminalSize__Output } from '../../proto/types/farhand/agent/v1/TerminalSize.ts';
+import { cols as colsSchema, rows as rowsSchema } from '../../shared/api/sessions.ts';
+import { Wake } from '../../shared/backpressure.ts';
+import { monotonic } from '../../shared/clock.ts';
+import { AppError, type Code } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { terminalReplayBytes } from '../../shared/process-limits.ts';
+import type { Link } from '../presence/index.ts';
+import type { Action, ClientPort, CloseReason, Notice } from './client-port.ts';
+import type { OpenSession } from './session.ts';
+import type { Attached } from './session-records.ts';
+
+/** The client that a conversation serves. */
+interface ServedClient {
+  readonly attached: Attached;
+  readonly session: OpenSession;
+  /** First byte of output that the client wants; the agent decides when it is undefined. */
+  readonly offset: number | undefined;
+  /** Writes an action of the client to the audit log. */
+  audit(action: string, result: string): void;
+}
+
+/** The audit log gets at most one entry about input in this time, without the input itself. */
+const auditMs = 60_000;
+/**
+ * Most bytes that may be on their way to a client.
+ * The agent stops earlier, unless acknowledgements cannot reach it.
+ */
+const mostUntaken = 2 * terminalReplayBytes;
+/** Approximate size of a notice in bytes. */
+const noticeBytes = 256;
+/** Wait before a call that a linked agent refused is tried again. */
+const retryMs = 1_000;
+
+/** Errors by which an agent says that a terminal has ended and no output of it is left. */
+const nothingLeft: readonly Code[] = ['range_not_satisfiable', 'session_not_found', 'conflict'];
+
+/** Serves one client. Each link to the agent needs a new call, so one client may take several calls. */
+export class Conversation {
+  readonly #client: ServedClient;
+  readonly #session: OpenSession;
+  readonly #port: ClientPort;
+  readonly #signal: AbortSignal;
+  readonly #log: Logger;
+  readonly #input = new UnacknowledgedInput();
+  /** Offset of the next byte to send to the client; the agent decides when it is undefined. */
+  #position: number | undefined;
+  #ready = false;
+  /** Bytes that were passed to the client's port and that the client has not taken. */
+  #untaken = 0;
+  readonly #taken = new Wake();
+  /** The client has been sent all output of a terminal that has ended. */
+  #drained = false;
+  #auditedAt = Number.NEGATIVE_INFINITY;
+
+  constructor(client: ServedClient, port: ClientPort, signal: AbortSignal, log: Logger) {
+    this.#client = client;
+    this.#session = client.session;
+    this.#position = client.offset;
+    this.#port = port;
+    this.#signal = signal;
+    this.#log = log;
+  }
+
+  /** Serves until the session is over, the signal fires, or the agent no longer has the next byte. Never rejects. */
+  async run(): Promise<CloseReason> {
+    this.#listen().catch((error: unknown) =>
+      this.#log.debug({ err: error }, 'a client went away in the middle'),
+    );
+    void this.#reportStatus();
+    try {
+      return await this.#follow();
+    } catch (error) {
+      this.#log.error({ err: error }, 'serving a client of a session failed');
+      return { why: 'detached' };
+    }
+  }
+
+  /**
+   * Reads the client's actions as fast as the agent takes them. While the agent is offline, no more are read.
+   */
+  async #listen(): Promise<void> {
+    for await (const action of this.#port.actions) {
+      if (this.#signal.aborted) return;
+      await this.#do(action);
+    }
+  }
+
+  async #do(action: Action): Promise<void> {
+    const observes = this.#client.attached.mode === 'observer';
+    if (observes || 'input' in action) this.#audit(observes ? 'forbidden' : 'ok');
+    if (observes) {
+      return this.#notify({ type: 'refused', message: 'an observer only watches: attach as operator' });
+    }
+    await this.#input.send(action, this.#signal);
+    if ('size' in action && !this.#signal.aborted) this.#session.resized(action.size);
+  }
+
+  /**
+   * Records that a client typed, or that an observer tried to.
+   * The input itself is private and is not recorded.
+   */
+  #audit(result: 'ok' | 'forbidden'): void {
+    if (monotonic() - this.#auditedAt < auditMs) return;
+    this.#auditedAt = monotonic();
+    const { client_id } = this.#client.attached;
+    if (result === 'forbidden') this.#log.info({ client_id }, 'an observer tried to take part');
+    this.#client.audit('sessions.input', result);
+  }
+
+  /** Notifies the client when its machine goes offline and when it comes back. */
+  async #reportStatus(): Promise<void> {
+    let reported = 'CONNECTED';
+    while (!this.#signal.aborted) {
+      const { status } = this.#session.record;
+      if (status !== reported && ['CONNECTED', 'GRACE_PERIOD'].includes(status)) {
+        reported = status;
+        await this.#notify({ type: 'status', status });
+      } else await this.#session.changed.wait(this.#signal);
+    }
+  }
+
+  async #follow(): Promise<CloseReason> {
+    const session = this.#session;
+    while (!this.#signal.aborted) {
+      const { link, record, ended } = session;
+      if (link && !this.#drained && (record.status === 'CONNECTED' || ended)) {
+        const reason = await this.#attach(link);
+        if (reason) return reason;
+        // Waits before the next call, unless the link or the session has changed.
+        const another = (): boolean => this.#drained || session.link !== link || session.ended !== ended;
+        await session.until(another, retryMs, this.#signal);
+      } else if (session.over) return endOf(session);
+      else await session.changed.wait(this.#signal);
+    }
+    return { why: 'detached' };
+  }
+
+  /** Makes one call to the agent and follows it until the output or the link ends. */
+  async #attach(link: Link): Promise<CloseReason | undefined> {
+    const session = this.#session;
+    const { client_id, request_id } = this.#client.attached;
+    const offset = this.#position;
+    const open = { id: session.record.id, client_id, ...(offset !== undefined && { offset }) };
+    const call = new AbortController();
+    const signal = this.#signal;
+    const caller = this.#client.attached;
+    const options = { request_id, caller, lane: 'terminal', idle_ms: 0, signal } as const;
+    try {
+      const answers = link.stub.attachTerminal(this.#input.requests(open, call.signal), options);
+      for await (const { head, output, size, input_taken } of answers) {
+        if (head) await this.#begin(head, input_taken);
+        else if (input_taken !== undefined) this.#input.acknowledge(input_taken);
+        if (output) await this.#give(output);
+        if (size) await this.#resized(size);
+        if (signal.aborted) return undefined;
+      }
+      // The output of an open session never ends. So the session has just ended, or the agent has only
+      // detached this client.
+      await session.until(() => session.ended, retryMs, signal);
+      this.#drained = session.ended;
+      return undefined;
+    } catch (error) {
+      const code = error instanceof AppError ? error.code : undefined;
+      if (!signal.aborted)
+        this.#log.info({ why: code ?? error, client_id }, 'a call for a client of a terminal ended early');
+      this.#drained = session.ended && code !== undefined && nothingLeft.includes(code);
+      if (code === 'range_not_satisfiable' && !session.ended) return { why: 'fell_behind' };
+      return session.over ? endOf(session) : undefined;
+    } finally {
+      call.abort();
+    }
+  }
+
+  async #begin(
+    { offset, size, known }: AttachTerminalHead__Output,
+    input_taken: number | undefined,
+  ): Promise<void> {
+    const { client_id } = this.#client.attached;
+    const { record, ended } = this.#session;
+    if (this.#position !== undefined && offset !== this.#position) throw wrongOffset(this.#position, offset);
+    this.#position = offset;
+    const lost = this.#input.begin({ offset, input_taken, known });
+    // A session that has ended takes no input, so the client needs no warning.
+    if (lost > 0 && !ended) await this.#notify({ type: 'refused', message: mayBeLost(lost) });
+    if (this.#ready) return;
+    this.#ready = true;
+    const { cols, rows } = sizeOf(size) ?? record;
+    await this.#notify({ type: 'ready', client_id, offset, cols, rows });
+  }
+
+  async #give({ offset, data }: TerminalOutput__Output): Promise<void> {
+    if (!this.#ready || offset !== this.#position) throw wrongOffset(this.#position ?? 0, offset);
+    const end = offset + data.length;
+    this.#position = end;
+    const taken = this.#port.output(data).then(() => this.#input.taken(end));
+    await this.#underWay(taken, data.length);
+  }
+
+  async #resized(reported: TerminalSize__Output): Promise<void> {
+    const size = sizeOf(reported);
+    if (size) await this.#notify({ type: 'size', ...size });
+  }
+
+  #notify(notice: Notice): Promise<void> {
+    return this.#underWay(this.#port.notify(notice), noticeBytes);
+  }
+
+  /**
+   * Counts bytes on their way without waiting for the client, so that a slow client learns that it has fallen
+   * behind. Only too many bytes make this wait, because many notices could fill the memory.
+   */
+  async #underWay(taken: Promise<void>, bytes: number): Promise<void> {
+    this.#untaken += bytes;
+    void taken.then(() => {
+      this.#untaken -= bytes;
+      this.#taken.wake();
+    });
+    while (this.#untaken > mostUntaken && !this.#signal.aborted) await this.#taken.wait(this.#signal);
+  }
+}
+
+function mayBeLost(bytes: number): string {
+  return `the link was lost for too long: the last ${bytes} bytes typed before may not all have arrived`;
+}
+
+/** Returns a reported size if it is a valid one. */
+function sizeOf(reported: TerminalSize__Output | null): { cols: number; rows: number } | undefined {
+  const cols = colsSchema.safeParse(reported?.cols);
+  const rows = rowsSchema.safeParse(reported?.rows);
+  return cols.success && rows.success ? { cols: cols.data, rows: rows.data } : undefined;
+}
+
+function wrongOffset(wanted: number, sent: number): AppError {
+  return new AppError('machine_error', 'the machine sent another part of the output', { wanted, sent });
+}
+
+/** The close reason for clients of a session that is over. */
+export function endOf({ record: { exit_code, signal, reason } }: OpenSession): CloseReason {
+  return { why: 'ended', exit_code, signal, reason };
+}
+
+/**
+ * Most bytes of input that may be unacknowledged; no more input is sent until the agent acknowledges some.
+ */
+const mostUnacknowledged = 64 * 1024;
+/**
+ * Largest piece of input in bytes. The agent is also sent an acknowledgement after this many bytes of output.
+ */
+const pieceBytes = 32 * 1024;
+
+/** Where a call begins, as reported by the agent. */
+interface Beginning {
+  /** Offset of the first byte of output. */
+  offset: number;
+  /** Bytes of input that the agent has; undefined for an agent that does not count them. */
+  input_taken: number | undefined;
+  /** Whether the agent remembers this client from an earlier call. */
+  known: boolean;
+}
+
+/**
+ * Unacknowledged input of one client, which is sent again after a lost link. The object outlives the calls,
+ * and its input waits between two calls. Bytes of input are counted over all calls.
+ */
+class UnacknowledgedInput {
+  readonly #changed = new Wake();
+  /** The client's next action; it stays here while too much input is unacknowledged. */
+  #waiting: Action | undefined;
+  /** All input after byte `#acknowledged`, in one buffer: many small buffers would cost far more memory. */
+  #input: Buffer = Buffer.alloc(0);
+  #acknowledged = 0;
+  /** Offset of the next byte of input to send. */
+  #next = 0;
+  #counted = false;
+  /** Whether the agent has reported where this call begins. */
+  #begun = false;
+  /**
+   * `#taken`: offset up to which the client has the output.
+   * `#reported`: the last such offset sent to the agent.
+   */
+  #taken = 0;
+  #reported = 0;
+
+  /**
+   * Resolves when a call has taken the action, or the signal fires. Only input is sent again after a lost
+   * link, not sizes or signals.
+   */
+  async send(action: Action, signal: AbortSignal): Promise<void> {
+    this.#waiting = action;
+    this.#changed.wake();
+    while (this.#waiting && !signal.aborted) await this.#changed.wait(signal);
+  }
+
+  /**
+   * Handles the first answer of a call. Returns how many bytes of input may be lost. Throws machine_error.
+   */
+  begin({ offset, input_taken, known }: Beginning): number {
+    const from = this.#counted && known ? input_taken : undefined;
+    const resumes = from !== undefined && from >= this.#acknowledged;
+    // An agent that does not know the client may have taken all input sent before,
+    // so none of that is sent again.
+    const lost = resumes ? 0 : this.#next - this.#acknowledged;
+    if (resumes) {
+      this.#next = this.#acknowledged + this.#input.length;
+      this.acknowledge(from);
+    } else {
+      this.#counted = input_taken !== undefined;
+      this.#input = this.#input.subarray(lost);
+      this.#acknowledged = input_taken ?? 0;
+    }
+    this.#next = this.#acknowledged;
+    this.#taken = offset;
+    this.#reported = offset;
+    this.#begun = true;
+    this.#changed.wake();
+    return lost;
+  }
+
+  /**
+   * Drops input that the agent has acknowledged.
+   * Throws machine_error when `input_taken` is more than was sent.
+   */
+  acknowledge(input_taken: number): void {
+    if (input_taken > this.#next) {
+      const details = { sent: this.#next, reported: input_taken };
+      throw new AppError('machine_error', 'the machine has more input than it was sent', details);
+    }
+    if (input_taken <= this.#acknowledged) return;
+    this.#input = this.#input.subarray(input_taken - this.#acknowledged);
+    this.#acknowledged = input_taken;
+    if (this.#waiting) this.#changed.wake();
+  }
+
+  /** Records that the client has the output up to this offset. */
+  taken(offset: number): void {
+    this.#taken = offset;
+    if (offset - this.#reported >= pieceBytes) this.#changed.wake();
+  }
+
+  /** Yields the requests of one call until its signal fires. */
+  async *requests(open: AttachTerminalOpen, signal: AbortSignal): AsyncGenerator<AttachTerminalRequest> {
+    this.#begun = false;
+    yield { open };
+    while (!signal.aborted) {
+      // The first byte of input to send is unknown until the agent has reported it.
+      const request = this.#begun ? this.#request() : undefined;
+      if (request) yield request;
+      else await this.#changed.wait(signal);
+    }
+  }
+
+  #request(): AttachTerminalRequest | undefined {
+    if (this.#taken - this.#reported >= pieceBytes) {
+      this.#reported = this.#taken;
+      return { taken: this.#taken };
+    }
+    const waiting = this.#waiting;
+    if (waiting && 'input' in waiting) this.#append(waiting.input);
+    const at = this.#next - this.#acknowledged;
+    if (at < this.#input.length) {
+      const input = this.#input.subarray(at, at + pieceBytes);
+      this.#next += input.length;
+      if (!this.#counted) this.acknowledge(this.#next);
+      return { input };
+    }
+    if (!waiting || 'input' in waiting) return undefined;
+    this.#took(undefined);
+    return waiting;
+  }
+
+  /** Moves as much of the client's input into the buffer as fits; the rest waits. */
+  #append(input: Uint8Array): void {
+    const free = mostUnacknowledged - this.#input.length;
+    this.#input = Buffer.concat([this.#input, input.subarray(0, free)]);
+    this.#took(input.length > free ? { input: input.subarray(free) } : undefined);
+  }
+
+  #took(rest: Action | undefined): void {
+    this.#waiting = rest;
+    if (!rest) this.#changed.wake();
+  }
+}

@@ -1,0 +1,121 @@
+// Tables of sessions in history.db: a row for each session, and a row for each client while it is attached.
+
+import type { KeyId, MachineId, SessionId } from '../../shared/api/route.ts';
+import type { Api, Reply } from '../../shared/api/route-table.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { History, Row } from '../history.ts';
+
+type Detail = Reply<Api['sessions']['get']>;
+type Times = 'created_at' | 'connected_at' | 'last_heartbeat_at' | 'grace_period_started_at' | 'ended_at';
+export type Status = Detail['status'];
+export type Mode = Detail['attached_clients'][number]['mode'];
+
+/** A session as the broker stores it; times are in milliseconds. The fields are the columns of the table. */
+export interface Session extends Omit<Detail, Times | 'session_id' | 'attached_count' | 'attached_clients'> {
+  id: SessionId;
+  machine_id: MachineId;
+  requested_by: KeyId;
+  created_at: number;
+  connected_at: number | null;
+  last_heartbeat_at: number | null;
+  grace_period_started_at: number | null;
+  ended_at: number | null;
+  /** The agent process that runs the terminal. When this process ends, the terminal ends too. */
+  instance_id: string;
+  /** Whether a caller has requested the end of the session, even if the session has not ended yet. */
+  ending: boolean;
+}
+
+/** An attached client of any transport. The fields are the columns of the table. */
+export interface Attached {
+  client_id: string;
+  session_id: SessionId;
+  key_id: KeyId;
+  key_name: string;
+  mode: Mode;
+  attached_at: number;
+  /** Id of the request that attached the client. */
+  request_id: string;
+}
+
+const tables = [
+  `CREATE TABLE sessions (
+    id TEXT NOT NULL UNIQUE, machine_id TEXT NOT NULL, machine_hostname TEXT NOT NULL, shell TEXT,
+    status TEXT NOT NULL, created_at INTEGER NOT NULL, connected_at INTEGER, last_heartbeat_at INTEGER,
+    grace_period INTEGER NOT NULL, grace_period_started_at INTEGER, ended_at INTEGER, exit_code INTEGER, signal TEXT,
+    reason TEXT, cols INTEGER NOT NULL, rows INTEGER NOT NULL, requested_by TEXT NOT NULL, instance_id TEXT NOT NULL,
+    ending INTEGER NOT NULL
+  );
+  CREATE INDEX sessions_by_time ON sessions (created_at, id);
+  CREATE INDEX sessions_by_machine ON sessions (machine_id, created_at);
+  CREATE INDEX sessions_by_end ON sessions (ended_at);
+  CREATE INDEX sessions_open ON sessions (created_at) WHERE ended_at IS NULL;
+  CREATE TABLE session_clients (
+    client_id TEXT NOT NULL UNIQUE, session_id TEXT NOT NULL, key_id TEXT NOT NULL, key_name TEXT NOT NULL,
+    mode TEXT NOT NULL, attached_at INTEGER NOT NULL, request_id TEXT NOT NULL
+  )`,
+];
+
+/**
+ * Reads and writes both tables. Deletes sessions that ended longer than `keepMs` ago.
+ * Write only inside a transaction.
+ */
+export class SessionRecords {
+  readonly #history: History;
+
+  constructor(history: History, keepMs: number) {
+    this.#history = history;
+    history.migrate('sessions', tables);
+    history.retain({ table: 'sessions', column: 'ended_at', keepMs, where: 'ended_at IS NOT NULL' });
+  }
+
+  put(session: Session): void {
+    this.#put('sessions', 'id', { ...session, ending: Number(session.ending) });
+  }
+
+  /** Throws session_not_found. */
+  get(session_id: string): Session {
+    const session = this.find(session_id);
+    if (session) return session;
+    throw new AppError('session_not_found', 'no such session', { session_id });
+  }
+
+  find(id: string): Session | undefined {
+    const row = this.#history.sql('SELECT * FROM sessions WHERE id = ?').get(id);
+    return row && sessionOf(row);
+  }
+
+  /** Sessions that have not ended, oldest first. */
+  open(): Session[] {
+    const text = 'SELECT * FROM sessions WHERE ended_at IS NULL ORDER BY created_at, rowid';
+    return this.#history.sql(text).all().map(sessionOf);
+  }
+
+  attach(client: Attached): void {
+    this.#put('session_clients', 'client_id', { ...client });
+  }
+
+  detach(clientId: string): void {
+    this.#history.sql('DELETE FROM session_clients WHERE client_id = ?').run(clientId);
+  }
+
+  /** Clients that were still attached when an earlier broker process stopped. */
+  attached(): Attached[] {
+    const rows = this.#history.sql('SELECT * FROM session_clients ORDER BY rowid').all();
+    // The columns are exactly the fields that attach() wrote.
+    return rows.map((row) => row as unknown as Attached);
+  }
+
+  #put(table: string, key: string, row: Row): void {
+    const names = Object.keys(row);
+    const places = names.map(() => '?').join(', ');
+    const changes = names.map((name) => `${name} = excluded.${name}`).join(', ');
+    const text = `INSERT INTO ${table} (${names.join(', ')}) VALUES (${places}) ON CONFLICT (${key}) DO UPDATE SET ${changes}`;
+    this.#history.sql(text).run(...Object.values(row));
+  }
+}
+
+/** Converts a row to a session. The columns are exactly the fields that put() wrote. */
+export function sessionOf(row: Row): Session {
+  return { ...(row as unknown as Session), ending: row.ending === 1 };
+}

@@ -1,0 +1,296 @@
+// Creates the parts of a broker in the order in which they depend on each other,
+// and registers how each is closed.
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import type { MachineId } from '../../shared/api/route.ts';
+import type { Handlers } from '../../shared/api/route-table.ts';
+import { now } from '../../shared/clock.ts';
+import { StartError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { Quota } from '../../shared/quota.ts';
+import { createAuditRecorder, type Recorder } from '../admission/audit.ts';
+import type { Lookups } from '../admission/authorize.ts';
+import { Idempotency } from '../admission/idempotency.ts';
+import { createRateLimits, type Rates } from '../admission/rate-limits.ts';
+import { type Audit, createAudit } from '../audit.ts';
+import { type Backups, openBackups } from '../backup.ts';
+import { createTrustedProxies, type Proxies } from '../client-address.ts';
+import { type Commands, createCommands } from '../commands/index.ts';
+import type { BrokerSettings } from '../config.ts';
+import type { ConnectionLimits } from '../connection-limiter.ts';
+import { Events } from '../events.ts';
+import { fileHandlers } from '../files/index.ts';
+import { type History, openHistory } from '../history.ts';
+import { serviceHandlers } from '../http/about-routes.ts';
+import { createMetrics, type RequestMetrics } from '../http/metrics.ts';
+import { JoinTokens } from '../join-tokens.ts';
+import { Keys } from '../keys/index.ts';
+import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
+import { type Authority, authorityFiles, loadAuthority } from '../link/authority.ts';
+import type { LinkSettings } from '../link/control-stream.ts';
+import { recordMachineEvents } from '../machines/events.ts';
+import { machineHandlers } from '../machines/index.ts';
+import { openPackages, type Packages } from '../packages/index.ts';
+import { Presence } from '../presence/index.ts';
+import { MachineFacts } from '../presence/machine-facts.ts';
+import { Schedules } from '../schedules/index.ts';
+import { countTimesFrom } from '../schedules/run-due-times.ts';
+import { ScheduleRecords } from '../schedules/run-records.ts';
+import { Sessions } from '../sessions/index.ts';
+import { openState, type State } from '../state/index.ts';
+import { createWebhooks, type WebhookSettings, type Webhooks } from '../webhooks/index.ts';
+import { vaultFile } from '../webhooks/secret-vault.ts';
+
+/**
+ * Settings for tests and benchmarks: shorter times, other name resolution,
+ * and access to the stores before the start.
+ */
+export interface Tuning {
+  link?: Partial<LinkSettings>;
+  proofMs?: number;
+  pings?: { pingMs: number; pongMs: number };
+  resolve?: NonNullable<WebhookSettings['resolve']>;
+  rooms?(rooms: { state: State; history: History; events: Events }): void;
+  stalledMs?: number;
+  /** Limits of the HTTP port: connections, and time for the headers of a first request. */
+  connections?: ConnectionLimits;
+  silentMs?: number;
+  /** Milliseconds between checks of the certificate files. */
+  certificateMs?: number;
+}
+
+/** Functions that close what was opened, called in reverse order. */
+export type Closers = (() => unknown)[];
+
+/** The status of a running broker, as its log and commands print it. */
+export interface Status {
+  ready: boolean;
+  /** URL of the REST API. */
+  url: string;
+  /** HOST:PORT to which agents connect. */
+  grpc: string;
+  /** HOST:PORT by which agents reach the broker if it differs from `grpc`, otherwise empty. */
+  publicGrpc: string;
+  /**
+   * `sha256//BASE64` of the REST API's key if the broker's own authority
+   * issued its certificate, otherwise empty.
+   */
+  pin: string;
+}
+
+/** Stores that all kinds of resources share. */
+interface Stores {
+  state: State;
+  history: History;
+  events: Events;
+  presence: Presence;
+  machineFacts: MachineFacts;
+}
+
+interface Nouns {
+  packages: Packages;
+  keys: Keys;
+  joinTokens: JoinTokens;
+  commands: Commands;
+  schedules: Schedules;
+  sessions: Sessions;
+  webhooks: Webhooks;
+  audit: Audit;
+}
+
+export interface Rooms extends Stores, Nouns {
+  authority: Authority;
+  idempotency: Idempotency;
+  recorder: Recorder;
+  metrics: RequestMetrics;
+  handlers: Handlers;
+  lookups: Lookups;
+  backups: Backups;
+  proxies: Proxies;
+  rates: Rates;
+}
+
+/** The settings and hooks that the parts of a broker need when they are opened. */
+export interface Opening {
+  settings: BrokerSettings;
+  tuning: Tuning;
+  status: Status;
+  closers: Closers;
+  log: Logger;
+}
+
+/** Most bytes of large file contents in JSON at once; each byte costs about five while it is processed. */
+const maxContents = 64 * 1024 * 1024;
+
+/** Creates all parts. Throws StartError if the data directory does not allow it. */
+export async function openRooms(opening: Opening): Promise<Rooms> {
+  const { settings, closers, status, log } = opening;
+  const state = await openState(settings.data_dir, settings.accept_state);
+  closers.push(() => state.close());
+  const untouched = state.generation === 1;
+  const authority = await loadAuthority(settings.data_dir, untouched);
+  const { new_history, old_history } = settings;
+  // Written before a new history exists. Otherwise a later start could run again what had already run.
+  if (new_history || old_history) await countTimesFrom(state, now(), () => true);
+  const history = historyOf(settings, state, untouched, log);
+  closers.push(() => history.close());
+  const events = new Events(history, settings.keep_events);
+  const webhooks = await webhooksOf(opening, { state, history, events });
+  const machineFacts = new MachineFacts(history);
+  closers.push(() => machineFacts.close());
+  const stores = { state, history, events, presence: new Presence(), machineFacts };
+  const idempotency = new Idempotency(history);
+  closers.push(recordMachineEvents(stores, log));
+  const nouns = { ...(await openNouns(opening, stores, authority)), webhooks };
+  const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
+  closers.push(() => recorder.close());
+  const metrics = createMetrics(() => ({ online: stores.presence.count, registered: state.machines.size }));
+  const service = serviceHandlers({
+    publicUrl: () => settings.public_url ?? status.url,
+    grpcAddress: () => status.publicGrpc || status.grpc,
+    fingerprint: authority.fingerprint,
+    ca: authority.certificate,
+    pin: () => status.pin,
+    ready: () => status.ready,
+    metrics,
+  });
+  const handlers = { ...handlersOf({ ...stores, ...nouns }, log), service };
+  const proxies = createTrustedProxies(settings.trusted_proxy);
+  return {
+    ...stores,
+    ...nouns,
+    authority,
+    idempotency,
+    recorder,
+    metrics,
+    handlers,
+    lookups: lookupsOf({ ...nouns, machineFacts }),
+    backups: await openBackups(settings.data_dir, stores, [...authorityFiles, vaultFile]),
+    proxies,
+    rates: createRateLimits({ limit: settings.rate_limit, isShared: proxies.isTrusted }),
+  };
+}
+
+async function webhooksOf(
+  { settings, tuning, closers, log }: Opening,
+  rooms: Pick<Stores, 'state' | 'history' | 'events'>,
+): Promise<Webhooks> {
+  const webhooks = await createWebhooks(
+    { ...rooms, rightsOf: rightsIn(rooms.state) },
+    {
+      directory: settings.data_dir,
+      attempts: settings.webhook_attempts,
+      waits: settings.webhook_retry,
+      allow: settings.webhook_allow,
+      keepMs: settings.keep_events,
+      resolve: tuning.resolve,
+    },
+    log,
+  );
+  closers.push(() => webhooks.close());
+  tuning.rooms?.(rooms);
+  return webhooks;
+}
+
+async function openNouns(
+  { settings, status, closers, log }: Opening,
+  stores: Stores,
+  { fingerprint }: Authority,
+): Promise<Omit<Nouns, 'webhooks'>> {
+  const { state, history, events } = stores;
+  const keepMs = settings.keep_history;
+  const publicUrl = (): string => settings.public_url ?? status.url;
+  const keys = new Keys(state, history, log);
+  closers.push(() => keys.close());
+  const packages = openPackages(settings.packages, () => ({ ...status, url: publicUrl() }));
+  const joinTokens = new JoinTokens({ state, events, fingerprint, packages });
+  const audit = createAudit(history, settings.keep_audit);
+  const records = new ScheduleRecords(stores, keepMs);
+  const commandRooms = { ...stores, mayRun: mayRun(state), ended: records.ended };
+  const output = { directory: join(settings.data_dir, 'output'), keepMs, keepBytes: settings.keep_output };
+  const commands = await createCommands(commandRooms, output, log);
+  closers.push(() => commands.close());
+  const sessionRooms = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
+  const sessions = new Sessions(sessionRooms, { keepMs, publicUrl }, log);
+  // Applied before any schedule runs: changes of an earlier broker process may still have to reach history.
+  await state.drainTo((entries) =>
+    history.applyOutbox(entries).catch((error: unknown) => {
+      log.error({ err: error }, 'the outbox of state.json could not be brought to history; trying again');
+      throw error;
+    }),
+  );
+  const schedules = new Schedules({ ...commandRooms, commands, records }, log);
+  // With --local no agent can connect, so schedules wait for the next normal start.
+  if (settings.local) schedules.stop();
+  return { keys, packages, joinTokens, commands, schedules, sessions, audit };
+}
+
+function handlersOf(rooms: Stores & Nouns, log: Logger): Omit<Handlers, 'service'> {
+  const contents = new Quota(maxContents, 'files are read as content');
+  return {
+    machines: machineHandlers(rooms),
+    packages: rooms.packages.handlers,
+    joinTokens: rooms.joinTokens.handlers,
+    files: fileHandlers({ ...rooms, log, contents }),
+    commands: rooms.commands.handlers,
+    batches: rooms.commands.batches.handlers,
+    schedules: rooms.schedules.handlers,
+    sessions: rooms.sessions.handlers,
+    events: rooms.events.handlers,
+    keys: rooms.keys.handlers,
+    webhooks: rooms.webhooks.handlers,
+    audit: rooms.audit.handlers,
+  };
+}
+
+function lookupsOf({
+  commands,
+  schedules,
+  sessions,
+  webhooks,
+  machineFacts,
+}: Nouns & Pick<Stores, 'machineFacts'>): Lookups {
+  return {
+    // The facts of a removed machine stay, so lists can still be filtered by its id.
+    machine: (id, { machines }, filters) =>
+      machines.has(id) || (filters && machineFacts.of(id)) ? {} : undefined,
+    command: (id) => behind(commands.machineOf(id)),
+    batch: (id) => behind(...commands.batches.machinesOf(id)),
+    schedule: (id, declared) => behind(schedules.machineOf(id, declared)),
+    run: (id) => behind(schedules.machineOfRun(id)),
+    session: (id) => behind(sessions.machineOf(id)),
+    key: (id, { keys }) => keys.get(id) && {},
+    join_token: (id, { join_tokens }) => join_tokens.get(id) && {},
+    webhook: (id, declared) => declared.webhooks.get(id) && {},
+    delivery: (id) => (webhooks.hasDelivery(id) ? {} : undefined),
+  };
+}
+
+function behind(...machines: (MachineId | undefined)[]): { machines: MachineId[] } | undefined {
+  const known = machines.filter((machine) => machine !== undefined);
+  return known.length === 0 ? undefined : { machines: known };
+}
+
+function historyOf(settings: BrokerSettings, state: State, untouched: boolean, log: Logger): History {
+  const file = join(settings.data_dir, 'history.db');
+  if (settings.new_history && !existsSync(file))
+    log.warn('starting with a new history: past commands and events are gone');
+  try {
+    return openHistory(file, state.installId, log, {
+      isNew: untouched || settings.new_history,
+      isOld: settings.old_history,
+    });
+  } catch (error) {
+    if (error instanceof StartError) throw error;
+    const text = error instanceof Error ? error.message : String(error);
+    if (!/not a database|malformed/.test(text)) {
+      throw new StartError(
+        `${file} cannot be opened (${text}): mend that and start again, nothing is lost`,
+        1,
+      );
+    }
+    throw new StartError(
+      `${file} is damaged (${text}): put it back from a backup, or move it away and start once with --new-history`,
+    );
+  }
+}

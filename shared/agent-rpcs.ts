@@ -1,0 +1,350 @@
+// Derives the types of the agent's rpcs from the protos, and encodes the frames of streaming calls.
+import type { EventEmitter } from 'node:events';
+import { setDefaultHighWaterMark } from 'node:stream';
+import type { AgentDefinition, AgentHandlers } from '../proto/types/farhand/agent/v1/Agent.ts';
+import type { StreamsDefinition } from '../proto/types/farhand/client/v1/Streams.ts';
+import type { LinkDefinition } from '../proto/types/farhand/link/v1/Link.ts';
+import { AppError, isCode } from './errors.ts';
+import { countTransferred } from './garbage-collection.ts';
+import { serviceOf, type WireMethod } from './grpc-services.ts';
+
+// The casts are safe: the generated types describe exactly these services.
+const loadedLink = serviceOf('farhand.link.v1.Link') as unknown as LinkDefinition;
+const agentService = serviceOf('farhand.agent.v1.Agent');
+
+/** The streaming service that clients call at the broker. */
+export const streamsService = serviceOf('farhand.client.v1.Streams') as unknown as StreamsDefinition;
+
+/**
+ * The link service in the form that grpc-js takes; it also accepts frames of Answer that are already encoded.
+ */
+export const linkService: LinkDefinition = {
+  ...loadedLink,
+  Answer: {
+    ...loadedLink.Answer,
+    requestSerialize: orEncoded(loadedLink.Answer.requestSerialize),
+    responseSerialize: orEncoded(loadedLink.Answer.responseSerialize),
+  },
+};
+
+function orEncoded<T>(encode: (frame: T) => Buffer): (frame: T) => Buffer {
+  return (frame) => (Buffer.isBuffer(frame) ? frame : encode(frame));
+}
+
+/**
+ * Version of the protocol between agent and broker; raised when one must refuse the messages of the other.
+ */
+export const protocolVersion = 1;
+/** The metadata key of Answer that contains the call's id. */
+export const callKey = 'farhand-call';
+/** Name in the link certificate; the certificate has no address, so that a broker may get a new one. */
+export const linkServerName = 'farhand-broker';
+/**
+ * Most unread bytes under way to either side of a connection: at a round trip of 50 ms 6 MiB allow 55 MiB/s.
+ */
+export const windowBytes = 6 * 1024 * 1024;
+/** Largest request or reply on the control stream, in bytes. */
+export const smallMessageBytes = 64 * 1024;
+
+type Known<T> = {
+  [K in keyof T as string extends K ? never : number extends K ? never : K]: T[K];
+};
+type Definitions = Known<AgentDefinition>;
+type CallOf<M extends Method> = Parameters<Extract<AgentHandlers[M], (...rest: never) => unknown>>[0];
+type ClientStreams<M extends Method> = CallOf<M> extends { request: unknown } ? false : true;
+type ServerStreams<M extends Method> = CallOf<M> extends { write: unknown } ? true : false;
+type RequestIn<M extends Method> = Parameters<Definitions[M]['requestSerialize']>[0];
+type RequestOut<M extends Method> = ReturnType<Definitions[M]['requestDeserialize']>;
+type ResponseIn<M extends Method> = Parameters<Definitions[M]['responseSerialize']>[0];
+type ResponseOut<M extends Method> = ReturnType<Definitions[M]['responseDeserialize']>;
+
+/** Name of an rpc in agent.proto, such as "ReadFile". */
+export type Method = keyof Definitions & string;
+
+/** The API key behind a call, as the machine's audit log names it. */
+export interface Asking {
+  key_id: string;
+  key_name: string;
+}
+
+/** Options of every call of an agent's rpc. */
+export interface CallOptions {
+  /** Id of the HTTP or gRPC request that caused the call, for the logs of agent and broker. */
+  request_id: string;
+  /** API key behind the call, for the machine's audit log; absent if the broker acts by itself. */
+  caller?: Asking | undefined;
+  /** Cancels the call at the broker and the agent. */
+  signal?: AbortSignal;
+  /** Milliseconds for the whole call; by default 30 s for unary calls, no limit for streaming calls. */
+  deadline_ms?: number;
+  /**
+   * Only for streaming calls: most milliseconds to wait for the next frame; 60 s by default, 0 for no limit.
+   */
+  idle_ms?: number;
+  /** Concurrency class: the streaming calls that this call shares a limit with; `short` by default. */
+  lane?: Lane;
+}
+
+/**
+ * Reason of AgentCall.signal if the broker needs no answer any more. With any other reason the broker may
+ * still need the answer, but cannot say so.
+ */
+export const gaveUp = new AppError('unavailable', 'the caller gave up');
+
+/**
+ * Status details with which a broker ends the stream of a call that it cancelled; the status is CANCELLED.
+ */
+export const cancelledDetails = 'cancelled';
+
+/**
+ * Concurrency classes: small calls, transfers of any size, followed processes, terminals and their clients,
+ * watches of files.
+ */
+export type Lane = 'short' | 'bulk' | 'process' | 'terminal' | 'watch';
+
+/** A call of the broker, as a handler of the agent gets it. */
+export interface AgentCall {
+  call_id: string;
+  request_id: string;
+  /** Fires when the broker cancels the call, its deadline passes or the link is lost. */
+  signal: AbortSignal;
+}
+
+/** The agent's rpcs as the broker calls them: one method per rpc. Calls reject with AppError. */
+export type AgentStub = {
+  [M in Method as Uncapitalize<M>]: (
+    request: ClientStreams<M> extends true ? AsyncIterable<RequestIn<M>> : RequestIn<M>,
+    options: CallOptions,
+  ) => ServerStreams<M> extends true ? AsyncIterable<ResponseOut<M>> : Promise<ResponseOut<M>>;
+};
+
+/** The agent's handlers, one per rpc: a missing handler does not compile. */
+export type AgentMethods = {
+  [M in Method as Uncapitalize<M>]: (
+    request: ClientStreams<M> extends true ? AsyncIterable<RequestOut<M>> : RequestOut<M>,
+    call: AgentCall,
+  ) => ServerStreams<M> extends true ? AsyncIterable<ResponseIn<M>> : Promise<ResponseIn<M>>;
+};
+
+/** One rpc without its message types, for code that forwards any rpc. */
+export interface MethodShape {
+  /** Name in agent.proto, such as "ReadFile". */
+  name: Method;
+  /** Name in AgentStub and AgentMethods, such as "readFile". */
+  key: keyof AgentStub;
+  clientStreams: boolean;
+  serverStreams: boolean;
+  encodeRequest(request: unknown): Buffer;
+  decodeRequest(bytes: Buffer): unknown;
+  encodeResponse(response: unknown): Buffer;
+  decodeResponse(bytes: Buffer): unknown;
+  /**
+   * Encodes a message as a whole frame of Answer. A chunk's bytes are copied just once; the caller may reuse
+   * its buffer afterwards.
+   */
+  frameRequest(request: unknown): Buffer;
+  frameResponse(response: unknown): Buffer;
+}
+
+/** Every rpc of agent.proto by name. */
+export const methods: ReadonlyMap<string, MethodShape> = new Map(
+  // Messages are untyped objects here; AgentStub and AgentMethods define their types.
+  Object.entries(agentService).map(([name, definition]) => [name, shapeOf(name, definition)]),
+);
+
+function shapeOf(name: string, definition: WireMethod): MethodShape {
+  // The casts are safe: AgentStub and AgentMethods name the types, which are generated from these messages.
+  const encodeRequest = definition.requestSerialize as (request: unknown) => Buffer;
+  const encodeResponse = definition.responseSerialize as (response: unknown) => Buffer;
+  return {
+    // The casts are safe: the entries of the service are exactly the rpcs that the generated types name.
+    name: name as Method,
+    key: (name.charAt(0).toLowerCase() + name.slice(1)) as keyof AgentStub,
+    clientStreams: definition.requestStream,
+    serverStreams: definition.responseStream,
+    encodeRequest,
+    decodeRequest: definition.requestDeserialize,
+    encodeResponse,
+    decodeResponse: definition.responseDeserialize,
+    frameRequest: framerOf(definition.requestChunk, encodeRequest),
+    frameResponse: framerOf(definition.responseChunk, encodeResponse),
+  };
+}
+
+/**
+ * Encodes a message as Frame{message}. A protobuf field on the wire is a tag, a length and the bytes
+ * (Encoding, "Length-Delimited Records"). A chunk therefore needs only two such headers before its bytes, and
+ * no encoder.
+ */
+function framerOf(
+  chunk: number | undefined,
+  encode: (message: unknown) => Buffer,
+): (message: unknown) => Buffer {
+  return (message) => {
+    const bytes = chunk === undefined ? undefined : (message as { chunk?: Uint8Array }).chunk;
+    return bytes && chunk ? wrapped([1, chunk], bytes) : frameOf(encode(message));
+  };
+}
+
+/** Wraps an encoded message in a frame. */
+export function frameOf(message: Buffer): Buffer {
+  return wrapped([1], message);
+}
+
+/** The message in a frame that `frameOf` or a framer made: the bytes after the tag and the length. */
+export function messageOf(frame: Buffer): Buffer {
+  let lengthEnds = 1;
+  while ((frame[lengthEnds] ?? 0) >= 0x80) lengthEnds += 1;
+  return frame.subarray(lengthEnds + 1);
+}
+
+/** Wraps bytes in nested protobuf fields, given by their numbers, outermost first. */
+function wrapped(fields: number[], bytes: Uint8Array): Buffer {
+  const heads: number[] = [];
+  for (const field of fields.reverse()) {
+    heads.unshift(...varint((field << 3) | 2), ...varint(heads.length + bytes.length));
+  }
+  const frame = Buffer.allocUnsafeSlow(heads.length + bytes.length);
+  frame.set(heads);
+  frame.set(bytes, heads.length);
+  return frame;
+}
+
+function varint(value: number): number[] {
+  return value < 0x80 ? [value] : [(value & 0x7f) | 0x80, ...varint(value >>> 7)];
+}
+
+/** Drops the fields that are null or undefined: protobuf messages have no null. */
+export function present<T extends object>(fields: T): { [K in keyof T]?: NonNullable<T[K]> } {
+  const entries = Object.entries(fields).filter(([, value]) => value !== null && value !== undefined);
+  // The cast is safe: the entries are a subset of the same fields.
+  return Object.fromEntries(entries) as { [K in keyof T]?: NonNullable<T[K]> };
+}
+
+/**
+ * Limits the queue of every object stream in this process to 2 objects: Node's default of 16 would hold 4 MiB
+ * for each slow reader.
+ */
+export function shortenQueues(): void {
+  setDefaultHighWaterMark(true, 2);
+}
+
+/** An error in the form that agent and broker send to each other. */
+export interface WireError {
+  code?: string;
+  message?: string;
+  details?: string;
+}
+
+/** A frame of the Answer stream, in either direction. */
+export interface Frame {
+  message?: Buffer;
+  end?: object | null;
+  error?: WireError | null;
+}
+
+/** The part of a gRPC stream that frames are written to. */
+export interface FrameSink extends EventEmitter {
+  write(frame: Frame): boolean;
+}
+
+export function toWire(error: unknown): Required<WireError> {
+  const known =
+    error instanceof AppError ? error : new AppError('internal_error', 'unexpected failure, see the log');
+  return { code: known.code, message: known.message, details: JSON.stringify(known.details) };
+}
+
+/** Error codes that only a broker may send; an agent that sends one breaks the protocol. */
+const ours =
+  /^(unauthorized|forbidden|rate_limited|idempotency_mismatch|route_not_found|method_not_allowed)$/;
+const longestMessage = 2_000;
+const longestDetails = 64 * 1024;
+
+/** Converts an error from the agent or broker; an unknown or forbidden code becomes machine_error. */
+export function fromWire(error: WireError): AppError {
+  const { code = '', message = '', details = '' } = error;
+  if (!isCode(code) || ours.test(code)) {
+    const details = { code: code.slice(0, 100) };
+    return new AppError('machine_error', 'the machine answered with an unknown error code', details);
+  }
+  return new AppError(code, message.slice(0, longestMessage), parseDetails(details));
+}
+
+/**
+ * Most opening brackets in error details: JSON.stringify fails for deeply nested values, and ours are flat.
+ */
+const mostBrackets = 1_000;
+
+function parseDetails(text: string): Record<string, unknown> {
+  if (text.length > longestDetails || text.split(/[[{]/).length > mostBrackets) return {};
+  try {
+    const details: unknown = JSON.parse(text || '{}');
+    return typeof details === 'object' && details !== null ? { ...details } : {};
+  } catch {
+    return {};
+  }
+}
+
+/**
+ * Writes all frames, encoded by frameRequest or frameResponse, then an End frame; waits while the sink is
+ * full. A failure of the source is sent as an Error frame and thrown. When the signal fires, its reason is
+ * thrown.
+ */
+export async function sendFrames(
+  sink: FrameSink,
+  frames: AsyncIterable<Buffer> | Iterable<Buffer>,
+  signal: AbortSignal,
+): Promise<void> {
+  try {
+    for await (const frame of frames) {
+      signal.throwIfAborted();
+      countTransferred(frame.length);
+      // The cast is safe: the link service accepts encoded frames.
+      if (!sink.write(frame as Frame)) await drained(sink, signal);
+    }
+    signal.throwIfAborted();
+    sink.write({ end: {} });
+  } catch (error) {
+    if (!signal.aborted) sink.write({ error: toWire(error) });
+    throw error;
+  }
+}
+
+/** Resolves when the stream accepts data again; rejects with the signal's reason when that fires. */
+export function drained(sink: EventEmitter, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const settle = (): void => {
+      sink.off('drain', settle);
+      signal.removeEventListener('abort', settle);
+      if (signal.aborted) reject(signal.reason);
+      else resolve();
+    };
+    sink.once('drain', settle);
+    signal.addEventListener('abort', settle, { once: true });
+    if (signal.aborted) settle();
+  });
+}
+
+/**
+ * Yields the received messages until the End frame; throws the AppError of an Error frame. A stream that
+ * stops without End was cut, and `lost` is thrown: the stream of a killed peer ends without an error.
+ */
+export async function* receiveFrames(
+  frames: AsyncIterable<Frame>,
+  lost: () => AppError,
+): AsyncGenerator<Buffer> {
+  const iterator = frames[Symbol.asyncIterator]();
+  for (;;) {
+    const next = await iterator.next().catch((error: unknown) => {
+      throw error instanceof AppError ? error : lost();
+    });
+    if (next.done) throw lost();
+    const frame = next.value;
+    if (frame.end) return;
+    if (frame.error) throw fromWire(frame.error);
+    if (frame.message) {
+      countTransferred(frame.message.length);
+      yield frame.message;
+    }
+  }
+}

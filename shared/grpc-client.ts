@@ -1,0 +1,208 @@
+// Node client for a broker's gRPC streams: one method per rpc of client.proto, async iterables in and out.
+import {
+  type ChannelOptions,
+  type ClientReadableStream,
+  type ClientWritableStream,
+  credentials,
+  status as grpcStatus,
+  Metadata,
+  makeGenericClientConstructor,
+  type StatusObject,
+} from '@grpc/grpc-js';
+import type { StreamsClient, StreamsDefinition } from '../proto/types/farhand/client/v1/Streams.ts';
+import { drained, linkServerName, streamsService, windowBytes } from './agent-rpcs.ts';
+import { codes, isCode } from './errors.ts';
+import { FarhandError } from './sdk/index.ts';
+
+export { FarhandError };
+
+export interface GrpcOptions {
+  /** HOST:PORT; GET /info returns it as `grpc_address`. */
+  address: string;
+  /** The broker's certificate authority in PEM, from GET /ca.pem. */
+  ca: string;
+  apiKey: string;
+}
+
+export interface StreamOptions {
+  signal?: AbortSignal;
+  /** Only for exec: a repeated call with the same key within 24 h finds the same command. */
+  idempotencyKey?: string;
+}
+
+type Rpc = {
+  [K in keyof StreamsDefinition as string extends K ? never : K]: StreamsDefinition[K];
+};
+type In<M extends keyof Rpc> = Parameters<Rpc[M]['requestSerialize']>[0];
+type Out<M extends keyof Rpc> = ReturnType<Rpc[M]['responseDeserialize']>;
+type Requests<T> = AsyncIterable<T> | Iterable<T>;
+
+/** Calls fail with FarhandError and the error codes of REST. Ending the iteration early cancels the call. */
+export interface Streams {
+  exec(requests: Requests<In<'Exec'>>, options?: StreamOptions): AsyncGenerator<Out<'Exec'>>;
+  followCommand(request: In<'FollowCommand'>, options?: StreamOptions): AsyncGenerator<Out<'FollowCommand'>>;
+  attachSession(
+    requests: Requests<In<'AttachSession'>>,
+    options?: StreamOptions,
+  ): AsyncGenerator<Out<'AttachSession'>>;
+  readFile(request: In<'ReadFile'>, options?: StreamOptions): AsyncGenerator<Out<'ReadFile'>>;
+  writeFile(requests: Requests<In<'WriteFile'>>, options?: StreamOptions): Promise<Out<'WriteFile'>>;
+  watchFiles(request: In<'WatchFiles'>, options?: StreamOptions): AsyncGenerator<Out<'WatchFiles'>>;
+  events(request: In<'Events'>, options?: StreamOptions): AsyncGenerator<Out<'Events'>>;
+  /** Closes the connection. */
+  close(): void;
+}
+
+const channelOptions: ChannelOptions = {
+  'grpc.ssl_target_name_override': linkServerName,
+  'grpc.default_authority': linkServerName,
+  'grpc.use_local_subchannel_pool': 1,
+  // Without retries grpc-js saves a copy of every chunk, and no request can start a command twice.
+  'grpc.enable_retries': 0,
+  'grpc.service_config_disable_resolution': 1,
+  'grpc-node.flow_control_window': windowBytes,
+  'grpc.keepalive_time_ms': 30_000,
+};
+
+const ClientOf = makeGenericClientConstructor(streamsService, 'Streams');
+
+/** A client of one broker; it connects at the first call. */
+export function connect({ address, ca, apiKey }: GrpcOptions): Streams {
+  // The cast is safe: StreamsClient is generated from the proto of this service.
+  const client = new ClientOf(
+    address,
+    credentials.createSsl(Buffer.from(ca)),
+    channelOptions,
+  ) as unknown as StreamsClient;
+  const headers = ({ idempotencyKey }: StreamOptions): Metadata => {
+    const metadata = new Metadata();
+    metadata.set('authorization', `Bearer ${apiKey}`);
+    if (idempotencyKey !== undefined) metadata.set('idempotency-key', idempotencyKey);
+    return metadata;
+  };
+  return {
+    async *exec(requests, options = {}) {
+      const stream = client.exec(headers(options));
+      yield* answers(stream, options, send(stream, requests));
+    },
+    async *attachSession(requests, options = {}) {
+      const stream = client.attachSession(headers(options));
+      yield* answers(stream, options, send(stream, requests));
+    },
+    async *followCommand(request, options = {}) {
+      yield* answers(client.followCommand(request, headers(options)), options);
+    },
+    async *readFile(request, options = {}) {
+      yield* answers(client.readFile(request, headers(options)), options);
+    },
+    async *watchFiles(request, options = {}) {
+      yield* answers(client.watchFiles(request, headers(options)), options);
+    },
+    async *events(request, options = {}) {
+      yield* answers(client.events(request, headers(options)), options);
+    },
+    async writeFile(requests, options = {}) {
+      const answer = Promise.withResolvers<Out<'WriteFile'>>();
+      const stream = client.writeFile(headers(options), (error, response) => {
+        if (response) answer.resolve(response);
+        else answer.reject(error ? errorOf(error) : new Error('an answer without a response'));
+      });
+      const sending = send(stream, requests);
+      const release = givingUp(stream, options.signal);
+      try {
+        return await answer.promise;
+      } catch (error) {
+        throw sending.failure() ?? error;
+      } finally {
+        release();
+        sending.stop();
+      }
+    },
+    close: () => client.close(),
+  };
+}
+
+/**
+ * Starts to send the requests; `stop` ends the sending, `failure` returns the error of the request source.
+ */
+function send<T>(stream: ClientWritableStream<T>, requests: Requests<T>) {
+  const stop = new AbortController();
+  let failure: unknown;
+  sendAll(stream, requests, stop.signal).catch((error: unknown) => {
+    if (stop.signal.aborted) return;
+    failure = error;
+    stream.cancel();
+  });
+  return { stop: () => stop.abort(), failure: () => failure };
+}
+
+async function sendAll<T>(
+  stream: ClientWritableStream<T>,
+  requests: Requests<T>,
+  signal: AbortSignal,
+): Promise<void> {
+  for await (const request of requests) {
+    signal.throwIfAborted();
+    if (!stream.write(request)) await drained(stream, signal);
+  }
+  stream.end();
+}
+
+/** Cancels the call when the signal fires; the returned function removes that listener. */
+function givingUp(stream: { cancel(): void }, signal: AbortSignal | undefined): () => void {
+  const cancel = (): void => stream.cancel();
+  signal?.addEventListener('abort', cancel, { once: true });
+  if (signal?.aborted) cancel();
+  return () => signal?.removeEventListener('abort', cancel);
+}
+
+/** Yields the messages of a stream. Fails unless its status is OK, because a broken stream may simply end. */
+async function* answers<T>(
+  stream: ClientReadableStream<T>,
+  { signal }: StreamOptions,
+  sending?: ReturnType<typeof send>,
+): AsyncGenerator<T> {
+  const release = givingUp(stream, signal);
+  const ended = new Promise<StatusObject>((resolve) => stream.once('status', resolve));
+  // The status reports the same error, but an "error" event without a listener would end the process.
+  stream.on('error', () => undefined);
+  try {
+    // grpc-js types the messages as any; the service decodes only messages of this type.
+    for await (const message of stream as AsyncIterable<T>) yield message;
+  } catch {
+    // The status, checked below, has the error code and details.
+  } finally {
+    release();
+    sending?.stop();
+    stream.cancel();
+  }
+  const status = await ended;
+  if (sending?.failure() !== undefined) throw sending.failure();
+  if (status.code !== grpcStatus.OK) throw errorOf(status);
+}
+
+const plainCodes: Partial<Record<grpcStatus, keyof typeof codes>> = {
+  [grpcStatus.UNAUTHENTICATED]: 'unauthorized',
+  [grpcStatus.PERMISSION_DENIED]: 'forbidden',
+  [grpcStatus.UNIMPLEMENTED]: 'not_supported',
+  [grpcStatus.RESOURCE_EXHAUSTED]: 'payload_too_large',
+  [grpcStatus.INTERNAL]: 'internal_error',
+};
+
+function errorOf({ code: status, details: message, metadata }: StatusObject): FarhandError {
+  const text = (name: string): string => String(metadata.get(name)[0] ?? '');
+  const given = text('farhand-code');
+  // An error without a Farhand code comes from gRPC itself: no connection, or a cancelled call.
+  const code = isCode(given) ? given : (plainCodes[status] ?? 'unavailable');
+  const details = isCode(given) ? parse(text('farhand-details')) : { grpc_status: grpcStatus[status] };
+  return new FarhandError(codes[code], text('farhand-request-id'), { code, message, details });
+}
+
+function parse(text: string): Record<string, unknown> {
+  try {
+    const details: unknown = JSON.parse(text);
+    return typeof details === 'object' && details !== null ? { ...details } : {};
+  } catch {
+    return {};
+  }
+}

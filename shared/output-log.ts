@@ -1,0 +1,335 @@
+// A log of output bytes in segment files, addressed by offset: retains the last bytes, slows its writer.
+import { constants } from 'node:fs';
+import { type FileHandle, mkdir, open, readdir, rm, stat, unlink } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { Backpressure, Wake } from './backpressure.ts';
+import { syncDirectory } from './durable-file.ts';
+import { errnoOf, fromErrno } from './errors.ts';
+import { countTransferred } from './garbage-collection.ts';
+import { outputWindowBytes, readerStallMs } from './process-limits.ts';
+
+export { Wake };
+
+export interface OutputOptions {
+  /** Least number of the last bytes that are retained; up to a sixteenth (one segment) more may be stored. */
+  windowBytes?: number;
+  /** Woken whenever `end` changes; by default each log has a Wake of its own. */
+  changed?: Wake;
+  /** Bytes up to which a log stays in memory and creates no file; 0 by default. */
+  memoryBytes?: number;
+  /** Milliseconds without a read after which a reader no longer slows the writer. */
+  stallMs?: number;
+}
+
+/** Result of read(). If `offset` is beyond the requested one, the bytes between them are no longer stored. */
+export interface Piece {
+  offset: number;
+  data: Buffer;
+}
+
+/** Reads a log in order. A writer that awaits its appends is slowed while all readers are far behind. */
+export interface OutputReader {
+  /** Offset of the next byte to read. */
+  readonly position: number;
+  read(max: number): Promise<Piece>;
+  /** Ends the reader's influence on the writer. */
+  close(): void;
+}
+
+interface Segment {
+  start: number;
+  size: number;
+  /** Bytes of the segment while it has no file. */
+  memory?: Buffer;
+}
+
+/**
+ * Most segments of a log. A window needs 16, but every gap and restart begins a new one, and attackers may
+ * cause many.
+ */
+const mostSegments = 64;
+
+/** A new, empty log; it creates no files before the first byte. */
+export function newOutput(directory: string, options: OutputOptions = {}): OutputLog {
+  return new OutputLog(directory, [], options);
+}
+
+/** Opens the log that is on disk, if any; appends continue at its end. */
+export async function openOutput(directory: string, options: OutputOptions = {}): Promise<OutputLog> {
+  const names = await readdir(directory).catch((error: unknown) => {
+    if (errnoOf(error) === 'ENOENT') return [];
+    throw fromErrno(error, directory);
+  });
+  const segments: Segment[] = [];
+  for (const name of names.filter((text) => /^\d{16}$/.test(text)).sort()) {
+    const { size } = await stat(join(directory, name));
+    if (size > 0) segments.push({ start: Number(name), size });
+    // An empty file would block the creation of the next segment, which has the same name.
+    else await unlink(join(directory, name));
+  }
+  return new OutputLog(directory, segments, options);
+}
+
+export class OutputLog {
+  readonly changed: Wake;
+  readonly #directory: string;
+  readonly #windowBytes: number;
+  readonly #segmentBytes: number;
+  readonly #memoryBytes: number;
+  readonly #segments: Segment[];
+  readonly #backpressure: Backpressure;
+  #end: number;
+  /** Handle of the last segment's file while bytes can be appended to it. */
+  #live: FileHandle | undefined;
+  #queue: Promise<void> = Promise.resolve();
+  #made: boolean;
+
+  /** Use newOutput or openOutput instead. */
+  constructor(directory: string, segments: Segment[], options: OutputOptions) {
+    this.changed = options.changed ?? new Wake();
+    this.#directory = directory;
+    this.#windowBytes = options.windowBytes ?? outputWindowBytes;
+    this.#segmentBytes = Math.ceil(this.#windowBytes / 16);
+    this.#memoryBytes = Math.min(options.memoryBytes ?? 0, this.#windowBytes);
+    this.#backpressure = new Backpressure(this.#windowBytes / 8, options.stallMs ?? readerStallMs);
+    this.#segments = segments;
+    this.#made = segments.length > 0;
+    const last = segments.at(-1);
+    this.#end = last ? last.start + last.size : 0;
+  }
+
+  /** Offset of the first retained byte. */
+  get start(): number {
+    return this.#segments[0]?.start ?? this.#end;
+  }
+
+  /** Offset after the last byte. */
+  get end(): number {
+    return this.#end;
+  }
+
+  /** Number of bytes that are on disk now. */
+  get size(): number {
+    return this.#segments.reduce((sum, { size, memory }) => sum + (memory ? 0 : size), 0);
+  }
+
+  /**
+   * Adds bytes at the end, in the order of the calls. Resolves once the bytes are written and a reader is
+   * near enough. Rejects if writing fails; `end` moves all the same, so that offsets stay true and readers
+   * find a gap.
+   */
+  async append(data: Uint8Array): Promise<void> {
+    await this.#inTurn(() => this.#append(data));
+    await this.#backpressure.hold(() => this.#end);
+  }
+
+  /** Ends the waiting of current and later appends for readers. */
+  release(): void {
+    this.#backpressure.release();
+  }
+
+  reader(from: number): OutputReader {
+    const place = this.#backpressure.join(from);
+    return {
+      get position() {
+        return place.position;
+      },
+      read: async (max) => {
+        this.#backpressure.moved(place, place.position);
+        const piece = await this.read(place.position, max);
+        this.#backpressure.moved(place, piece.offset + piece.data.length);
+        return piece;
+      },
+      close: () => this.#backpressure.leave(place),
+    };
+  }
+
+  /** Moves the end to `to` without bytes; readers find a gap there. */
+  skip(to: number): Promise<void> {
+    return this.#inTurn(async () => {
+      if (to <= this.#end) return;
+      await this.#closeLive();
+      this.#end = to;
+      this.changed.wake();
+    });
+  }
+
+  /**
+   * Reads at most `max` bytes from offset `from`, or the first retained byte after it; no data at the end.
+   */
+  async read(from: number, max: number): Promise<Piece> {
+    for (;;) {
+      const segment = this.#segments.find(({ start, size }) => start + size > from);
+      if (!segment) return { offset: Math.max(from, this.#end), data: Buffer.alloc(0) };
+      const offset = Math.max(from, segment.start);
+      const data = await this.#readSegment(segment, offset - segment.start, max);
+      if (data.length > 0) return { offset, data };
+      // The file is missing or was shortened from outside: the next round reports its lost bytes as a gap.
+      if (offset === segment.start) this.#forget(segment);
+      else segment.size = offset - segment.start;
+    }
+  }
+
+  /** Closes the open file; the log can still be read and appended to. */
+  close(): Promise<void> {
+    return this.#inTurn(() => this.#closeLive());
+  }
+
+  /**
+   * Syncs the log's files, and the directories from the log's own up to `root`, to disk. Does nothing if
+   * there is no directory.
+   */
+  sync(root: string): Promise<void> {
+    return this.#inTurn(async () => {
+      if (!this.#made) return;
+      await this.#closeLive();
+      for (const { start, memory } of this.#segments) {
+        if (memory) continue;
+        await using file = await open(this.#file(start));
+        await file.datasync();
+      }
+      for (let at = this.#directory; at.startsWith(root); at = dirname(at)) await syncDirectory(at);
+    });
+  }
+
+  /** Removes all bytes and files; `start` is then equal to `end`. */
+  remove(): Promise<void> {
+    this.release();
+    return this.#inTurn(async () => {
+      await this.#closeLive();
+      this.#segments.length = 0;
+      this.changed.wake();
+      if (this.#made) await rm(this.#directory, { recursive: true, force: true });
+      this.#made = false;
+    });
+  }
+
+  #inTurn(run: () => Promise<void>): Promise<void> {
+    const done = this.#queue.then(run);
+    // The caller handles the failure; the next operation in the queue starts all the same.
+    this.#queue = done.catch(() => {});
+    return done;
+  }
+
+  async #append(data: Uint8Array): Promise<void> {
+    if (data.length === 0) return;
+    try {
+      if (!this.#remember(data)) await this.#write(data);
+    } catch (error) {
+      await this.#abandon();
+      throw fromErrno(error, this.#directory);
+    } finally {
+      this.#end += data.length;
+      this.changed.wake();
+    }
+    await this.#slide();
+  }
+
+  /** Appends bytes to the segment in memory; returns false if they must be written to disk. */
+  #remember(data: Uint8Array): boolean {
+    const [first] = this.#segments;
+    if (first && (!first.memory || first.start + first.size !== this.#end)) return false;
+    const segment = first ?? { start: this.#end, size: 0 };
+    const size = segment.size + data.length;
+    if (size > this.#memoryBytes) return false;
+    // Each append makes a new buffer, because readers have views of the old one.
+    Object.assign(segment, { size, memory: Buffer.concat([segment.memory ?? Buffer.alloc(0), data]) });
+    if (!first) this.#segments.push(segment);
+    return true;
+  }
+
+  async #write(data: Uint8Array): Promise<void> {
+    const [first] = this.#segments;
+    if (first?.memory) await this.#spill(first, first.memory);
+    const full = (this.#segments.at(-1)?.size ?? 0) >= this.#segmentBytes;
+    if (!this.#live || full) await this.#roll(this.#end);
+    await this.#writeLive(data);
+    const last = this.#segments.at(-1);
+    if (last) last.size += data.length;
+  }
+
+  /** Writes the segment in memory to the first file. */
+  async #spill(segment: Segment, memory: Buffer): Promise<void> {
+    await this.#roll(segment.start);
+    try {
+      await this.#writeLive(memory);
+    } catch (error) {
+      // The bytes stay in memory, and the next append tries to write them again.
+      await unlink(this.#file(segment.start)).catch(() => {});
+      throw error;
+    }
+    delete segment.memory;
+    // skip() may have moved the end past the segment; the next bytes then belong in another segment.
+    if (segment.start + segment.size !== this.#end) await this.#closeLive();
+  }
+
+  async #writeLive(data: Uint8Array): Promise<void> {
+    for (let at = 0; this.#live && at < data.length; ) at += (await this.#live.write(data, at)).bytesWritten;
+  }
+
+  /** Creates and opens the file of the segment that begins at offset `start`. */
+  async #roll(start: number): Promise<void> {
+    await this.#closeLive();
+    if (!this.#made) await mkdir(this.#directory, { recursive: true, mode: 0o700 });
+    this.#made = true;
+    const flags = constants.O_RDWR | constants.O_CREAT | constants.O_EXCL | constants.O_APPEND;
+    this.#live = await open(this.#file(start), flags, 0o600);
+    // No await between open file and new segment: readers use the open file for the last segment.
+    if (!this.#segments[0]?.memory) this.#segments.push({ start, size: 0 });
+  }
+
+  /** After a failed write, ends the segment at its last good byte; removes the segment if it is empty. */
+  async #abandon(): Promise<void> {
+    await this.#closeLive().catch(() => {});
+    const last = this.#segments.at(-1);
+    if (last?.size !== 0) return;
+    this.#segments.pop();
+    await unlink(this.#file(last.start)).catch(() => {});
+  }
+
+  async #slide(): Promise<void> {
+    for (;;) {
+      const [first, second] = this.#segments;
+      const enough = second && this.#end - second.start >= this.#windowBytes;
+      if (!first || !second || (!enough && this.#segments.length <= mostSegments)) return;
+      this.#segments.shift();
+      // A file that cannot be removed now is removed with the directory; readers no longer find its segment.
+      await unlink(this.#file(first.start)).catch(() => {});
+    }
+  }
+
+  async #readSegment(segment: Segment, at: number, max: number): Promise<Buffer> {
+    const length = Math.min(Math.max(max, 1), segment.size - at);
+    if (segment.memory) return segment.memory.subarray(at, at + length);
+    const buffer = Buffer.allocUnsafe(length);
+    countTransferred(length);
+    if (this.#live && segment === this.#segments.at(-1)) return readAt(this.#live, buffer, at);
+    try {
+      await using file = await open(this.#file(segment.start));
+      return await readAt(file, buffer, at);
+    } catch (error) {
+      if (errnoOf(error) === 'ENOENT') return Buffer.alloc(0);
+      throw fromErrno(error, this.#directory);
+    }
+  }
+
+  #forget(segment: Segment): void {
+    const index = this.#segments.indexOf(segment);
+    if (index >= 0) this.#segments.splice(index, 1);
+  }
+
+  async #closeLive(): Promise<void> {
+    const live = this.#live;
+    this.#live = undefined;
+    await live?.close();
+  }
+
+  #file(start: number): string {
+    return join(this.#directory, String(start).padStart(16, '0'));
+  }
+}
+
+async function readAt(file: FileHandle, buffer: Buffer, position: number): Promise<Buffer> {
+  const { bytesRead } = await file.read(buffer, 0, buffer.length, position);
+  return buffer.subarray(0, bytesRead);
+}

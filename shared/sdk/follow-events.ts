@@ -1,0 +1,67 @@
+// Follows a stream of server-sent events: reconnects after a loss, and resumes after the last received event.
+import { backoff } from '../backoff.ts';
+import { sleep } from '../clock.ts';
+import type { ReceivedEvent } from './call-types.ts';
+import { FarhandError, noAnswer } from './error.ts';
+import { isTransient } from './send.ts';
+import { chunksOf, eventsOf } from './sse.ts';
+
+export interface FollowOptions {
+  url: string;
+  signal: AbortSignal | undefined;
+  /** Requests the events after the id `after`; without an id, the events that the caller asked for. */
+  connect(after: string | undefined): Promise<Response>;
+  /** Whether to reconnect after a lost connection, until the signal fires or the reader stops. */
+  resumes: boolean;
+  /** Name of the event that ends the stream; undefined if the stream has no end. */
+  last: string | undefined;
+}
+
+/**
+ * Milliseconds without data after which a connection counts as lost; the broker sends a comment every 15 s.
+ */
+const silenceMs = 45_000;
+const waits = { first: 500, most: 30_000 };
+
+/** Yields the events of a response, and of the responses after each reconnect. */
+export async function* follow(first: Response, how: FollowOptions): AsyncGenerator<ReceivedEvent<unknown>> {
+  const { signal, resumes, last } = how;
+  const pause = backoff(waits);
+  // The header gives the position before the first event: a loss before that event then misses nothing.
+  let at = first.headers.get('x-last-event-id') ?? undefined;
+  for (let response: Response | undefined = first; ; response = await reconnect(at, how)) {
+    let failure: unknown;
+    try {
+      for await (const event of eventsOf(chunksOf(response?.body ?? null, silenceMs))) {
+        at = event.id ?? at;
+        pause.reset();
+        yield event;
+        if (event.event === last) return;
+      }
+    } catch (error) {
+      failure = error;
+    }
+    signal?.throwIfAborted();
+    if (!resumes && failure !== undefined) throw noAnswer(new URL(how.url).origin, failure);
+    // Streams that do not resume end with the response; others end only with their last event, and reconnect.
+    if (!resumes) return;
+    await sleep(pause.next(), signal);
+    signal?.throwIfAborted();
+  }
+}
+
+/** Connects again; undefined if the broker cannot be reached now. */
+async function reconnect(at: string | undefined, how: FollowOptions): Promise<Response | undefined> {
+  try {
+    return await how.connect(at);
+  } catch (error) {
+    how.signal?.throwIfAborted();
+    const transient =
+      error instanceof FarhandError &&
+      (error.status === 429 ||
+        error.code === 'unavailable' ||
+        (error.code === 'no_answer' && isTransient(error)));
+    if (transient) return undefined;
+    throw error;
+  }
+}

@@ -1,0 +1,73 @@
+// Reports the state of a program to systemd, which started it: ready, status text, alive (sd_notify(3)).
+import { execFile } from 'node:child_process';
+import { every } from '../clock.ts';
+import type { Logger } from '../logger.ts';
+import { version } from '../version.ts';
+
+export interface Notify {
+  /**
+   * Reports the program ready, with `text` as its status. systemd ends the program when `alive` no longer
+   * returns true. Later calls only send the text.
+   */
+  up(text: string, alive: () => boolean): void;
+  /** Reports that the program stops, and why; resolves when the report is sent. */
+  ending(text: string): Promise<void>;
+}
+
+type Environment = Record<string, string | undefined>;
+
+const notifyMs = 10_000;
+
+/**
+ * Removes the variables of systemd from `env`. Without NOTIFY_SOCKET the methods of the result do nothing.
+ */
+export function openNotify(env: Environment, pid: number, log: Logger): Notify {
+  const socket = take(env, 'NOTIFY_SOCKET');
+  const watchdogMs = Number(take(env, 'WATCHDOG_USEC') ?? 0) / 1_000;
+  const watched = [undefined, String(pid)].includes(take(env, 'WATCHDOG_PID'));
+  let sent = Promise.resolve();
+  let beats: (() => void) | undefined;
+  let over = false;
+  const notify = (...words: string[]): Promise<void> => {
+    // Messages are sent one after another, so that the last text is the final status.
+    if (socket)
+      sent = sent
+        .then(() => send(socket, words))
+        .catch((error: unknown) => log.warn({ err: error }, 'systemd could not be notified'));
+    return sent;
+  };
+  return {
+    up(text, alive) {
+      if (over) return;
+      // The status includes the running version: the file on disk may be a newer one by now.
+      void notify('READY=1', `STATUS=${line(text)} (${version})`);
+      if (!watched || !(watchdogMs > 0)) return;
+      beats ??= every(watchdogMs / 2, () => {
+        if (alive()) void notify('WATCHDOG=1');
+      });
+    },
+    ending(text) {
+      over = true;
+      beats?.();
+      return notify('STOPPING=1', `STATUS=${line(text)}`);
+    },
+  };
+}
+
+function take(env: Environment, name: string): string | undefined {
+  const value = env[name];
+  delete env[name];
+  return value;
+}
+
+const line = (text: string): string => text.replace(/\s+/g, ' ');
+
+/**
+ * Runs `systemd-notify`, part of every systemd, for 8 ms: Node cannot send datagrams to the path of a socket.
+ */
+function send(socket: string, words: string[]): Promise<void> {
+  const options = { env: { PATH: '/usr/bin:/bin', NOTIFY_SOCKET: socket }, timeout: notifyMs };
+  return new Promise((resolve, reject) => {
+    execFile('systemd-notify', words, options, (error) => (error ? reject(error) : resolve()));
+  });
+}
