@@ -14,13 +14,31 @@ interface PageInput {
 
 type Filtered = Pick<Route, 'filters'>;
 
+interface Selection {
+  /** As in PageInput. */
+  sort: string;
+  since?: Date | undefined;
+  until?: Date | undefined;
+}
+
 /** A page of items that are all in memory. `field` reads the fields for filters and sorting. */
 export function pageOf<T extends { id: string; created_at: string }>(
-  { filters = [] }: Filtered,
+  route: Filtered,
   items: T[],
-  input: PageInput & { since?: Date | undefined; until?: Date | undefined },
+  input: PageInput & Selection,
   field: (item: T, name: string) => unknown = (item, name) => Reflect.get(item, name),
 ): Page<T> {
+  const selected = selectFrom(route, items, input, field);
+  return { items: selected.slice(input.offset, input.offset + input.limit), total: selected.length };
+}
+
+/** All items that match the filters, sorted. `field` reads the fields for filters and sorting. */
+export function selectFrom<T extends { id: string; created_at: string }>(
+  { filters = [] }: Filtered,
+  items: T[],
+  input: Selection,
+  field: (item: T, name: string) => unknown,
+): T[] {
   const given = filters.filter((name) => Reflect.get(input, name) !== undefined);
   const from = input.since?.getTime() ?? Number.NEGATIVE_INFINITY;
   const to = input.until?.getTime() ?? Number.POSITIVE_INFINITY;
@@ -36,8 +54,7 @@ export function pageOf<T extends { id: string; created_at: string }>(
     const order = a.key < b.key ? -1 : a.key > b.key ? 1 : a.item.id < b.item.id ? -1 : 1;
     return descending ? -order : order;
   });
-  const page = keyed.slice(input.offset, input.offset + input.limit);
-  return { items: page.map(({ item }) => item), total: matching.length };
+  return keyed.map(({ item }) => item);
 }
 
 function sortable(value: unknown): string | number {

@@ -116,6 +116,32 @@ test('machines are filtered by status, all of the tags and part of the name, sor
   expect(page.headers.get('link')).toBe('</api/v1/machines?sort=name&limit=1&offset=2>; rel="next"');
 });
 
+test('a list follows every change of its machines and of its key at once', async () => {
+  const house = await openHouse();
+  const web = await house.agent({ name: 'web', tags: 'web' });
+  const { machineId } = await house.agent({ name: 'db', tags: 'db' });
+  const limited = await house.client.keys.create({ name: 'web', scopes: ['machines:read'], tags: ['web'] });
+  const names = async (query: string, key = house.key): Promise<string[]> =>
+    (await house.call('GET', `/machines?${query}`, { key })).body.data.map(
+      (item: { name: string }) => item.name,
+    );
+  const expectLists = async (all: string[], online: string[], allowed: string[]): Promise<void> => {
+    expect(await names('sort=name')).toEqual(all);
+    expect(await names('sort=name&status=online')).toEqual(online);
+    expect(await names('sort=name', limited.key)).toEqual(allowed);
+  };
+  await expectLists(['db', 'web'], ['db', 'web'], ['web']);
+  await house.client.machines.update({ machine_id: machineId, name: 'store', tags: ['web'] });
+  await expectLists(['store', 'web'], ['store', 'web'], ['store', 'web']);
+  await house.client.machines.update({ machine_id: web.machineId, tags: [] });
+  await expectLists(['store', 'web'], ['store', 'web'], ['store']);
+  await web.close();
+  await expect.poll(() => names('status=offline')).toEqual(['web']);
+  await expectLists(['store', 'web'], ['store'], ['store']);
+  await house.client.machines.remove({ machine_id: machineId });
+  await expectLists(['web'], [], []);
+});
+
 test('status reports the real CPU, memory and disk of the machine', async () => {
   const house = await openHouse();
   const { machineId } = await house.agent();

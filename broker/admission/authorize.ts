@@ -241,8 +241,8 @@ function implyMachine(raw: RawInput, key: Key, declared: Declared): void {
   if (inQuery !== undefined && inBody !== undefined && inQuery !== inBody) {
     throw fieldError('body', 'machine_id', 'is another one in the query');
   }
-  const [only, ...more] = [...declared.machines.values()];
-  if (inQuery !== undefined || inBody !== undefined || only === undefined || more.length > 0) return;
+  const [only] = declared.machines.size === 1 ? declared.machines.values() : [];
+  if (inQuery !== undefined || inBody !== undefined || only === undefined) return;
   if (!reaches(key, only.id, declared)) {
     throw new AppError('forbidden', 'this key does not reach the machine that is registered here');
   }

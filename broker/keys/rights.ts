@@ -75,11 +75,23 @@ export function reaches(key: Key, machine: MachineId, { machines }: Machines): b
   return key.tags?.some((tag) => tags.includes(tag)) ?? false;
 }
 
-/** Every machine that a key reaches; undefined means all, including removed ones. */
-function reachable(key: Key, declared: Machines): MachineId[] | undefined {
+/** The machines of limited keys. A change replaces the document of the key, or the map of all machines. */
+const reachableBy = new WeakMap<Key, { of: Machines['machines']; ids: readonly MachineId[] }>();
+
+/**
+ * Every machine that a key reaches; undefined means all, including removed ones. It is the same array until
+ * the key or a machine changes.
+ */
+function reachable(key: Key, { machines }: Machines): readonly MachineId[] | undefined {
   if (isUnlimited(key)) return undefined;
-  const present = [...declared.machines.values()].filter(({ id }) => reaches(key, id, declared));
-  return [...new Set([...(key.machine_ids ?? []), ...present.map(({ id }) => id)])];
+  const known = reachableBy.get(key);
+  if (known?.of === machines) return known.ids;
+  const tagged = key.tags
+    ? [...machines.values()].filter(({ tags }) => key.tags?.some((tag) => tags.includes(tag)))
+    : [];
+  const ids = [...new Set([...(key.machine_ids ?? []), ...tagged.map(({ id }) => id)])];
+  reachableBy.set(key, { of: machines, ids });
+  return ids;
 }
 
 /** Whether `outer` reaches every machine that `key` reaches, now and after any change of tags. */

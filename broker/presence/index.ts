@@ -30,6 +30,7 @@ type Watcher = (machineId: string, online: boolean) => void;
 export class Presence {
   readonly #links = new Map<string, Link>();
   readonly #watchers = new Set<Watcher>();
+  #version = 0;
 
   /** The link of a machine. Throws machine_offline if there is none. */
   get(machine_id: string): Link {
@@ -37,6 +38,11 @@ export class Presence {
     if (link) return link;
     const text = 'this machine is offline: try again when its agent is connected';
     throw new AppError('machine_offline', text, { machine_id });
+  }
+
+  /** Changes whenever a machine goes online or offline. */
+  get version(): number {
+    return this.#version;
   }
 
   online(machineId: string): boolean {
@@ -81,6 +87,7 @@ export class Presence {
   }
 
   #changed(machineId: string, online: boolean): void {
+    this.#version += 1;
     for (const watcher of this.#watchers) watcher(machineId, online);
   }
 }

@@ -112,6 +112,7 @@ export class MachineFacts {
   readonly #unsaved = new Set<string>();
   readonly #unsampled = new Set<string>();
   readonly #stops: (() => void)[];
+  #version = 0;
 
   constructor(history: History, { sampleMs = 300_000, keepMs = 48 * 3_600_000 } = {}) {
     this.#history = history;
@@ -124,7 +125,7 @@ export class MachineFacts {
         .sql('INSERT OR IGNORE INTO machine_facts (machine_id, facts, last_seen) VALUES (?, ?, ?)')
         .run(machine_id, JSON.stringify(facts), facts.last_seen);
       transaction.committed(() => {
-        if (!this.#facts.has(machine_id)) this.#facts.set(machine_id, { ...facts, report: undefined });
+        if (!this.#facts.has(machine_id)) this.#set(machine_id, { ...facts, report: undefined });
       });
     });
     // A failed write loses nothing, because the facts stay in memory. History logs the failure.
@@ -132,6 +133,11 @@ export class MachineFacts {
       every(flushMs, () => void this.#flush().catch(() => {})),
       every(sampleMs, () => void this.#sample().catch(() => {})),
     ];
+  }
+
+  /** Changes whenever a machine reports another host name, operating system or architecture. */
+  get version(): number {
+    return this.#version;
   }
 
   of(machineId: string): Facts | undefined {
@@ -154,7 +160,7 @@ export class MachineFacts {
     const parsed = hostSchema.safeParse(host);
     if (!parsed.success) throw new AppError('validation_failed', z.prettifyError(parsed.error));
     const report = reportOf(metrics) ?? this.of(machineId)?.report;
-    this.#facts.set(machineId, { ...parsed.data, ip, last_seen: now(), report });
+    this.#set(machineId, { ...parsed.data, ip, last_seen: now(), report });
     this.#heardAt.set(machineId, monotonic());
     await this.#history.write(() => this.#save(machineId));
   }
@@ -182,6 +188,13 @@ export class MachineFacts {
       .all(stepMs, machineId, since, until);
     // The columns are the fields of MetricsPoint, and all are numbers.
     return rows as unknown as MetricsPoint[];
+  }
+
+  #set(machineId: string, facts: Facts): void {
+    const before = this.of(machineId);
+    const { hostname, os, arch } = facts;
+    if (before?.hostname !== hostname || before.os !== os || before.arch !== arch) this.#version += 1;
+    this.#facts.set(machineId, facts);
   }
 
   async close(): Promise<void> {

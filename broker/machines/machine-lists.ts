@@ -1,0 +1,100 @@
+// Filtered and sorted lists of machines. A list is made once and serves every page until a machine changes in a
+// field that the list filters or sorts by, because making a list takes 10 ms with 10,000 machines.
+import { machines as routes } from '../../shared/api/machines.ts';
+import type { MachineId } from '../../shared/api/route.ts';
+import type { Page } from '../../shared/api/route-table.ts';
+import { monotonic } from '../../shared/clock.ts';
+import { selectFrom } from '../paging.ts';
+import type { Presence } from '../presence/index.ts';
+import type { MachineFacts } from '../presence/machine-facts.ts';
+import type { Machine, State } from '../state/index.ts';
+
+interface ListServices {
+  state: State;
+  presence: Presence;
+  machineFacts: MachineFacts;
+}
+
+interface Selection {
+  sort: string;
+  tags?: string | undefined;
+  search?: string | undefined;
+  since?: Date | undefined;
+  until?: Date | undefined;
+}
+
+interface List {
+  machines: Machine[];
+  /** Versions of the reported fields at the time when the list was made. */
+  versions: string;
+}
+
+/** Lists remembered per set of machines: one for each combination of filters and sort field in use. */
+const mostLists = 16;
+/** Online machines report all the time, so the order by last_seen is up to this old. */
+const lastSeenMs = 100;
+
+export class MachineLists {
+  readonly #services: ListServices;
+  /** By the set of machines that a list selects from. Each change of that set makes a new object. */
+  readonly #lists = new WeakMap<object, Map<string, List>>();
+
+  constructor(services: ListServices) {
+    this.#services = services;
+  }
+
+  /** One page. `allowed`: the machines that the key may use; undefined means all. */
+  page(
+    { limit, offset, ...selection }: Selection & { limit: number; offset: number },
+    allowed: readonly MachineId[] | undefined,
+  ): Page<Machine> {
+    const machines = this.#select(selection, allowed);
+    return { items: machines.slice(offset, offset + limit), total: machines.length };
+  }
+
+  #select(selection: Selection, allowed: readonly MachineId[] | undefined): Machine[] {
+    const { machines } = this.#services.state;
+    const from = allowed ?? machines;
+    const lists = this.#lists.get(from) ?? new Map<string, List>();
+    this.#lists.set(from, lists);
+    const name = JSON.stringify(selection);
+    const versions = this.#versionsOf(selection);
+    const known = lists.get(name);
+    if (known?.versions === versions) return known.machines;
+    const all = allowed ? allowed.flatMap((id) => machines.get(id) ?? []) : [...machines.values()];
+    const made = { machines: this.#filterAndSort(all, selection), versions };
+    lists.delete(name);
+    lists.set(name, made);
+    // A map lists its keys in the order in which they were added.
+    for (const oldest of [...lists.keys()].slice(0, -mostLists)) lists.delete(oldest);
+    return made.machines;
+  }
+
+  #filterAndSort(all: Machine[], selection: Selection): Machine[] {
+    const wanted = (selection.tags ?? '').split(',').flatMap((tag) => tag.trim() || []);
+    const part = (selection.search ?? '').toLowerCase();
+    const matching = all.filter(
+      ({ name, tags }) => wanted.every((tag) => tags.includes(tag)) && name.toLowerCase().includes(part),
+    );
+    return selectFrom(routes.list, matching, selection, (machine, name) => this.#field(machine, name));
+  }
+
+  #field(machine: Machine, name: string): unknown {
+    if (name in machine) return Reflect.get(machine, name);
+    if (name === 'status') return this.#services.presence.online(machine.id) ? 'online' : 'offline';
+    const facts = this.#services.machineFacts.of(machine.id);
+    if (name === 'last_seen') return facts?.last_seen ?? Date.parse(machine.created_at);
+    return Reflect.get(facts ?? {}, name) ?? '';
+  }
+
+  /** The versions of the fields that the selection uses and that change without a change of the state. */
+  #versionsOf(selection: Selection): string {
+    const { presence, machineFacts } = this.#services;
+    const used = [...Object.keys(selection), selection.sort.replace('-', '')];
+    return [
+      used.includes('status') && presence.version,
+      ['hostname', 'os', 'arch'].some((name) => used.includes(name)) && machineFacts.version,
+      used.includes('last_seen') && Math.floor(monotonic() / lastSeenMs),
+    ].join();
+  }
+}
