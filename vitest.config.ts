@@ -2,9 +2,12 @@
 import { availableParallelism } from 'node:os';
 import { defineConfig } from 'vitest/config';
 
-/** `default` needs neither root nor Debian packages, `box` does; `attack` are the long ones with hostile peers. */
+/** By folder. Only `box` needs root and Debian packages; what each holds is said in CONTRIBUTING.md. */
 const tiers = {
   default: 'test/*.test.ts',
+  cli: 'test/cli/*.test.ts',
+  agent: 'test/agent/*.test.ts',
+  faults: 'test/faults/*.test.ts',
   box: 'test/box/*.test.ts',
   attack: 'test/attack/*.test.ts',
 };

@@ -12,7 +12,7 @@ export default function setup(): () => void {
   return () => {
     removeShipped();
     console.log(
-      'one tier: npm test -- --project default (box, attack); one file: npm test -- test/files.test.ts',
+      'one tier: npm test -- --project default (cli, agent, faults, attack, box); one file: npm test -- test/files.test.ts',
     );
   };
 }

@@ -1,0 +1,76 @@
+// farhand-agent doctor: what is wrong on an agent's own machine; and an agent whose clock is wrong.
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { chmodSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { text as read } from 'node:stream/consumers';
+import { expect, onTestFinished, test, vi } from 'vitest';
+import { doctor } from '../../agent/doctor.ts';
+import { loadIdentity } from '../../agent/identity.ts';
+import { setClock } from '../../shared/clock.ts';
+import { openHouse, temporaryFolder } from '../house.ts';
+
+const day = 86_400_000;
+
+function examine(dataDir: string, broker: string) {
+  return doctor({ argv: ['--data-dir', dataDir, '--broker', broker], env: {} });
+}
+
+test('prints what is wrong with an agent and how to fix it, with exit code 1', async () => {
+  const [house, other] = [await openHouse(), await openHouse()];
+  const [agent, removed] = [await house.agent(), await house.agent()];
+  await house.client.machines.remove({ machine_id: removed.machineId });
+  await expect(removed.ended).rejects.toThrow();
+  const [open, damaged] = [temporaryFolder('open'), temporaryFolder('damaged')];
+  chmodSync(open, 0o755);
+  writeFileSync(join(damaged, 'identity.json'), '{', { mode: 0o600 });
+  const cases: [string, string, RegExp][] = [
+    [open, house.grpc, /^fail {2}directory +others may use .*chmod/ms],
+    [temporaryFolder('empty'), house.grpc, /^fail {2}identity +there is none in .*join-tokens create/ms],
+    [damaged, house.grpc, /^fail {2}identity +\S+ is damaged: remove it and join again/ms],
+    [
+      removed.dataDir,
+      house.grpc,
+      /^fail {2}identity +mach_\w+ was removed at the broker.*join-tokens create/ms,
+    ],
+    [agent.dataDir, other.grpc, /^fail {2}broker .*another broker is there now/ms],
+    [agent.dataDir, '127.0.0.1:2', /^fail {2}broker +127\.0\.0\.1:2: .*ECONNREFUSED.*does the broker run/ms],
+  ];
+  for (const [dataDir, broker, text] of cases)
+    expect(await examine(dataDir, broker)).toEqual({ code: 1, text: expect.stringMatching(text) });
+});
+
+test('finds nothing wrong with an agent that is linked, as the program’s own verb', async () => {
+  const house = await openHouse();
+  const { dataDir, machineId } = await house.agent();
+  const main = join(import.meta.dirname, '../../agent/main.ts');
+  const flags = ['--data-dir', dataDir, '--broker', house.grpc];
+  const child = spawn(process.execPath, [main, 'doctor', ...flags], { stdio: ['ignore', 'pipe', 'inherit'] });
+  const [text, [code]] = await Promise.all([read(child.stdout), once(child, 'exit')]);
+  expect([code, text]).toEqual([0, expect.stringContaining(`ok    identity   ${machineId}\n`)]);
+  expect(text).toMatch(/^ok {4}broker +\S+ answers, and is the one that this machine has joined$/m);
+});
+
+test('an agent whose clock is behind the broker’s certificate names its clock, when it links and when it joins', async () => {
+  const first = await openHouse();
+  const agent = await first.agent();
+  await first.broker.close();
+  onTestFinished(() => setClock());
+  setClock({
+    now: () => Date.now() + 3 * day,
+    monotonic: () => performance.now(),
+    after(ms, run) {
+      const timer = setTimeout(run, ms).unref();
+      return () => clearTimeout(timer);
+    },
+  });
+  const house = await openHouse({ dataDir: first.dataDir, flags: ['--grpc', first.grpc] });
+  setClock();
+  const fault = /certificate is not yet valid by this machine’s clock, which says 20\d\d-\S+Z: set it/;
+  await vi.waitFor(() => expect(agent.logged.join('')).toMatch(fault), { timeout: 15_000 });
+  const params = { broker: house.grpc, joinToken: await house.joinToken(), name: 'late', tags: [] };
+  await expect(loadIdentity(temporaryFolder('late'), params)).rejects.toThrow(fault);
+  const { text, code } = await examine(agent.dataDir, house.grpc);
+  expect([code, text]).toEqual([1, expect.stringMatching(/^fail {2}clock .*\n[\s\S]*clock: timedatectl/m)]);
+  expect(text).toMatch(fault);
+});

@@ -1,0 +1,182 @@
+// The lock of the machine's owner: what each capability stands for, asked by a broker that does not care.
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, test } from 'vitest';
+import { allCapabilities, type Capability, requiredCapabilities } from '../../agent/allowed-capabilities.ts';
+import { type Method, methods } from '../../shared/agent-rpcs.ts';
+import { openHouse, temporaryFolder } from '../house.ts';
+import { type ScriptedBroker, scriptedBroker } from '../scripted-broker.ts';
+
+const all = [...methods.values()].map(({ name }): [Method, readonly Capability[]] => [
+  name,
+  requiredCapabilities[name],
+]);
+const nothing = '/nonexistent/anywhere';
+
+/** A request without any effect. */
+const harmless = {
+  path: Buffer.from(nothing),
+  source: Buffer.from(nothing),
+  destination: Buffer.from(`${nothing}/b`),
+  id: 'cmd_unknown',
+  ids: ['cmd_unknown'],
+  signal: 'SIGTERM',
+};
+
+/** Which methods a broker is refused for want of a capability, and which capability the error names. */
+async function refusedBy(broker: ScriptedBroker): Promise<[Method, unknown][]> {
+  const outcomes = await Promise.all(
+    all.map(async ([method]) => [method, await broker.call(method, harmless)] as const),
+  );
+  return outcomes
+    .filter(([, { details }]) => details.capability)
+    .map(([method, { details }]) => [method, details.capability]);
+}
+
+describe('every rpc', () => {
+  test.each(allCapabilities.map((one) => [one]))('with nothing but %s', async (one) => {
+    const broker = await scriptedBroker();
+    const { hello } = await broker.agent(['--allow', one]);
+    expect(hello.capabilities).toEqual([one]);
+    expect(hello.metrics !== null).toBe(one === 'metrics');
+    const locked = all.filter(([, any]) => !any.includes(one)).map(([method, [first]]) => [method, first]);
+    expect(await refusedBy(broker)).toEqual(locked);
+  });
+
+  test.each(allCapabilities.map((one) => [one]))('with everything but %s', async (one) => {
+    const broker = await scriptedBroker();
+    await broker.agent(['--allow', allCapabilities.filter((other) => other !== one).join(',')]);
+    const locked = all
+      .filter(([, any]) => any.every((each) => each === one))
+      .map(([method]) => [method, one]);
+    expect(await refusedBy(broker)).toEqual(locked);
+  });
+
+  test('is one that somebody locked at least once, and each capability but user locks one', () => {
+    const locking = new Set(all.flatMap(([, any]) => any));
+    expect([...locking, 'user'].sort()).toEqual([...allCapabilities].sort());
+  });
+});
+
+test('a large request and one for a stream are refused unread, and the owner finds both in the log', async () => {
+  const broker = await scriptedBroker();
+  const { agent, dataDir } = await broker.agent(['--allow', 'metrics']);
+  const refused = { code: 'permission_denied', details: { capability: 'exec' } };
+  expect(await broker.call('StartProcess', {}, { request_follows: true })).toEqual(refused);
+  expect(await broker.call('AttachTerminal', {})).toMatchObject({ details: { capability: 'terminal' } });
+  const caller = { key_id: 'key_x', key_name: 'n'.repeat(10_000) };
+  expect(await broker.call('ReadFile', harmless, { caller })).toMatchObject({
+    details: { capability: 'files:read' },
+  });
+  await agent.close();
+  const lines = readFileSync(join(dataDir, 'activity.log'), 'utf8')
+    .trim()
+    .split('\n')
+    .map((line) => JSON.parse(line));
+  expect(lines.map(({ event, method, result }) => [event, method, result])).toEqual([
+    ['end', 'StartProcess', 'permission_denied'],
+    ['end', 'AttachTerminal', 'permission_denied'],
+    ['end', 'ReadFile', 'permission_denied'],
+  ]);
+  expect(lines[2]).toMatchObject({ path: nothing, key_id: 'key_x', key_name: `${'n'.repeat(200)}…` });
+});
+
+test('a broker that asks for another user than the owner allows starts nothing', async () => {
+  const broker = await scriptedBroker();
+  const { agent, dataDir } = await broker.agent(['--allow', 'exec']);
+  const marker = join(temporaryFolder('user'), 'ran');
+  const spec = { command: `touch ${marker}`, user: 'nobody' };
+  await broker.call('StartProcess', { id: 'cmd_1', spec });
+  await agent.close();
+  const log = readFileSync(join(dataDir, 'activity.log'), 'utf8');
+  expect(log).toContain('"user":"nobody"');
+  expect(log).toContain('"outcome":"not_started"');
+});
+
+describe('over REST', () => {
+  const body = { path: '/tmp/never', content: 'x' };
+  const without: [capability: Capability, method: string, path: string, body?: object][] = [
+    ['files:read', 'GET', '?path=/'],
+    ['files:read', 'GET', '/stat?path=/'],
+    ['files:read', 'GET', '/content?path=/etc/os-release'],
+    ['files:read', 'GET', '/download?path=/etc/os-release'],
+    ['files:read', 'GET', '/download?path=/etc&archive=tar'],
+    ['files:read', 'GET', '/search?path=/etc&name=hostname'],
+    ['files:read', 'GET', '/watch?path=/etc'],
+    ['files:write', 'PUT', '/content', body],
+    ['files:write', 'PUT', '/raw?path=/tmp/never', {}],
+    ['files:write', 'DELETE', '?path=/tmp/never'],
+    ['files:write', 'PATCH', '', { path: '/tmp/never', mode: '0600' }],
+    ['files:write', 'POST', '/mkdir', { path: '/tmp/never' }],
+    ['files:write', 'POST', '/move', { source: '/tmp/never', destination: '/tmp/ever' }],
+    ['files:write', 'POST', '/copy', { source: '/tmp/never', destination: '/tmp/ever' }],
+  ];
+
+  test('each route answers 403 and names the capability that is missing', async () => {
+    const house = await openHouse();
+    const { machineId: machine_id } = await house.agent({ flags: ['--allow', 'metrics'] });
+    const refusal = (capability: Capability) => ({
+      status: 403,
+      body: { error: { code: 'permission_denied', details: { capability } } },
+    });
+    for (const [capability, method, path, sent] of without) {
+      const answer = await house.call(
+        method,
+        `/machines/${machine_id}/files${path}`,
+        sent ? { body: sent } : {},
+      );
+      expect([method, path, answer]).toMatchObject([method, path, refusal(capability)]);
+    }
+    const command = { machine_id, command: 'true' };
+    expect(await house.call('POST', '/commands', { body: command })).toMatchObject(refusal('exec'));
+    expect(await house.call('POST', '/sessions', { body: { machine_id } })).toMatchObject(
+      refusal('terminal'),
+    );
+    expect((await house.call('GET', `/machines/${machine_id}/status`)).status).toBe(200);
+  });
+
+  test('without the metrics capability a machine reports no facts, even after it did before', async () => {
+    const house = await openHouse();
+    const first = await house.agent();
+    await first.close();
+    const { machineId } = await house.agent({ dataDir: first.dataDir, flags: ['--allow', 'exec'] });
+    expect(await house.call('GET', `/machines/${machineId}/status`)).toMatchObject({
+      status: 403,
+      body: { error: { code: 'permission_denied', details: { capability: 'metrics' } } },
+    });
+  });
+
+  test('a command as another user needs the user capability, and changed capabilities are reported after a restart', async () => {
+    const house = await openHouse();
+    const first = await house.agent({ flags: ['--allow', 'metrics,exec'] });
+    const { machineId: machine_id, dataDir } = first;
+    const body = { machine_id, command: 'true', user: 'root' };
+    const refused = await house.call('POST', '/commands', { body });
+    expect(refused).toMatchObject({ status: 403, body: { error: { details: { capability: 'user' } } } });
+    const capabilities = async () =>
+      (await house.call('GET', `/machines/${machine_id}`)).body.data.capabilities;
+    expect(await capabilities()).toEqual(['metrics', 'exec']);
+    await first.close();
+    await house.agent({ dataDir, flags: ['--allow', 'files:read'] });
+    expect(await capabilities()).toEqual(['files:read']);
+  });
+
+  test('a copy between machines needs files:read on one and files:write on the other', async () => {
+    const house = await openHouse();
+    const folder = temporaryFolder('between');
+    const reads = await house.agent({ name: 'reads', flags: ['--allow', 'files:read'] });
+    const writes = await house.agent({ name: 'writes', flags: ['--allow', 'files:write'] });
+    const copy = (from: string, to: string) =>
+      house.call('POST', `/machines/${from}/files/copy`, {
+        body: { source: '/etc/os-release', destination: join(folder, 'copy'), destination_machine_id: to },
+      });
+    expect((await copy(reads.machineId, writes.machineId)).status).toBeLessThan(300);
+    expect(readFileSync(join(folder, 'copy'), 'utf8')).toBe(readFileSync('/etc/os-release', 'utf8'));
+    expect(await copy(writes.machineId, reads.machineId)).toMatchObject({ status: 403 });
+    const both = await house.agent({ name: 'both', flags: ['--allow', 'files:read,files:write'] });
+    const onto = await copy(both.machineId, reads.machineId);
+    expect(onto).toMatchObject({ status: 403, body: { error: { details: { capability: 'files:write' } } } });
+    const from = await copy(writes.machineId, both.machineId);
+    expect(from).toMatchObject({ status: 403, body: { error: { details: { capability: 'files:read' } } } });
+  });
+});

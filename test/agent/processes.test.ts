@@ -1,0 +1,1268 @@
+// Processes on one machine: at most once, every byte, the whole tree. Real processes, no link.
+import { type ChildProcess, spawn } from 'node:child_process';
+import { createHash, randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import {
+  access,
+  appendFile,
+  chmod,
+  copyFile,
+  mkdir,
+  mkdtemp,
+  readdir,
+  readFile,
+  readlink,
+  rm,
+  rmdir,
+  stat,
+  writeFile,
+} from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { gunzipSync } from 'node:zlib';
+import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { openProcesses, type Processes, type ProcessesOptions } from '../../agent/processes/index.ts';
+import { Journal, readJournal } from '../../agent/processes/journal.ts';
+import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
+import type { ProcessExit } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
+import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
+import type { AgentCall } from '../../shared/agent-rpcs.ts';
+import { newId } from '../../shared/ids.ts';
+import { createLogger } from '../../shared/logger.ts';
+
+const asRoot = process.getuid?.() === 0;
+const root = join(import.meta.dirname, '../..');
+
+let home: string;
+let room: Processes;
+let rooms: Processes[];
+
+beforeEach(async () => {
+  home = await mkdtemp(join(tmpdir(), 'farhand-processes-'));
+  rooms = [];
+});
+afterEach(async () => {
+  await Promise.all(rooms.map((one) => one.stop()));
+  await rm(home, { recursive: true, force: true });
+});
+
+type Limits = NonNullable<ProcessesOptions['limits']>;
+
+async function open(limits: Limits = {}, mayRunAs = true): Promise<Processes> {
+  const log = createLogger('test', 'silent');
+  room = await openProcesses({ directory: join(home, 'agent'), log, mayRunAs, limits });
+  rooms.push(room);
+  return room;
+}
+
+function call(signal: AbortSignal = new AbortController().signal): AgentCall {
+  return { call_id: newId('call'), request_id: newId('request'), signal };
+}
+
+/** A command line for the shell, or a spec where more than that is asked for. */
+type Wanted = string | Partial<ProcessSpec__Output>;
+
+function start(wanted: Wanted, id = newId('command'), signal?: AbortSignal): AsyncIterator<Answer> {
+  const nothing = {
+    command: '',
+    direct: false,
+    args: [],
+    env: {},
+    user: '',
+    stdin: Buffer.alloc(0),
+    timeout_ms: 0,
+    input: false,
+  };
+  const asked = typeof wanted === 'string' ? { command: wanted } : wanted;
+  const spec = { ...nothing, cwd: home, ...asked };
+  return room.startProcess({ id, spec }, call(signal))[Symbol.asyncIterator]();
+}
+
+function follow(id: string, stdout_offset = 0, stderr_offset = 0): AsyncIterator<Answer> {
+  return room.followProcess({ id, stdout_offset, stderr_offset }, call())[Symbol.asyncIterator]();
+}
+
+/** WriteInput. */
+function give(
+  id: string,
+  data: string | Buffer,
+  more: { offset?: number; end?: boolean } = {},
+): Promise<{ taken?: unknown }> {
+  return room.writeInput({ id, data: Buffer.from(data), end: false, ...more }, call());
+}
+
+function send(id: string, signal: string): Promise<object> {
+  return room.signalProcess({ id, signal }, call());
+}
+
+interface Answer {
+  event?: ProcessEvent | null;
+}
+
+interface Received {
+  pid: number | undefined;
+  stdout: Buffer;
+  stderr: string;
+  gaps: { from: number; to: number }[];
+  exits: ProcessExit[];
+}
+
+/** Listens until the end, or until `enough` is true; checks that every byte is where its offset says. */
+async function hear(
+  events: AsyncIterator<Answer>,
+  enough: (received: Received) => boolean = () => false,
+  [stdoutFrom, stderrFrom]: [number, number] = [0, 0],
+): Promise<Received> {
+  const received: Received = { pid: undefined, stdout: Buffer.alloc(0), stderr: '', gaps: [], exits: [] };
+  const at = { OUTPUT_STREAM_STDOUT: stdoutFrom, OUTPUT_STREAM_STDERR: stderrFrom };
+  const pieces: Buffer[] = [];
+  while (!enough(received)) {
+    const next = await events.next();
+    if (next.done) break;
+    const { started, output, gap, exit } = next.value.event ?? {};
+    if (started) received.pid = started.pid;
+    if (exit) received.exits.push(exit);
+    const stream =
+      (output ?? gap)?.stream === 'OUTPUT_STREAM_STDERR' ? 'OUTPUT_STREAM_STDERR' : 'OUTPUT_STREAM_STDOUT';
+    if (gap) {
+      received.gaps.push({ from: Number(gap.from), to: Number(gap.to) });
+      expect(gap.from).toBe(at[stream]);
+      at[stream] = Number(gap.to);
+    }
+    if (output) {
+      const data = Buffer.from(output.data ?? '');
+      expect(output.offset).toBe(at[stream]);
+      expect(data.length).toBeLessThanOrEqual(256 * 1024);
+      at[stream] += data.length;
+      if (stream === 'OUTPUT_STREAM_STDERR') received.stderr += data.toString();
+      else pieces.push(data);
+    }
+    if (output) received.stdout = pieces.length < 50 ? Buffer.concat(pieces) : received.stdout;
+  }
+  received.stdout = Buffer.concat(pieces);
+  return received;
+}
+
+/** Runs to the end and returns the only exit. */
+async function run(wanted: Wanted, id?: string): Promise<Received & { exit: ProcessExit }> {
+  const received = await hear(start(wanted, id));
+  const [exit] = received.exits;
+  expect(received.exits).toHaveLength(1);
+  return { ...received, exit: exit ?? {} };
+}
+
+function sees(text: string): (received: Received) => boolean {
+  return ({ stdout }) => stdout.includes(text);
+}
+
+/** Whether a process exists and is no zombie. */
+async function alive(pid: number): Promise<boolean> {
+  const text = await readFile(`/proc/${pid}/stat`, 'latin1').catch(() => '');
+  return text !== '' && !/^[ZX]/.test(text.slice(text.lastIndexOf(')') + 2));
+}
+
+async function pidIn(name: string): Promise<number> {
+  return Number(await readFile(join(home, name), 'utf8'));
+}
+
+function exists(path: string): Promise<boolean> {
+  return access(path).then(
+    () => true,
+    () => false,
+  );
+}
+
+async function outputs(): Promise<string[]> {
+  return readdir(join(home, 'agent/output'));
+}
+
+test.each<[string, Wanted, RegExp]>([
+  [
+    'a missing directory',
+    { command: 'true', cwd: '/nonexistent' },
+    /^working directory \/nonexistent does not/,
+  ],
+  [
+    'a directory that is a file',
+    { command: 'true', cwd: '/etc/passwd' },
+    /^working directory .* is not a directory/,
+  ],
+  ['a missing program', { command: 'nonexistent', direct: true }, /^program nonexistent was not found/],
+  ['a missing interpreter', { command: './script', direct: true }, /its interpreter was not found/],
+  ['a path below a file', { command: '/etc/passwd/x', direct: true }, /was not found|ENOTDIR/],
+  ['a NUL in the directory', { command: 'true', cwd: '/tmp\0/x' }, /NUL/],
+  ['a file that is no program', { command: '/etc/passwd', direct: true }, /permission denied/],
+  ['no program at all', { command: '', direct: true }, /no program/],
+  ['an unknown user', { command: 'true', user: 'nonexistent' }, /nonexistent/],
+  ['a command too long for the kernel', 'x'.repeat(3_000_000), /too long.*E2BIG/],
+  ['a NUL in the command', 'true\0', /NUL/],
+  ['an impossible variable name', { command: 'true', env: { 'A=B': 'c' } }, /environment variable/],
+])('%s means not started, and the reason says so', async (_what, wanted, reason) => {
+  await open();
+  await writeFile(join(home, 'script'), '#!/nonexistent\n', { mode: 0o755 });
+  const { exit, pid } = await run(wanted);
+  expect(pid).toBeUndefined();
+  expect(exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_NOT_STARTED', started_at_ms: 0 });
+  expect(exit.reason).toMatch(reason);
+});
+
+test('another user is refused where the owner of the machine did not allow it', async () => {
+  await open({}, false);
+  const { exit } = await run({ command: 'true', user: 'nobody' });
+  expect(exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_NOT_STARTED' });
+  expect(exit.reason).toMatch(/not allow/);
+});
+
+test.runIf(asRoot)('a missing program is found out for another user too', async () => {
+  await open();
+  const { exit } = await run({ command: 'nonexistent', direct: true, user: 'nobody', cwd: '/' });
+  expect(exit).toMatchObject({
+    outcome: 'PROCESS_OUTCOME_NOT_STARTED',
+    reason: expect.stringMatching(/not found/),
+  });
+});
+
+test('a start whose link is gone by the time it is journalled expires and does not run, unless it is asked for again', async () => {
+  await open();
+  const id = newId('command');
+  const received = await hear(start('touch ran', id, AbortSignal.abort()));
+  expect(received.exits).toEqual([]);
+  const after = await hear(follow(id));
+  expect(after.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'dropped' }]);
+  expect(await exists(join(home, 'ran'))).toBe(false);
+  // It surely never ran: asked for again it runs, once.
+  const again = await hear(start('echo ran >> ran', id));
+  expect(again.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXITED' }]);
+  expect((await hear(start('echo ran >> ran', id))).exits).toEqual(again.exits);
+  expect(await readFile(join(home, 'ran'), 'utf8')).toBe('ran\n');
+});
+
+test('an unknown id expires when followed and is not found when killed', async () => {
+  await open();
+  const { exits } = await hear(follow('cmd_unknown'));
+  expect(exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'unknown_id' }]);
+  const killed = room.killProcess({ id: 'cmd_unknown', grace_ms: 0 }, call());
+  await expect(killed).rejects.toMatchObject({ code: 'command_not_found' });
+  await room.forgetProcesses({ ids: ['cmd_unknown'] }, call());
+});
+
+test('an id that could leave the data directory is refused', async () => {
+  await open();
+  for (const id of ['', '../x', 'a/b', 'x'.repeat(101)]) {
+    await expect(start('true', id).next()).rejects.toMatchObject({ code: 'invalid_request' });
+  }
+});
+
+test('more processes than allowed are refused, and one more fits when one is over', async () => {
+  await open({ open: 2 });
+  const running = [newId('command'), newId('command')];
+  for (const id of running) await start('sleep 60', id).next();
+  await expect(start('true').next()).rejects.toMatchObject({ code: 'unavailable' });
+  await room.killProcess({ id: running[0]!, grace_ms: 0 }, call());
+  await hear(follow(running[0]!));
+  expect((await run('true')).exit.outcome).toBe('PROCESS_OUTCOME_EXITED');
+});
+
+test('an id that the journal could not take is no process: it may be asked again', async () => {
+  await open();
+  const journal = join(home, 'agent/journal');
+  // Stands for a full disk: what is asked of the journal's file fails.
+  const { open: openFile } = await import('node:fs/promises');
+  const file = await openFile(journal);
+  const prototype = Object.getPrototypeOf(file) as { write: () => Promise<void> };
+  await file.close();
+  const id = newId('command');
+  const full = vi
+    .spyOn(prototype, 'write')
+    .mockRejectedValueOnce(Object.assign(new Error('full'), { code: 'ENOSPC' }));
+  try {
+    await expect(start('touch ran', id).next()).rejects.toMatchObject({ code: 'no_space' });
+  } finally {
+    full.mockRestore();
+  }
+  expect(await exists(join(home, 'ran'))).toBe(false);
+  expect(room.ids()).not.toContain(id);
+  expect((await run('true', id)).exit.outcome).toBe('PROCESS_OUTCOME_EXITED');
+});
+
+/** The journal of that directory, as an agent opens it. */
+async function journalIn(directory: string): Promise<Journal> {
+  const log = createLogger('test', 'silent');
+  await mkdir(directory, { recursive: true });
+  return Journal.open(directory, await readJournal(directory, log), 60_000, log);
+}
+
+test('a journal that is full is rewritten, and nothing of it is lost', async () => {
+  const directory = join(home, 'journal');
+  const journal = await journalIn(directory);
+  const { ino } = await stat(join(directory, 'journal'));
+  // 70 bytes each, in more than a mebibyte.
+  const ids = Array.from({ length: 18_000 }, () => newId('command'));
+  for (let from = 0; from < ids.length; from += 6_000) {
+    await Promise.all(ids.slice(from, from + 6_000).map((id) => journal.accept(id, 'command')));
+  }
+  for (const id of ids.slice(0, 9_000)) journal.forget(id);
+  await journal.close();
+  expect((await stat(join(directory, 'journal'))).ino).not.toBe(ino);
+  const again = await journalIn(directory);
+  expect([...again.entries.keys()]).toEqual(ids.slice(9_000));
+  expect(ids.filter((id) => again.wasForgotten(id))).toEqual(ids.slice(0, 9_000));
+  await again.close();
+});
+
+test('an entry that a journal has refused is not in the next write, even one for another id', async () => {
+  const directory = join(home, 'journal');
+  const journal = await journalIn(directory);
+  const { open: openFile } = await import('node:fs/promises');
+  const file = await openFile(join(directory, 'journal'));
+  const prototype = Object.getPrototypeOf(file) as { write: () => Promise<void> };
+  await file.close();
+  const [refused, accepted] = [newId('command'), newId('command')];
+  let second: Promise<void> | undefined;
+  const full = vi.spyOn(prototype, 'write').mockImplementationOnce(() => {
+    second = journal.accept(accepted, 'command');
+    return Promise.reject(Object.assign(new Error('full'), { code: 'ENOSPC' }));
+  });
+  try {
+    await expect(journal.accept(refused, 'command')).rejects.toMatchObject({ code: 'no_space' });
+    await second;
+  } finally {
+    full.mockRestore();
+  }
+  await journal.close();
+  const again = await journalIn(directory);
+  expect([...again.entries.keys()]).toEqual([accepted]);
+  await again.close();
+});
+
+/** Leaves what an agent of 0.1.0 left that was killed with -9 while cmd_ran ran; only a ring of its spawner has that id. */
+async function leave010(directory: string): Promise<void> {
+  await mkdir(directory, { recursive: true });
+  for (const name of ['journal', 'promises-0']) {
+    const stored = await readFile(join(root, 'test/agent-0.1.0', `${name}.gz`));
+    await writeFile(join(directory, name), gunzipSync(stored));
+  }
+}
+
+test('an id that a crashed agent of 0.1.0 may have run is lost, not expired, and never runs again', async () => {
+  const directory = join(home, 'agent');
+  await leave010(directory);
+  expect(await readFile(join(directory, 'journal'), 'utf8')).not.toContain('cmd_ran');
+  // Forgotten ids stay refused for long, for the files are older than a day.
+  const limits = { seenMs: Number.MAX_SAFE_INTEGER };
+  for (let round = 0; round < 2; round++) {
+    await open(limits);
+    expect(room.journalId).toBe('bc4fe9c1-f83e-46c8-9726-5f17e83ac3e3');
+    expect(room.ids()).toEqual(['cmd_ended', 'cmd_ran']);
+    for (const [id, outcome, reason] of [
+      ['cmd_ended', 'PROCESS_OUTCOME_EXITED', ''],
+      ['cmd_ran', 'PROCESS_OUTCOME_LOST', 'agent_restarted'],
+      ['cmd_forgotten', 'PROCESS_OUTCOME_LOST', 'forgotten'],
+    ] as const) {
+      expect((await hear(start('touch ran', id))).exits).toMatchObject([{ outcome, reason }]);
+    }
+    expect(await exists(join(home, 'ran'))).toBe(false);
+    expect((await readdir(directory)).filter((name) => name.startsWith('promises'))).toEqual([]);
+    await room.stop();
+  }
+});
+
+test('a ring of 0.1.0 that is not a file is removed', async () => {
+  await mkdir(join(home, 'agent/promises-0/in'), { recursive: true });
+  await open();
+  expect((await run('true')).exit.exit_code).toBe(0);
+  expect(await exists(join(home, 'agent/promises-0'))).toBe(false);
+});
+
+test('no pipe stays open when a command is over or all are stopped', async () => {
+  const openPipes = async (): Promise<string[]> => {
+    const fds = await readdir('/proc/self/fd');
+    const links = await Promise.all(fds.map((fd) => readlink(`/proc/self/fd/${fd}`).catch(() => '')));
+    return links.filter((link) => link.startsWith(join(home, 'agent/pipes')));
+  };
+  await open();
+  await run('true');
+  await vi.waitFor(async () => expect(await openPipes()).toEqual([]));
+  const events = start('echo ready; sleep 60');
+  await hear(events, sees('ready'));
+  expect(await openPipes()).toHaveLength(2);
+  await room.stop();
+  await vi.waitFor(async () => expect(await openPipes()).toEqual([]));
+});
+
+test('an id runs once, however often it is requested and by whichever call', async () => {
+  await open();
+  const id = newId('command');
+  const command = 'echo ran >> ran; echo out';
+  const received = await Promise.all([
+    hear(start(command, id)),
+    hear(start(command, id)),
+    hear(start(command, id)),
+  ]);
+  received.push(await hear(start(command, id)), await hear(follow(id)));
+  for (const { stdout, exits } of received) {
+    expect(stdout.toString()).toBe('out\n');
+    expect(exits).toEqual(received[0].exits);
+  }
+  await room.stop();
+  await open();
+  expect((await hear(start(command, id))).exits).toEqual(received[0].exits);
+  await room.forgetProcesses({ ids: [id] }, call());
+  const forgotten = await hear(start(command, id));
+  expect(forgotten.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_LOST', reason: 'forgotten' }]);
+  await room.stop();
+  await open();
+  expect((await hear(start(command, id))).exits).toMatchObject([{ reason: 'forgotten' }]);
+  expect(await readFile(join(home, 'ran'), 'utf8')).toBe('ran\n');
+});
+
+test('input and signals are refused for a process that cannot take them', async () => {
+  await open();
+  const [deaf, over] = [newId('command'), newId('command')];
+  await hear(start('echo ready; sleep 60', deaf), sees('ready'));
+  await run({ command: 'true', input: true }, over);
+  await expect(give('cmd_unknown', 'x')).rejects.toMatchObject({ code: 'command_not_found' });
+  await expect(give(deaf, 'x')).rejects.toMatchObject({ code: 'conflict', message: /without|not started/ });
+  await expect(give(over, 'x')).rejects.toMatchObject({ code: 'conflict', message: /over/ });
+  await expect(send('cmd_unknown', 'SIGHUP')).rejects.toMatchObject({ code: 'command_not_found' });
+  await expect(send(over, 'SIGHUP')).rejects.toMatchObject({ code: 'conflict' });
+  for (const signal of ['', 'SIGSEGV', 'sighup', 'SIGRTMIN', '9'])
+    await expect(send(deaf, signal)).rejects.toMatchObject({ code: 'invalid_request' });
+  await room.forgetProcesses({ ids: [over] }, call());
+  await expect(send(over, 'SIGHUP')).rejects.toMatchObject({ code: 'conflict' });
+});
+
+test('input has no holes, and nothing comes after its end', async () => {
+  await open();
+  const id = newId('command');
+  const events = start({ command: 'cat; sleep 60', input: true }, id);
+  await events.next();
+  await give(id, 'abc');
+  await expect(give(id, 'x', { offset: 4 })).rejects.toMatchObject({ code: 'conflict' });
+  expect(await give(id, 'def', { end: true })).toEqual({ taken: 6 });
+  await expect(give(id, 'x')).rejects.toMatchObject({ code: 'conflict' });
+  // What was taken before may be sent again.
+  expect(await give(id, 'cdef', { offset: 2, end: true })).toEqual({ taken: 6 });
+  expect((await hear(events, sees('abcdef'))).stdout.toString()).toBe('abcdef');
+});
+
+test('a command that does not read is given no more than a queue holds, and loses none of that', async () => {
+  await open();
+  const id = newId('command');
+  const events = start({ command: 'mkfifo go; echo ready; read go <go; cat', input: true }, id);
+  await hear(events, sees('ready'));
+  const piece = randomBytes(60_000);
+  const given: Buffer[] = [];
+  const full = await (async () => {
+    for (;;) {
+      const error: unknown = await give(id, piece).then(
+        () => given.push(piece) && undefined,
+        (failure: unknown) => failure,
+      );
+      if (error !== undefined) return error;
+    }
+  })();
+  expect(full).toMatchObject({ code: 'unavailable', message: 'the command does not read its input' });
+  expect(given.length * piece.length).toBeGreaterThan(1_000_000);
+  expect(given.length * piece.length).toBeLessThan(1_200_000);
+  await give(id, '', { end: true });
+  await writeFile(join(home, 'go'), '\n');
+  expect((await hear(events, undefined, [6, 0])).stdout.equals(Buffer.concat(given))).toBe(true);
+});
+
+test('a command that closes its input or exits breaks nothing, and later bytes are refused', async () => {
+  await open();
+  const id = newId('command');
+  const events = start(
+    { command: 'exec <&-; echo closed; sleep 60', input: true, stdin: randomBytes(300_000) },
+    id,
+  );
+  await hear(events, sees('closed'));
+  await give(id, 'x').catch(() => {});
+  await vi.waitFor(() =>
+    expect(give(id, 'x')).rejects.toMatchObject({ code: 'conflict', message: /closed/ }),
+  );
+  await room.killProcess({ id, grace_ms: 0 }, call());
+  expect((await hear(events, undefined, [7, 0])).exits).toHaveLength(1);
+  const stdin = randomBytes(300_000);
+  expect((await run({ command: 'head -c 5', stdin, input: true })).stdout.equals(stdin.subarray(0, 5))).toBe(
+    true,
+  );
+});
+
+test('a forgotten id can be used again only once no record of it is left', async () => {
+  await open({ seenMs: -1 });
+  const id = newId('command');
+  await run('true', id);
+  await room.forgetProcesses({ ids: [id] }, call());
+  await room.stop();
+  await open({ seenMs: -1 });
+  expect((await hear(follow(id))).exits).toMatchObject([{ reason: 'unknown_id' }]);
+});
+
+test.each<[string, Wanted, Partial<ProcessExit>]>([
+  ['a code', 'exit 3', { exit_code: 3, signal: '' }],
+  ['a signal', 'kill -9 $$', { exit_code: 137, signal: 'SIGKILL' }],
+  ['a command that begins with a dash', '-x', { exit_code: 127 }],
+  [
+    'arguments that no shell sees',
+    { command: 'test', direct: true, args: ['$HOME; *', '=', '$HOME; *'] },
+    { exit_code: 0 },
+  ],
+])('the exit reports how the process ended: %s', async (_what, wanted, exit) => {
+  await open();
+  expect((await run(wanted)).exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_EXITED', ...exit });
+});
+
+test('both streams arrive whole, and the exit counts them', async () => {
+  await open();
+  const { stdout, stderr, exit, gaps } = await run('echo out; echo error >&2');
+  expect([stdout.toString(), stderr, gaps]).toEqual(['out\n', 'error\n', []]);
+  expect(exit).toMatchObject({ stdout_bytes: 4, stderr_bytes: 6, reason: '' });
+  expect(Number(exit.finished_at_ms)).toBeGreaterThanOrEqual(Number(exit.started_at_ms));
+});
+
+test('bytes of any value and a line of 10 MB arrive identical', async () => {
+  await open();
+  const bytes = Buffer.concat([randomBytes(1_000_000), Buffer.alloc(5000), randomBytes(777)]);
+  await writeFile(join(home, 'bytes'), bytes);
+  expect((await run('cat bytes')).stdout.equals(bytes)).toBe(true);
+  const { stdout, gaps } = await run(`head -c 10000000 /dev/zero | tr '\\0' x`);
+  expect(gaps).toEqual([]);
+  expect(stdout.equals(Buffer.alloc(10_000_000, 'x'))).toBe(true);
+});
+
+test('input reaches the command, ends, and can be opened by its name; without input there is none', async () => {
+  await open();
+  const stdin = randomBytes(300_000);
+  const { stdout } = await run({ command: 'cat; cat /dev/stdin', stdin });
+  expect(stdout.equals(Buffer.concat([stdin, stdin]))).toBe(true);
+  expect((await run({ command: 'true', stdin })).exit.exit_code).toBe(0);
+  expect((await run('cat')).stdout).toEqual(Buffer.alloc(0));
+});
+
+test('input goes on after the first bytes, in order, and each byte once however often it is sent', async () => {
+  await open();
+  const id = newId('command');
+  const stdin = randomBytes(200_000);
+  const events = start({ command: 'cat /dev/stdin', stdin, input: true }, id);
+  const first = await hear(events, ({ stdout }) => stdout.length === stdin.length);
+  const more = randomBytes(100_000);
+  const taken = [];
+  for (let at = 0; at < more.length; at += 10_000) {
+    // Overlapping, as a retry that does not know what arrived.
+    const from = Math.max(0, at - 25_000);
+    taken.push((await give(id, more.subarray(from, at + 10_000), { offset: from })).taken);
+  }
+  expect(taken).toEqual(Array.from({ length: 10 }, (_, i) => 10_000 * (i + 1)));
+  expect(await give(id, more, { offset: 0 })).toEqual({ taken: 100_000 });
+  expect(await give(id, '', { end: true })).toEqual({ taken: 100_000 });
+  const rest = await hear(events, undefined, [stdin.length, 0]);
+  expect(Buffer.concat([first.stdout, rest.stdout]).equals(Buffer.concat([stdin, more]))).toBe(true);
+});
+
+test('input and signals that come before the process wait for it', async () => {
+  await open();
+  const [fed, hit] = [newId('command'), newId('command')];
+  const events = start({ command: 'cat', input: true }, fed);
+  const [, taken] = await Promise.all([events.next(), give(fed, 'early', { end: true })]);
+  expect(taken).toEqual({ taken: 5 });
+  expect((await hear(events)).stdout.toString()).toBe('early');
+  const struck = start('sleep 60', hit);
+  await Promise.all([struck.next(), send(hit, 'SIGUSR1')]);
+  expect((await hear(struck)).exits).toMatchObject([
+    { outcome: 'PROCESS_OUTCOME_EXITED', exit_code: 138, signal: 'SIGUSR1' },
+  ]);
+});
+
+test('a signal goes to the whole group, as a terminal would send it', async () => {
+  await open();
+  const id = newId('command');
+  const trap = (name: string): string => `trap 'echo ${name}; exit 3' HUP; echo ready`;
+  const command = `sh -c "${trap('child')}; while :; do sleep 0.02; done" & ${trap('main')}; wait`;
+  const events = start(command, id);
+  const both = ({ stdout }: Received): boolean => stdout.toString().split('ready').length === 3;
+  const { stdout } = await hear(events, both);
+  expect(await send(id, 'SIGHUP')).toEqual({});
+  const received = await hear(events, undefined, [stdout.length, 0]);
+  expect(received.stdout.toString().split('\n').sort().join(' ').trim()).toBe('child main');
+  expect(received.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXITED', exit_code: 3, signal: '' }]);
+});
+
+test('a command can open its own output by name', async () => {
+  await open();
+  const { stdout, stderr } = await run('echo out >/dev/stdout; echo error >/dev/stderr');
+  expect([stdout.toString(), stderr]).toEqual(['out\n', 'error\n']);
+});
+
+test('the environment of a command holds only what it should', async () => {
+  vi.stubEnv('NODE_OPTIONS', '--no-warnings');
+  vi.stubEnv('NODE_V8_COVERAGE', home);
+  vi.stubEnv('FARHAND_TOKEN', 'secret');
+  try {
+    await open();
+    const id = newId('command');
+    const env = { MINE: 'a b', LANG: 'C', FARHAND_COMMAND_ID: 'forged' };
+    const { stdout } = await run({ command: 'env', direct: true, env }, id);
+    const lines = stdout.toString().trim().split('\n');
+    const names = ['FARHAND_COMMAND_ID', 'HOME', 'LANG', 'LOGNAME', 'MINE', 'PATH', 'SHELL', 'USER'];
+    expect(new Set(lines.map((line) => line.split('=')[0]))).toEqual(new Set(names));
+    expect(lines).toEqual(expect.arrayContaining(['MINE=a b', 'LANG=C', `FARHAND_COMMAND_ID=${id}`]));
+  } finally {
+    vi.unstubAllEnvs();
+  }
+});
+
+test('a command leads a session and has no signal blocked or ignored', async () => {
+  await open();
+  const { stdout } = await run({
+    command: 'cat',
+    direct: true,
+    args: ['/proc/self/stat', '/proc/self/status'],
+  });
+  const [stat = '', ...status] = stdout.toString().split('\n');
+  const [pid, , , , group, session] = stat.split(' ');
+  expect([group, session]).toEqual([pid, pid]);
+  const masks = status.filter((line) => /^Sig(Blk|Ign):/.test(line)).map((line) => line.split('\t')[1]);
+  expect(masks).toEqual(['0000000000000000', '0000000000000000']);
+});
+
+test('a program is found by the PATH that it gets, also one that names no interpreter', async () => {
+  await open();
+  await mkdir(join(home, 'bin/probe'), { recursive: true });
+  await writeFile(join(home, 'probe'), 'echo "$0 $1"', { mode: 0o755 });
+  const env = { PATH: '/nonexistent:/etc/passwd:bin::/usr/bin:/bin' };
+  const { stdout, exit } = await run({ command: 'probe', args: ['a b'], direct: true, cwd: home, env });
+  expect([stdout.toString(), exit.exit_code]).toEqual(['probe a b\n', 0]);
+});
+
+test('a command has no files but its three', async () => {
+  await open();
+  const { stdout } = await run({ command: 'ls', direct: true, args: ['-l', '/proc/self/fd'] });
+  const links = stdout.toString().trim().split('\n').slice(1);
+  // The last one is the directory that ls itself reads.
+  expect(links.map((line) => line.split(' ').slice(-3).join(' '))).toEqual([
+    '0 -> /dev/null',
+    expect.stringMatching(/^1 -> .*pipes/),
+    expect.stringMatching(/^2 -> .*pipes/),
+    expect.stringMatching(/^3 -> \/proc\/\d+\/fd$/),
+  ]);
+});
+
+test('file descriptors that the agent inherited are not passed to commands', async () => {
+  const script = await fixture(`
+    for await (const { event } of room.startProcess({ id: 'cmd_x', spec: { ...spec, command: 'ls /proc/self/fd' } }, call)) {
+      if (event.output) process.stdout.write(event.output.data);
+    }
+    await room.stop();`);
+  const null30 = `exec "$0" "$@" 9</dev/null 30</dev/null`;
+  const child = spawn('bash', ['-c', null30, process.execPath, script], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  const chunks: Buffer[] = [];
+  child.stdout.on('data', (chunk: Buffer) => chunks.push(chunk));
+  await once(child, 'close');
+  expect(Buffer.concat(chunks).toString().trim().split('\n')).toEqual(['0', '1', '2', '3']);
+});
+
+test.runIf(asRoot)('a command runs as another user, with that user’s groups, home and streams', async () => {
+  await open();
+  const stdin = Buffer.from('secret');
+  const command = 'id -u; id -G; echo $HOME $USER; cat /dev/stdin; echo error >/dev/stderr';
+  const { stdout, stderr } = await run({ command, user: 'daemon', cwd: '', stdin });
+  const gid = (await readFile('/etc/passwd', 'utf8')).match(/^daemon:[^:]*:(\d+):(\d+):[^:]*:([^:]*)/m);
+  const [, uid, group, userHome] = gid ?? [];
+  const groups = (await readFile('/etc/group', 'utf8')).split('\n').map((line) => line.split(':'));
+  const more = groups
+    .filter(([, , , members = '']) => members.split(',').includes('daemon'))
+    .map(([, , id]) => id);
+  const [seenUid, seenGroups, names] = stdout.toString().split('\n');
+  expect(seenUid).toBe(uid);
+  expect(new Set(seenGroups?.split(' '))).toEqual(new Set([group, ...more]));
+  expect(names).toBe(`${userHome} daemon`);
+  expect(stdout.toString().endsWith('secret')).toBe(true);
+  expect(stderr).toBe('error\n');
+});
+
+test('without a directory a command runs in the home of its user, relative ones start there', async () => {
+  await open();
+  const homeOf = (await run({ command: 'echo $HOME', cwd: '/' })).stdout.toString().trim();
+  expect((await run({ command: 'pwd -P', cwd: '' })).stdout.toString().trim()).toBe(homeOf);
+  expect((await run({ command: 'pwd -P', cwd: '~/.' })).stdout.toString().trim()).toBe(homeOf);
+  expect((await run({ command: 'pwd -P', cwd: '..' })).stdout.toString().trim()).toBe(join(homeOf, '..'));
+});
+
+test('a follower that left comes back to the exact byte, and the process did not notice', async () => {
+  await open();
+  const id = newId('command');
+  const expected = Array.from({ length: 100_000 }, (_, i) => `line ${i + 1}\n`).join('');
+  const first = start(`seq -f 'line %.0f' 100000; seq 5 >&2`, id);
+  const early = await hear(first, ({ stdout }) => stdout.length > 1000);
+  await first.return?.();
+  const cut = early.stdout.length - 7;
+  const late = await hear(follow(id, cut, 4), undefined, [cut, 4]);
+  expect(late.gaps).toEqual([]);
+  expect(Buffer.concat([early.stdout.subarray(0, cut), late.stdout]).equals(Buffer.from(expected))).toBe(
+    true,
+  );
+  expect(late.stderr).toBe('3\n4\n5\n');
+  expect(late.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXITED', stdout_bytes: expected.length }]);
+});
+
+test('100,000 lines are whole for one who leaves and comes back at any offset', async () => {
+  await open();
+  const id = newId('command');
+  const expected = Buffer.from(Array.from({ length: 100_000 }, (_, i) => `line ${i + 1}\n`).join(''));
+  const first = start(`seq -f 'line %.0f' 100000`, id);
+  await first.next();
+  await first.return?.();
+  let known = Buffer.alloc(0);
+  for (let i = 0; ; i++) {
+    // Some of what it has it asks for again.
+    const from = known.length - (known.length > 0 ? randomBytes(2).readUInt16BE() % known.length : 0);
+    const wanted = from + 1 + randomBytes(2).readUInt16BE();
+    const events = follow(id, from);
+    const received = await hear(events, ({ stdout }) => from + stdout.length >= wanted && i < 50, [from, 0]);
+    await events.return?.();
+    expect(received.gaps).toEqual([]);
+    known = Buffer.concat([known.subarray(0, from), received.stdout]);
+    if (received.exits.length > 0) break;
+  }
+  expect(known.equals(expected)).toBe(true);
+});
+
+test('a follower can leave while it waits, by return or by signal', async () => {
+  await open();
+  const id = newId('command');
+  const gone = new AbortController();
+  const first = start('echo ready; sleep 60', id, gone.signal);
+  await hear(first, sees('ready'));
+  const second = follow(id);
+  await hear(second, sees('ready'));
+  const waiting = [first.next(), second.next()];
+  await second.return?.();
+  gone.abort();
+  expect(await Promise.all(waiting)).toMatchObject([{ done: true }, { done: true }]);
+  await room.killProcess({ id, grace_ms: 0 }, call());
+  expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+});
+
+test('several followers get everything, and one that does not read delays no other', async () => {
+  await open();
+  const id = newId('command');
+  const lazy = start('seq 300000', id);
+  await lazy.next();
+  const received = await Promise.all([hear(follow(id)), hear(follow(id)), hear(follow(id))]);
+  const hashes = received.map(({ stdout }) => createHash('sha256').update(stdout).digest('hex'));
+  expect(new Set(hashes).size).toBe(1);
+  expect((await hear(lazy)).stdout.equals(received[0].stdout)).toBe(true);
+});
+
+test('a runaway writer is capped on disk, and a late follower receives a gap for what is gone', async () => {
+  const windowBytes = 1024 * 1024;
+  await open({ windowBytes });
+  const id = newId('command');
+  const first = start('yes', id);
+  let seen = 0;
+  while (seen < 20 * windowBytes) {
+    const { value } = await first.next();
+    seen = Number(value.event?.output?.offset ?? 0);
+  }
+  const sizes = await onDisk(id);
+  expect(sizes.reduce((sum, size) => sum + size, 0)).toBeLessThan(1.25 * windowBytes);
+  const late = follow(id);
+  const { gaps, stdout } = await hear(late, ({ stdout: bytes }) => bytes.length > 0);
+  expect(gaps[0]?.from).toBe(0);
+  expect(gaps[0]?.to).toBeGreaterThan(10 * windowBytes);
+  expect(stdout.toString()).toMatch(/^(y\n|\ny)/);
+  await room.killProcess({ id, grace_ms: 0 }, call());
+  let exit: ProcessExit | null | undefined;
+  while (!exit) exit = (await late.next()).value.event?.exit;
+  expect(exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_CANCELLED' });
+});
+
+test('a process without followers never stalls, and its output is capped all the same', async () => {
+  const windowBytes = 256 * 1024;
+  await open({ windowBytes, stallMs: 600_000 });
+  const id = newId('command');
+  const first = start('yes | head -c 20000000; exec yes', id);
+  await first.next();
+  await first.return?.();
+  const last = async (): Promise<number> =>
+    Number((await readdir(join(home, 'agent/output', `${id}.stdout`))).sort().at(-1));
+  await vi.waitFor(async () => expect(await last()).toBeGreaterThan(40 * windowBytes), { timeout: 20_000 });
+  const sizes = await onDisk(id);
+  expect(sizes.reduce((sum, size) => sum + size, 0)).toBeLessThan(1.5 * windowBytes);
+  await room.killProcess({ id, grace_ms: 0 }, call());
+  const { exits } = await hear(follow(id, 0), ({ gaps }) => gaps.length > 0);
+  expect(exits).toEqual([]);
+});
+
+test('a slow follower gets every byte of a fast process, through a window much smaller than the output', async () => {
+  await open({ windowBytes: 512 * 1024, stallMs: 600_000 });
+  const bytes = randomBytes(10_000_000);
+  await writeFile(join(home, 'bytes'), bytes);
+  const events = start('cat bytes');
+  const slow: AsyncIterator<Answer> = {
+    async next() {
+      // Time in which the process would have overtaken it.
+      await readFile(join(home, 'bytes'));
+      return events.next();
+    },
+  };
+  const { stdout, gaps } = await hear(slow);
+  expect(gaps).toEqual([]);
+  expect(stdout.equals(bytes)).toBe(true);
+});
+
+test('a follower that stopped reading stalls a process only until it counts as gone', async () => {
+  await open({ windowBytes: 256 * 1024, stallMs: 100 });
+  const id = newId('command');
+  const first = start('head -c 5000000 /dev/zero; echo over >&2', id);
+  await first.next();
+  const dead = room.followProcess({ id, stdout_offset: 0, stderr_offset: 0 }, call())[Symbol.asyncIterator]();
+  await dead.next();
+  await first.return?.();
+  // It has read nothing yet, and what comes for it has left the window.
+  await vi.waitFor(() => expect(access(join(home, 'agent/output', `${id}.stderr`))).resolves.toBeUndefined());
+  const { gaps, exits } = await hear(dead);
+  expect(gaps).toHaveLength(1);
+  expect(exits).toMatchObject([{ exit_code: 0, stdout_bytes: 5_000_000 }]);
+});
+
+async function onDisk(id: string): Promise<number[]> {
+  const directory = join(home, 'agent/output', `${id}.stdout`);
+  const sizes = (await readdir(directory)).map((name) =>
+    stat(join(directory, name)).then(
+      ({ size }) => size,
+      () => 0,
+    ),
+  );
+  return Promise.all(sizes);
+}
+
+/** A tree that does everything to survive; each of its processes writes its pid into a file. */
+const survivors = ['main', 'child', 'daemon', 'cleared', 'piped', 'ownGroup'];
+const stubborn = (name: string): string => `trap "" TERM; echo $$ > ${name}; while :; do sleep 1; done`;
+const quiet = '>/dev/null 2>&1';
+const tree = `
+  setsid sh -c '${stubborn('child')}' &
+  (setsid sh -c '(sh -c '\\''${stubborn('daemon')}'\\'' ${quiet} &)' &)
+  env -i PATH=$PATH setsid sh -c '${stubborn('cleared')}' ${quiet} &
+  (env -i PATH=$PATH setsid sh -c '${stubborn('piped')}' &)
+  (env -i PATH=$PATH bash -mc '(${stubborn('ownGroup').replace('$$', '$BASHPID')}) ${quiet} & disown; exit' 2>/dev/null &)
+  for one in child daemon cleared piped ownGroup; do until [ -s $one ]; do sleep 0.02; done; done
+  trap '' TERM
+  echo $$ > main
+  echo ready
+  while :; do sleep 1; done`;
+
+async function expectTreeDead(): Promise<void> {
+  for (const name of survivors) {
+    const pid = await pidIn(name);
+    expect(pid).toBeGreaterThan(1);
+    expect({ name, alive: await alive(pid) }).toEqual({ name, alive: false });
+  }
+}
+
+test('at its timeout the whole tree dies, also what ignored TERM or left group, session or environment', async () => {
+  await open({ graceMs: 100 });
+  const id = newId('command');
+  const events = start({ command: tree, timeout_ms: 2000 }, id);
+  await hear(events, sees('ready'));
+  const received = await hear(events, undefined, [6, 0]);
+  expect(received.exits).toMatchObject([
+    { outcome: 'PROCESS_OUTCOME_TIMEOUT', exit_code: 137, signal: 'SIGKILL' },
+  ]);
+  await expectTreeDead();
+  await room.killProcess({ id, grace_ms: 0 }, call());
+  expect((await hear(follow(id))).exits).toEqual(received.exits);
+});
+
+test('a kill ends the whole tree, and a second one can shorten the grace', async () => {
+  await open();
+  const id = newId('command');
+  const events = start(tree, id);
+  await hear(events, sees('ready'));
+  await room.killProcess({ id, grace_ms: 600_000 }, call());
+  await room.killProcess({ id, grace_ms: 0 }, call());
+  const received = await hear(events, undefined, [6, 0]);
+  expect(received.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+  await expectTreeDead();
+});
+
+test('a process that ends on TERM gets no KILL, and the kill returns its exit code', async () => {
+  await open();
+  const id = newId('command');
+  const events = start(
+    `trap 'sleep 0.3; echo bye; exit 5' TERM; echo ready; while :; do sleep 0.05; done`,
+    id,
+  );
+  await hear(events, sees('ready'));
+  await room.killProcess({ id, grace_ms: 60_000 }, call());
+  const { stdout, exits } = await hear(events, undefined, [6, 0]);
+  expect(stdout.toString()).toBe('bye\n');
+  expect(exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED', exit_code: 5, signal: '' }]);
+});
+
+test('a cancel that races the start or the exit gives exactly one end, and nothing lives on', async () => {
+  await open();
+  const outcomes: Record<string, number> = {};
+  for (let i = 0; i < 150; i++) {
+    const id = newId('command');
+    const events = start(i % 2 === 0 ? 'exit 7' : 'echo x; exit 7', id);
+    const ended = hear(events);
+    // From before the journal to after the exit.
+    for (let turns = i % 30; turns > 0; turns--) await stat(home);
+    if (i % 30 === 29) await ended;
+    await room.killProcess({ id, grace_ms: i % 3 === 0 ? 0 : 1000 }, call());
+    const { exits } = await ended;
+    expect(exits).toHaveLength(1);
+    const { outcome = '', exit_code } = exits[0]!;
+    if (outcome === 'PROCESS_OUTCOME_EXITED') expect(exit_code).toBe(7);
+    else expect(outcome).toBe('PROCESS_OUTCOME_CANCELLED');
+    outcomes[outcome] = (outcomes[outcome] ?? 0) + 1;
+    expect((await hear(follow(id))).exits).toEqual(exits);
+    await room.forgetProcesses({ ids: [id] }, call());
+  }
+  expect(Object.keys(outcomes).sort()).toEqual(['PROCESS_OUTCOME_CANCELLED', 'PROCESS_OUTCOME_EXITED']);
+});
+
+test('a kill that comes before the process keeps it from starting', async () => {
+  await open();
+  const id = newId('command');
+  const received = hear(start('touch ran', id));
+  await room.killProcess({ id, grace_ms: 0 }, call());
+  const { exits, pid } = await received;
+  expect(exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED', reason: '' }]);
+  expect(pid).toBeUndefined();
+  expect(await exists(join(home, 'ran'))).toBe(false);
+});
+
+test('a stopped process takes its TERM too', async () => {
+  await open();
+  const id = newId('command');
+  const events = start('echo ready; kill -STOP $$', id);
+  await hear(events, sees('ready'));
+  await room.killProcess({ id, grace_ms: 60_000 }, call());
+  const { exits } = await hear(events, undefined, [6, 0]);
+  expect(exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED', signal: 'SIGTERM' }]);
+});
+
+test('background processes of a command delay its end only briefly and are not killed', async () => {
+  await open({ drainMs: 200 });
+  const begun = performance.now();
+  const { stdout, exit } = await run('sleep 60 & echo $!');
+  expect(performance.now() - begun).toBeLessThan(2000);
+  expect(exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_EXITED', exit_code: 0 });
+  const pid = Number(stdout.toString());
+  expect(await alive(pid)).toBe(true);
+  process.kill(pid, 'SIGKILL');
+});
+
+test('a command whose background has its own output ends at once', async () => {
+  await open({ drainMs: 600_000 });
+  const { stdout } = await run('sleep 60 >/dev/null 2>&1 & echo $!');
+  process.kill(Number(stdout.toString()), 'SIGKILL');
+});
+
+test('pipes are reused only when no process can have them open', async () => {
+  await open({ drainMs: 100 });
+  await run('(trap "" PIPE; while :; do echo late; sleep 0.005; done) 2>&1 & echo $! > pid');
+  for (let i = 0; i < 40; i++) expect((await run('echo own; sleep 0.01')).stdout.toString()).toBe('own\n');
+  process.kill(await pidIn('pid'), 'SIGKILL');
+});
+
+test('a pipe that a command has left open for reading, or opens for writing afterwards, serves no other', async () => {
+  await open({ drainMs: 100 });
+  // Both end by themselves once this file is gone, with the directory at the latest.
+  await writeFile(join(home, 'go'), '');
+  const read = 'while [ -e go ]; do read -r line && echo $line; done';
+  await run(`(${read}) </dev/stdout >stolen 2>&1 & sleep 0.1`);
+  const write = 'while [ -e go ]; do echo late >&4; sleep 0.005; done';
+  const late = `sleep 0.2; exec 4>/proc/self/fd/3 3<&-; touch opened; ${write}`;
+  await run(`(trap "" PIPE; ${late}) 3</dev/stderr </dev/null >/dev/null 2>&1 & sleep 0.1`);
+  await vi.waitFor(async () => expect(await exists(join(home, 'opened'))).toBe(true));
+  for (let i = 0; i < 40; i++) {
+    const { stdout, stderr } = await run('echo own; sleep 0.01');
+    expect([stdout.toString(), stderr]).toEqual(['own\n', '']);
+  }
+});
+
+test('forgetting removes everything, also of a process that still runs', async () => {
+  await open();
+  const [done, running] = [newId('command'), newId('command')];
+  await run('echo out; echo error >&2', done);
+  await hear(start('echo out; sleep 60', running), sees('out'));
+  expect((await outputs()).sort()).toEqual([`${done}.stderr`, `${done}.stdout`, `${running}.stdout`].sort());
+  expect(room.ids()).toEqual([done, running]);
+  await room.forgetProcesses({ ids: [done] }, call());
+  await room.forgetProcesses({ ids: [running] }, call());
+  expect(room.ids()).toEqual([]);
+  expect(await outputs()).toEqual([`${running}.stdout`]);
+  const last = follow(running, 4);
+  await room.killProcess({ id: running, grace_ms: 0 }, call());
+  expect((await hear(last, undefined, [4, 0])).exits).toMatchObject([
+    { outcome: 'PROCESS_OUTCOME_CANCELLED' },
+  ]);
+  await room.stop();
+  expect(await outputs()).toEqual([]);
+});
+
+test('a command without output leaves no file', async () => {
+  await open();
+  await run('true');
+  expect(await outputs()).toEqual([]);
+});
+
+test('stopping kills processes, ends their followers and refuses new ones; a restart still knows the results', async () => {
+  await open({ stopGraceMs: 100 });
+  const id = newId('command');
+  const events = start(tree, id);
+  await hear(events, sees('ready'));
+  const stopped = room.stop();
+  await expect(start('true').next()).rejects.toMatchObject({ code: 'unavailable' });
+  const lost = { outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted', stdout_bytes: 6 };
+  expect((await hear(events, undefined, [6, 0])).exits).toMatchObject([lost]);
+  await stopped;
+  await expectTreeDead();
+  const { journalId } = room;
+  await open();
+  expect(room.journalId).toBe(journalId);
+  const again = await hear(follow(id));
+  expect(again.stdout.toString()).toBe('ready\n');
+  expect(again.exits).toMatchObject([lost]);
+});
+
+/** A program of its own that opens the same directory; `body` has room, spec and call. */
+async function fixture(body: string): Promise<string> {
+  const path = join(home, 'fixture.ts');
+  const from = (name: string): string => JSON.stringify(join(root, name));
+  await writeFile(
+    path,
+    `import { openProcesses } from ${from('agent/processes/index.ts')};
+    import { createLogger } from ${from('shared/logger.ts')};
+    const directory = ${JSON.stringify(join(home, 'agent'))};
+    const limits = { graceMs: 100, killForMs: 2000 };
+    const room = await openProcesses({ directory, log: createLogger('test', 'error'), mayRunAs: true, limits });
+    const spec = { command: '', direct: false, args: [], cwd: ${JSON.stringify(home)}, env: {}, user: '',
+      stdin: Buffer.alloc(0), timeout_ms: 0, input: false };
+    const call = { call_id: 'c', request_id: 'r', signal: new AbortController().signal };
+    ${body}`,
+  );
+  return path;
+}
+
+/** Lets an agent of its own start the tree and kills it, as kill -9 would. */
+async function crash(id: string, command: string): Promise<void> {
+  const script = await fixture(`
+    const spec2 = { ...spec, command: ${JSON.stringify(command)} };
+    for await (const { event } of room.startProcess({ id: '${id}', spec: spec2 }, call)) {
+      if (String(event.output?.data).includes('ready')) console.log('ready');
+    }`);
+  const agent: ChildProcess = spawn(process.execPath, [script], { stdio: ['ignore', 'pipe', 'inherit'] });
+  if (agent.stdout) await once(agent.stdout, 'data');
+  agent.kill('SIGKILL');
+  await once(agent, 'exit');
+}
+
+test('after a crash of the agent the outcome is lost, the tree is dead, the output is there', async () => {
+  const id = newId('command');
+  await crash(id, tree);
+  expect(await alive(await pidIn('main'))).toBe(true);
+  await open();
+  await expectTreeDead();
+  expect(room.ids()).toEqual([id]);
+  const { stdout, pid, exits } = await hear(follow(id));
+  expect(stdout.toString()).toBe('ready\n');
+  expect(pid).toBe(await pidIn('main'));
+  expect(exits).toMatchObject([
+    { outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted', stdout_bytes: 6 },
+  ]);
+  expect((await hear(start('touch again', id))).exits).toEqual(exits);
+  expect(await exists(join(home, 'again'))).toBe(false);
+});
+
+test('after a crash also what shows no mark any more dies, with its session', async () => {
+  const id = newId('command');
+  // Its start is noted a few milliseconds later.
+  const script = `echo $$ > ${join(home, 'main')}; sleep 0.2; echo ready; exec >/dev/null 2>&1; sleep 600 & wait`;
+  await crash(id, `exec env -i sh -c '${script}'`);
+  expect(await alive(await pidIn('main'))).toBe(true);
+  await open();
+  expect(await alive(await pidIn('main'))).toBe(false);
+});
+
+test('a line torn by a crash is ignored; a journal that cannot be read is set aside under a new id', async () => {
+  const id = newId('command');
+  await open();
+  const { journalId } = room;
+  const { exit } = await run('echo out', id);
+  await room.stop();
+  await appendFile(join(home, 'agent/journal'), '{"t":"accepted","id":"cmd_to');
+  await open();
+  expect(room.journalId).toBe(journalId);
+  expect(room.ids()).toEqual([id]);
+  expect((await hear(follow(id))).exits).toEqual([exit]);
+  await room.stop();
+  await writeFile(join(home, 'agent/journal'), 'not a journal\n');
+  await open();
+  expect(room.journalId).not.toBe(journalId);
+  expect(room.ids()).toEqual([]);
+  expect(await outputs()).toEqual([]);
+});
+
+test('a power cut that shortened the output shows as a gap before the exit', async () => {
+  const id = newId('command');
+  await open();
+  const { exit } = await run('echo out', id);
+  await room.stop();
+  await rm(join(home, 'agent/output'), { recursive: true });
+  await open();
+  const { gaps, exits } = await hear(follow(id));
+  expect(gaps).toEqual([{ from: 0, to: 4 }]);
+  expect(exits).toEqual([exit]);
+});
+
+test('everything on the disk is for the agent’s user only', async () => {
+  await open();
+  await run('echo out');
+  expect((await stat(join(home, 'agent'))).mode & 0o777).toBe(0o700);
+  expect((await stat(join(home, 'agent/journal'))).mode & 0o777).toBe(0o600);
+});
+
+const cgroup = '/proc/self/mountinfo';
+
+/** A cgroup below ours that is owned by the user nobody, as a unit with Delegate=yes has one. */
+async function delegated(): Promise<string | undefined> {
+  const mount = (await readFile(cgroup, 'utf8')).split('\n').find((line) => line.includes(' - cgroup2 '));
+  const own = /^0::(.*)$/m.exec(await readFile('/proc/self/cgroup', 'utf8'))?.[1] ?? '';
+  const directory = join(mount?.split(' ')[4] ?? '/nonexistent', own, newId('call'));
+  const made = await mkdir(directory).then(
+    () => exists(join(directory, 'cgroup.kill')),
+    () => false,
+  );
+  return made ? directory : undefined;
+}
+
+test.runIf(asRoot)('what an agent without rights may not signal dies through its cgroup', async (context) => {
+  const directory = await delegated();
+  if (!directory) return context.skip('no cgroup v2 here that may be written');
+  try {
+    await chmod(home, 0o777);
+    const setpriv = join(home, 'setpriv');
+    await copyFile('/usr/bin/setpriv', setpriv);
+    await chmod(setpriv, 0o4755);
+    // Like sudo: real, effective and saved user are root, so that the user nobody may not signal it.
+    const command = `exec ${setpriv} --reuid=0 --regid=0 --clear-groups sh -c 'echo $$ > rooted; sleep 60'`;
+    const script = await fixture(`
+      for await (const { event } of room.startProcess({ id: 'cmd_x', spec: { ...spec, command: ${JSON.stringify(command)}, timeout_ms: 1000 } }, call)) {
+        if (event.exit) console.log(event.exit.outcome);
+      }
+      await room.stop();`);
+    await chmod(script, 0o644);
+    const chown = `chown -R 65534 ${directory} && echo $$ > ${directory}/cgroup.procs`;
+    const agent = `exec setpriv --reuid=65534 --regid=65534 --clear-groups "$0" "$@"`;
+    const child = spawn('/bin/sh', ['-c', `${chown} && ${agent}`, process.execPath, script], {
+      stdio: ['ignore', 'pipe', 'inherit'],
+    });
+    const chunks: Buffer[] = [];
+    child.stdout.on('data', (chunk: Buffer) => chunks.push(chunk));
+    await once(child, 'close');
+    expect(Buffer.concat(chunks).toString()).toBe('PROCESS_OUTCOME_TIMEOUT\n');
+    expect(await alive(await pidIn('rooted'))).toBe(false);
+  } finally {
+    await rmdir(directory);
+  }
+});
+
+/** A daemon that has cleared every trace of the command that starts it. */
+function hidden(name: string): string {
+  const file = join(home, name);
+  return `(env -i setsid sh -c 'echo $$ > ${file}; exec sleep 600' </dev/null >/dev/null 2>&1 &); while [ ! -s ${file} ]; do sleep 0.01; done; echo ready`;
+}
+
+test.runIf(asRoot)('what has cleared every trace of its command dies with it', async (context) => {
+  await open();
+  if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
+  const id = newId('command');
+  await hear(start(`${hidden('daemon')}; sleep 600`, id), sees('ready'));
+  await room.killProcess({ id, grace_ms: 100 }, call());
+  expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+  expect(await alive(await pidIn('daemon'))).toBe(false);
+});
+
+test.runIf(asRoot)('what a daemon of an earlier command may have started is left alone', async (context) => {
+  await open();
+  if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
+  const go = join(home, 'go');
+  const file = join(home, 'worker');
+  // A master that starts its worker on a signal.
+  const master = `while [ ! -e ${go} ]; do sleep 0.02; done; setsid sh -c "echo \\$\\$ > ${file}; exec sleep 600" & wait`;
+  await run(`(env -i setsid sh -c '${master}' </dev/null >/dev/null 2>&1 &)`);
+  // Start times are in hundredths of a second.
+  await run('sleep 0.1');
+  const id = newId('command');
+  const command = `touch ${go}; while [ ! -s ${file} ]; do sleep 0.01; done; echo ready; sleep 600`;
+  await hear(start(command, id), sees('ready'));
+  await room.killProcess({ id, grace_ms: 100 }, call());
+  expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+  const pid = await pidIn('worker');
+  expect(await alive(pid)).toBe(true);
+  process.kill(pid, 'SIGKILL');
+});
+
+test.runIf(asRoot)('what has cleared every trace dies with its own command and no other', async (context) => {
+  await open();
+  if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
+  const [other, id] = [newId('command'), newId('command')];
+  await hear(start(`${hidden('daemon')}; sleep 600`, id), sees('ready'));
+  await hear(start('echo ready; sleep 600', other), sees('ready'));
+  await room.killProcess({ id: other, grace_ms: 100 }, call());
+  expect((await hear(follow(other))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+  expect(await alive(await pidIn('daemon'))).toBe(true);
+  await room.killProcess({ id, grace_ms: 100 }, call());
+  expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+  expect(await alive(await pidIn('daemon'))).toBe(false);
+});
+
+test.runIf(asRoot)('after a crash of the agent what has cleared every trace dies, too', async (context) => {
+  await open();
+  if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
+  await room.stop();
+  await crash(newId('command'), `${hidden('daemon')}; sleep 600`);
+  expect(await alive(await pidIn('daemon'))).toBe(true);
+  await open();
+  expect(await alive(await pidIn('daemon'))).toBe(false);
+});
+
+test.runIf(asRoot)('no cgroup stays behind', async (context) => {
+  await open();
+  if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
+  const own = (await readFile(`/proc/${room.pids()[0]}/cgroup`, 'utf8')).match(/^0::(.*)$/m)?.[1] ?? '';
+  const mount = (await readFile(cgroup, 'utf8')).split('\n').find((line) => line.includes(' - cgroup2 '));
+  const directory = join(mount?.split(' ')[4] ?? '', own);
+  const inside = async (): Promise<string[]> =>
+    (await readdir(directory, { withFileTypes: true }))
+      .filter((one) => one.isDirectory())
+      .map(({ name }) => name);
+  const id = newId('command');
+  const events = start('echo ready; sleep 600', id);
+  await hear(events, sees('ready'));
+  expect(await inside()).toEqual([id]);
+  await run('true');
+  await run({ command: 'nonexistent', direct: true });
+  await room.killProcess({ id, grace_ms: 0 }, call());
+  await hear(follow(id));
+  await vi.waitFor(async () => expect(await inside()).toEqual([]));
+  await room.stop();
+  expect(await exists(directory)).toBe(false);
+});
+
+/** Whether the spawner of this room is in a cgroup of its own. */
+async function mayGroup(): Promise<boolean> {
+  const [spawner] = (await readFile(`/proc/${process.pid}/task/${process.pid}/children`, 'utf8'))
+    .trim()
+    .split(' ');
+  return (await readFile(`/proc/${spawner}/cgroup`, 'utf8')).includes('farhand-');
+}

@@ -1,0 +1,626 @@
+// Terminals on one machine: real programs on real ptys, clients that come, go and dawdle. No link.
+import { spawn } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import { once } from 'node:events';
+import { readdirSync, readlinkSync } from 'node:fs';
+import { readdir, readFile, readlink, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { expect, test, vi } from 'vitest';
+import { loadPtyMaker, Pty } from '../../agent/processes/terminals/pty.ts';
+import { newId } from '../../shared/ids.ts';
+import { createLogger } from '../../shared/logger.ts';
+import { needs } from '../needs.ts';
+import { call, openBench, sh, type Viewer } from '../terminal-bench.ts';
+
+const root = join(import.meta.dirname, '../..');
+
+async function alive(pid: number): Promise<boolean> {
+  const text = await readFile(`/proc/${pid}/stat`, 'latin1').catch(() => '');
+  return text !== '' && !/^[ZX]/.test(text.slice(text.lastIndexOf(')') + 2));
+}
+
+/** Pids of what runs with this command line. */
+async function running(line: string): Promise<number[]> {
+  const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name)).map(Number);
+  const lines = await Promise.all(
+    pids.map((pid) => readFile(`/proc/${pid}/cmdline`, 'latin1').catch(() => '')),
+  );
+  return pids.filter((_, index) => lines[index] === `${line.replaceAll(' ', '\0')}\0`);
+}
+
+/** A duration that no other test sleeps for. */
+function unusual(): number {
+  return 1_000_000 + Math.floor(Math.random() * 1_000_000);
+}
+
+test.each([
+  ['a missing program', { program: 'nonexistent' }, /^program nonexistent was not found/],
+  ['a file that is no program', { program: '/etc/passwd' }, /may not be executed/],
+  ['a missing directory', { cwd: '/nonexistent' }, /^working directory \/nonexistent does not exist/],
+  ['an impossible variable', { env: { 'A=B': 'c' } }, /environment variable/],
+])('%s means not started, and the reason says so', async (_what, spec, reason) => {
+  const bench = await openBench();
+  const id = newId('session');
+  const exit = await bench.open(spec, id).exit();
+  expect(exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_NOT_STARTED', started_at_ms: 0 });
+  expect(exit.reason).toMatch(reason);
+  const viewer = bench.attach(id);
+  await viewer.ended;
+  expect(viewer.text()).toBe('');
+});
+
+test('a size that no terminal has is refused, when opening and later', async () => {
+  const bench = await openBench();
+  for (const size of [{ cols: 0, rows: 24 }, { cols: 80, rows: 1001 }, null])
+    await expect(bench.open({ size }).started()).rejects.toMatchObject({ code: 'invalid_request' });
+  const id = newId('session');
+  await bench.open({}, id).started();
+  const viewer = bench.attach(id);
+  await viewer.sees('$ ');
+  viewer.do({ size: { cols: 0, rows: 0 } });
+  await expect(viewer.ended).rejects.toMatchObject({ code: 'invalid_request' });
+});
+
+test('commands and terminals are not found under each other’s ids', async () => {
+  const bench = await openBench();
+  const { room } = bench;
+  const [terminal, command] = [newId('session'), newId('command')];
+  await bench.open({}, terminal).started();
+  const spec = {
+    command: 'sleep 60',
+    direct: false,
+    args: [],
+    cwd: '',
+    env: {},
+    user: '',
+    stdin: Buffer.alloc(0),
+  };
+  const start = (id: string): AsyncIterator<unknown> =>
+    room.startProcess({ id, spec: { ...spec, timeout_ms: 0, input: true } }, call())[Symbol.asyncIterator]();
+  await start(command).next();
+  const missing = { code: 'command_not_found' };
+  const offsets = { stdout_offset: 0, stderr_offset: 0 };
+  const followed = room.followProcess({ id: terminal, ...offsets }, call())[Symbol.asyncIterator]();
+  await expect(followed.next()).rejects.toMatchObject(missing);
+  await expect(start(terminal).next()).rejects.toMatchObject(missing);
+  const data = Buffer.from('x');
+  await expect(room.writeInput({ id: terminal, data, end: false }, call())).rejects.toMatchObject(missing);
+  await expect(room.signalProcess({ id: terminal, signal: 'SIGHUP' }, call())).rejects.toMatchObject(missing);
+  const session = { code: 'session_not_found' };
+  await expect(bench.keep(command).started()).rejects.toMatchObject(session);
+  await expect(bench.open({}, command).started()).rejects.toMatchObject(session);
+  for (const id of [command, 'ses_unknown'])
+    await expect(bench.attach(id).ended).rejects.toMatchObject(session);
+  expect(await bench.keep('ses_unknown').exit()).toMatchObject({ outcome: 'PROCESS_OUTCOME_EXPIRED' });
+});
+
+test('more terminals or clients than allowed are refused', async () => {
+  const bench = await openBench({ terminals: 1, clients: 1 });
+  const id = newId('session');
+  await bench.open({}, id).started();
+  const refused = { code: 'unavailable', details: { limit: 1 } };
+  await expect(bench.open().started()).rejects.toMatchObject(refused);
+  const first = bench.attach(id);
+  await first.sees('$ ');
+  await expect(bench.attach(id).ended).rejects.toMatchObject(refused);
+  first.leave();
+  await first.ended;
+  await bench.attach(id).sees('$ ');
+});
+
+test('a terminal that cannot be opened leaves no file open', async () => {
+  const terminals = (): number =>
+    readdirSync('/proc/self/fd').filter((fd) => {
+      try {
+        return /^\/dev\/(ptmx|pts\/)/.test(readlinkSync(`/proc/self/fd/${fd}`));
+      } catch {
+        return false;
+      }
+    }).length;
+  const maker = loadPtyMaker();
+  if (!maker) throw new Error('no terminals here');
+  const plan = { file: '', args: [], cwd: '/', env: {}, ids: undefined, foreign: false, program: '' };
+  const output = { append: async () => {}, release: () => {} };
+  const log = createLogger('test', 'silent');
+  // As when the agent has no more files.
+  const broken = { ...maker, open: () => ({ ...maker.open(80, 24), pty: '/dev/pts/none' }) };
+  const before = terminals();
+  const open = (): Pty => new Pty(broken, { id: 'x', plan, size: { cols: 80, rows: 24 }, output, log });
+  expect(open).toThrow('ENOENT');
+  expect(terminals()).toBe(before);
+});
+
+test('commands run without the native addon, but terminals do not', async () => {
+  const arch = vi.spyOn(process, 'arch', 'get').mockReturnValue('mips');
+  try {
+    const bench = await openBench();
+    expect(bench.room.missing).toEqual(['OpenTerminal', 'KeepTerminal', 'AttachTerminal']);
+    await expect(bench.open().started()).rejects.toMatchObject({ code: 'not_supported' });
+    const rest = {
+      direct: false,
+      args: [],
+      cwd: '',
+      env: {},
+      user: '',
+      stdin: Buffer.alloc(0),
+      timeout_ms: 0,
+    };
+    const spec = { ...rest, command: 'true', input: false };
+    const events = [];
+    for await (const { event } of bench.room.startProcess({ id: 'cmd_1', spec }, call())) events.push(event);
+    expect(events.at(-1)?.exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_EXITED' });
+  } finally {
+    arch.mockRestore();
+  }
+});
+
+test('a client types, sees the echo, and gets the exit of the shell', async () => {
+  const bench = await openBench();
+  const id = newId('session');
+  const keeper = bench.open({}, id);
+  expect(await alive(await keeper.started())).toBe(true);
+  const viewer = bench.attach(id);
+  await viewer.sees('$ ');
+  viewer.type('echo one$((1 + 1))three; exit 7\n');
+  await viewer.sees('echo one$((1 + 1))three');
+  await viewer.sees('one2three');
+  await viewer.ended;
+  expect(await keeper.exit()).toMatchObject({
+    outcome: 'PROCESS_OUTCOME_EXITED',
+    exit_code: 7,
+    signal: '',
+    stdout_bytes: viewer.position(),
+  });
+  // It is kept for who comes late.
+  const late = bench.attach(id);
+  await late.ended;
+  expect(late.text()).toBe(viewer.text());
+  await bench.room.forgetProcesses({ ids: [id] }, call());
+  expect(bench.room.ids()).toEqual([]);
+  expect(await bench.keep(id).exit()).toMatchObject({ reason: 'forgotten' });
+});
+
+test('the login shell of the user starts without a program, with a terminal’s environment and job control', async () => {
+  const bench = await openBench();
+  const id = newId('session');
+  await bench.open({ program: '', env: { HOME: bench.home, TERM: 'vt100' } }, id).started();
+  const viewer = bench.attach(id);
+  // Typed in two halves, so that the echo is not taken for the answer.
+  viewer.type('echo "<$TERM|$COLORTERM|$LANG|$-|$0|$(tty)>" | sed s/^/OUT:/\n');
+  await viewer.sees(/OUT:<vt100\|truecolor\|C\.UTF-8\|\w*m\w*\|-?\S+\|\/dev\/pts\/\d+>/);
+  viewer.type('cat <<< a"b"c > /dev/tty && jobs && exit\n');
+  await viewer.sees('abc');
+  await viewer.ended;
+});
+
+test('two openings of one id start one shell', async () => {
+  const bench = await openBench();
+  const id = newId('session');
+  const shell = sh('echo $$ >> ran; echo up; cat');
+  const keepers = [bench.open(shell, id), bench.open(shell, id)];
+  const pids = await Promise.all(keepers.map((one) => one.started()));
+  expect(pids[0]).toBe(pids[1]);
+  await bench.attach(id).sees('up');
+  await bench.room.killProcess({ id, grace_ms: 1000 }, call());
+  const exits = await Promise.all(keepers.map((one) => one.exit()));
+  expect(exits[0]).toEqual(exits[1]);
+  expect(exits[0]).toMatchObject({ outcome: 'PROCESS_OUTCOME_CANCELLED', signal: 'SIGHUP' });
+  expect(await bench.open(sh('echo $$ >> ran'), id).exit()).toEqual(exits[0]);
+  expect(await readFile(join(bench.home, 'ran'), 'utf8')).toBe(`${pids[0]}\n`);
+});
+
+test('a new size reaches the program and the other clients, and the last one rules', async () => {
+  const bench = await openBench();
+  const id = newId('session');
+  await bench
+    .open({ ...sh('trap "stty size" WINCH; stty size; while :; do sleep 0.02; done') }, id)
+    .started();
+  const [one, other] = [bench.attach(id), bench.attach(id)];
+  await one.sees('24 80');
+  await other.sees('24 80');
+  one.do({ size: { cols: 100, rows: 30 } });
+  await other.sees('30 100');
+  expect(other.sizes).toEqual([{ cols: 100, rows: 30 }]);
+  expect(one.sizes).toEqual([]);
+  other.do({ size: { cols: 1000, rows: 1 } });
+  await one.sees('1 1000');
+  expect(one.sizes).toEqual([{ cols: 1000, rows: 1 }]);
+  const third = bench.attach(id);
+  await third.sees('1 1000');
+  expect(third.head()).toEqual({ offset: 0, cols: 1000, rows: 1 });
+});
+
+test('Ctrl-C and signals end what is in the foreground, not the shell', async () => {
+  const bench = await openBench();
+  const id = newId('session');
+  await bench.open({ program: 'bash', args: ['--norc', '-i'] }, id).started();
+  const viewer = bench.attach(id);
+  await viewer.sees('$ ');
+  const [first, second] = [unusual(), unusual()];
+  const sleeps = (ms: number): Promise<void> =>
+    vi.waitFor(async () => expect(await running(`sleep ${ms}`)).toHaveLength(1), 5_000);
+  viewer.type(`sleep ${first}; echo over$?\n`);
+  await sleeps(first);
+  viewer.type('\x03');
+  await viewer.sees('^C');
+  viewer.type(`echo code$?; sleep ${second}\n`);
+  await viewer.sees('code130\r\n');
+  await sleeps(second);
+  viewer.do({ signal: 'SIGTERM' });
+  await viewer.sees('Terminated');
+  viewer.type('echo code$?\n');
+  await viewer.sees('code143');
+  viewer.do({ signal: 'SIGSEGV' });
+  await expect(viewer.ended).rejects.toMatchObject({ code: 'invalid_request' });
+});
+
+needs('less')('a pager draws its screen and leaves it', async () => {
+  const bench = await openBench();
+  const id = newId('session');
+  await writeFile(join(bench.home, 'text'), Array.from({ length: 100 }, (_, i) => `line ${i}\n`).join(''));
+  const keeper = bench.open({ program: 'less', args: ['text'] }, id);
+  const viewer = bench.attach(id);
+  // Attached before it runs: then it is waited for.
+  await viewer.sees('line 22');
+  viewer.type('G');
+  await viewer.sees('line 99');
+  viewer.type('q');
+  expect(await keeper.exit()).toMatchObject({ exit_code: 0 });
+});
+
+test('characters of several bytes come through whole, also where a replay begins', async () => {
+  const bench = await openBench();
+  const id = newId('session');
+  const wide = '漢字 ﷽ 👩‍💻 é\n';
+  await bench.open(sh('stty -echo; echo ready; cat'), id).started();
+  const viewer = bench.attach(id);
+  await viewer.sees('ready');
+  viewer.type(wide);
+  await viewer.sees('漢字 ﷽ 👩‍💻 é\r\n');
+  viewer.type(`${'漢'.repeat(1000)}\n`.repeat(100));
+  await viewer.reaches(300_000);
+  const late = bench.attach(id);
+  await late.reaches(viewer.position());
+  expect(late.position() - late.head().offset).toBeGreaterThan(256 * 1024 - 4);
+  expect(late.position() - late.head().offset).toBeLessThanOrEqual(256 * 1024);
+  expect(late.text()).not.toContain('\ufffd');
+});
+
+test('input that the program does not read waits, delays no other terminal, and is not lost', async () => {
+  const bench = await openBench();
+  const [deaf, other] = [newId('session'), newId('session')];
+  await promisedFifo(join(bench.home, 'go'));
+  await bench.open(sh('stty raw -echo; echo ready; read x < go; head -c 300000 | md5sum'), deaf).started();
+  await bench.open({}, other).started();
+  const viewer = bench.attach(deaf);
+  await viewer.sees('ready');
+  const bytes = Buffer.alloc(300_000, 'abcdefg');
+  for (let at = 0; at < bytes.length; at += 60_000) viewer.type(bytes.subarray(at, at + 60_000));
+  const lively = bench.attach(other);
+  lively.type('echo a"li"ve\n');
+  await lively.sees('alive');
+  await writeFile(join(bench.home, 'go'), 'go\n');
+  await viewer.sees(createHash('md5').update(bytes).digest('hex'));
+});
+
+test('a client that pastes a lot into a program that says a lot is heard, and hears, to the end', async () => {
+  const bench = await openBench();
+  const id = newId('session');
+  await bench.open(sh('stty -echo; echo ready; while read -r x; do echo $x$x$x$x$x; done'), id).started();
+  const viewer = bench.attach(id);
+  await viewer.sees('ready\r\n');
+  for (let i = 0; i < 10; i++) viewer.type(`${'x'.repeat(99)}\n`.repeat(500));
+  viewer.type('the end\n');
+  await viewer.sees('the endthe end');
+  expect(viewer.position()).toBe(7 + 5000 * (5 * 99 + 2) + 5 * 7 + 2);
+});
+
+/** A named pipe, made beside the program that waits for it. */
+async function promisedFifo(path: string): Promise<void> {
+  await once(spawn('mkfifo', [path], { stdio: 'ignore' }), 'exit');
+}
+
+/** The bytes of `seq 1 last` as a terminal shows them. */
+function seq(last: number): Buffer {
+  const parts: string[] = [];
+  for (let i = 1; i <= last; i++) parts.push(`${i}\r\n`);
+  return Buffer.from(parts.join(''));
+}
+
+const digest = (bytes: Uint8Array): string => createHash('sha256').update(bytes).digest('hex');
+
+test('50 MB come through to the byte, though the reader pauses', async () => {
+  const bench = await openBench();
+  const id = newId('session');
+  const last = 5_700_000;
+  const viewer = ((): Viewer => {
+    bench.open(sh(`seq 1 ${last}`), id);
+    return bench.attach(id);
+  })();
+  for (const stop of [1_000_000, 20_000_000]) {
+    await viewer.reaches(stop);
+    viewer.taking(false);
+    await bench.room.forgetProcesses({ ids: [] }, call());
+    viewer.taking(true);
+  }
+  await viewer.ended;
+  const expected = seq(last);
+  expect(viewer.position()).toBe(expected.length);
+  expect(digest(viewer.bytes())).toBe(digest(expected));
+}, 60_000);
+
+test('the program stalls while no client acknowledges its output, and a client gets 256 KiB at most', async () => {
+  const bench = await openBench();
+  const id = newId('session');
+  const keeper = bench.open(sh('echo ready; yes'), id);
+  const viewer = bench.attach(id, { taking: false });
+  const pid = await keeper.started();
+  await viewer.sees('ready');
+  const still = async (): Promise<string> => {
+    for (let before = ''; ; ) {
+      const [yes] = await children(pid);
+      const io = await readFile(`/proc/${yes}/io`, 'utf8').catch(() => '');
+      const written = /wchar: (\d+)/.exec(io)?.[1] ?? '';
+      if (written !== '' && written === before) return written;
+      before = written;
+      await new Promise((resolve) => setTimeout(resolve, 100));
+    }
+  };
+  const written = Number(await still());
+  expect(written).toBeLessThan(1024 * 1024);
+  expect(viewer.position()).toBeLessThanOrEqual(256 * 1024);
+  expect(viewer.position()).toBeGreaterThanOrEqual(128 * 1024);
+  viewer.taking(true);
+  await viewer.reaches(5_000_000);
+});
+
+async function children(pid: number): Promise<number[]> {
+  const text = await readFile(`/proc/${pid}/task/${pid}/children`, 'utf8').catch(() => '');
+  return text.trim().split(' ').filter(Boolean).map(Number);
+}
+
+test('a slow client does not delay a fast one, is cut when it falls out of the window, and may attach again', async () => {
+  const bench = await openBench();
+  const id = newId('session');
+  bench.open(sh('yes | head -c 3000000; cat'), id);
+  const [fast, slow] = [bench.attach(id), bench.attach(id, { taking: false })];
+  await fast.reaches(4_500_000);
+  await expect(slow.ended).rejects.toMatchObject({
+    code: 'range_not_satisfiable',
+    details: { from: expect.any(Number), to: expect.any(Number) },
+  });
+  const past = bench.attach(id, { offset: slow.position() });
+  await expect(past.ended).rejects.toMatchObject({ code: 'range_not_satisfiable' });
+  const future = bench.attach(id, { offset: 4_500_001 });
+  await expect(future.ended).rejects.toMatchObject({ code: 'range_not_satisfiable' });
+  const again = bench.attach(id);
+  await again.reaches(4_500_000);
+  expect(again.head().offset).toBe(4_500_000 - 256 * 1024);
+});
+
+test('without a client the program runs on and the window slides', async () => {
+  const bench = await openBench({ terminalWindowBytes: 64 * 1024 });
+  const id = newId('session');
+  await bench.open(sh('yes | head -c 300000; touch done; cat'), id).started();
+  await vi.waitFor(() => readFile(join(bench.home, 'done')), 10_000);
+  const viewer = bench.attach(id);
+  await viewer.reaches(450_000);
+  expect(viewer.head().offset).toBeGreaterThan(450_000 - 80 * 1024);
+});
+
+test('a client whose call was cut at full speed goes on without a gap', async () => {
+  const bench = await openBench();
+  const id = newId('session');
+  const last = 3_000_000;
+  let keeper = bench.open(sh(`seq 1 ${last}; cat`), id);
+  const expected = seq(last);
+  let viewer = bench.attach(id, { client: 'c' });
+  const pieces: Buffer[] = [];
+  let from = 0;
+  for (const stop of [2_000_000, 9_000_000, 15_000_000]) {
+    await viewer.reaches(stop);
+    viewer.lose();
+    keeper.leave();
+    await viewer.ended.catch(() => {});
+    pieces.push(viewer.bytes());
+    from = viewer.position();
+    await vi.waitFor(async () => expect(await keeper.exit().catch(() => 'left')).toBe('left'));
+    keeper = bench.keep(id);
+    viewer = bench.attach(id, { client: 'c', offset: from });
+  }
+  await viewer.reaches(expected.length);
+  pieces.push(viewer.bytes());
+  expect(digest(Buffer.concat(pieces))).toBe(digest(expected));
+}, 60_000);
+
+test('a client whose link is lost is waited for until it is back, but not for ever once a keeper is', async () => {
+  const bench = await openBench({ heldMs: 200, terminalWindowBytes: 256 * 1024 });
+  const id = newId('session');
+  const keeper = bench.open(sh('yes | head -c 2000000; touch done; cat'), id);
+  const viewer = bench.attach(id, { client: 'c' });
+  await viewer.reaches(100_000);
+  viewer.lose();
+  keeper.leave();
+  await viewer.ended.catch(() => {});
+  // Another one looks at where it stands: held within an eighth of the window and what is on its way.
+  await new Promise((resolve) => setTimeout(resolve, 400));
+  await expect(readFile(join(bench.home, 'done'))).rejects.toThrow();
+  bench.keep(id);
+  await vi.waitFor(() => readFile(join(bench.home, 'done')), 10_000);
+  const late = bench.attach(id, { client: 'c', offset: viewer.position() });
+  await expect(late.ended).rejects.toMatchObject({ code: 'range_not_satisfiable' });
+});
+
+test('each echo reports how much input was taken, and the count goes on after a lost link', async () => {
+  const bench = await openBench();
+  const id = newId('session');
+  bench.open(sh('stty raw; echo ready; read go; stty -echo; echo; exec cat >/dev/null'), id);
+  const first = bench.attach(id, { client: 'c' });
+  await first.sees('ready');
+  first.type('go\n');
+  await first.sees(/go.*\n/);
+  expect(first.input()).toEqual({ taken: 3, known: false });
+  // Nothing comes back any more: after 8 KiB the count is sent by itself.
+  first.type('x'.repeat(4 * 1024));
+  first.type('x'.repeat(4 * 1024));
+  await vi.waitFor(() => expect(first.input().taken).toBe(3 + 8 * 1024));
+  first.lose();
+  await first.ended.catch(() => {});
+  const second = bench.attach(id, { client: 'c', offset: first.position() });
+  await vi.waitFor(() => expect(second.input()).toEqual({ taken: 3 + 8 * 1024, known: true }));
+  // The next one comes before this one’s loss was seen.
+  const third = bench.attach(id, { client: 'c', offset: first.position() });
+  await vi.waitFor(() => expect(third.input()).toEqual({ taken: 3 + 8 * 1024, known: true }));
+  third.leave();
+  await third.ended.catch(() => {});
+  const stranger = bench.attach(id, { client: 'c', offset: first.position() });
+  await vi.waitFor(() => expect(stranger.input()).toEqual({ taken: 0, known: false }));
+});
+
+test('a client that detached on purpose delays no other', async () => {
+  const bench = await openBench();
+  const id = newId('session');
+  bench.open(sh('yes | head -c 3000000; touch done; cat'), id);
+  const viewer = bench.attach(id, { taking: false });
+  await viewer.reaches(100_000);
+  viewer.leave();
+  await vi.waitFor(() => readFile(join(bench.home, 'done')), 10_000);
+});
+
+test('a terminal without a keeper ends after its grace, and lives on if a keeper is back in time', async () => {
+  const bench = await openBench();
+  const [id, other] = [newId('session'), newId('session')];
+  const first = bench.open({ grace_ms: 300 }, id);
+  await first.started();
+  first.leave();
+  const second = bench.keep(id);
+  const pid = await second.started();
+  await new Promise((resolve) => setTimeout(resolve, 500));
+  expect(await alive(pid)).toBe(true);
+  second.leave();
+  await vi.waitFor(async () => expect(await alive(pid)).toBe(false), 5_000);
+  const over = { outcome: 'PROCESS_OUTCOME_CANCELLED', reason: 'grace_period_over' };
+  expect(await bench.keep(id).exit()).toMatchObject(over);
+  const brief = bench.open({ grace_ms: 0 }, other);
+  await brief.started();
+  brief.leave();
+  expect(await bench.keep(other).exit()).toMatchObject(over);
+});
+
+test('no process that was started in a terminal outlives it', async () => {
+  const bench = await openBench({ hangupMs: 300 });
+  const id = newId('session');
+  const [plainly, apart, deaf] = [unusual(), unusual(), unusual()];
+  const keeper = bench.open({ program: 'bash', args: ['--norc', '-i'] }, id);
+  const viewer = bench.attach(id);
+  await viewer.sees('$ ');
+  viewer.type(`sleep ${plainly} & setsid sleep ${apart} & nohup sleep ${deaf} >/dev/null 2>&1 &\n`);
+  await vi.waitFor(async () => {
+    for (const one of [plainly, apart, deaf]) expect(await running(`sleep ${one}`)).toHaveLength(1);
+  }, 5_000);
+  viewer.type('exit 4\n');
+  await viewer.ended;
+  expect(await keeper.exit()).toMatchObject({ outcome: 'PROCESS_OUTCOME_EXITED', exit_code: 4 });
+  for (const one of [plainly, apart, deaf]) expect(await running(`sleep ${one}`)).toEqual([]);
+});
+
+test('a kill ends an interactive shell and what ignores it, and a stop of the agent ends all', async () => {
+  const bench = await openBench();
+  const [killed, stopped] = [newId('session'), newId('session')];
+  const deaf = unusual();
+  const shell = bench.open(
+    { program: 'bash', args: ['--norc', '-ic', `trap "" HUP TERM; sleep ${deaf}; :`] },
+    killed,
+  );
+  await shell.started();
+  await vi.waitFor(async () => expect(await running(`sleep ${deaf}`)).toHaveLength(1), 5_000);
+  await bench.room.killProcess({ id: killed, grace_ms: 100 }, call());
+  expect(await shell.exit()).toMatchObject({ outcome: 'PROCESS_OUTCOME_CANCELLED', signal: 'SIGKILL' });
+  expect(await running(`sleep ${deaf}`)).toEqual([]);
+  const pid = await bench.open({}, stopped).started();
+  await bench.again();
+  expect(await alive(pid)).toBe(false);
+  const lost = { outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted' };
+  expect(await bench.keep(stopped).exit()).toMatchObject(lost);
+  expect(bench.room.ids()).toEqual([killed, stopped]);
+  const empty = bench.attach(stopped);
+  await empty.ended;
+  expect(empty.text()).toBe('');
+});
+
+test('an agent that was killed leaves nothing of a terminal, and the next one says that it is lost', async () => {
+  const bench = await openBench();
+  await bench.room.stop();
+  const duration = unusual();
+  const path = join(bench.home, 'fixture.ts');
+  const from = (name: string): string => JSON.stringify(join(root, name));
+  await writeFile(
+    path,
+    `import { openProcesses } from ${from('agent/processes/index.ts')};
+    import { createLogger } from ${from('shared/logger.ts')};
+    const log = createLogger('test', 'error');
+    const directory = ${JSON.stringify(join(bench.home, 'agent'))};
+    const room = await openProcesses({ directory, log, mayRunAs: true });
+    const args = ['-c', 'trap "" HUP; setsid sleep ${duration} & sleep ${duration}'];
+    const spec = { program: '/bin/sh', args, cwd: '', env: {}, size: { cols: 80, rows: 24 }, grace_ms: 60000 };
+    const call = { call_id: 'c', request_id: 'r', signal: new AbortController().signal };
+    for await (const { event } of room.openTerminal({ id: 'ses_1', spec }, call)) console.log(event.started.pid);`,
+  );
+  const agent = spawn(process.execPath, [path], { stdio: ['ignore', 'pipe', 'inherit'] });
+  await once(agent.stdout.setEncoding('utf8'), 'data');
+  await vi.waitFor(async () => expect(await running(`sleep ${duration}`)).toHaveLength(2), 5_000);
+  agent.kill('SIGKILL');
+  await once(agent, 'exit');
+  await bench.again();
+  expect(await running(`sleep ${duration}`)).toEqual([]);
+  const lost = { outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted' };
+  expect(await bench.keep('ses_1').exit()).toMatchObject(lost);
+});
+
+/** What a process has open above its first three files. */
+async function createFiles(pid: number | 'self'): Promise<string[]> {
+  const fds = (await readdir(`/proc/${pid}/fd`)).filter((fd) => Number(fd) > 2);
+  return Promise.all(fds.map((fd) => readlink(`/proc/${pid}/fd/${fd}`).catch(() => 'closed')));
+}
+
+test('no program inherits a file of the agent, also not from a spawner that started later', async () => {
+  await (await openBench()).open().started();
+  // Its spawner starts while that terminal is open.
+  const bench = await openBench();
+  const parent = async (pid: number): Promise<number> =>
+    Number(/PPid:\s+(\d+)/.exec(await readFile(`/proc/${pid}/status`, 'utf8'))?.[1]);
+  for (let round = 0; round < 2; round++) {
+    const keeper = bench.open(sh('exec sleep 60'));
+    const pid = await keeper.started();
+    await vi.waitFor(async () => expect(await readlink(`/proc/${pid}/exe`)).toContain('sleep'), 5_000);
+    expect(await createFiles(pid)).toEqual([]);
+    const spawner = await parent(pid);
+    expect((await createFiles(spawner)).filter((name) => /ptmx|pts/.test(name))).toEqual([]);
+    process.kill(spawner, 'SIGKILL');
+    expect(await keeper.exit()).toMatchObject({ reason: 'spawner_died' });
+  }
+});
+
+test('an agent that starts beside another in one process takes no terminal from it', async () => {
+  const bench = await openBench();
+  const id = newId('session');
+  await bench.open({}, id).started();
+  const other = await openBench();
+  await other.open(sh('true')).exit();
+  const viewer = bench.attach(id);
+  viewer.type('echo still$((1 + 1))here\n');
+  await viewer.sees('still2here');
+});
+
+test('200 terminals that were opened and ended leave no file open', async () => {
+  const bench = await openBench({ hangupMs: 0 });
+  const terminals = async (): Promise<number> =>
+    (await createFiles('self')).filter((name) => /ptmx|pts/.test(name)).length;
+  const before = [await terminals(), (await createFiles('self')).length];
+  for (let round = 0; round < 20; round++) {
+    const keepers = Array.from({ length: 10 }, () => bench.open(sh('echo x')));
+    for (const one of keepers) expect(await one.exit()).toMatchObject({ exit_code: 0, stdout_bytes: 3 });
+  }
+  expect(await terminals()).toBe(before[0]);
+  expect((await createFiles('self')).length).toBeLessThanOrEqual(before[1]! + 2);
+}, 30_000);

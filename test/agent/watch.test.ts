@@ -1,0 +1,238 @@
+// The watch of the agent's files, on a real disk: what must never be reported comes first.
+import { execFileSync } from 'node:child_process';
+import {
+  appendFileSync,
+  existsSync,
+  mkdirSync,
+  renameSync,
+  rmSync,
+  symlinkSync,
+  unlinkSync,
+  writeFileSync,
+} from 'node:fs';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import type { Files } from '../../agent/files/index.ts';
+import type { WatchFilesResponse } from '../../proto/types/farhand/agent/v1/WatchFilesResponse.ts';
+import { call, Disk, refused } from '../files-disk.ts';
+
+let disk: Disk;
+let files: Files;
+const watches: Watching[] = [];
+const path = (...parts: string[]): string => disk.path(...parts);
+
+beforeEach(async () => {
+  disk = new Disk();
+  files = await disk.open();
+});
+afterEach(async () => {
+  for (const watch of watches.splice(0)) await watch.end();
+  await disk.remove();
+});
+
+/** A watch under way; the changes it sent are stored in order. */
+class Watching {
+  readonly received: string[] = [];
+  readonly #controller = new AbortController();
+  readonly #iterator: AsyncIterator<WatchFilesResponse>;
+
+  constructor(at: string, recursive: boolean) {
+    const request = { path: Buffer.from(at), recursive };
+    this.#iterator = files.watchFiles(request, call(this.#controller.signal))[Symbol.asyncIterator]();
+    watches.push(this);
+  }
+
+  /** Reads one message; false at the end. */
+  async next(): Promise<boolean> {
+    const { value, done } = await this.#iterator.next();
+    if (done) return false;
+    for (const { kind, path: changed, type } of value.changes ?? []) {
+      const name = Buffer.from(changed ?? '')
+        .toString('latin1')
+        .slice(disk.root.length + 1);
+      this.received.push(`${String(kind).slice(17)} ${name}${type === 'FILE_TYPE_DIRECTORY' ? '/' : ''}`);
+    }
+    return true;
+  }
+
+  async until(change: string): Promise<string[]> {
+    while (!this.received.includes(change)) {
+      if (!(await this.next()))
+        throw new Error(`ended without ${change}, received ${this.received.join(', ')}`);
+    }
+    return this.received;
+  }
+
+  async end(): Promise<void> {
+    this.#controller.abort(new Error('over'));
+    await this.#iterator.next().catch(() => undefined);
+  }
+}
+
+async function watch(at: string, recursive = true): Promise<Watching> {
+  const watching = new Watching(at, recursive);
+  await watching.next();
+  expect(watching.received).toEqual([]);
+  return watching;
+}
+
+/** A change that marks that everything before it has been reported. */
+async function mark(watching: Watching, at = disk.root): Promise<string[]> {
+  const name = `mark-${watching.received.length}-${watches.length}`;
+  writeFileSync(join(at, name), '');
+  const received = await watching.until(`ADDED ${join(at, name).slice(disk.root.length + 1)}`);
+  return received.filter((change) => !change.includes('mark-'));
+}
+
+describe('watchFiles', () => {
+  test('refuses what is missing, outside or forbidden', async () => {
+    symlinkSync(disk.outside, path('out'));
+    for (const [at, code] of [
+      [path('missing'), 'file_not_found'],
+      [disk.outside, 'permission_denied'],
+      [path('out'), 'permission_denied'],
+      [disk.forbidden, 'permission_denied'],
+    ] as const) {
+      await expect(new Watching(at, true).next()).rejects.toEqual(refused(code));
+    }
+  });
+
+  test('reports nothing about protected paths', async () => {
+    const watching = await watch(disk.root);
+    writeFileSync(join(disk.forbidden, 'new'), 'x');
+    writeFileSync(path('unit'), 'x');
+    expect(await mark(watching)).toEqual([]);
+    unlinkSync(path('unit'));
+    unlinkSync(join(disk.forbidden, 'key'));
+    writeFileSync(join(disk.forbidden, 'key'), 'forbidden');
+    expect(await mark(watching)).toEqual([]);
+  });
+
+  test('never follows a symlink, be it there before, new, or in the place of a directory', async () => {
+    symlinkSync(disk.outside, path('before'));
+    mkdirSync(path('dir'));
+    const watching = await watch(disk.root);
+    symlinkSync(disk.outside, path('new'));
+    await watching.until('ADDED new');
+    renameSync(path('dir'), path('moved'));
+    symlinkSync(disk.outside, path('dir'));
+    await watching.until('ADDED dir');
+    writeFileSync(join(disk.outside, 'file'), 'x');
+    writeFileSync(path('moved/file'), 'x');
+    await watching.until('ADDED moved/file');
+    expect((await mark(watching)).filter((change) => /(before|new|dir)\/./.test(change))).toEqual([]);
+  });
+
+  test('a directory that is moved out is no longer looked into', async () => {
+    mkdirSync(path('dir/sub'), { recursive: true });
+    const watching = await watch(disk.root);
+    renameSync(path('dir'), join(disk.outside, 'dir'));
+    await watching.until('REMOVED dir/');
+    writeFileSync(join(disk.outside, 'dir/sub/file'), 'x');
+    const received = await mark(watching);
+    expect(received).toEqual(['REMOVED dir/sub/', 'REMOVED dir/']);
+  });
+
+  test('too many changes at once are one overflow, after which changes are reported again', async () => {
+    mkdirSync(path('dir'));
+    const watching = await watch(disk.root);
+    // The loop does not turn meanwhile, so all of it waits.
+    for (let index = 0; index < 12_000; index += 1) writeFileSync(path(`dir/f${index}`), '');
+    mkdirSync(path('dir/sub'));
+    const received = await watching.until('OVERFLOW /');
+    expect(received.length).toBeLessThanOrEqual(12_000);
+    writeFileSync(path('dir/sub/file'), '');
+    await watching.until('ADDED dir/sub/file');
+    unlinkSync(path('dir/f11999'));
+    await watching.until('REMOVED dir/f11999');
+  });
+
+  test('a slow reader gets the outcome, not the steps', async () => {
+    writeFileSync(path('a'), 'x');
+    const watching = await watch(disk.root);
+    for (let index = 0; index < 100; index += 1) {
+      appendFileSync(path('a'), 'x');
+      writeFileSync(path('b'), '');
+      unlinkSync(path('b'));
+    }
+    writeFileSync(path('new'), 'x');
+    renameSync(path('new'), path('a'));
+    expect(await mark(watching)).toEqual(['CHANGED a']);
+  });
+
+  test('adding, changing, removing and renaming, below too', async () => {
+    mkdirSync(path('dir'));
+    writeFileSync(path('dir/old'), 'x');
+    const watching = await watch(disk.root);
+    writeFileSync(path('dir/new'), 'x');
+    await watching.until('ADDED dir/new');
+    appendFileSync(path('dir/old'), 'x');
+    await watching.until('CHANGED dir/old');
+    renameSync(path('dir/old'), path('dir/renamed'));
+    await watching.until('ADDED dir/renamed');
+    expect(watching.received).toContain('REMOVED dir/old');
+    rmSync(path('dir'), { recursive: true });
+    await watching.until('REMOVED dir/');
+    expect(watching.received).toEqual(expect.arrayContaining(['REMOVED dir/new', 'REMOVED dir/renamed']));
+  });
+
+  test('all entries of a new directory are reported, however fast they came', async () => {
+    const watching = await watch(disk.root);
+    mkdirSync(path('a/b/c'), { recursive: true });
+    writeFileSync(path('a/b/c/file'), 'x');
+    await watching.until('ADDED a/b/c/file');
+    expect(watching.received).toEqual(['ADDED a/', 'ADDED a/b/', 'ADDED a/b/c/', 'ADDED a/b/c/file']);
+    writeFileSync(path('a/b/c/later'), 'x');
+    await watching.until('ADDED a/b/c/later');
+  });
+
+  test('a directory that replaces another is reported anew', async () => {
+    mkdirSync(path('dir'));
+    mkdirSync(path('other'));
+    writeFileSync(path('other/file'), '');
+    const watching = await watch(disk.root);
+    execFileSync('mv', ['-T', path('other'), path('dir')]);
+    await watching.until('ADDED dir/file');
+    expect(watching.received).toEqual(
+      expect.arrayContaining(['REMOVED dir/', 'ADDED dir/', 'REMOVED other/']),
+    );
+    writeFileSync(path('dir/later'), '');
+    await watching.until('ADDED dir/later');
+  });
+
+  test('without recursive only the own entries are reported', async () => {
+    mkdirSync(path('dir'));
+    const watching = await watch(disk.root, false);
+    writeFileSync(path('dir/file'), 'x');
+    writeFileSync(path('file'), 'x');
+    expect(await mark(watching)).toEqual(['ADDED file']);
+  });
+
+  test('a single file, through its replacement and return', async () => {
+    writeFileSync(path('file'), 'x');
+    const watching = await watch(path('file'));
+    writeFileSync(path('other'), 'x');
+    renameSync(path('other'), path('file'));
+    await watching.until('CHANGED file');
+    unlinkSync(path('file'));
+    await watching.until('REMOVED file');
+    writeFileSync(path('file'), 'x');
+    await watching.until('ADDED file');
+    expect(watching.received.filter((change) => !change.endsWith(' file'))).toEqual([]);
+  });
+
+  test('names that are not UTF-8 are reported by their bytes', async () => {
+    const watching = await watch(disk.root);
+    writeFileSync(Buffer.from(`${disk.root}/caf\xe9`, 'latin1'), 'x');
+    await watching.until('ADDED caf\xe9');
+  });
+
+  test('it ends when the directory goes, with all that was in it', async () => {
+    mkdirSync(path('dir/sub'), { recursive: true });
+    const watching = await watch(path('dir'));
+    renameSync(path('dir'), path('elsewhere'));
+    while (await watching.next());
+    expect(watching.received).toEqual(['REMOVED dir/sub/', 'REMOVED dir/']);
+    expect(existsSync(path('elsewhere/sub'))).toBe(true);
+  });
+});

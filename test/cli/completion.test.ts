@@ -1,0 +1,113 @@
+// farhand completion: candidates in real shells, from the tree of verbs and from the broker.
+import { execFile } from 'node:child_process';
+import { chmodSync, mkdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { expect, test, vi } from 'vitest';
+import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
+import { openLine } from '../cli-bench.ts';
+import { openHouse, temporaryFolder } from '../house.ts';
+import { lacks, needs } from '../needs.ts';
+
+/** In the background: the broker runs in this process. */
+const run = promisify(execFile);
+
+/** A person who has `farhand` in PATH, two machines, and a folder there. */
+async function openScene() {
+  const house = await openHouse();
+  await house.agent({ name: 'web-1', tags: 'web' });
+  const agent = await house.agent({ name: 'db 1' });
+  const farhand = openLine(house);
+  const { file, env } = farhand.program;
+  const bin = temporaryFolder('bin');
+  writeFileSync(join(bin, 'farhand'), `#!/bin/sh\nexec ${process.execPath} ${file} "$@"\n`);
+  chmodSync(join(bin, 'farhand'), 0o755);
+  const there = temporaryFolder('there');
+  mkdirSync(join(there, 'site'));
+  writeFileSync(join(there, 'some file'), '');
+  writeFileSync(join(there, 'evil\u001b[2J'), '');
+  return { house, agent, farhand, there, env: { ...env, PATH: `${bin}:${env.PATH}`, TERM: 'dumb' } };
+}
+
+needs('bash')(
+  'bash gets verbs, flags, choices, machines and remote paths; a broker that is away gives none',
+  async () => {
+    const { env, there } = await openScene();
+    const complete = async (line: string, more: Record<string, string> = {}): Promise<string[]> => {
+      const script = `eval "$(farhand completion bash)"; COMP_LINE=$1; COMP_POINT=\${#COMP_LINE}
+      _farhand farhand 2>/dev/null; printf '%s\\n' "\${COMPREPLY[@]}"`;
+      const args = ['--norc', '-c', script, 'bash', line];
+      const { stdout, stderr } = await run('bash', args, { env: { ...env, ...more } });
+      expect(stderr).toBe('');
+      return stdout.split('\n').filter(Boolean);
+    };
+    const nowhere = { FARHAND_URL: 'http://127.0.0.1:2' };
+    const cases: [line: string, found: string[], env?: Record<string, string>][] = [
+      ['farhand mach', ['machines']],
+      ['farhand machines re', ['rename', 'remove']],
+      ['farhand exec --t', ['--tags', '--timeout']],
+      ['farhand machines list --status ', ['online', 'offline']],
+      ['farhand machines tag r', ['remove']],
+      ['farhand exec ', ['db\\ 1', 'web-1']],
+      ['farhand exec web-1 -- up', []],
+      ['farhand commands list --machine w', ['web-1']],
+      ['farhand files ls we', ['web-1:']],
+      ['farhand files put ', []],
+      // After a colon bash has begun a new word.
+      [`farhand files ls web-1:${there}/s`, [`${there}/site/`, `${there}/some\\ file`]],
+      [`farhand files ls web-1:${there}/e`, []],
+      [`farhand files get "db 1:${there}/si`, [`${there}/site/`]],
+      ['farhand exec ', [], nowhere],
+      ['farhand exec ', [], { FARHAND_API_KEY: 'wrong' }],
+      ['farhand nonsense ', []],
+    ];
+    // On a busy machine a broker may need more than the second that it has.
+    const patience = { timeout: 15_000, interval: 50 };
+    const check = ([line, found, more]: (typeof cases)[number]) =>
+      vi.waitFor(async () => expect([line, await complete(line, more)]).toEqual([line, found]), patience);
+    for (let at = 0; at < cases.length; at += 3) await Promise.all(cases.slice(at, at + 3).map(check));
+  },
+);
+
+test.skipIf(lacks('bash') || !loadPtyMaker())(
+  'TAB in an interactive bash completes a machine (needs bash, the pty library)',
+  async () => {
+    const { house, agent, env } = await openScene();
+    const { client } = house;
+    const args = ['--norc', '--noprofile', '-i'];
+    const shell = { machine_id: agent.machineId, shell: 'bash', args, env };
+    const { session_id } = await client.sessions.create(shell);
+    const terminal = await client.sessions.terminal(await client.sessions.attach({ session_id }));
+    let seen = '';
+    const reading = (async () => {
+      for await (const bytes of terminal.output) seen += Buffer.from(bytes).toString();
+    })();
+    await terminal.write('eval "$(farhand completion bash)"; echo rea""dy\n');
+    await vi.waitFor(() => expect(seen).toMatch(/^ready/m), { timeout: 15_000 });
+    await terminal.write('farhand machines get we\t');
+    await vi.waitFor(() => expect(seen).toContain('machines get web-1 '), { timeout: 15_000 });
+    await client.sessions.end({ session_id });
+    await reading;
+  },
+);
+
+needs('zsh')('zsh loads its script and gets candidates', async () => {
+  const { env } = await openScene();
+  const script = `autoload -U compinit; compinit -u -D; eval "$(farhand completion zsh)"
+    compadd() { print -rl -- "\${@:#-*}"; }; words=(farhand exec we); CURRENT=3; _farhand`;
+  const { stdout } = await run('zsh', ['-f', '-c', script], { env });
+  expect(stdout.trim()).toBe('web-1');
+});
+
+needs('fish')('fish loads its script and gets candidates', async () => {
+  const { env } = await openScene();
+  const script = 'farhand completion fish | source; complete -C "farhand exec we"';
+  const { stdout } = await run('fish', ['--no-config', '-c', script], { env });
+  expect(stdout.trim()).toBe('web-1');
+});
+
+test('farhand completion knows three shells', async () => {
+  const farhand = openLine();
+  const { code, err } = await farhand('completion', ['tcsh']);
+  expect([code, err]).toEqual([2, expect.stringContaining('Allowed choices are bash, zsh, fish')]);
+});

@@ -1,0 +1,239 @@
+// farhand exec: bytes, input, signals, exit codes, broken connections, many machines.
+import { createHash, randomBytes } from 'node:crypto';
+import { existsSync, statSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, test, vi } from 'vitest';
+import { openLine } from '../cli-bench.ts';
+import { openHouse, temporaryFolder } from '../house.ts';
+import { openProxy } from '../proxy.ts';
+
+async function openScene() {
+  const house = await openHouse();
+  const agent = await house.agent({ name: 'web-1', tags: 'web' });
+  return { house, agent, farhand: openLine(house) };
+}
+
+const patience = { timeout: 15_000, interval: 50 };
+
+describe('farhand exec on one machine', () => {
+  test('passes on every byte as it is, escape sequences too, as ssh does', async () => {
+    const { farhand } = await openScene();
+    const { stdout } = await farhand('exec', ['web-1', '--', forgery]);
+    expect(stdout.includes('\u001b[1A\rother-1 | forged')).toBe(true);
+  });
+
+  test('exits with the code of the command, or explains why there is none', async () => {
+    const { farhand } = await openScene();
+    const [plain, killed, late, missing, away] = await Promise.all([
+      farhand('exec', ['web-1', '--', 'echo out; echo err >&2; exit 3']),
+      farhand('exec', ['web-1', '--', 'kill -KILL $$']),
+      farhand('exec', ['web-1', '--timeout', '200ms', '--', 'sleep 60']),
+      farhand('exec', ['web-1', '--', '/no/such/program', 'x']),
+      farhand('exec', ['web-2', '--', 'true']),
+    ]);
+    expect([plain.code, plain.out, plain.err]).toEqual([3, 'out\n', 'err\n']);
+    expect([killed.code, killed.err]).toEqual([137, 'farhand: killed by SIGKILL\n']);
+    expect([late.code, late.err]).toEqual([124, expect.stringMatching(/^farhand: timeout/)]);
+    expect(missing.code).not.toBe(0);
+    expect(missing.err).toMatch(/^farhand: /);
+    expect([away.code, away.err]).toEqual([1, expect.stringContaining('there is no machine web-2')]);
+  });
+
+  test('takes one word as a line of shell, several as a program and its arguments', async () => {
+    const { farhand } = await openScene();
+    const folder = temporaryFolder('cwd');
+    const [line, program, about] = await Promise.all([
+      farhand('exec', ['web-1', '--', 'echo $((6 * 7))']),
+      farhand('exec', ['web-1', '--', 'printf', '%s|', '$((6 * 7))', '--detach', 'a b']),
+      farhand('exec', ['web-1', '--cwd', folder, '--env', 'A=x=y', '--', 'echo $A; pwd']),
+    ]);
+    expect([line.out, program.out]).toEqual(['42\n', '$((6 * 7))|--detach|a b|']);
+    expect(about.out).toBe(`x=y\n${folder}\n`);
+  });
+
+  test('takes the values of --env out of its own command line', async () => {
+    const { farhand } = await openScene();
+    const all = 'cat /proc/[0-9]*/cmdline | tr "\\0" " "';
+    const look = `case $(${all}) in *"$TOKEN"*) echo seen;; *) echo unseen;; esac`;
+    const token = randomBytes(16).toString('hex');
+    const { out } = await farhand('exec', ['web-1', '--env', `TOKEN=${token}`, '--', look]);
+    expect(out).toBe('unseen\n');
+  });
+
+  test('passes on every byte of input and output', async () => {
+    const { farhand } = await openScene();
+    const bytes = Buffer.alloc(1_500_000, Buffer.from(Array.from({ length: 251 }, (_, n) => n + 3)));
+    const { code, stdout, err } = await farhand('exec', ['web-1', '--', 'cat'], { input: bytes });
+    expect([code, err]).toEqual([0, '']);
+    const sum = (of: Buffer): string => createHash('sha256').update(of).digest('hex');
+    expect([stdout.length, sum(stdout)]).toEqual([bytes.length, sum(bytes)]);
+  });
+
+  test('ends if the command ignores its input, and if the reader of the output leaves', async () => {
+    const { house, farhand } = await openScene();
+    const { code } = await farhand('exec', ['web-1', '--', 'exit 5'], { input: Buffer.alloc(300_000) });
+    expect(code).toBe(5);
+    const running = farhand.start('exec', ['web-1', '--', 'while sleep 0.02; do echo line; done']);
+    await running.says(/line/);
+    running.child.stdout?.destroy();
+    expect((await running.ended).code).toBe(141);
+    await vi.waitFor(async () => {
+      const { items } = await house.client.commands.list({ limit: 1 });
+      expect(items[0]?.status).toBe('cancelled');
+    }, patience);
+  });
+
+  test('cancels on Ctrl-C with all that the command started, and leaves at once on the next', async () => {
+    const { house, farhand } = await openScene();
+    const running = farhand.start('exec', ['web-1', '--', 'echo on; sleep 300']);
+    await running.says(/on/);
+    running.child.kill('SIGINT');
+    expect((await running.ended).code).toBe(130);
+    expect((await house.client.commands.list({ limit: 1 })).items[0]?.status).toBe('cancelled');
+    const stubborn = farhand.start('exec', [
+      'web-1',
+      '--',
+      'trap "" TERM; echo on; while :; do sleep 0.1; done',
+    ]);
+    await stubborn.says(/on/);
+    stubborn.child.kill('SIGTERM');
+    await vi.waitFor(() => {
+      stubborn.child.kill('SIGTERM');
+      expect(stubborn.child.exitCode).toBe(143);
+    }, patience);
+  });
+
+  test('continues where it was after its connection broke', async () => {
+    const { house, farhand } = await openScene();
+    const proxy = await openProxy(new URL(house.url).host);
+    const go = join(temporaryFolder('go'), 'go');
+    const running = farhand.start(
+      'exec',
+      ['web-1', '--', `echo one; while ! [ -e ${go} ]; do sleep 0.05; done; echo two; exit 6`],
+      {
+        env: { FARHAND_URL: `http://${proxy.address}` },
+      },
+    );
+    await running.says(/one/);
+    proxy.cut();
+    await farhand('exec', ['web-1', '--', `touch ${go}`]);
+    const { code, out, err } = await running.ended;
+    expect([code, out, err]).toEqual([6, 'one\ntwo\n', '']);
+    await proxy.close();
+  });
+
+  test('prints lines of JSON for programs, and only the id with --detach', async () => {
+    const { house, farhand } = await openScene();
+    const { out } = await farhand('exec', [
+      'web-1',
+      '-o',
+      'json',
+      '--',
+      'printf "\\377"; echo text >&2; exit 2',
+    ]);
+    const lines = out
+      .trim()
+      .split('\n')
+      .map((line) => JSON.parse(line));
+    expect(lines).toContainEqual(
+      expect.objectContaining({ stream: 'stdout', data: '/w==', encoding: 'base64' }),
+    );
+    expect(lines).toContainEqual(
+      expect.objectContaining({ stream: 'stderr', data: 'text\n', encoding: 'utf-8' }),
+    );
+    expect(lines.at(-1)).toMatchObject({ status: 'failed', exit_code: 2 });
+    const folder = temporaryFolder('detached');
+    const detached = await farhand('exec', ['web-1', '--detach', '--', `sleep 0.2; touch ${folder}/done`]);
+    const command_id = detached.out.trim();
+    expect((await house.client.commands.get({ command_id })).status).toMatch(/queued|running|completed/);
+    await vi.waitFor(() => expect(existsSync(join(folder, 'done'))).toBe(true), patience);
+  });
+});
+
+test('farhand exec loads little before it asks: no schemas, no second HTTP client, no other verb', async () => {
+  const { farhand } = await openScene();
+  // A guard of its 150 ms that no busy machine can fail.
+  const hook = `import { registerHooks } from 'node:module';
+    const load = (url, context, next) => { process.stderr.write('loads ' + url + '\\n'); return next(url, context); };
+    registerHooks({ load });`;
+  const env = { NODE_OPTIONS: `--import=data:text/javascript,${encodeURIComponent(hook)}` };
+  const { code, err } = await farhand('exec', ['web-1', '--', 'true'], { env });
+  const loaded = [...err.matchAll(/^loads file:\/\/(.*)$/gm)].map(([, file = '']) => statSync(file).size);
+  expect([code, loaded.length > 3]).toEqual([0, true]);
+  expect(loaded.reduce((sum, bytes) => sum + bytes, 0)).toBeLessThan(160_000);
+});
+
+/** Moves the cursor up and writes another machine's line; a carriage return and C1 do as well. */
+const forgery = String.raw`printf 'good\tday\r\n\033[1A\rother-1 | forged\rother-1 | forged\n\033]0;title\007\302\2332J\342\200\256turned\n'`;
+
+describe('farhand exec on several machines', () => {
+  test('prints no escape sequence, carriage return, C1 or bidi control of a machine before another one’s line', async () => {
+    const { house, farhand } = await openScene();
+    await house.agent({ name: 'other-1', tags: 'other' });
+    const { out, err } = await farhand('exec', ['web-1', 'other-1', '--', `${forgery}; ${forgery} >&2`]);
+    const lines = (name: string) => [
+      `${name} | good\tday`,
+      `${name} | \ufffdother-1 | forged\ufffdother-1 | forged`,
+      `${name} | \ufffdturned`,
+    ];
+    const expected = [...lines('web-1  '), ...lines('other-1')];
+    expect(out.split('\n').filter(Boolean).toSorted()).toEqual(expected.toSorted());
+    expect(
+      err
+        .split('\n')
+        .filter((line) => line.includes(' | '))
+        .toSorted(),
+    ).toEqual(expected.toSorted());
+  });
+
+  test('escapes control characters in JSON without changing its value', async () => {
+    const { farhand } = await openScene();
+    const text = 'a\u009b2J\u007f\u2028\u202eb\u2066\n';
+    const { out } = await farhand('exec', ['web-1', '-o', 'json', '--', `printf '${text.trimEnd()}\\n'`]);
+    expect(out).not.toMatch(
+      // biome-ignore lint/suspicious/noControlCharactersInRegex: that there are none is the point
+      /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069]/,
+    );
+    expect(JSON.parse(out.split('\n')[0] ?? '')).toMatchObject({ data: text });
+  });
+
+  test('prefixes each line with its machine, prints a summary, and exits with 1 if one failed', async () => {
+    const { house, farhand } = await openScene();
+    const db = await house.agent({ name: 'database-1', tags: 'web' });
+    await house.agent({ name: 'other-1', tags: 'other' });
+    const [mixed, good, none] = await Promise.all([
+      farhand('exec', [
+        '--tag',
+        'web',
+        '--',
+        `echo "$FARHAND_MACHINE_ID"; pwd >&2; printf half; ls ${db.dataDir}/nothing-here 2>/dev/null || exit 3`,
+      ]),
+      farhand('exec', ['web-1', 'other-1', '-i', '--', 'cat'], { input: 'to both\n' }),
+      farhand('exec', ['--tag', 'nobody', '--', 'true']),
+    ]);
+    expect(mixed.code).toBe(1);
+    expect(mixed.out).toMatch(/^web-1 {6}\| half$/m);
+    expect(mixed.out).toMatch(/^database-1 \| half$/m);
+    expect(mixed.err).toMatch(/2 machines: 2 failed\n(.*\n)*? {2}web-1: exit code 3/);
+    expect([good.code, good.out.split('\n').sort()]).toEqual([
+      0,
+      ['', 'other-1 | to both', 'web-1   | to both'],
+    ]);
+    expect([none.code, none.err]).toEqual([
+      1,
+      expect.stringMatching(/^farhand: .*no machine has them all.*\n$/),
+    ]);
+  });
+
+  test('starts no more machines after --max-failures', async () => {
+    const { house, farhand } = await openScene();
+    await house.agent({ name: 'web-2', tags: 'web' });
+    const flags = ['--concurrency', '1', '--max-failures', '0', '-o', 'json'];
+    const { code, out } = await farhand('exec', ['--tag', 'web', ...flags, '--', 'exit 1']);
+    const ends = out
+      .trim()
+      .split('\n')
+      .map((line) => String(JSON.parse(line).status));
+    expect([code, ends.toSorted((a, b) => a.localeCompare(b))]).toEqual([1, ['expired', 'failed']]);
+  });
+});

@@ -1,0 +1,513 @@
+// farhand files: between here and machines, whole or not at all; and what a hostile machine cannot do here.
+import { spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import {
+  existsSync,
+  lstatSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  readlinkSync,
+  statSync,
+  symlinkSync,
+  truncateSync,
+  utimesSync,
+  writeFileSync,
+} from 'node:fs';
+import { createServer, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test, vi } from 'vitest';
+import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
+import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../shared/tar/index.ts';
+import { open, openLine, type Running } from '../cli-bench.ts';
+import { openHouse, temporaryFolder } from '../house.ts';
+
+async function openScene() {
+  const house = await openHouse();
+  const agent = await house.agent({ name: 'web-1' });
+  return {
+    house,
+    agent,
+    farhand: openLine(house),
+    there: temporaryFolder('there'),
+    here: temporaryFolder('here'),
+  };
+}
+
+/** A folder with what trees have. */
+function plant(folder: string): void {
+  mkdirSync(join(folder, 'deep/er'), { recursive: true });
+  mkdirSync(join(folder, 'empty'));
+  writeFileSync(join(folder, 'one'), 'one\n', { mode: 0o600 });
+  writeFileSync(join(folder, 'deep/er/run'), '#!/bin/sh\n', { mode: 0o755 });
+  writeFileSync(Buffer.concat([Buffer.from(`${folder}/`), Buffer.from([0xff, 0xfe])]), 'no UTF-8');
+  symlinkSync('deep/er/run', join(folder, 'link'));
+}
+
+const same = (a: string, b: string): void => {
+  const { status, stdout } = spawnSync('diff', ['-r', '--no-dereference', a, b], { encoding: 'utf8' });
+  expect([status, stdout]).toEqual([0, '']);
+};
+
+describe('farhand files', () => {
+  test('refuses an impossible transfer before it begins, and leaves nothing partial', async () => {
+    const { farhand, there, here } = await openScene();
+    mkdirSync(join(here, 'tree'));
+    mkdirSync(join(there, 'tree'));
+    writeFileSync(join(here, 'file'), 'kept');
+    const answers = await Promise.all([
+      farhand('files get', ['web-1:/no/such/file', here]),
+      farhand('files get', [`web-1:${there}/tree`, join(here, 'tree', '..', 'file')]),
+      farhand('files get', [`web-1:${there}/tree`, here]),
+      farhand('files put', [join(here, 'missing'), `web-1:${there}`]),
+      farhand('files put', ['-', `web-1:${there}`], { input: 'x' }),
+      farhand('files rm', [`web-1:${there}/tree`, 'web-9:/x', '--yes']),
+    ]);
+    for (const { code, err } of answers)
+      expect([code, err]).toEqual([1, expect.stringMatching(/^farhand: /)]);
+    expect([readdirSync(here).sort(), readdirSync(there)]).toEqual([['file', 'tree'], ['tree']]);
+    expect(readFileSync(join(here, 'file'), 'utf8')).toBe('kept');
+  });
+
+  test('puts and gets files, directories, standard input and output', async () => {
+    const { farhand, there, here } = await openScene();
+    plant(join(here, 'tree'));
+    writeFileSync(join(here, 'large'), Buffer.alloc(3_000_000, 'farhand '));
+    // What leads out is left out, and said.
+    symlinkSync('/etc/passwd', join(here, 'tree/out'));
+    const put = await farhand('files put', [join(here, 'tree'), join(here, 'large'), `web-1:${there}`]);
+    expect([put.code, put.err]).toEqual([0, expect.stringMatching(/^farhand: entry out: .*left out\n$/)]);
+    spawnSync('rm', [join(here, 'tree/out')]);
+    same(join(here, 'tree'), join(there, 'tree'));
+    expect(readFileSync(join(there, 'large'))).toEqual(readFileSync(join(here, 'large')));
+    expect(statSync(join(there, 'tree/deep/er/run')).mode & 0o777).toBe(0o755);
+
+    mkdirSync(join(here, 'back'));
+    const got = await farhand.json('files get', [
+      `web-1:${there}/tree`,
+      `web-1:${there}/large`,
+      join(here, 'back'),
+    ]);
+    expect(got.paths).toEqual([join(here, 'back/tree'), join(here, 'back/large')]);
+    same(join(here, 'tree'), join(here, 'back/tree'));
+    expect(statSync(join(here, 'back/tree/one')).mode & 0o777).toBe(0o600);
+
+    await farhand('files put', ['-', `web-1:${there}/new/in`, '--parents', '--mode', '0640'], {
+      input: Buffer.from([0, 255, 10]),
+    });
+    expect(statSync(join(there, 'new/in')).mode & 0o777).toBe(0o640);
+    const [cat, out, tar] = await Promise.all([
+      farhand('files cat', [`web-1:${there}/new/in`, `web-1:${there}/tree/one`]),
+      farhand('files get', [`web-1:${there}/new/in`, '-']),
+      farhand('files get', [`web-1:${there}/tree`, '-']),
+    ]);
+    expect(cat.stdout).toEqual(Buffer.from([0, 255, 10, ...Buffer.from('one\n')]));
+    expect(out.stdout).toEqual(Buffer.from([0, 255, 10]));
+    const listed = spawnSync('tar', ['t'], { input: tar.stdout, encoding: 'utf8' });
+    expect(listed.stdout).toContain('deep/er/run\n');
+  });
+
+  test('lists, copies, moves, creates, finds and deletes', async () => {
+    const { house, farhand, there } = await openScene();
+    await house.agent({ name: 'web-2' });
+    plant(join(there, 'tree'));
+    const list = await farhand('files ls', [`web-1:${there}/tree`]);
+    expect(list.out).toMatch(/^0600 +\S+ +\S+ +4 B +\d{4}-\d\d-\d\d [\d:]+ {2}one$/m);
+    expect(list.out).toMatch(/link -> deep\/er\/run$/m);
+    expect((await farhand('files ls', [`web-1:${there}/tree/one`])).out).toContain('one');
+    const copied = await farhand.json('files cp', [`web-1:${there}/tree`, `web-2:${there}/copy`]);
+    expect(copied).toMatchObject({ path: join(there, 'copy'), files_copied: 3 });
+    const again = await farhand('files cp', [`web-1:${there}/tree/one`, `web-2:${there}/copy/one`]);
+    const moved = await farhand('files mv', [`web-1:${there}/tree/one`, `web-1:${there}/two`]);
+    expect([again.code, again.err]).toEqual([1, expect.stringMatching(/already_exists.*\n.*--overwrite/)]);
+    expect([moved.code, existsSync(join(there, 'two'))]).toEqual([0, true]);
+    expect((await farhand('files mkdir', [`web-1:${there}/a/b`])).code).toBe(1);
+    expect((await farhand.json('files mkdir', ['-p', `web-1:${there}/a/b`])).path).toBe(join(there, 'a/b'));
+    expect((await farhand('files mkdir', ['-p', `web-1:${there}/a/b`])).code).toBe(0);
+    const [found, matched] = await Promise.all([
+      farhand('files find', [`web-1:${there}`, '--name', 'run']),
+      farhand('files find', [`web-1:${there}`, '--content', 'ONE', '--ignore-case']),
+    ]);
+    expect(found.out.split('\n').sort()).toEqual([
+      '',
+      join(there, 'copy/deep/er/run'),
+      join(there, 'tree/deep/er/run'),
+    ]);
+    expect(matched.out).toContain(`${join(there, 'two')}:1:one\n`);
+    expect((await farhand('files rm', ['--yes', `web-1:${there}/copy`])).err).toContain(
+      'directory_not_empty',
+    );
+    await farhand.json('files rm', ['-r', '--yes', `web-1:${there}/copy`, `web-1:${there}/two`]);
+    expect(readdirSync(there).sort()).toEqual(['a', 'tree']);
+  });
+});
+
+describe('farhand files touch', () => {
+  const old = new Date('2001-02-03T04:05:06.789Z');
+
+  test('refuses what it may not create or change, and leaves everything as it was', async () => {
+    const { house, agent, farhand, there, here } = await openScene();
+    await house.agent({ name: 'rooted', flags: ['--root', there] });
+    const [file, out] = [join(there, 'file'), join(here, 'out')];
+    for (const path of [file, out]) {
+      writeFileSync(path, 'x');
+      utimesSync(path, old, old);
+    }
+    symlinkSync(out, join(there, 'to-file'));
+    symlinkSync(join(here, 'new'), join(there, 'to-none'));
+    spawnSync('mkfifo', [join(there, 'pipe')]);
+    const before = readdirSync(agent.dataDir);
+    const cases: [code: string, ...args: string[]][] = [
+      ['permission_denied', `rooted:${out}`],
+      ['permission_denied', `rooted:${join(here, 'new')}`],
+      ['permission_denied', `rooted:${join(there, 'to-file')}`],
+      ['permission_denied', `rooted:${join(there, 'to-none')}`],
+      ['permission_denied', `web-1:${agent.dataDir}`],
+      ['permission_denied', `web-1:${join(agent.dataDir, 'new')}`],
+      ['permission_denied', '--existing', `web-1:${process.execPath}`],
+      ['file_not_found', '--existing', `web-1:${join(there, 'none')}`],
+      ['file_not_found', `web-1:${join(there, 'none/below')}`],
+      ['is_a_directory', `web-1:${join(there, 'none')}/`],
+      ['not_a_directory', `web-1:${file}/`],
+      ['not_a_directory', `web-1:${join(file, 'below')}`],
+      ['unsupported_file', `web-1:${join(there, 'pipe')}`],
+    ];
+    const answers = await Promise.all(cases.map(([, ...args]) => farhand('files touch', args)));
+    for (const [at, { code, err }] of answers.entries())
+      expect([cases[at], code, err]).toEqual([cases[at], 1, expect.stringContaining(cases[at]?.[0] ?? '')]);
+    expect((await farhand('files touch', ['--modified-at', 'noon', `web-1:${file}`])).code).toBe(2);
+    expect(readdirSync(there).sort()).toEqual(['file', 'pipe', 'to-file', 'to-none']);
+    expect([readdirSync(here), readdirSync(agent.dataDir)]).toEqual([['out'], before]);
+    expect([file, out].map((path) => statSync(path).mtime)).toEqual([old, old]);
+  });
+
+  test('creates an empty file, and answers as stat does', async () => {
+    const { house, agent, farhand, there } = await openScene();
+    const [path, timed] = [join(there, 'new'), join(there, 'timed')];
+    const start = Date.now();
+    const touched = await farhand.json('files touch', [`web-1:${path}`]);
+    const { mode, size, mtimeMs } = statSync(path);
+    expect([mode & 0o7777, size]).toEqual([0o644, 0]);
+    // The kernel's clock for files is a tick behind.
+    expect([mtimeMs > start - 100, mtimeMs < Date.now() + 100]).toEqual([true, true]);
+    expect(touched).toEqual(await house.client.files.stat({ machine_id: agent.machineId, path }));
+    const { out } = await farhand('files touch', [`web-1:${timed}`, '--modified-at', old.toISOString()]);
+    expect([out, statSync(timed).mtime]).toEqual([`${timed}\n`, old]);
+    // A symlink inside the roots is followed.
+    symlinkSync('target', join(there, 'link'));
+    const linked = await farhand.json('files touch', [`web-1:${join(there, 'link')}`]);
+    expect([linked.link_target, statSync(join(there, 'target')).size]).toEqual(['target', 0]);
+  });
+
+  test('sets the modification time of what is there, to the millisecond, and nothing else', async () => {
+    const { farhand, there } = await openScene();
+    const file = join(there, 'file');
+    writeFileSync(file, 'kept', { mode: 0o640 });
+    utimesSync(file, old, old);
+    symlinkSync('file', join(there, 'link'));
+    const linkTime = lstatSync(join(there, 'link')).mtimeMs;
+    // Half of all milliseconds are not exact as seconds in floating point; Node sets negative numbers to now.
+    for (const time of ['2026-11-21T10:00:00.123Z', '2026-11-21T10:00:00.001Z', '1969-12-31T23:59:58.997Z']) {
+      const touched = await farhand.json('files touch', [
+        `web-1:${join(there, 'link')}`,
+        '--modified-at',
+        time,
+      ]);
+      const { mtimeNs, atimeMs, mode } = statSync(file, { bigint: true });
+      expect([touched.modified_at, touched.size]).toEqual([time, 4]);
+      expect(Math.abs(Number(mtimeNs - BigInt(Date.parse(time)) * 1_000_000n))).toBeLessThan(1_000);
+      expect([atimeMs, mode & 0o777n]).toEqual([BigInt(old.getTime()), 0o640n]);
+    }
+    const [before, copy] = [statSync(file).mtime, join(there, 'copy')];
+    await farhand('files cp', [`web-1:${file}`, `web-1:${copy}`]);
+    expect(statSync(copy).mtime).toEqual(before);
+    expect(lstatSync(join(there, 'link')).mtimeMs).toBe(linkTime);
+    utimesSync(there, old, old);
+    const start = Date.now();
+    await farhand.json('files touch', ['--existing', `web-1:${there}`]);
+    await farhand.json('files touch', [`web-1:${file}`]);
+    expect([there, file].map((path) => statSync(path).mtimeMs >= start)).toEqual([true, true]);
+    expect(readFileSync(file, 'utf8')).toBe('kept');
+  });
+});
+
+describe('farhand files, in edge cases', () => {
+  test('several sources need a directory as target and different names', async () => {
+    const { farhand, there, here } = await openScene();
+    for (const folder of ['a', 'b']) mkdirSync(join(here, folder));
+    for (const path of ['a/x', 'b/x', 'b/y']) writeFileSync(join(here, path), path);
+    const [a, b, y] = ['a/x', 'b/x', 'b/y'].map((path) => join(here, path)) as [string, string, string];
+    const answers = await Promise.all([
+      farhand('files put', [a, y, `web-1:${there}/new`]),
+      farhand('files put', [a, b, `web-1:${there}`]),
+      farhand('files get', [`web-1:${a}`, `web-1:${y}`, join(here, 'new')]),
+      farhand('files get', [`web-1:${a}`, `web-1:${b}`, here]),
+    ]);
+    expect(answers.map(({ code }) => code)).toEqual([2, 2, 2, 2]);
+    expect([readdirSync(there), readdirSync(here).sort()]).toEqual([[], ['a', 'b']]);
+  });
+
+  test('copies and moves into a directory, and replaces on either side only with --overwrite', async () => {
+    const { farhand, there, here } = await openScene();
+    mkdirSync(join(there, 'into'));
+    for (const path of ['one', 'two']) writeFileSync(join(there, path), path);
+    writeFileSync(join(here, 'one'), 'mine');
+    const [up, down] = await Promise.all([
+      farhand('files cp', [join(here, 'one'), `web-1:${there}`]),
+      farhand('files cp', [`web-1:${there}/one`, here]),
+    ]);
+    for (const { code, err } of [up, down])
+      expect([code, err]).toEqual([1, expect.stringContaining('--overwrite')]);
+    expect([join(here, 'one'), join(there, 'one')].map((path) => readFileSync(path, 'utf8'))).toEqual([
+      'mine',
+      'one',
+    ]);
+    await farhand.json('files cp', [join(here, 'one'), `web-1:${there}`, '--overwrite']);
+    expect(readFileSync(join(there, 'one'), 'utf8')).toBe('mine');
+    await farhand.json('files cp', [`web-1:${there}/two`, join(here, 'one'), '--overwrite']);
+    expect(readFileSync(join(here, 'one'), 'utf8')).toBe('two');
+    await farhand.json('files cp', [`web-1:${there}/one`, `web-1:${there}/into`]);
+    await farhand.json('files mv', [`web-1:${there}/two`, `web-1:${there}/into`]);
+    expect(readdirSync(join(there, 'into')).sort()).toEqual(['one', 'two']);
+  });
+
+  test('puts a tree with --mode, through a symlink to it, with the longest possible names', async () => {
+    const { farhand, there, here } = await openScene();
+    const long = 'ü'.repeat(127);
+    plant(join(here, 'tree'));
+    writeFileSync(join(here, long), 'long');
+    symlinkSync('tree', join(here, 'link'));
+    const put = ['link', long].map((name) => join(here, name));
+    await farhand.json('files put', [...put, `web-1:${there}`, '--mode', '0600']);
+    expect(statSync(join(there, 'link/deep/er/run')).mode & 0o777).toBe(0o600);
+    expect(readdirSync(join(there, 'link/deep'))).toEqual(['er']);
+    const back = temporaryFolder('back');
+    await farhand.json('files get', [`web-1:${there}/${long}`, back]);
+    expect(readdirSync(back)).toEqual([long]);
+    expect((await farhand('files put', [...put, `web-1:${there}`, '--mode', 'rw'])).code).toBe(2);
+  });
+
+  test('ends on a refusal and on Ctrl-C though standard input stays open', async () => {
+    const { farhand, there } = await openScene();
+    const quiet = (path: string): Running => {
+      const running = farhand.start('files put', ['-', `web-1:${path}`], { input: open });
+      running.child.stdin?.write('x');
+      return running;
+    };
+    const refused = await quiet(`${there}/no/such/x`).ended;
+    expect([refused.code, refused.err]).toEqual([1, expect.stringContaining('file_not_found')]);
+    const waiting = quiet(`${there}/x`);
+    await vi.waitFor(() => expect(readdirSync(there)).toHaveLength(1), { timeout: 15_000 });
+    waiting.child.kill('SIGINT');
+    expect((await waiting.ended).code).toBe(130);
+    await vi.waitFor(() => expect(readdirSync(there)).toEqual([]), { timeout: 15_000 });
+  });
+
+  test('reads no further after Ctrl-C', async () => {
+    const { farhand, there } = await openScene();
+    // It has no end.
+    const running = farhand.start('files put', ['/dev/zero', `web-1:${there}/x`]);
+    await vi.waitFor(() => expect(readdirSync(there)).toHaveLength(1), { timeout: 15_000 });
+    running.child.kill('SIGINT');
+    const { code, err } = await running.ended;
+    expect([code, err]).toEqual([130, 'farhand: interrupted; nothing partial is left\n']);
+  });
+
+  test('on Ctrl-C names the directory that was partly sent; a fetch leaves nothing', async () => {
+    const { farhand, there, here } = await openScene();
+    mkdirSync(join(here, 'tree'));
+    writeFileSync(join(here, 'tree/a'), 'a');
+    writeFileSync(join(here, 'tree/b'), '');
+    truncateSync(join(here, 'tree/b'), 8_000_000_000);
+    const put = farhand.start('files put', [join(here, 'tree'), `web-1:${there}`]);
+    await vi.waitFor(() => expect(existsSync(join(there, 'tree/a'))).toBe(true), { timeout: 15_000 });
+    put.child.kill('SIGINT');
+    const { code, err } = await put.ended;
+    expect([code, err]).toEqual([
+      130,
+      `farhand: interrupted; ${there}/tree holds what had arrived; repeat to send the rest\n`,
+    ]);
+    const back = temporaryFolder('back');
+    const get = farhand.start('files get', [`web-1:${here}/tree`, join(back, 'tree')]);
+    await vi.waitFor(() => expect(readdirSync(back)).toHaveLength(1), { timeout: 15_000 });
+    get.child.kill('SIGINT');
+    expect((await get.ended).err).toBe('farhand: interrupted; nothing partial is left\n');
+    expect(readdirSync(back)).toEqual([]);
+  });
+
+  test.skipIf(!loadPtyMaker())(
+    'draws percent and time left of files and of directories, there and back (needs the pty library)',
+    async () => {
+      const { house, agent, farhand, there, here } = await openScene();
+      mkdirSync(join(here, 'tree/.hidden'), { recursive: true });
+      writeFileSync(join(here, 'tree/.hidden/large'), '');
+      truncateSync(join(here, 'tree/.hidden/large'), 64_000_000);
+      const draws = async (...args: string[]): Promise<string> => {
+        const { file, env } = farhand.program;
+        const { client } = house;
+        const { session_id } = await client.sessions.create({
+          ...{ machine_id: agent.machineId, shell: process.execPath, args: [file, 'files', ...args], env },
+        });
+        const terminal = await client.sessions.terminal(await client.sessions.attach({ session_id }));
+        const parts: Uint8Array[] = [];
+        for await (const bytes of terminal.output) parts.push(Buffer.from(bytes));
+        expect(await terminal.ended).toMatchObject({ why: 'ended', exit_code: 0 });
+        return Buffer.concat(parts).toString();
+      };
+      const put = await draws('put', join(here, 'tree'), `web-1:${there}`);
+      const got = await Promise.all([
+        draws('get', `web-1:${there}/tree`, join(here, 'back')),
+        draws('get', `web-1:${there}/tree/.hidden/large`, here),
+      ]);
+      for (const text of [put, ...got]) {
+        expect(text).toMatch(/\[#* *\] \d?\d % .* left/);
+        expect(text).toMatch(/\[#+\] 100 % [^\r]*\r\n$/);
+      }
+    },
+    60_000,
+  );
+
+  test('an error about a local path names the path and the next step', async () => {
+    const scene = await openScene();
+    const { farhand, there, here } = scene;
+    const { house } = scene;
+    await house.client.commands.create({
+      machine_id: scene.agent.machineId,
+      command: `echo x > ${there}/one`,
+    });
+    const [read, missing, full, through] = await Promise.all([
+      // No file of /proc/self/mem can be read from its begin.
+      farhand('files put', ['/proc/self/mem', `web-1:${there}/x`]),
+      farhand('files put', [join(here, 'none'), `web-1:${there}/x`]),
+      farhand('files get', [`web-1:${there}/one`, '/dev/full']),
+      farhand('files get', [`web-1:${there}/one`, '/etc/passwd/one']),
+    ]);
+    expect([read, missing, full, through].map(({ code, err }) => [code, err])).toEqual([
+      [1, 'farhand: /proc/self/mem: the disk reports an error (EIO); see dmesg\n'],
+      [1, `farhand: ${here}/none: does not exist (ENOENT); is the path right?\n`],
+      [1, expect.stringMatching(/^farhand: \/dev\/full: the disk is full \(ENOSPC\); make room there .*\n$/)],
+      [1, expect.stringMatching(/^farhand: \/etc\/passwd\/one: .* \(ENOTDIR\); is the path right\?\n$/)],
+    ]);
+  });
+});
+
+// ---- A machine that means harm
+
+const id = `mach_${'x'.repeat(22)}`;
+
+/** A broker as far as `files get` needs one, whose machine sends what the test likes. */
+async function openHostile(
+  send: (response: ServerResponse) => void,
+  type: 'file' | 'directory' = 'directory',
+) {
+  const server = createServer((request, response) => {
+    if (request.url?.includes('/download')) return send(response);
+    const entry = {
+      name: '../../evil',
+      path: '/x',
+      type,
+      mode: '7777',
+      owner: 'o',
+      group: 'g',
+      modified_at: '',
+    };
+    response.setHeader('Content-Type', 'application/json').end(JSON.stringify({ data: entry, meta: {} }));
+  }).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  onTestFinished(() => server.closeAllConnections());
+  onTestFinished(() => void server.close());
+  const { port } = server.address() as AddressInfo;
+  return openLine({ url: `http://127.0.0.1:${port}`, key: 'service_apikey_x' });
+}
+
+type Entry = Partial<TarHeader> & Pick<TarHeader, 'kind' | 'name'> & { body?: string };
+
+function tarOf(entries: Entry[], end = endOfArchive): Buffer {
+  const plain = { mode: 0o6777, uid: 0, gid: 0, owner: '', group: '', mtimeNs: 0n };
+  const parts = entries.map(({ body = '', ...entry }) =>
+    Buffer.concat([
+      encodeHeader({ ...plain, size: body.length, ...entry }),
+      Buffer.from(body),
+      Buffer.alloc(paddingOf(body.length)),
+    ]),
+  );
+  return Buffer.concat([...parts, end]);
+}
+
+const file = (name: string, body = 'evil'): Entry => ({ kind: 'file', name, body });
+const link = (name: string, target: string): Entry => ({ kind: 'symlink', name, target });
+
+describe('a hostile machine', () => {
+  test('writes nothing outside the directory that is fetched, whatever its archive says', async () => {
+    const folder = temporaryFolder('victim');
+    const safe = join(folder, 'safe');
+    mkdirSync(safe);
+    const attacks: Record<string, Buffer> = {
+      'a name that leads up': tarOf([file('../safe/evil')]),
+      'a name from the root': tarOf([file(`${safe}/evil`)]),
+      'a name up from inside': tarOf([file('a/../../safe/evil')]),
+      'a file through a link': tarOf([link('a', 'b'), file('a/evil')]),
+      'a link through a link': tarOf([link('d/e/a', '../..'), link('d/e/a/b', '../../../safe/evil')]),
+      'the same name twice': tarOf([file('a'), file('a')]),
+      'a device': tarOf([{ kind: 'file', name: 'a' }]).fill('3', 156, 157),
+      'no end': tarOf([file('a')], Buffer.alloc(0)),
+      nothing: Buffer.alloc(0),
+    };
+    let archive: Buffer = Buffer.alloc(0);
+    const farhand = await openHostile((response) => void response.end(archive));
+    for (const [what, bytes] of Object.entries(attacks)) {
+      archive = bytes;
+      const { code, err } = await farhand('files get', [`${id}:/x`, join(folder, 'got')]);
+      expect([what, code, err]).toEqual([what, 1, expect.stringMatching(/^farhand: .*\n$/)]);
+      expect([what, readdirSync(folder), readdirSync(safe)]).toEqual([what, ['safe'], []]);
+    }
+  });
+
+  test('leaves no symlink that leads out, no hard link, and only plain permissions', async () => {
+    const folder = temporaryFolder('victim');
+    const bytes = tarOf([
+      { kind: 'directory', name: './' },
+      link('passwd', '/etc/passwd'),
+      link('up', '../safe'),
+      link('good', 'd/plain'),
+      { kind: 'link', name: 'hard', target: '/etc/passwd' },
+      file('d/plain'),
+    ]);
+    const farhand = await openHostile((response) => void response.end(bytes));
+    const { code, err } = await farhand('files get', [`${id}:/x`, join(folder, 'got')]);
+    expect([code, err.match(/left out/g)?.length]).toEqual([0, 3]);
+    expect(readdirSync(join(folder, 'got')).sort()).toEqual(['d', 'good']);
+    expect(readlinkSync(join(folder, 'got/good'))).toBe('d/plain');
+    expect(lstatSync(join(folder, 'got/d/plain')).mode & 0o7000).toBe(0);
+  });
+
+  test('a fetch that is cut off or interrupted keeps the file that existed before', async () => {
+    const folder = temporaryFolder('victim');
+    writeFileSync(join(folder, 'kept'), 'kept');
+    const begin = (response: ServerResponse): void => {
+      response.writeHead(200, { 'Content-Length': 1_000_000 }).write(Buffer.alloc(1000));
+    };
+    const cut = await openHostile((response) => {
+      response.writeHead(200, { 'Content-Length': 1_000_000 });
+      response.write(Buffer.alloc(1000), () => response.destroy());
+    }, 'file');
+    const answer = await cut('files get', [`${id}:/x`, join(folder, 'kept')]);
+    expect([answer.code, answer.err]).toEqual([1, expect.stringMatching(/^farhand: /)]);
+    let asked = (): void => {};
+    const waiting = new Promise<void>((resolve) => {
+      asked = resolve;
+    });
+    const slow = await openHostile((response) => {
+      begin(response);
+      asked();
+    }, 'file');
+    const running = slow.start('files get', [`${id}:/x`, join(folder, 'kept')]);
+    await waiting;
+    // One more must not keep it from clearing away.
+    running.child.kill('SIGINT');
+    running.child.kill('SIGINT');
+    expect((await running.ended).code).toBe(130);
+    expect([readdirSync(folder), readFileSync(join(folder, 'kept'), 'utf8')]).toEqual([['kept'], 'kept']);
+  });
+});

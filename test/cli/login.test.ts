@@ -1,0 +1,216 @@
+// farhand login, whoami, logout and doctor: which broker, how it is verified, and what is wrong.
+import { createHash, X509Certificate } from 'node:crypto';
+import { once } from 'node:events';
+import { chmodSync, existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { type AddressInfo, connect } from 'node:net';
+import { join } from 'node:path';
+import { createServer } from 'node:tls';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { loadAuthority } from '../../broker/link/authority.ts';
+import { open, openLine } from '../cli-bench.ts';
+import { type House, openHouse, temporaryFolder } from '../house.ts';
+import { scriptedMachine } from '../scripted-agent.ts';
+
+/** https before a house, of an authority of its own; counts what comes through to the house. */
+async function openTls(house: House) {
+  const authority = await loadAuthority(temporaryFolder('authority'), true);
+  const context = await (await authority.rest(['127.0.0.1'])).leaf();
+  const { hostname, port } = new URL(house.url);
+  let through = 0;
+  const server = createServer(context, (socket) => {
+    const behind = connect(Number(port), hostname);
+    socket.on('data', (bytes: Buffer) => {
+      through += bytes.length;
+    });
+    for (const one of [socket, behind]) one.on('error', () => {});
+    socket.on('close', () => behind.destroy());
+    socket.pipe(behind).pipe(socket);
+  }).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  onTestFinished(() => void server.close());
+  const key = new X509Certificate(String(context.cert)).publicKey.export({ type: 'spki', format: 'der' });
+  return {
+    url: `https://127.0.0.1:${(server.address() as AddressInfo).port}`,
+    ca: authority.certificate,
+    pin: `sha256//${createHash('sha256').update(key).digest('base64')}`,
+    through: () => through,
+  };
+}
+
+const wrongPin = `sha256//${Buffer.alloc(32, 1).toString('base64')}`;
+
+describe('farhand login', () => {
+  test('stores nothing if the key is wrong, no broker answers, or the key would cross a network unencrypted', async () => {
+    const house = await openHouse();
+    const farhand = openLine();
+    const answers = await Promise.all([
+      farhand('login', [house.url, '--key-stdin'], { input: 'service_apikey_wrong\n' }),
+      farhand('login', ['http://127.0.0.1:2', '--key-stdin'], { input: 'k\n' }),
+      farhand('login', ['http://192.0.2.1:8420', '--key-stdin'], { input: 'k\n' }),
+      farhand('login', [house.url, '--key-stdin'], { input: '\n' }),
+      farhand('login', [house.url, '--key-stdin', '--pin', 'md5//x'], { input: 'k\n' }),
+    ]);
+    expect(answers.map(({ code }) => code)).toEqual([1, 1, 78, 2, 78]);
+    expect(answers[2]?.err).toContain('show the key to the network');
+    expect(existsSync(join(farhand.home, '.config'))).toBe(false);
+  });
+
+  test('stores broker and key with mode 0600; whoami prints them, the environment takes precedence, logout removes them', async () => {
+    const house = await openHouse();
+    const limited = await house.keyed(['machines:read']);
+    const farhand = openLine();
+    const { code, out, err } = await farhand('login', [`${house.url}/`, '--key-stdin'], {
+      input: `${house.key}\n`,
+    });
+    expect([code, err, out]).toEqual([
+      0,
+      '',
+      expect.stringContaining(`Logged in to ${house.url} as test (admin)`),
+    ]);
+    const folder = join(farhand.home, '.config/farhand');
+    expect([statSync(folder).mode & 0o777, statSync(join(folder, 'config.json')).mode & 0o777]).toEqual([
+      0o700, 0o600,
+    ]);
+    expect(readdirSync(folder)).toEqual(['config.json']);
+    expect(await farhand.json('whoami')).toMatchObject({
+      broker: house.url,
+      name: 'test',
+      scopes: ['admin'],
+    });
+    const other = await farhand('whoami', [], { env: { FARHAND_API_KEY: limited.key } });
+    expect(other.out).toMatch(/^scopes +machines:read$/m);
+    // A key that was kept for one broker never goes to another.
+    const elsewhere = await farhand('whoami', [], { env: { FARHAND_URL: 'http://127.0.0.1:2' } });
+    expect([elsewhere.code, elsewhere.err]).toEqual([78, expect.stringContaining('no broker is configured')]);
+    expect((await farhand('logout')).code).toBe(0);
+    expect([readdirSync(folder), (await farhand('whoami')).code]).toEqual([[], 78]);
+    writeFileSync(join(folder, 'config.json'), 'no JSON');
+    expect((await farhand('whoami')).err).toContain('config.json is damaged');
+  });
+
+  test('verifies a broker with its own certificate by the pinned key, and sends nothing to any other', async () => {
+    const house = await openHouse();
+    const agent = await house.agent({ name: 'web-1' });
+    const tls = await openTls(house);
+    const farhand = openLine();
+    const input = `${house.key}\n`;
+    const [unknown, wrong] = await Promise.all([
+      farhand('login', [tls.url, '--key-stdin'], { input }),
+      farhand('login', [tls.url, '--key-stdin', '--pin', wrongPin], { input }),
+    ]);
+    expect([unknown.code, wrong.code]).toEqual([1, 1]);
+    expect(unknown.err).toContain('add --pin sha256//…; farhand whoami --data-dir DIR');
+    expect(wrong.err).toContain(`another key than the pinned one (${tls.pin})`);
+    expect(tls.through()).toBe(0);
+    expect(
+      (await farhand('login', [tls.url, '--key-stdin', '--pin', `${wrongPin};${tls.pin}`], { input })).code,
+    ).toBe(0);
+    expect((await farhand('exec', ['web-1', '--', 'echo there'])).out).toBe('there\n');
+    // The end of the command comes before the answer to its cancellation.
+    const running = farhand.start('exec', ['web-1', '--', 'echo on; sleep 300']);
+    await running.says(/on/);
+    running.child.kill('SIGINT');
+    expect(await running.ended).toMatchObject({ code: 130, err: '' });
+    // However its URL is written, and with another key, it is the same broker with the same pin.
+    for (const FARHAND_URL of [`${tls.url}/`, `${tls.url}/api/v1`]) {
+      const env = { FARHAND_URL, FARHAND_API_KEY: house.key };
+      expect((await farhand('machines list', [], { env })).code).toBe(0);
+    }
+    // The WebSocket of a terminal too.
+    const shell = await farhand('shell', [agent.machineId], { input: 'exit 4\n' });
+    expect([shell.code, shell.err]).toEqual([4, '']);
+    const session = await house.client.sessions.create({ machine_id: agent.machineId, shell: '/bin/cat' });
+    const before = tls.through();
+    const spoofed = await farhand('sessions attach', [session.session_id], {
+      env: { FARHAND_PIN: wrongPin },
+    });
+    expect([spoofed.code, tls.through()]).toEqual([1, before]);
+  });
+});
+
+test('farhand login reads the environment, stores absolute paths, and reaches the broker before it asks for a key', async () => {
+  const house = await openHouse();
+  const tls = await openTls(house);
+  const farhand = openLine();
+  const input = `${house.key}\n`;
+  const saved = () => JSON.parse(readFileSync(join(farhand.home, '.config/farhand/config.json'), 'utf8'));
+  const pinned = await farhand('login', [`${tls.url}/`, '--key-stdin'], {
+    input,
+    env: { FARHAND_PIN: tls.pin },
+  });
+  expect([pinned.code, saved()]).toEqual([0, { url: tls.url, api_key: house.key, pin: tls.pin }]);
+  writeFileSync(join(farhand.home, 'ca.pem'), tls.ca);
+  expect((await farhand('login', [tls.url, '--key-stdin', '--ca', 'ca.pem'], { input })).code).toBe(0);
+  expect(saved().ca).toBe(join(farhand.home, 'ca.pem'));
+  expect((await farhand('whoami', [], { cwd: '/' })).code).toBe(0);
+  // These are given no key.
+  const [agents, clear] = await Promise.all([
+    farhand('login', ['https://127.0.0.1:8421', '--key-stdin'], { input: open }),
+    farhand('login', ['http://192.0.2.1:8420', '--key-stdin'], { input: open }),
+  ]);
+  expect([agents.code, agents.err]).toEqual([1, expect.stringContaining('use 8420 for the REST API')]);
+  expect([clear.code, clear.err]).toEqual([78, expect.stringContaining('show the key')]);
+});
+
+describe('farhand doctor', () => {
+  test('prints what is wrong and the next step, and exits with 1', async () => {
+    const house = await openHouse();
+    const tls = await openTls(house);
+    const farhand = openLine(house);
+    const alone = openLine();
+    const open = temporaryFolder('open');
+    chmodSync(open, 0o755);
+    const answers = await Promise.all([
+      farhand('doctor', [], { env: { FARHAND_API_KEY: 'a b' } }),
+      alone('doctor'),
+      farhand('doctor', [], { env: { FARHAND_URL: 'http://127.0.0.1:2' } }),
+      farhand('doctor', [], { env: { FARHAND_API_KEY: 'wrong' } }),
+      farhand('doctor', [], { env: { FARHAND_URL: tls.url } }),
+      alone('doctor', ['--data-dir', open]),
+    ]);
+    const says = [
+      /^fail +key +apiKey must be visible ASCII/m,
+      /^fail +broker +none is configured.*farhand login URL/ms,
+      /^fail +broker +http:\/\/127.0.0.1:2 does not answer.*check that it runs/ms,
+      /^fail +key .*unauthorized.*stores another one/ms,
+      /^fail +broker .*FARHAND_PIN/ms,
+      /^fail +directory +others may use .*chmod/ms,
+    ];
+    for (const [at, { code, out }] of answers.entries())
+      expect([code, out]).toEqual([1, expect.stringMatching(says[at] ?? /x/)]);
+  });
+
+  test('finds nothing wrong with a good broker, and warns of offline machines', async () => {
+    const house = await openHouse();
+    const [, other] = [await house.agent({ name: 'web-1' }), await house.agent({ name: 'web-2' })];
+    const farhand = openLine(house);
+    const all = ['--data-dir', house.dataDir];
+    const found: { state: string; check: string; what: string }[] = await farhand.json('doctor', all);
+    expect(found.filter(({ state }) => state === 'fail')).toEqual([]);
+    expect(found.map(({ check }) => check)).toEqual(
+      expect.arrayContaining(['node', 'broker here', 'broker', 'clock', 'key', 'version', 'machines']),
+    );
+    await other.close();
+    const { code, out } = await farhand('doctor');
+    expect([code, out]).toEqual([0, expect.stringMatching(/^warn +machines +offline: web-2$/m)]);
+    expect(readFileSync(join(house.dataDir, 'state.json'), 'utf8')).not.toContain(house.key);
+  });
+
+  test('names agents older than the broker, and machines with another clock', async () => {
+    const house = await openHouse();
+    await house.agent({ name: 'web-1' });
+    const farhand = openLine(house);
+    const metrics = { recorded_at_ms: Date.now() - 86_400_000, cpu_cores: 1, memory: {}, disk: {} };
+    await scriptedMachine(house, { metrics });
+    const { code, out } = await farhand('doctor');
+    expect(code).toBe(0);
+    expect(out).toMatch(/^warn +agents +older than the broker \(\S+\): scripted \(0\.0\.0\)$/m);
+    expect(out).toMatch(/^warn +clocks +apart from the broker’s: scripted \((1d|23h 59m) behind\)$/m);
+    const list = await farhand('machines list');
+    expect(list.out).toMatch(/^NAME +ID +STATUS +OS +VERSION /);
+    expect(list.out).toMatch(/^scripted .* 0\.0\.0 /m);
+    expect((await farhand('machines status', ['scripted'])).out).toMatch(
+      /^clock +(1d|23h 59m)\S* behind the broker’s$/m,
+    );
+  });
+});

@@ -1,0 +1,107 @@
+// Output of farhand that cannot be written: the disk is full, the reader has left.
+import { closeSync, openSync, statSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, onTestFinished, test, vi } from 'vitest';
+import { openLine } from '../cli-bench.ts';
+import { openHouse, temporaryFolder } from '../house.ts';
+
+async function openScene() {
+  const house = await openHouse();
+  await house.agent({ name: 'web-1' });
+  const folder = temporaryFolder('there');
+  writeFileSync(join(folder, 'large'), Buffer.alloc(3_000_000, 'farhand '));
+  return { house, farhand: openLine(house), folder };
+}
+
+/** An open file for a child; it is closed with the test. */
+function opened(path: string): number {
+  const file = openSync(path, 'w');
+  onTestFinished(() => closeSync(file));
+  return file;
+}
+
+test('a full disk under standard output is a failure with a message', async () => {
+  const { farhand, folder } = await openScene();
+  const stdout = opened('/dev/full');
+  const answers = await Promise.all([
+    farhand('files cat', [`web-1:${folder}/large`], { stdout }),
+    farhand('files get', [`web-1:${folder}`, '-'], { stdout }),
+    farhand('exec', ['web-1', '--', 'echo one'], { stdout }),
+    farhand('machines list', [], { stdout }),
+  ]);
+  for (const { code, err } of answers)
+    expect([code, err]).toEqual([1, 'farhand: standard output: ENOSPC: no space left on device, write\n']);
+});
+
+test('output cut off by a file size limit is a failure', async () => {
+  const { farhand, folder } = await openScene();
+  const file = join(folder, 'out');
+  writeFileSync(join(folder, 'small'), Buffer.alloc(30_000, 'x'));
+  const { code, err } = await farhand('files cat', [`web-1:${folder}/small`], {
+    stdout: opened(file),
+    // Of the bundle nothing can be compiled into a file then.
+    env: { XDG_CACHE_HOME: '/nonexistent' },
+    through: ['sh', '-c', 'ulimit -f 4; exec "$@"', 'sh'],
+  });
+  expect([code, err]).toEqual([1, expect.stringMatching(/^farhand: standard output: EFBIG.*\n$/)]);
+  expect(statSync(file).size).toBeLessThan(30_000);
+});
+
+test.each([
+  ['files cat', (folder: string) => [`web-1:${folder}/large`]],
+  ['files get', (folder: string) => [`web-1:${folder}/large`, '-']],
+])('%s ends quietly with 141 when its reader leaves', async (verb, args) => {
+  const { farhand, folder } = await openScene();
+  const running = farhand.start(verb, args(folder));
+  running.child.stdout?.once('data', () => running.child.stdout?.destroy());
+  const { code, err } = await running.ended;
+  expect([code, err]).toEqual([141, '']);
+});
+
+test('events, a list and the output of a command end so too', async () => {
+  const { house, farhand } = await openScene();
+  const { id } = await house.client.commands.create({
+    machine_id: (await house.client.machines.list()).items[0]?.id ?? '',
+    command: 'head -c 300000 /dev/zero',
+  });
+  const gone = (verb: string, args: string[]) => {
+    const running = farhand.start(verb, args);
+    running.child.stdout?.destroy();
+    return running.ended;
+  };
+  const answers = await Promise.all([gone('events', ['-o', 'json']), gone('commands output', [id])]);
+  for (const { code, err } of answers) expect([code, err]).toEqual([141, '']);
+});
+
+test.each(['stdout', 'stderr'] as const)(
+  'exec ends with its command when its %s is not read',
+  async (name) => {
+    const { house, farhand } = await openScene();
+    const both = 'while sleep 0.02; do echo line; echo line >&2; done';
+    const running = farhand.start('exec', ['web-1', '--', both]);
+    await running.says(/line/);
+    running.child[name]?.destroy();
+    expect((await running.ended).code).toBe(141);
+    await vi.waitFor(
+      async () => expect((await house.client.commands.list({ limit: 1 })).items[0]?.status).toBe('cancelled'),
+      { timeout: 15_000 },
+    );
+  },
+);
+
+test('much output of several machines makes no warning; input for them is text of at most 48 KiB', async () => {
+  const { house, farhand } = await openScene();
+  await Promise.all(Array.from({ length: 11 }, (_, at) => house.agent({ name: `db-${at}`, tags: 'db' })));
+  const running = farhand.start('exec', ['--tag', 'db', '--', 'head -c 200000 /dev/zero | tr "\\0" "\\n"']);
+  running.child.stdout?.pause();
+  await new Promise((resolve) => running.child.stdout?.once('readable', resolve));
+  running.child.stdout?.resume();
+  const { code, err } = await running.ended;
+  expect([code, err]).toEqual([0, '11 machines: 11 completed\n']);
+  const [binary, long] = await Promise.all([
+    farhand('exec', ['web-1', 'db-1', '-i', '--', 'cat'], { input: Buffer.from([0xff, 0x0a]) }),
+    farhand('exec', ['web-1', 'db-1', '-i', '--', 'cat'], { input: 'x'.repeat(60_000) }),
+  ]);
+  expect([binary.code, binary.err]).toEqual([2, expect.stringContaining('is not UTF-8: ')]);
+  expect([long.code, long.err]).toEqual([2, expect.stringContaining('more than 49152 bytes: ')]);
+});

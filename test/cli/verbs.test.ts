@@ -1,0 +1,479 @@
+// farhand, verb by verb: keys, machines, commands, schedules, webhooks, events; and that every verb has a test.
+import { readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import type { Command } from 'commander';
+import { describe, expect, test } from 'vitest';
+import { createProgram } from '../../broker/cli/program.ts';
+import { openLine } from '../cli-bench.ts';
+import { openHouse, temporaryFolder } from '../house.ts';
+import { openReceiver } from '../receivers.ts';
+import { scriptedMachine } from '../scripted-agent.ts';
+
+async function openScene() {
+  const house = await openHouse();
+  const agent = await house.agent({ name: 'web-1', tags: 'web' });
+  return { house, agent, farhand: openLine(house) };
+}
+
+// ---- What is not right
+
+describe('the command line', () => {
+  test('wrong usage exits with 2, suggests what was meant, and names the help of its verb', async () => {
+    const farhand = openLine();
+    const wrong: [string, string[], RegExp][] = [
+      ['machnes', [], /Did you mean machines\?/],
+      ['machines lst', [], /Did you mean list\?/],
+      ['machines get', [], /missing required argument 'machine'/],
+      ['machines list', ['--colour'], /unknown option '--colour'/],
+      ['machines list', ['-o', 'xml'], /Allowed choices are text, json/],
+      ['exec', ['web-1', 'uptime'], /put the command after --/],
+      ['exec', ['--', 'uptime'], /name either machines or --tags/],
+      [
+        'exec',
+        ['web-1', '--timeout', 'soon', '--', 'uptime'],
+        /'--timeout <duration>' argument 'soon' is invalid. Must be a duration/,
+      ],
+      ['files cat', ['/etc/hosts'], /names no machine: use MACHINE:PATH/],
+      ['files put', ['alone'], /name a source and a target/],
+      ['webhooks redeliver', ['hook_1'], /give either the id of a delivery or --since/],
+      ['login', ['http://127.0.0.1:1'], /to ask in: add --key-stdin/],
+      ['login', [], /add the URL and --key-stdin/],
+      ['constructor', [], /unknown command/],
+      ['files find', ['web-1:/'], /--name or --content/],
+      ['machines tag', ['web-1', 'web'], /missing required argument 'tags'/],
+      ['machines tag', ['web-1', 'web', 'eu'], /Allowed choices are add, remove, set/],
+    ];
+    const env = { FARHAND_URL: 'http://127.0.0.1:1', FARHAND_API_KEY: 'k' };
+    for (const batch of [wrong.slice(0, 6), wrong.slice(6, 12), wrong.slice(12)]) {
+      await Promise.all(
+        batch.map(async ([verb, args, said]) => {
+          const { code, err, out } = await farhand(verb, args, { env });
+          expect([verb, code, out], err).toEqual([verb, 2, '']);
+          expect(err).toMatch(said);
+          expect(err).toMatch(/\nSee farhand( \w+)* --help.\n$/);
+        }),
+      );
+    }
+  });
+
+  test('an error has the next step if no broker is configured, answers or accepts the key', async () => {
+    const { house, farhand } = await openScene();
+    const limited = await house.keyed(['machines:read']);
+    const [spaced, noUrl, nowhere, unreachable, stranger, limits] = await Promise.all([
+      farhand('machines list', [], { env: { FARHAND_API_KEY: 'a b' } }),
+      farhand('machines list', [], { env: { FARHAND_URL: 'http://me:word@127.0.0.1:2' } }),
+      openLine()('machines list'),
+      farhand('machines list', [], { env: { FARHAND_URL: 'http://127.0.0.1:2' } }),
+      farhand('machines list', [], { env: { FARHAND_API_KEY: 'service_apikey_unknown' } }),
+      farhand('auth list-keys', [], { env: { FARHAND_API_KEY: limited.key } }),
+    ]);
+    for (const { code, err } of [spaced, noUrl])
+      expect([code, err]).toEqual([78, expect.stringMatching(/^farhand: .*FARHAND_API_KEY.*\n$/)]);
+    expect([nowhere.code, nowhere.err]).toEqual([78, expect.stringContaining('farhand login URL')]);
+    expect([unreachable.code, unreachable.err]).toEqual([
+      1,
+      expect.stringMatching(/no answer from http:\/\/127.0.0.1:2.*\n.*doctor/),
+    ]);
+    expect([stranger.code, stranger.err]).toEqual([
+      1,
+      expect.stringMatching(/unauthorized, request req_\w+\)\n.*login/),
+    ]);
+    expect([limits.code, limits.err]).toEqual([
+      1,
+      expect.stringMatching(/forbidden, request req_\w+\)\n.*whoami/),
+    ]);
+    for (const { err } of [nowhere, unreachable, stranger, limits])
+      expect(err).not.toMatch(/service_apikey_\w| {4}at /);
+  });
+
+  test('an irreversible verb needs a confirmation, or --yes without a terminal', async () => {
+    const { house, agent, farhand } = await openScene();
+    const key = await house.client.keys.create({ name: 'other', scopes: ['machines:read'] });
+    const token = await house.client.joinTokens.create({});
+    const schedule = await house.client.schedules.create({
+      name: 'backup',
+      machine_id: agent.machineId,
+      command: 'true',
+      cron: '@daily',
+    });
+    const answers = await Promise.all([
+      farhand('machines remove', ['web-1']),
+      farhand('auth revoke-key', [key.id]),
+      farhand('join-tokens revoke', [token.id]),
+      farhand('files rm', ['web-1:/tmp/x']),
+      farhand('schedules delete', ['backup']),
+      farhand('schedules delete', [schedule.id]),
+      farhand('webhooks delete', ['hook_x']),
+    ]);
+    for (const { code, err } of answers)
+      expect([code, err]).toEqual([2, expect.stringContaining('add --yes')]);
+    for (const { err } of answers.slice(4, 6))
+      expect(err).toContain(`remove the schedule backup (${schedule.id})`);
+    expect((await house.client.schedules.list()).total).toBe(1);
+    expect((await house.client.machines.get({ machine_id: agent.machineId })).name).toBe('web-1');
+    expect((await house.client.keys.list()).total).toBe(2);
+  });
+
+  test('control characters of a machine are replaced, and colours respect NO_COLOR', async () => {
+    const { house, agent, farhand } = await openScene();
+    const folder = temporaryFolder('names');
+    await house.client.commands.create({
+      machine_id: agent.machineId,
+      command: `mkdir ${folder}/x; touch "${folder}/x/$(printf 'a\\033[2Jb')" "${folder}/x/c\u061c\u200b\u2028d"`,
+    });
+    const disks = [{ mount: '/a\u001b[2Jb\nstatus', filesystem: 'x', space: { total: 2, used: 1, free: 1 } }];
+    const metrics = { recorded_at_ms: 1, cpu_cores: 1, memory: {}, disk: {}, disks };
+    const { identity } = await scriptedMachine(house, { metrics });
+    const [json, status, piped, forced, both] = await Promise.all([
+      farhand('files ls', [`web-1:${folder}/x`, '-o', 'json']),
+      farhand('machines status', [identity.machineId]),
+      farhand('files ls', [`web-1:${folder}/x`]),
+      farhand('machines list', [], { env: { FORCE_COLOR: '1' } }),
+      farhand('machines list', [], { env: { FORCE_COLOR: '1', NO_COLOR: '1' } }),
+    ]);
+    expect(piped.out).toContain('a\ufffd[2Jb');
+    expect(status.out).toContain('disk /a\ufffd[2Jb\ufffdstatus');
+    expect(json.out).toContain('"name": "c\\u061c\\u200b\\u2028d"');
+    expect(JSON.parse(json.out)).toContainEqual(expect.objectContaining({ name: 'c\u061c\u200b\u2028d' }));
+    expect(piped.out).toContain('c\ufffd\ufffd\ufffdd');
+    expect(piped.out + both.out).not.toContain('\u001b');
+    expect(forced.out).toContain('\u001b[32monline');
+  });
+});
+
+// ---- Verb by verb
+
+test('machines are listed, inspected, tagged, renamed and removed, by id or by name', async () => {
+  const { house, agent, farhand } = await openScene();
+  await house.agent({ name: 'db-1', tags: 'db' });
+  const [unknown, list, tagged, one, status] = await Promise.all([
+    farhand('machines get', ['web-9']),
+    farhand('machines list'),
+    farhand.json('machines list', ['--tags', 'web', '--status', 'online']),
+    farhand.json('machines get', [agent.machineId]),
+    farhand('machines status', ['web-1']),
+  ]);
+  expect([unknown.code, unknown.err]).toEqual([
+    1,
+    'farhand: there is no machine web-9; there is: db-1, web-1\n',
+  ]);
+  expect(list.out.split('\n').map((row) => row.split(/ +/)[0])).toEqual(['NAME', 'db-1', 'web-1', '']);
+  expect(tagged).toEqual([expect.objectContaining({ name: 'web-1' })]);
+  expect(one).toMatchObject({ id: agent.machineId, name: 'web-1', capabilities: expect.any(Array) });
+  expect(status.out).toMatch(/^status +online$/m);
+  expect(status.out).toMatch(/^memory +[\d.]+ GiB of [\d.]+ GiB \(\d+ %\)$/m);
+  expect(status.out).toMatch(/^disk \/ +[\d.]+ \w+ used, [\d.]+ \w+ available of [\d.]+ \w+ \(\d+ %\)$/m);
+  expect((await farhand.json('machines tag', ['add', 'web-1', 'eu,prod'])).tags).toEqual([
+    'web',
+    'eu',
+    'prod',
+  ]);
+  expect((await farhand.json('machines tag', ['remove', 'web-1', 'eu', 'web'])).tags).toEqual(['prod']);
+  expect((await farhand.json('machines tag', ['set', 'web-1', 'a'])).tags).toEqual(['a']);
+  expect((await farhand.json('machines rename', ['web-1', 'db-1'])).name).toBe('db-1');
+  const [ambiguous, strange] = await Promise.all([
+    farhand('machines get', ['db-1']),
+    farhand('machines tag', ['mend', agent.machineId, 'x']),
+  ]);
+  expect([ambiguous.code, ambiguous.err]).toEqual([
+    1,
+    expect.stringMatching(/several machines are named db-1; .* \(online, last seen .* ago\), /),
+  ]);
+  expect(strange.code).toBe(2);
+  const [, strangely] = [await house.agent({ name: 'mach_db' }), await house.agent({ name: 'eu:db' })];
+  expect((await farhand.json('machines get', ['mach_db'])).name).toBe('mach_db');
+  expect((await farhand('files cat', ['eu:db:/etc/hosts'])).err).toMatch(/no machine eu; there is: .*eu:db/);
+  for (const name of ['mach_db', strangely.machineId]) await farhand.json('machines remove', [name, '--yes']);
+  expect(await farhand.json('machines remove', [agent.machineId, '--yes'])).toEqual({ deleted: true });
+  expect((await house.client.machines.list()).total).toBe(1);
+});
+
+test('API keys are created with limits, listed, rotated and revoked; join tokens created, listed and revoked', async () => {
+  const { house, agent, farhand } = await openScene();
+  const flags = [
+    '--name',
+    'deploy',
+    '--scopes',
+    'commands:execute,machines:read',
+    '--machine',
+    'web-1',
+    '--expires',
+    '90d',
+  ];
+  const made = await farhand.json('auth create-key', flags);
+  expect(made).toMatchObject({
+    machine_ids: [agent.machineId],
+    scopes: ['commands:execute', 'machines:read'],
+  });
+  expect(Date.parse(made.expires_at) - Date.now()).toBeGreaterThan(89 * 86_400_000);
+  const rotated = await farhand.json('auth rotate-key', [made.id]);
+  expect([rotated.id, rotated.key === made.key]).toEqual([made.id, false]);
+  const list = await farhand('auth list-keys');
+  expect(list.out).toMatch(
+    new RegExp(`^deploy +${made.id} +commands:execute,machines:read +${agent.machineId}`, 'm'),
+  );
+  expect(list.out + list.err).not.toContain('service_apikey_');
+  await farhand.json('auth revoke-key', [made.id, '--yes']);
+  expect((await house.call('GET', '/auth/me', { key: rotated.key })).status).toBe(401);
+
+  const token = await farhand.json('join-tokens create', [
+    '--uses',
+    '3',
+    '--tags',
+    'a, b',
+    '--expires-in',
+    '2h',
+  ]);
+  expect(token).toMatchObject({ uses: 3, tags: ['a', 'b'], token: expect.stringMatching(/^farhand_join_/) });
+  expect((await farhand('join-tokens list')).out).toMatch(
+    new RegExp(`^${token.id} +- +3 of 3 +a,b +in 1h 59m$`, 'm'),
+  );
+  expect(await farhand.json('join-tokens revoke', [token.id, '--yes'])).toEqual({ deleted: true });
+});
+
+test('commands are listed, inspected, read and cancelled; batches inspected and cancelled', async () => {
+  const { house, agent, farhand } = await openScene();
+  const { client } = house;
+  const done = await client.commands.create({
+    machine_id: agent.machineId,
+    command: 'printf "\\377out"; echo err >&2; exit 4',
+  });
+  const open = await client.commands.async({ machine_id: agent.machineId, command: 'sleep 300' });
+  const batch = await client.batches.create({ tags: ['web'], command: 'sleep 300', wait: 0 });
+  const [list, one, bytes, errors] = await Promise.all([
+    farhand('commands list', ['--machine', 'web-1', '--status', 'failed']),
+    farhand('commands get', [done.id]),
+    farhand('commands output', [done.id]),
+    farhand('commands output', [done.id, '--stream', 'stderr', '--follow']),
+  ]);
+  expect(list.out).toMatch(new RegExp(`^${done.id} +web-1 +failed +4 `, 'm'));
+  expect(list.out.trim().split('\n')).toHaveLength(2);
+  expect(one.out).toMatch(/^exit code +4$/m);
+  expect(bytes.stdout).toEqual(Buffer.from([0xff, ...Buffer.from('out')]));
+  expect(errors.out).toBe('err\n');
+  const [cancelled, ended, printed] = await Promise.all([
+    farhand.json('commands cancel', [open.id]),
+    farhand.json('batches cancel', [batch.id]),
+    farhand('batches get', [batch.id]),
+  ]);
+  expect([cancelled.id, ended.id]).toEqual([open.id, batch.id]);
+  expect(printed.out).toMatch(/^web-1 +cmd_/m);
+});
+
+test('schedules are created, changed, enabled, disabled, run, inspected and removed', async () => {
+  const { house, farhand } = await openScene();
+  const shape = ['--name', 'backup', '--machine', 'web-1', '--command', 'echo done'];
+  const [unshaped, bad] = await Promise.all([
+    farhand('schedules create', shape),
+    farhand('schedules create', [...shape, '--cron', '99 * * * *']),
+  ]);
+  expect([unshaped.code, unshaped.err]).toEqual([
+    2,
+    expect.stringContaining("'--cron <expression>' not specified"),
+  ]);
+  expect([bad.code, bad.err]).toEqual([
+    1,
+    expect.stringMatching(/^farhand: .*cron: .*validation_failed.*\n$/),
+  ]);
+  const made = await farhand.json('schedules create', [
+    ...[
+      ...shape,
+      '--cron',
+      '30 2 * * *',
+      '--timezone',
+      'Europe/Berlin',
+      '--timeout',
+      '5m',
+      '--notify-failure',
+    ],
+  ]);
+  expect(made).toMatchObject({
+    timezone: 'Europe/Berlin',
+    timeout: 300_000,
+    notify: { on_failure: true, on_success: false },
+  });
+  expect(
+    (await farhand.json('schedules update', [made.id, '--cron', '@hourly', '--env', 'A=1'])).env,
+  ).toEqual({ A: '1' });
+  expect((await farhand.json('schedules disable', [made.id])).enabled).toBe(false);
+  expect((await farhand.json('schedules enable', [made.id])).enabled).toBe(true);
+  const { command_id } = await farhand.json('schedules run', [made.id]);
+  for await (const { event } of house.client.commands.stream({ command_id })) if (event === 'exit') break;
+  const [list, one, history, preview] = await Promise.all([
+    farhand('schedules list', ['--machine', 'web-1']),
+    farhand('schedules get', [made.id]),
+    farhand.json('schedules history', [made.id]),
+    farhand('schedules preview', ['0 9 * * mon', '--count', '2']),
+  ]);
+  expect(list.out).toMatch(new RegExp(`^backup +${made.id} +web-1 +@hourly \\(Europe/Berlin\\) +yes`, 'm'));
+  expect(one.out).toMatch(/^command +echo done$/m);
+  expect(one.out).toMatch(/^machine +web-1$/m);
+  expect(history).toEqual([expect.objectContaining({ command_id, trigger: 'manual' })]);
+  expect(preview.out.trim().split('\n')).toEqual([
+    expect.stringMatching(/Monday/),
+    ...Array(2).fill(expect.stringMatching(/T09:00/)),
+  ]);
+  expect(await farhand.json('schedules delete', [made.id, '--yes'])).toEqual({ deleted: true });
+});
+
+test('a schedule is found by id, or by a unique name', async () => {
+  const { house, agent, farhand } = await openScene();
+  const other = await house.agent({ name: 'db-1' });
+  expect((await farhand('schedules get', ['backup'])).err).toBe('farhand: there is no schedule backup\n');
+  const shape = { command: 'true', cron: '@yearly' };
+  const make = (name: string, machine_id: string) =>
+    house.client.schedules.create({ ...shape, name, machine_id });
+  const backup = await make('backup', agent.machineId);
+  const twins = [
+    await make('sched_twin', agent.machineId),
+    await make('sched_twin', other.machineId),
+  ] as const;
+  const [one, updated, disabled, enabled, unknown, ambiguous] = [
+    await farhand.json('schedules get', ['backup']),
+    await farhand.json('schedules update', ['backup', '--cron', '@monthly']),
+    await farhand('schedules disable', ['backup']),
+    await farhand('schedules enable', [backup.id]),
+    await farhand('schedules run', ['back']),
+    await farhand('schedules delete', ['sched_twin', '--yes']),
+  ];
+  expect(one).toMatchObject({ id: backup.id, machine_id: agent.machineId });
+  expect(updated).toMatchObject({ id: backup.id, cron: '@monthly' });
+  for (const { out } of [disabled, enabled]) expect(out).toMatch(/^machine +web-1$/m);
+  expect([disabled.out, enabled.out]).toEqual([
+    expect.stringMatching(/^enabled +no$/m),
+    expect.stringMatching(/^enabled +yes$/m),
+  ]);
+  expect([unknown.code, unknown.err]).toEqual([
+    1,
+    'farhand: there is no schedule back; there is: backup, sched_twin, sched_twin\n',
+  ]);
+  expect([ambiguous.code, ambiguous.err]).toEqual([
+    1,
+    expect.stringMatching(/^farhand: several schedules are named sched_twin; use an id: /),
+  ]);
+  for (const [{ id }, name] of [
+    [twins[0], 'web-1'],
+    [twins[1], 'db-1'],
+  ] as const)
+    expect(ambiguous.err).toContain(`${id} (on ${name})`);
+  const { command_id } = await farhand.json('schedules run', ['backup']);
+  expect(await farhand.json('schedules history', ['backup'])).toEqual([
+    expect.objectContaining({ command_id, schedule_id: backup.id }),
+  ]);
+  // A key that may not read can still remove by id.
+  const { key } = await house.keyed(['schedules:write', 'commands:execute']);
+  const [blind, byName] = [
+    await farhand('schedules delete', [twins[0].id, '--yes'], { env: { FARHAND_API_KEY: key } }),
+    await farhand('schedules delete', ['backup', '--yes']),
+  ];
+  expect(blind.out).toBe(`removed  ${twins[0].id}\n`);
+  expect(byName.out).toBe(`removed  backup (${backup.id})\n`);
+  const { items } = await house.client.schedules.list();
+  expect(items.map(({ id }) => id)).toEqual([twins[1].id]);
+  for (let number = 0; number < 11; number++) await make(`a-${number}`, other.machineId);
+  const many = await farhand('schedules get', ['backup']);
+  expect(many.err).toMatch(/there is: (a-\d+, ){9}a-\d+…\n$/);
+});
+
+test('webhooks are created, changed, tested, inspected and removed; the secret comes by standard input', async () => {
+  const house = await openHouse({ flags: ['--webhook-allow', '127.0.0.0/8'] });
+  const farhand = openLine(house);
+  let status = 200;
+  const receiver = await openReceiver((response) => void response.writeHead(status).end());
+  const made = await farhand.json(
+    'webhooks create',
+    [receiver.url, '--events', 'machine.*', '--secret-stdin'],
+    { input: 'of us both\n' },
+  );
+  expect(made).toMatchObject({ url: receiver.url, events: ['machine.*'], enabled: true });
+  expect((await farhand('webhooks test', [made.id])).out).toMatch(/^delivered +yes$/m);
+  expect(receiver.got[0]?.headers['x-service-signature']).toMatch(/^sha256=/);
+  status = 500;
+  expect((await farhand('webhooks test', [made.id])).code).toBe(1);
+  status = 200;
+  expect((await farhand.json('webhooks update', [made.id, '--disable'])).enabled).toBe(false);
+  expect(
+    (await farhand.json('webhooks update', [made.id, '--enable', '--events', 'machine.registered'])).enabled,
+  ).toBe(true);
+  await house.agent({ name: 'web-1' });
+  await receiver.heard(3);
+  const [list, one, deliveries] = await Promise.all([
+    farhand('webhooks list'),
+    farhand('webhooks get', [made.id]),
+    farhand.json('webhooks deliveries', [made.id]),
+  ]);
+  expect(list.out).toContain(made.id);
+  expect(one.out).toMatch(/^events +machine.registered$/m);
+  expect(deliveries).toEqual([expect.objectContaining({ type: 'machine.registered' })]);
+  expect((await farhand.json('webhooks redeliver', [made.id, deliveries[0].id])).id).toBe(deliveries[0].id);
+  await receiver.heard(4);
+  expect(await farhand.json('webhooks delete', [made.id, '--yes'])).toEqual({ deleted: true });
+});
+
+test('events are listed, and followed as lines until Ctrl-C; the audit lists who did what', async () => {
+  const { house, farhand } = await openScene();
+  const list = await farhand('events', [
+    '--machine',
+    'web-1',
+    '--type',
+    'machine.registered',
+    '--since',
+    '1h',
+  ]);
+  expect(list.out).toMatch(/ago +machine.registered +web-1/);
+  const following = farhand.start('events', ['--follow', '--type', 'machine.*', '-o', 'json']);
+  // No output says when it follows: machines change until it has printed one.
+  const heard = following.says(/"type":"machine.registered".*"machine_name":"web-2"/);
+  let names = 2;
+  const more = setInterval(() => void house.agent({ name: `web-${names++}` }), 1000);
+  await following.says(/machine_name/).finally(() => clearInterval(more));
+  following.child.kill('SIGINT');
+  const { code, out } = await following.ended;
+  expect(code).toBe(0);
+  for (const line of out.trim().split('\n')) expect(JSON.parse(line)).toHaveProperty('type');
+  heard.catch(() => {});
+  const rows = await farhand.json('audit', ['--limit', '5']);
+  expect(rows[0]).toHaveProperty('action');
+  expect((await farhand('audit')).out).toMatch(/^WHEN +KEY +ACTION/);
+});
+
+// ---- All of them
+
+function leaves(command: Command, path: string[] = []): { words: string; command: Command }[] {
+  const below = command.commands.filter((one) => one.name() !== 'help');
+  if (below.length === 0) return [{ words: path.join(' '), command }];
+  return below.flatMap((one) => leaves(one, [...path, one.name()]));
+}
+
+/** What --help prints. */
+function helpOf(command: Command): string {
+  let text = '';
+  const writeOut = (more: string): void => {
+    text += more;
+  };
+  command.configureOutput({ writeOut }).outputHelp();
+  return text;
+}
+
+test('every verb has a description, examples in its help, and a test', async () => {
+  const all = leaves(await createProgram());
+  const sources = [...readdirSync(import.meta.dirname), '../faults/backup.test.ts']
+    .map((name) => readFileSync(join(import.meta.dirname, name), 'utf8'))
+    .join('\n');
+  const isTested = (words: string): boolean =>
+    new RegExp(`(farhand|line|local)(\\.\\w+)?\\(\\s*'${words}'`).test(sources) ||
+    sources.includes(
+      `${words
+        .split(' ')
+        .map((word) => `'${word}'`)
+        .join(', ')}`,
+    );
+  expect(all.length).toBeGreaterThan(50);
+  expect(all.filter(({ words }) => !isTested(words)).map(({ words }) => words)).toEqual([]);
+  expect(all.filter(({ command }) => command.description() === '').map(({ words }) => words)).toEqual([]);
+  const bare = all.filter(
+    ({ words, command }) =>
+      !helpOf(command).includes(`Examples:\n  `) || !helpOf(command).includes(`farhand ${words}`),
+  );
+  expect(bare.map(({ words }) => words)).toEqual([]);
+});

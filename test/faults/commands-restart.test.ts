@@ -1,0 +1,114 @@
+// Output over lost links and restarts of the broker: nothing twice, nothing missing.
+import { execFileSync } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import { once } from 'node:events';
+import { expect, onTestFinished, test } from 'vitest';
+import { withBroker } from '../../broker/cli/connect-to-broker.ts';
+import { Farhand } from '../../shared/sdk/index.ts';
+import { bench, bytesOf, gate, listen, nothingReceived, output } from '../command-bench.ts';
+import { openHouse, temporaryFolder } from '../house.ts';
+import { program } from '../programs.ts';
+import { openProxy } from '../proxy.ts';
+
+/** What a shell command writes. */
+function written(command: string): Buffer {
+  return execFileSync('sh', ['-c', command], { maxBuffer: 2 ** 28 });
+}
+
+function digest(bytes: Uint8Array): string {
+  return createHash('sha256').update(bytes).digest('hex');
+}
+
+test('a link that is cut again and again in the middle of 100,000 lines loses and doubles nothing', async () => {
+  const { house, proxy, agent, begin, ended } = await bench();
+  const gates = Array.from({ length: 3 }, gate);
+  const parts = gates.map(({ wait }, n) => `${wait}; seq ${n * 25_000 + 25_001} ${n * 25_000 + 50_000}`);
+  const id = await begin(`seq 1 25000; ${parts.join('; ')}`);
+  const received = nothingReceived();
+  // Seen running: a link lost before that could mean that it never ran.
+  await listen(house, id, received, ({ stdout }) => stdout.length > 0);
+  const all = listen(house, id, received);
+  for (const { open } of gates) {
+    const back = agent.linked(true);
+    const off = agent.linked(false);
+    open();
+    proxy.cut();
+    await off;
+    await back;
+  }
+  await all;
+  expect(digest(received.stdout)).toBe(digest(written('seq 1 100000')));
+  expect(await ended(id)).toMatchObject({ status: 'completed', stdout_bytes: received.stdout.length });
+  expect(digest(await bytesOf(await output(house, id)))).toBe(digest(received.stdout));
+}, 40_000);
+
+test('a broker that is stopped midway asks its readers to reconnect, and goes on without losing a byte', async () => {
+  const { house, proxy, agent, begin } = await bench();
+  const { wait, open } = gate();
+  const id = await begin(`seq 1 50000; printf tiny >&2; ${wait}; seq 50001 100000; printf end >&2`);
+  const received = nothingReceived();
+  await listen(house, id, received, ({ stdout }) => stdout.length === 288_894);
+  const cutOff = await output(house, id, 'follow=true');
+  const cutEvents = await output(house, id, '', {}, 'stream');
+  proxy.forbid();
+  const cut = [expect(cutOff.text()).rejects.toThrow(), expect(cutEvents.text()).rejects.toThrow()];
+  const begun = performance.now();
+  await house.broker.close();
+  // It asked them to: requests that go on are cut after 4 s only.
+  expect(performance.now() - begun).toBeLessThan(3_500);
+  await Promise.all(cut);
+  open();
+  const again = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
+  const back = agent.linked(true);
+  proxy.allow();
+  await back;
+  await listen(again, id, received);
+  expect(digest(received.stdout)).toBe(digest(written('seq 1 100000')));
+  expect(received.stderr.toString()).toBe('tinyend');
+  expect(digest(await bytesOf(await output(again, id)))).toBe(digest(received.stdout));
+  expect(await (await output(again, id, 'stream=stderr')).text()).toBe('tinyend');
+}, 40_000);
+
+test('a broker killed with -9 in the middle goes on without losing or doubling a byte', async () => {
+  const dataDir = temporaryFolder('broker');
+  const flags = ['--data-dir', dataDir];
+  const where = { dataDir, url: undefined, apiKey: undefined };
+  const first = program('broker/main.ts', [...flags, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0']);
+  const { grpc, http } = await first.line('broker is up');
+  const key = await withBroker(
+    where,
+    async (local) => (await local.keys.create({ name: 'k', scopes: ['admin'] })).key,
+  );
+  const client = new Farhand({ baseUrl: String(http), apiKey: key, retries: 0 });
+  const proxy = await openProxy(String(grpc));
+  onTestFinished(() => proxy.close());
+  const elsewhere = await openHouse();
+  const { token } = await client.joinTokens.create({ uses: 1 });
+  const agent = await elsewhere.agent({ through: proxy.address, joinToken: token });
+  const gates = [gate(), gate()];
+  const { id } = await client.commands.async({
+    machine_id: agent.machineId,
+    command: `seq 1 30000; ${gates[0]!.wait}; seq 30001 60000; ${gates[1]!.wait}; seq 60001 100000`,
+  });
+  const received = nothingReceived();
+  await listen({ client }, id, received, ({ stdout }) => stdout.length > 20_000);
+  const addresses = ['--http', String(http).slice('http://'.length), '--grpc', String(grpc)];
+  let broker = first;
+  for (const { open } of gates) {
+    open();
+    broker.kill('SIGKILL');
+    await once(broker, 'exit');
+    const back = agent.linked(true);
+    broker = program('broker/main.ts', [...flags, ...addresses]);
+    await broker.line('broker is up');
+    await back;
+    const so = received.stdout.length;
+    await listen({ client }, id, received, ({ stdout }) => stdout.length > so);
+  }
+  if (!received.exit) await listen({ client }, id, received);
+  expect(digest(received.stdout)).toBe(digest(written('seq 1 100000')));
+  expect(digest(await bytesOf(await output({ url: String(http), key }, id)))).toBe(digest(received.stdout));
+  expect((await client.commands.get({ command_id: id })).status).toBe('completed');
+  const { items } = await client.events.list({ type: 'command.started' });
+  expect(items).toHaveLength(1);
+}, 60_000);

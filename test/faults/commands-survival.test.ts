@@ -1,0 +1,165 @@
+// Commands outlive what happens to broker, agent and link: none is lost in silence, none runs twice.
+import { once } from 'node:events';
+import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { withBroker } from '../../broker/cli/connect-to-broker.ts';
+import { Farhand } from '../../shared/sdk/index.ts';
+import { openHouse, temporaryFolder } from '../house.ts';
+import { program } from '../programs.ts';
+
+/** A broker and an agent as processes of their own. */
+async function programs() {
+  const [dataDir, agentDir] = [temporaryFolder('broker'), temporaryFolder('agent')];
+  const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0'];
+  const broker = program('broker/main.ts', [...flags, '--grpc', '127.0.0.1:0']);
+  const { grpc, http } = await broker.line('broker is up');
+  const made = await withBroker({ dataDir, url: undefined, apiKey: undefined }, async (client) => ({
+    key: (await client.keys.create({ name: 'test', scopes: ['admin'] })).key,
+    token: (await client.joinTokens.create({})).token,
+  }));
+  const agentFlags = ['--broker', String(grpc), '--data-dir', agentDir, '--name', 'one'];
+  const agent = program('agent/main.ts', [...agentFlags, '--join-token', made.token]);
+  await agent.line('linked');
+  const client = new Farhand({ baseUrl: String(http), apiKey: made.key, retries: 0 });
+  const machine_id = (await client.machines.list()).items[0]?.id ?? '';
+  return {
+    client,
+    machine_id,
+    broker,
+    agent,
+    agentAgain: () => program('agent/main.ts', agentFlags),
+    async brokerAgain(): Promise<Farhand> {
+      const again = program('broker/main.ts', [...flags, '--grpc', String(grpc)]);
+      const line = await again.line('broker is up');
+      return new Farhand({ baseUrl: String(line.http), apiKey: made.key, retries: 0 });
+    },
+  };
+}
+
+/** Whether a process with that pid runs; a zombie does not. */
+function alive(pid: string): boolean {
+  const stat = `/proc/${pid}/stat`;
+  return existsSync(stat) && !readFileSync(stat, 'utf8').includes(') Z ');
+}
+
+const numbers = (count: number): string => Array.from({ length: count }, (_, n) => `${n + 1}\n`).join('');
+
+async function textOf(client: Farhand, command_id: string): Promise<string> {
+  return (await client.commands.output({ command_id })).text();
+}
+
+test('kill -9 of the broker while 20 commands run: all end, and each ran once', async () => {
+  const { client, machine_id, broker, brokerAgain, agent } = await programs();
+  const folder = temporaryFolder('counters');
+  const go = join(folder, 'go');
+  const ids = await Promise.all(
+    Array.from({ length: 20 }, async (_, n) => {
+      const command = `echo ran >> ${folder}/ran-${n}; seq 1 3000; while [ ! -e ${go} ]; do sleep 0.05; done; seq 3001 6000`;
+      return (await client.commands.async({ machine_id, command })).id;
+    }),
+  );
+  await expect.poll(() => readdirSync(folder).length).toBe(20);
+  broker.kill('SIGKILL');
+  await once(broker, 'exit');
+  writeFileSync(go, '');
+  const again = await brokerAgain();
+  await agent.line('linked');
+  for (const command_id of ids) {
+    await expect
+      .poll(async () => (await again.commands.get({ command_id })).status, { timeout: 20_000 })
+      .toBe('completed');
+    expect(await textOf(again, command_id)).toBe(numbers(6000));
+  }
+  const counters = ids.map((_, n) => readFileSync(join(folder, `ran-${n}`), 'utf8'));
+  expect(counters).toEqual(ids.map(() => 'ran\n'));
+  const { items } = await again.events.list({ limit: 100 });
+  const ends = items
+    .filter(({ type }) => type === 'command.completed')
+    .map(({ data }) => String(data.command_id));
+  expect(ends.toSorted()).toEqual(ids.toSorted());
+}, 60_000);
+
+test('kill -9 of the agent: its command is lost with a reason, its output is there, and its tree is dead', async () => {
+  const { client, machine_id, agent, agentAgain } = await programs();
+  const pids = join(temporaryFolder('tree'), 'pids');
+  const command = `echo $$ >> ${pids}; (setsid sh -c 'echo $$ >> ${pids}; exec sleep 600' &); trap '' TERM; echo said; while :; do sleep 1; done`;
+  const { id: command_id } = await client.commands.async({ machine_id, command });
+  await expect.poll(async () => (await client.commands.get({ command_id })).stdout).toBe('said\n');
+  await expect.poll(() => readFileSync(pids, 'utf8').trim().split('\n')).toHaveLength(2);
+  agent.kill('SIGKILL');
+  await once(agent, 'exit');
+  await agentAgain().line('linked');
+  await expect
+    .poll(async () => client.commands.get({ command_id }), { timeout: 10_000 })
+    .toMatchObject({ status: 'lost', reason: 'agent_restarted', exit_code: null, stdout: 'said\n' });
+  expect(readFileSync(pids, 'utf8').trim().split('\n').filter(alive)).toEqual([]);
+}, 30_000);
+
+test('a cancel that races the exit ends a command once, with one event', async () => {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  const rounds = 100;
+  const ended = new Map<string, string>();
+  const lane = async (): Promise<void> => {
+    while (ended.size < rounds) {
+      const { id: command_id } = await house.client.commands.async({ machine_id, command: 'true' });
+      ended.set(command_id, '');
+      const [cancelled, got] = await Promise.all([
+        house.client.commands.cancel({ command_id }),
+        house.client.commands.get({ command_id }),
+      ]);
+      expect(['queued', 'running', cancelled.status]).toContain(got.status);
+      ended.set(command_id, cancelled.status);
+    }
+  };
+  await Promise.all([lane(), lane(), lane(), lane()]);
+  for (const [command_id, status] of ended) {
+    expect(['completed', 'cancelled']).toContain(status);
+    expect((await house.client.commands.get({ command_id })).status).toBe(status);
+  }
+  const events = new Map<string, string[]>();
+  for (let offset = 0; ; offset += 100) {
+    const page = await house.client.events.list({ limit: 100, offset });
+    for (const { type, data } of page.items) {
+      if (!/command\.(completed|failed|timeout)/.test(type)) continue;
+      events.set(String(data.command_id), [
+        ...(events.get(String(data.command_id)) ?? []),
+        String(data.status),
+      ]);
+    }
+    if (!page.has_more) break;
+  }
+  expect(Object.fromEntries(events)).toEqual(
+    Object.fromEntries([...ended].map(([id, status]) => [id, [status]])),
+  );
+});
+
+test('a cancel that comes before a large start has arrived ends the command all the same', async () => {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  const stdin = 'x'.repeat(900_000);
+  for (let n = 0; n < 5; n += 1) {
+    const { id: command_id } = await house.client.commands.async({ machine_id, command: 'sleep 600', stdin });
+    expect((await house.client.commands.cancel({ command_id })).status).toBe('cancelled');
+  }
+});
+
+test('a runaway writer is capped, its record says so, and no other command slows down', async () => {
+  const house = await openHouse();
+  const { machineId: machine_id } = await house.agent();
+  const { id: command_id } = await house.client.commands.async({ machine_id, command: 'yes' });
+  const window = 64 * 1024 * 1024;
+  await expect
+    .poll(async () => (await house.client.commands.get({ command_id })).stdout_start, { timeout: 20_000 })
+    .toBeGreaterThan(window);
+  for (let n = 0; n < 20; n += 1) {
+    expect((await house.client.commands.create({ machine_id, command: 'true' })).status).toBe('completed');
+  }
+  const ended = await house.client.commands.cancel({ command_id });
+  expect(ended).toMatchObject({ status: 'cancelled', stdout_truncated: true });
+  expect(ended.stdout_bytes - ended.stdout_start).toBeLessThan(window * 1.1);
+  expect(ended.stdout).toHaveLength(1024 * 1024);
+  const gone = await house.call('GET', `/commands/${command_id}/output?offset=0`);
+  expect([gone.status, gone.body.error.code]).toEqual([416, 'range_not_satisfiable']);
+}, 60_000);

@@ -1,0 +1,107 @@
+// What knocks, links or answers without end has a measure: lines of the log, events, hellos, and what counts as unasked.
+
+import { channel } from 'node:diagnostics_channel';
+import { once } from 'node:events';
+import { connect, createServer } from 'node:net';
+import { text } from 'node:stream/consumers';
+import { status as grpcStatus } from '@grpc/grpc-js';
+import { expect, onTestFinished, test } from 'vitest';
+import { brokerSettings } from '../../broker/config.ts';
+import { startBroker } from '../../broker/start/index.ts';
+import { newId } from '../../shared/ids.ts';
+import { readSettings } from '../../shared/settings.ts';
+import { type House, openHouse, quiet, temporaryFolder } from '../house.ts';
+import { connectScripted, joinScripted, scriptedMachine } from '../scripted-agent.ts';
+
+const linesOf = ({ log }: House, text: string): string[] => log.filter((line) => line.includes(text));
+
+test('a machine id that cannot be one is refused without a word in the log', async () => {
+  const house = await openHouse();
+  const identity = await joinScripted(house);
+  for (const machine_id of ['\u0001'.repeat(230_000), 'mach_short', 'toString', '']) {
+    const stranger = await connectScripted(house.grpc, identity, { machine_id });
+    expect(await stranger.ended).toBe(grpcStatus.INVALID_ARGUMENT);
+  }
+  expect(linesOf(house, 'no registered machine')).toEqual([]);
+});
+
+test('unauthenticated connections of one address are logged ten times a minute, then counted', async () => {
+  const house = await openHouse();
+  const identity = await joinScripted(house);
+  const knock = (hello: object) => connectScripted(house.grpc, identity, hello).then(({ ended }) => ended);
+  for (let n = 0; n < 8; n += 1) {
+    await knock({ machine_id: newId('machine') });
+    await knock({ signature: Buffer.alloc(64) });
+  }
+  const received = () => [
+    ...linesOf(house, 'no registered machine'),
+    ...linesOf(house, 'failed its challenge'),
+  ];
+  expect(received()).toHaveLength(10);
+  expect(received()[0]).toContain('"address":"127.0.0.1"');
+  await house.broker.close();
+  expect(linesOf(house, 'did not authenticate')).toEqual([expect.stringContaining('"more":6')]);
+});
+
+test('two agents of one identity make one event in a minute, lines without number never, and wait in the end', async () => {
+  const house = await openHouse();
+  const identity = await joinScripted(house);
+  const codes: unknown[] = [];
+  for (let n = 0; n < 62; n += 1) {
+    const agent = await connectScripted(house.grpc, identity, { instance_id: `one ${n}` });
+    codes.push(await Promise.race([agent.next('welcome').then(() => 'welcome'), agent.ended]).catch(String));
+  }
+  expect(codes.slice(0, 60)).toEqual(Array.from({ length: 60 }, () => 'welcome'));
+  expect(codes.slice(60)).toEqual([grpcStatus.RESOURCE_EXHAUSTED, grpcStatus.RESOURCE_EXHAUSTED]);
+  expect((await house.client.events.list({ type: 'machine.fenced' })).total).toBe(1);
+  expect(linesOf(house, 'machine_id').filter((line) => line.includes('link_id'))).toHaveLength(30);
+  await house.broker.close();
+  const again = await openHouse({ dataDir: house.dataDir });
+  const { items } = await again.client.events.list({ type: 'machine.fenced' });
+  expect(items.map(({ data }) => data.more)).toEqual(expect.arrayContaining([58, undefined]));
+});
+
+test('a hello whose facts cannot be frees its connection and says so once, not with each of its faults', async () => {
+  const house = await openHouse();
+  const { identity } = await scriptedMachine(house);
+  const capabilities = Array.from({ length: 20_000 }, () => 'x\n');
+  const agent = await connectScripted(house.grpc, identity, { capabilities });
+  expect(await agent.ended).toBe(grpcStatus.INTERNAL);
+  const [line = '', ...others] = linesOf(house, 'a link broke off');
+  expect(others).toEqual([]);
+  expect(line.length).toBeLessThan(32_000);
+});
+
+test('a port that is taken leaves nothing behind', async () => {
+  const taken = createServer().listen(0, '127.0.0.1');
+  await once(taken, 'listening');
+  onTestFinished(() => void taken.close());
+  const { port } = taken.address() as { port: number };
+  const argv = [
+    '--http',
+    '127.0.0.1:0',
+    '--grpc',
+    `127.0.0.1:${port}`,
+    '--data-dir',
+    temporaryFolder('broker'),
+  ];
+  await expect(startBroker(readSettings(brokerSettings, { argv, env: {} }), quiet)).rejects.toThrow(/taken/);
+  expect(channel('http2.server.stream.created').hasSubscribers).toBe(false);
+});
+
+test('an unsupported compression is refused, and the error for too many headers says so', async () => {
+  const house = await openHouse();
+  const { hostname, port } = new URL(house.url);
+  const say = (request: string): Promise<string> => {
+    const socket = connect(Number(port), hostname);
+    onTestFinished(() => void socket.destroy());
+    socket.write(request);
+    return text(socket);
+  };
+  const head = `POST /api/v1/join-tokens HTTP/1.1\r\nHost: b\r\nConnection: close\r\nAuthorization: Bearer ${house.key}\r\n`;
+  const coded = `${head}Content-Type: application/json\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n`;
+  expect(await say(coded)).toMatch(/^HTTP\/1\.1 400 [\s\S]*Transfer-Encoding/);
+  expect((await house.call('GET', '/join-tokens')).body.meta.total).toBe(0);
+  const many = Array.from({ length: 120 }, (_, n) => `X-${n}: 1\r\n`).join('');
+  expect(await say(`${head}${many}\r\n`)).toMatch(/^HTTP\/1\.1 413 [\s\S]*more than 100 headers/);
+});

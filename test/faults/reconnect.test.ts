@@ -1,0 +1,142 @@
+// Coming back: after a cut, a stall, kill -9 of either side.
+import { once } from 'node:events';
+import { expect, onTestFinished, test } from 'vitest';
+import { withBroker } from '../../broker/cli/connect-to-broker.ts';
+import type { Farhand } from '../../shared/sdk/index.ts';
+import { openHouse, temporaryFolder } from '../house.ts';
+import { program } from '../programs.ts';
+import { openProxy } from '../proxy.ts';
+
+type Presence = 'machine.online' | 'machine.offline';
+
+async function events(client: Farhand, type: Presence, name: string) {
+  const { items } = await client.events.list({ type });
+  return items.filter(({ data }) => data.machine_name === name);
+}
+
+/** Resolves when the event log holds one event of a type: it is polled, for no stream reports it yet. */
+async function eventually(client: Farhand, type: Presence, name: string) {
+  return expect.poll(() => events(client, type, name), { timeout: 10_000, interval: 50 }).toHaveLength(1);
+}
+
+test('kill -9 of an agent shows at once as offline, is recorded, and the same id comes back', async () => {
+  const house = await openHouse();
+  const other = await house.agent({ name: 'other' });
+  const dataDir = temporaryFolder('agent');
+  const args = ['--broker', house.grpc, '--data-dir', dataDir, '--name', 'victim'];
+  const first = program('agent/main.ts', [...args, '--join-token', await house.joinToken()]);
+  await first.line('linked');
+  const { items } = await house.client.machines.list({ search: 'victim' });
+  const machine_id = items[0]?.id ?? '';
+  await eventually(house.client, 'machine.online', 'victim');
+
+  first.kill('SIGKILL');
+  await once(first, 'exit');
+  await expect
+    .poll(async () => (await house.client.machines.get({ machine_id })).status, {
+      timeout: 1_000,
+      interval: 5,
+    })
+    .toBe('offline');
+  await eventually(house.client, 'machine.offline', 'victim');
+  expect((await events(house.client, 'machine.offline', 'victim'))[0]?.data).toMatchObject({
+    machine_id,
+    machine_name: 'victim',
+    last_seen: expect.any(String),
+  });
+  expect((await house.client.machines.get({ machine_id: other.machineId })).status).toBe('online');
+
+  const second = program('agent/main.ts', args);
+  await second.line('linked');
+  expect((await house.client.machines.get({ machine_id })).status).toBe('online');
+  expect((await house.client.machines.list()).total).toBe(2);
+});
+
+test('kill -9 of the broker: agents return by themselves and nothing declared is lost', async () => {
+  const dataDir = temporaryFolder('broker');
+  const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0'];
+  const first = program('broker/main.ts', [...flags, '--grpc', '127.0.0.1:0']);
+  const { grpc } = await first.line('broker is up');
+  const where = { dataDir, url: undefined, apiKey: undefined };
+  const tokens = await withBroker(where, async (client) => [
+    (await client.joinTokens.create({})).token,
+    (await client.joinTokens.create({})).token,
+  ]);
+  const agents = tokens.map((token, n) =>
+    program('agent/main.ts', [
+      ...['--broker', String(grpc), '--join-token', token],
+      ...['--data-dir', temporaryFolder('agent'), '--name', `m${n}`],
+    ]),
+  );
+  for (const agent of agents) await agent.line('linked');
+  const before = await withBroker(where, (client) => client.machines.list({ sort: 'name' }));
+  expect(before.items.map(({ name, status }) => [name, status])).toEqual([
+    ['m0', 'online'],
+    ['m1', 'online'],
+  ]);
+
+  first.kill('SIGKILL');
+  await once(first, 'exit');
+  const second = program('broker/main.ts', [...flags, '--grpc', String(grpc)]);
+  await second.line('broker is up');
+  for (const agent of agents) await agent.line('linked');
+  const after = await withBroker(where, (client) => client.machines.list({ sort: 'name' }));
+  expect(after.items.map(({ last_seen: _, ...item }) => item)).toEqual(
+    before.items.map(({ last_seen: _, ...item }) => item),
+  );
+}, 40_000);
+
+test('a cut connection comes back, and a quick return makes no event', async () => {
+  const house = await openHouse();
+  const proxy = await openProxy(house.grpc);
+  onTestFinished(() => proxy.close());
+  const agent = await house.agent({ through: proxy.address, name: 'cut' });
+  await eventually(house.client, 'machine.online', 'cut');
+  const back = agent.linked(true);
+  proxy.cut();
+  await agent.linked(false);
+  await back;
+  expect((await house.client.machines.get({ machine_id: agent.machineId })).status).toBe('online');
+  expect(await events(house.client, 'machine.offline', 'cut')).toHaveLength(0);
+});
+
+test('a stalled connection is noticed by silence on both sides, and the machine comes back when it flows', async () => {
+  const house = await openHouse({ tuning: { link: { heartbeatMs: 100, silenceMs: 1_000 } } });
+  const proxy = await openProxy(house.grpc);
+  onTestFinished(() => proxy.close());
+  const agent = await house.agent({ through: proxy.address });
+  const lost = agent.linked(false);
+  proxy.stall();
+  await lost;
+  const back = agent.linked(true);
+  proxy.cut();
+  proxy.resume();
+  await back;
+  expect((await house.client.machines.get({ machine_id: agent.machineId })).status).toBe('online');
+});
+
+test('SIGTERM ends both programs with 0, and the broker asks its agents to reconnect', async () => {
+  const dataDir = temporaryFolder('broker');
+  const broker = program('broker/main.ts', [
+    '--data-dir',
+    dataDir,
+    '--http',
+    '127.0.0.1:0',
+    '--grpc',
+    '127.0.0.1:0',
+  ]);
+  const { grpc } = await broker.line('broker is up');
+  const token = await withBroker({ dataDir, url: undefined, apiKey: undefined }, (c) =>
+    c.joinTokens.create({}),
+  );
+  const agent = program('agent/main.ts', [
+    ...['--broker', String(grpc), '--join-token', token.token, '--data-dir', temporaryFolder('agent')],
+  ]);
+  await agent.line('linked');
+  broker.kill('SIGTERM');
+  expect((await once(broker, 'exit'))[0]).toBe(0);
+  const { retry_ms } = await agent.line('not linked; trying again');
+  expect(retry_ms).toBeLessThanOrEqual(5_000);
+  agent.kill('SIGTERM');
+  expect((await once(agent, 'exit'))[0]).toBe(0);
+});

@@ -1,0 +1,300 @@
+// Schedules and the clock: turned for summer time, and passed by while the broker was down. The clock of the tests drives
+// real brokers.
+import { cpSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { withSocket } from '../../broker/cli/local-broker.ts';
+import { now } from '../../shared/clock.ts';
+import { gate, nextCall, reporting } from '../command-bench.ts';
+import { temporaryFolder } from '../house.ts';
+import { houseAt, minutes, type Run } from '../schedule-bench.ts';
+import { connectScripted } from '../scripted-agent.ts';
+
+test('over a spring gap a daily time runs once, right after it, and an hourly one goes by the clock', async () => {
+  const { make, until, fates, counted, house } = await houseAt('06:58:00', '2026-03-08');
+  const timezone = 'America/New_York';
+  const daily = await make('daily', '0,30 2 * * *', { timezone });
+  const hourly = await make('hourly', '*/10 * * * *', { timezone });
+  expect(daily.next_run).toBe('2026-03-08T07:00:00.000Z');
+  await until('07:11:00');
+  expect(await fates(daily.id)).toEqual(['07:00 cron completed']);
+  expect(await fates(hourly.id)).toEqual(['07:00 cron completed', '07:10 cron completed']);
+  expect([counted('daily'), counted('hourly')]).toEqual([1, 2]);
+  const { next_run } = await house.client.schedules.get({ schedule_id: daily.id });
+  expect(next_run).toBe('2026-03-09T06:00:00.000Z');
+});
+
+test('over an autumn overlap a daily time runs once, and an hourly one both times', async () => {
+  // Lord Howe repeats half an hour only.
+  const { make, until, fates, counted } = await houseAt('14:44:00', '2026-04-04');
+  const timezone = 'Australia/Lord_Howe';
+  const daily = await make('daily', '45 1 * * *', { timezone });
+  const hourly = await make('hourly', '45 * * * *', { timezone });
+  await until('15:16:00');
+  expect(await fates(daily.id)).toEqual(['14:45 cron completed']);
+  expect(await fates(hourly.id)).toEqual(['14:45 cron completed', '15:15 cron completed']);
+  expect([counted('daily'), counted('hourly')]).toEqual([1, 2]);
+});
+
+test.each([
+  [1, '12:01:06'],
+  [3, '12:03:06'],
+  [120, '14:00:06'],
+])(
+  'down over %i times: missed, the last one, or all of them, as the schedule wants it',
+  async (count, back) => {
+    const { clock, at, make, down, up, until, fates, runs, counted } = await houseAt('12:00:30');
+    const [none, last, all, some] = [
+      await make('none', '* * * * *'),
+      await make('last', '* * * * *', { catch_up: 'last' }),
+      await make('all', '* * * * *', { catch_up: 'all' }),
+      await make('some', '* * * * *', { catch_up: 'all', catch_up_window: 115_000 }),
+    ];
+    const off = await make('off', '* * * * *', { enabled: false, catch_up: 'all' });
+    await down();
+    clock.set(at(back));
+    await up();
+    // As many as there are come one after another.
+    await expect.poll(() => counted('all'), { timeout: 30_000 }).toBe(count);
+    const times = minutes('12:01:00', count);
+    expect(await fates(none.id)).toEqual(times.map((time) => `${time} cron missed`));
+    const missed = times.map((time) => `${time} cron missed`);
+    const caught = times.map((time) => `${time} catch_up completed`);
+    expect(await fates(last.id)).toEqual([...missed.slice(0, -1), ...caught.slice(-1)]);
+    expect(await fates(all.id)).toEqual(caught);
+    const ends = (await runs(all.id)).flatMap(({ started_at, finished_at }) => [
+      started_at,
+      finished_at ?? '',
+    ]);
+    expect(ends).toEqual(ends.toSorted((a, b) => (a < b ? -1 : 1)));
+    expect(await fates(some.id)).toEqual([...missed.slice(0, -2), ...caught.slice(-2)]);
+    expect(await fates(off.id)).toEqual([]);
+    expect(['none', 'last', 'all', 'some'].map(counted)).toEqual([0, 1, count, Math.min(2, count)]);
+    const [first] = await runs(none.id);
+    expect(first).toMatchObject({ exit_code: -1, duration: 0, command_id: null, stdout: '' });
+    expect(first?.stderr).toContain('broker');
+    expect(first?.started_at).toBe(first?.finished_at);
+    const next = new Date(Math.ceil(now() / 60_000) * 60_000 + 1000).toISOString();
+    await until(next.slice(11, 19));
+    expect((await fates(none.id)).at(-1)).toBe(`${next.slice(11, 16)} cron completed`);
+  },
+  40_000,
+);
+
+test.each([
+  ['lost', ['--new-history'], 6, []],
+  ['restored', ['--old-history'], 6, minutes('12:01:00', 3)],
+  ['restored', [], 10, minutes('12:01:00', 7)],
+])(
+  'with a history that was %s, started with %j: %i runs in all',
+  async (how, flags, count, rows) => {
+    const { house, clock, at, make, down, up, until, fates, counted } = await houseAt('12:00:30');
+    const { dataDir } = house;
+    const { id } = await make('all', '* * * * *', { catch_up: 'all' });
+    await until('12:03:30');
+    const copy = temporaryFolder('copy');
+    await withSocket(dataDir, async (_client, post) => {
+      cpSync((await post('/local/backup')).directory, copy, { recursive: true });
+    });
+    await until('12:05:30');
+    await down();
+    rmSync(join(dataDir, 'history.db'));
+    if (how === 'restored') cpSync(copy, dataDir, { recursive: true });
+    clock.set(at('12:07:30'));
+    await up(flags);
+    await until('12:08:10');
+    await expect.poll(() => counted('all'), { timeout: 15_000 }).toBe(count);
+    expect((await fates(id)).map((fate) => fate.slice(0, 5))).toEqual([...rows, '12:08']);
+  },
+  30_000,
+);
+
+test('of more than a thousand missed times the rest share one row', async () => {
+  const { clock, at, make, down, up, runs } = await houseAt('12:00:00');
+  const { id } = await make('each', '* 0-29 12 * * *');
+  const missed = async (): Promise<Run[]> => (await runs(id)).filter(({ status }) => status === 'missed');
+  await down();
+  clock.set(at('12:31:05'));
+  await up();
+  await expect.poll(async () => (await missed()).length).toBe(1001);
+  const rows = await missed();
+  const times = rows.map(({ scheduled_for }) => Date.parse(scheduled_for ?? ''));
+  const [first = 0] = times;
+  expect(times.slice(0, 1000)).toEqual(Array.from({ length: 1000 }, (_, index) => first + index * 1000));
+  expect(times[1000]).toBe(at('12:29:59'));
+  const from = new Date(first + 1_000_000).toISOString();
+  expect(rows[1000]?.stderr).toContain(`more than 200 times from ${from} to ${rows[1000]?.scheduled_for}`);
+});
+
+test('a change of name keeps the times that are due; a change of the times begins anew', async () => {
+  const bench = await houseAt('12:00:30');
+  const { wait, open } = gate();
+  const { id: schedule_id } = await bench.make('each', '* * * * *', { catch_up: 'all', command: wait });
+  await bench.down();
+  bench.clock.set(bench.at('12:03:40'));
+  await bench.up();
+  const { client } = bench.house;
+  const statuses = async (): Promise<string[]> =>
+    (await client.schedules.history({ schedule_id })).items.map(({ status }) => status);
+  await expect.poll(statuses).toEqual(['running']);
+  await client.schedules.update({ schedule_id, name: 'renamed' });
+  open();
+  await expect.poll(statuses).toEqual(['running', 'completed']);
+  await client.schedules.update({ schedule_id, cron: '30 * * * *' });
+  open();
+  await bench.until('12:05:00');
+  expect(await bench.fates(schedule_id)).toEqual(['12:01 catch_up completed', '12:02 catch_up completed']);
+});
+
+test('while a run is not over the next time is skipped, or runs beside it where that is allowed', async () => {
+  const { make, until, fates, house } = await houseAt('12:00:30');
+  const [one, two] = [gate(), gate()];
+  const skip = await make('skip', '* * * * *', { command: one.wait, notify: { on_failure: true } });
+  const allow = await make('allow', '* * * * *', { command: two.wait, overlap: 'allow' });
+  const statuses = async (schedule_id: string): Promise<string[]> =>
+    (await house.client.schedules.history({ schedule_id })).items.map(({ status }) => status);
+  await until('12:01:01', 2);
+  await expect.poll(() => statuses(skip.id)).toEqual(['running']);
+  await expect.poll(() => statuses(allow.id)).toEqual(['running']);
+  await until('12:02:01', 3);
+  await expect.poll(() => statuses(skip.id)).toEqual(['skipped', 'running']);
+  await expect.poll(() => statuses(allow.id)).toEqual(['running', 'running']);
+  one.open();
+  two.open();
+  two.open();
+  await fates(skip.id);
+  await until('12:03:10', 2);
+  one.open();
+  two.open();
+  expect(await fates(skip.id)).toEqual([
+    '12:01 cron completed',
+    '12:02 cron skipped',
+    '12:03 cron completed',
+  ]);
+  expect(await fates(allow.id)).toEqual([
+    '12:01 cron completed',
+    '12:02 cron completed',
+    '12:03 cron completed',
+  ]);
+  const { items } = await house.client.schedules.history({ schedule_id: skip.id, status: 'skipped' });
+  expect(items).toMatchObject([
+    { exit_code: -1, duration: 0, command_id: null, stderr: expect.stringContaining('not over') },
+  ]);
+  // Skipping is what was asked for.
+  expect((await house.client.events.list({ type: 'schedule.failed' })).total).toBe(0);
+});
+
+test('a machine that is on its way back after the start of the broker is waited for; later it is an offline one', async () => {
+  const { clock, at, away, make, down, up, until, fates, runs } = await houseAt('12:00:30');
+  const near = await make('near', '* * * * *', { catch_up: 'last' });
+  const far = await make('far', '* * * * *', {
+    machine_id: away,
+    overlap: 'allow',
+    notify: { on_failure: true },
+  });
+  await down();
+  clock.set(at('12:01:30'));
+  await up();
+  await until('12:01:50');
+  await until('12:03:30', 1);
+  expect((await fates(near.id)).slice(0, 2)).toEqual(['12:01 catch_up completed', '12:02 cron completed']);
+  expect(await fates(far.id)).toEqual(['12:01 cron missed', '12:02 cron missed', '12:03 cron failed']);
+  const [, waited, offline] = await runs(far.id);
+  expect([waited?.stderr, waited?.exit_code]).toEqual(['queue_expired', -1]);
+  expect(offline?.stderr).toContain('machine_offline');
+  expect(offline?.command_id).toBeNull();
+});
+
+test('a run that ended while the broker was down is no overlap', async () => {
+  const bench = await houseAt('12:00:30');
+  const gates = [gate(), gate(), gate()];
+  const [one, two, three] = gates;
+  const none = await bench.make('none', '* * * * *', { command: one?.wait });
+  const last = await bench.make('last', '1 * * * * *', { command: two?.wait, catch_up: 'last' });
+  const held = await bench.make('held', '1 * * * * *', { command: three?.wait, catch_up: 'last' });
+  await bench.until('12:01:10', 3);
+  const { commands } = bench.house.client;
+  await expect.poll(async () => (await commands.list({ status: 'running' })).total).toBe(3);
+  await bench.down();
+  for (const ended of [one, two]) {
+    for (let times = 0; times < 3; times += 1) ended?.open();
+  }
+  bench.clock.set(bench.at('12:02:58'));
+  await bench.up();
+  const statuses = async (schedule_id: string): Promise<string[]> =>
+    (await bench.house.client.schedules.history({ schedule_id })).items
+      .toSorted((a, b) => ((a.scheduled_for ?? '') < (b.scheduled_for ?? '') ? -1 : 1))
+      .map(({ scheduled_for, status }) => `${scheduled_for?.slice(11, 16)} ${status}`);
+  await expect.poll(async () => (await statuses(none.id))[0]).toBe('12:01 completed');
+  await expect.poll(async () => (await statuses(last.id))[0]).toBe('12:01 completed');
+  await bench.until('12:03:30', 1);
+  await expect.poll(() => statuses(none.id)).toEqual(['12:01 completed', '12:02 missed', '12:03 completed']);
+  expect((await statuses(last.id)).filter((text) => text.endsWith('completed'))).toHaveLength(2);
+  expect(await statuses(last.id)).not.toContainEqual(expect.stringContaining('skipped'));
+  expect((await statuses(held.id))[0]).toBe('12:01 running');
+  expect((await statuses(held.id)).at(-1)).toBe('12:03 skipped');
+  three?.open();
+});
+
+test('on a machine that is away a time fails, also while an earlier run is not over there', async () => {
+  const { make, until, house, identity, clock } = await houseAt('12:00:30');
+  const agent = await connectScripted(house.grpc, identity);
+  await agent.next('welcome');
+  const { id } = await make('far', '* * * * *', {
+    machine_id: identity.machineId,
+    notify: { on_failure: true },
+  });
+  clock.leap(30_000);
+  reporting(agent, (await nextCall(agent, 'StartProcess')).call_id).started();
+  agent.control.cancel();
+  await agent.ended;
+  await until('12:02:30', 1);
+  const { items } = await house.client.schedules.history({ schedule_id: id });
+  expect(items.map(({ status }) => status)).toEqual(['failed', 'running']);
+  expect(items[0]?.stderr).toContain('machine_offline');
+  const received = await house.client.events.list({ type: 'schedule.failed' });
+  expect(received.items.map(({ data }) => data.run_id)).toEqual([items[0]?.id]);
+});
+
+test('with catch_up all the newest time waits for the catch-up before it', async () => {
+  const bench = await houseAt('12:00:30');
+  const { wait, open } = gate();
+  const { id } = await bench.make('all', '* * * * *', { catch_up: 'all', command: wait });
+  await bench.down();
+  bench.clock.set(bench.at('12:01:40'));
+  await bench.up();
+  await bench.until('12:02:20', 1);
+  expect((await bench.house.client.schedules.history({ schedule_id: id })).total).toBe(1);
+  open();
+  open();
+  await expect
+    .poll(() => bench.fates(id))
+    .toEqual(['12:01 catch_up completed', expect.stringMatching(/^12:02 \w+ completed$/)]);
+});
+
+test('schedules of a revoked key fail until another key changes them', async () => {
+  const { make, until, fates, runs, house, counted } = await houseAt('12:00:30');
+  const { client } = await house.keyed(['schedules:write', 'schedules:read', 'commands:execute']);
+  const { id: schedule_id } = await make('taken', '* * * * *');
+  const { requested_by } = await client.schedules.update({ schedule_id, notify: { on_failure: true } });
+  await until('12:01:10');
+  const gone = await house.client.keys.remove({ key_id: requested_by });
+  expect(gone).toEqual({ deleted: true, schedules: [schedule_id], webhooks: [] });
+  await until('12:02:10');
+  expect(await fates(schedule_id)).toEqual(['12:01 cron completed', '12:02 cron failed']);
+  const [first, second] = await runs(schedule_id);
+  expect((await house.client.commands.get({ command_id: first?.command_id ?? '' })).requested_by).toBe(
+    requested_by,
+  );
+  expect(second).toMatchObject({
+    exit_code: -1,
+    command_id: null,
+    stderr: expect.stringContaining('key_revoked'),
+  });
+  const { items } = await house.client.events.list({ type: 'schedule.failed' });
+  expect(items.map(({ data }) => data.run_id)).toEqual([second?.id]);
+  await house.client.schedules.update({ schedule_id, name: 'mine now' });
+  await until('12:03:10');
+  expect((await fates(schedule_id)).at(-1)).toBe('12:03 cron completed');
+  expect(counted('taken')).toBe(2);
+});

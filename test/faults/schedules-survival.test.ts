@@ -1,0 +1,223 @@
+// Schedules under kill -9 and under load: every time once or accounted for, and a minute that is crowded starts in time.
+import { once } from 'node:events';
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { monitorEventLoopDelay } from 'node:perf_hooks';
+import { expect, test } from 'vitest';
+import { withBroker } from '../../broker/cli/connect-to-broker.ts';
+import { sleep } from '../../shared/clock.ts';
+import { Farhand } from '../../shared/sdk/index.ts';
+import { nextCall, reporting, soon } from '../command-bench.ts';
+import { openHouse, temporaryFolder } from '../house.ts';
+import { program } from '../programs.ts';
+import { type ScriptedAgent, scriptedMachine } from '../scripted-agent.ts';
+
+// More by hand: KILLS=50 npx vitest run test/faults/schedules-survival.test.ts
+const kills = Number(process.env.KILLS ?? 3);
+const crowd = Number(process.env.SCHEDULES ?? 200);
+const machines = Number(process.env.MACHINES ?? 4);
+
+type Run = Awaited<ReturnType<Farhand['schedules']['history']>>['items'][number];
+
+async function allRuns(client: Farhand, schedule_id: string): Promise<Run[]> {
+  const all: Run[] = [];
+  for (;;) {
+    const page = await client.schedules.history({
+      schedule_id,
+      limit: 100,
+      offset: all.length,
+      sort: 'started_at',
+    });
+    all.push(...page.items);
+    if (!page.has_more)
+      return all.toSorted((a, b) => ((a.scheduled_for ?? '') < (b.scheduled_for ?? '') ? -1 : 1));
+  }
+}
+
+/** A broker and an agent as processes of their own; the broker comes back at the same addresses. */
+async function programs() {
+  const [dataDir, agentDir] = [temporaryFolder('broker'), temporaryFolder('agent')];
+  const flags = ['--data-dir', dataDir];
+  let broker = program('broker/main.ts', [...flags, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0']);
+  const { grpc, http } = await broker.line('broker is up');
+  const made = await withBroker({ dataDir, url: undefined, apiKey: undefined }, async (client) => ({
+    key: (await client.keys.create({ name: 'test', scopes: ['admin'] })).key,
+    token: (await client.joinTokens.create({})).token,
+  }));
+  const joining = ['--broker', String(grpc), '--data-dir', agentDir, '--join-token', made.token];
+  await program('agent/main.ts', joining).line('linked');
+  const client = new Farhand({ baseUrl: String(http), apiKey: made.key, retries: 0 });
+  const addresses = ['--http', String(http).slice('http://'.length), '--grpc', String(grpc)];
+  return {
+    client,
+    machine_id: (await client.machines.list()).items[0]?.id ?? '',
+    async killBroker(): Promise<void> {
+      broker.kill('SIGKILL');
+      await once(broker, 'exit');
+      broker = program('broker/main.ts', [...flags, ...addresses]);
+      await broker.line('broker is up');
+    },
+  };
+}
+
+test(`kill -9 of the broker ${kills} times around the second: each time has one row, and ran once or is missed`, async () => {
+  const { client, machine_id, killBroker } = await programs();
+  const ran = join(temporaryFolder('ran'), 'ran');
+  // Every command knows which one it is.
+  const command = `echo $FARHAND_COMMAND_ID >> ${ran}`;
+  const params = { machine_id, command, cron: '* * * * * *', overlap: 'allow' } as const;
+  const made = [
+    await client.schedules.create({ ...params, name: 'none' }),
+    await client.schedules.create({ ...params, name: 'last', catch_up: 'last' }),
+    await client.schedules.create({ ...params, name: 'all', catch_up: 'all' }),
+  ];
+  await soon(() => existsSync(ran)).toBe(true);
+  for (let n = 0; n < kills; n += 1) {
+    // From 30 ms before the second on to 60 ms after it: the second itself is what happens.
+    const offset = -30 + ((n * 37) % 90);
+    await sleep(1000 - (Date.now() % 1000) + offset + (offset < 0 ? 1000 : 0));
+    await killBroker();
+  }
+  const until = new Date().toISOString();
+  for (const { id: schedule_id } of made) await client.schedules.update({ schedule_id, enabled: false });
+  const open = async (): Promise<number> => {
+    const [queued, running] = [{ status: 'queued' }, { status: 'running' }] as const;
+    return (await client.commands.list(queued)).total + (await client.commands.list(running)).total;
+  };
+  // The agent may take its time to come back.
+  await expect.poll(open, { timeout: 60_000, interval: 100 }).toBe(0);
+  const counts = new Map<string, number>();
+  for (const id of readFileSync(ran, 'utf8').trim().split('\n')) counts.set(id, (counts.get(id) ?? 0) + 1);
+  for (const { id, name } of made) {
+    const runs = await allRuns(client, id);
+    const times = runs.map(({ scheduled_for }) => Date.parse(scheduled_for ?? ''));
+    const first = times[0] ?? 0;
+    expect([name, times]).toEqual([name, times.map((_, index) => first + index * 1000)]);
+    // While it catches up, what is due now waits for its turn.
+    if (name !== 'all') expect(times.at(-1)).toBeGreaterThanOrEqual(Date.parse(until) - 1000);
+    for (const { status, command_id, scheduled_for, reason } of runs) {
+      const count = command_id === null ? 0 : (counts.get(command_id) ?? 0);
+      expect([name, scheduled_for, reason, status, count]).toEqual([
+        ...[name, scheduled_for, reason],
+        ...(count === 1 ? ['completed', 1] : ['missed', 0]),
+      ]);
+    }
+    expect(runs.some(({ status }) => status === 'completed')).toBe(true);
+  }
+}, 400_000);
+
+/** Ends every command it is given at once. */
+async function obey(agent: ScriptedAgent): Promise<void> {
+  for (;;) {
+    const { call_id } = await nextCall(agent, 'StartProcess');
+    const report = reporting(agent, call_id);
+    report.started();
+    report.exited(0);
+    report.end();
+  }
+}
+
+test(`${crowd} schedules on one second of ${machines} machines all start within 5 s, and the loop stays free`, async () => {
+  const house = await openHouse();
+  const agents = await Promise.all(Array.from({ length: machines }, () => scriptedMachine(house)));
+  for (const agent of agents) obey(agent).catch(() => {});
+  // Far enough away for all of them to be made.
+  const due = new Date(Math.ceil((Date.now() + 2000 + crowd * 12) / 1000) * 1000);
+  const cron = `${due.getUTCSeconds()} ${due.getUTCMinutes()} ${due.getUTCHours()} * * *`;
+  for (let made = 0; made < crowd; made += 50) {
+    const some = Array.from({ length: Math.min(50, crowd - made) }, (_, index) => {
+      const machine_id = agents[(made + index) % machines]?.identity.machineId ?? '';
+      return house.client.schedules.create({ machine_id, name: 'x', command: 'true', cron });
+    });
+    await Promise.all(some);
+  }
+  const { total } = await house.client.schedules.list();
+  expect(Date.now()).toBeLessThan(due.getTime());
+  await sleep(due.getTime() - Date.now() - 100);
+  const delay = monitorEventLoopDelay({ resolution: 5 });
+  delay.enable();
+  const ended = async (): Promise<number> =>
+    (await house.client.commands.list({ status: 'completed', limit: 1 })).total;
+  await expect.poll(ended, { timeout: 20_000, interval: 200 }).toBe(total);
+  delay.disable();
+  const { items } = await house.client.commands.list({ sort: '-created_at', limit: 1 });
+  // Of the last one: when it was on disk and on its way.
+  const took = Date.parse(items[0]?.created_at ?? '') - due.getTime();
+  const lag = Math.round(delay.max / 1e6);
+  console.info(`${total} schedules: the last made after ${took} ms, the loop held up for at most ${lag} ms`);
+  expect(took).toBeLessThan(5_000);
+  expect(lag).toBeLessThan(200);
+}, 60_000);
+
+/** A broker whose state has these schedules too, each like the one that is there. */
+async function houseWith(cron: string, more: (one: object) => object[]) {
+  const first = await openHouse();
+  const agent = await scriptedMachine(first);
+  const machine_id = agent.identity.machineId;
+  await first.client.schedules.create({ machine_id, name: 'x', command: 'true', cron });
+  await first.broker.close();
+  const file = join(first.dataDir, 'state.json');
+  const state = JSON.parse(readFileSync(file, 'utf8'));
+  state.schedules.push(...more(state.schedules[0]));
+  writeFileSync(file, JSON.stringify(state));
+  return { first, open: () => openHouse({ dataDir: first.dataDir, flags: ['--accept-state'] }) };
+}
+
+test('many missed times delay no schedule that is due now, and take a bounded number of rows', async () => {
+  const yesterday = new Date(Date.now() - 86_400_000).toISOString();
+  const params = { cron: '* * * * *', since: yesterday };
+  const { open } = await houseWith('* * * * * *', (one) =>
+    Array.from({ length: 60 }, (_, n) => ({ ...one, ...params, id: `sched_${n}` })),
+  );
+  const { client } = await open();
+  const up = Date.now();
+  const { items } = await client.schedules.list({ limit: 100 });
+  const seconds = items.find(({ cron }) => cron === '* * * * * *')?.id ?? '';
+  const fired = async (): Promise<boolean> =>
+    (await client.schedules.history({ schedule_id: seconds, limit: 100 })).items.some(
+      ({ status, scheduled_for }) => status !== 'missed' && Date.parse(scheduled_for ?? '') >= up,
+    );
+  await expect.poll(fired, { timeout: 5_000, interval: 50 }).toBe(true);
+  // When each has its row for the last minute, all are settled.
+  const behind = items.filter(({ id }) => id !== seconds);
+  const rows = async () => {
+    const query = { limit: 1, status: 'missed' } as const;
+    return Promise.all(behind.map(({ id }) => client.schedules.history({ schedule_id: id, ...query })));
+  };
+  const newest = Math.floor(up / 60_000 - 1) * 60_000;
+  await expect
+    .poll(
+      async () => (await rows()).every((page) => Date.parse(page.items[0]?.scheduled_for ?? '') >= newest),
+      { timeout: 20_000, interval: 200 },
+    )
+    .toBe(true);
+  const pages = await rows();
+  const total = pages.reduce((sum, page) => sum + page.total, 0);
+  expect(total).toBeLessThan(21_000);
+  expect(total).toBeGreaterThan(19_000);
+  const shared = pages.filter((page) => page.items[0]?.reason?.includes('more than 200 times'));
+  expect(shared.length).toBeGreaterThan(30);
+}, 60_000);
+
+test.each([
+  ['a day', (n: number) => `${n % 60} ${n % 24} * * *`],
+  ['a Sunday that is February 29', (n: number) => `${n % 60} ${n % 24} 29 2 */7`],
+])(
+  '10,000 schedules of %s are taken up in less than two seconds of work',
+  async (_, cronOf) => {
+    const { open } = await houseWith('*/7 3 29 2 *', (one) =>
+      Array.from({ length: 10_000 }, (_, n) => ({
+        ...one,
+        ...{ id: `sched_${n}`, cron: cronOf(n), timezone: 'America/New_York' },
+      })),
+    );
+    const before = process.cpuUsage();
+    const again = await open();
+    const { user, system } = process.cpuUsage(before);
+    expect((user + system) / 1e6).toBeLessThan(2);
+    const { items, total } = await again.client.schedules.list({ sort: 'next_run', limit: 1 });
+    expect(total).toBe(10_001);
+    expect(Date.parse(items[0]?.next_run ?? '')).toBeGreaterThan(Date.now());
+  },
+  30_000,
+);

@@ -1,0 +1,396 @@
+// The spawner of commands: what becomes of them and of it when one of the two sides dies.
+import { type ChildProcess, spawn } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
+import { once } from 'node:events';
+import { mkdtemp, readdir, readFile, readlink, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
+import { openProcesses, type Processes } from '../../agent/processes/index.ts';
+import { Spawners } from '../../agent/processes/spawner/index.ts';
+import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
+import type { ProcessExit } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
+import type { AgentCall } from '../../shared/agent-rpcs.ts';
+import { newId } from '../../shared/ids.ts';
+import { createLogger } from '../../shared/logger.ts';
+
+const root = join(import.meta.dirname, '../..');
+const log = createLogger('test', 'silent');
+
+let home: string;
+let room: Processes;
+let rooms: Processes[];
+
+async function open(more: { lateMs?: number } = {}): Promise<void> {
+  const limits = { stopGraceMs: 50, killForMs: 2000, ...more };
+  room = await openProcesses({ directory: join(home, 'agent'), log, mayRunAs: true, limits });
+  rooms.push(room);
+}
+
+function call(signal: AbortSignal = new AbortController().signal): AgentCall {
+  return { call_id: newId('call'), request_id: newId('request'), signal };
+}
+
+interface Answer {
+  event?: ProcessEvent | null;
+}
+
+function start(command: string, id = newId('command')): AsyncIterator<Answer> {
+  const rest = { direct: false, args: [], env: {}, user: '', stdin: Buffer.alloc(0), timeout_ms: 0 };
+  const spec = { ...rest, command, cwd: home, input: false };
+  return room.startProcess({ id, spec }, call())[Symbol.asyncIterator]();
+}
+
+/** Everything up to the exit. */
+async function end(events: AsyncIterator<Answer>): Promise<{ output: string; event: ProcessEvent }> {
+  let output = '';
+  for (;;) {
+    const { value, done } = await events.next();
+    if (done) throw new Error('no exit was reported');
+    output += Buffer.from(value.event?.output?.data ?? '').toString();
+    if (value.event?.exit) return { output, event: value.event };
+  }
+}
+
+async function until(text: string, events: AsyncIterator<Answer>): Promise<void> {
+  for (let seen = ''; !seen.includes(text); ) {
+    const { value } = await events.next();
+    seen += Buffer.from(value.event?.output?.data ?? '').toString();
+  }
+}
+
+/** Pids of the spawners of this test's agents, living or not reaped. */
+async function spawners(journalId: string): Promise<number[]> {
+  const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
+  const found = await Promise.all(
+    pids.map(async (pid) => {
+      const environ = await readFile(`/proc/${pid}/environ`, 'latin1').catch(() => '');
+      return environ.includes(`spawner:${journalId}:`) ? [Number(pid)] : [];
+    }),
+  );
+  return found.flat();
+}
+
+async function alive(pid: number): Promise<boolean> {
+  const text = await readFile(`/proc/${pid}/stat`, 'latin1').catch(() => '');
+  return text !== '' && !/^[ZX]/.test(text.slice(text.lastIndexOf(')') + 2));
+}
+
+async function spawnerPid(): Promise<number> {
+  const [pid, ...more] = await spawners(room.journalId);
+  expect(more).toEqual([]);
+  return pid!;
+}
+
+/** Pids of what has this test's directory for its own. */
+async function inHome(): Promise<string[]> {
+  const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
+  const places = await Promise.all(pids.map((pid) => readlink(`/proc/${pid}/cwd`).catch(() => '')));
+  return pids.filter((_, index) => places[index] === home);
+}
+
+const lost = { outcome: 'PROCESS_OUTCOME_LOST', reason: 'spawner_died', exit_code: 0, signal: '' };
+
+/** The output and the end of a program. */
+async function result(more: object): Promise<ProcessExit & { output: string }> {
+  const rest = { direct: true, args: [], env: {}, user: '', stdin: Buffer.alloc(0), timeout_ms: 0 };
+  const spec = { ...rest, command: '', cwd: home, input: false, ...more };
+  const events = room.startProcess({ id: newId('command'), spec }, call());
+  const { output, event } = await end(events[Symbol.asyncIterator]());
+  return { output, ...event.exit };
+}
+
+const { execArgv } = process;
+
+/** With the addon for libc, and as on a machine that has none. */
+const ways = [
+  { way: 'posix_spawn', flags: [] },
+  { way: 'fork', flags: ['--no-addons'] },
+] as const;
+
+describe.each(ways)('by $way', ({ way, flags }) => {
+  beforeEach(async () => {
+    process.execArgv = [...execArgv, ...flags];
+    rooms = [];
+    home = await mkdtemp(join(tmpdir(), 'farhand-spawner-'));
+    await open();
+  });
+  afterEach(async () => {
+    process.execArgv = execArgv;
+    await Promise.all(rooms.map((one) => one.stop()));
+    await rm(home, { recursive: true, force: true });
+  });
+
+  test('that is the way it goes', async () => {
+    const maps = await readFile(`/proc/${await spawnerPid()}/maps`, 'latin1');
+    expect(maps.includes('koffi')).toBe(way === 'posix_spawn');
+  });
+
+  test('a program is started the same way', async () => {
+    await writeFile(join(home, 'no-interpreter'), 'echo "$0 $1"', { mode: 0o755 });
+    const PATH = '/nonexistent:/etc/passwd::/usr/bin:/bin';
+    expect(await result({ command: 'no-interpreter', args: ['a b'], env: { PATH } })).toMatchObject({
+      output: 'no-interpreter a b\n',
+      exit_code: 0,
+    });
+    expect(await result({ command: 'sh', args: ['-c', 'exit 3'] })).toMatchObject({
+      exit_code: 3,
+      signal: '',
+    });
+    expect(await result({ command: 'sh', args: ['-c', 'kill -USR1 $$'] })).toMatchObject({
+      exit_code: 138,
+      signal: 'SIGUSR1',
+    });
+    expect(await result({ command: 'not-there' })).toMatchObject({ outcome: 'PROCESS_OUTCOME_NOT_STARTED' });
+    expect(await result({ command: 'true', cwd: '/nonexistent' })).toMatchObject({
+      outcome: 'PROCESS_OUTCOME_NOT_STARTED',
+    });
+    const status = ['grep', ['-E', '^(Sig(Blk|Ign)|NSsid|NSpid):', '/proc/self/status']] as const;
+    const { output } = await result({ command: status[0], args: [...status[1]] });
+    const [pid, session, ...masks] = output
+      .trim()
+      .split('\n')
+      .map((line) => line.split('\t').at(-1));
+    expect(session).toBe(pid);
+    expect(masks).toEqual(['0000000000000000', '0000000000000000']);
+  });
+
+  test.runIf(way === 'posix_spawn')('a real-time signal has a number and a name of its own', async () => {
+    for (const [number, name] of [
+      [33, 'SIG33'],
+      [34, 'SIGRTMIN'],
+      [37, 'SIGRTMIN+3'],
+    ])
+      expect(await result({ command: 'sh', args: ['-c', `kill -${number} $$`] })).toMatchObject({
+        exit_code: 128 + Number(number),
+        signal: name,
+      });
+  });
+
+  test('a spawner that cannot start fails the opening, clearly', async () => {
+    const node = vi.spyOn(process, 'execPath', 'get').mockReturnValue('/nonexistent');
+    try {
+      await expect(
+        openProcesses({ directory: join(home, 'other'), log, mayRunAs: true }),
+      ).rejects.toMatchObject({ code: 'unavailable', message: /spawner/ });
+    } finally {
+      node.mockRestore();
+    }
+  });
+
+  test('no spawner starts while the agent is out of file descriptors, and the agent lives on', async () => {
+    const limits = await readFile('/proc/self/limits', 'utf8');
+    const before = /^Max open files\s+(\S+)/m.exec(limits)?.[1] ?? '';
+    const set = 'prlimit --pid "$0" --nofile="$1":';
+    // Who sets it back is there already.
+    const limiter = spawn('sh', [
+      '-c',
+      `${set.replace('$1', '5')}; echo; read -r _; ${set}`,
+      `${process.pid}`,
+      before,
+    ]);
+    await once(limiter.stdout, 'data');
+    const own = new Spawners(randomUUID(), { lateMs: 5_000, cgroup: undefined, log });
+    try {
+      await expect(own.ready()).rejects.toMatchObject({ code: 'unavailable' });
+    } finally {
+      limiter.stdin.end('\n');
+      await once(limiter, 'exit');
+    }
+    await own.ready();
+    await own.stop();
+  });
+
+  test('when the spawner is killed, what ran is lost and dead, and the next command works', async () => {
+    const events = [
+      start('echo ready; sleep 60'),
+      start('trap "" TERM; echo ready; while :; do sleep 1; done'),
+    ];
+    const escaped = `env -i setsid sh -c 'echo $$ > escaped; echo ready; sleep 60' & sleep 60`;
+    events.push(start(escaped));
+    for (const one of events) await until('ready', one);
+    process.kill(await spawnerPid(), 'SIGKILL');
+    for (const one of events) expect((await end(one)).event.exit).toMatchObject(lost);
+    expect(await alive(Number(await readFile(join(home, 'escaped'), 'utf8')))).toBe(false);
+    expect(await end(start('echo again'))).toMatchObject({
+      output: 'again\n',
+      event: { exit: { outcome: 'PROCESS_OUTCOME_EXITED', exit_code: 0 } },
+    });
+    expect(await spawners(room.journalId)).toHaveLength(1);
+  });
+
+  test('a command without mark and pipes is found when its spawner is killed', async () => {
+    const events = start('echo $$ > leader; exec env -i sleep 60 >/dev/null 2>&1');
+    await events.next();
+    const leader = (): Promise<string> => readFile(join(home, 'leader'), 'utf8');
+    await vi.waitFor(async () =>
+      expect(await readFile(`/proc/${Number(await leader())}/environ`)).toHaveLength(0),
+    );
+    process.kill(await spawnerPid(), 'SIGKILL');
+    expect((await end(events)).event.exit).toMatchObject(lost);
+    expect(await inHome()).toEqual([]);
+  });
+
+  test('a spawner that dies while it is asked leaves each command run or not, once, and nothing alive', async () => {
+    const pid = await spawnerPid();
+    const first = start('sleep 60');
+    const others = Array.from({ length: 30 }, (_, i) => end(start(`echo ${i} >> ran; sleep 60`)));
+    await first.next();
+    process.kill(pid, 'SIGKILL');
+    for (const { event } of await Promise.all([end(first), ...others]))
+      expect(event.exit).toMatchObject(lost);
+    expect(await inHome()).toEqual([]);
+    const ran = (await readFile(join(home, 'ran'), 'utf8').catch(() => '')).trim().split('\n');
+    expect(new Set(ran).size).toBe(ran.length);
+    expect((await end(start('echo again'))).output).toBe('again\n');
+  });
+
+  test('a hung spawner delays the starts it was sent, and none that come later', async () => {
+    await room.stop();
+    await open({ lateMs: 300 });
+    const hung = await spawnerPid();
+    process.kill(hung, 'SIGSTOP');
+    const held = end(start('echo held'));
+    const later: string[] = [];
+    await vi.waitFor(() => {
+      // What is asked before it is known to hang waits as well.
+      void end(start('echo later')).then(({ output }) => later.push(output));
+      expect(later).toContain('later\n');
+    });
+    // On a busy machine the second one may be late, too.
+    expect((await spawners(room.journalId)).length).toBeGreaterThan(1);
+    process.kill(hung, 'SIGCONT');
+    expect((await held).output).toBe('held\n');
+    await room.stop();
+    expect(await spawners(room.journalId)).toEqual([]);
+  });
+
+  test('64 commands at once all start and end', async () => {
+    const ends = Array.from({ length: 64 }, (_, i) => end(start(`echo ${i}`)));
+    const outputs = (await Promise.all(ends)).map(({ output }) => output);
+    expect(outputs).toEqual(Array.from({ length: 64 }, (_, i) => `${i}\n`));
+  });
+
+  test('signals for everybody do not end the spawner, stopping the agent does', async () => {
+    const [pid] = await spawners(room.journalId);
+    for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP']) process.kill(pid!, signal);
+    expect((await end(start('echo out'))).output).toBe('out\n');
+    expect(await spawners(room.journalId)).toEqual([pid]);
+    await room.stop();
+    expect(await alive(pid!)).toBe(false);
+  });
+
+  /** An agent of its own on the same directory; `body` has room and start(command, id). Resolves to its journal's id. */
+  async function otherAgent(body = ''): Promise<{ agent: ChildProcess; journalId: string }> {
+    await room.stop();
+    const path = join(home, 'fixture.ts');
+    const from = (name: string): string => JSON.stringify(join(root, name));
+    await writeFile(
+      path,
+      `import { openProcesses } from ${from('agent/processes/index.ts')};
+      import { createLogger } from ${from('shared/logger.ts')};
+      const log = createLogger('test', 'error');
+      const room = await openProcesses({ directory: ${JSON.stringify(join(home, 'agent'))}, log, mayRunAs: true });
+      const signal = new AbortController().signal;
+      const spec = { direct: false, args: [], cwd: ${JSON.stringify(home)}, env: {}, user: '', timeout_ms: 0,
+        stdin: Buffer.alloc(0), input: false };
+      const start = (command, id) =>
+        room.startProcess({ id, spec: { ...spec, command } }, { call_id: 'c', request_id: 'r', signal }).next();
+      ${body}
+      console.log(room.journalId);`,
+    );
+    const agent: ChildProcess = spawn(process.execPath, [path], { stdio: ['pipe', 'pipe', 'inherit'] });
+    const [line]: string[] = await once(agent.stdout!.setEncoding('utf8'), 'data');
+    return { agent, journalId: line!.trim() };
+  }
+
+  /** Until the journal has that; what it had before was sent to the spawner by then. */
+  async function journalled(text: string): Promise<void> {
+    const journal = join(home, 'agent/journal');
+    await vi.waitFor(async () => expect(await readFile(journal, 'utf8')).toContain(text));
+  }
+
+  test('the spawner goes with an agent that was killed', async () => {
+    const { agent, journalId } = await otherAgent(`await start('sleep 60', 'cmd_running');`);
+    const [pid] = await spawners(journalId);
+    expect(pid).toBeGreaterThan(1);
+    agent.kill('SIGKILL');
+    await once(agent, 'exit');
+    await vi.waitFor(async () => expect(await alive(pid!)).toBe(false));
+    expect(await inHome()).not.toEqual([]);
+    await open();
+    expect(await inHome()).toEqual([]);
+  });
+
+  test('a spawner that goes on after its agent was killed begins nothing more, also where its journal went, too', async () => {
+    const { agent, journalId } = await otherAgent(`
+      process.stdin.once('data', () => {
+        for (let n = 0; n < 8; n++) void start('touch ran', 'cmd_asked' + n);
+        process.stdin.once('data', () => void start('touch ran', 'cmd_later'));
+      });`);
+    const [pid] = await spawners(journalId);
+    process.kill(pid!, 'SIGSTOP');
+    agent.stdin!.write('go');
+    await journalled('"cmd_asked7"');
+    agent.stdin!.write('go');
+    await journalled('"cmd_later"');
+    agent.kill('SIGKILL');
+    await once(agent, 'exit');
+    // The next one does not know it, and has pipes of the same names.
+    await rm(join(home, 'agent/journal'));
+    await open();
+    process.kill(pid!, 'SIGCONT');
+    await vi.waitFor(async () => expect(await alive(pid!)).toBe(false));
+    expect(await inHome()).toEqual([]);
+    expect(await readdir(home)).not.toContain('ran');
+  });
+
+  test('a spawner that hangs does not keep the agent from stopping', async () => {
+    await room.stop();
+    await open({ lateMs: 100 });
+    const [pid] = await spawners(room.journalId);
+    process.kill(pid!, 'SIGSTOP');
+    const id = newId('command');
+    const asked = end(start('touch ran', id));
+    await journalled(id);
+    const later = newId('command');
+    void start('touch ran', later).next();
+    await journalled(later);
+    await room.stop();
+    expect((await asked).event.exit).toMatchObject(lost);
+    expect(await spawners(room.journalId)).toEqual([]);
+    expect(await readdir(home)).not.toContain('ran');
+  });
+
+  test.each([
+    ['beside a command that runs', ['cmd_running']],
+    ['where nothing runs', []],
+  ])(
+    'what a killed agent had asked of a spawner that hangs never runs under the next one, %s',
+    async (_, running) => {
+      const { agent, journalId } = await otherAgent(`
+      for (const id of ${JSON.stringify(running)}) await start('sleep 60', id);
+      process.stdin.once('data', () => {
+        void start('touch ran; sleep 60', 'cmd_asked');
+        process.stdin.once('data', () => void start('touch ran', 'cmd_later'));
+      });`);
+      const [pid] = await spawners(journalId);
+      process.kill(pid!, 'SIGSTOP');
+      agent.stdin!.write('go');
+      await journalled('"cmd_asked"');
+      agent.stdin!.write('go');
+      await journalled('"cmd_later"');
+      agent.kill('SIGKILL');
+      await once(agent, 'exit');
+      await open();
+      expect(await alive(pid!)).toBe(false);
+      expect(await inHome()).toEqual([]);
+      for (const id of [...running, 'cmd_asked']) {
+        const events = room.followProcess({ id, stdout_offset: 0, stderr_offset: 0 }, call());
+        const { event } = await end(events[Symbol.asyncIterator]());
+        expect(event.exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted' });
+      }
+      expect(await readdir(home)).not.toContain('ran');
+    },
+  );
+});

@@ -1,0 +1,148 @@
+// Disks that fail for a while: a change is refused and undone, or it is done and history has it within seconds.
+import { readdirSync, readFileSync } from 'node:fs';
+import { type FileHandle, open } from 'node:fs/promises';
+import { join } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
+import { describe, expect, onTestFinished, test, vi } from 'vitest';
+import type { EventType } from '../../shared/api/events.ts';
+import { leapingClock } from '../command-bench.ts';
+import { type House, openHouse } from '../house.ts';
+import { openReceiver, openWebhookHouse } from '../receivers.ts';
+
+const names = (dataDir: string, file = 'state.json'): string[] =>
+  JSON.parse(readFileSync(join(dataDir, file), 'utf8')).join_tokens.map((one: { name: string }) => one.name);
+
+/** Another program holds history.db, so that nothing can be written to it; the result releases it. */
+function lockHistory({ dataDir }: House): () => void {
+  const other = new DatabaseSync(join(dataDir, 'history.db'));
+  onTestFinished(() => void (other.isOpen && other.close()));
+  other.exec('BEGIN IMMEDIATE');
+  return () => other.close();
+}
+
+/** The next `count` fsyncs of directories fail as those of a broken disk do; the result says how many are left. */
+async function breakDirectorySyncs(count: number): Promise<() => number> {
+  const some = await open('/', 'r');
+  const prototype = Object.getPrototypeOf(some) as FileHandle;
+  await some.close();
+  const { sync } = prototype;
+  let left = count;
+  const broken = vi.spyOn(prototype, 'sync').mockImplementation(async function (this: FileHandle) {
+    if (left > 0 && (await this.stat()).isDirectory()) {
+      left -= 1;
+      throw Object.assign(new Error('EIO: i/o error, fsync'), { code: 'EIO', errno: -5, syscall: 'fsync' });
+    }
+    return sync.call(this);
+  });
+  onTestFinished(() => broken.mockRestore());
+  return () => left;
+}
+
+/** Polls while the clock leaps on: what is tried again after seconds is tried at once. */
+const leapUntil = (clock: { leap(ms: number): void }, look: () => Promise<void> | void): Promise<void> =>
+  vi.waitFor(
+    async () => {
+      clock.leap(250);
+      await look();
+    },
+    { timeout: 20_000, interval: 20 },
+  );
+
+describe('while history cannot be written', () => {
+  test('an enrolment is acknowledged, and its webhook is delivered within seconds of the end', async () => {
+    const clock = leapingClock();
+    const house = await openWebhookHouse();
+    const receiver = await openReceiver();
+    await house.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
+    const joinToken = await house.joinToken();
+    const release = lockHistory(house);
+    const agent = house.agent({ joinToken });
+    const enrolled = () => JSON.parse(readFileSync(join(house.dataDir, 'state.json'), 'utf8')).machines;
+    await vi.waitFor(() => expect(enrolled()).toHaveLength(1), { timeout: 10_000 });
+    release();
+    await leapUntil(clock, () => expect(receiver.types()).not.toEqual([]));
+    expect(receiver.types()).toEqual(['machine.registered']);
+    await agent;
+  }, 30_000);
+
+  test('the command of a machine that is removed is lost within seconds of the end', async () => {
+    const clock = leapingClock();
+    const house = await openHouse();
+    const { machineId: machine_id } = await house.agent();
+    const { id: command_id } = await house.client.commands.create({
+      machine_id,
+      command: 'sleep 600',
+      wait: 0,
+    });
+    const release = lockHistory(house);
+    expect(await house.client.machines.remove({ machine_id })).toEqual({ deleted: true });
+    release();
+    await leapUntil(clock, async () =>
+      expect(await house.client.commands.get({ command_id })).toMatchObject({
+        status: 'lost',
+        reason: 'machine_removed',
+      }),
+    );
+  }, 30_000);
+});
+
+test('a machine that goes offline while history cannot be written has its event within seconds of the end', async () => {
+  const clock = leapingClock();
+  const house = await openWebhookHouse();
+  const agent = await house.agent();
+  const eventOf = (type: EventType): Promise<void> =>
+    leapUntil(clock, async () => expect((await house.client.events.list({ type })).total).toBe(1));
+  await eventOf('machine.online');
+  const release = lockHistory(house);
+  await agent.close();
+  const failed = () =>
+    house.log.some((line) => line.includes('machine.online or machine.offline could not be written'));
+  await leapUntil(clock, () => expect(failed()).toBe(true));
+  release();
+  await eventOf('machine.offline');
+}, 30_000);
+
+describe('a commit whose directory cannot be synced', () => {
+  test.each([
+    ['once', 1],
+    ['until the broker undoes it by itself', 3],
+  ])(
+    '%s is answered 5xx, and has no effect at the next start',
+    async (_when, failures) => {
+      const clock = leapingClock();
+      const house = await openHouse();
+      const make = (name: string) => house.call('POST', '/join-tokens', { body: { name } });
+      const { id } = (await make('stays')).body.data;
+      await make('other');
+      const before = readFileSync(join(house.dataDir, 'state.json'), 'utf8');
+      const left = await breakDirectorySyncs(failures);
+      const refused = await house.call('DELETE', `/join-tokens/${id}`);
+      expect([refused.status, refused.body.error.code]).toEqual(
+        failures === 1 ? [503, 'unavailable'] : [500, 'internal_error'],
+      );
+      // What cannot be undone at once is undone within seconds.
+      await leapUntil(clock, () => expect(left()).toBe(0));
+      await vi.waitFor(() => expect(readFileSync(join(house.dataDir, 'state.json'), 'utf8')).toBe(before));
+      expect(names(house.dataDir, 'state.json.last')).toContain('stays');
+      await house.broker.close();
+      const again = await openHouse({ dataDir: house.dataDir });
+      const { items } = await again.client.joinTokens.list();
+      expect(new Set(items.map(({ name }) => name))).toEqual(new Set(['other', 'stays']));
+      expect(await again.client.joinTokens.remove({ join_token_id: id })).toEqual({ deleted: true });
+      expect(names(again.dataDir)).toEqual(['other']);
+      expect(readdirSync(again.dataDir).filter((name) => name.includes('.new'))).toEqual([]);
+    },
+    30_000,
+  );
+});
+
+test('a change of history while another program holds it is unavailable, with Retry-After', async () => {
+  const house = await openHouse();
+  const release = lockHistory(house);
+  const params = { body: { name: 'x' }, headers: { 'Idempotency-Key': 'once' } };
+  const refused = await house.call('POST', '/join-tokens', params);
+  expect([refused.status, refused.body.error.code]).toEqual([503, 'unavailable']);
+  expect(refused.headers.get('retry-after')).toBe('5');
+  release();
+  expect((await house.call('POST', '/join-tokens', params)).status).toBe(201);
+});

@@ -1,0 +1,129 @@
+// Terminals over a real link: what a cut, a client that goes, and an agent without terminals mean.
+import { createHash } from 'node:crypto';
+import { readFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { expect, test, vi } from 'vitest';
+import { Presence } from '../../broker/presence/index.ts';
+import type { AgentStub } from '../../shared/agent-rpcs.ts';
+import { newId } from '../../shared/ids.ts';
+import { openHouse } from '../house.ts';
+import { openProxy } from '../proxy.ts';
+
+// Only watched: nothing outside the broker hands out its stubs.
+vi.mock('../../broker/presence/index.ts', { spy: true });
+
+const options = { request_id: 'req_1', lane: 'terminal', idle_ms: 0 } as const;
+
+async function openLinked(through?: (grpc: string) => Promise<string>) {
+  const house = await openHouse();
+  const agent = await house.agent(through && { through: await through(house.grpc) });
+  const presence = vi.mocked(Presence).mock.instances.at(-1)!;
+  return { house, agent, stub: (): AgentStub => presence.get(agent.machineId).stub };
+}
+
+function spec(line: string) {
+  const size = { cols: 80, rows: 24 };
+  return { program: '/bin/sh', args: ['-c', line], size, grace_ms: 60_000 };
+}
+
+interface Params {
+  id: string;
+  client_id: string;
+  offset?: number;
+  /** Whether it says what it has taken. */
+  taking?: boolean;
+  /** What came. */
+  into: Buffer[];
+  /** True: it goes, on purpose. */
+  enough(bytes: number): boolean;
+}
+
+/** A client that reads until it has enough, or the call is over. */
+async function attach(stub: AgentStub, { taking = true, into, enough, ...open }: Params): Promise<void> {
+  const doings: object[] = [{ open }];
+  let wake = (): void => {};
+  let over = false;
+  async function* requests() {
+    while (!over) {
+      const next = doings.shift();
+      if (next) yield next;
+      else
+        await new Promise<void>((resolve) => {
+          wake = resolve;
+        });
+    }
+  }
+  let bytes = 0;
+  try {
+    for await (const { output } of stub.attachTerminal(requests(), options)) {
+      if (!output) continue;
+      into.push(Buffer.from(output.data));
+      bytes += output.data.length;
+      if (taking) doings.push({ taken: output.offset + output.data.length });
+      wake();
+      if (enough(bytes)) return;
+    }
+  } finally {
+    over = true;
+    wake();
+  }
+}
+
+test('an agent without terminals does not offer them, and the broker says so', async () => {
+  const arch = vi.spyOn(process, 'arch', 'get').mockReturnValue('mips');
+  try {
+    const { stub } = await openLinked();
+    const events = stub().openTerminal({ id: newId('session'), spec: spec('true') }, options);
+    await expect(events[Symbol.asyncIterator]().next()).rejects.toMatchObject({ code: 'not_supported' });
+  } finally {
+    arch.mockRestore();
+  }
+});
+
+test('a client goes on without a gap after the link was cut at full speed', async () => {
+  const opened = Promise.withResolvers<Awaited<ReturnType<typeof openProxy>>>();
+  const { house, agent, stub } = await openLinked(async (grpc) => {
+    opened.resolve(await openProxy(grpc));
+    return (await opened.promise).address;
+  });
+  const proxy = await opened.promise;
+  // The broker's own room keeps it.
+  const args = ['-c', 'seq 1 1000000; sleep 60'];
+  const { id } = await house.client.sessions.create({ machine_id: agent.machineId, shell: '/bin/sh', args });
+  const into: Buffer[] = [];
+  const position = (): number => into.reduce((sum, { length }) => sum + length, 0);
+  const client = { id, client_id: 'c', into };
+  const cutAt = (at: number) => (bytes: number) => {
+    if (bytes >= at) proxy.cut();
+    return false;
+  };
+  for (const stop of [1_000_000, 2_000_000]) {
+    const down = agent.linked(false);
+    const up = agent.linked(true);
+    await expect(attach(stub(), { ...client, offset: position(), enough: cutAt(stop) })).rejects.toThrow();
+    await down;
+    await up;
+  }
+  const expected = Buffer.from(Array.from({ length: 1_000_000 }, (_, i) => `${i + 1}\r\n`).join(''));
+  const rest = expected.length - position();
+  await attach(stub(), { ...client, offset: position(), enough: (bytes) => bytes >= rest });
+  const digest = (bytes: Buffer): string => createHash('sha256').update(bytes).digest('hex');
+  expect(digest(Buffer.concat(into))).toBe(digest(expected));
+}, 30_000);
+
+test('a client that detaches while the link is up is not waited for', async () => {
+  const { agent, stub } = await openLinked();
+  for (let round = 0; round < 5; round++) {
+    const id = newId('session');
+    const done = join(agent.dataDir, id);
+    const line = `yes | head -c 1000000; touch ${done}; sleep 60`;
+    const keeper = stub()
+      .openTerminal({ id, spec: spec(line) }, options)
+      [Symbol.asyncIterator]();
+    await keeper.next();
+    const enough = (bytes: number): boolean => bytes >= 100_000;
+    await attach(stub(), { id, client_id: 'c', taking: false, into: [], enough });
+    await vi.waitFor(() => readFile(done), 3_000);
+    await keeper.return?.(undefined);
+  }
+});
