@@ -7,7 +7,7 @@ import { iso, now } from '../shared/clock.ts';
 import { newId } from '../shared/ids.ts';
 import { type History, jsonIn, type OutboxEntry, type Row, textIn } from './history.ts';
 import { OrderedTable } from './history-table.ts';
-import type { Condition } from './paging.ts';
+import { type Condition, countRows } from './paging.ts';
 
 export type Audit = ReturnType<typeof createAudit>;
 
@@ -30,11 +30,17 @@ const tables = [
   );
   CREATE INDEX audit_by_key ON audit (key_id);
   CREATE INDEX audit_by_machine ON audit (machine_id)`,
+  `CREATE INDEX audit_by_action ON audit (action); CREATE INDEX audit_by_key_name ON audit (key_name);
+  ${countRows('audit', ['action', 'key_id', 'key_name'])}`,
 ];
 
 /** Opens the audit log. Deletes rows older than `keepMs`, and the oldest beyond `keepRows`. */
 export function createAudit(history: History, keepMs: number, keepRows?: number) {
-  const table = new OrderedTable(history, 'audit', tables, { keepMs, keepRows });
+  const table = new OrderedTable(history, 'audit', tables, {
+    keepMs,
+    keepRows,
+    counted: ['action', 'key_id', 'key_name'],
+  });
   history.onEntry('audit', ({ id, created_at, deed }: AuditEntry) => {
     const { key_id, key_name, action, machine_id, what, request_id, result, address } = deed;
     history
@@ -47,7 +53,7 @@ export function createAudit(history: History, keepMs: number, keepRows?: number)
       );
   });
 
-  const list: Handlers['audit']['list'] = (input, caller) => {
+  const list: Handlers['audit']['list'] = async (input, caller) => {
     const { action, key, key_id } = input;
     const conditions: Condition[] = [
       visibleTo(caller),
@@ -55,7 +61,7 @@ export function createAudit(history: History, keepMs: number, keepRows?: number)
       key ? ['key_id = ?', key] : undefined,
       key_id ? ['key_id = ?', key_id] : undefined,
     ];
-    const { items, total } = table.page(routes.list, conditions, input);
+    const { items, total } = await table.page(routes.list, conditions, input);
     return { items: items.map((row) => serialize(row, caller)), total };
   };
   return {

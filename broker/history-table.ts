@@ -19,8 +19,16 @@ const maxRows = 1_000_000;
 
 type ListInput = { limit: number; offset: number; sort: string; since?: Date | undefined };
 
+interface OrderedTableOptions {
+  keepMs: number;
+  keepRows?: number | undefined;
+  /** Columns by which the last migration step counts the rows, with countRows(). */
+  counted: readonly string[];
+}
+
 export class OrderedTable {
   readonly #history: History;
+  readonly #counted: readonly string[];
   readonly #name: string;
   #last: number;
 
@@ -31,10 +39,11 @@ export class OrderedTable {
     history: History,
     name: string,
     steps: readonly string[],
-    { keepMs, keepRows = maxRows }: { keepMs: number; keepRows?: number | undefined },
+    { keepMs, keepRows = maxRows, counted }: OrderedTableOptions,
   ) {
     this.#history = history;
     this.#name = name;
+    this.#counted = counted;
     history.migrate(name, steps);
     history.retain({ table: name, column: 'created_at', keepMs, keepRows, ordered: true });
     this.#last = Number(history.sql(`SELECT max(seq) AS last FROM ${name}`).get()?.last ?? 0);
@@ -55,10 +64,14 @@ export class OrderedTable {
   }
 
   /** Returns one page of a list route, sorted by time. */
-  page(route: Pick<Route, 'filters'>, conditions: readonly Condition[], input: ListInput): Page<Row> {
+  page(
+    route: Pick<Route, 'filters'>,
+    conditions: readonly Condition[],
+    input: ListInput,
+  ): Promise<Page<Row>> {
     return pageOfRows(
       this.#history,
-      { table: this.#name, columns: '*' },
+      { table: this.#name, columns: '*', counted: this.#counted, byMachine: true },
       [...conditions, ...filtersOf(route, input, { since: rowsSince(input.since) })],
       { ...input, sort: input.sort.replace('created_at', 'seq') },
       'seq',

@@ -7,6 +7,7 @@ import type { Journal } from '../shared/api/route-table.ts';
 import { every, nextTurn, now } from '../shared/clock.ts';
 import { StartError } from '../shared/errors.ts';
 import type { Logger } from '../shared/logger.ts';
+import { HistoryReader, type Query } from './history-reader.ts';
 
 export type Row = Record<string, SQLOutputValue>;
 
@@ -112,12 +113,14 @@ export class History {
   readonly #appliers = new Map<string, Applier>();
   readonly #retentions: Retention[] = [];
   readonly #stopPruning: () => void;
+  readonly #reader: HistoryReader;
   #queue: Pending[] = [];
 
   constructor(database: DatabaseSync, file: string, log: Logger) {
     this.#database = database;
     this.#file = file;
     this.#log = log;
+    this.#reader = new HistoryReader(file);
     this.#stopPruning = every(pruneMs, () => {
       this.prune().catch((error: unknown) => log.error({ err: error }, 'history could not be pruned'));
     });
@@ -139,6 +142,11 @@ export class History {
     if (oldest !== undefined && this.#statements.size >= mostStatements) this.#statements.delete(oldest);
     this.#statements.set(text, statement);
     return statement;
+  }
+
+  /** Reads rows without delaying other requests. All queries see one state, with every resolved write. */
+  read(queries: readonly Query[]): Promise<Row[][]> {
+    return this.#reader.read(queries);
   }
 
   /**
@@ -216,9 +224,11 @@ export class History {
     this.sql('PRAGMA incremental_vacuum(256)').all();
   }
 
-  close(): void {
+  async close(): Promise<void> {
     this.#stopPruning();
     this.#flush();
+    // SQLite removes the -wal file only when the last connection is closed.
+    await this.#reader.close();
     try {
       this.sql('UPDATE installation SET running = 0').run();
       this.#database.close();
@@ -299,7 +309,8 @@ export class History {
 
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
   // Deleted rows may hold secrets, such as the environment of a command, so SQLite overwrites them.
-  database.exec('PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST');
+  // With recursive_triggers, INSERT OR REPLACE counts the row that it replaces as deleted.
+  database.exec('PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST; PRAGMA recursive_triggers = ON');
   // Checked before anything is written:
   // a write creates a -wal, and the next start would not notice that one was lost.
   const isFound = refuseOther(database, file, installId, accepted);

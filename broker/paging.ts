@@ -86,27 +86,85 @@ export function filtersOf(
 }
 
 /**
- * A page of rows of a history table. `sort` must come from the route's list of fields, because it becomes
+ * SQL that counts the rows of a table by `columns`, which are never null: the table NAME_counts has a row for each
+ * combination of their values, and triggers maintain it in the transaction of each change. As part of a released
+ * migration step, the text must not change.
+ */
+export function countRows(table: string, columns: readonly string[]): string {
+  const list = columns.join(', ');
+  const valuesOf = (row: string): string => columns.map((column) => `${row}.${column}`).join(', ');
+  const where = columns.map((column) => `${column} = old.${column}`).join(' AND ');
+  const add = `INSERT INTO ${table}_counts VALUES (${valuesOf('new')}, 1) ON CONFLICT DO UPDATE SET n = n + 1;`;
+  const subtract = `UPDATE ${table}_counts SET n = n - 1 WHERE ${where};
+    DELETE FROM ${table}_counts WHERE ${where} AND n = 0;`;
+  return `CREATE TABLE ${table}_counts (${list}, n INTEGER NOT NULL, PRIMARY KEY (${list})) WITHOUT ROWID;
+    INSERT INTO ${table}_counts SELECT ${list}, count(*) FROM ${table} GROUP BY ${list};
+    CREATE TRIGGER ${table}_count_insert AFTER INSERT ON ${table} BEGIN ${add} END;
+    CREATE TRIGGER ${table}_count_delete AFTER DELETE ON ${table} BEGIN ${subtract} END;
+    CREATE TRIGGER ${table}_count_update AFTER UPDATE OF ${list} ON ${table} BEGIN ${subtract} ${add} END`;
+}
+
+interface RowSource {
+  table: string;
+  columns: string;
+  /** Columns by which countRows() counts the rows. */
+  counted?: readonly string[];
+  /** Whether an index finds the rows of a machine. */
+  byMachine?: boolean;
+}
+
+/** The column that a condition compares with given values; empty for any other condition. */
+function columnOf([sql]: NonNullable<Condition>): string {
+  return /^\w+(?= (?:=|IN) )/.exec(sql)?.[0] ?? '';
+}
+
+/** The SQL that counts the rows which meet the conditions. */
+function countOf({ table, counted = [] }: RowSource, conditions: readonly Condition[]): string {
+  const given = conditions.filter((condition) => condition !== undefined);
+  const isCounted = counted.length > 0 && given.every((condition) => counted.includes(columnOf(condition)));
+  return isCounted ? `SELECT total(n) AS n FROM ${table}_counts` : `SELECT count(*) AS n FROM ${table}`;
+}
+
+/**
+ * The conditions, with a plus before counted columns if the rows of one machine are wanted: SQLite then finds these by
+ * their machine. Without the plus it may read all rows of a status, because it does not know that there are more.
+ */
+function withMachineFirst(
+  { counted = [], byMachine }: RowSource,
+  conditions: readonly Condition[],
+): Condition[] {
+  const ofMachine =
+    byMachine && conditions.some((condition) => condition && columnOf(condition) === 'machine_id');
+  return conditions.map((condition) => {
+    if (!condition || !ofMachine || !counted.includes(columnOf(condition))) return condition;
+    const [sql, ...values] = condition;
+    return [`+${sql}`, ...values];
+  });
+}
+
+/**
+ * A page of rows of a history table. The total is not counted if all conditions are about counted columns. `sort` must come from the route's list of fields, because it becomes
  * part of the SQL text. Equal rows are sorted by `tie`: the id, or the row's number if the order of writing
  * matters.
  */
-export function pageOfRows(
+export async function pageOfRows(
   history: History,
-  from: { table: string; columns: string },
+  from: RowSource,
   conditions: readonly Condition[],
   input: PageInput,
   tie: 'id' | 'rowid' | 'seq' = 'id',
-): Page<Row> {
-  const [where, values] = allOf(conditions);
+): Promise<Page<Row>> {
+  const [where, values] = allOf(withMachineFirst(from, conditions));
   const direction = input.sort.startsWith('-') ? 'DESC' : 'ASC';
   const column = input.sort.replace('-', '');
-  const rows = history
-    .sql(
-      `SELECT ${from.columns} FROM ${from.table} WHERE ${where} ORDER BY ${column} ${direction}, ${tie} ${direction} LIMIT ? OFFSET ?`,
-    )
-    .all(...values, input.limit, input.offset);
-  const total = history.sql(`SELECT count(*) AS n FROM ${from.table} WHERE ${where}`).get(...values)?.n;
-  return { items: rows, total: Number(total) };
+  const [items = [], counted = []] = await history.read([
+    {
+      sql: `SELECT ${from.columns} FROM ${from.table} WHERE ${where} ORDER BY ${column} ${direction}, ${tie} ${direction} LIMIT ? OFFSET ?`,
+      values: [...values, input.limit, input.offset],
+    },
+    { sql: `${countOf(from, conditions)} WHERE ${where}`, values },
+  ]);
+  return { items, total: Number(counted[0]?.n) };
 }
 
 /** Joins conditions with AND, and collects their values. */

@@ -8,8 +8,12 @@ const packaged = here.endsWith('.js');
 /** Root directory of the checkout or package, with package.json and proto/. */
 export const home = dirname(import.meta.dirname);
 
-/** Paths of the programs that are started as separate processes. */
+/** Paths of the programs that are started as separate processes or threads. */
 export const brokerProgram = join(home, packaged ? 'lib/farhand-broker.js' : 'broker/main.ts');
+export const historyReaderProgram = join(
+  home,
+  packaged ? 'lib/farhand-history-reader.js' : 'broker/history-reader-thread.ts',
+);
 export const spawnerProgram = join(
   home,
   packaged ? 'lib/farhand-spawner.js' : 'agent/processes/spawner/main.ts',

@@ -9,6 +9,7 @@ import { type History, type OutboxEntry, openHistory } from '../broker/history.t
 import { rowsSince } from '../broker/history-table.ts';
 import { now } from '../shared/clock.ts';
 import { openHouse, quiet, temporaryFolder } from './house.ts';
+import { openReceiver, openWebhookHouse } from './receivers.ts';
 
 const table = ['CREATE TABLE notes (id TEXT NOT NULL UNIQUE, at INTEGER NOT NULL, text TEXT NOT NULL)'];
 
@@ -27,9 +28,9 @@ function openBench(): Bench {
   const history = openHistory(file, 'installation', quiet);
   history.migrate('notes', table);
   const reader = new DatabaseSync(file);
-  onTestFinished(() => {
+  onTestFinished(async () => {
     reader.close();
-    history.close();
+    await history.close();
   });
   return {
     history,
@@ -186,10 +187,10 @@ describe('a history.db that has lost nothing is accepted', () => {
     history
       .sql("CREATE TRIGGER full BEFORE UPDATE ON installation BEGIN SELECT RAISE(ABORT, 'full'); END")
       .run();
-    history.close();
+    await history.close();
     expect(statSync(`${file}-wal`).size).toBeGreaterThan(0);
     history.sql('DROP TRIGGER full').run();
-    history.close();
+    await history.close();
     expect(existsSync(`${file}-wal`)).toBe(false);
   });
 });
@@ -265,7 +266,7 @@ describe('a write that fails', () => {
   test('because history is closed rejects', { timeout: 2_000 }, async () => {
     const file = join(temporaryFolder('history'), 'history.db');
     const history = openHistory(file, 'installation', quiet);
-    history.close();
+    await history.close();
     await expect(history.write(() => 1)).rejects.toThrow();
   });
 });
@@ -315,7 +316,7 @@ describe('a write', () => {
     const history = openHistory(file, 'installation', quiet);
     history.migrate('notes', table);
     const write = history.write(() => history.sql("INSERT INTO notes VALUES ('a', 1, '')").run());
-    history.close();
+    await history.close();
     await write;
     const again = openHistory(file, 'installation', quiet);
     onTestFinished(() => again.close());
@@ -454,4 +455,53 @@ describe('pruning', () => {
       new Set(Array.from({ length: steps[0]!.length }, (_, n) => `n${n + 1}`)),
     );
   });
+});
+
+test('totals of lists stay exact through inserts, changes of status, replaced rows and deletions', async () => {
+  const house = await openWebhookHouse();
+  const { client, history } = house;
+  const { machineId: machine_id } = await house.agent();
+  const receiver = await openReceiver();
+  const webhook = await client.webhooks.create({
+    url: receiver.url,
+    events: ['command.completed', 'command.failed'],
+  });
+  const cron = '0 0 1 1 *';
+  const schedule = await client.schedules.create({ machine_id, name: 'yearly', cron, command: 'true' });
+  for (const command of ['true', 'false']) await client.commands.create({ machine_id, command, wait: 5 });
+  await client.schedules.run({ schedule_id: schedule.id });
+  const delivered = async (): Promise<number> =>
+    (await client.webhooks.deliveries({ webhook_id: webhook.id, status: 'delivered' })).total;
+  await receiver.heard(3);
+  await expect.poll(() => delivered()).toBe(3);
+  const file = new DatabaseSync(join(house.dataDir, 'history.db'));
+  onTestFinished(() => file.close());
+  const expectExact = (): void => {
+    const counted = {
+      commands: 'status',
+      events: 'type',
+      audit: 'action, key_id, key_name',
+      schedule_runs: 'schedule_id, status, "trigger"',
+      webhook_deliveries: 'webhook_id, type, status',
+    };
+    for (const [table, columns] of Object.entries(counted)) {
+      const right = `SELECT ${columns}, count(*) AS n FROM ${table} GROUP BY ${columns} ORDER BY ${columns}`;
+      const counts = file.prepare(`SELECT * FROM ${table}_counts ORDER BY ${columns}`).all();
+      expect(counts, table).toEqual(file.prepare(right).all());
+      expect(counts.length, table).toBeGreaterThan(0);
+    }
+  };
+  expectExact();
+  expect((await client.commands.list({})).total).toBe(3);
+  expect((await client.commands.list({ status: 'failed' })).total).toBe(1);
+  expect((await client.commands.list({ status: 'failed', machine_id })).total).toBe(1);
+  expect((await client.webhooks.deliveries({ webhook_id: webhook.id })).total).toBe(3);
+  await history.write(() => {
+    history.sql('INSERT OR REPLACE INTO schedule_runs SELECT * FROM schedule_runs').run();
+    history.sql("DELETE FROM events WHERE type = 'machine.online'").run();
+    history.sql("DELETE FROM commands WHERE status = 'failed'").run();
+  });
+  expectExact();
+  expect((await client.commands.list({})).total).toBe(2);
+  expect((await client.commands.list({ status: 'failed' })).total).toBe(0);
 });

@@ -231,7 +231,7 @@ test('the history of metrics is averaged per step and bounded to 48 hours', asyn
   const machineFacts = new MachineFacts(history);
   onTestFinished(async () => {
     await machineFacts.close();
-    history.close();
+    await history.close();
   });
   await machineFacts.hello(
     'mach_a',

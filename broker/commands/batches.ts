@@ -102,10 +102,10 @@ export class Batches {
     }
   }
 
-  #list(input: Input<Api['batches']['list']>, caller: Caller): Reply<Api['batches']['list']> {
+  async #list(input: Input<Api['batches']['list']>, caller: Caller): Promise<Reply<Api['batches']['list']>> {
     const { store } = this.#context;
     const reachable = caller.reachable();
-    const page = pageOfRows(
+    const page = await pageOfRows(
       store.history,
       { table: 'batches', columns: batchColumns },
       [

@@ -191,7 +191,12 @@ export class Commands {
       stderr_truncated: truncatedIs('stderr', input.stderr_truncated),
     });
     const conditions = [reachableOnly(caller.reachable()), ...filters];
-    const page = pageOfRows(this.#parts.history, { table: 'commands', columns }, conditions, input);
+    const page = await pageOfRows(
+      this.#parts.history,
+      { table: 'commands', columns, counted: ['status'], byMachine: true },
+      conditions,
+      input,
+    );
     const items = page.items.map((row) => this.#listed(fromRow(row)));
     return { items: await Promise.all(items), total: page.total };
   }
@@ -263,7 +268,8 @@ export class Commands {
  * SQL condition for `stdout_truncated` and `stderr_truncated`: the row holds fewer bytes than were printed.
  */
 function truncatedIs(stream: Stream, wanted: boolean | undefined): Condition {
-  return wanted === undefined ? undefined : [`(length(${stream}) < ${stream}_bytes) = ?`, Number(wanted)];
+  // The text is that of a partial index.
+  return wanted === undefined ? undefined : [`${wanted ? '' : 'NOT '}${stream}_bytes > length(${stream})`];
 }
 
 /** Parses an event id into the byte offsets of both streams after that event. */

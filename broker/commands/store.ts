@@ -5,6 +5,7 @@ import type { Journal } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
 import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history.ts';
+import { countRows } from '../paging.ts';
 import type { State } from '../state/index.ts';
 import { type Batch, type Command, type CommandParams, type Spec, specOf, type Tally } from './command.ts';
 import type { OutputDirectory } from './output.ts';
@@ -46,6 +47,10 @@ const tables = [
   END`,
   // The index is not needed: old ends are found by created_at, as a command begins before it ends.
   'DROP INDEX commands_by_end',
+  `CREATE INDEX commands_by_status ON commands (status, created_at);
+  CREATE INDEX commands_stdout_cut ON commands (created_at, id) WHERE stdout_bytes > length(stdout);
+  CREATE INDEX commands_stderr_cut ON commands (created_at, id) WHERE stderr_bytes > length(stderr);
+  ${countRows('commands', ['status'])}`,
 ];
 
 const lasting =

@@ -110,7 +110,7 @@ export class Schedules {
       return { command_id: begun.id, status: started_at === null ? status : 'running' };
     },
     history: async (input, caller) => {
-      const { items, total } = this.#context.records.page(input, caller.reachable());
+      const { items, total } = await this.#context.records.page(input, caller.reachable());
       return { items: await this.#serializeRuns(items), total };
     },
     getRun: async ({ run_id }) => {

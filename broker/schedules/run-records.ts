@@ -9,7 +9,7 @@ import { newId } from '../../shared/ids.ts';
 import type { Command } from '../commands/command.ts';
 import type { Events } from '../events.ts';
 import { type History, type HistoryTransaction, type Row, textIn } from '../history.ts';
-import { allOf, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
+import { allOf, countRows, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { Schedule, State } from '../state/index.ts';
 
 type Served = Reply<Api['schedules']['getRun']>;
@@ -48,6 +48,9 @@ const tables = [
   DROP INDEX schedule_runs_by_time;
   CREATE INDEX schedule_runs_by_schedule ON schedule_runs (schedule_id, decided_at);
   CREATE INDEX schedule_runs_by_time ON schedule_runs (decided_at)`,
+  `CREATE INDEX schedule_runs_by_status ON schedule_runs (schedule_id, status, decided_at);
+  CREATE INDEX schedule_runs_by_trigger ON schedule_runs (schedule_id, trigger, decided_at);
+  ${countRows('schedule_runs', ['schedule_id', 'status', 'trigger'])}`,
 ];
 /** SQL condition for runs whose command never reached the machine. */
 const neverRan =
@@ -167,14 +170,14 @@ export class ScheduleRecords {
     return this.#one('schedule_id = ? ORDER BY decided_at DESC LIMIT 1', scheduleId)?.machine_id;
   }
 
-  page(input: Input<Api['schedules']['history']>, reach: Reach): Page<ScheduleRun> {
+  async page(input: Input<Api['schedules']['history']>, reach: Reach): Promise<Page<ScheduleRun>> {
     const times = {
       since: input.since && (['decided_at >= ?', input.since.getTime()] as const),
       until: input.until && (['decided_at < ?', input.until.getTime()] as const),
     };
-    const page = pageOfRows(
+    const page = await pageOfRows(
       this.#history,
-      { table: 'schedule_runs', columns },
+      { table: 'schedule_runs', columns, counted: ['schedule_id', 'status', 'trigger'] },
       [reachableOnly(reach), ...filtersOf(routes.history, input, times)],
       { ...input, sort: input.sort.replace('started_at', 'decided_at') },
       // Runs decided at the same time stay in the order of their due times.

@@ -244,12 +244,12 @@ export class Sessions {
     throw new AppError('invalid_request', message, { client_ids });
   }
 
-  #list(input: Input<Routes['list']>, caller: Caller): Reply<Routes['list']> {
+  async #list(input: Input<Routes['list']>, caller: Caller): Promise<Reply<Routes['list']>> {
     const { session_id } = input;
     const own = { session_id: session_id ? (['id = ?', session_id] as const) : undefined };
     const conditions = [reachableOnly(caller.reachable()), ...filtersOf(routes.list, input, own)];
     const from = { table: 'sessions', columns: '*' };
-    const page = pageOfRows(this.#context.history, from, conditions, input);
+    const page = await pageOfRows(this.#context.history, from, conditions, input);
     return { items: page.items.map((row) => this.#serialize(sessionOf(row))), total: page.total };
   }
 

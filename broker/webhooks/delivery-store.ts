@@ -6,7 +6,7 @@ import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
 import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history.ts';
 import { rowsSince } from '../history-table.ts';
-import { allOf } from '../paging.ts';
+import { allOf, countRows } from '../paging.ts';
 import type { Outcome } from './sender.ts';
 
 type Serialized = Reply<Api['webhooks']['deliveries']>['items'][number];
@@ -57,6 +57,10 @@ const tables = [
   CREATE INDEX webhook_deliveries_of ON webhook_deliveries (webhook_id, created_at);
   CREATE INDEX webhook_deliveries_by_time ON webhook_deliveries (created_at);
   CREATE TABLE webhook_marks (webhook_id TEXT PRIMARY KEY, tripped INTEGER, last TEXT) WITHOUT ROWID`,
+  `CREATE INDEX webhook_deliveries_by_status ON webhook_deliveries (webhook_id, status, created_at);
+  CREATE INDEX webhook_deliveries_by_type ON webhook_deliveries (webhook_id, type, created_at);
+  CREATE INDEX webhook_deliveries_by_event ON webhook_deliveries (webhook_id, event_id, created_at);
+  ${countRows('webhook_deliveries', ['webhook_id', 'type', 'status'])}`,
 ];
 
 const digits = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';

@@ -118,12 +118,16 @@ export class WebhookHandlers implements Routes {
     return { delivered, status_code, duration, ...(error !== null && { error }) };
   };
 
-  readonly deliveries: Routes['deliveries'] = (input, caller) => {
+  readonly deliveries: Routes['deliveries'] = async (input, caller) => {
     const { history, store } = this.#parts;
     this.#find(input.webhook_id, caller);
     const conditions = [...readableOnly(caller), ...filtersOf(routes.deliveries, input)];
-    const table = { table: 'webhook_deliveries', columns: '*' };
-    const { items, total } = pageOfRows(history, table, conditions, input);
+    const table = {
+      table: 'webhook_deliveries',
+      columns: '*',
+      counted: ['webhook_id', 'type', 'status'],
+    };
+    const { items, total } = await pageOfRows(history, table, conditions, input);
     const withAnswers = caller.may('webhooks:write');
     return { items: items.map((row) => store.serialize(row, withAnswers)), total };
   };

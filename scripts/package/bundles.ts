@@ -16,8 +16,9 @@ const entries = {
   farhand: 'broker/cli/main.ts',
 };
 export type Entry = keyof typeof entries;
-/** Program that an agent runs as a separate process. */
+/** What a program runs as a separate process or thread. */
 const spawner = { 'farhand-spawner': 'agent/processes/spawner/main.ts' };
+const historyReader = { 'farhand-history-reader': 'broker/history-reader-thread.ts' };
 
 /**
  * Code at the start of bundles: CommonJS libraries look for protos at `../../proto`, here proto/ beside lib/.
@@ -77,6 +78,7 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
     entryPoints: {
       ...Object.fromEntries(names.map((name) => [name, entries[name]])),
       ...(names.includes('farhand-agent') && spawner),
+      ...(names.includes('farhand-broker') && historyReader),
     },
     outdir: join(folder, 'lib'),
     chunkNames: 'part-[hash]',

@@ -476,7 +476,7 @@ describe('the outbox', () => {
       await state.change((draft) => draft.append(eventEntry(id)));
       await state.close();
       const ids = history.sql('SELECT id FROM events ORDER BY rowid').all();
-      history.close();
+      await history.close();
       return ids.map((row) => row.id);
     };
     await (await openState(folder)).close();

@@ -1,0 +1,37 @@
+// The thread that reads history.db for lists: it answers queries in their order, over a read-only connection.
+import { DatabaseSync, type StatementSync } from 'node:sqlite';
+import { parentPort, workerData } from 'node:worker_threads';
+import type { Answer, Question } from './history-reader.ts';
+
+/** Most prepared statements in the cache; the oldest is dropped. */
+const mostStatements = 100;
+
+const database = new DatabaseSync(String(workerData), { readOnly: true });
+const statements = new Map<string, StatementSync>();
+
+function prepare(sql: string): StatementSync {
+  const statement = statements.get(sql) ?? database.prepare(sql);
+  statements.set(sql, statement);
+  const [oldest] = statements.keys();
+  if (oldest !== undefined && statements.size > mostStatements) statements.delete(oldest);
+  return statement;
+}
+
+/** Reads all queries in one transaction, so that the rows of a page and their total agree. */
+function answer({ id, queries }: Question): Answer {
+  try {
+    database.exec('BEGIN');
+    const rows = queries.map(({ sql, values }) => prepare(sql).all(...values));
+    return { id, rows };
+  } catch (error) {
+    return { id, error };
+  } finally {
+    if (database.isTransaction) database.exec('COMMIT');
+  }
+}
+
+parentPort?.on('message', (question: Question | 'close') => {
+  if (question !== 'close') return parentPort?.postMessage(answer(question));
+  database.close();
+  parentPort?.close();
+});

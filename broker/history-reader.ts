@@ -1,0 +1,73 @@
+// Reads history.db on a thread of its own, so that a long query delays no other request.
+import type { SQLInputValue, SQLOutputValue } from 'node:sqlite';
+import { Worker } from 'node:worker_threads';
+import { historyReaderProgram } from '../shared/install-layout.ts';
+
+export interface Query {
+  sql: string;
+  values: readonly SQLInputValue[];
+}
+
+type Rows = Record<string, SQLOutputValue>[];
+
+/** The messages between this class and its thread. */
+export interface Question {
+  id: number;
+  queries: readonly Query[];
+}
+export type Answer = { id: number; rows: Rows[] } | { id: number; error: unknown };
+
+export class HistoryReader {
+  readonly #file: string;
+  readonly #waiting = new Map<number, PromiseWithResolvers<Rows[]>>();
+  /** Started by the first query. A thread that failed is replaced by the next query. */
+  #thread: Worker | undefined;
+  #count = 0;
+  #closed = false;
+
+  constructor(file: string) {
+    this.#file = file;
+  }
+
+  /** Runs all queries on one state of the database, which has every write that was resolved before. */
+  async read(queries: readonly Query[]): Promise<Rows[]> {
+    if (this.#closed) throw new Error('history is closed');
+    this.#thread ??= this.#start();
+    this.#count += 1;
+    const waiting = Promise.withResolvers<Rows[]>();
+    this.#waiting.set(this.#count, waiting);
+    const question: Question = { id: this.#count, queries };
+    this.#thread.postMessage(question);
+    return waiting.promise;
+  }
+
+  /** Answers the queries that are waiting, then closes the connection to the database. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    const thread = this.#thread;
+    if (!thread) return;
+    const closed = new Promise((resolve) => thread.once('exit', resolve));
+    thread.postMessage('close');
+    await closed;
+  }
+
+  #start(): Worker {
+    const thread = new Worker(historyReaderProgram, { workerData: this.#file });
+    thread.on('message', (answer: Answer) => {
+      const waiting = this.#waiting.get(answer.id);
+      this.#waiting.delete(answer.id);
+      if ('rows' in answer) waiting?.resolve(answer.rows);
+      else waiting?.reject(answer.error);
+    });
+    thread.on('error', (error: Error) => this.#fail(thread, error));
+    thread.on('exit', () => this.#fail(thread, new Error('the thread that reads history.db has ended')));
+    return thread;
+  }
+
+  #fail(thread: Worker, error: Error): void {
+    if (this.#thread !== thread) return;
+    this.#thread = undefined;
+    for (const waiting of this.#waiting.values()) waiting.reject(error);
+    this.#waiting.clear();
+  }
+}
