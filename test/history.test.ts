@@ -457,6 +457,15 @@ describe('pruning', () => {
   });
 });
 
+test('a query that fails rejects alone, and history that is closed rejects every query', async () => {
+  const history = openHistory(join(temporaryFolder('history'), 'history.db'), 'installation', quiet);
+  const one = { sql: 'SELECT ? AS n', values: [1] };
+  await expect(history.read([one, { sql: 'SELECT unknown', values: [] }])).rejects.toThrow('no such column');
+  expect(await history.read([one, one])).toEqual([[{ n: 1 }], [{ n: 1 }]]);
+  await history.close();
+  await expect(history.read([one])).rejects.toThrow('history is closed');
+});
+
 test('totals of lists stay exact through inserts, changes of status, replaced rows and deletions', async () => {
   const house = await openWebhookHouse();
   const { client, history } = house;
