@@ -3,7 +3,7 @@ import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { dirname, join, relative } from 'node:path';
 import { root, run } from './ground.ts';
 
-const entries = ['shared/sdk/index', 'shared/grpc'];
+const entries = ['shared/sdk/index', 'shared/grpc-client'];
 /** Replacement for the types of gRPC's libraries that the wire messages use. */
 const wire = `/** A whole number of 64 bits. */
 export interface Long {
