@@ -130,6 +130,16 @@ export function errnoOf(error: unknown): string | undefined {
   return unnamed[error.code] ?? error.code;
 }
 
+/** True if the error is a system error with one of these names, such as "ENOENT". */
+export const isErrno = (error: unknown, ...names: string[]): boolean => names.includes(errnoOf(error) ?? '');
+
+/** Makes a handler for `catch` that ignores system errors with these names and throws all other errors. */
+export const ignoring =
+  (...names: string[]) =>
+  (error: unknown): undefined => {
+    if (!isErrno(error, ...names)) throw error;
+  };
+
 /**
  * Converts a system error about `path` to an AppError. Returns an AppError unchanged; an unknown error
  * becomes internal_error.

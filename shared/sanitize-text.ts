@@ -5,7 +5,7 @@
  * that reverse the direction of text.
  */
 // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is taken out
-const control = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069]/g;
+const control = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
 
 /**
  * Escape sequences: CSI, OSC and similar, others (ECMA-48, 5.3 to 5.6). Node's own pattern takes seconds for
@@ -15,9 +15,12 @@ const sequence =
   // biome-ignore lint/suspicious/noControlCharactersInRegex: escape sequences begin with one
   /(?:\u001b\[|\u009b)[0-?]*[ -/]*[@-~]|(?:\u001b[\]PX^_]|\u009d)[^\u0007\u001b\n]*(?:\u0007|\u001b\\)?|\u001b[ -/]*[0-~]/g;
 
-/** Sanitizes a single value, which then cannot control a terminal or begin a new line. */
-export function clean(text: string): string {
-  return text.replace(control, '\ufffd');
+/**
+ * Sanitizes a single value, which then cannot control a terminal or begin a new line. `longest`: characters
+ * beyond it are cut off.
+ */
+export function clean(text: string, longest?: number): string {
+  return text.slice(0, longest).replace(control, '\ufffd');
 }
 
 /** Sanitizes text of several lines: removes whole escape sequences; tabs and line feeds stay. */
@@ -30,7 +33,12 @@ export function cleanLines(text: string): string {
 
 /** Writes JSON with control characters escaped; only the line feeds that `indent` causes stay. */
 export function cleanJson(value: unknown, indent?: number): string {
-  return JSON.stringify(value, null, indent).replace(control, (one) =>
+  return escapeControls(JSON.stringify(value, null, indent));
+}
+
+/** Escapes the control characters in the text of JSON, except line feeds. */
+export function escapeControls(json: string): string {
+  return json.replace(control, (one) =>
     one === '\n' ? one : `\\u${one.charCodeAt(0).toString(16).padStart(4, '0')}`,
   );
 }

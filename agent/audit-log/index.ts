@@ -141,16 +141,10 @@ const loggable: ReadonlySet<string> = new Set([
   ...['id', 'client_id', 'path', 'source', 'destination', 'command', 'user', 'cwd', 'mode', 'owner', 'group'],
   ...['signal', 'name', 'recursive', 'ids', 'args'],
 ]);
-/** Longest text in a line: a command may be a whole script. */
-const longestText = 4096;
 const mostItems = 64;
 
-const text = (value: string): string =>
-  value.length > longestText ? `${value.slice(0, longestText)}…` : value;
-
 function loggedAs(value: unknown): unknown {
-  if (Buffer.isBuffer(value)) return text(value.toString());
-  if (typeof value === 'string') return text(value) || undefined;
+  if (Buffer.isBuffer(value)) return value.toString();
   // The mode of a file.
   if (typeof value === 'number') return value.toString(8).padStart(4, '0');
   if (!Array.isArray(value)) return value || undefined;

@@ -2,8 +2,9 @@
 import { type FileHandle, open, rename, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { after } from '../../shared/clock.ts';
-import { errnoOf } from '../../shared/errors.ts';
+import { ignoring } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { cleanJson, escapeControls } from '../../shared/sanitize-text.ts';
 
 const defaults = {
   /** Size at which the file is renamed and a new file begins. */
@@ -19,9 +20,6 @@ const mostWaiting = 4 * 1024 * 1024;
 const enough = 256 * 1024;
 /** Bytes of all texts of a line as they are written: with the rest of it they stay below 8 KiB. */
 const mostText = 6 * 1024;
-
-/** Characters that a terminal obeys, or that end a line or turn it round, and JSON does not escape. */
-const controls = /[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
 
 export class Lines {
   readonly #path: string;
@@ -138,9 +136,7 @@ export class Lines {
 
   async #shift(): Promise<void> {
     for (let age = oldFiles; age > 0; age -= 1) {
-      await rename(this.#pathOf(age - 1), this.#pathOf(age)).catch((error: unknown) => {
-        if (errnoOf(error) !== 'ENOENT') throw error;
-      });
+      await rename(this.#pathOf(age - 1), this.#pathOf(age)).catch(ignoring('ENOENT'));
     }
   }
 
@@ -149,23 +145,20 @@ export class Lines {
   }
 }
 
-const escaped = (one: string): string => `\\u${one.charCodeAt(0).toString(16).padStart(4, '0')}`;
-
 /** The line as JSON. If its texts are too long together, the last ones are cut. */
 function lineOf(line: object): string {
   let left = mostText;
-  const text = JSON.stringify(line, (_name, value: unknown) => {
+  const shortened = JSON.stringify(line, (_name, value: unknown) => {
     if (typeof value !== 'string') return value;
     const start = cut(value, left);
     left = Math.max(0, left - lengthOf(start));
     return start;
   });
-  return text.replace(controls, escaped);
+  return escapeControls(shortened);
 }
 
 /** Bytes of a text as it is written, without its quotes. */
-const lengthOf = (text: string): number =>
-  Buffer.byteLength(JSON.stringify(text).replace(controls, escaped)) - 2;
+const lengthOf = (text: string): number => Buffer.byteLength(cleanJson(text)) - 2;
 
 /** The start of a text that is written in so many bytes. */
 export function cut(text: string, most: number): string {

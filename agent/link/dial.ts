@@ -15,7 +15,7 @@ import { callKey, linkServerName, linkService, windowBytes } from '../../shared/
 import { now } from '../../shared/clock.ts';
 import { clockFault } from '../../shared/clock-fault.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
-import { sanitize } from './sanitize.ts';
+import { clean } from '../../shared/sanitize-text.ts';
 
 export type ControlStream = ReturnType<LinkClient['Connect']>;
 export type AnswerStream = ReturnType<LinkClient['Answer']>;
@@ -133,7 +133,7 @@ const final = new Set<number>([grpcStatus.UNAUTHENTICATED, grpcStatus.INVALID_AR
 
 function enrolError(error: ServiceError | null): Error {
   if (error && final.has(error.code))
-    return new StartError(`the broker refused this machine: ${sanitize(error.details)}`);
+    return new StartError(`the broker refused this machine: ${clean(error.details, 200)}`);
   const why = error?.details ?? 'no answer';
-  return new AppError('unavailable', `joining failed: ${clockFault(why) ?? sanitize(why)}`);
+  return new AppError('unavailable', `joining failed: ${clockFault(why) ?? clean(why, 200)}`);
 }

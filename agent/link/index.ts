@@ -14,10 +14,10 @@ import { clockFault } from '../../shared/clock-fault.ts';
 import { StartError } from '../../shared/errors.ts';
 import { signProof } from '../../shared/identity-proof.ts';
 import { newId } from '../../shared/ids.ts';
+import { clean } from '../../shared/sanitize-text.ts';
 import { version } from '../../shared/version.ts';
 import { Calls, type CallsOptions, openCalls } from './calls.ts';
 import { type ControlStream, Dial } from './dial.ts';
-import { sanitize } from './sanitize.ts';
 
 /** The identity of this machine at its broker. */
 export interface Identity {
@@ -63,6 +63,8 @@ const fencedMs = 30_000;
 /** Messages that wait on the control stream before answers avoid it: at most 2 MiB of them. */
 const mostWaiting = 32;
 const greetingMs = 10_000;
+/** Characters of a text from the broker that are logged; the rest is cut off. */
+const longestText = 200;
 /**
  * Whatever the broker asks for: it cannot keep us busy with heartbeats, nor hold on to us while it says
  * nothing.
@@ -152,9 +154,9 @@ class Connection {
     if (message.call) this.#call(message.call);
     if (message.cancel) this.#calls.cancel(message.cancel.call_id);
     if (message.drain) return message.drain.retry_after_ms;
-    if (message.removed) throw new Removed(sanitize(message.removed.reason));
+    if (message.removed) throw new Removed(clean(message.removed.reason, longestText));
     if (!message.fenced) return undefined;
-    const reason = sanitize(message.fenced.reason);
+    const reason = clean(message.fenced.reason, longestText);
     this.#options.log.error(
       { reason },
       'another agent uses this machine’s identity: is this a cloned machine?',
@@ -204,7 +206,11 @@ class Connection {
   #call(call: Call__Output): void {
     const { method, request_id } = call;
     if (this.#welcomed)
-      this.#calls.take({ ...call, method: sanitize(method), request_id: sanitize(request_id) });
+      this.#calls.take({
+        ...call,
+        method: clean(method, longestText),
+        request_id: clean(request_id, longestText),
+      });
   }
 
   #watch(): void {

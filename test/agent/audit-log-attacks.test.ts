@@ -5,8 +5,7 @@ import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { AuditLog } from '../../agent/audit-log/index.ts';
 import { Lines } from '../../agent/audit-log/json-lines-file.ts';
-import { sanitize } from '../../agent/link/sanitize.ts';
-
+import { clean } from '../../shared/sanitize-text.ts';
 import { fakeClock } from '../fake-clock.ts';
 import { quiet, temporaryFolder } from '../house.ts';
 import { scriptedBroker } from '../scripted-broker.ts';
@@ -111,7 +110,9 @@ test('one id of many calls is one call, and an id that fits no header is none', 
 });
 
 test('text of the broker is cut and sanitized in the agent’s own log', () => {
-  expect(sanitize(`\u001b[2J\u009b\u202e\u2028a${'x'.repeat(1_000)}`)).toMatch(/^\?\[2J\?\?\?ax{192}$/);
+  expect(clean(`\u001b[2J\u009b\u202e\u2028a${'x'.repeat(1_000)}`, 200)).toMatch(
+    /^\ufffd\[2J\ufffd{3}ax{192}$/,
+  );
 });
 
 const hasJq = ((): boolean => {
