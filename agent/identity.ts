@@ -18,6 +18,7 @@ import { AppError, errnoOf, StartError } from '../shared/errors.ts';
 import { rawPublicKey } from '../shared/identity-proof.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { readRegularJson } from '../shared/regular-file.ts';
+import { hostPort } from '../shared/settings.ts';
 import { version } from '../shared/version.ts';
 import { enrollWith } from './link/dial.ts';
 import type { Identity } from './link/index.ts';
@@ -124,7 +125,7 @@ async function read(file: string): Promise<Stored | undefined> {
 /** Asks the broker for its chain, trusting nothing, and keeps the authority only if the token pins it. */
 async function pinnedAuthority(broker: string, fingerprint: string): Promise<string> {
   const socket = connect({
-    ...splitAddress(broker),
+    ...hostPort.parse(broker),
     servername: linkServerName,
     ALPNProtocols: ['h2'],
     // Nothing is sent over this connection, and only a certificate with the pinned hash is accepted from it.
@@ -141,12 +142,6 @@ async function pinnedAuthority(broker: string, fingerprint: string): Promise<str
   socket.destroy();
   if (!issuer || createHash('sha256').update(issuer).digest('hex') !== fingerprint) throw wrongBroker(broker);
   return new X509Certificate(issuer).toString();
-}
-
-/** HOST:PORT, with brackets around an IPv6 address. */
-function splitAddress(broker: string): { host: string; port: number } {
-  const at = broker.lastIndexOf(':');
-  return { host: broker.slice(0, at).replace(/^\[|\]$/g, ''), port: Number(broker.slice(at + 1)) };
 }
 
 /** An error that may be temporary: the caller tries again. */

@@ -41,9 +41,8 @@ export class MetricsReader {
   }
 
   async report(): Promise<Metrics> {
-    const [cpu_cores, memory, mounts, network] = await Promise.all([
+    const [cpu_cores, mounts, network] = await Promise.all([
       this.#measureCpu(),
-      this.#read('/proc/meminfo'),
       this.#read('/proc/self/mountinfo'),
       this.#read('/proc/net/dev'),
     ]);
@@ -54,7 +53,8 @@ export class MetricsReader {
       uptime_s: os.uptime(),
       cpu_usage: this.#usage,
       cpu_cores,
-      memory: memoryOf(memory),
+      // freemem() is MemAvailable of /proc/meminfo, in which reclaimable memory counts as free.
+      memory: spaceOf(os.totalmem(), os.freemem()),
       ...(root && { disk: root }),
       disks,
       load_average: os.loadavg(),
@@ -106,13 +106,6 @@ const sum = (numbers: number[]): number => numbers.reduce((total, number) => tot
 
 function spaceOf(total: number, free: number): Space {
   return { total, used: total - free, free };
-}
-
-function memoryOf(text: string): Space {
-  const bytes = (name: string): number =>
-    1024 * Number(new RegExp(`^${name}: +(\\d+) kB$`, 'm').exec(text)?.[1]);
-  const total = bytes('MemTotal') || os.totalmem();
-  return spaceOf(total, Math.min(bytes('MemAvailable') || os.freemem(), total));
 }
 
 /** Without the loopback and the ends of containers' cables, whose bytes are counted elsewhere too. */
