@@ -2,16 +2,13 @@
 // changed.
 import { posix } from 'node:path';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
-import { type BigIntStats, type Confined, child, readlink, type Stats } from './confine/fs.ts';
+import { type BigIntStats, type Confined, child, readlink } from './confine/fs.ts';
 import { type Bytes, bytes } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import type { Users } from './users-groups.ts';
 
-/** Stats with or without bigint: the described fields are exact in both (see lstatPlain in confine/fs.ts). */
-type AnyStats = BigIntStats | Stats;
-
 /** The entry of a path. `link`: the target of the symlink of that name, as stored in the symlink. */
-export function describe(path: Bytes, stats: AnyStats, users: Users, link?: Bytes): FileEntry {
+export function describe(path: Bytes, stats: BigIntStats, users: Users, link?: Bytes): FileEntry {
   return {
     name: bytes(posix.basename(path) || '/'),
     path: bytes(path),
@@ -20,7 +17,7 @@ export function describe(path: Bytes, stats: AnyStats, users: Users, link?: Byte
     mode: Number(stats.mode) & 0o7777,
     owner: users.users.nameOf(Number(stats.uid)),
     group: users.groups.nameOf(Number(stats.gid)),
-    modified_at_ms: Math.trunc(Number(stats.mtimeMs)),
+    modified_at_ms: Number(stats.mtimeMs),
     ...(link !== undefined && { link_target: bytes(link) }),
     special: special(stats),
   };
@@ -33,7 +30,7 @@ export function describe(path: Bytes, stats: AnyStats, users: Users, link?: Byte
 export async function describeName(
   confinement: Confinement,
   { directory, name, path }: { directory: Confined; name: Bytes; path: Bytes },
-  stats: AnyStats,
+  stats: BigIntStats,
   users: Users,
 ): Promise<FileEntry> {
   if (!stats.isSymbolicLink()) return describe(path, stats, users);
@@ -41,7 +38,7 @@ export async function describeName(
   return describe(path, (await confinement.linkTarget(directory, name)) ?? stats, users, link);
 }
 
-function special(stats: AnyStats): string {
+function special(stats: BigIntStats): string {
   if (stats.isFIFO()) return 'fifo';
   if (stats.isSocket()) return 'socket';
   if (stats.isBlockDevice()) return 'block';

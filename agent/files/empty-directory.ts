@@ -19,12 +19,10 @@ export async function clear(
     if (own) await chmod(inside, 0o700);
     return true;
   };
-  // `sorted` reads all names of a directory before the first is removed. On some file systems a listing
-  // misses names while names are removed.
-  const options = { path, signal, sorted: true, oneMount: true, enter } as const;
+  const options = { path, signal, oneMount: true, enter } as const;
   for await (const step of walk(start, boundary, options)) {
     if (step.stats.isDirectory() && !step.left) continue;
-    await drop(step.at, step.stats.isDirectory()).catch((error: unknown) => {
+    await drop(step.at).catch((error: unknown) => {
       throw fromErrno(error, toText(posix.join(path, step.path)));
     });
   }

@@ -2,7 +2,7 @@
 // disk only when the caller reads on.
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { Quota } from '../../shared/quota.ts';
-import { type Confined, child, lstatPlain, type Named, namesIn } from './confine/fs.ts';
+import { type Confined, child, lookAt, type Named, namesIn } from './confine/fs.ts';
 import { type Bytes, bytes } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import { describeName } from './describe.ts';
@@ -25,7 +25,7 @@ export const listFiles: Operation<'listFiles'> = async function* ({ reading, use
     const prefix = path === '/' ? path : `${path}/`;
     const known = await users();
     const look = async (name: Bytes): Promise<FileEntry | undefined> => {
-      const stats = await lstatPlain(child(directory.at, name));
+      const stats = await lookAt(child(directory.at, name));
       const place = { directory: directory.at, name, path: prefix + name };
       return stats && describeName(reading, place, stats, known);
     };

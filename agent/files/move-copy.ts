@@ -99,7 +99,7 @@ async function dropTwin(transfer: Transfer): Promise<void> {
   const { from, to, stats } = transfer;
   if (stats.isDirectory() || !to.found || fs.identityOf(to.found.stats) !== fs.identityOf(stats)) return;
   const [old, now] = [from, to].map(({ name }) => toText(name).toLowerCase());
-  if (old !== now || !(await inOneDirectory(transfer))) await fs.drop(from.at, false);
+  if (old !== now || !(await inOneDirectory(transfer))) await fs.drop(from.at);
 }
 
 /** The parameters of place() that give the file at `from` the name of the destination. */

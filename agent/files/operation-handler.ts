@@ -8,6 +8,8 @@ import type { Journal } from './atomic/temporary-files-journal.ts';
 import { type Bytes, type Target, targetOf, toText } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import type { Semaphore } from './semaphore.ts';
+import { unlessAborted } from './unless-aborted.ts';
+import { Upload, type UploadMessages } from './upload.ts';
 import type { AskUsers } from './users-groups.ts';
 
 /** The objects that all operations share. */
@@ -44,10 +46,21 @@ export function unary<Request, Response>(
   work: Work<Request, Promise<Response>>,
   isHeavy: (request: Request) => boolean = () => false,
 ) {
-  return async (request: Request, { signal }: AgentCall): Promise<Response> => {
-    const target = targetOf(named(request), disk.home);
-    const run = () => failingAs(target.path, signal, () => work(disk, request, target, signal));
-    return isHeavy(request) ? disk.heavy.run(signal, run) : run();
+  return (request: Request, { signal }: AgentCall): Promise<Response> =>
+    withTarget(disk, named(request), signal, (target) => {
+      const run = () => work(disk, request, target, signal);
+      return isHeavy(request) ? disk.heavy.run(signal, run) : run();
+    });
+}
+
+/** Makes a handler that receives an upload. */
+export function uploading<Open extends { path: Buffer }, Commit extends { sha256?: string }, Response>(
+  disk: Disk,
+  work: Work<Upload<Open, Commit>, Promise<Response>>,
+) {
+  return async (request: UploadMessages<Open, Commit>, { signal }: AgentCall): Promise<Response> => {
+    using upload = await Upload.begin(request, signal);
+    return await withTarget(disk, upload.open.path, signal, (target) => work(disk, upload, target, signal));
   };
 }
 
@@ -67,7 +80,7 @@ export function streaming<Request extends { path: Buffer }, Response>(
         yield next.value;
       }
     } catch (error) {
-      throw signal.aborted ? signal.reason : fromErrno(error, toText(target.path));
+      throw failureOf(error, signal, target);
     } finally {
       // Not awaited, because it may hang with the disk.
       source.return().catch(() => undefined);
@@ -75,29 +88,22 @@ export function streaming<Request extends { path: Buffer }, Response>(
   };
 }
 
-/**
- * Resolves to the result of `work`. Rejects with the signal's reason when it fires, while the work goes on.
- */
-export function unlessAborted<T>(signal: AbortSignal, work: Promise<T>): Promise<T> {
-  return new Promise((resolve, reject) => {
-    const leave = (): void => {
-      reject(signal.reason);
-      work.catch(() => undefined);
-    };
-    if (signal.aborted) return leave();
-    signal.addEventListener('abort', leave, { once: true });
-    work.finally(() => signal.removeEventListener('abort', leave)).then(resolve, reject);
-  });
-}
-
-/**
- * Runs the work of a call. Fails with the signal's reason if it has fired, else with a documented error code.
- */
-export async function failingAs<T>(path: Bytes, signal: AbortSignal, work: () => Promise<T>): Promise<T> {
+/** Runs the work of a call on the path that its request names. */
+async function withTarget<T>(
+  disk: Disk,
+  path: Buffer,
+  signal: AbortSignal,
+  work: (target: Target) => Promise<T>,
+): Promise<T> {
+  const target = targetOf(path, disk.home);
   try {
     signal.throwIfAborted();
-    return await work();
+    return await work(target);
   } catch (error) {
-    throw signal.aborted ? signal.reason : fromErrno(error, toText(path));
+    throw failureOf(error, signal, target);
   }
 }
+
+/** The error with which a call fails: the signal's reason if it has fired, else one with an error code. */
+const failureOf = (error: unknown, signal: AbortSignal, { path }: Target): unknown =>
+  signal.aborted ? signal.reason : fromErrno(error, toText(path));

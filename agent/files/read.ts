@@ -20,10 +20,11 @@ interface Range {
 export const readFile: Operation<'readFile'> = async function* ({ reading, users }, request, target) {
   const { path } = target;
   try {
-    using source = await openTarget(reading, target);
+    const source = await openTarget(reading, target);
     const { stats, link } = source;
+    using file = source.file;
     const range = rangeOf(request, path, Number(stats.size));
-    const read = readerOf(source.file.handle, range);
+    const read = readerOf(file.handle, range);
     const first = await read(0);
     const length = await lengthOf(source, range, first.length, path);
     const entry = describe(path, stats, await users(), link);
@@ -38,8 +39,7 @@ export const readFile: Operation<'readFile'> = async function* ({ reading, users
       sent += chunk.length;
       if (sent > range.max) throw tooLarge(path, { max: range.max });
       // Checked before the last chunk is sent, because a reader with all bytes does not wait for an error.
-      if (sent === length && hasChanged(stats, await source.file.stat(), range.start + sent))
-        throw changed(path);
+      if (sent === length && hasChanged(stats, await file.stat(), range.start + sent)) throw changed(path);
       // The next chunk is read while this chunk is sent.
       const ahead = read(sent);
       ahead.catch(() => undefined);
@@ -117,7 +117,7 @@ const readingErrnos: Readonly<Record<string, Code>> = {
   ESRCH: 'file_not_found',
 };
 
-export function readingFailure(error: unknown, path: Bytes): AppError {
+function readingFailure(error: unknown, path: Bytes): AppError {
   const code = error instanceof AppError ? undefined : readingErrnos[errnoOf(error) ?? ''];
   return code ? fault(code, path, 'cannot be read') : fromErrno(error, toText(path));
 }

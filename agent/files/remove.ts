@@ -18,7 +18,7 @@ export const removeFile: Operation<'removeFile'> = async (disk, request, target,
     throw fault('file_busy', path, 'another file system is mounted here');
   signal.throwIfAborted();
   if (directory && request.recursive) await clear(at, writing.boundary, { path, signal });
-  await drop(entry.at, directory);
+  await drop(entry.at);
   await syncDirectory(entry.directory);
   return { path: bytes(path), size: stats.isFile() ? Number(stats.size) : 0, directory };
 };

@@ -34,14 +34,18 @@ export class Semaphore {
       const message = 'too much is under way on the disks of this machine: try again later';
       throw new AppError('unavailable', message);
     }
-    const { promise, resolve, reject } = Promise.withResolvers<void>();
-    const giveUp = (): void => reject(signal.reason);
-    this.#waiting.add(resolve);
-    signal.addEventListener('abort', giveUp, { once: true });
-    const settle = (): void => {
-      this.#waiting.delete(resolve);
-      signal.removeEventListener('abort', giveUp);
-    };
-    return promise.finally(settle);
+    return new Promise((resolve, reject) => {
+      const enter = (): void => {
+        signal.removeEventListener('abort', leave);
+        this.#waiting.delete(enter);
+        resolve();
+      };
+      const leave = (): void => {
+        this.#waiting.delete(enter);
+        reject(signal.reason);
+      };
+      this.#waiting.add(enter);
+      signal.addEventListener('abort', leave, { once: true });
+    });
   }
 }

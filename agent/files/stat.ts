@@ -1,30 +1,41 @@
 // Describes one path as a listing does, on request with the SHA-256 of the file.
-import { createHash } from 'node:crypto';
+import type { StatFileResponse } from '../../proto/types/farhand/agent/v1/StatFileResponse.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import { type BigIntStats, readlink } from './confine/fs.ts';
-import { openTarget } from './confine/open-regular-file.ts';
-import { assertFolder, type Bytes, fault, type Target } from './confine/request-path.ts';
+import { assertFolder, type Bytes, type Target } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import { describe, etagOf } from './describe.ts';
-import { type Operation, unlessAborted } from './operation-handler.ts';
-import { readingFailure } from './read.ts';
+import type { Disk, Operation } from './operation-handler.ts';
+import { readFile } from './read.ts';
+import { unlessAborted } from './unless-aborted.ts';
 
-const bufferBytes = 1024 * 1024;
+export const statFile: Operation<'statFile'> = (disk, request, target, signal) =>
+  unlessAborted(signal, request.sha256 ? withDigest(disk, target, signal) : withoutDigest(disk, target));
+
+async function withoutDigest({ reading, users }: Disk, target: Target): Promise<StatFileResponse> {
+  const { stats, link } = await find(reading, target);
+  return { entry: describe(target.path, stats, await users(), link), etag: etagOf(stats), sha256: '' };
+}
+
+/** Reads the whole file, as a download does. */
+async function withDigest(disk: Disk, target: Target, signal: AbortSignal): Promise<StatFileResponse> {
+  const response: StatFileResponse = {};
+  const whole = { path: Buffer.alloc(0), offset: 0, max_bytes: 0, digest: true };
+  for await (const { head, tail } of readFile(disk, whole, target, signal)) {
+    signal.throwIfAborted();
+    if (head) Object.assign(response, { entry: head.entry, etag: head.etag });
+    if (tail) Object.assign(response, tail);
+  }
+  return response;
+}
+
+/** Errors in following a symlink after which the symlink itself is described. */
+const lost: readonly Code[] = ['file_not_found', 'permission_denied', 'invalid_path', 'not_a_directory'];
 
 interface Found {
   stats: BigIntStats;
   link: Bytes | undefined;
-  sha256?: string;
 }
-
-export const statFile: Operation<'statFile'> = async ({ reading, users }, request, target, signal) => {
-  const finding = request.sha256 ? hash(reading, target, signal) : find(reading, target);
-  const { stats, link, sha256 = '' } = await unlessAborted(signal, finding);
-  return { entry: describe(target.path, stats, await users(), link), etag: etagOf(stats), sha256 };
-};
-
-/** Errors in following a symlink after which the symlink itself is described. */
-const lost: readonly Code[] = ['file_not_found', 'permission_denied', 'invalid_path', 'not_a_directory'];
 
 async function find(confinement: Confinement, target: Target): Promise<Found> {
   const { path } = target;
@@ -40,23 +51,4 @@ async function find(confinement: Confinement, target: Target): Promise<Found> {
     if (!entry.found?.stats.isSymbolicLink()) throw error;
     return { stats: entry.found.stats, link: await readlink(entry.at) };
   }
-}
-
-async function hash(confinement: Confinement, target: Target, signal: AbortSignal): Promise<Found> {
-  using source = await openTarget(confinement, target);
-  const { file, stats, link } = source;
-  const digest = createHash('sha256');
-  const buffer = Buffer.allocUnsafeSlow(bufferBytes);
-  try {
-    for (let at = 0, length = -1; length !== 0; at += length) {
-      signal.throwIfAborted();
-      length = (await file.handle.read(buffer, 0, bufferBytes, at)).bytesRead;
-      digest.update(buffer.subarray(0, length));
-    }
-    // The whole etag is compared, so that it belongs to exactly the hashed bytes.
-    if (etagOf(await file.stat()) === etagOf(stats)) return { stats, link, sha256: digest.digest('hex') };
-  } catch (error) {
-    throw signal.aborted ? error : readingFailure(error, target.path);
-  }
-  throw fault('conflict', target.path, 'changed while it was read, try again');
 }

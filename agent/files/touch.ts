@@ -1,6 +1,6 @@
 // Sets the modification time of a file or directory, or creates an empty file if the path does not exist.
 import { latestInstant, now } from '../../shared/clock.ts';
-import { AppError, errnoOf } from '../../shared/errors.ts';
+import { AppError, ignoring } from '../../shared/errors.ts';
 import { NewFile, seconds } from './atomic/new-file.ts';
 import { type BigIntStats, type Pinned, pin, readOnly } from './confine/fs.ts';
 import { assertFolder, fault, type Target } from './confine/request-path.ts';
@@ -42,7 +42,7 @@ async function change(entry: PathEntry, request: Request, target: Target): Promi
  * another file may have its name by then.
  */
 async function create(entry: PathEntry, { modified_at_ms }: Request): Promise<BigIntStats | undefined> {
-  await using file = await NewFile.create(entry.at).catch(unlessTaken);
+  await using file = await NewFile.create(entry.at).catch(ignoring('EEXIST'));
   if (!file) return undefined;
   // Sets the exact mode, whatever the umask is.
   await file.pinned.handle.chmod(0o644);
@@ -50,10 +50,6 @@ async function create(entry: PathEntry, { modified_at_ms }: Request): Promise<Bi
   await file.sync();
   await entry.keep();
   return await file.pinned.stat();
-}
-
-function unlessTaken(error: unknown): undefined {
-  if (errnoOf(error) !== 'EEXIST') throw error;
 }
 
 /** Sets the modification time, in milliseconds since 1970. The access time stays unchanged. */

@@ -1,15 +1,16 @@
 // Reads an upload: its open message, its chunks, and its commit. Without the commit nothing is changed.
 import { createHash } from 'node:crypto';
-import type { AgentCall } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
-import { type Bytes, type Target, targetOf, toText } from './confine/request-path.ts';
-import { type Disk, failingAs, unlessAborted } from './operation-handler.ts';
+import { type Bytes, toText } from './confine/request-path.ts';
+import { unlessAborted } from './unless-aborted.ts';
 
 interface Message<Open, Commit> {
   open?: Open | null;
   chunk?: Buffer | null;
   commit?: Commit | null;
 }
+
+export type UploadMessages<Open, Commit> = AsyncIterable<Message<Open, Commit>>;
 
 export class Upload<Open, Commit extends { sha256?: string }> implements Disposable {
   readonly open: Open;
@@ -26,7 +27,7 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
   }
 
   static async begin<Open, Commit extends { sha256?: string }>(
-    request: AsyncIterable<Message<Open, Commit>>,
+    request: UploadMessages<Open, Commit>,
     signal: AbortSignal,
   ): Promise<Upload<Open, Commit>> {
     const messages = request[Symbol.asyncIterator]();
@@ -79,16 +80,4 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
   [Symbol.dispose](): void {
     this.#end();
   }
-}
-
-/** Turns an operation that reads an upload into a handler of the agent's link. */
-export function uploading<Open extends { path: Buffer }, Commit extends { sha256?: string }, Response>(
-  disk: Disk,
-  work: (disk: Disk, upload: Upload<Open, Commit>, target: Target, signal: AbortSignal) => Promise<Response>,
-) {
-  return async (request: AsyncIterable<Message<Open, Commit>>, { signal }: AgentCall): Promise<Response> => {
-    using upload = await Upload.begin(request, signal);
-    const target = targetOf(upload.open.path, disk.home);
-    return await failingAs(target.path, signal, () => work(disk, upload, target, signal));
-  };
 }

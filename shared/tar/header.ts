@@ -7,19 +7,23 @@ export const blockBytes = 512;
 /** The kind of an entry that has a path; other type flags only describe the next entry. */
 export type TarKind = 'file' | 'link' | 'symlink' | 'directory';
 
-export interface TarHeader {
+/** The part of a header that is read from archives; unpacked files belong to the user who unpacks them. */
+export interface TarContent {
   kind: TarKind;
   name: Bytes;
   /** The path that a link or symlink points to. */
   target?: Bytes;
   mode: number;
+  size: number;
+  /** Nanoseconds since 1970. */
+  mtimeNs: bigint;
+}
+
+export interface TarHeader extends TarContent {
   uid: number;
   gid: number;
   owner: string;
   group: string;
-  size: number;
-  /** Nanoseconds since 1970. */
-  mtimeNs: bigint;
 }
 
 /** Number of padding bytes between the end of a body and the next header. */
@@ -106,7 +110,7 @@ function checksumOf(block: Buffer): number {
 // ---- Decoding
 
 /** One header block, before the values of preceding pax and GNU headers are applied. */
-export interface TarBlock extends Omit<TarHeader, 'kind'> {
+export interface TarBlock extends Omit<TarContent, 'kind'> {
   /** The type flag, such as "0" for a file. */
   flag: string;
   target: Bytes;
@@ -118,7 +122,6 @@ export function decodeBlock(block: Buffer): TarBlock | undefined {
   const name = text(block, 0, 100);
   // Only POSIX headers have a prefix: GNU stores times in these bytes, and the oldest form leaves them empty.
   const prefix = text(block, 257, 6) === 'ustar' && block[262] === 0 ? text(block, 345, 155) : '';
-  const [mode, uid, gid] = [number(block, 100, 8), number(block, 108, 8), number(block, 116, 8)];
   const [size, mtime] = [number(block, 124, 12), number(block, 136, 12)];
   if (size === undefined || size < 0 || !Number.isSafeInteger(size)) return undefined;
   return {
@@ -126,11 +129,7 @@ export function decodeBlock(block: Buffer): TarBlock | undefined {
     flag: text(block, 156, 1).replace(/^7?$/, flags.file),
     name: prefix ? `${prefix}/${name}` : name,
     target: text(block, 157, 100),
-    mode: (mode ?? 0) & 0o7777,
-    uid: uid ?? 0,
-    gid: gid ?? 0,
-    owner: text(block, 265, 32),
-    group: text(block, 297, 32),
+    mode: (number(block, 100, 8) ?? 0) & 0o7777,
     size,
     mtimeNs: Number.isSafeInteger(mtime) ? BigInt(mtime ?? 0) * 1_000_000_000n : 0n,
   };

@@ -13,7 +13,7 @@ import {
   paddingOf,
   sparseRecord,
   type TarBlock,
-  type TarHeader,
+  type TarContent,
 } from './header.ts';
 
 /** Most bytes of a pax header or long name: it may contain extended attributes, which are ignored. */
@@ -22,7 +22,7 @@ const longestExtension = 1024 * 1024;
 const mostExtensions = 8;
 const inflatedBytes = 256 * 1024;
 
-export interface TarEntry extends TarHeader {
+export interface TarEntry extends TarContent {
   /** Content of the entry; a part that the caller does not read is skipped. */
   body: AsyncIterable<Buffer>;
 }
@@ -54,7 +54,7 @@ export async function* readTar(chunks: AsyncIterable<Buffer>): AsyncGenerator<Ta
 }
 
 /** The header of the next entry with its extended headers applied; undefined at the end of the archive. */
-async function nextHeader(source: Source, global: Map<string, Bytes>): Promise<TarHeader | undefined> {
+async function nextHeader(source: Source, global: Map<string, Bytes>): Promise<TarContent | undefined> {
   let records = new Map(global);
   for (let extensions = 0; extensions <= mostExtensions; extensions += 1) {
     const bytes = await source.exactly(blockBytes);
@@ -90,7 +90,7 @@ async function longName(source: Source, block: TarBlock): Promise<Bytes> {
   return (await extension(source, block)).toString('latin1').replace(/\0.*$/s, '');
 }
 
-function headerOf(block: TarBlock, records: Map<string, Bytes>): TarHeader {
+function headerOf(block: TarBlock, records: Map<string, Bytes>): TarContent {
   // A record with an empty value cancels an earlier record of its key.
   const name = records.get('path') || block.name;
   const kind = block.flag === '0' && name.endsWith('/') ? 'directory' : kindOf(block.flag);

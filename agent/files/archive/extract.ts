@@ -1,7 +1,7 @@
 // Extracts the entries of an archive into a tree. Each file is written and flushed under a temporary name,
 // then placed in one step. Small files are finished in parallel while the next ones are read.
 import { posix } from 'node:path';
-import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
+import { AppError, errnoOf, fromErrno, isErrno } from '../../../shared/errors.ts';
 import {
   assertInside,
   assertTarget,
@@ -221,7 +221,7 @@ export class Extractor implements AsyncDisposable {
 const unlessMissing =
   (refusal: () => AppError) =>
   (error: unknown): never => {
-    throw errnoOf(error) === 'ENOENT' ? refusal() : error;
+    throw isErrno(error, 'ENOENT') ? refusal() : error;
   };
 
 /** Adds the name of the entry to errors. */

@@ -4,7 +4,7 @@ import { createHash } from 'node:crypto';
 import { posix } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import { createGzip } from 'node:zlib';
-import { AppError, errnoOf, fromErrno } from '../../../shared/errors.ts';
+import { AppError, fromErrno, ignoring } from '../../../shared/errors.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../../shared/tar/index.ts';
 import { type BigIntStats, type Confined, readlink, stat } from '../confine/fs.ts';
 import { holdsFiles } from '../confine/kernel-file-systems.ts';
@@ -54,7 +54,6 @@ async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
   const steps = walk(directory, disk.reading.boundary, {
     path,
     signal,
-    sorted: true,
     skip: leaveOutForbidden,
     enter: (_, inside) => holdsFiles(inside),
   });
@@ -74,16 +73,18 @@ function leaveOutForbidden(path: Bytes, error: unknown): void {
 }
 
 async function* symlinkOf({ at, path, stats }: Step, { users }: Job): AsyncGenerator<Buffer> {
-  const target = await readlink(at).catch(unlessGone);
+  // The symlink is gone (ENOENT), or another file has its name (EINVAL).
+  const target = await readlink(at).catch(ignoring('ENOENT', 'EINVAL'));
   if (target !== undefined) yield encodeHeader({ ...headerOf('symlink', path, stats, users), target });
 }
 
 async function* fileOf(step: Step, job: Job, buffer: Buffer): AsyncGenerator<Buffer> {
   const path = posix.join(job.path, step.path);
   try {
-    using contents = await openContents(step, job.disk.reading.boundary);
+    const contents = await openContents(step, job.disk.reading.boundary);
     if (!contents) return;
-    const { file, stats } = contents;
+    const { stats } = contents;
+    using file = contents.file;
     const changed = () => fault('conflict', path, 'changed while it was read, try again');
     const size = Number(stats.size);
     yield encodeHeader({ ...headerOf('file', step.path, stats, job.users), size });
@@ -118,11 +119,6 @@ function headerOf(kind: TarHeader['kind'], name: Bytes, stats: BigIntStats, name
     size: 0,
     mtimeNs: stats.mtimeNs,
   };
-}
-
-/** Ignores the errors of a symlink that is gone, or that is no symlink any more (EINVAL). */
-function unlessGone(error: unknown): undefined {
-  if (errnoOf(error) !== 'ENOENT' && errnoOf(error) !== 'EINVAL') throw error;
 }
 
 /** Yields the same bytes in chunks of 256 KiB. */

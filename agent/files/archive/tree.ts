@@ -1,6 +1,6 @@
 // The directory tree that an archive is unpacked into. Each directory is opened in its open parent without
 // following symlinks, created if missing, and gets its mode and time at the end.
-import { AppError, errnoOf } from '../../../shared/errors.ts';
+import { AppError, ignoring, isErrno } from '../../../shared/errors.ts';
 import { entryFault } from '../../../shared/tar/index.ts';
 import { Flushes, seconds } from '../atomic/new-file.ts';
 import type { Boundary, IsProtected } from '../confine/boundary.ts';
@@ -113,16 +113,12 @@ export class Tree implements Disposable {
     try {
       return await this.#admit(path, await open(), false);
     } catch (error) {
-      if (!make || errnoOf(error) !== 'ENOENT') throw error;
+      if (!make || !isErrno(error, 'ENOENT')) throw error;
     }
     this.assertFree(above, name, undefined, path);
-    let made = true;
-    await fs.mkdir(at, 0o700).catch((error: unknown) => {
-      // Another process created it first, or a dangling symlink has the name. Opening it shows which.
-      if (errnoOf(error) !== 'EEXIST') throw error;
-      made = false;
-    });
-    return this.#admit(path, await open(), made);
+    // EEXIST: another process created it first, or a dangling symlink has the name. Opening it shows which.
+    const made = await fs.mkdir(at, 0o700).then(() => true, ignoring('EEXIST'));
+    return this.#admit(path, await open(), made ?? false);
   }
 
   /** Checks access to an open directory before it is used, and takes ownership of its handle. */
@@ -153,16 +149,14 @@ export class Tree implements Disposable {
 }
 
 function notDirectory(path: Bytes, error: unknown): unknown {
-  if (errnoOf(error) !== 'ENOTDIR' && errnoOf(error) !== 'ELOOP') return error;
+  if (!isErrno(error, 'ENOTDIR', 'ELOOP')) return error;
   return entryFault('not_a_directory', path, 'is a file or a symlink, and the archive has entries below it');
 }
 
 /** Sets mode and time of a created directory (0755 if the archive has no entry for it), and flushes it. */
 async function seal(at: fs.Confined, known: Remembered | undefined, flushes: Flushes): Promise<void> {
-  const directory = await fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY).catch((error: unknown) => {
-    // The directory is writable, but cannot be opened for reading.
-    if (errnoOf(error) !== 'EACCES') throw error;
-  });
+  // EACCES: the directory is writable, but cannot be opened for reading.
+  const directory = await fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY).catch(ignoring('EACCES'));
   if (!directory) return;
   const { handle } = directory;
   const flush = async (): Promise<void> => {
@@ -173,9 +167,7 @@ async function seal(at: fs.Confined, known: Remembered | undefined, flushes: Flu
       // A setgid bit inherited from the parent directory stays.
       await handle.chmod(((await handle.stat()).mode & 0o2000) | (attributes?.mode ?? 0o755));
     }
-    await handle.sync().catch((error: unknown) => {
-      if (!['EINVAL', 'EOPNOTSUPP'].includes(errnoOf(error) ?? '')) throw error;
-    });
+    await handle.sync().catch(ignoring('EINVAL', 'EOPNOTSUPP'));
   };
   await flushes.add(flush());
 }

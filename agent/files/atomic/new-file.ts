@@ -1,6 +1,6 @@
 // Writes a new file under a temporary name, then its attributes, then renames it in one step.
 // Data is flushed during the write, so that the final fsync of a large file does not take minutes.
-import { errnoOf } from '../../../shared/errors.ts';
+import { isErrno } from '../../../shared/errors.ts';
 import * as fs from '../confine/fs.ts';
 import { type Bytes, fault } from '../confine/request-path.ts';
 import type { PathEntry } from '../confine/resolve.ts';
@@ -103,7 +103,7 @@ export async function keepOwner(change: Promise<void>, path: Bytes): Promise<voi
     await change;
   } catch (error) {
     // EINVAL: the owner has no id in the agent's user namespace.
-    if (!['EPERM', 'EINVAL'].includes(errnoOf(error) ?? '')) throw error;
+    if (!isErrno(error, 'EPERM', 'EINVAL')) throw error;
     throw fault('permission_denied', path, 'the agent may not keep its owner and group');
   }
 }
@@ -141,7 +141,7 @@ export class AtomicWrite implements AsyncDisposable {
       const { uid, gid } = await file.pinned.stat();
       return new AtomicWrite(entry, name, file, { uid: Number(uid), gid: Number(gid) });
     } catch (error) {
-      await name.release(false);
+      await name.release();
       throw error;
     }
   }
@@ -184,6 +184,6 @@ export class AtomicWrite implements AsyncDisposable {
   /** Removes the file unless it has been placed. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.file[Symbol.asyncDispose]();
-    await this.#name.release(false);
+    await this.#name.release();
   }
 }

@@ -1,5 +1,5 @@
 // Moves a finished file or directory to its final name in one step. Without `overwrite` nothing is replaced.
-import { errnoOf } from '../../../shared/errors.ts';
+import { isErrno } from '../../../shared/errors.ts';
 import { type Confined, identityOf, link, lstat, mkdir, rename, rmdir, unlink } from '../confine/fs.ts';
 import { type Bytes, fault } from '../confine/request-path.ts';
 
@@ -27,7 +27,7 @@ export async function linkAs(from: Confined, to: Confined, path: Bytes): Promise
   try {
     await link(from, to);
   } catch (error) {
-    if (!['EPERM', 'EOPNOTSUPP'].includes(errnoOf(error) ?? '')) throw error;
+    if (!isErrno(error, 'EPERM', 'EOPNOTSUPP')) throw error;
     throw fault('not_supported', path, 'hard links are needed to never overwrite, and refused here');
   }
 }

@@ -23,7 +23,7 @@ export class PrivateDirectory implements AsyncDisposable {
       await mkdir(name.at, 0o700);
       return new PrivateDirectory(name, await enter(name));
     } catch (error) {
-      await name.release(true);
+      await name.release();
       throw fromErrno(error, toText(posix.dirname(name.path)));
     }
   }
@@ -37,7 +37,7 @@ export class PrivateDirectory implements AsyncDisposable {
   async [Symbol.asyncDispose](): Promise<void> {
     using pinned = this.#pinned;
     const never = new AbortController().signal;
-    await this.#name.release(true, () =>
+    await this.#name.release(() =>
       clear(pinned.at, undefined, { path: this.#name.path, signal: never, own: true }),
     );
   }

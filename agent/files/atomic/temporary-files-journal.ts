@@ -5,7 +5,7 @@ import { randomUUID } from 'node:crypto';
 import { appendFile, mkdir, open, readFile, rename, truncate, writeFile } from 'node:fs/promises';
 import { join, posix } from 'node:path';
 import { sleep } from '../../../shared/clock.ts';
-import { errnoOf } from '../../../shared/errors.ts';
+import { ignoring, isErrno } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import type { BigIntStats, Confined } from '../confine/fs.ts';
 import * as fs from '../confine/fs.ts';
@@ -35,7 +35,7 @@ export interface TemporaryName {
    * Removes the file or directory; `empty` removes its content first. Never rejects: the next start tries
    * again.
    */
-  release(directory: boolean, empty?: () => Promise<void>): Promise<void>;
+  release(empty?: () => Promise<void>): Promise<void>;
 }
 
 export class Journal {
@@ -70,10 +70,10 @@ export class Journal {
       at,
       path,
       mark: (mark) => this.#add(path, mark),
-      release: async (isDirectory, empty) => {
+      release: async (empty) => {
         try {
           await empty?.();
-          await fs.drop(at, isDirectory);
+          await fs.drop(at);
           await this.#remove(path);
         } catch (error) {
           this.#log.warn({ err: error, path: toText(path) }, 'a temporary file stays behind');
@@ -126,10 +126,7 @@ export class Journal {
  * made.
  */
 async function leftovers(path: string): Promise<Map<Bytes, string>> {
-  const text = await readFile(path, 'utf8').catch((error: unknown) => {
-    if (errnoOf(error) === 'ENOENT') return '';
-    throw error;
-  });
+  const text = (await readFile(path, 'utf8').catch(ignoring('ENOENT'))) ?? '';
   const live = new Map<Bytes, string>();
   for (const entry of text.split('\n').slice(0, -1)) {
     const [path = '', mark = ''] = entry.slice(1).split(' ');
@@ -154,10 +151,10 @@ async function remove(path: Bytes, mark: string, log: Logger): Promise<void> {
     if (Number(stats.uid) !== process.geteuid?.()) return;
     if (stats.isDirectory()) await empty(at, mark, path);
     else if (!stats.isFile()) return;
-    await fs.drop(at, stats.isDirectory());
+    await fs.drop(at);
     log.info({ path: toText(path) }, 'removed a temporary file of an earlier run');
   } catch (error) {
-    if (errnoOf(error) !== 'ENOENT')
+    if (!isErrno(error, 'ENOENT'))
       log.warn({ err: error, path: toText(path) }, 'a temporary file stays behind');
   }
 }

@@ -1,13 +1,13 @@
 // Wraps node:fs so that it takes only confined paths. No other file that serves file requests may import
 // node:fs (checked by test/architecture.test.ts).
 import * as callbacks from 'node:fs';
-import { type BigIntStats, type Dirent, type FSWatcher, readFileSync, type Stats } from 'node:fs';
+import { type BigIntStats, type Dirent, type FSWatcher, readFileSync } from 'node:fs';
 import * as fs from 'node:fs/promises';
 import { posix } from 'node:path';
-import { errnoOf } from '../../../shared/errors.ts';
+import { ignoring, isErrno } from '../../../shared/errors.ts';
 import { type Bytes, bytes } from './request-path.ts';
 
-export type { BigIntStats, FSWatcher, Stats } from 'node:fs';
+export type { BigIntStats, FSWatcher } from 'node:fs';
 export type { FileHandle } from 'node:fs/promises';
 
 export const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOCTTY, O_NOFOLLOW, O_RDONLY, O_WRONLY } = callbacks.constants;
@@ -89,20 +89,7 @@ export const lstat = (at: Confined): Promise<BigIntStats> =>
     callbacks.lstat(bytes(at), { bigint: true }, (error, stats) => (error ? reject(error) : resolve(stats)));
   });
 
-/**
- * Stats for a long listing, as plain numbers, in four fifths of the processor time of bigint.
- * Inodes and times are not exact and must not be compared. Sizes are exact up to 2^53.
- * Milliseconds are exact except for a time less than 122 ns before the next millisecond, which is rounded
- * up. A time at a whole millisecond is therefore read again as bigint. Whole seconds are not, because
- * packages and archives make them common: one time in eight million is then one millisecond late.
- */
-export async function lstatPlain(at: Confined): Promise<Stats | BigIntStats | undefined> {
-  const stats = await new Promise<Stats>((resolve, reject) => {
-    callbacks.lstat(bytes(at), (error, found) => (error ? reject(error) : resolve(found)));
-  }).catch(ignoreMissing);
-  const isUnsure = stats && stats.mtimeMs % 1 === 0 && stats.mtimeMs % 1000 !== 0;
-  return isUnsure ? lookAt(at) : stats;
-}
+export const ignoreMissing = ignoring('ENOENT');
 
 /** Stats of a name without following a symlink; undefined if it is missing. */
 export const lookAt = (at: Confined): Promise<BigIntStats | undefined> => lstat(at).catch(ignoreMissing);
@@ -124,16 +111,11 @@ export function mountOf(at: Confined): string | undefined {
   return /^mnt_id:\s*(\d+)/m.exec(info)?.[1];
 }
 
-/** Removes one name, whatever type the file has by now. A directory is removed only if it is empty. */
-export async function drop(at: Confined, directory: boolean): Promise<void> {
-  const [first, second, other] = directory ? [rmdir, unlink, 'ENOTDIR'] : [unlink, rmdir, 'EISDIR'];
-  try {
-    await first(at);
-  } catch (error) {
-    if (errnoOf(error) === other) await second(at);
-    else ignoreMissing(error);
-  }
-}
+/** Removes one name, if it is there, whatever type the file has by now. A directory must be empty. */
+export const drop = (at: Confined): Promise<void> =>
+  unlink(at)
+    .catch((error: unknown) => (isErrno(error, 'EISDIR') ? rmdir(at) : Promise.reject(error)))
+    .catch(ignoreMissing);
 
 /**
  * Makes names in a directory durable. Ignores unreadable directories and file systems that do not support it.
@@ -143,12 +125,8 @@ export async function syncDirectory(at: Confined): Promise<void> {
     using directory = await pin(at, O_RDONLY | O_DIRECTORY);
     await directory.handle.sync();
   } catch (error) {
-    if (!['EACCES', 'EINVAL', 'EOPNOTSUPP'].includes(errnoOf(error) ?? '')) throw error;
+    ignoring('EACCES', 'EINVAL', 'EOPNOTSUPP')(error);
   }
-}
-
-export function ignoreMissing(error: unknown): undefined {
-  if (errnoOf(error) !== 'ENOENT') throw error;
 }
 
 // ---- Names in a directory
@@ -180,10 +158,7 @@ export async function* namesIn(at: Confined): AsyncGenerator<Named[], void, void
   if (batch.length > 0) yield batch;
 }
 
-export async function isEmpty(at: Confined): Promise<boolean> {
-  for await (const _ of namesIn(at)) return false;
-  return true;
-}
-
 /** All names in bytewise order. Each character of a name is one byte. */
 export const sortedNames = async (at: Confined): Promise<Bytes[]> => (await fs.readdir(at, 'latin1')).sort();
+
+export const isEmpty = async (at: Confined): Promise<boolean> => (await fs.readdir(at)).length === 0;

@@ -1,5 +1,5 @@
 // Opens regular files to read their bytes: files named by a request, and files found by a walk.
-import { errnoOf } from '../../../shared/errors.ts';
+import { ignoring } from '../../../shared/errors.ts';
 import type { Boundary } from './boundary.ts';
 import { type BigIntStats, identify, identityOf, O_NOFOLLOW, type Pinned, pin, readOnly } from './fs.ts';
 import { holdsMemory } from './kernel-file-systems.ts';
@@ -7,16 +7,11 @@ import { fault, type Target } from './request-path.ts';
 import type { Confinement } from './resolve.ts';
 import type { Step } from './walk.ts';
 
-export interface Contents extends Disposable {
+/** An open file, which the caller closes. */
+export interface Contents {
   file: Pinned;
   stats: BigIntStats;
 }
-
-const contentsOf = (file: Pinned, stats: BigIntStats): Contents => ({
-  file,
-  stats,
-  [Symbol.dispose]: () => file[Symbol.dispose](),
-});
 
 /**
  * Whether a change may affect the bytes up to `end`. A file that only grew has not changed there.
@@ -39,12 +34,14 @@ export async function openTarget(
   if (await holdsMemory(entry.name, at, stats))
     throw fault('unsupported_file', path, 'the memory of a process');
   // Opens the same inode again, now for reading.
-  return { ...contentsOf(await pin(at, readOnly), stats), link: entry.link };
+  return { file: await pin(at, readOnly), stats, link: entry.link };
 }
 
 /** Opens a file found by a walk. Undefined if it is gone, is no regular file by now, or is protected. */
 export async function openContents(step: Step, boundary: Boundary): Promise<Contents | undefined> {
-  const file = await pin(step.at, readOnly | O_NOFOLLOW).catch(unlessOther);
+  // The file is gone, or a symlink, socket or device has its name by now.
+  const other = ignoring('ENOENT', 'ELOOP', 'ENXIO', 'ENODEV');
+  const file = await pin(step.at, readOnly | O_NOFOLLOW).catch(other);
   if (!file) return undefined;
   let contents: Contents | undefined;
   try {
@@ -55,14 +52,9 @@ export async function openContents(step: Step, boundary: Boundary): Promise<Cont
     const isProtected =
       isOther && (await boundary.protection())(await identify(step.parent), step.name, stats);
     if (stats.isFile() && !isProtected && !(await holdsMemory(step.name, file.at, stats)))
-      contents = contentsOf(file, stats);
+      contents = { file, stats };
     return contents;
   } finally {
     if (!contents) file[Symbol.dispose]();
   }
-}
-
-/** Ignores the errors of a file that is gone or is a symlink, socket or device by now. */
-function unlessOther(error: unknown): undefined {
-  if (!['ENOENT', 'ELOOP', 'ENXIO', 'ENODEV'].includes(errnoOf(error) ?? '')) throw error;
 }

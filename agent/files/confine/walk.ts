@@ -1,12 +1,12 @@
 // Walks everything below an open directory, at any depth, and never through a symlink.
 // Each directory is opened by its name in its open parent, so a change during the walk cannot redirect it.
 import { posix } from 'node:path';
-import { errnoOf, fromErrno } from '../../../shared/errors.ts';
+import { fromErrno, isErrno } from '../../../shared/errors.ts';
 import type { Boundary, IsProtected } from './boundary.ts';
 import * as fs from './fs.ts';
 import { type Bytes, fault, toText } from './request-path.ts';
 
-/** Names of a sorted directory whose stats are read at once, ahead of the caller. */
+/** Names of a directory whose stats are read at once, ahead of the caller. */
 const batchSize = 64;
 
 /** One entry of the walk. Its handles stay open until the caller asks for the next step. */
@@ -32,8 +32,6 @@ export interface WalkOptions {
   path: Bytes;
   /** Ends the walk between two steps. */
   signal: AbortSignal;
-  /** Yields names in bytewise order; otherwise in the order of the file system. */
-  sorted?: boolean;
   /** Fails with file_busy at a mount below the start. */
   oneMount?: boolean;
   /**
@@ -51,8 +49,8 @@ interface Level {
   self: string;
   /** Its path from the start, with a slash at its end unless it is the start. */
   prefix: Bytes;
-  /** Names that are not read yet. */
-  batches: AsyncGenerator<Bytes[], void, void>;
+  /** Names that remain, in reverse order. Undefined: the directory has not been read. */
+  names?: Bytes[];
   /** Names with stats read ahead, in reverse order. */
   looked: Look[];
   /** The step that entered this directory; the start has none. */
@@ -67,7 +65,8 @@ interface Entered {
 type Look = { name: Bytes } & ({ stats: fs.BigIntStats } | { error: unknown });
 
 /**
- * Yields everything below an open directory, without the directory itself and without protected paths.
+ * Yields everything below an open directory in bytewise order, without the directory itself and without
+ * protected paths.
  * Each directory comes twice: before its content, and after it with `left` set.
  */
 export async function* walk(
@@ -95,10 +94,7 @@ class Walker implements Disposable {
   }
 
   [Symbol.dispose](): void {
-    for (const { batches, entered } of this.#levels) {
-      batches.return().catch(() => undefined);
-      entered?.inside[Symbol.dispose]();
-    }
+    for (const { entered } of this.#levels) entered?.inside[Symbol.dispose]();
   }
 
   async *steps(): AsyncGenerator<Step, void, void> {
@@ -117,23 +113,22 @@ class Walker implements Disposable {
   }
 
   #push(at: fs.Confined, self: string, prefix: Bytes, entered?: Entered): Level {
-    const batches = batchesOf(at, this.#options.sorted ?? false);
-    const level: Level = { at, self, prefix, batches, looked: [], ...(entered && { entered }) };
+    const level: Level = { at, self, prefix, looked: [], ...(entered && { entered }) };
     this.#levels.push(level);
     return level;
   }
 
   async #next(level: Level): Promise<Look | undefined> {
-    if (level.looked.length === 0) {
-      const names = await this.#namesIn(level);
-      level.looked = await Promise.all(names.reverse().map((name) => look(level.at, name)));
-    }
+    level.names ??= await this.#namesIn(level);
+    if (level.looked.length === 0)
+      level.looked = await Promise.all(level.names.splice(-batchSize).map((name) => look(level.at, name)));
     return level.looked.pop();
   }
 
-  async #namesIn({ batches, prefix }: Level): Promise<Bytes[]> {
+  /** All names are read before the first step: some file systems leave out names while others are removed. */
+  async #namesIn({ at, prefix }: Level): Promise<Bytes[]> {
     try {
-      return (await batches.next()).value ?? [];
+      return (await fs.sortedNames(at)).reverse();
     } catch (error) {
       this.#fail(prefix.replace(/\/$/, ''), error);
       return [];
@@ -144,7 +139,7 @@ class Walker implements Disposable {
   async *#visit(level: Level, look: Look): AsyncGenerator<Step, void, void> {
     const path = level.prefix + look.name;
     const found = await this.#open(level, look, path).catch((error: unknown) => {
-      if (errnoOf(error) !== 'ENOENT') this.#fail(path, error);
+      if (!isErrno(error, 'ENOENT')) this.#fail(path, error);
     });
     if (!found) return;
     const { stats, inside } = found;
@@ -152,7 +147,7 @@ class Walker implements Disposable {
     const step: Step = { parent: level.at, name: look.name, at, path, stats, left: false };
     const below = inside && this.#push(inside.at, fs.identityOf(stats), `${path}/`, { step, inside });
     yield step;
-    if (below && !((await this.#options.enter?.(step, below.at)) ?? true)) below.batches = batchesOf();
+    if (below && !((await this.#options.enter?.(step, below.at)) ?? true)) below.names = [];
   }
 
   /** Current stats of a name; a directory is also opened. */
@@ -204,14 +199,3 @@ const look = (parent: fs.Confined, name: Bytes): Promise<Look> =>
     (stats) => ({ name, stats }),
     (error: unknown) => ({ name, error }),
   );
-
-/** Yields the names of a directory in batches; nothing without a directory. */
-async function* batchesOf(at?: fs.Confined, sorted = false): AsyncGenerator<Bytes[], void, void> {
-  if (at === undefined) return;
-  if (!sorted) {
-    for await (const batch of fs.namesIn(at)) yield batch.map(({ name }) => name);
-    return;
-  }
-  const names = await fs.sortedNames(at);
-  for (let from = 0; from < names.length; from += batchSize) yield names.slice(from, from + batchSize);
-}

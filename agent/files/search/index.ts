@@ -91,8 +91,9 @@ async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void
 async function* linesOf(step: Step, job: Job, text: Text): AsyncGenerator<FileMatch | undefined> {
   if (!step.stats.isFile()) return;
   try {
-    using contents = await openContents(step, job.reading.boundary);
+    const contents = await openContents(step, job.reading.boundary);
     if (!contents) return;
+    using _ = contents.file;
     let entry: FileEntry | undefined;
     for await (const line of linesWith(contents, text, job.signal)) {
       if (line) entry ??= await entryOf(step, job);

@@ -1,7 +1,7 @@
 // The directories of one watch, watched by inotify through open handles. inotify follows the inode, so a
 // replaced directory cannot redirect the watch. (chokidar watches by path and assumes that names are UTF-8.)
 
-import { AppError, errnoOf } from '../../../shared/errors.ts';
+import { AppError, errnoOf, ignoring, isErrno } from '../../../shared/errors.ts';
 import { Quota } from '../../../shared/quota.ts';
 import type { IsProtected } from '../confine/boundary.ts';
 import * as fs from '../confine/fs.ts';
@@ -75,7 +75,7 @@ export class Watched implements Disposable {
       return folder;
     } catch (error) {
       this.drop(path);
-      if (path !== '' && ['EACCES', 'ENOENT'].includes(errnoOf(error) ?? '')) return undefined;
+      if (path !== '' && isErrno(error, 'EACCES', 'ENOENT')) return undefined;
       throw error;
     }
   }
@@ -125,8 +125,7 @@ export class Watched implements Disposable {
       }
       return pinned;
     } catch (error) {
-      if (!['ENOENT', 'ENOTDIR', 'ELOOP', 'EACCES'].includes(errnoOf(error) ?? '')) throw error;
-      return undefined;
+      return ignoring('ENOENT', 'ENOTDIR', 'ELOOP', 'EACCES')(error);
     }
   }
 
