@@ -110,15 +110,11 @@ function spaceOf(total: number, free: number): Space {
 
 /** Without the loopback and the ends of containers' cables, whose bytes are counted elsewhere too. */
 function networkOf(text: string): NetworkInterface[] {
-  const lines = [...text.matchAll(/^ *([^\s:]+): *(.*)$/gm)];
-  const interfaces = lines.map(([, name = '', rest = '']) => ({
-    name,
-    counters: rest.split(/ +/).map(Number),
-  }));
-  return interfaces
-    .filter(({ name }) => name !== 'lo' && !name.startsWith('veth'))
-    .slice(0, longestList)
-    .map(({ name, counters }) => ({ name, received_bytes: counters[0] ?? 0, sent_bytes: counters[8] ?? 0 }));
+  const lines = [...text.matchAll(/^ *(?!lo:|veth)([^\s:]+): *(.*)$/gm)].slice(0, longestList);
+  return lines.map(([, name = '', counters = '']) => {
+    const numbers = counters.split(/ +/).map(Number);
+    return { name, received_bytes: numbers[0] ?? 0, sent_bytes: numbers[8] ?? 0 };
+  });
 }
 
 // ---- Disks

@@ -85,19 +85,17 @@ export async function createFiles(options: FilesOptions): Promise<Files> {
     heavy: new Semaphore(mostHeavy, mostWaiting),
     watches: options.watches ?? watchQuota(),
   };
-  const path = (request: { path: Buffer }): Buffer => request.path;
-  const source = (request: { source: Buffer }): Buffer => request.source;
   return {
     listFiles: streaming(disk, listFiles),
     readFile: streaming(disk, readFile),
     writeFile: uploading(disk, writeFile),
-    statFile: unary(disk, path, statFile, ({ sha256 }) => sha256),
-    makeDirectory: unary(disk, path, makeDirectory),
-    removeFile: unary(disk, path, removeFile, ({ recursive }) => recursive),
-    moveFile: unary(disk, source, moveFile, () => true),
-    copyFile: unary(disk, source, copyFile, () => true),
-    changeFile: unary(disk, path, changeFile),
-    touchFile: unary(disk, path, touchFile),
+    statFile: unary(disk, statFile, ({ sha256 }) => sha256),
+    makeDirectory: unary(disk, makeDirectory),
+    removeFile: unary(disk, removeFile, ({ recursive }) => recursive),
+    moveFile: unary(disk, moveFile, () => true),
+    copyFile: unary(disk, copyFile, () => true),
+    changeFile: unary(disk, changeFile),
+    touchFile: unary(disk, touchFile),
     readArchive: streaming(disk, readArchive),
     writeArchive: uploading(disk, writeArchive),
     searchFiles: streaming(disk, searchFiles),

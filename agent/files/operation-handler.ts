@@ -36,18 +36,14 @@ export type RequestOf<M extends keyof AgentMethods> = Parameters<AgentMethods[M]
 type Result<Answer> = Answer extends AsyncIterable<infer Part> ? AsyncGenerator<Part, void, void> : Answer;
 type Work<Request, Result> = (disk: Disk, request: Request, target: Target, signal: AbortSignal) => Result;
 
-/**
- * Makes a unary handler. `named`: the path of a request, for errors. `isHeavy`: whether a request waits for a
- * slot.
- */
-export function unary<Request, Response>(
+/** Makes a unary handler. `isHeavy`: true if a request must wait for one of the slots of heavy calls. */
+export function unary<Request extends { path: Buffer } | { source: Buffer }, Response>(
   disk: Disk,
-  named: (request: Request) => Buffer,
   work: Work<Request, Promise<Response>>,
   isHeavy: (request: Request) => boolean = () => false,
 ) {
   return (request: Request, { signal }: AgentCall): Promise<Response> =>
-    withTarget(disk, named(request), signal, (target) => {
+    withTarget(disk, 'path' in request ? request.path : request.source, signal, (target) => {
       const run = () => work(disk, request, target, signal);
       return isHeavy(request) ? disk.heavy.run(signal, run) : run();
     });

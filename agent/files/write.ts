@@ -22,7 +22,7 @@ export async function writeFile(
   await using entry = await writing.entry(path, upload.open.create_parents);
   assertAllowed(entry.found?.stats, upload.open, path);
   await using draft = await AtomicWrite.begin(entry, journal);
-  if (entry.found) await draft.tryOwner(ownerOf(entry.found.stats));
+  if (entry.found) await draft.tryOwner(entry.found.stats);
   for await (const chunk of upload.chunks()) {
     const written = draft.file.append(chunk);
     // Hashed while the disk writes.
@@ -31,7 +31,7 @@ export async function writeFile(
   }
   const { commit, sha256 } = upload.finish(path);
   assertMode(commit.mode);
-  await take(draft, entry.found?.stats, commit.mode);
+  await draft.take(entry.found?.stats, commit.mode);
   await draft.file.sync();
   const created = await publish(draft, upload.open, commit, signal);
   const stats = await draft.file.pinned.stat();
@@ -56,7 +56,7 @@ async function publish(
     const present = await lookAt(entry.at);
     await entry.recheck(present);
     assertAllowed(present, { overwrite }, entry.path);
-    if (await take(draft, present, mode)) await draft.file.sync();
+    if (await draft.take(present, mode)) await draft.file.sync();
     assertMatch(present, if_match, entry.path);
     signal.throwIfAborted();
     await draft.place(overwrite);
@@ -71,17 +71,6 @@ async function publish(
   } finally {
     if (placing.get(key) === placed) placing.delete(key);
   }
-}
-
-const ownerOf = (stats: BigIntStats) => ({ uid: Number(stats.uid), gid: Number(stats.gid) });
-
-/**
- * Sets the requested mode, else the mode of the replaced file, else 0644; and owner and group of the replaced
- * file.
- */
-function take(draft: AtomicWrite, present: BigIntStats | undefined, mode?: number): Promise<boolean> {
-  if (!present) return draft.take({ mode: mode ?? 0o644 });
-  return draft.take({ ...ownerOf(present), mode: mode ?? Number(present.mode) & 0o7777 });
 }
 
 /** Throws if the present file may not be replaced. */

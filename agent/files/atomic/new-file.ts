@@ -108,29 +108,32 @@ export async function keepOwner(change: Promise<void>, path: Bytes): Promise<voi
   }
 }
 
-interface Owner {
+interface Attributes {
   uid: number;
   gid: number;
-}
-
-interface Attributes extends Owner {
   mode: number;
 }
+
+const attributesOf = ({ uid, gid, mode }: fs.BigIntStats): Attributes => ({
+  uid: Number(uid),
+  gid: Number(gid),
+  mode: Number(mode) & 0o7777,
+});
 
 export class AtomicWrite implements AsyncDisposable {
   readonly entry: PathEntry;
   readonly #name: TemporaryName;
   /** The new content of the entry. */
   readonly file: NewFile;
-  readonly #born: Owner;
-  #has: Attributes;
+  readonly #initial: Attributes;
+  #current: Attributes;
 
-  private constructor(entry: PathEntry, name: TemporaryName, file: NewFile, born: Owner) {
+  private constructor(entry: PathEntry, name: TemporaryName, file: NewFile, initial: Attributes) {
     this.entry = entry;
     this.#name = name;
     this.file = file;
-    this.#born = born;
-    this.#has = { ...born, mode: 0o600 };
+    this.#initial = initial;
+    this.#current = initial;
   }
 
   /** Creates the temporary file, empty and with mode 0600. */
@@ -138,8 +141,7 @@ export class AtomicWrite implements AsyncDisposable {
     const name = await journal.reserve(entry.directory);
     try {
       const file = await NewFile.create(name.at);
-      const { uid, gid } = await file.pinned.stat();
-      return new AtomicWrite(entry, name, file, { uid: Number(uid), gid: Number(gid) });
+      return new AtomicWrite(entry, name, file, attributesOf(await file.pinned.stat()));
     } catch (error) {
       await name.release();
       throw error;
@@ -147,24 +149,32 @@ export class AtomicWrite implements AsyncDisposable {
   }
 
   /**
-   * Fails if owner and group cannot be set, so that the error comes before any bytes. Changes nothing in the
-   * end.
+   * Throws if the owner and group of the file to replace cannot be set, so that the error comes before any
+   * bytes. Leaves the new file unchanged.
    */
-  async tryOwner(owner: Owner): Promise<void> {
-    const before = this.#has;
-    if (await this.take({ ...owner, mode: before.mode })) await this.take(before);
+  async tryOwner(replaced: fs.BigIntStats): Promise<void> {
+    const before = this.#current;
+    if (await this.#set({ ...attributesOf(replaced), mode: before.mode })) await this.#set(before);
   }
 
-  /** Sets mode and owner; the owner is by default the agent's. True if anything changed. */
-  async take(attributes: { mode: number } & Partial<Owner>): Promise<boolean> {
-    const wanted = { ...this.#born, ...attributes };
-    const moves = wanted.uid !== this.#has.uid || wanted.gid !== this.#has.gid;
-    if (!moves && wanted.mode === this.#has.mode) return false;
+  /**
+   * Sets owner, group and mode of the replaced file, or the agent's own owner and mode 0644. `mode` is set
+   * instead if it is given. True if anything changed.
+   */
+  take(replaced: fs.BigIntStats | undefined, mode?: number): Promise<boolean> {
+    const wanted = replaced ? attributesOf(replaced) : { ...this.#initial, mode: 0o644 };
+    return this.#set({ ...wanted, ...(mode !== undefined && { mode }) });
+  }
+
+  async #set(wanted: Attributes): Promise<boolean> {
+    const { uid, gid, mode } = this.#current;
+    const moves = wanted.uid !== uid || wanted.gid !== gid;
+    if (!moves && wanted.mode === mode) return false;
     const { handle } = this.file.pinned;
     // The mode is set second, because a change of owner clears setuid and setgid.
     if (moves) await keepOwner(handle.chown(wanted.uid, wanted.gid), this.entry.path);
     await handle.chmod(wanted.mode);
-    this.#has = wanted;
+    this.#current = wanted;
     return true;
   }
 

@@ -44,8 +44,7 @@ export interface WalkOptions {
 }
 
 interface Level {
-  /** The open directory. */
-  at: fs.Confined;
+  inside: fs.Pinned;
   self: string;
   /** Its path from the start, with a slash at its end unless it is the start. */
   prefix: Bytes;
@@ -53,13 +52,8 @@ interface Level {
   names?: Bytes[];
   /** Names with stats read ahead, in reverse order. */
   looked: Look[];
-  /** The step that entered this directory; the start has none. */
-  entered?: Entered;
-}
-
-interface Entered {
-  step: Step;
-  inside: fs.Pinned;
+  /** The step that entered this directory; undefined for the start. */
+  step: Step | undefined;
 }
 
 type Look = { name: Bytes } & ({ stats: fs.BigIntStats } | { error: unknown });
@@ -94,26 +88,27 @@ class Walker implements Disposable {
   }
 
   [Symbol.dispose](): void {
-    for (const { entered } of this.#levels) entered?.inside[Symbol.dispose]();
+    for (const { inside } of this.#levels) inside[Symbol.dispose]();
   }
 
   async *steps(): AsyncGenerator<Step, void, void> {
     this.#isProtected = (await this.#boundary?.protection()) ?? this.#isProtected;
-    let level: Level | undefined = this.#push(this.#start, await fs.identify(this.#start), '');
+    const start = await fs.pin(this.#start, fs.pathOnly | fs.O_DIRECTORY);
+    let level: Level | undefined = this.#push(start, await fs.identify(start.at), '');
     for (; level; level = this.#levels.at(-1)) {
       this.#options.signal.throwIfAborted();
       const look = await this.#next(level);
       if (look) yield* this.#visit(level, look);
       else {
         this.#levels.pop();
-        level.entered?.inside[Symbol.dispose]();
-        if (level.entered) yield { ...level.entered.step, left: true };
+        level.inside[Symbol.dispose]();
+        if (level.step) yield { ...level.step, left: true };
       }
     }
   }
 
-  #push(at: fs.Confined, self: string, prefix: Bytes, entered?: Entered): Level {
-    const level: Level = { at, self, prefix, looked: [], ...(entered && { entered }) };
+  #push(inside: fs.Pinned, self: string, prefix: Bytes, step?: Step): Level {
+    const level: Level = { inside, self, prefix, looked: [], step };
     this.#levels.push(level);
     return level;
   }
@@ -121,14 +116,16 @@ class Walker implements Disposable {
   async #next(level: Level): Promise<Look | undefined> {
     level.names ??= await this.#namesIn(level);
     if (level.looked.length === 0)
-      level.looked = await Promise.all(level.names.splice(-batchSize).map((name) => look(level.at, name)));
+      level.looked = await Promise.all(
+        level.names.splice(-batchSize).map((name) => look(level.inside.at, name)),
+      );
     return level.looked.pop();
   }
 
   /** All names are read before the first step: some file systems leave out names while others are removed. */
-  async #namesIn({ at, prefix }: Level): Promise<Bytes[]> {
+  async #namesIn({ inside, prefix }: Level): Promise<Bytes[]> {
     try {
-      return (await fs.sortedNames(at)).reverse();
+      return (await fs.sortedNames(inside.at)).reverse();
     } catch (error) {
       this.#fail(prefix.replace(/\/$/, ''), error);
       return [];
@@ -143,11 +140,12 @@ class Walker implements Disposable {
     });
     if (!found) return;
     const { stats, inside } = found;
-    const at = fs.child(level.at, look.name);
-    const step: Step = { parent: level.at, name: look.name, at, path, stats, left: false };
-    const below = inside && this.#push(inside.at, fs.identityOf(stats), `${path}/`, { step, inside });
+    const parent = level.inside.at;
+    const at = fs.child(parent, look.name);
+    const step: Step = { parent, name: look.name, at, path, stats, left: false };
+    const below = inside && this.#push(inside, fs.identityOf(stats), `${path}/`, step);
     yield step;
-    if (below && !((await this.#options.enter?.(step, below.at)) ?? true)) below.names = [];
+    if (below && !((await this.#options.enter?.(step, below.inside.at)) ?? true)) below.names = [];
   }
 
   /** Current stats of a name; a directory is also opened. */
@@ -157,7 +155,7 @@ class Walker implements Disposable {
       this.#assertFree(level, look.name, look.stats);
       return look;
     }
-    const inside = await fs.pin(fs.child(level.at, look.name));
+    const inside = await fs.pin(fs.child(level.inside.at, look.name));
     try {
       const stats = await inside.stat();
       this.#assertFree(level, look.name, stats);
