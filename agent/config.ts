@@ -26,7 +26,7 @@ export const serviceSettings = {
 
 export const agentSettings = {
   broker: {
-    schema: z.string().pipe(hostPort).transform(textOf),
+    schema: z.string().refine(isHostPort, 'must be HOST:PORT, with a port of at most 65535'),
     value: 'HOST:PORT',
     help: 'address of the broker’s agent port',
   },
@@ -68,6 +68,6 @@ export const agentSettings = {
 };
 export type AgentSettings = Settings<typeof agentSettings>;
 
-function textOf({ host, port }: { host: string; port: number }): string {
-  return host.includes(':') ? `[${host}]:${port}` : `${host}:${port}`;
+function isHostPort(text: string): boolean {
+  return hostPort.safeParse(text).success;
 }

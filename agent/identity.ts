@@ -8,6 +8,7 @@ import {
   X509Certificate,
 } from 'node:crypto';
 import { once } from 'node:events';
+import { readFile } from 'node:fs/promises';
 import { arch, hostname } from 'node:os';
 import { join } from 'node:path';
 import { connect } from 'node:tls';
@@ -19,6 +20,7 @@ import { rawPublicKey } from '../shared/identity-proof.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { readRegularJson } from '../shared/regular-file.ts';
 import { hostPort } from '../shared/settings.ts';
+import { atPath, reasonOf } from '../shared/system-errors.ts';
 import { version } from '../shared/version.ts';
 import { enrollWith } from './link/dial.ts';
 import type { Identity } from './link/index.ts';
@@ -45,6 +47,13 @@ export interface JoinParams {
   joinToken: string | undefined;
   name: string | undefined;
   tags: string[];
+}
+
+/** Reads the file of a join token. Throws StartError if it cannot be read. */
+export function readTokenFile(file: string): Promise<string> {
+  return readFile(file, 'utf8').catch((error: unknown) => {
+    throw new StartError(`--join-token-file: ${reasonOf(atPath(error, file))}`);
+  });
 }
 
 /**

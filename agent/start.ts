@@ -1,17 +1,17 @@
 // Starts all parts of an agent, and closes them in reverse order.
-import { readFile, rm } from 'node:fs/promises';
+import { existsSync } from 'node:fs';
+import { rm } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
 import { backoff } from '../shared/backoff.ts';
 import { monotonic, sleep } from '../shared/clock.ts';
 import { takeDirectory } from '../shared/directory-lock.ts';
-import { AppError, errnoOf, StartError } from '../shared/errors.ts';
+import { AppError } from '../shared/errors.ts';
 import type { Logger } from '../shared/logger.ts';
-import { atPath, reasonOf } from '../shared/system-errors.ts';
 import { AuditLog } from './audit-log/index.ts';
 import type { AgentSettings } from './config.ts';
 import { checkRoots, createFiles } from './files/index.ts';
-import { loadIdentity, markRemoved } from './identity.ts';
+import { loadIdentity, markRemoved, readTokenFile } from './identity.ts';
 import { type Identity, keepLinked, type LinkOptions, Removed } from './link/index.ts';
 import { MetricsReader } from './metrics.ts';
 import { openProcesses } from './processes/index.ts';
@@ -136,7 +136,8 @@ async function joined(
   signal: AbortSignal,
   waits: () => void,
 ): Promise<Identity> {
-  const joinToken = join_token || (file && (await textIn(file)));
+  // The file is removed once the machine has joined.
+  const joinToken = join_token || (file && existsSync(file) ? await readTokenFile(file) : undefined);
   const wait = backoff();
   for (;;) {
     try {
@@ -156,16 +157,6 @@ async function joined(
       );
       await sleep(ms, signal);
     }
-  }
-}
-
-/** It is gone once the machine has joined. */
-async function textIn(file: string): Promise<string | undefined> {
-  try {
-    return await readFile(file, 'utf8');
-  } catch (error) {
-    if (errnoOf(error) === 'ENOENT') return undefined;
-    throw new StartError(`--join-token-file: ${reasonOf(atPath(error, file))}`);
   }
 }
 

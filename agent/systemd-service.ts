@@ -1,11 +1,10 @@
 // farhand-agent install, status and uninstall: manages the agent as a systemd service.
 import { existsSync } from 'node:fs';
-import { readFile, readlink, rm } from 'node:fs/promises';
+import { readlink, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { StartError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { flag, type Invocation, readSettings, type Settings } from '../shared/settings.ts';
-import { atPath, reasonOf } from '../shared/system-errors.ts';
 import { needSystemd, type State } from '../shared/systemd/control.ts';
 import { dataOf, type Service, uninstall } from '../shared/systemd/install.ts';
 import {
@@ -18,7 +17,7 @@ import {
 import { linkIn, type Verb } from '../shared/systemd/verbs.ts';
 import { agentSettings, serviceSettings } from './config.ts';
 import { checkRoots } from './files/index.ts';
-import { machineIn } from './identity.ts';
+import { machineIn, readTokenFile } from './identity.ts';
 
 const agent: Service = { name: 'farhand-agent', home: '/home/farhand-agent', settled: isLinked };
 const tokenFile = join(dataOf(agent), 'join-token');
@@ -85,17 +84,11 @@ async function planAgent(
 
 /** The join token, or an empty text. Throws StartError if the text is no join token. */
 async function tokenOf({ join_token, join_token_file }: Settings<typeof installSettings>): Promise<string> {
-  const token = (join_token || (await tokenIn(join_token_file))).trim();
+  // The token file of the service itself is from an earlier install, and the agent removes it.
+  const file = join_token_file === tokenFile ? undefined : join_token_file;
+  const token = (join_token || (file ? await readTokenFile(file) : '')).trim();
   if (token) parseJoinToken(token);
   return token;
-}
-
-async function tokenIn(file: string | undefined): Promise<string> {
-  // The token file of the service is from an earlier install, and the agent removes it.
-  if (!file || file === tokenFile) return '';
-  return await readFile(file, 'utf8').catch((error: unknown) => {
-    throw new StartError(`--join-token-file: ${reasonOf(atPath(error, file))}`);
-  });
 }
 
 /**

@@ -23,8 +23,7 @@ import { Semaphore } from './semaphore.ts';
 import { statFile } from './stat.ts';
 import { touchFile } from './touch.ts';
 import { createUsers } from './users-groups.ts';
-import { watchFiles } from './watch/index.ts';
-import { watchQuota } from './watch/watched-directories.ts';
+import { watchFiles, watchQuota } from './watch.ts';
 import { writeFile } from './write.ts';
 
 /**

@@ -25,18 +25,19 @@ import { openTerminals, terminalClients } from '../../shared/process-limits.ts';
 import { type Capability, requiredCapabilities } from '../allowed-capabilities.ts';
 import type { AuditedCall, AuditLog } from '../audit-log/index.ts';
 import { coalesce } from './coalesce-frames.ts';
-import type { AnswerStream, Dial } from './dial.ts';
+import type { AnswerStream, ControlStream, Dial } from './dial.ts';
 
 export interface CallsOptions {
   handlers: AgentMethods;
   capabilities: readonly Capability[];
   line: Dial;
+  control: ControlStream;
   log: Logger;
   auditLog: AuditLog;
-  reply(reply: Reply): void;
-  /** False when too many replies wait on the control stream. Answers then use a stream of their own. */
-  hasRoom(): boolean;
 }
+
+/** Messages that may wait on the control stream. Answers beyond them use a stream of their own. */
+const mostWaiting = 32;
 
 /** How long the broker has to end a stream after our half-close. */
 const closingMs = 10_000;
@@ -139,7 +140,7 @@ export class Calls {
   #failed(error: unknown, call: Call__Output, signal: AbortSignal, streamed: boolean): void {
     const { call_id, request_id, method } = call;
     if (signal.aborted) return;
-    if (!streamed) this.#options.reply({ call_id, error: toWire(error) });
+    if (!streamed) this.#send({ call_id, error: toWire(error) });
     if (error instanceof AppError && error.code !== 'internal_error') return;
     this.#options.log.error({ err: error, request_id, method }, 'a call failed');
   }
@@ -159,7 +160,8 @@ export class Calls {
         return;
       }
       const answer = await coalesce(frames);
-      if (Array.isArray(answer) && this.#options.hasRoom()) return this.#reply(open, answer);
+      if (Array.isArray(answer) && this.#options.control.writableLength < mostWaiting)
+        return this.#reply(open, answer);
       await this.#onStream(open, (stream) => {
         // The incoming messages are discarded, and read only to notice the end of the stream.
         stream.resume();
@@ -175,9 +177,14 @@ export class Calls {
     for (const { length } of frames) countTransferred(length);
     const messages = frames.map(messageOf);
     const [response] = messages;
-    if (shape.serverStreams || !response) this.#options.reply({ call_id, messages: { messages } });
-    else if (response.length <= smallMessageBytes) this.#options.reply({ call_id, response });
+    if (shape.serverStreams || !response) this.#send({ call_id, messages: { messages } });
+    else if (response.length <= smallMessageBytes) this.#send({ call_id, response });
     else throw new AppError('internal_error', 'the answer is too large');
+  }
+
+  #send(reply: Reply): void {
+    const { control } = this.#options;
+    if (control.writable) control.write({ reply });
   }
 
   async #onStream(open: OpenCall, framesOf: (stream: AnswerStream) => Frames): Promise<void> {

@@ -29,7 +29,7 @@ export interface Identity {
   fingerprint: string;
 }
 
-export interface LinkOptions extends Omit<CallsOptions, 'line' | 'reply' | 'hasRoom'> {
+export interface LinkOptions extends Omit<CallsOptions, 'line' | 'control'> {
   broker: string;
   identity: Identity;
   roots: readonly string[];
@@ -60,8 +60,6 @@ const instanceId = newId('link');
  * wrestle.
  */
 const fencedMs = 30_000;
-/** Messages that wait on the control stream before answers avoid it: at most 2 MiB of them. */
-const mostWaiting = 32;
 const greetingMs = 10_000;
 /** Characters of a text from the broker that are logged; the rest is cut off. */
 const longestText = 200;
@@ -112,9 +110,7 @@ class Connection {
     this.#options = options;
     this.#linked = linked;
     this.#control = line.connect();
-    const reply: CallsOptions['reply'] = (message) => this.#send({ reply: message });
-    const hasRoom = (): boolean => this.#control.writableLength < mostWaiting;
-    this.#calls = new Calls({ ...options, line, reply, hasRoom });
+    this.#calls = new Calls({ ...options, line, control: this.#control });
   }
 
   /**

@@ -17,7 +17,7 @@ import { walk } from '../../agent/files/confine/walk.ts';
 import type { Files } from '../../agent/files/index.ts';
 import { longestSilence } from '../../agent/files/search/index.ts';
 import { Semaphore } from '../../agent/files/semaphore.ts';
-import { watchQuota } from '../../agent/files/watch/watched-directories.ts';
+import { watchQuota } from '../../agent/files/watch.ts';
 import type { SearchFilesResponse } from '../../proto/types/farhand/agent/v1/SearchFilesResponse.ts';
 import type { WatchFilesResponse } from '../../proto/types/farhand/agent/v1/WatchFilesResponse.ts';
 import { AppError } from '../../shared/errors.ts';

@@ -1,15 +1,18 @@
 // Watches a file, a directory, or a directory tree. An event of the kernel only names the file that changed.
 // Its state is read when the client reads, so a slow client may miss intermediate steps but never the final
-// state.
-import type { FileChange } from '../../../proto/types/farhand/agent/v1/FileChange.ts';
-import { sleep } from '../../../shared/clock.ts';
-import type { Quota } from '../../../shared/quota.ts';
-import type { IsProtected } from '../confine/boundary.ts';
-import { type BigIntStats, type Confined, child, identityOf, lookAt } from '../confine/fs.ts';
-import { type Bytes, bytes } from '../confine/request-path.ts';
-import type { Confinement, PathEntry } from '../confine/resolve.ts';
-import type { Operation } from '../operation-handler.ts';
-import { type Folder, type Kind, Watched } from './watched-directories.ts';
+// state. Directories are watched by inotify through open handles: inotify follows the inode, so a replaced
+// directory cannot redirect the watch. (chokidar watches by path and assumes that names are UTF-8.)
+import type { FileChange } from '../../proto/types/farhand/agent/v1/FileChange.ts';
+import { Wake } from '../../shared/backpressure.ts';
+import { sleep } from '../../shared/clock.ts';
+import { AppError, errnoOf, ignoring, isErrno } from '../../shared/errors.ts';
+import { Quota } from '../../shared/quota.ts';
+import type { IsProtected } from './confine/boundary.ts';
+import * as fs from './confine/fs.ts';
+import { holdsFiles } from './confine/kernel-file-systems.ts';
+import { type Bytes, bytes } from './confine/request-path.ts';
+import type { Confinement, PathEntry } from './confine/resolve.ts';
+import type { Operation } from './operation-handler.ts';
 
 /** Most changed names that wait for the client. More are reported as an overflow. */
 const mostWaiting = 10_000;
@@ -17,6 +20,27 @@ const mostWaiting = 10_000;
 const batchSize = 256;
 /** Milliseconds to wait before changes are read, so that the steps of one change are reported once. */
 const settling = 20;
+/**
+ * Share of the quota that a directory takes, in names, for the kernel's watch and its handle in the agent.
+ */
+const folderNames = 15;
+
+/**
+ * Quota of names that all watches together hold in memory. A directory counts once for each of its watches.
+ */
+export const watchQuota = (names = 300_000): Quota =>
+  new Quota(names, 'names are watched on this machine, watch a directory further down or end other watches');
+
+type Kind = 'file' | 'directory';
+
+/** A watched directory. */
+interface Folder {
+  self: string;
+  stats: fs.BigIntStats;
+  watcher: fs.FSWatcher;
+  /** Entries last found in the directory. */
+  names: Map<Bytes, Kind>;
+}
 
 export const watchFiles: Operation<'watchFiles'> = async function* (disk, request, { path }, signal) {
   await using entry = await disk.reading.entry(path);
@@ -43,16 +67,18 @@ class Watch implements Disposable {
   readonly #recursive: boolean;
   /** The watched name in its directory, if the request names a file. */
   readonly #only: Bytes | undefined;
-  readonly #start: Confined;
-  readonly #watched: Watched;
+  readonly #start: fs.Confined;
+  readonly #quota: Quota;
+  /** The watched directories, by their path relative to the start. */
+  readonly #folders = new Map<Bytes, Folder>();
   /** Changed names, by the path of their directory. */
   #waiting = new Map<Bytes, Set<Bytes>>();
   #count = 0;
   #overflown = false;
-  #wake: () => void = () => undefined;
+  readonly #changed = new Wake();
   readonly #overflow = (): void => {
     this.#overflown = true;
-    this.#wake();
+    this.#changed.wake();
   };
 
   constructor(confinement: Confinement, entry: PathEntry, recursive: boolean, quota: Quota) {
@@ -62,23 +88,22 @@ class Watch implements Disposable {
     const directory = entry.found?.stats.isDirectory() ? entry.found.at : undefined;
     this.#only = directory === undefined ? entry.name : undefined;
     this.#start = directory ?? entry.directory;
-    this.#watched = new Watched(this.#start, this.#only, quota, (folder, name) => this.#mark(folder, name));
+    this.#quota = quota;
     overflows.add(this.#overflow);
   }
 
   [Symbol.dispose](): void {
     overflows.delete(this.#overflow);
-    this.#watched[Symbol.dispose]();
+    this.#dropAll();
   }
 
   /** Yields an empty batch once all directories are watched, then the changes. */
   async *batches(signal: AbortSignal): AsyncGenerator<FileChange[], void, void> {
-    signal.addEventListener('abort', () => this.#wake(), { once: true });
     const isProtected = await this.#confinement.boundary.protection();
     for await (const _ of this.#enter('', isProtected));
     yield [];
     for (;;) {
-      await this.#marked(signal);
+      while (this.#count === 0 && !this.#overflown && !signal.aborted) await this.#changed.wait(signal);
       await sleep(settling, signal);
       signal.throwIfAborted();
       // The directory may have been moved out of the roots.
@@ -104,7 +129,7 @@ class Watch implements Disposable {
       // So many changes at once may overflow the kernel's queue, which loses changes of any watch.
       if (this.#count > mostWaiting) for (const overflow of overflows) overflow();
     }
-    this.#wake();
+    this.#changed.wake();
   }
 
   #take(): Map<Bytes, Set<Bytes>> {
@@ -114,19 +139,12 @@ class Watch implements Disposable {
     return waiting;
   }
 
-  #marked(signal: AbortSignal): Promise<void> {
-    return new Promise((resolve) => {
-      this.#wake = resolve;
-      if (this.#count > 0 || this.#overflown || signal.aborted) resolve();
-    });
-  }
-
   /** True once the watched directory was renamed or removed. */
   async #gone(): Promise<boolean> {
     const { name, at, found } = this.#entry;
     if (this.#only !== undefined || !found || name === '' || name === '.') return false;
-    const now = await lookAt(at).catch(() => undefined);
-    return !now || identityOf(now) !== identityOf(found.stats);
+    const now = await fs.lookAt(at).catch(() => undefined);
+    return !now || fs.identityOf(now) !== fs.identityOf(found.stats);
   }
 
   async *#changes(): AsyncGenerator<FileChange, void, void> {
@@ -138,17 +156,17 @@ class Watch implements Disposable {
     if (this.#overflown) {
       this.#take();
       this.#overflown = false;
-      this.#watched[Symbol.dispose]();
+      this.#dropAll();
       for await (const _ of this.#enter('', isProtected));
       return yield this.#change('OVERFLOW', '', 'directory');
     }
     for (const [path, names] of this.#take()) {
-      const folder = this.#watched.get(path);
-      using pinned = folder && (await this.#watched.pin(path));
+      const folder = this.#folders.get(path);
+      using pinned = folder && (await this.#pin(path));
       if (!folder || !pinned) continue;
       for (const name of names) {
         if (name === '.') continue;
-        const stats = await lookAt(child(pinned.at, name));
+        const stats = await fs.lookAt(fs.child(pinned.at, name));
         if (!isProtected(folder.self, name, stats ?? folder.stats))
           yield* this.#look(path, folder, name, stats, isProtected);
       }
@@ -160,22 +178,22 @@ class Watch implements Disposable {
     path: Bytes,
     folder: Folder,
     name: Bytes,
-    stats: BigIntStats | undefined,
+    stats: fs.BigIntStats | undefined,
     isProtected: IsProtected,
   ): AsyncGenerator<FileChange, void, void> {
     const below = join(path, name);
     const now: Kind | undefined = stats && (stats.isDirectory() ? 'directory' : 'file');
     const before = folder.names.get(name);
-    const inside = this.#watched.get(below);
-    const replaced = inside && stats && inside.self !== identityOf(stats);
+    const inside = this.#folders.get(below);
+    const replaced = inside && stats && inside.self !== fs.identityOf(stats);
     if (before && (before !== now || replaced)) {
       yield* this.#leave(below, before);
-      this.#watched.forget(folder, name);
+      if (folder.names.delete(name)) this.#quota.add(-1);
     }
     if (!now) return;
     yield this.#change(folder.names.has(name) ? 'CHANGED' : 'ADDED', below, now);
-    this.#watched.know(folder, name, now);
-    if (now === 'directory' && this.#recursive && !this.#watched.get(below))
+    this.#know(folder, name, now);
+    if (now === 'directory' && this.#recursive && !this.#folders.get(below))
       yield* this.#enter(below, isProtected);
   }
 
@@ -183,7 +201,7 @@ class Watch implements Disposable {
   async *#enter(start: Bytes, isProtected: IsProtected): AsyncGenerator<FileChange, void, void> {
     const open = [start];
     for (let path = open.pop(); path !== undefined; path = open.pop()) {
-      const folder = await this.#watched.add(path, isProtected);
+      const folder = await this.#add(path, isProtected);
       if (!folder) continue;
       for (const [name, kind] of folder.names) {
         if (isProtected(folder.self, name, folder.stats)) continue;
@@ -196,9 +214,9 @@ class Watch implements Disposable {
 
   /** Yields a name and all known names below it as removed, the innermost first. */
   *#leave(path: Bytes, kind: Kind): Generator<FileChange> {
-    const folder = this.#watched.get(path);
+    const folder = this.#folders.get(path);
     for (const [name, inside] of folder?.names ?? []) yield* this.#leave(join(path, name), inside);
-    this.#watched.drop(path);
+    this.#drop(path);
     yield this.#change('REMOVED', path, kind);
   }
 
@@ -211,4 +229,108 @@ class Watch implements Disposable {
       type: type === 'directory' ? 'FILE_TYPE_DIRECTORY' : 'FILE_TYPE_FILE',
     };
   }
+
+  /**
+   * Watches a directory, then reads its entries, so that no change is missed in between.
+   * Undefined if the directory is gone, unreadable, protected, or on a file system of the kernel.
+   */
+  async #add(path: Bytes, isProtected: IsProtected): Promise<Folder | undefined> {
+    using pinned = await this.#open(path);
+    if (!pinned) return undefined;
+    try {
+      const { at } = pinned;
+      const stats = await pinned.stat();
+      if (path !== '' && (isProtected('', '', stats) || !(await holdsFiles(at)))) return undefined;
+      this.#drop(path);
+      const watcher = this.#watch(path, at);
+      const folder: Folder = { self: fs.identityOf(stats), stats, watcher, names: new Map() };
+      this.#folders.set(path, folder);
+      for await (const batch of fs.namesIn(at)) {
+        for (const { name, directory } of batch)
+          if (this.#only === undefined || name === this.#only)
+            this.#know(folder, name, directory ? 'directory' : 'file');
+      }
+      return folder;
+    } catch (error) {
+      this.#drop(path);
+      if (path !== '' && isErrno(error, 'EACCES', 'ENOENT')) return undefined;
+      throw error;
+    }
+  }
+
+  /**
+   * Opens a watched directory; the caller closes it. Undefined if its path leads to another directory by now.
+   */
+  async #pin(path: Bytes): Promise<fs.Pinned | undefined> {
+    const pinned = await this.#open(path);
+    const stats = await pinned?.stat();
+    if (stats && fs.identityOf(stats) === this.#folders.get(path)?.self) return pinned;
+    pinned?.[Symbol.dispose]();
+    return undefined;
+  }
+
+  #know(folder: Folder, name: Bytes, kind: Kind): void {
+    if (!folder.names.has(name)) this.#takeQuota(1);
+    folder.names.set(name, kind);
+  }
+
+  #drop(path: Bytes): void {
+    const folder = this.#folders.get(path);
+    if (!folder) return;
+    folder.watcher.close();
+    this.#quota.add(-folderNames - folder.names.size);
+    this.#folders.delete(path);
+  }
+
+  #dropAll(): void {
+    for (const path of [...this.#folders.keys()]) this.#drop(path);
+  }
+
+  /**
+   * Opens a path step by step from the start, never through a symlink. Undefined if it is gone or not
+   * accessible.
+   */
+  async #open(path: Bytes): Promise<fs.Pinned | undefined> {
+    try {
+      let pinned = await fs.pin(this.#start, fs.pathOnly | fs.O_DIRECTORY);
+      for (const name of path === '' ? [] : path.split('/')) {
+        using above = pinned;
+        pinned = await fs.pin(fs.child(above.at, name), fs.pathOnly | fs.O_DIRECTORY | fs.O_NOFOLLOW);
+      }
+      return pinned;
+    } catch (error) {
+      return ignoring('ENOENT', 'ENOTDIR', 'ELOOP', 'EACCES')(error);
+    }
+  }
+
+  /** Takes from the quota. On failure the whole watch is released, so that other watches can go on. */
+  #takeQuota(names: number): void {
+    try {
+      this.#quota.add(names);
+    } catch (error) {
+      this.#dropAll();
+      throw error;
+    }
+  }
+
+  #watch(path: Bytes, at: fs.Confined): fs.FSWatcher {
+    this.#takeQuota(folderNames);
+    try {
+      const watcher = fs.watch(at);
+      watcher.on('change', (_, name) => this.#mark(path, String(name)));
+      watcher.on('error', () => this.#mark(path, '.'));
+      return watcher;
+    } catch (error) {
+      this.#quota.add(-folderNames);
+      throw exhausted(error);
+    }
+  }
+}
+
+function exhausted(error: unknown): unknown {
+  const limits = { ENOSPC: 'fs.inotify.max_user_watches', EMFILE: 'fs.inotify.max_user_instances' };
+  const limit = Object.entries(limits).find(([errno]) => errno === errnoOf(error))?.[1];
+  if (limit === undefined) return error;
+  const message = `this machine's limit ${limit} is reached: raise it or watch less`;
+  return new AppError('unavailable', message, { limit });
 }
