@@ -10,36 +10,18 @@ import {
 import { once } from 'node:events';
 import { readFile } from 'node:fs/promises';
 import { arch, hostname } from 'node:os';
-import { join } from 'node:path';
 import { connect } from 'node:tls';
-import * as z from 'zod';
 import { linkServerName } from '../shared/agent-rpcs.ts';
 import { writeDurably } from '../shared/durable-file.ts';
-import { AppError, errnoOf, StartError } from '../shared/errors.ts';
+import { AppError, errnoOf, isErrno, StartError } from '../shared/errors.ts';
+import { identityFile, readIdentity, type StoredIdentity } from '../shared/identity-file.ts';
 import { rawPublicKey } from '../shared/identity-proof.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
-import { readRegularJson } from '../shared/regular-file.ts';
 import { hostPort } from '../shared/settings.ts';
 import { atPath, reasonOf } from '../shared/system-errors.ts';
 import { version } from '../shared/version.ts';
 import { enrollWith } from './link/dial.ts';
 import type { Identity } from './link/index.ts';
-
-const stored = z.strictObject({
-  /**
-   * Null until the broker has answered. The key is stored first, so that a repeat after a crash is the same
-   * machine.
-   */
-  machine_id: z.string().nullable(),
-  private_key: z.string(),
-  ca_certificate: z.string(),
-  fingerprint: z.string(),
-  /** SHA-256 of the join token with which the identity was created. */
-  token_hash: z.string().optional(),
-  /** The broker has removed this machine: another join token makes it a new one. */
-  removed: z.boolean().optional(),
-});
-type Stored = z.output<typeof stored>;
 
 export interface JoinParams {
   /** HOST:PORT of the broker's link. */
@@ -49,9 +31,10 @@ export interface JoinParams {
   tags: string[];
 }
 
-/** Reads the file of a join token. Throws StartError if it cannot be read. */
-export function readTokenFile(file: string): Promise<string> {
+/** Reads the file of a join token. Throws StartError if it cannot be read; undefined if `mayBeMissing`. */
+export function readTokenFile(file: string, mayBeMissing = false): Promise<string | undefined> {
   return readFile(file, 'utf8').catch((error: unknown) => {
+    if (mayBeMissing && isErrno(error, 'ENOENT')) return undefined;
     throw new StartError(`--join-token-file: ${reasonOf(atPath(error, file))}`);
   });
 }
@@ -60,8 +43,8 @@ export function readTokenFile(file: string): Promise<string> {
  * Reads the identity of a data directory, or enrols with a join token. Throws StartError when neither works.
  */
 export async function loadIdentity(directory: string, params: JoinParams): Promise<Identity> {
-  const file = fileIn(directory);
-  const found = await read(file);
+  const file = identityFile(directory);
+  const found = await readIdentity(directory);
   if (found?.machine_id && !mayReplace(found, params.joinToken)) return identityOf(found, found.machine_id);
   const token = params.joinToken ? parseJoinToken(params.joinToken) : undefined;
   if (!token) {
@@ -85,50 +68,41 @@ export async function loadIdentity(directory: string, params: JoinParams): Promi
   return identityOf(pending, machineId);
 }
 
-function freshKey(ca: string, fingerprint: string): Stored {
+function freshKey(ca: string, fingerprint: string): StoredIdentity {
   const { privateKey } = generateKeyPairSync('ed25519');
   const pem = privateKey.export({ format: 'pem', type: 'pkcs8' }).toString();
   return { machine_id: null, private_key: pem, ca_certificate: ca, fingerprint };
 }
 
 /** A removed machine may join again only with another token than its last one, even if that has uses left. */
-const mayReplace = ({ removed, token_hash }: Stored, token: string | undefined): boolean =>
+const mayReplace = ({ removed, token_hash }: StoredIdentity, token: string | undefined): boolean =>
   removed === true && !!token && token_hash !== hashOf(parseJoinToken(token).secret);
 
 /** Stores that the broker has removed this machine. */
 export async function markRemoved(directory: string): Promise<void> {
-  const found = await read(fileIn(directory));
-  if (found) await writeDurably(fileIn(directory), JSON.stringify({ ...found, removed: true }));
+  const found = await readIdentity(directory);
+  if (found) await writeDurably(identityFile(directory), JSON.stringify({ ...found, removed: true }));
 }
 
 /** The machine as which a data directory has joined a broker, if it has. */
 export async function machineIn(
   directory: string,
 ): Promise<(Omit<Identity, 'privateKey'> & { removed: boolean }) | undefined> {
-  const found = await read(fileIn(directory));
+  const found = await readIdentity(directory);
   if (!found?.machine_id) return undefined;
   const { machine_id: machineId, fingerprint, ca_certificate: caCertificate, removed = false } = found;
   return { machineId, fingerprint, caCertificate, removed };
 }
 
-const fileIn = (directory: string): string => join(directory, 'identity.json');
 const hashOf = (text: string): string => createHash('sha256').update(text).digest('hex');
 
-function identityOf(from: Stored, machineId: string): Identity {
+function identityOf(from: StoredIdentity, machineId: string): Identity {
   return {
     machineId,
     privateKey: createPrivateKey(from.private_key),
     caCertificate: from.ca_certificate,
     fingerprint: from.fingerprint,
   };
-}
-
-async function read(file: string): Promise<Stored | undefined> {
-  const json = await readRegularJson(file);
-  if (json === undefined) return undefined;
-  const parsed = stored.safeParse(json);
-  if (parsed.success) return parsed.data;
-  throw new StartError(`${file} is damaged: remove it and join again with a new join token`);
 }
 
 /** Asks the broker for its chain, trusting nothing, and keeps the authority only if the token pins it. */

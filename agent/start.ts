@@ -1,5 +1,4 @@
 // Starts all parts of an agent, and closes them in reverse order.
-import { existsSync } from 'node:fs';
 import { rm } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
@@ -137,7 +136,7 @@ async function joined(
   waits: () => void,
 ): Promise<Identity> {
   // The file is removed once the machine has joined.
-  const joinToken = join_token || (file && existsSync(file) ? await readTokenFile(file) : undefined);
+  const joinToken = join_token || (file ? await readTokenFile(file, true) : undefined);
   const wait = backoff();
   for (;;) {
     try {

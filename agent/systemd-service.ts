@@ -86,7 +86,7 @@ async function planAgent(
 async function tokenOf({ join_token, join_token_file }: Settings<typeof installSettings>): Promise<string> {
   // The token file of the service itself is from an earlier install, and the agent removes it.
   const file = join_token_file === tokenFile ? undefined : join_token_file;
-  const token = (join_token || (file ? await readTokenFile(file) : '')).trim();
+  const token = (join_token || (file && (await readTokenFile(file))) || '').trim();
   if (token) parseJoinToken(token);
   return token;
 }

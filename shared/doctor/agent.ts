@@ -1,9 +1,7 @@
 // Checks an agent on its own machine: its data directory, identity, connection to the broker, and service.
-import { join } from 'node:path';
-import * as z from 'zod';
 import { clockFault } from '../clock-fault.ts';
 import { StartError } from '../errors.ts';
-import { readRegularJson } from '../regular-file.ts';
+import { identityFile, readIdentity } from '../identity-file.ts';
 import { examineDirectory } from './directory.ts';
 import { type Finding, fail, ok, reason } from './finding.ts';
 import { hostPortOf, reachBroker } from './reachable-port.ts';
@@ -23,9 +21,9 @@ const joinAnew = 'farhand join-tokens create, then farhand-agent --join-token-fi
 
 async function joined(dataDir: string, broker: string | undefined): Promise<Finding[]> {
   try {
-    const machine = await identityIn(join(dataDir, 'identity.json'));
+    const machine = await readIdentity(dataDir);
     if (!machine?.machine_id)
-      return [fail('identity', `there is none in ${join(dataDir, 'identity.json')}`, joinAnew)];
+      return [fail('identity', `there is none in ${identityFile(dataDir)}`, joinAnew)];
     if (machine.removed)
       return [fail('identity', `${machine.machine_id} was removed at the broker`, joinAnew)];
     const found = ok('identity', machine.machine_id);
@@ -34,21 +32,6 @@ async function joined(dataDir: string, broker: string | undefined): Promise<Find
     if (!(error instanceof StartError)) throw error;
     return [fail('identity', error.message, joinAnew)];
   }
-}
-
-/** The fields of an agent's identity.json that the checks read. */
-const identity = z.looseObject({
-  machine_id: z.string().nullable(),
-  ca_certificate: z.string(),
-  removed: z.boolean().optional(),
-});
-
-async function identityIn(file: string): Promise<z.output<typeof identity> | undefined> {
-  const json = await readRegularJson(file);
-  if (json === undefined) return undefined;
-  const parsed = identity.safeParse(json);
-  if (parsed.success) return parsed.data;
-  throw new StartError(`${file} is damaged: remove it and join again with a new join token`);
 }
 
 async function reached(broker: string, ca: string): Promise<Finding> {

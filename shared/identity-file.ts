@@ -1,0 +1,34 @@
+// The file of an agent's identity (identity.json): a key pair made on this machine, the machine id, and the
+// broker's CA certificate.
+import { join } from 'node:path';
+import * as z from 'zod';
+import { StartError } from './errors.ts';
+import { readRegularJson } from './regular-file.ts';
+
+const identity = z.strictObject({
+  /**
+   * Null until the broker has answered. The key is stored first, so that a repeat after a crash is the same
+   * machine.
+   */
+  machine_id: z.string().nullable(),
+  private_key: z.string(),
+  ca_certificate: z.string(),
+  fingerprint: z.string(),
+  /** SHA-256 of the join token with which the identity was created. */
+  token_hash: z.string().optional(),
+  /** The broker has removed this machine: another join token makes it a new one. */
+  removed: z.boolean().optional(),
+});
+export type StoredIdentity = z.output<typeof identity>;
+
+export const identityFile = (directory: string): string => join(directory, 'identity.json');
+
+/** Reads the identity in a data directory; undefined without the file. Throws StartError if it is damaged. */
+export async function readIdentity(directory: string): Promise<StoredIdentity | undefined> {
+  const file = identityFile(directory);
+  const json = await readRegularJson(file);
+  if (json === undefined) return undefined;
+  const parsed = identity.safeParse(json);
+  if (parsed.success) return parsed.data;
+  throw new StartError(`${file} is damaged: remove it and join again with a new join token`);
+}
