@@ -19,28 +19,28 @@ export const serviceSettings = {
   user: {
     schema: z.string().optional(),
     value: 'NAME',
-    help: 'user to run as, the commands too (default farhand-agent, created if missing; root only if named here)',
+    help: 'user that the agent and its commands run as (default farhand-agent, created if missing)',
   },
-  allow_sudo: { schema: flag, help: 'let commands gain rights with sudo; then no other lock holds' },
+  allow_sudo: { schema: flag, help: 'let commands use sudo, which can change --allow and --root' },
 };
 
 export const agentSettings = {
   broker: {
     schema: z.string().refine(isHostPort, 'must be HOST:PORT, with a port of at most 65535'),
     value: 'HOST:PORT',
-    help: 'address of the broker’s agent port',
+    help: 'address of the broker’s port for agents',
   },
   join_token: {
     schema: z.string().optional(),
     value: 'TOKEN',
-    help: 'needed once, at the first start; better by file',
+    help: 'join token, needed at the first start only; --join-token-file is safer',
   },
   join_token_file: {
     schema: z.string().optional(),
     value: 'FILE',
-    help: 'file with the join token; removed once the machine has joined',
+    help: 'file with the join token; the agent removes it once the machine has joined',
   },
-  data_dir: { schema: dataDir, value: 'DIR', help: 'directory of identity, journals and output' },
+  data_dir: { schema: dataDir, value: 'DIR', help: 'directory of identity, journals and command output' },
   name: {
     schema: label(1, 100).optional(),
     value: 'NAME',
@@ -54,7 +54,7 @@ export const agentSettings = {
   allow: {
     schema: words.default([...allCapabilities]).pipe(z.array(z.enum(allCapabilities))),
     value: 'CAPS',
-    help: `capabilities of the broker on this machine: ${allCapabilities.join(',')} (default: all)`,
+    help: `what the broker may do on this machine: ${allCapabilities.join(',')} (default: all)`,
   },
   root: {
     schema: words.default(['/']).pipe(z.array(z.string().startsWith('/', 'must be an absolute path')).min(1)),

@@ -14,7 +14,7 @@ const name = 'farhand-agent';
 export async function doctor({ argv, env }: Invocation): Promise<{ text: string; code: number }> {
   if (argv.includes('--help')) {
     const purpose =
-      'what is wrong with this machine’s agent, and how to mend it; exits with 1 where something is';
+      'finds faults of this machine’s agent and says how to mend them; exits with 1 if it found one';
     return { text: helpText(`${name} doctor`, purpose, agentSettings), code: 0 };
   }
   // Uses the settings of the installed service unless --config is given.

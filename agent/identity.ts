@@ -115,7 +115,7 @@ async function pinnedAuthority(broker: string, fingerprint: string): Promise<str
     rejectUnauthorized: false,
     timeout: 10_000,
   });
-  socket.once('timeout', () => socket.destroy(new Error('no answer')));
+  socket.once('timeout', () => socket.destroy(new Error('no answer within 10 s')));
   try {
     await once(socket, 'secureConnect');
   } catch (error) {
@@ -129,22 +129,22 @@ async function pinnedAuthority(broker: string, fingerprint: string): Promise<str
 
 /** An error that may be temporary: the caller tries again. */
 function unreachable(broker: string, cause: unknown): AppError {
-  const why = reasons[errnoOf(cause) ?? ''] ?? `cannot be reached (${errnoOf(cause) ?? 'no answer'})`;
+  const why = reasons[errnoOf(cause) ?? ''] ?? `could not be connected to (${errnoOf(cause) ?? 'no answer'})`;
   return new AppError('unavailable', `${broker} ${why}`, {}, { cause });
 }
 
-const notTheLink = 'is not for agents: they dial the port of the broker’s --grpc, 8421 by default';
+const notTheLink = 'is no port for agents; give --broker the port of the broker’s --grpc, 8421 by default';
 /** Frequent mistakes in words; the first two are how an HTTPS and a plain HTTP port answer. */
 const reasons: Readonly<Record<string, string>> = {
   ERR_SSL_TLSV1_ALERT_NO_APPLICATION_PROTOCOL: notTheLink,
   ERR_SSL_WRONG_VERSION_NUMBER: notTheLink,
   ERR_SSL_PACKET_LENGTH_TOO_LONG: notTheLink,
-  ECONNREFUSED: 'refuses the connection: is the broker running, and is the port right?',
-  ENOTFOUND: 'is unknown: no such host',
+  ECONNREFUSED: 'refused the connection; check that the broker runs and that the port is right',
+  ENOTFOUND: 'has no address: the host name is unknown',
 };
 
 function wrongBroker(broker: string): StartError {
   return new StartError(
-    `the broker at ${broker} is not the one that made this join token: its certificate authority differs. Nothing was sent.`,
+    `the broker at ${broker} did not make this join token: its CA certificate is another one. Nothing was sent to it; check --broker and the token.`,
   );
 }

@@ -143,7 +143,7 @@ async function joined(
       const identity = await loadIdentity(data_dir, { broker, joinToken, name, tags });
       // A machine that has joined keeps its broker; the token names the authority that it pins.
       if (joinToken && !joinToken.includes(identity.fingerprint))
-        log.warn({ data_dir }, 'this machine has joined another broker before: the join token is not used');
+        log.warn({ data_dir }, 'the join token is ignored: this machine has joined another broker already');
       if (file) await rm(file, { force: true });
       return identity;
     } catch (error) {
@@ -152,7 +152,7 @@ async function joined(
       const ms = wait.next();
       log.warn(
         { reason: error.message, retry_ms: Math.round(ms) },
-        'cannot join the broker yet; trying again',
+        'could not join the broker; trying again',
       );
       await sleep(ms, signal);
     }
@@ -164,13 +164,13 @@ function warnOfLocks({ allow, root }: AgentSettings, log: Logger): void {
   const lock = root.join() !== '/' || !allow.includes('files:read') || !allow.includes('files:write');
   if (shell && lock) {
     log.warn(
-      'exec or terminal is allowed: a shell has all rights of this user, so the locks on files do not bind it; remove exec and terminal from --allow to make them count',
+      'exec or terminal is allowed, so --root and the missing files capabilities limit nothing: a shell can use every file of this user; remove exec and terminal from --allow to make them count',
     );
   }
   const everywhere = process.getuid?.() === 0 && root.includes('/') && allow.includes('files:write');
   if (everywhere && !shell) {
     log.warn(
-      'root that may write everywhere is a shell, too (cron, units, passwords): the locks on exec and terminal do not bind it; give --root, or another user',
+      'the agent runs as root and may write every file, so leaving exec and terminal out of --allow limits nothing: a file in /etc/cron.d is a command; set --root or run the agent as another user',
     );
   }
 }

@@ -25,7 +25,7 @@ const tokenFile = join(dataOf(agent), 'join-token');
 const installSettings = { ...agentSettings, ...serviceSettings };
 
 const uninstallSettings = {
-  keep_data: { schema: flag, help: 'leave its identity, settings and account', flagOnly: true },
+  keep_data: { schema: flag, help: 'keep the identity, settings and account of the agent', flagOnly: true },
   help: agentSettings.help,
 };
 
@@ -33,7 +33,7 @@ const uninstallSettings = {
 export async function service(verb: Verb, from: Invocation, command: readonly string[]): Promise<number> {
   const commands = {
     install: {
-      purpose: 'makes this machine’s agent a service of systemd, or changes the settings of one',
+      purpose: 'installs the agent as a service of systemd, or changes its settings',
       settings: installSettings,
       run: (invocation: Invocation) => installAgent(invocation, command),
     },
@@ -42,7 +42,7 @@ export async function service(verb: Verb, from: Invocation, command: readonly st
       return { broker, machine_id: machineId, linked: isLinked(found) };
     }),
     uninstall: {
-      purpose: 'stops the service and removes all that it has on this machine',
+      purpose: 'stops the service and removes its data, settings and account',
       settings: uninstallSettings,
       run: uninstallAgent,
     },
@@ -56,9 +56,9 @@ function isLinked({ active, status }: State): boolean {
 
 async function installAgent(from: Invocation, command: readonly string[]): Promise<number> {
   const { settled, user, log } = await installCommand(agent, installSettings, from, command, planAgent);
-  if (user === 'root') say('It runs as root: every key that may run commands on it is root on this machine.');
+  if (user === 'root') say('It runs as root: every API key that may run commands is root on this machine.');
   if (settled) return 0;
-  say('It goes on trying. Its last log lines:', ...log.map((line) => `  ${line}`));
+  say('Not linked to the broker yet; still trying. Last log lines:', ...log.map((line) => `  ${line}`));
   return 1;
 }
 
@@ -99,13 +99,13 @@ async function checkMachine(token: string): Promise<void> {
   const machine = await machineIn(dataOf(agent));
   if (!machine && !token && !existsSync(tokenFile)) {
     throw new StartError(
-      'this machine has not joined a broker yet: --join-token-file FILE is needed, or FARHAND_JOIN_TOKEN',
+      'this machine has not joined a broker yet; give a join token with --join-token-file FILE or FARHAND_JOIN_TOKEN',
     );
   }
   if (!machine || machine.removed || !token) return;
   if (parseJoinToken(token).fingerprint === machine.fingerprint) return;
   throw new StartError(
-    `this machine has joined another broker than that of the join token: ${agent.name} uninstall comes first`,
+    `this machine has joined another broker than the one that made the join token; run ${agent.name} uninstall first`,
   );
 }
 
@@ -119,10 +119,10 @@ async function uninstallAgent(from: Invocation): Promise<number> {
     // Also where the user stays because a process of it still runs.
     await removeProgram();
     if (machine && !machine.removed && !keep_data)
-      say(`The broker keeps its record of this machine: farhand machines remove ${machine.machineId}`);
+      say(`The broker still lists it; next: farhand machines remove ${machine.machineId}`);
   }
   // A package manager removes its own program.
-  const rest = `, and nothing of it is left${existsSync(import.meta.filename) ? ' but the program itself' : ''}`;
+  const rest = `; its data, settings and account are removed${existsSync(import.meta.filename) ? ', but not the program itself' : ''}`;
   say(`${agent.name} is uninstalled${keep_data ? '; its data, settings and account stay' : rest}.`);
   return 0;
 }

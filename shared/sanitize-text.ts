@@ -15,12 +15,9 @@ const sequence =
   // biome-ignore lint/suspicious/noControlCharactersInRegex: escape sequences begin with one
   /(?:\u001b\[|\u009b)[0-?]*[ -/]*[@-~]|(?:\u001b[\]PX^_]|\u009d)[^\u0007\u001b\n]*(?:\u0007|\u001b\\)?|\u001b[ -/]*[0-~]/g;
 
-/**
- * Sanitizes a single value, which then cannot control a terminal or begin a new line. `longest`: characters
- * beyond it are cut off.
- */
-export function clean(text: string, longest?: number): string {
-  return text.slice(0, longest).replace(control, '\ufffd');
+/** Sanitizes a single value, which then cannot control a terminal or begin a new line. */
+export function clean(text: string): string {
+  return text.replace(control, '\ufffd');
 }
 
 /** Sanitizes text of several lines: removes whole escape sequences; tabs and line feeds stay. */

@@ -105,7 +105,7 @@ export class Lines {
         if (!this.#failing)
           this.#log.error(
             { err: error },
-            'the audit log (activity.log) cannot be written; its lines are counted meanwhile',
+            'the audit log (activity.log) could not be written; lines are dropped and counted until it can be',
           );
         this.#failing = true;
       }

@@ -28,7 +28,7 @@ export const changeFile: Operation<'changeFile'> = async (disk, request, target,
 /** Throws if nothing is to change: the call would only return stats, which needs another capability. */
 function assertChange({ mode, owner, group }: RequestOf<'changeFile'>): void {
   if ([mode, owner, group].every((one) => one === undefined))
-    throw new AppError('invalid_request', 'nothing to change: give mode, owner or group');
+    throw new AppError('invalid_request', 'nothing to change: set mode, owner or group');
 }
 
 function ownerOf({ owner, group }: RequestOf<'changeFile'>, users: Users): { uid: number; gid: number } {
@@ -36,8 +36,8 @@ function ownerOf({ owner, group }: RequestOf<'changeFile'>, users: Users): { uid
   const gid = group === undefined ? unchanged : users.groups.numberOf(group);
   if (uid !== undefined && gid !== undefined) return { uid, gid };
   const issues = [
-    ...(uid === undefined ? [{ path: 'owner', message: `no user "${owner}" on this machine` }] : []),
-    ...(gid === undefined ? [{ path: 'group', message: `no group "${group}" on this machine` }] : []),
+    ...(uid === undefined ? [{ path: 'owner', message: `the machine has no user "${owner}"` }] : []),
+    ...(gid === undefined ? [{ path: 'group', message: `the machine has no group "${group}"` }] : []),
   ];
   throw new AppError('validation_failed', issues.map(({ message }) => message).join('; '), { issues });
 }

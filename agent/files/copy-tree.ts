@@ -5,7 +5,7 @@ import { fromErrno } from '../../shared/errors.ts';
 import { Flushes, keepOwner, NewFile, seconds } from './atomic/new-file.ts';
 import type { Boundary } from './confine/boundary.ts';
 import * as fs from './confine/fs.ts';
-import { holdsFiles, holdsMemory } from './confine/kernel-file-systems.ts';
+import { assertHoldsFiles, holdsFiles, holdsMemory } from './confine/kernel-file-systems.ts';
 import { hasChanged } from './confine/open-regular-file.ts';
 import { type Bytes, fault, toText } from './confine/request-path.ts';
 import { type Step, walk } from './confine/walk.ts';
@@ -63,7 +63,7 @@ class Copier implements AsyncDisposable {
       if (stats.isDirectory()) await fs.mkdir(to, 0o700);
       else if (stats.isSymbolicLink()) await this.#symlink(source, to, path);
       else if (stats.isFile()) await this.#file(source, to, path);
-      else throw fault('unsupported_file', path, 'neither file, directory nor symlink');
+      else throw fault('unsupported_file', path, 'is neither a file, a directory nor a symlink');
     } catch (error) {
       throw fromErrno(error, toText(path));
     }
@@ -77,7 +77,7 @@ class Copier implements AsyncDisposable {
     const made = [await fs.pin(to)];
     try {
       assertSame(await from.stat(), source.stats, path);
-      if (!(await holdsFiles(from.at))) throw fault('unsupported_file', path, 'holds no files of a disk');
+      await assertHoldsFiles(from.at, path);
       const enter = (_: unknown, inside: fs.Confined): Promise<boolean> => holdsFiles(inside);
       const options = { path, signal, oneMount: moves, enter } as const;
       for await (const step of walk(from.at, boundary, options)) {
@@ -161,7 +161,7 @@ class Copier implements AsyncDisposable {
     // The file shrank and grew again.
     const short = differs && copied < before.size;
     if (this.#options.moves ? differs : short || hasChanged(before, after))
-      throw fault('conflict', path, 'changed while it was copied, try again');
+      throw fault('conflict', path, 'changed while it was copied; try again');
   }
 
   /** Sets the attributes of a copy, flushes it while other files are copied, and closes it. */
@@ -196,11 +196,11 @@ async function openSame({ name, at, stats }: Source, path: Bytes): Promise<fs.Pi
   using pinned = await fs.pin(at);
   assertSame(await pinned.stat(), stats, path);
   if (await holdsMemory(name, pinned.at, stats))
-    throw fault('unsupported_file', path, 'the memory of a process');
+    throw fault('unsupported_file', path, 'cannot be copied: it is the memory of a process');
   return await fs.pin(pinned.at, fs.readOnly);
 }
 
 function assertSame(now: fs.BigIntStats, then: fs.BigIntStats, path: Bytes): void {
   if (fs.identityOf(now) === fs.identityOf(then)) return;
-  throw fault('conflict', path, 'was replaced while it was copied, try again');
+  throw fault('conflict', path, 'was replaced while it was copied; try again');
 }

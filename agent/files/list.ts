@@ -13,7 +13,7 @@ const batchSize = 256;
 /** Most names of a listing without a limit. One name more is read, which shows that there are too many. */
 const mostAtOnce = 200_000;
 /** Quota of names that all listings of this process hold in memory together. */
-const held = new Quota(600_000, 'large listings are under way on this machine');
+const held = new Quota(600_000, 'large directory listings are running on this machine');
 
 export const listFiles: Operation<'listFiles'> = async function* ({ reading, users }, request, { path }) {
   using directory = await reading.directory(path);

@@ -9,7 +9,7 @@ export const makeDirectory: Operation<'makeDirectory'> = async (disk, request, {
   const { mode = 0o755, parents } = request;
   assertMode(mode);
   await using entry = await disk.writing.name(path, parents);
-  if (entry.found) throw fault('already_exists', path, 'exists');
+  if (entry.found) throw fault('already_exists', path, 'exists already');
   signal.throwIfAborted();
   const stats = await make(entry, mode);
   return { entry: describe(path, stats, await disk.users()) };

@@ -42,11 +42,11 @@ export const copyFile: Operation<'copyFile'> = async (disk, request, source, sig
   const { stats } = from.present;
   await using to = await disk.writing.name(destination.path);
   if (!stats.isFile() && !stats.isDirectory())
-    throw fault('unsupported_file', source.path, 'neither file nor directory');
+    throw fault('unsupported_file', source.path, 'cannot be copied: it is neither a file nor a directory');
   const transfer = { source, destination, from, to, stats, overwrite: request.overwrite, signal };
   await assertTransfer(disk, transfer);
   if (to.found && fs.identityOf(to.found.stats) === fs.identityOf(stats))
-    throw fault('invalid_path', destination.path, 'is the source itself');
+    throw fault('invalid_path', destination.path, 'source and destination are the same file');
   await using arriving = await PrivateDirectory.open(to.directory, disk.journal);
   const what = { parent: from.directory, name: from.name, at: from.at, stats };
   const { boundary } = disk.reading;
@@ -71,7 +71,7 @@ async function assertTransfer({ writing, home }: Disk, transfer: Transfer): Prom
   assertFolder(source, stats);
   assertFolder(destination, stats);
   if (directory && (await ancestry(to.directory)).includes(fs.identityOf(stats)))
-    throw fault('invalid_path', destination.path, `lies in ${toText(source.path)} itself`);
+    throw fault('invalid_path', destination.path, `lies inside the source ${toText(source.path)}`);
   assertPlace(to.found?.stats, { directory, overwrite, path: destination.path });
   if (to.found) await writing.boundary.assertRemovable(to.found.stats, home, destination.path);
 }
@@ -157,7 +157,7 @@ async function withdraw({ from, stats, source }: Transfer, away: fs.Confined): P
   if ((await identityAt(away)) === fs.identityOf(stats)) return;
   const directory = (await fs.lookAt(away))?.isDirectory() === true;
   await place({ from: away, to: from.at, directory, overwrite: false, path: source.path });
-  throw fault('conflict', source.path, 'was replaced while it was moved, try again');
+  throw fault('conflict', source.path, 'was replaced while it was moved; try again');
 }
 
 async function identityAt(at: fs.Confined): Promise<string | undefined> {

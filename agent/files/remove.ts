@@ -15,7 +15,7 @@ export const removeFile: Operation<'removeFile'> = async (disk, request, target,
   await writing.boundary.assertRemovable(stats, home, path);
   const directory = stats.isDirectory();
   if (directory && mountOf(at) !== mountOf(entry.directory))
-    throw fault('file_busy', path, 'another file system is mounted here');
+    throw fault('file_busy', path, 'another file system is mounted here; unmount it first');
   signal.throwIfAborted();
   if (directory && request.recursive) await clear(at, writing.boundary, { path, signal });
   await drop(entry.at);

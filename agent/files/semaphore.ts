@@ -31,7 +31,7 @@ export class Semaphore {
 
   #turn(signal: AbortSignal): Promise<void> {
     if (this.#waiting.size >= this.#mostWaiting) {
-      const message = 'too much is under way on the disks of this machine: try again later';
+      const message = `too many long file operations are waiting on this machine (limit ${this.#mostWaiting}); try again later`;
       throw new AppError('unavailable', message);
     }
     return new Promise((resolve, reject) => {

@@ -14,7 +14,7 @@ export const touchFile: Operation<'touchFile'> = async (disk, request, target, s
   assertTime(request);
   // touch() returns undefined if another process created the file first, so a second attempt finds the file.
   const entry = (await touch(disk, request, target, signal)) ?? (await touch(disk, request, target, signal));
-  if (!entry) throw fault('conflict', target.path, 'was created and removed meanwhile, try again');
+  if (!entry) throw fault('conflict', target.path, 'other programs create and remove this file; try again');
   return { entry };
 };
 
@@ -32,7 +32,7 @@ async function change(entry: PathEntry, request: Request, target: Target): Promi
   assertFolder(target, stats);
   // Opening a device or a pipe may have effects, and the O_PATH handle cannot set times.
   if (!stats.isFile() && !stats.isDirectory())
-    throw fault('unsupported_file', target.path, 'neither a regular file nor a directory');
+    throw fault('unsupported_file', target.path, 'is neither a regular file nor a directory');
   using file = await pin(at, readOnly);
   return await setTime(file, request.modified_at_ms ?? now());
 }
@@ -62,10 +62,10 @@ async function setTime(file: Pinned, ms: number): Promise<BigIntStats> {
 /** Throws invalid_request if a time is outside the range of dates. */
 function assertTime({ modified_at_ms = 0 }: Request): void {
   if (Math.abs(modified_at_ms) > latestInstant)
-    throw new AppError('invalid_request', 'modified_at_ms is no time');
+    throw new AppError('invalid_request', `modified_at_ms: must be at most ${latestInstant}`);
 }
 
 function assertCreate(request: Request, { path, folder }: Target): void {
-  if (!request.create) throw fault('file_not_found', path, 'no such file');
-  if (folder) throw fault('is_a_directory', path, 'names a directory');
+  if (!request.create) throw fault('file_not_found', path, 'does not exist, and create is false');
+  if (folder) throw fault('is_a_directory', path, 'names a directory, because it ends in a slash or dots');
 }

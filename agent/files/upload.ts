@@ -39,7 +39,7 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
     const end = (): void => void messages.return?.().catch(() => undefined);
     try {
       const open = (await next())?.open;
-      if (!open) throw new AppError('invalid_request', 'an upload starts with open');
+      if (!open) throw new AppError('invalid_request', 'the first message of an upload must be open');
       return new Upload(open, next, end);
     } catch (error) {
       end();
@@ -51,14 +51,13 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
   async *chunks(): AsyncGenerator<Buffer, void, void> {
     for (;;) {
       const message = await this.#next();
-      if (!message)
-        throw new AppError('invalid_request', 'the upload ended without commit; nothing was changed');
+      if (!message) throw new AppError('invalid_request', 'the upload ended without a commit message');
       if (message.commit) {
-        if (await this.#next()) throw new AppError('invalid_request', 'nothing may follow commit');
+        if (await this.#next()) throw new AppError('invalid_request', 'no message may follow commit');
         this.#commit = message.commit;
         return;
       }
-      if (!message.chunk) throw new AppError('invalid_request', 'only chunks and commit may follow open');
+      if (!message.chunk) throw new AppError('invalid_request', 'only chunk or commit may follow open');
       if (message.chunk.length > 0) yield message.chunk;
     }
   }

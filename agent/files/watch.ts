@@ -29,7 +29,7 @@ const folderNames = 15;
  * Quota of names that all watches together hold in memory. A directory counts once for each of its watches.
  */
 export const watchQuota = (names = 300_000): Quota =>
-  new Quota(names, 'names are watched on this machine, watch a directory further down or end other watches');
+  new Quota(names, 'names are watched on this machine; watch a smaller directory or end other watches');
 
 type Kind = 'file' | 'directory';
 
@@ -331,6 +331,6 @@ function exhausted(error: unknown): unknown {
   const limits = { ENOSPC: 'fs.inotify.max_user_watches', EMFILE: 'fs.inotify.max_user_instances' };
   const limit = Object.entries(limits).find(([errno]) => errno === errnoOf(error))?.[1];
   if (limit === undefined) return error;
-  const message = `this machine's limit ${limit} is reached: raise it or watch less`;
+  const message = `the machine's limit ${limit} is used up; raise it with sysctl or watch fewer directories`;
   return new AppError('unavailable', message, { limit });
 }

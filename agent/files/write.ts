@@ -18,7 +18,7 @@ export async function writeFile(
   { path, folder }: Target,
   signal: AbortSignal,
 ): Promise<WriteFileResponse> {
-  if (folder) throw fault('is_a_directory', path, 'names a directory');
+  if (folder) throw fault('is_a_directory', path, 'names a directory, because it ends in a slash or dots');
   await using entry = await writing.entry(path, upload.open.create_parents);
   assertAllowed(entry.found?.stats, upload.open, path);
   await using draft = await AtomicWrite.begin(entry, journal);
@@ -79,11 +79,11 @@ function assertAllowed(
   { overwrite, if_match }: Pick<WriteFileOpen__Output, 'overwrite' | 'if_match'>,
   path: Bytes,
 ): void {
-  if (present?.isDirectory()) throw fault('is_a_directory', path, 'is a directory');
-  if (present && overwrite === false) throw fault('already_exists', path, 'exists');
+  if (present?.isDirectory()) throw fault('is_a_directory', path, 'is a directory; give the path of a file');
+  if (present && overwrite === false) throw fault('already_exists', path, 'exists, and overwrite is false');
   // Symlinks were followed when the upload began, so this symlink appeared later.
-  if (present?.isSymbolicLink()) throw fault('conflict', path, 'became a symlink meanwhile, try again');
-  if (present && !present.isFile()) throw fault('unsupported_file', path, 'not a regular file');
+  if (present?.isSymbolicLink()) throw fault('conflict', path, 'was replaced by a symlink; try again');
+  if (present && !present.isFile()) throw fault('unsupported_file', path, 'is not a regular file');
   assertMatch(present, if_match, path);
 }
 
@@ -96,5 +96,5 @@ function assertMatch(present: BigIntStats | undefined, wanted: string | undefine
   const etag = present && etagOf(present);
   const matches = wanted.split(',').some((one) => one.trim() === '*' || one.trim() === etag);
   if (!present || !matches)
-    throw fault('precondition_failed', path, 'differs from if_match: read it again', { etag });
+    throw fault('precondition_failed', path, 'changed since if_match; read it again', { etag });
 }

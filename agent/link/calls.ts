@@ -84,7 +84,7 @@ export class Calls {
     // A second call with the same id would bypass the limits, and its answer would be taken for that of the
     // first.
     if (!callId.test(call_id) || this.#open.has(call_id)) {
-      log.debug({ request_id, method }, 'the broker sent a call with an invalid or used id; ignored');
+      log.debug({ request_id, method }, 'ignored a call of the broker: its id is invalid or in use');
       return;
     }
     const shape = methods.get(method);
@@ -93,7 +93,7 @@ export class Calls {
     const refusal = this.#refusal(shape, call);
     const entry = auditLog.begin(call, refusal !== undefined);
     if (refusal) logRefused(entry, shape, call);
-    log.debug({ request_id, call_id, method }, 'call');
+    log.debug({ request_id, call_id, method }, 'the broker calls');
     this.#open.set(call_id, abort);
     const open: OpenCall | undefined = shape && { shape, call, entry, abort };
     const answered = open && !refusal ? this.#answer(open) : Promise.reject(refusal);
@@ -125,15 +125,15 @@ export class Calls {
    * call.
    */
   #refusal(shape: MethodShape | undefined, { method }: Call__Output): AppError | undefined {
-    if (!shape) return new AppError('not_supported', 'this agent is too old for this: update it', { method });
+    if (!shape) return new AppError('not_supported', `this agent has no ${method}; update it`, { method });
     const any = requiredCapabilities[shape.name];
     const [capability] = any;
     if (!any.some((one) => this.#options.capabilities.includes(one))) {
-      const text = `the owner of this machine does not allow ${capability}`;
+      const text = `the agent of this machine does not allow ${capability} (--allow)`;
       return new AppError('permission_denied', text, { capability });
     }
     if (this.#open.size < mostOpen) return undefined;
-    return new AppError('unavailable', 'too many calls are open on this machine');
+    return new AppError('unavailable', `${mostOpen} calls are open on this machine; try again later`);
   }
 
   /** A failure that comes before anything else is the whole answer. */
@@ -142,7 +142,7 @@ export class Calls {
     if (signal.aborted) return;
     if (!streamed) this.#send({ call_id, error: toWire(error) });
     if (error instanceof AppError && error.code !== 'internal_error') return;
-    this.#options.log.error({ err: error, request_id, method }, 'a call failed');
+    this.#options.log.error({ err: error, request_id, method }, 'a call of the broker failed');
   }
 
   async #answer(open: OpenCall): Promise<void> {
@@ -179,7 +179,7 @@ export class Calls {
     const [response] = messages;
     if (shape.serverStreams || !response) this.#send({ call_id, messages: { messages } });
     else if (response.length <= smallMessageBytes) this.#send({ call_id, response });
-    else throw new AppError('internal_error', 'the answer is too large');
+    else throw new AppError('internal_error', `the answer is larger than ${smallMessageBytes} bytes`);
   }
 
   #send(reply: Reply): void {
@@ -277,7 +277,7 @@ async function* requestsOf({ shape, entry }: OpenCall, stream: AnswerStream): As
 async function largeRequest({ shape, entry }: OpenCall, stream: AnswerStream): Promise<unknown> {
   const first = await receiveFrames(stream, gone).next();
   stream.resume();
-  if (first.done) throw new AppError('machine_error', 'the request is missing');
+  if (first.done) throw new AppError('machine_error', 'the broker sent no request for this call');
   return requestOf(shape, first.value, entry);
 }
 
@@ -292,5 +292,5 @@ function gone(): AppError {
 }
 
 function timedOut(): AppError {
-  return new AppError('machine_timeout', 'the call took longer than it may');
+  return new AppError('machine_timeout', 'the operation did not end before its deadline');
 }

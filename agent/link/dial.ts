@@ -129,11 +129,14 @@ function clientOf(broker: string, ca: string, more: ChannelOptions = {}): LinkCl
   }) as unknown as LinkClient;
 }
 
+/** Makes a text from the broker safe to print: sanitized, and cut to 200 characters. */
+export const brokerText = (text: string): string => clean(text.slice(0, 200));
+
 const final = new Set<number>([grpcStatus.UNAUTHENTICATED, grpcStatus.INVALID_ARGUMENT]);
 
 function enrolError(error: ServiceError | null): Error {
   if (error && final.has(error.code))
-    return new StartError(`the broker refused this machine: ${clean(error.details, 200)}`);
-  const why = error?.details ?? 'no answer';
-  return new AppError('unavailable', `joining failed: ${clockFault(why) ?? clean(why, 200)}`);
+    return new StartError(`the broker refused this machine: ${brokerText(error.details)}`);
+  const why = error?.details ?? 'it did not answer';
+  return new AppError('unavailable', `joining the broker failed: ${clockFault(why) ?? brokerText(why)}`);
 }

@@ -14,10 +14,9 @@ import { clockFault } from '../../shared/clock-fault.ts';
 import { StartError } from '../../shared/errors.ts';
 import { signProof } from '../../shared/identity-proof.ts';
 import { newId } from '../../shared/ids.ts';
-import { clean } from '../../shared/sanitize-text.ts';
 import { version } from '../../shared/version.ts';
 import { Calls, type CallsOptions, openCalls } from './calls.ts';
-import { type ControlStream, Dial } from './dial.ts';
+import { brokerText, type ControlStream, Dial } from './dial.ts';
 
 /** The identity of this machine at its broker. */
 export interface Identity {
@@ -49,7 +48,7 @@ export interface LinkOptions extends Omit<CallsOptions, 'line' | 'control'> {
 export class Removed extends StartError {
   constructor(reason: string) {
     super(
-      `the broker does not want this machine any more (${reason}): stopping for good; a new join token makes it a machine again`,
+      `the broker has removed this machine (${reason}), so the agent stops; start it with a new join token to join again`,
     );
   }
 }
@@ -61,8 +60,6 @@ const instanceId = newId('link');
  */
 const fencedMs = 30_000;
 const greetingMs = 10_000;
-/** Characters of a text from the broker that are logged; the rest is cut off. */
-const longestText = 200;
 /**
  * Whatever the broker asks for: it cannot keep us busy with heartbeats, nor hold on to us while it says
  * nothing.
@@ -90,7 +87,8 @@ export async function keepLinked(options: LinkOptions, signal: AbortSignal): Pro
     });
     const ms = (await ended.finally(() => line.close())) ?? wait.next();
     options.onProgress?.(ms + patienceMs);
-    if (!signal.aborted) options.log.info({ retry_ms: Math.round(ms) }, 'not linked; trying again');
+    if (!signal.aborted)
+      options.log.info({ retry_ms: Math.round(ms) }, 'not linked to the broker; trying again');
     await sleep(ms, signal);
   }
 }
@@ -150,12 +148,12 @@ class Connection {
     if (message.call) this.#call(message.call);
     if (message.cancel) this.#calls.cancel(message.cancel.call_id);
     if (message.drain) return message.drain.retry_after_ms;
-    if (message.removed) throw new Removed(clean(message.removed.reason, longestText));
+    if (message.removed) throw new Removed(brokerText(message.removed.reason));
     if (!message.fenced) return undefined;
-    const reason = clean(message.fenced.reason, longestText);
+    const reason = brokerText(message.fenced.reason);
     this.#options.log.error(
       { reason },
-      'another agent uses this machine’s identity: is this a cloned machine?',
+      'the broker ended this link: another agent has linked with the same identity. If this machine is a clone, remove its data directory and join it anew',
     );
     return fencedMs;
   }
@@ -191,7 +189,7 @@ class Connection {
     this.#stopBeating = every(beatMs, () => {
       this.#options.report().then(
         (metrics) => this.#send({ heartbeat: { metrics } }),
-        (error: unknown) => this.#options.log.warn({ err: error }, 'no report'),
+        (error: unknown) => this.#options.log.warn({ err: error }, 'metrics unreadable; heartbeat skipped'),
       );
     });
     this.#linked();
@@ -204,14 +202,14 @@ class Connection {
     if (this.#welcomed)
       this.#calls.take({
         ...call,
-        method: clean(method, longestText),
-        request_id: clean(request_id, longestText),
+        method: brokerText(method),
+        request_id: brokerText(request_id),
       });
   }
 
   #watch(): void {
     if (monotonic() - this.#heardAt < this.#silenceMs) return;
-    this.#options.log.warn('no message from the broker in time; dialing again');
+    this.#options.log.warn('the broker has sent nothing for too long; connecting again');
     this.#control.cancel();
   }
 

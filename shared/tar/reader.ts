@@ -27,7 +27,7 @@ export interface TarEntry extends TarContent {
   body: AsyncIterable<Buffer>;
 }
 
-const damaged = (reason: string): AppError => new AppError('invalid_request', `not a tar: ${reason}`);
+const damaged = (reason: string): AppError => new AppError('invalid_request', `not a tar archive: ${reason}`);
 
 /** An error about one entry of an archive. */
 export function entryFault(code: AppError['code'], name: Bytes, reason: string): AppError {
@@ -60,7 +60,7 @@ async function nextHeader(source: Source, global: Map<string, Bytes>): Promise<T
     const bytes = await source.exactly(blockBytes);
     if (bytes.every((byte) => byte === 0)) return undefined;
     const block = decodeBlock(bytes);
-    if (!block) throw damaged('a header is damaged, or there is none');
+    if (!block) throw damaged('a header is damaged or missing');
     if (block.flag === 'g') {
       for (const [key, value] of await paxOf(source, block)) global.set(key, value);
       records = new Map([...global, ...records]);
@@ -70,11 +70,11 @@ async function nextHeader(source: Source, global: Map<string, Bytes>): Promise<T
     // Flag "V" is a label, which names the archive and describes no entry.
     else if (block.flag !== 'V') return headerOf(block, records);
   }
-  throw damaged('too many extended headers in a row');
+  throw damaged(`more than ${mostExtensions} extended headers belong to one entry`);
 }
 
 async function extension(source: Source, { size }: TarBlock): Promise<Buffer> {
-  if (size > longestExtension) throw damaged('an extended header is too large');
+  if (size > longestExtension) throw damaged(`an extended header is larger than ${longestExtension} bytes`);
   const body = await source.exactly(size);
   await source.exactly(paddingOf(size));
   return body;
@@ -95,7 +95,7 @@ function headerOf(block: TarBlock, records: Map<string, Bytes>): TarContent {
   const name = records.get('path') || block.name;
   const kind = block.flag === '0' && name.endsWith('/') ? 'directory' : kindOf(block.flag);
   if (!kind || records.has(sparseRecord))
-    throw entryFault('unsupported_file', name, 'is a device, fifo, sparse file or the like: leave it out');
+    throw entryFault('unsupported_file', name, 'is a device, FIFO or sparse file; leave it out');
   return {
     ...block,
     kind,
@@ -152,7 +152,7 @@ class Source implements AsyncIterable<Buffer> {
   async #next(most: number): Promise<Buffer> {
     while (this.#rest.length === 0) {
       const next = await this.#chunks.next();
-      if (next.done) throw damaged('it ends too early');
+      if (next.done) throw damaged('it is cut off');
       this.#rest = next.value;
     }
     const part = this.#rest.subarray(0, most);
@@ -189,7 +189,7 @@ async function* inflated(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> 
   try {
     for await (const chunk of gunzip) yield chunk as Buffer;
   } catch (error) {
-    if (errnoOf(error)?.startsWith('Z_')) throw damaged('the gzip around it is damaged or cut off');
+    if (errnoOf(error)?.startsWith('Z_')) throw damaged('its gzip compression is damaged or cut off');
     throw error;
   }
 }

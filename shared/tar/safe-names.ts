@@ -12,19 +12,19 @@ export function pathOfEntry(name: Bytes): Bytes {
   const refuse = (reason: string) => entryFault('invalid_path', name.slice(0, longestPath), reason);
   if (name === '') throw refuse('has no name');
   if (name.includes('\0')) throw refuse('has a NUL byte in its name');
-  if (name.length > longestPath) throw refuse('has too long a name');
-  if (name.startsWith('/')) throw refuse('is absolute');
+  if (name.length > longestPath) throw refuse(`has a path of more than ${longestPath} bytes`);
+  if (name.startsWith('/')) throw refuse('has an absolute path');
   const parts = name.split('/').filter((part) => part !== '' && part !== '.');
-  if (parts.includes('..')) throw refuse('leads outside the directory');
+  if (parts.includes('..')) throw refuse('has ".." in its path, which leads outside the directory');
   if (parts.length > mostComponents) throw refuse(`lies more than ${mostComponents} directories deep`);
-  if (parts.some((part) => part.length > longestName)) throw refuse('has too long a name');
+  if (parts.some((part) => part.length > longestName)) throw refuse(`has a name over ${longestName} bytes`);
   return parts.join('/');
 }
 
 /** Throws if the target of a symlink is empty, too long or has a NUL byte. */
 export function assertTarget(path: Bytes, target: Bytes): void {
   if (target === '' || target.includes('\0') || target.length > longestPath)
-    throw entryFault('invalid_path', path, 'is a symlink to nowhere');
+    throw entryFault('invalid_path', path, 'is a symlink whose target no file can have');
 }
 
 /**
@@ -39,5 +39,5 @@ export function assertInside(path: Bytes, target: Bytes): void {
   const down = parts.findIndex((part) => part !== '..');
   const up = down === -1 ? parts.length : down;
   if (up > path.split('/').length - 1) throw refuse('that leads outside the directory');
-  if (parts.includes('..', up)) throw refuse('with ".." after a name');
+  if (parts.includes('..', up)) throw refuse('whose target has ".." after a name');
 }

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { AuditLog } from '../../agent/audit-log/index.ts';
 import { Lines } from '../../agent/audit-log/json-lines-file.ts';
-import { clean } from '../../shared/sanitize-text.ts';
+import { brokerText } from '../../agent/link/dial.ts';
 import { fakeClock } from '../fake-clock.ts';
 import { quiet, temporaryFolder } from '../house.ts';
 import { scriptedBroker } from '../scripted-broker.ts';
@@ -110,7 +110,7 @@ test('one id of many calls is one call, and an id that fits no header is none', 
 });
 
 test('text of the broker is cut and sanitized in the agent’s own log', () => {
-  expect(clean(`\u001b[2J\u009b\u202e\u2028a${'x'.repeat(1_000)}`, 200)).toMatch(
+  expect(brokerText(`\u001b[2J\u009b\u202e\u2028a${'x'.repeat(1_000)}`)).toMatch(
     /^\ufffd\[2J\ufffd{3}ax{192}$/,
   );
 });

@@ -305,7 +305,7 @@ describe('outside the roots', () => {
     symlinkSync(`${disk.outside}/secret/below`, path('to-below-file'));
     symlinkSync('to-missing/', path('chain'));
     const ways = links.flatMap((link) => further.map((rest) => `${link}/${rest}`));
-    const same = 'permission_denied PATH: outside the roots that this agent allows';
+    const same = 'permission_denied PATH: is outside the directories that the agent serves (--root)';
     for (const [works, names] of [
       [
         [...listings, ...others],

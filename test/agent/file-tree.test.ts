@@ -190,8 +190,7 @@ describe('walking', () => {
 
   async function receivedTwice(options: Partial<WalkOptions> = {}, from = root): Promise<string[]> {
     const steps: string[] = [];
-    for await (const { path: way, left } of walking(from, options))
-      steps.push(left ? `${way}/` : way);
+    for await (const { path: way, left } of walking(from, options)) steps.push(left ? `${way}/` : way);
     return steps;
   }
 

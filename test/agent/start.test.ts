@@ -65,7 +65,7 @@ test('a removed machine joins again with another token, not with the one it came
   await house.client.commands.create({ machine_id: machineId, command: 'true' });
   await house.client.machines.remove({ machine_id: machineId });
   await expect(first.ended).rejects.toThrow('a new join token');
-  await expect(house.agent({ dataDir, joinToken: token })).rejects.toThrow('does not want');
+  await expect(house.agent({ dataDir, joinToken: token })).rejects.toThrow('has removed this machine');
   const log = readFileSync(join(dataDir, 'activity.log'), 'utf8');
   const second = await house.agent({ dataDir });
   expect(second.machineId).not.toBe(machineId);

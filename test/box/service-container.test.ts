@@ -303,7 +303,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     const left = ['/var/lib/farhand-agent', '(', '-type', 'l', '-o', '!', '-user', 'root', ')'];
     expect((await box.run('find', ...left)).stdout).toBe('');
     expect(rooted).toMatchObject({ code: 0 });
-    expect(rooted.stdout).toContain('every key that may run commands on it is root');
+    expect(rooted.stdout).toContain('every API key that may run commands is root');
     expect(await exec('id -un')).toMatchObject({ stdout: 'root\n' });
     expect(await property('farhand-agent', 'NotifyAccess')).toBe('main');
   });
@@ -317,7 +317,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(await property('farhand-agent', 'ExecMainStatus')).toBe('78');
     const { code, stdout } = await agent('status');
     expect(code).toBe(3);
-    expect(stdout).toContain('does not want this machine any more');
+    expect(stdout).toContain('has removed this machine');
     expect(await agent('install', '--join-token', await joinToken())).toMatchObject({ code: 0 });
     const again = JSON.parse((await agent('status', '-o', 'json')).stdout);
     expect(again).toMatchObject({ linked: true });

@@ -135,7 +135,7 @@ test('SIGTERM ends both programs with 0, and the broker asks its agents to recon
   await agent.line('linked');
   broker.kill('SIGTERM');
   expect((await once(broker, 'exit'))[0]).toBe(0);
-  const { retry_ms } = await agent.line('not linked; trying again');
+  const { retry_ms } = await agent.line('not linked to the broker; trying again');
   expect(retry_ms).toBeLessThanOrEqual(5_000);
   agent.kill('SIGTERM');
   expect((await once(agent, 'exit'))[0]).toBe(0);

@@ -98,7 +98,7 @@ export class Extractor implements AsyncDisposable {
 
   async #one(entry: TarEntry, path: Bytes): Promise<void> {
     const { whole, tree } = this.#options;
-    if (path === '') throw entryFault('invalid_path', entry.name, 'names the directory itself');
+    if (path === '') throw entryFault('invalid_path', entry.name, 'has the name of the directory itself');
     // Checked before its parent directory is made.
     const { kind, target = '' } = entry;
     if (kind === 'symlink') (whole ? assertTarget : assertInside)(path, target);
@@ -165,7 +165,7 @@ export class Extractor implements AsyncDisposable {
     const name = posix.basename(inside);
     await this.#settled(inside);
     const refusal = () =>
-      entryFault('invalid_path', path, 'is a hard link to something that is not a file of the archive');
+      entryFault('invalid_path', path, 'is a hard link whose target is not a file of the archive');
     if (inside === '') throw refusal();
     const directory = await tree.directory(parentOf(inside), false).catch(unlessMissing(refusal));
     await fs.link(fs.child(directory.pinned.at, name), at).catch(unlessMissing(refusal));
@@ -181,9 +181,9 @@ export class Extractor implements AsyncDisposable {
     const present = await fs.lookAt(to);
     tree.assertFree(directory, name, present, path);
     if (present?.isDirectory()) throw entryFault('is_a_directory', path, 'a directory has this name');
-    if (present && !overwrite) throw entryFault('already_exists', path, 'exists');
+    if (present && !overwrite) throw entryFault('already_exists', path, 'exists, and overwrite is false');
     if (present && !present.isFile() && !present.isSymbolicLink())
-      throw entryFault('unsupported_file', path, 'something that is no regular file has this name');
+      throw entryFault('unsupported_file', path, 'a device, socket or FIFO has this name');
   }
 
   async #place(arrival: Arrival, at: fs.Confined): Promise<void> {

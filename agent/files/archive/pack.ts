@@ -7,7 +7,7 @@ import { createGzip } from 'node:zlib';
 import { AppError, fromErrno, ignoring } from '../../../shared/errors.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../../shared/tar/index.ts';
 import { type BigIntStats, type Confined, readlink, stat } from '../confine/fs.ts';
-import { holdsFiles } from '../confine/kernel-file-systems.ts';
+import { assertHoldsFiles, holdsFiles } from '../confine/kernel-file-systems.ts';
 import { hasChanged, openContents } from '../confine/open-regular-file.ts';
 import { type Bytes, fault, toText } from '../confine/request-path.ts';
 import { type Step, walk } from '../confine/walk.ts';
@@ -31,7 +31,7 @@ interface Job {
 export const readArchive: Operation<'readArchive'> = async function* (disk, { gzip }, { path }, signal) {
   using opened = await disk.reading.directory(path);
   const directory = opened.at;
-  if (!(await holdsFiles(directory))) throw fault('unsupported_file', path, 'holds no files of a disk');
+  await assertHoldsFiles(directory, path);
   const job: Job = { disk, directory, path, users: await disk.users(), signal, files: 0, bytes: 0 };
   const stats = await stat(directory);
   yield { head: { entry: describe(path, stats, job.users) } };
@@ -85,7 +85,7 @@ async function* fileOf(step: Step, job: Job, buffer: Buffer): AsyncGenerator<Buf
     if (!contents) return;
     const { stats } = contents;
     using file = contents.file;
-    const changed = () => fault('conflict', path, 'changed while it was read, try again');
+    const changed = () => fault('conflict', path, 'changed while it was read; try again');
     const size = Number(stats.size);
     yield encodeHeader({ ...headerOf('file', step.path, stats, job.users), size });
     for (let left = size; left > 0; ) {

@@ -82,7 +82,7 @@ export class Tree implements Disposable {
   /** Throws if the name is protected. `present`: stats of the file that has the name now. */
   assertFree({ stats }: TreeDirectory, name: Bytes, present: fs.BigIntStats | undefined, path: Bytes): void {
     if (!this.#isProtected(fs.identityOf(stats), name, present ?? stats)) return;
-    throw entryFault('permission_denied', path, 'protected: it belongs to the agent');
+    throw entryFault('permission_denied', path, 'is not unpacked: a file of the agent has this name');
   }
 
   /** Stores the attributes of a directory in the archive. A directory that existed before stays unchanged. */
@@ -140,17 +140,17 @@ export class Tree implements Disposable {
   #remember(path: Bytes, self: string, made: boolean): void {
     const remembered = this.#remembered.get(path);
     if (remembered && remembered.self !== self)
-      throw entryFault('conflict', path, 'the directory was replaced meanwhile, try again');
+      throw entryFault('conflict', path, 'this directory was replaced meanwhile; try again');
     if (remembered) return;
     if (this.#remembered.size >= mostDirectories)
-      throw new AppError('payload_too_large', `an archive may have ${mostDirectories} directories`);
+      throw new AppError('payload_too_large', `the archive has more than ${mostDirectories} directories`);
     this.#remembered.set(path, { self, made });
   }
 }
 
 function notDirectory(path: Bytes, error: unknown): unknown {
   if (!isErrno(error, 'ENOTDIR', 'ELOOP')) return error;
-  return entryFault('not_a_directory', path, 'is a file or a symlink, and the archive has entries below it');
+  return entryFault('not_a_directory', path, 'is no directory on the machine, but one in the archive');
 }
 
 /** Sets mode and time of a created directory (0755 if the archive has no entry for it), and flushes it. */

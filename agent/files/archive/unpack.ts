@@ -41,7 +41,7 @@ export async function writeArchive(
 async function unpackInto(job: Job): Promise<WriteArchiveResponse> {
   const { entry } = job;
   const { found, at } = entry;
-  if (found && !found.stats.isDirectory()) throw fault('not_a_directory', entry.path, 'not a directory');
+  if (found && !found.stats.isDirectory()) throw fault('not_a_directory', entry.path, 'is not a directory');
   if (found) return fill(job, found.at);
   await fs.mkdir(at, 0o700);
   try {
@@ -76,7 +76,7 @@ async function assertVacant({ disk, entry, upload }: Job, present?: fs.BigIntSta
   // "/" and paths that end in "." have no name of their own, and cannot be replaced.
   const nameless = name === '' || name === '.';
   if (!upload.open.overwrite || !present.isDirectory() || nameless)
-    throw fault('already_exists', path, 'exists');
+    throw fault('already_exists', path, 'exists; overwrite replaces only an empty directory');
   await disk.writing.boundary.assertRemovable(present, disk.home, path);
   if (!(await fs.isEmpty(entry.at))) throw fault('directory_not_empty', path, 'is not empty');
 }

@@ -104,7 +104,7 @@ export async function keepOwner(change: Promise<void>, path: Bytes): Promise<voi
   } catch (error) {
     // EINVAL: the owner has no id in the agent's user namespace.
     if (!isErrno(error, 'EPERM', 'EINVAL')) throw error;
-    throw fault('permission_denied', path, 'the agent may not keep its owner and group');
+    throw fault('permission_denied', path, 'the agent may not set the same owner and group');
   }
 }
 

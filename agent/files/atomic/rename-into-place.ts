@@ -28,7 +28,7 @@ export async function linkAs(from: Confined, to: Confined, path: Bytes): Promise
     await link(from, to);
   } catch (error) {
     if (!isErrno(error, 'EPERM', 'EOPNOTSUPP')) throw error;
-    throw fault('not_supported', path, 'hard links are needed to never overwrite, and refused here');
+    throw fault('not_supported', path, 'needs hard links, which are refused here, unless overwrite is true');
   }
 }
 
@@ -52,7 +52,7 @@ export function assertPlace(
   { directory, overwrite, path }: Omit<Placement, 'from' | 'to'>,
 ): void {
   if (!present) return;
-  if (!overwrite) throw fault('already_exists', path, 'exists');
+  if (!overwrite) throw fault('already_exists', path, 'exists, and overwrite is false');
   if (present.isDirectory() && !directory) throw fault('is_a_directory', path, 'is a directory');
-  if (!present.isDirectory() && directory) throw fault('not_a_directory', path, 'not a directory');
+  if (!present.isDirectory() && directory) throw fault('not_a_directory', path, 'is not a directory');
 }

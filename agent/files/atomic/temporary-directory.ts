@@ -53,7 +53,7 @@ async function enter(name: TemporaryName): Promise<Pinned> {
     const stats = await pinned.stat();
     const ours = stats.isDirectory() && Number(stats.uid) === process.geteuid?.();
     if (!ours || !(await isEmpty(pinned.at)))
-      throw fault('conflict', name.path, 'was replaced meanwhile, try again');
+      throw fault('conflict', name.path, 'another program replaced this temporary directory; try again');
     await name.mark(markOf(stats));
     return pinned;
   } catch (error) {

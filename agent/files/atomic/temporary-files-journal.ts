@@ -13,6 +13,7 @@ import { type Bytes, bytes, toText } from '../confine/request-path.ts';
 import { clear } from '../empty-directory.ts';
 
 const prefix = '.farhand-';
+const notRemoved = 'a temporary file could not be removed; the agent tries again at its next start';
 /** Bytes beyond which the journal is rewritten, unless it was empty meanwhile. */
 const largest = 256 * 1024;
 /** Longest wait for removals at the start, in milliseconds: a dead network disk must not block the start. */
@@ -76,7 +77,7 @@ export class Journal {
           await fs.drop(at);
           await this.#remove(path);
         } catch (error) {
-          this.#log.warn({ err: error, path: toText(path) }, 'a temporary file stays behind');
+          this.#log.warn({ err: error, path: toText(path) }, notRemoved);
         }
       },
     };
@@ -152,10 +153,9 @@ async function remove(path: Bytes, mark: string, log: Logger): Promise<void> {
     if (stats.isDirectory()) await empty(at, mark, path);
     else if (!stats.isFile()) return;
     await fs.drop(at);
-    log.info({ path: toText(path) }, 'removed a temporary file of an earlier run');
+    log.info({ path: toText(path) }, 'removed a temporary file that an earlier run of the agent left');
   } catch (error) {
-    if (!isErrno(error, 'ENOENT'))
-      log.warn({ err: error, path: toText(path) }, 'a temporary file stays behind');
+    if (!isErrno(error, 'ENOENT')) log.warn({ err: error, path: toText(path) }, notRemoved);
   }
 }
 

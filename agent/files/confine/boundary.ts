@@ -46,17 +46,19 @@ export async function ancestry(at: Confined): Promise<string[]> {
 }
 
 function assertAbsolute(path: string): void {
-  if (!posix.isAbsolute(path)) throw new AppError('invalid_path', `${path}: must be absolute`);
+  if (!posix.isAbsolute(path)) throw new AppError('invalid_path', `${path}: must be an absolute path`);
 }
 
 async function canonical(root: string): Promise<Bytes> {
   try {
     const path = await realpath(root, 'latin1');
-    if (!(await stat(bytes(path))).isDirectory()) throw new AppError('not_a_directory', 'not a directory');
+    if (!(await stat(bytes(path))).isDirectory()) throw new AppError('not_a_directory', 'is not a directory');
     return path;
   } catch (error) {
     const { code, details, message } = fromErrno(error, 'cannot be opened');
-    throw new AppError(code, `root ${root}: ${message}; make it or name another`, details, { cause: error });
+    throw new AppError(code, `root ${root}: ${message}; make it or name another`, details, {
+      cause: error,
+    });
   }
 }
 
@@ -91,7 +93,7 @@ export class Boundary {
   ): Promise<Boundary> {
     for (const path of [...roots, ...forbidden]) assertAbsolute(path);
     await access('/proc/self/fd').catch(() => {
-      throw new AppError('not_supported', 'files need Linux with /proc mounted');
+      throw new AppError('not_supported', '/proc is not mounted: the agent cannot serve files without it');
     });
     const real = await Promise.all(roots.map(canonical));
     const spelled = [
@@ -138,7 +140,7 @@ export class Boundary {
     const behind = survey.ownProcess || survey.protectedInodes.some((one) => isBehind(one, survey, self));
     if (!behind && !(stats && hasSeveralNames(stats) && this.#protected.inside().has(identityOf(stats))))
       return;
-    throw fault('permission_denied', path, 'protected: it belongs to the agent');
+    throw ownFile(path);
   }
 
   /** Returns a check for many names in a row. It refreshes the protected inodes about once a second. */
@@ -162,19 +164,22 @@ export class Boundary {
     const self = identityOf(stats);
     const roots = [...new Set([...this.#roots, ...this.#spelled])];
     const reasons: [reason: string, lineage: Promise<Set<string>>][] = [
-      ['the root of all files stays', lineageOf(['/'])],
-      ["this is, or holds, the home directory of the agent's user", lineageOf([home])],
-      ['this is, or holds, a root that this agent allows', lineageOf(roots)],
-      ['this is, or holds, a protected path of the agent', this.#protected.lineage()],
+      ['the root directory cannot be removed, moved or replaced', lineageOf(['/'])],
+      ["it is, or contains, the home directory of the agent's user", lineageOf([home])],
+      ['it is, or contains, one of the directories of --root', lineageOf(roots)],
+      ["it is, or contains, one of the agent's own files", this.#protected.lineage()],
     ];
     for (const [reason, lineage] of reasons)
       if ((await lineage).has(self)) throw fault('permission_denied', path, reason);
   }
 
   outside(path: Bytes): AppError {
-    return fault('permission_denied', path, 'outside the roots that this agent allows');
+    return fault('permission_denied', path, 'is outside the directories that the agent serves (--root)');
   }
 }
+
+export const ownFile = (path: Bytes): AppError =>
+  fault('permission_denied', path, 'is not served: it belongs to the agent itself');
 
 /** Whether a file has several hard links, one of which may lie in a protected directory. */
 const hasSeveralNames = (stats: BigIntStats): boolean => stats.isFile() && stats.nlink > 1n;

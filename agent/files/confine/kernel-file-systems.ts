@@ -3,7 +3,7 @@
 import { type BigIntStats, readlinkSync } from 'node:fs';
 import { readFile, statfs } from 'node:fs/promises';
 import type { Confined } from './fs.ts';
-import { type Bytes, bytes } from './request-path.ts';
+import { type Bytes, bytes, fault } from './request-path.ts';
 
 /** f_type of procfs. */
 const procfs = 0x9fa0;
@@ -22,6 +22,12 @@ export async function holdsFiles(at: Confined): Promise<boolean> {
   // If statfs fails, true is returned: reading the directory then fails with the reason.
   const found = await statfs(bytes(at)).catch(() => undefined);
   return found === undefined || !madeUp.has(found.type);
+}
+
+/** Throws unsupported_file if an open directory lies on a file system of the kernel. */
+export async function assertHoldsFiles(at: Confined, path: Bytes): Promise<void> {
+  if (!(await holdsFiles(at)))
+    throw fault('unsupported_file', path, 'lies on a file system of the kernel, such as /proc');
 }
 
 /** Whether a file of /proc contains memory of a process, such as the agent's keys. */

@@ -28,11 +28,11 @@ export async function openTarget(
 ): Promise<Contents & { link: string | undefined }> {
   await using entry = await confinement.entry(path);
   const { at, stats } = entry.present;
-  if (stats.isDirectory()) throw fault('is_a_directory', path, 'is a directory');
-  if (!stats.isFile()) throw fault('unsupported_file', path, 'not a regular file');
-  if (folder) throw fault('not_a_directory', path, 'not a directory');
+  if (stats.isDirectory()) throw fault('is_a_directory', path, 'is a directory, where a file is needed');
+  if (!stats.isFile()) throw fault('unsupported_file', path, 'is not a regular file');
+  if (folder) throw fault('not_a_directory', path, 'ends in a slash, but is not a directory');
   if (await holdsMemory(entry.name, at, stats))
-    throw fault('unsupported_file', path, 'the memory of a process');
+    throw fault('unsupported_file', path, 'is not served: it is the memory of a process');
   // Opens the same inode again, now for reading.
   return { file: await pin(at, readOnly), stats, link: entry.link };
 }

@@ -15,7 +15,7 @@ export interface Target {
 /** The path that a request names. Relative paths, "~" and the empty path start at `home`. */
 export function targetOf(requested: Buffer, home: Bytes): Target {
   const text = requested.toString('latin1');
-  if (text.includes('\0')) throw new AppError('invalid_path', 'a path cannot hold a NUL byte');
+  if (text.includes('\0')) throw new AppError('invalid_path', 'a path must not contain a NUL byte');
   const path = posix.normalize(text.startsWith('/') ? text : `${home}/${text.replace(/^~(?=\/|$)/, '')}`);
   return {
     path: path.length > 1 && path.endsWith('/') ? path.slice(0, -1) : path,
@@ -35,13 +35,13 @@ export function fault(
 
 /** Throws not_a_directory if the request named a directory and the file is none. */
 export function assertFolder({ path, folder }: Target, stats: { isDirectory(): boolean }): void {
-  if (folder && !stats.isDirectory()) throw fault('not_a_directory', path, 'not a directory');
+  if (folder && !stats.isDirectory()) throw fault('not_a_directory', path, 'is not a directory');
 }
 
 /** Throws invalid_request if a mode has more than twelve bits. */
 export function assertMode(mode: number | undefined): void {
   if (mode !== undefined && mode > 0o7777)
-    throw new AppError('invalid_request', 'mode has more than 12 bits');
+    throw new AppError('invalid_request', 'mode: must be at most 7777 (octal)');
 }
 
 /** The parent of a relative path; empty for a path of one step. */

@@ -86,7 +86,7 @@ export class PathEntry implements AsyncDisposable {
 
   /** The file of that name. Throws file_not_found if there is none. */
   get present(): Found {
-    if (!this.found) throw fault('file_not_found', this.path, 'no such file');
+    if (!this.found) throw fault('file_not_found', this.path, 'does not exist');
     return this.found;
   }
 
@@ -226,7 +226,7 @@ export class Confinement {
   /** Follows a symlink. The kernel resolves its path; ".." is never removed lexically. */
   async #follow(trail: Trail, at: fs.Confined, name: Bytes): Promise<PathEntry> {
     trail.hops += 1;
-    if (trail.hops > longestTrail) throw fault('invalid_path', trail.path, 'too many symlinks');
+    if (trail.hops > longestTrail) throw fault('invalid_path', trail.path, 'leads through too many symlinks');
     const link = await fs.readlink(fs.child(at, name)).catch(() => undefined);
     // The symlink was replaced meanwhile.
     if (link === undefined) return this.#lookUp(trail, at, name);

@@ -2,7 +2,7 @@
 // Each directory is opened by its name in its open parent, so a change during the walk cannot redirect it.
 import { posix } from 'node:path';
 import { fromErrno, isErrno } from '../../../shared/errors.ts';
-import type { Boundary, IsProtected } from './boundary.ts';
+import { type Boundary, type IsProtected, ownFile } from './boundary.ts';
 import * as fs from './fs.ts';
 import { type Bytes, fault, toText } from './request-path.ts';
 
@@ -173,12 +173,12 @@ class Walker implements Disposable {
 
   #assertFree(level: Level, name: Bytes, stats: fs.BigIntStats): void {
     if (!this.#isProtected(level.self, name, stats)) return;
-    throw fault('permission_denied', this.#absolute(level.prefix + name), 'the agent keeps this to itself');
+    throw ownFile(this.#absolute(level.prefix + name));
   }
 
   #assertMount({ at }: fs.Pinned, path: Bytes): void {
     if (this.#mount === undefined || fs.mountOf(at) === this.#mount) return;
-    throw fault('file_busy', this.#absolute(path), 'another file system is mounted here');
+    throw fault('file_busy', this.#absolute(path), 'another file system is mounted here; unmount it first');
   }
 
   #absolute(path: Bytes): Bytes {

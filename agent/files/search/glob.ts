@@ -37,7 +37,7 @@ export function compileGlob(glob: string, ignoreCase: boolean): Glob {
 }
 
 const invalid = (reason: string): AppError =>
-  new AppError('invalid_request', `the glob of name is ${reason}`);
+  new AppError('invalid_request', `the glob in name is ${reason}`);
 const fitsSegment = (name: string[], segment: Segment): boolean =>
   segment !== '**' && matches(name, segment, '*', fitsPiece);
 const fitsPiece = (character: string, piece: Piece): boolean => piece !== '*' && piece(character);
@@ -112,7 +112,7 @@ function classOf(characters: string[], negated: boolean): Piece {
 
 /** Expands `{this,that}` into patterns, the innermost braces first. Braces without a comma are literal. */
 function expand(glob: string): string[] {
-  if (glob.split('{').length > mostBraces) throw invalid('too complex: too many braces');
+  if (glob.split('{').length > mostBraces) throw invalid(`too complex: over ${mostBraces} braces`);
   const done: string[] = [];
   const open = [glob];
   let length = 0;
@@ -122,7 +122,7 @@ function expand(glob: string): string[] {
     if (braces === undefined) done.push(next);
     else for (const choice of choices) open.push(next.replace(braces, () => choice));
     length += next.length;
-    if (length > longestExpanded) throw invalid('too complex: its braces stand for too much');
+    if (length > longestExpanded) throw invalid(`too complex: expands to over ${longestExpanded} characters`);
   }
   return done;
 }
