@@ -14,7 +14,7 @@ const dataDir = z
   )
   .transform((path) => resolve(path));
 
-/** Only for `install`, which stores them beside the others. */
+/** Settings of the verb `install`, which stores them in the settings file with the others. */
 export const serviceSettings = {
   user: {
     schema: z.string().optional(),

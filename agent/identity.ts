@@ -1,5 +1,4 @@
-// The machine's identity (identity.json): a key pair made here, the machine id, and the broker's certificate
-// authority.
+// The machine's identity at its broker: created with a join token, read at each start, and marked as removed.
 import {
   createHash,
   createPrivateKey,
@@ -24,14 +23,17 @@ import { enrollWith } from './link/dial.ts';
 import type { Identity } from './link/index.ts';
 
 export interface JoinParams {
-  /** HOST:PORT of the broker's link. */
+  /** HOST:PORT of the broker's port for agents. */
   broker: string;
   joinToken: string | undefined;
   name: string | undefined;
   tags: string[];
 }
 
-/** Reads the file of a join token. Throws StartError if it cannot be read; undefined if `mayBeMissing`. */
+/**
+ * Reads the file of a join token. Throws StartError if it cannot be read. With `mayBeMissing` the result is
+ * undefined if there is no file.
+ */
 export function readTokenFile(file: string, mayBeMissing = false): Promise<string | undefined> {
   return readFile(file, 'utf8').catch((error: unknown) => {
     if (mayBeMissing && isErrno(error, 'ENOENT')) return undefined;
@@ -40,7 +42,8 @@ export function readTokenFile(file: string, mayBeMissing = false): Promise<strin
 }
 
 /**
- * Reads the identity of a data directory, or enrols with a join token. Throws StartError when neither works.
+ * Reads the identity in a data directory, or joins the broker with a join token. Throws StartError if both
+ * are impossible, and AppError if a later attempt may succeed.
  */
 export async function loadIdentity(directory: string, params: JoinParams): Promise<Identity> {
   const file = identityFile(directory);
@@ -54,7 +57,8 @@ export async function loadIdentity(directory: string, params: JoinParams): Promi
   const ca = await pinnedAuthority(params.broker, fingerprint);
   const isRepeat = found?.machine_id === null && found.fingerprint === fingerprint;
   const pending = { ...(isRepeat ? found : freshKey(ca, fingerprint)), token_hash: hashOf(secret) };
-  // The old identity is replaced only after the broker has accepted, so that a refused token changes nothing.
+  // The identity of a removed machine is replaced only after the broker has accepted the token, so that a
+  // refused token changes nothing.
   if (!found?.machine_id) await writeDurably(file, JSON.stringify(pending));
   const { machine_id: machineId } = await enrollWith(params.broker, ca, {
     token: secret,
@@ -74,7 +78,7 @@ function freshKey(ca: string, fingerprint: string): StoredIdentity {
   return { machine_id: null, private_key: pem, ca_certificate: ca, fingerprint };
 }
 
-/** A removed machine may join again only with another token than its last one, even if that has uses left. */
+/** True if a machine that the broker has removed may join again: its token is not the one it joined with. */
 const mayReplace = ({ removed, token_hash }: StoredIdentity, token: string | undefined): boolean =>
   removed === true && !!token && token_hash !== hashOf(parseJoinToken(token).secret);
 
@@ -84,7 +88,7 @@ export async function markRemoved(directory: string): Promise<void> {
   if (found) await writeDurably(identityFile(directory), JSON.stringify({ ...found, removed: true }));
 }
 
-/** The machine as which a data directory has joined a broker, if it has. */
+/** The identity in a data directory; undefined if the machine has not joined a broker. */
 export async function machineIn(
   directory: string,
 ): Promise<(Omit<Identity, 'privateKey'> & { removed: boolean }) | undefined> {
@@ -105,13 +109,14 @@ function identityOf(from: StoredIdentity, machineId: string): Identity {
   };
 }
 
-/** Asks the broker for its chain, trusting nothing, and keeps the authority only if the token pins it. */
+/** Gets the broker's CA certificate (PEM). Throws unless its SHA-256 is the fingerprint in the join token. */
 async function pinnedAuthority(broker: string, fingerprint: string): Promise<string> {
   const socket = connect({
     ...hostPort.parse(broker),
     servername: linkServerName,
     ALPNProtocols: ['h2'],
-    // Nothing is sent over this connection, and only a certificate with the pinned hash is accepted from it.
+    // Safe, because nothing is sent over this connection, and the certificate is compared with the
+    // fingerprint.
     rejectUnauthorized: false,
     timeout: 10_000,
   });
@@ -134,7 +139,7 @@ function unreachable(broker: string, cause: unknown): AppError {
 }
 
 const notTheLink = 'is no port for agents; give --broker the port of the broker’s --grpc, 8421 by default';
-/** Frequent mistakes in words; the first two are how an HTTPS and a plain HTTP port answer. */
+/** Explanations of frequent errors. The first three are answers of an HTTPS port or a plain HTTP port. */
 const reasons: Readonly<Record<string, string>> = {
   ERR_SSL_TLSV1_ALERT_NO_APPLICATION_PROTOCOL: notTheLink,
   ERR_SSL_WRONG_VERSION_NUMBER: notTheLink,

@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-// farhand-agent: reads flags and signals; start.ts does the rest.
+// The program farhand-agent: reads flags, handles signals and starts the agent (start.ts).
 import { collectAtRest } from '../shared/garbage-collection.ts';
 import { createLogger, isJournal, withPriority } from '../shared/logger.ts';
 import {
@@ -38,7 +38,7 @@ async function main(): Promise<void> {
   notify = openNotify(process.env, process.pid, log);
   let agent: Agent | undefined;
   const stop = (): void => {
-    // There is no agent to close yet: it is still trying to join.
+    // Without an agent there is nothing to close: the machine is still trying to join a broker.
     if (!agent) process.exit(0);
     void notify?.ending('stopping');
     agent.close().catch(fail);
@@ -52,7 +52,10 @@ async function main(): Promise<void> {
   agent.ended.then(() => process.exit(0), fail);
 }
 
-/** Installing and the like: a part of its own, which a running agent does not need. */
+/**
+ * Runs install, status or uninstall. Their module is loaded only here, because a running agent does not need
+ * it.
+ */
 async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
   const { service } = await import('./systemd-service.ts');
   process.exitCode = await service(verb, { argv: argv.slice(1), env }, ownCommand(env));

@@ -16,12 +16,12 @@ export interface Sources {
   statfs(mount: string): Promise<Pick<StatsFs, 'frsize' | 'bsize' | 'blocks' | 'bfree' | 'bavail'>>;
 }
 
-/** A report is unary, so at most 64 KiB: the first of each list, and no absurd mount paths. */
+/** Limits of a report, which must fit a message of 64 KiB: entries of each list, bytes of a mount path. */
 const longestList = 64;
 const longestMount = 255;
 /** Milliseconds that a file system has to answer. */
 const diskLimit = 1_000;
-/** The kernel counts CPU time in ticks of 10 ms: over a shorter time the percentage would be noise. */
+/** Milliseconds between two measurements. The kernel counts CPU time in ticks of 10 ms. */
 const shortestWindow = 100;
 
 const system: Sources = { read: (path) => readFile(path, 'utf8'), statfs: (mount) => statfs(mount) };
@@ -65,8 +65,8 @@ export class MetricsReader {
   }
 
   /**
-   * Returns the number of cores. The first report covers the time since open, which is the dial and the
-   * hello; since boot would say nothing about now. Reports in quick succession repeat the last value.
+   * Measures the CPU usage since the last report, and returns the number of cores. The first report covers
+   * the time since the reader was created. A report within 100 ms repeats the last value.
    */
   async #measureCpu(): Promise<number> {
     const before = await this.#cpuTimes;
@@ -75,7 +75,7 @@ export class MetricsReader {
     this.#cpuTimes = this.#readCpuTimes();
     const after = await this.#cpuTimes;
     const total = after.total - before.total;
-    // A core that went offline takes its time along: such a window is skipped.
+    // The counters go back when a core goes offline. The last value is then repeated.
     if (total > 0) this.#usage = clamp(100 * (1 - (after.idle - before.idle) / total));
     return after.cores;
   }
@@ -108,7 +108,9 @@ function spaceOf(total: number, free: number): Space {
   return { total, used: total - free, free };
 }
 
-/** Without the loopback and the ends of containers' cables, whose bytes are counted elsewhere too. */
+/**
+ * All interfaces except the loopback and those of containers (veth), whose bytes other interfaces count too.
+ */
 function networkOf(text: string): NetworkInterface[] {
   const lines = [...text.matchAll(/^ *(?!lo:|veth)([^\s:]+): *(.*)$/gm)].slice(0, longestList);
   return lines.map(([, name = '', counters = '']) => {
@@ -122,9 +124,9 @@ function networkOf(text: string): NetworkInterface[] {
 interface Mount {
   path: string;
   type: string;
-  /** Major and minor number: one for all mounts of a file system. */
+  /** Major and minor number, which are the same for all mounts of a file system. */
   device: string;
-  /** Whether the whole file system is mounted, and not only a directory of it. */
+  /** True if the whole file system is mounted, and not only a directory of it. */
   whole: boolean;
 }
 
@@ -133,12 +135,12 @@ const deviceless = /^(zfs|btrfs|bcachefs|ubifs|virtiofs|9p|vboxsf)$/;
 const remote = /^(nfs4?|cifs|smb3|ceph|glusterfs|lustre|afs|gpfs|fuse\.(?!gvfsd|portal|lxcfs|snapfuse).+)$/;
 /** File systems of images, which are always full and therefore left out. */
 const image = /^(squashfs|erofs|iso9660|udf|cramfs)$/;
-/** Threads that silent file systems may hold: Node has four in all. */
+/** Most file systems without an answer. Each blocks one of Node's four threads. */
 const mostSilent = 2;
 
 /**
- * Asks file systems for their space; one that does not answer (a dead server) is not asked again before it
- * does.
+ * Asks file systems for their space. A file system that does not answer, such as that of a dead server, is
+ * not asked again until it has answered.
  */
 class Disks {
   readonly #statfs: Sources['statfs'];
@@ -193,7 +195,7 @@ async function measure(ask: Sources['statfs'], mount: string): Promise<Space | u
   }
 }
 
-/** Lists "/" first, whatever its type, then every other real file system once. */
+/** Lists "/" first, whatever its type, then every other file system on a disk or server once. */
 function mountsOf(text: string): Mount[] {
   const mounts = new Map<string, Mount>();
   // A later mount at the same path hides the earlier one.

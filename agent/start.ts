@@ -23,18 +23,20 @@ export interface Agent {
    * removed it.
    */
   ended: Promise<void>;
-  /** Whether the loop of the link is still making progress, even if it only tries to connect again. */
+  /**
+   * False if the loop that links the agent to the broker hangs. Waiting for the next attempt counts as true.
+   */
   alive(): boolean;
   /** Sends a farewell to the broker, ends running commands, and releases the data directory. */
   close(): Promise<void>;
 }
 
-/** Closes resources, the last opened first. */
+/** Functions that close the agent's parts; closeAll() calls the last one first. */
 type Closers = (() => unknown)[];
 
 /**
- * Starts an agent: enrols if need be, then stays linked until closed. `onLinkChange` is called with false
- * first. Throws StartError.
+ * Starts an agent, which joins the broker if needed and then stays linked until it is closed. `onLinkChange`
+ * is called with false first. Throws StartError.
  */
 export async function startAgent(
   settings: AgentSettings,
@@ -126,8 +128,8 @@ async function finishing(linked: Promise<void>, directory: string, closers: Clos
 }
 
 /**
- * The identity of this machine; a file with a join token has done its work then. Enrolment waits for a broker
- * that cannot be reached yet, as the link itself does.
+ * Reads or creates the identity of this machine, and removes the file with the join token. Tries again until
+ * the broker answers.
  */
 async function joined(
   { data_dir, broker, name, tags, join_token, join_token_file: file }: AgentSettings,
@@ -141,7 +143,7 @@ async function joined(
   for (;;) {
     try {
       const identity = await loadIdentity(data_dir, { broker, joinToken, name, tags });
-      // A machine that has joined keeps its broker; the token names the authority that it pins.
+      // A join token contains the fingerprint of its broker's CA certificate.
       if (joinToken && !joinToken.includes(identity.fingerprint))
         log.warn({ data_dir }, 'the join token is ignored: this machine has joined another broker already');
       if (file) await rm(file, { force: true });

@@ -76,7 +76,7 @@ async function planAgent(
     user,
     hidden: isRoot ? [] : ['/root'],
     blocks: [...(isRoot ? ['root'] : []), ...(isRoot || allow_sudo ? [] : ['locked'])],
-    // Not the token: that is a file of its own, removed once it was used.
+    // The token itself is stored in a file of its own, which the agent removes after use.
     stored: { ...given, user, join_token_file: tokenFile },
     secret: { file: tokenFile, text: token || undefined },
   };
@@ -92,8 +92,8 @@ async function tokenOf({ join_token, join_token_file }: Settings<typeof installS
 }
 
 /**
- * A machine needs a token, or one that an earlier install has left, or a broker that it has joined; one
- * broker.
+ * Throws StartError if the machine has no join token and has joined no broker, or if the token is of another
+ * broker than the one it has joined.
  */
 async function checkMachine(token: string): Promise<void> {
   const machine = await machineIn(dataOf(agent));
@@ -116,12 +116,12 @@ async function uninstallAgent(from: Invocation): Promise<number> {
   try {
     await uninstall(agent, keep_data);
   } finally {
-    // Also where the user stays because a process of it still runs.
+    // Runs even if the uninstall failed, for example because a process of the user still runs.
     await removeProgram();
     if (machine && !machine.removed && !keep_data)
       say(`The broker still lists it; next: farhand machines remove ${machine.machineId}`);
   }
-  // A package manager removes its own program.
+  // The program of a package stays: its package manager removes it.
   const rest = `; its data, settings and account are removed${existsSync(import.meta.filename) ? ', but not the program itself' : ''}`;
   say(`${agent.name} is uninstalled${keep_data ? '; its data, settings and account stay' : rest}.`);
   return 0;

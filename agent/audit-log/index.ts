@@ -13,14 +13,15 @@ const longestName = 200;
 /** Milliseconds after which a call that is not over gets a line for its start. */
 const slowMs = 1_000;
 /**
- * Lines a minute for refusals of each method and code, then a number: they must not displace what was done.
+ * Most lines a minute for refusals of each method and code. Further refusals are only counted, so that they
+ * do not push older lines out of the log.
  */
 const mostRefusals = 5;
 const minute = 60_000;
 
-/** The only method that is not logged: the broker calls it all the time, and gets nothing but numbers. */
+/** The only method that is not logged, because a broker may call it often and gets only metrics. */
 const unlogged: Method = 'GetMetrics';
-/** Calls that are there to last have a line as they start, too, and not only when they take long. */
+/** Calls of unlimited duration. A line is written when such a call starts, and another when it ends. */
 const lasting: ReadonlySet<string> = new Set<Method>([
   'WatchFiles',
   'StartProcess',
@@ -30,7 +31,7 @@ const lasting: ReadonlySet<string> = new Set<Method>([
   'AttachTerminal',
 ]);
 
-/** `activity.log` in a directory, with older ones beside it. */
+/** The log `activity.log` in a directory, with older files beside it. */
 export class AuditLog {
   readonly #lines: Lines;
   readonly #refusals: LogLimiter<{ method: string; result: string }>;
@@ -61,7 +62,7 @@ export class AuditLog {
     this.#lines.add({ at: iso(), ...line });
   }
 
-  /** Whether one more refusal gets a line of its own. */
+  /** Counts a refusal. True if it gets a line of its own. */
   admit(name: string, result: string): boolean {
     const method = methods.has(name) ? name : 'unknown';
     return this.#refusals.take(`${method} ${result}`, { method, result });
@@ -84,7 +85,7 @@ export class AuditedCall {
     this.#method = method;
     this.#refused = refused;
     this.#log = log;
-    // Set by the broker: logged as received, in bounds.
+    // The broker sets these texts, so they are cut to a length, and not checked.
     const bounded = (text = ''): string => cut(text, longestName);
     this.#common = {
       method: bounded(method),
@@ -94,7 +95,7 @@ export class AuditedCall {
     };
   }
 
-  /** Its request, or the first of many. */
+  /** Reports the request of the call, or its first request if there are several. */
   asked(request: unknown): void {
     this.#request = fieldsOf(request);
     if (this.#refused || this.#method === unlogged) return;
@@ -106,7 +107,7 @@ export class AuditedCall {
     if (lasting.has(this.#method)) this.#exit = exitOf(response) ?? this.#exit;
   }
 
-  /** The act is done, even if its answer reaches no caller. */
+  /** Reports that the operation is done, even if the response does not arrive at the broker. */
   done(): void {
     this.#done = true;
   }
@@ -123,20 +124,17 @@ export class AuditedCall {
   }
 
   #add(event: 'start' | 'end', more: Fields): void {
-    // Long fields come last: they are cut first.
+    // The fields of the request come last, because a line that is too long is cut at its end.
     this.#log.add({ event, ...this.#common, ...more, ...this.#request });
   }
 }
 
-// ---- Fields logged of a call: its subject, never contents, input or environment
+// ---- The fields of a request that are logged: never contents, input or environment
 
 /** Fields of a log line, named as people query them with jq. */
 type Fields = Record<string, unknown>;
 
-/**
- * The request fields that are logged, of any method. A new field of a request is private until it is named
- * here.
- */
+/** The request fields that are logged, of all methods. A field that is not listed here is not logged. */
 const loggable: ReadonlySet<string> = new Set([
   ...['id', 'client_id', 'path', 'source', 'destination', 'command', 'user', 'cwd', 'mode', 'owner', 'group'],
   ...['signal', 'name', 'recursive', 'ids', 'args'],
@@ -145,19 +143,16 @@ const mostItems = 64;
 
 function loggedAs(value: unknown): unknown {
   if (Buffer.isBuffer(value)) return value.toString();
-  // The mode of a file.
+  // Only the mode of a file is a number; it is logged in octal digits.
   if (typeof value === 'number') return value.toString(8).padStart(4, '0');
   if (!Array.isArray(value)) return value || undefined;
   if (value.length === 0) return undefined;
   return [...value.slice(0, mostItems).map(loggedAs), ...(value.length > mostItems ? ['…'] : [])];
 }
 
-/**
- * The logged fields of a decoded request, or of the first where there are many; undefined values are left out
- * of a line.
- */
+/** The logged fields of a decoded request. JSON leaves out fields that are undefined. */
 function fieldsOf(request: unknown): Fields {
-  // Every request is a message; that of an upload or attachment has `open`, that of a process or terminal
+  // Requests of uploads and attachments have their fields in `open`, those of processes and terminals in
   // `spec`.
   const { open, spec, ...own } = request as Fields & { open?: object | null; spec?: object | null };
   const { program, content, ...all }: Fields = { ...own, ...open, ...spec };

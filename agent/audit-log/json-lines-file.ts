@@ -14,21 +14,21 @@ const defaults = {
 };
 
 const oldFiles = 4;
-/** Bytes that wait for a disk that hangs; lines beyond are counted and left out. */
+/** Most bytes that wait in memory for the disk. Lines beyond that are dropped and counted. */
 const mostWaiting = 4 * 1024 * 1024;
-/** Bytes that are written at once instead of waiting for more. */
+/** Waiting bytes at which the lines are written without further delay. */
 const enough = 256 * 1024;
-/** Bytes of all texts of a line as they are written: with the rest of it they stay below 8 KiB. */
+/** Most bytes of all texts of a line, as written, so that the whole line is shorter than 8 KiB. */
 const mostText = 6 * 1024;
 
 export class Lines {
   readonly #path: string;
   readonly #log: Logger;
   readonly #options: typeof defaults;
-  /** Stays open: a caller who uses up all descriptors cannot hide its acts. */
+  /** Stays open, so that lines can be written even if a caller has used up all file descriptors. */
   #file: FileHandle | undefined;
   #size = 0;
-  /** Whether the last line of the file may be cut off. */
+  /** True if the last line of the file may be incomplete. */
   #torn = false;
   #waiting: string[] = [];
   #bytes = 0;
@@ -43,7 +43,9 @@ export class Lines {
     this.#options = options;
   }
 
-  /** NAME.log of a directory, older ones NAME.1.log and so on; only this user reads them. */
+  /**
+   * Opens NAME.log in a directory; older files are NAME.1.log and so on. Only the agent's user can read them.
+   */
   static async open(
     directory: string,
     name: string,
@@ -51,7 +53,7 @@ export class Lines {
     options: Partial<typeof defaults> = {},
   ): Promise<Lines> {
     const lines = new Lines(join(directory, name), log, { ...defaults, ...options });
-    // A failure is reported when there is something to write.
+    // A failure is ignored here: the first write tries again and reports it.
     await lines.#open().catch(() => undefined);
     return lines;
   }
@@ -112,7 +114,9 @@ export class Lines {
     }
   }
 
-  /** The file, which that many bytes still fit: a new one if it is full, was replaced, or is missing. */
+  /**
+   * Opens the file for `bytes` more bytes. Begins a new file if the present one is full, replaced or missing.
+   */
   async #open(bytes = 0): Promise<FileHandle> {
     const held = this.#file;
     if (held && (await isAt(held, this.#pathOf(0)))) {
@@ -122,7 +126,7 @@ export class Lines {
     try {
       this.#file = await open(this.#pathOf(0), 'a+', 0o600);
     } catch (error) {
-      // Better in an old one than nowhere.
+      // The lines go to the old file, which is better than losing them.
       if (held) return held;
       throw error;
     }
@@ -145,7 +149,7 @@ export class Lines {
   }
 }
 
-/** The line as JSON. If its texts are too long together, the last ones are cut. */
+/** The line as JSON. If its texts together are too long, the last texts are cut. */
 function lineOf(line: object): string {
   let left = mostText;
   const shortened = JSON.stringify(line, (_name, value: unknown) => {
@@ -157,10 +161,10 @@ function lineOf(line: object): string {
   return escapeControls(shortened);
 }
 
-/** Bytes of a text as it is written, without its quotes. */
+/** Length in bytes of a text as JSON, without its quotes. */
 const lengthOf = (text: string): number => Buffer.byteLength(cleanJson(text)) - 2;
 
-/** The start of a text that is written in so many bytes. */
+/** The start of a text that takes at most `most` bytes as JSON, with an ellipsis if the text was cut. */
 export function cut(text: string, most: number): string {
   let start = text.slice(0, most);
   for (let length = lengthOf(start); length > most; length = lengthOf(start))

@@ -1,5 +1,5 @@
 // Changes mode, owner or group of a file or directory. Symlinks are followed, and the file opened first is
-// changed even if it is renamed meanwhile.
+// changed even if it is renamed during the call.
 import { AppError } from '../../shared/errors.ts';
 import { chmod, chown, stat } from './confine/fs.ts';
 import { assertFolder, assertMode } from './confine/request-path.ts';

@@ -108,7 +108,7 @@ class Copier implements AsyncDisposable {
     return { files: this.#files, bytes: this.#bytes };
   }
 
-  /** Resolves when no flush is under way. Needed after a failure. */
+  /** Waits for the flushes in progress, so that after a failure their files can be removed. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.#flushes[Symbol.asyncDispose]();
   }

@@ -24,8 +24,8 @@ export function describe(path: Bytes, stats: BigIntStats, users: Users, link?: B
 }
 
 /**
- * Describes a name in an open directory. A symlink has the type and size of its target if that can be
- * reached.
+ * Describes a name in an open directory. A symlink is described with the type and size of its target, if the
+ * target exists inside the roots.
  */
 export async function describeName(
   confinement: Confinement,

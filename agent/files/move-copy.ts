@@ -1,6 +1,6 @@
 // Moves and copies files and directories, and moves symlinks. A move is one rename.
 // Between file systems a move copies the whole source, renames the copy into place, and then removes the
-// source. A copy is made beside the destination and renamed into place in one step.
+// source. A copy is made beside the destination and renamed into place atomically.
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { assertPlace, type Placement, place } from './atomic/rename-into-place.ts';
@@ -57,7 +57,7 @@ export const copyFile: Operation<'copyFile'> = async (disk, request, source, sig
   return { entry: await arrived(disk, transfer), ...copied };
 };
 
-/** Describes the file at the destination, or the source if the destination was removed meanwhile. */
+/** Describes the file at the destination, or the source if the destination is already removed. */
 const arrived = async ({ writing, users }: Disk, { to, stats }: Transfer): Promise<FileEntry> =>
   describeName(writing, to, (await fs.lookAt(to.at)) ?? stats, await users());
 
@@ -150,7 +150,7 @@ async function publish(transfer: Transfer, content: fs.Confined): Promise<string
 }
 
 /**
- * Moves the source into a private directory in one step. The caller removes that directory with its content.
+ * Moves the source into a private directory atomically. The caller removes that directory with its content.
  */
 async function withdraw({ from, stats, source }: Transfer, away: fs.Confined): Promise<void> {
   await fs.rename(from.at, away);

@@ -21,7 +21,7 @@ export interface Disk {
   /** Directory at which relative paths start. */
   home: Bytes;
   journal: Journal;
-  /** Limits the calls that may keep the disk busy for hours. */
+  /** Limits how many calls that may occupy the disk for hours run at once. */
   heavy: Semaphore;
   /** Quota of all watches together. */
   watches: Quota;

@@ -26,7 +26,7 @@ async function touch(disk: Disk, request: Request, target: Target, signal: Abort
   return stats && describe(target.path, stats, await disk.users(), entry.link);
 }
 
-/** Sets the time of the open file, even if it was renamed or removed meanwhile. */
+/** Sets the time of the file that was opened, even if the file is renamed or removed before. */
 async function change(entry: PathEntry, request: Request, target: Target): Promise<BigIntStats> {
   const { at, stats } = entry.present;
   assertFolder(target, stats);
@@ -67,5 +67,5 @@ function assertTime({ modified_at_ms = 0 }: Request): void {
 
 function assertCreate(request: Request, { path, folder }: Target): void {
   if (!request.create) throw fault('file_not_found', path, 'does not exist, and create is false');
-  if (folder) throw fault('is_a_directory', path, 'names a directory, because it ends in a slash or dots');
+  if (folder) throw fault('is_a_directory', path, 'names a directory: it ends in "/", "." or ".."');
 }

@@ -18,7 +18,7 @@ import type { Operation } from './operation-handler.ts';
 const mostWaiting = 10_000;
 /** Most changes in a message. */
 const batchSize = 256;
-/** Milliseconds to wait before changes are read, so that the steps of one change are reported once. */
+/** Milliseconds to wait before changes are read, so that several events of one change are reported once. */
 const settling = 20;
 /**
  * Share of the quota that a directory takes, in names, for the kernel's watch and its handle in the agent.
@@ -287,8 +287,8 @@ class Watch implements Disposable {
   }
 
   /**
-   * Opens a path step by step from the start, never through a symlink. Undefined if it is gone or not
-   * accessible.
+   * Opens each directory of a path in its open parent, never through a symlink. Undefined if one of them is
+   * gone or not accessible.
    */
   async #open(path: Bytes): Promise<fs.Pinned | undefined> {
     try {
@@ -303,7 +303,9 @@ class Watch implements Disposable {
     }
   }
 
-  /** Takes from the quota. On failure the whole watch is released, so that other watches can go on. */
+  /**
+   * Adds names to the quota's use. If the quota is exceeded, this watch ends, so that the others can go on.
+   */
   #takeQuota(names: number): void {
     try {
       this.#quota.add(names);

@@ -39,25 +39,26 @@ export interface CallsOptions {
 /** Messages that may wait on the control stream. Answers beyond them use a stream of their own. */
 const mostWaiting = 32;
 
-/** How long the broker has to end a stream after our half-close. */
+/** Milliseconds that the broker has to end a stream after the agent has half-closed it. */
 const closingMs = 10_000;
-/** How long the broker has to end the stream of a call that it has given up. */
+/** Milliseconds that the broker has to end the stream of a call that it has cancelled. */
 const givenUpMs = 1_000;
-/** Streaming calls of the short class that this agent answers at once, and of those that move bytes. */
+/** Most open streaming calls of the class `short`, and as many of the class `bulk`. */
 export const openCalls = 32;
 /**
- * Besides them: calls that last, watches, and calls of no class (answered by a reply, or ended unknown to the
- * broker).
+ * Most open calls in all: short and bulk calls, followed processes, terminals and their clients, watches, and
+ * calls outside the classes (unary calls, and calls that the broker has cancelled but the agent has not
+ * ended).
  */
 const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 128;
 
 /** Format of call ids. They are sent in headers, so only printable ASCII is allowed. */
 const callId = /^[\x21-\x7e]{1,64}$/;
 
-/** Calls that must be quick, because a person waits for the echo of each key. */
+/** Calls whose answers use the connection of the control stream: a person waits for the echo of each key. */
 const quick = new Set<string>(['AttachTerminal'] satisfies Method[]);
 
-/** A call that is answered. */
+/** A call that the agent is answering. */
 interface OpenCall {
   shape: MethodShape;
   call: Call__Output;
@@ -136,7 +137,7 @@ export class Calls {
     return new AppError('unavailable', `${mostOpen} calls are open on this machine; try again later`);
   }
 
-  /** A failure that comes before anything else is the whole answer. */
+  /** Sends the error of a failed call, unless the call has a stream, on which the error was sent already. */
   #failed(error: unknown, call: Call__Output, signal: AbortSignal, streamed: boolean): void {
     const { call_id, request_id, method } = call;
     if (signal.aborted) return;
@@ -191,25 +192,25 @@ export class Calls {
     const { call, abort } = open;
     const { signal } = abort;
     const { line } = this.#options;
-    // It shares the control stream's connection where it has to be quick, or where there is no other.
+    // The answer shares the control stream's connection if it must be quick or the other connection is down.
     const shared = quick.has(call.method) || !(await line.stands());
     signal.throwIfAborted();
     const stream = line.answer(call.call_id, shared);
     open.stream = stream;
     const status = new Promise((resolve) => stream.once('status', resolve));
-    // HTTP/2 ends a connection that resets too many streams: the broker that gave a call up ends its stream
-    // as well.
+    // Each cancelled stream is reset, and HTTP/2 ends a connection with too many resets. A broker that
+    // cancels a call ends its stream by itself, so the agent waits for that first.
     const stop = (): void =>
       signal.reason === gaveUp ? void after(givenUpMs, () => stream.cancel()) : stream.cancel();
     signal.addEventListener('abort', stop, { once: true });
-    // Errors reach the reader or the writer; without a listener they would end the process.
+    // The reader or writer of the stream also gets the error. Without a listener it would end the process.
     stream.on('error', (error) => abort.abort(isGivenUp(error) ? gaveUp : gone()));
     try {
       await sendFrames(stream, framesOf(stream), signal);
     } finally {
       stream.end();
       stream.resume();
-      // The broker ends last, so that our last frames are not cut off.
+      // The broker ends the stream last, so that the agent's last frames are not cut off.
       const cancelClosing = after(closingMs, () => stream.cancel());
       await status;
       cancelClosing();
@@ -240,7 +241,7 @@ export class Calls {
   }
 }
 
-/** A refused call is logged as far as its request came along. */
+/** Adds the request of a refused call to the audit log, if the request came with the call. */
 function logRefused(entry: AuditedCall, shape: MethodShape | undefined, call: Call__Output): void {
   if (!shape || shape.clientStreams || call.request_follows) return;
   try {
@@ -273,7 +274,7 @@ async function* requestsOf({ shape, entry }: OpenCall, stream: AnswerStream): As
   }
 }
 
-/** A request that was too large for the call's notice. */
+/** Reads a request that was too large for the control stream and follows on the call's own stream. */
 async function largeRequest({ shape, entry }: OpenCall, stream: AnswerStream): Promise<unknown> {
   const first = await receiveFrames(stream, gone).next();
   stream.resume();
@@ -281,7 +282,7 @@ async function largeRequest({ shape, entry }: OpenCall, stream: AnswerStream): P
   return requestOf(shape, first.value, entry);
 }
 
-/** The notice of it on the control stream may come later than the end of the call's own. */
+/** True if the broker has cancelled the call. Its Cancel message may arrive after the end of the stream. */
 function isGivenUp(error: Error): boolean {
   const cancelled = 'code' in error && error.code === grpcStatus.CANCELLED;
   return cancelled && 'details' in error && error.details === cancelledDetails;

@@ -1,21 +1,18 @@
-// Coalesces the frames of a short answer: one that ends within a moment goes out in one message, without a
-// stream.
+// Coalesces the frames of a short answer: an answer that ends within 25 ms after its first frame is sent as
+// one message, without a stream of its own.
 import { after } from '../../shared/clock.ts';
 
-/**
- * From the first frame on: a command of a busy machine ends in that, and a watch's first words wait no
- * longer.
- */
+/** Milliseconds to wait for the end after the first frame. Most short commands end within that time. */
 const momentMs = 25;
-/** From the start on: the broker waits for a sign, however long there is nothing to say. */
+/** Milliseconds to wait for the first frame. After that the answer gets a stream, which the broker awaits. */
 const silentMs = 1_000;
-/** With the heads of its messages it stays below the limit of the control stream. */
+/** Largest answer in bytes, so that with its message headers it fits a message of the control stream. */
 const mostBytes = 60 * 1024;
 const mostFrames = 64;
 
 /**
- * All frames of an answer that ends within the moment and is small; else the whole of it, as it comes. Throws
- * what the answer throws before its first frame. The caller closes `answer`.
+ * Resolves to all frames of an answer that is short and ends in time, otherwise to a generator of all its
+ * frames. Throws the error of an answer that fails before its first frame. The caller closes `answer`.
  */
 export async function coalesce(answer: AsyncGenerator<Buffer>): Promise<Buffer[] | AsyncGenerator<Buffer>> {
   const frames: Buffer[] = [];

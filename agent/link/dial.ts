@@ -1,4 +1,4 @@
-// One dial of the broker: a gRPC client of its own, with the broker's authority as the only trusted root.
+// One connection attempt to the broker: gRPC clients that trust only the broker's CA certificate.
 import {
   type ChannelOptions,
   connectivityState,
@@ -21,26 +21,24 @@ export type ControlStream = ReturnType<LinkClient['Connect']>;
 export type AnswerStream = ReturnType<LinkClient['Answer']>;
 
 const enrolMs = 10_000;
-/** The broker waits longer for an answer's stream; one that is never opened would be an answer lost. */
+/** Milliseconds to wait for the second connection. The broker waits longer for the stream of an answer. */
 const connectMs = 2_000;
 
 const options: ChannelOptions = {
   'grpc.ssl_target_name_override': linkServerName,
   'grpc.default_authority': linkServerName,
-  // Else grpc-js shares connections between agents of one process and adds a retry loop of its own.
+  // Without this option grpc-js shares connections between agents of one process and retries by itself.
   'grpc.use_local_subchannel_pool': 1,
-  // Saves a copy of every chunk. The agent's own loop retries instead.
+  // Retries of grpc-js copy every chunk. The agent reconnects in keepLinked() instead.
   'grpc.enable_retries': 0,
   'grpc.service_config_disable_resolution': 1,
   'grpc-node.flow_control_window': windowBytes,
   'grpc.max_receive_message_length': 2 * 1024 * 1024,
   'grpc.max_send_message_length': 2 * 1024 * 1024,
-  // A broker on a private network is not behind the proxy that the environment may name.
+  // The broker is dialed directly, even if the environment sets an HTTP proxy.
   'grpc.enable_http_proxy': 0,
 };
-/**
- * A connection without calls receives nothing: without keepalive a dead one would be taken for a good one.
- */
+/** Finds a broken connection that has no calls. Heartbeats watch only that of the control stream. */
 const keepalive: ChannelOptions = {
   'grpc.keepalive_time_ms': 20_000,
   'grpc.keepalive_timeout_ms': 10_000,
@@ -48,7 +46,7 @@ const keepalive: ChannelOptions = {
 };
 const LinkClientOf = makeGenericClientConstructor(linkService, 'Link');
 
-/** Dials HOST:PORT; `ca` is the PEM of the pinned authority. */
+/** Connections to one broker. `broker` is HOST:PORT, `ca` the PEM of the broker's CA certificate. */
 export class Dial {
   readonly #quick: LinkClient;
   /**
@@ -66,8 +64,8 @@ export class Dial {
   }
 
   /**
-   * The stream that answers one call; `quick` ones share the connection of the control stream, the others
-   * have one of their own.
+   * Opens the stream that answers one call: with `quick` on the connection of the control stream, otherwise
+   * on the second connection.
    */
   answer(callId: string, quick = false): AnswerStream {
     const metadata = new Metadata();
@@ -75,7 +73,7 @@ export class Dial {
     return (quick ? this.#quick : this.#slow).Answer(metadata);
   }
 
-  /** Whether the connection for slow answers is ready. Dials it if needed and waits up to 2 s. */
+  /** True if the second connection is ready. Connects it if needed and waits up to 2 s. */
   stands(): Promise<boolean> {
     return isReady(this.#slow);
   }
@@ -87,7 +85,7 @@ export class Dial {
 }
 
 /**
- * Whether a client's connection is ready. Dials it if needed and waits up to 2 s.
+ * True if a client's connection is ready. Connects it if needed and waits up to 2 s.
  * waitForReady of grpc-js is not used, because it makes a closed client dial again.
  */
 async function isReady(client: LinkClient): Promise<boolean> {
@@ -96,7 +94,7 @@ async function isReady(client: LinkClient): Promise<boolean> {
   for (;;) {
     const state = channel.getConnectivityState(true);
     if (state === connectivityState.READY) return true;
-    // A refused connection is dialed again later, which is not awaited.
+    // After a refused connection grpc-js tries again later, which takes too long to wait for.
     if (state !== connectivityState.IDLE && state !== connectivityState.CONNECTING) return false;
     const { promise, resolve } = Promise.withResolvers<boolean>();
     channel.watchConnectivityState(state, deadline, (error) => resolve(!error));
@@ -105,7 +103,8 @@ async function isReady(client: LinkClient): Promise<boolean> {
 }
 
 /**
- * Enrols over a connection of its own. Throws StartError when the broker refuses, AppError when it may pass.
+ * Registers this machine with a join token. Throws StartError if the broker refuses it, and AppError if a
+ * later attempt may succeed.
  */
 export function enrollWith(
   broker: string,
@@ -122,7 +121,7 @@ export function enrollWith(
 }
 
 function clientOf(broker: string, ca: string, more: ChannelOptions = {}): LinkClient {
-  // Made from the service that LinkClient was generated for.
+  // The cast is safe: LinkClient was generated from the same service.
   return new LinkClientOf(broker, credentials.createSsl(Buffer.from(ca)), {
     ...options,
     ...more,

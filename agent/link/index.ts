@@ -22,7 +22,7 @@ import { brokerText, type ControlStream, Dial } from './dial.ts';
 export interface Identity {
   machineId: string;
   privateKey: KeyObject;
-  /** PEM of the only authority this agent trusts. */
+  /** PEM of the only CA certificate that this agent trusts. */
   caCertificate: string;
   /** SHA-256 of that certificate, hexadecimal. */
   fingerprint: string;
@@ -40,11 +40,11 @@ export interface LinkOptions extends Omit<CallsOptions, 'line' | 'control'> {
   report(): Promise<Metrics | null>;
   /** Called whenever the link is established or lost. */
   onLinkChange?(linked: boolean): void;
-  /** Called at each turn of the loop and each message; the next is due within `ms`, else something hangs. */
+  /** Called at each attempt and message. If the next call does not come within `ms`, the agent hangs. */
   onProgress?(ms: number): void;
 }
 
-/** The broker has removed this machine. */
+/** Thrown when the broker has removed this machine. */
 export class Removed extends StartError {
   constructor(reason: string) {
     super(
@@ -55,25 +55,22 @@ export class Removed extends StartError {
 
 const instanceId = newId('link');
 /**
- * An agent that was fenced off by its double stays away longer than a mere loss, so that the two do not
- * wrestle.
+ * Milliseconds to wait after another agent with the same identity has taken over the link, so that the two do
+ * not take it from each other all the time.
  */
 const fencedMs = 30_000;
 const greetingMs = 10_000;
-/**
- * Whatever the broker asks for: it cannot keep us busy with heartbeats, nor hold on to us while it says
- * nothing.
- */
+/** Limits of the heartbeat interval and the silence, in milliseconds, that a broker may set. */
 const shortestBeatMs = 50;
 const longestBeatMs = 60_000;
 const longestSilenceMs = 300_000;
-/** Added to the time of the next expected message: a busy machine is slow, not dead. */
+/** Milliseconds added to the time of the next expected message, because a busy machine is slow. */
 const patienceMs = 60_000;
 const farewellMs = 1_000;
 
 /**
- * Keeps the machine linked until the signal fires. Throws StartError when the broker does not know this
- * machine.
+ * Links the machine to the broker, and again after each loss, until the signal fires. Throws StartError if
+ * the broker has removed this machine.
  */
 export async function keepLinked(options: LinkOptions, signal: AbortSignal): Promise<void> {
   shortenQueues();
@@ -112,14 +109,14 @@ class Connection {
   }
 
   /**
-   * Resolves at the end of the connection, with the milliseconds to wait before the next if the broker set
-   * them.
+   * Resolves at the end of the connection. The result is the time in milliseconds to wait before the next
+   * connection, or undefined if the broker has not set one.
    */
   async run(signal: AbortSignal): Promise<number | undefined> {
     const leave = (): void => {
       this.#send({ farewell: {} });
       this.#control.end();
-      // Cancelled after a second, so that a hung broker does not delay the end.
+      // The stream is cancelled after a second, so that a hung broker does not delay the end.
       after(farewellMs, () => this.#control.cancel());
     };
     const stopWatching = every(1_000, () => this.#watch());

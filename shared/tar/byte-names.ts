@@ -3,7 +3,7 @@
 /** A path or name with one character per byte; use `bytes` to pass it to `fs`, `toText` to print it. */
 export type Bytes = string;
 
-/** Converts a name to the form that `fs` takes. */
+/** Converts a name to the form that functions of node:fs need. */
 export const bytes = (path: Bytes): Buffer => Buffer.from(path, 'latin1');
 /** Converts a name to text for messages; bytes that are not UTF-8 become U+FFFD. */
 export const toText = (path: Bytes): string => bytes(path).toString();

@@ -1,5 +1,5 @@
 // Extracts the entries of an archive into a tree. Each file is written and flushed under a temporary name,
-// then placed in one step. Small files are finished in parallel while the next ones are read.
+// then renamed to its name. Small files are finished in parallel while the next ones are read.
 import { posix } from 'node:path';
 import { AppError, errnoOf, fromErrno, isErrno } from '../../../shared/errors.ts';
 import {

@@ -64,7 +64,7 @@ export class Tree implements Disposable {
   }
 
   /**
-   * Whether too many directories are open. The caller then closes them once no file in them is in progress.
+   * True if too many directories are open. The caller then closes them once no file in them is in progress.
    */
   get full(): boolean {
     return this.#open.size > mostHeld;

@@ -1,4 +1,4 @@
-// Writes a new file under a temporary name, then its attributes, then renames it in one step.
+// Writes a new file under a temporary name, sets its attributes, and renames it atomically.
 // Data is flushed during the write, so that the final fsync of a large file does not take minutes.
 import { isErrno } from '../../../shared/errors.ts';
 import * as fs from '../confine/fs.ts';
@@ -12,7 +12,7 @@ const flushBytes = 64 * 1024 * 1024;
 
 export class NewFile implements AsyncDisposable {
   readonly pinned: fs.Pinned;
-  /** The flush under way. Rejects if it fails. */
+  /** The last flush, which may be in progress. Rejects if the flush fails. */
   flushing: Promise<unknown> = Promise.resolve();
   #unflushed = 0;
   size = 0;
@@ -87,9 +87,10 @@ export class Flushes implements AsyncDisposable {
 }
 
 /**
- * A time as Node takes it, exact to less than a microsecond. It is a text because Node takes a negative number for the
- * present time. Whole milliseconds get half a microsecond more where they are no multiple of an eighth of a second:
- * floating point does not hold them exactly, and every other one would become a millisecond earlier.
+ * A time in the form that utimes() of Node needs, exact to less than a microsecond. The result is a string,
+ * because Node treats a negative number as the present time. Whole milliseconds that are no multiple of an
+ * eighth of a second get half a microsecond more: they are inexact as floating point numbers, and without the
+ * addition every other one would be stored a millisecond too early.
  */
 export function seconds(ns: bigint): string {
   const isInexact = ns % 1_000_000n === 0n && ns % 125_000_000n !== 0n;
@@ -178,7 +179,7 @@ export class AtomicWrite implements AsyncDisposable {
     return true;
   }
 
-  /** Gives the file its final name in one step. Without `overwrite` it fails if the name is taken. */
+  /** Gives the file its final name atomically. Without `overwrite` it fails if the name exists. */
   async place(overwrite: boolean): Promise<void> {
     const { at } = this.#name;
     const { entry } = this;

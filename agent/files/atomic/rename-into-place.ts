@@ -1,4 +1,4 @@
-// Moves a finished file or directory to its final name in one step. Without `overwrite` nothing is replaced.
+// Moves a finished file or directory to its final name atomically. Without `overwrite` nothing is replaced.
 import { isErrno } from '../../../shared/errors.ts';
 import { type Confined, identityOf, link, lstat, mkdir, rename, rmdir, unlink } from '../confine/fs.ts';
 import { type Bytes, fault } from '../confine/request-path.ts';
@@ -18,7 +18,7 @@ export async function place({ from, to, directory, overwrite, path }: Placement)
   if (directory) return claim(from, to);
   await linkAs(from, to, path);
   const [old, made] = await Promise.all([lstat(from), lstat(to)]);
-  // If another file has taken the name `from` meanwhile, it is not removed.
+  // If another file has the name `from` by now, that file is not removed.
   if (identityOf(old) === identityOf(made)) await unlink(from);
 }
 

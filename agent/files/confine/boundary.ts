@@ -23,11 +23,11 @@ export interface Survey {
   chain: string[];
   roots: (string | undefined)[];
   protectedInodes: ProtectedInode[];
-  /** Whether the name lies in the /proc directory of one of the agent's own processes. */
+  /** True if the name lies in the /proc directory of one of the agent's own processes. */
   ownProcess: boolean;
 }
 
-/** Whether a name is protected. `parent`: device and inode of its directory. */
+/** True if a name is protected. `parent`: device and inode of its directory. */
 export type IsProtected = (parent: string, name: Bytes, stats: BigIntStats) => boolean;
 
 /** Device and inode of a path, with symlinks followed. */
@@ -70,7 +70,7 @@ export class Boundary {
   readonly #spelled: Bytes[];
   readonly #protected: ProtectedInodes;
   readonly #processes: () => number[];
-  /** Whether the whole disk is allowed, except protected paths. */
+  /** True if the whole disk is allowed, except protected paths. */
   readonly unconfined: boolean;
 
   private constructor(roots: Bytes[], spelled: Bytes[], inodes: ProtectedInodes, processes: () => number[]) {
@@ -106,7 +106,7 @@ export class Boundary {
   }
 
   /**
-   * Whether the spelling of the path lies inside a root. Used only to choose an error, never to allow access.
+   * True if the spelling of the path lies inside a root. Used only to choose an error, never to allow access.
    */
   covers(path: Bytes): boolean {
     return this.#spelled.some((root) => within(path, root));
@@ -133,7 +133,7 @@ export class Boundary {
   }
 
   /**
-   * Throws if the file is protected. Also applied to symlinks on the way, which may lie outside the roots.
+   * Throws if the file is protected. Also called for each symlink of a path, which may lie outside the roots.
    */
   assertFree(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
     const self = stats && identityOf(stats);
@@ -181,7 +181,7 @@ export class Boundary {
 export const ownFile = (path: Bytes): AppError =>
   fault('permission_denied', path, 'is not served: it belongs to the agent itself');
 
-/** Whether a file has several hard links, one of which may lie in a protected directory. */
+/** True if a file has several hard links, one of which may lie in a protected directory. */
 const hasSeveralNames = (stats: BigIntStats): boolean => stats.isFile() && stats.nlink > 1n;
 
 function isBehind(

@@ -48,8 +48,8 @@ export class Pinned implements Disposable {
   }
 
   /**
-   * Closes without waiting: close waits for a read under way, which may hang, and closing a deleted file
-   * takes time.
+   * Closes without waiting: close() waits for reads in progress, which may hang, and closing a deleted file
+   * may take long.
    */
   [Symbol.dispose](): void {
     this.handle.close().catch(() => undefined);
@@ -140,7 +140,7 @@ export interface Named {
 const namesAtOnce = 256;
 
 /**
- * Yields names in the order of the file system, in batches. readdir() would hold all names in memory first.
+ * Yields names in the order of the file system, in batches. readdir() would read all names into memory first.
  */
 export async function* namesIn(at: Confined): AsyncGenerator<Named[], void, void> {
   // Node accepts 'buffer' here as in readdir(), although its types do not declare it. Names must be exact

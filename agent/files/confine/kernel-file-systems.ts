@@ -17,7 +17,7 @@ const madeUp: ReadonlySet<number> = new Set([
   0x63677270, 0x62656570, 0xf97cff8c,
 ]);
 
-/** Whether an open directory (/proc/self/fd/N) lies on an ordinary file system, on a disk or in memory. */
+/** True if an open directory (/proc/self/fd/N) lies on an ordinary file system, on a disk or in memory. */
 export async function holdsFiles(at: Confined): Promise<boolean> {
   // If statfs fails, true is returned: reading the directory then fails with the reason.
   const found = await statfs(bytes(at)).catch(() => undefined);
@@ -30,14 +30,14 @@ export async function assertHoldsFiles(at: Confined, path: Bytes): Promise<void>
     throw fault('unsupported_file', path, 'lies on a file system of the kernel, such as /proc');
 }
 
-/** Whether a file of /proc contains memory of a process, such as the agent's keys. */
+/** True if a file of /proc contains memory of a process, such as the agent's keys. */
 export async function holdsMemory(name: Bytes, at: Confined, { blocks }: BigIntStats): Promise<boolean> {
   if (blocks !== 0n || (name !== 'mem' && name !== 'kcore')) return false;
   return (await statfs(bytes(at))).type === procfs;
 }
 
 /**
- * Whether a name in an open directory is or lies in /proc/PID of one of `processes`, which contains their
+ * True if a name in an open directory is or lies in /proc/PID of one of `processes`, which contains their
  * memory, environment and open files. Pids are those of the agent's own namespace, even if /proc belongs to
  * another.
  */

@@ -14,7 +14,7 @@ export interface Contents {
 }
 
 /**
- * Whether a change may affect the bytes up to `end`. A file that only grew has not changed there.
+ * True if a change may affect the bytes up to `end`. A file that only grew has not changed there.
  * The same size with another modification time counts as a change.
  */
 export function hasChanged(then: BigIntStats, now: BigIntStats, end: bigint | number = then.size): boolean {

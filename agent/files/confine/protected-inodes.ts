@@ -7,7 +7,7 @@ import { monotonic } from '../../../shared/clock.ts';
 import { identityOf } from './fs.ts';
 import { type Bytes, bytes } from './request-path.ts';
 
-/** A protected path: its inode, and the name that no other file may take. */
+/** A protected path: its inode, and its name, which no other file may get. */
 export interface ProtectedInode {
   self: string | undefined;
   directory: boolean;
@@ -17,7 +17,7 @@ export interface ProtectedInode {
    */
   parent: string | undefined;
   name: Bytes;
-  /** Whether the parent directory of the protected path exists. */
+  /** True if the parent directory of the protected path exists. */
   whole: boolean;
 }
 
@@ -41,7 +41,7 @@ export class ProtectedInodes {
 
   /**
    * Reads the inodes again, at most once a second. A path with a missing parent is read at once if `name` is
-   * one of its steps, or if there is no `name`. Never rejects.
+   * one of its names, or if there is no `name`. Never rejects.
    */
   async refresh(name?: Bytes): Promise<void> {
     const { stale } = this;
@@ -137,6 +137,6 @@ function* insideOf(path: Bytes): Generator<string> {
       else yield identityOf(lstatSync(bytes(below), { bigint: true }));
     }
   } catch {
-    // The directory or file was removed meanwhile.
+    // The directory or file was removed while it was listed.
   }
 }

@@ -6,9 +6,9 @@ import { type Bytes, bytes, fromText, toText } from '../../../shared/tar/index.t
 export { type Bytes, bytes, fromText, toText };
 
 export interface Target {
-  /** Absolute and lexically normalized: without dots and without a slash at the end. */
+  /** Absolute and lexically normalized: without ".", ".." and a slash at the end. */
   path: Bytes;
-  /** Whether the path must be a directory, because the request ended in a slash or dots. */
+  /** True if the path must be a directory, because the request ended in "/", "." or "..". */
   folder: boolean;
 }
 
@@ -44,5 +44,5 @@ export function assertMode(mode: number | undefined): void {
     throw new AppError('invalid_request', 'mode: must be at most 7777 (octal)');
 }
 
-/** The parent of a relative path; empty for a path of one step. */
+/** The parent of a relative path; empty for a path of one name. */
 export const parentOf = (path: Bytes): Bytes => path.slice(0, Math.max(0, path.lastIndexOf('/')));

@@ -23,7 +23,7 @@ interface Found {
 /** The state of resolving one path. Every handle stays open until release(). */
 class Trail {
   readonly path: Bytes;
-  /** Whether a symlink at the end is followed. */
+  /** True if a symlink at the end is followed. */
   readonly follows: boolean;
   hops = 0;
   link: Bytes | undefined;
@@ -42,7 +42,7 @@ class Trail {
     return pinned;
   }
 
-  /** Removes the directories created on the way, as far as they are still empty. */
+  /** Removes the directories that were created for this path, unless they contain something by now. */
   async undo(): Promise<void> {
     for (const { above, name } of this.made.splice(0).reverse())
       await fs.rmdir(fs.child(above, name)).catch(() => undefined);
@@ -97,7 +97,7 @@ export class PathEntry implements AsyncDisposable {
   }
 
   /**
-   * Makes the name and the directories created on the way durable. Otherwise disposal removes these
+   * Makes the name and the directories created for it durable. Without this call disposal removes these
    * directories.
    */
   async keep(): Promise<void> {
@@ -228,7 +228,7 @@ export class Confinement {
     trail.hops += 1;
     if (trail.hops > longestTrail) throw fault('invalid_path', trail.path, 'leads through too many symlinks');
     const link = await fs.readlink(fs.child(at, name)).catch(() => undefined);
-    // The symlink was replaced meanwhile.
+    // The symlink was replaced after it was opened.
     if (link === undefined) return this.#lookUp(trail, at, name);
     trail.link ??= link;
     const target = link.startsWith('/') ? link : `${at}/${link}`;
@@ -238,7 +238,7 @@ export class Confinement {
       const directory = await this.#directory(trail, target.slice(0, cut) || '/');
       return this.#lookUp(trail, directory.at, last);
     }
-    // The target ends in a slash or dots, so its last step is a directory and no name.
+    // The target ends in "/", "." or "..": it is a directory and has no last name.
     const directory = await this.#directory(trail, target);
     await this.#check(trail, { at: directory.at });
     const found = { at: directory.at, stats: await directory.stat() };
@@ -258,7 +258,7 @@ export class Confinement {
     throw error;
   }
 
-  /** The last existing directory on the way of a path, with symlinks followed as the kernel does. */
+  /** Opens the deepest existing directory of a path. Symlinks are followed as the kernel follows them. */
   async #reach(trail: Trail, path: Bytes, hops = 0): Promise<fs.Pinned> {
     // Removed, because a slash or dot at the end would make the kernel follow the symlink before it.
     const plain = path.replace(/(\/\.?)+$/, '') || '/';

@@ -10,13 +10,13 @@ const mostBraces = 32;
 
 /** A test for one character, or `*` for any number of characters. */
 type Piece = ((character: string) => boolean) | '*';
-/** The pattern of one step of a path, or `**` for any number of steps. */
+/** The pattern of one name of a path, or `**` for any number of names. */
 type Segment = Piece[] | '**';
 
 /**
- * Whether a path matches, which has slashes between its names and none at its ends. A glob without a slash is
- * about the last name alone. `*` and `?` stand for what is in a name, `**` for any number of names; `[a-z]`,
- * `[!a-z]`, `{this,that}` and `\` as everywhere.
+ * A compiled glob: returns true for a path that matches. The path has no slash at its start or end. A glob
+ * without a slash is compared with the last name alone. `*` and `?` match characters within a name, `**` matches
+ * any number of names; `[a-z]`, `[!a-z]`, `{this,that}` and `\` have their usual meaning.
  */
 export type Glob = (path: string) => boolean;
 

@@ -77,7 +77,7 @@ interface State {
   /** Bytes of the buffer in use: the start of a line, or the end of a long line. */
   held: number;
   number: number;
-  /** Whether the current line has been reported. */
+  /** True if the current line has been reported. */
   reported: boolean;
 }
 
