@@ -17,7 +17,7 @@ const bufferBytes = 1024 * 1024;
 const mostFlushing = 3;
 
 /** The source: a name in an open directory, and its stats when access was checked. */
-type Source = Pick<Step, 'parent' | 'name' | 'at' | 'stats'>;
+type Source = Pick<Step, 'name' | 'at' | 'stats'>;
 
 interface Duplicating {
   boundary: Boundary;
@@ -31,13 +31,8 @@ interface Duplicating {
   moves: boolean;
 }
 
-interface Duplicated {
-  /** Number of regular files copied; `bytes` are their bytes. */
-  files: number;
-  bytes: number;
-}
-
-export async function duplicate(source: Source, to: fs.Confined, options: Duplicating): Promise<Duplicated> {
+/** Resolves to the number of regular files copied, and of their bytes. */
+export async function duplicate(source: Source, to: fs.Confined, options: Duplicating) {
   await using copier = new Copier(options);
   await copier.one(source, to, options.path);
   if (source.stats.isDirectory()) await copier.below(source, to);
@@ -103,7 +98,7 @@ class Copier implements AsyncDisposable {
   }
 
   /** Resolves when everything is on the disk. */
-  async end(): Promise<Duplicated> {
+  async end(): Promise<{ files: number; bytes: number }> {
     await this.#flushes.end();
     return { files: this.#files, bytes: this.#bytes };
   }

@@ -48,11 +48,8 @@ export const copyFile: Operation<'copyFile'> = async (disk, request, source, sig
   if (to.found && fs.identityOf(to.found.stats) === fs.identityOf(stats))
     throw fault('invalid_path', destination.path, 'source and destination are the same file');
   await using arriving = await PrivateDirectory.open(to.directory, disk.journal);
-  const what = { parent: from.directory, name: from.name, at: from.at, stats };
-  const { boundary } = disk.reading;
-  const copied = await duplicate(what, arriving.content(), {
-    ...{ boundary, path: source.path, signal, moves: false },
-  });
+  const options = { boundary: disk.reading.boundary, path: source.path, signal, moves: false };
+  const copied = await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);
   await publish(transfer, arriving.content());
   return { entry: await arrived(disk, transfer), ...copied };
 };
@@ -116,9 +113,8 @@ async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promi
   await using arriving = await PrivateDirectory.open(to.directory, journal);
   // Also checks that the source may be removed, before anything is copied.
   await using leaving = await PrivateDirectory.open(from.directory, journal);
-  const what = { parent: from.directory, name: from.name, at: from.at, stats };
-  const { boundary } = writing;
-  await duplicate(what, arriving.content(), { boundary, path: source.path, signal, moves: true });
+  const options = { boundary: writing.boundary, path: source.path, signal, moves: true };
+  await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);
   const identity = await publish(transfer, arriving.content());
   await withdraw(transfer, leaving.content()).catch(async (error: unknown) => {
     // The source stays, so the copy is removed again, unless it has replaced another file.

@@ -93,8 +93,9 @@ class Walker implements Disposable {
 
   async *steps(): AsyncGenerator<Step, void, void> {
     this.#isProtected = (await this.#boundary?.protection()) ?? this.#isProtected;
+    const self = await fs.identify(this.#start);
     const start = await fs.pin(this.#start, fs.pathOnly | fs.O_DIRECTORY);
-    let level: Level | undefined = this.#push(start, await fs.identify(start.at), '');
+    let level: Level | undefined = this.#push(start, self, '');
     for (; level; level = this.#levels.at(-1)) {
       this.#options.signal.throwIfAborted();
       const look = await this.#next(level);
