@@ -435,7 +435,7 @@ test('an agent that waits to join says in words what is wrong with the address, 
   const cases: [string, string, RegExp][] = [
     [plain.url, await plain.joinToken(), /is no port for agents; give --broker the port of .* 8421/],
     [secure.url, await plain.joinToken(), /is no port for agents; give --broker the port of .* 8421/],
-    ['http://127.0.0.1:1', await plain.joinToken(), /is the broker running/],
+    ['http://127.0.0.1:1', await plain.joinToken(), /check that the broker runs/],
   ];
   for (const [url, joinToken, words] of cases) {
     const dataDir = temporaryFolder('agent');
