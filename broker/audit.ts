@@ -18,11 +18,8 @@ interface AuditEntry extends OutboxEntry {
   deed: Deed;
 }
 
-// There are few indexes, because each costs every command another page to write. Version 0.1.0 stored this
-// table as step 3, so the first two steps are empty.
+// There are few indexes, because each costs every command another page to write.
 const tables = [
-  '',
-  '',
   `CREATE TABLE audit (
     seq INTEGER PRIMARY KEY, id TEXT NOT NULL, created_at INTEGER NOT NULL, key_id TEXT NOT NULL,
     key_name TEXT NOT NULL, action TEXT NOT NULL, machine_id TEXT, what TEXT NOT NULL, request_id TEXT NOT NULL,

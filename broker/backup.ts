@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { writeDurably } from '../shared/durable-file.ts';
 import { AppError } from '../shared/errors.ts';
 import type { History } from './history.ts';
-import type { State } from './state/index.ts';
+import type { State } from './state/state.ts';
 
 export interface Backups {
   /**

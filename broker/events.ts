@@ -34,11 +34,8 @@ interface EventEntry extends OutboxEntry {
 type Recorder = (event: Event, machineId: string | null, transaction: HistoryTransaction) => void;
 type StreamInput = Input<Api['events']['stream']>;
 
-// There are few indexes, because each costs every command another page to write. Version 0.1.0 stored this
-// table as step 3, so the first two steps are empty.
+// There are few indexes, because each costs every command another page to write.
 const tables = [
-  '',
-  '',
   `CREATE TABLE events (
     seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, type TEXT NOT NULL, created_at INTEGER NOT NULL,
     machine_id TEXT, data TEXT NOT NULL

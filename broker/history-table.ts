@@ -33,7 +33,8 @@ export class OrderedTable {
   #last: number;
 
   /**
-   * Applies the migration `steps`. Deletes rows older than `keepMs`, and the oldest rows beyond `keepRows`.
+   * Applies the migration `steps`, of which the first is step 3 since version 0.1.0. Deletes rows older than `keepMs`, and the
+   * oldest rows beyond `keepRows`.
    */
   constructor(
     history: History,
@@ -44,7 +45,7 @@ export class OrderedTable {
     this.#history = history;
     this.#name = name;
     this.#counted = counted;
-    history.migrate(name, steps);
+    history.migrate(name, steps, 3);
     history.retain({ table: name, column: 'created_at', keepMs, keepRows, ordered: true });
     this.#last = Number(history.sql(`SELECT max(seq) AS last FROM ${name}`).get()?.last ?? 0);
   }

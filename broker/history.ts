@@ -2,7 +2,13 @@
 // pruning, snapshots.
 import { createHash } from 'node:crypto';
 import { closeSync, openSync, statSync } from 'node:fs';
-import { backup, DatabaseSync, type SQLOutputValue, type StatementSync } from 'node:sqlite';
+import {
+  backup,
+  DatabaseSync,
+  type SQLInputValue,
+  type SQLOutputValue,
+  type StatementSync,
+} from 'node:sqlite';
 import type { Journal } from '../shared/api/route-table.ts';
 import { every, nextTurn, now } from '../shared/clock.ts';
 import { StartError } from '../shared/errors.ts';
@@ -71,8 +77,8 @@ const schemaVersion = 1;
 const installationSteps = ['ALTER TABLE installation ADD COLUMN running INTEGER'];
 
 interface Pending {
-  run(transaction: HistoryTransaction): void;
-  resolve(): void;
+  /** Makes the change. The returned function resolves the caller's promise with the result. */
+  run(transaction: HistoryTransaction): () => void;
   reject(error: unknown): void;
 }
 
@@ -127,10 +133,11 @@ export class History {
   }
 
   /**
-   * Applies the missing migration steps of a module's tables, in order. A released step must never change.
+   * Applies the missing migration steps of a module's tables, in order. A released step must never change,
+   * except that the steps which every release has applied can become one: `first` is the number of that one.
    */
-  migrate(noun: string, steps: readonly string[]): void {
-    migrate(this.#database, noun, steps);
+  migrate(noun: string, steps: readonly string[], first = 1): void {
+    migrate(this.#database, noun, steps, first);
   }
 
   /** Returns a prepared statement from the cache. */
@@ -154,18 +161,22 @@ export class History {
    * the change is on disk. A change that throws undoes only its own writes.
    */
   write<T>(change: (transaction: HistoryTransaction) => T): Promise<T> {
-    return new Promise((resolve, reject) => {
-      if (!this.#database.isOpen) return reject(new Error('history is closed'));
-      let result: T;
-      this.#queue.push({
-        run: (transaction) => {
-          result = change(transaction);
-        },
-        resolve: () => resolve(result),
-        reject,
-      });
-      if (this.#queue.length === 1) setImmediate(() => this.#flush());
-    });
+    const { promise, resolve, reject } = Promise.withResolvers<T>();
+    const run = (transaction: HistoryTransaction): (() => void) => {
+      const result = change(transaction);
+      return () => resolve(result);
+    };
+    if (!this.#database.isOpen) reject(new Error('history is closed'));
+    else if (this.#queue.push({ run, reject }) === 1) setImmediate(() => this.#flush());
+    return promise;
+  }
+
+  /** Writes a whole row, over the row with the same values in the columns `key`. Call it inside a transaction. */
+  put(table: string, key: string, row: Readonly<Record<string, SQLInputValue>>): void {
+    const names = Object.keys(row);
+    const changes = names.map((name) => `${name} = excluded.${name}`);
+    const sql = `INSERT INTO ${table} (${names}) VALUES (${names.map(() => '?')}) ON CONFLICT (${key}) DO UPDATE SET ${changes}`;
+    this.sql(sql).run(...Object.values(row));
   }
 
   /**
@@ -242,13 +253,12 @@ export class History {
     const group = this.#queue;
     this.#queue = [];
     if (group.length === 0) return;
-    const hooks: (() => void)[] = [];
     try {
       this.sql('BEGIN IMMEDIATE').run();
-      const done = group.filter((member) => this.#attempt(member, hooks));
+      const done = group.map((member) => this.#attempt(member));
       this.sql('COMMIT').run();
-      for (const run of hooks) run();
-      for (const member of done) member.resolve();
+      for (const run of done.flatMap(({ hooks }) => hooks)) run();
+      for (const { resolve } of done) resolve();
     } catch (error) {
       this.#log.error({ err: error }, 'history could not be written');
       if (this.#database.isTransaction) this.sql('ROLLBACK').run();
@@ -256,26 +266,24 @@ export class History {
     }
   }
 
-  /** Runs one change of a group. Returns false if it failed, which undoes only its own rows and hooks. */
-  #attempt(member: Pending, hooks: (() => void)[]): boolean {
-    const own: (() => void)[] = [];
+  /** Runs one change of a group. A change that fails undoes only its own rows and hooks. */
+  #attempt(member: Pending): { hooks: (() => void)[]; resolve(): void } {
+    const hooks: (() => void)[] = [];
     const transaction: HistoryTransaction = {
       append: (entry) => {
         const apply = this.#appliers.get(entry.kind);
         if (!apply) throw new Error(`history has no applier for entries of kind ${entry.kind}`);
         apply(entry, transaction);
       },
-      committed: (run) => void own.push(run),
+      committed: (run) => void hooks.push(run),
     };
     this.sql('SAVEPOINT member').run();
     try {
-      member.run(transaction);
-      hooks.push(...own);
-      return true;
+      return { hooks, resolve: member.run(transaction) };
     } catch (error) {
       this.sql('ROLLBACK TO member').run();
       member.reject(error);
-      return false;
+      return { hooks: [], resolve: () => {} };
     } finally {
       this.sql('RELEASE member').run();
     }
@@ -361,14 +369,15 @@ function sizeOf(file: string): number {
   return statSync(file, { throwIfNoEntry: false })?.size ?? 0;
 }
 
-function migrate(database: DatabaseSync, noun: string, steps: readonly string[]): void {
+function migrate(database: DatabaseSync, noun: string, steps: readonly string[], first = 1): void {
   const row = database.prepare('SELECT steps FROM migrations WHERE noun = ?').get(noun);
   const done = Number(row?.steps ?? 0);
-  if (done > steps.length)
+  const last = first + steps.length - 1;
+  if (done > last)
     throw new StartError(`history.db has newer ${noun} than this version knows: install the newer one`);
-  if (done === steps.length) return;
+  if (done === last) return;
   database.exec('BEGIN IMMEDIATE');
-  for (const step of steps.slice(done)) database.exec(step);
-  database.prepare('INSERT OR REPLACE INTO migrations VALUES (?, ?)').run(noun, steps.length);
+  for (const step of steps.slice(Math.max(0, done - first + 1))) database.exec(step);
+  database.prepare('INSERT OR REPLACE INTO migrations VALUES (?, ?)').run(noun, last);
   database.exec('COMMIT');
 }

@@ -14,7 +14,7 @@ import { hashOf } from './keys/secrets.ts';
 import type { Packages } from './packages/index.ts';
 import { pageOf } from './paging.ts';
 import { firstFacts } from './presence/machine-facts.ts';
-import type { JoinToken, Machine, State, StateTransaction } from './state/index.ts';
+import type { JoinToken, Machine, State, StateTransaction } from './state/state.ts';
 
 /**
  * Milliseconds for which an expired token stays stored, so that a repeated enrolment still finds its machine.

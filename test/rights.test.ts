@@ -6,7 +6,7 @@ import { createAudit } from '../broker/audit.ts';
 import { brokerSettings } from '../broker/config.ts';
 import { type History, openHistory } from '../broker/history.ts';
 import { type Closers, openRooms } from '../broker/start/create-parts.ts';
-import type { Key, Machine } from '../broker/state/index.ts';
+import type { Key, Machine } from '../broker/state/state.ts';
 import type { KeyId, MachineId, Scope } from '../shared/api/route.ts';
 import { allRoutes } from '../shared/api/route-table.ts';
 import { readSettings } from '../shared/settings.ts';

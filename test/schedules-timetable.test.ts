@@ -122,7 +122,7 @@ test.each([
 test('a refusal says which part of the expression is wrong', () => {
   expect(refusalOf('0 24 * * *')).toMatchObject([
     'validation_failed',
-    [{ message: 'hour: "24" is not from 0 to 23' }],
+    [{ message: 'hour: "24" must be made of values from 0 to 23, as in 0-23, 1,3 or */2' }],
   ]);
   expect(refusalOf('0 0 30 2 *')).toMatchObject([
     'validation_failed',

@@ -131,7 +131,6 @@ export function attached({ agent }: Machine, { call_id }: Call) {
     },
     /** Whether anything of a kind has come. */
     has: (kind: string) => seen.some((message) => message.message === kind),
-    /** Without `input_taken` it is an agent that does not count input. */
     head: (
       offset = 0,
       size = { cols: 80, rows: 24 },

@@ -174,7 +174,7 @@ test('a ticket is good once, and only the right one', async () => {
   expect(sessions.redeem(`${ticket}x`)).toBeUndefined();
   expect(sessions.redeem('')).toBeUndefined();
   const first = sessions.redeem(ticket);
-  expect(first).toMatchObject({ session_id, client_id: made.client_id, attached: { mode: 'observer' } });
+  expect(first).toMatchObject({ attached: { session_id, client_id: made.client_id, mode: 'observer' } });
   expect(sessions.redeem(ticket)).toBeUndefined();
 });
 
@@ -306,7 +306,11 @@ test('gRPC joins without a ticket, as far as its key reaches', async () => {
   const port = openPort();
   void attachment.serve(port.port);
   const line = attached(one.machine, await one.machine.next('AttachTerminal'));
-  expect(await line.open()).toMatchObject({ id: session_id, client_id: attachment.client_id, offset: 7 });
+  expect(await line.open()).toMatchObject({
+    id: session_id,
+    client_id: attachment.attached.client_id,
+    offset: 7,
+  });
   attachment.leave();
   expect(await port.parted()).toEqual({ why: 'detached' });
 });

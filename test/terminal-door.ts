@@ -20,8 +20,7 @@ export async function openDoor(publicUrl = '') {
   const ports: ClientPort[] = [];
   let came = (_port: ClientPort): void => {};
   const attachment: Attachment = {
-    session_id,
-    client_id: 'cli_one',
+    attached: { session_id, client_id: 'cli_one' },
     serve: async (port) => {
       ports.push(port);
       came(port);

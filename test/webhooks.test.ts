@@ -120,16 +120,6 @@ test('a secret that is changed to other characters than printable ASCII is refus
   expect((await house.client.webhooks.update({ webhook_id: id, secret: 'new ~!' })).id).toBe(id);
 });
 
-test('a state.json of an older broker, without webhooks, is read', async () => {
-  const house = await openHouse();
-  await house.broker.close();
-  const file = join(house.dataDir, 'state.json');
-  const { webhooks: _, ...older } = JSON.parse(readFileSync(file, 'utf8'));
-  writeFileSync(file, JSON.stringify(older));
-  const again = await openHouse({ dataDir: house.dataDir, flags: ['--accept-state'] });
-  expect((await again.client.webhooks.list({})).total).toBe(0);
-});
-
 test('a POST repeated with its Idempotency-Key creates one webhook', async () => {
   const house = await openHouse();
   const request = { body: { url, events: ['*'], secret: 'x' }, headers: { 'Idempotency-Key': 'once' } };

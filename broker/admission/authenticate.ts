@@ -1,7 +1,7 @@
 // Finds the key that a request presents, and counts the request against the rate limits.
 import type { Keys } from '../keys/index.ts';
 import { hasExpired } from '../keys/rights.ts';
-import type { Key } from '../state/index.ts';
+import type { Key } from '../state/state.ts';
 import type { Quota, Rates } from './rate-limits.ts';
 
 /** The sender of an authenticated request. */

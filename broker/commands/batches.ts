@@ -6,8 +6,8 @@ import { monotonic, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
-import { type Batch, commandOf, type Tally } from './command.ts';
-import { type BatchProgress, type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
+import { commandOf, specOf, type Tally } from './command.ts';
+import { type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
 import type { Scheduler } from './scheduler.ts';
 import { batchColumns, batchFromRow } from './store.ts';
 import { listedBytes, serializeBatch, serializeFor, serializeListed } from './to-json.ts';
@@ -15,17 +15,77 @@ import { listedBytes, serializeBatch, serializeFor, serializeListed } from './to
 type BatchContext = CommandContext & { scheduler: Scheduler };
 type CreateParams = Input<Api['batches']['create']>;
 
-/** Most members of a batch that are written or read in one turn of the event loop. */
+/** Most members of a batch that are read in one turn of the event loop. */
 const sliceSize = 250;
 /** Most bytes of output in all results of one batch together. */
 const mostOutput = 2 * 1000 * listedBytes;
 
 export class Batches {
   readonly handlers: Handlers['batches'] = {
-    create: (params, caller) => this.#create(params, caller),
-    list: (input, caller) => this.#list(input, caller),
+    create: async (params, caller) => {
+      const { scheduler, store } = this.#context;
+      const {
+        command,
+        args = null,
+        cwd = null,
+        user = null,
+        concurrency = null,
+        max_failures = null,
+      } = params;
+      const { key_id, request_id } = caller;
+      const [id, created_at] = [newId('batch') as BatchId, now()];
+      const origin = { created_at, requested_by: key_id, cancel: false };
+      const batch = { id, command, args, cwd, user, concurrency, max_failures, ...origin };
+      const machines = this.#machinesFor(params, caller);
+      for (const machine_id of machines) scheduler.refuseLongQueue(machine_id);
+      const progress = { ...batch, open: machines.length, running: 0, failures: 0 };
+      const members = machines.map((machine_id) => {
+        const member = commandOf(params, { machine_id, key_id, batch_id: id }, created_at);
+        return scheduler.create(member, request_id, progress);
+      });
+      await scheduler.store(members, (transaction) => {
+        store.insertBatch(batch, specOf(params));
+        for (const { record } of members) store.insert(record);
+        caller.commit(transaction, { batch_id: id }, machines);
+      });
+      await untilEnded(members, params.wait, caller.signal);
+      return this.#detail(id, caller);
+    },
+    list: async (input, caller) => {
+      const { store } = this.#context;
+      const reachable = caller.reachable();
+      const page = await pageOfRows(
+        store.history,
+        { table: 'batches', columns: batchColumns },
+        [
+          reachable && hasMember(reachableOnly(reachable)),
+          input.machine_id && hasMember(['machine_id = ?', input.machine_id]),
+          ...filtersOf(routes.list, input, { status: statusIs(input.status, reachable) }),
+        ],
+        input,
+      );
+      const items = page.items.map((row) => {
+        const batch = batchFromRow(row);
+        return serializeBatch(batch, store.tally(batch.id, reachable));
+      });
+      return { items, total: page.total };
+    },
     get: ({ batch_id }, caller) => this.#detail(batch_id, caller),
-    cancel: ({ batch_id }, caller) => this.#cancel(batch_id, caller),
+    cancel: async ({ batch_id: id }, caller) => {
+      const { store, scheduler } = this.#context;
+      store.batch(id);
+      if (!this.machinesOf(id).every((machine) => caller.reaches(machine))) {
+        const message = 'this key does not reach every machine of this batch';
+        throw new AppError('forbidden', message, { batch_id: id });
+      }
+      const open = scheduler.all().filter(({ record }) => record.batch_id === id);
+      if (open.length > 0) {
+        await store.history.write(() => store.cancelBatch(id));
+        await scheduler.cancelAll(open, caller);
+        await untilEnded(open, cancelWaitMs);
+      }
+      return this.#detail(id, caller);
+    },
   };
   readonly #context: BatchContext;
 
@@ -33,93 +93,9 @@ export class Batches {
     this.#context = context;
   }
 
-  /** Counts the progress of the batches that an earlier broker left open. */
-  open(): Map<BatchId, BatchProgress> {
-    const { store } = this.#context;
-    return new Map(
-      store.openBatches().map((batch) => {
-        const tally = store.tally(batch.id);
-        const count = (...statuses: string[]): number =>
-          tally.reduce((sum, { status, n }) => sum + (statuses.includes(status) ? n : 0), 0);
-        const total = tally.reduce((sum, { n }) => sum + n, 0);
-        const open = count('queued', 'running');
-        return [batch.id, { ...batch, open, running: 0, failures: total - open - count('completed') }];
-      }),
-    );
-  }
-
   /** The machines of a batch; empty when the batch does not exist. */
   machinesOf(id: string): MachineId[] {
     return this.#context.store.machinesOfBatch(id);
-  }
-
-  async #create(params: CreateParams, caller: Caller): Promise<Reply<Api['batches']['create']>> {
-    const { scheduler } = this.#context;
-    const { command, args = null, cwd = null, user = null, concurrency = null, max_failures = null } = params;
-    const origin = { created_at: now(), requested_by: caller.key_id, cancel: false };
-    const id = newId('batch') as BatchId;
-    const batch = { id, command, args, cwd, user, concurrency, max_failures, ...origin };
-    const machines = this.#machinesFor(params, caller);
-    const members = await this.#store(batch, machines, params, caller);
-    scheduler.stored(members);
-    await untilEnded(members, params.wait, caller.signal);
-    return this.#detail(id, caller);
-  }
-
-  /** Stores a batch in slices; resolves with its members once all of them are on disk. */
-  async #store(
-    batch: Batch,
-    machines: MachineId[],
-    params: CreateParams,
-    caller: Caller,
-  ): Promise<OpenCommand[]> {
-    const { scheduler, store, log } = this.#context;
-    const { id: batch_id, created_at } = batch;
-    const progress = { ...batch, open: machines.length, running: 0, failures: 0 };
-    const members: OpenCommand[] = [];
-    try {
-      for (let at = 0; at < machines.length; at += sliceSize) {
-        const slice = machines.slice(at, at + sliceSize).map((machine_id) => {
-          scheduler.refuseLongQueue(machine_id);
-          const command = commandOf(params, { machine_id, key_id: caller.key_id, batch_id }, created_at);
-          return scheduler.create(command, caller.request_id, progress);
-        });
-        members.push(...slice);
-        await store.history.write((transaction) => {
-          if (at === 0) store.insertBatch(batch);
-          for (const { record } of slice) store.insert(record);
-          if (members.length < machines.length) return;
-          store.completeBatch(batch_id, params);
-          caller.commit(transaction, { batch_id }, machines);
-        });
-      }
-      return members;
-    } catch (error) {
-      scheduler.discard(members);
-      const removed = store.history.write(() => store.removeBatch(batch_id));
-      await removed.catch((err: unknown) => log.warn({ err, batch_id }, 'a refused batch was not removed'));
-      throw error;
-    }
-  }
-
-  async #list(input: Input<Api['batches']['list']>, caller: Caller): Promise<Reply<Api['batches']['list']>> {
-    const { store } = this.#context;
-    const reachable = caller.reachable();
-    const page = await pageOfRows(
-      store.history,
-      { table: 'batches', columns: batchColumns },
-      [
-        reachable && hasMember(reachableOnly(reachable)),
-        input.machine_id && hasMember(['machine_id = ?', input.machine_id]),
-        ...filtersOf(routes.list, input, { status: statusIs(input.status, reachable) }),
-      ],
-      input,
-    );
-    const items = page.items.map((row) => {
-      const batch = batchFromRow(row);
-      return serializeBatch(batch, store.tally(batch.id, reachable));
-    });
-    return { items, total: page.total };
   }
 
   /** A batch with the results of the members that the caller reaches, in the order of the batch. */
@@ -141,22 +117,6 @@ export class Batches {
       if (from !== undefined) await new Promise((resolve) => setImmediate(resolve));
     }
     return { ...serializeBatch(batch, tally), results };
-  }
-
-  async #cancel(id: BatchId, caller: Caller): Promise<Reply<Api['batches']['cancel']>> {
-    const { store, scheduler } = this.#context;
-    store.batch(id);
-    if (!this.machinesOf(id).every((machine) => caller.reaches(machine))) {
-      const message = 'this key does not reach every machine of this batch';
-      throw new AppError('forbidden', message, { batch_id: id });
-    }
-    const open = scheduler.all().filter(({ record }) => record.batch_id === id);
-    if (open.length > 0) {
-      await store.history.write(() => store.cancelBatch(id));
-      await scheduler.cancelAll(open, caller);
-      await untilEnded(open, cancelWaitMs);
-    }
-    return this.#detail(id, caller);
   }
 
   /** The machines named, or all machines that have every tag and that the caller reaches. */

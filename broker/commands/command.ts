@@ -5,9 +5,7 @@ import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/Pro
 import type { BatchId, CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/route.ts';
 import type { Api, Input, Reply } from '../../shared/api/route-table.ts';
 import { latestInstant, now } from '../../shared/clock.ts';
-import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-import type { MachineFacts } from '../presence/machine-facts.ts';
 
 export type CommandRecord = Reply<Api['commands']['get']>;
 export type Status = CommandRecord['status'];
@@ -51,6 +49,16 @@ export type Batch = Pick<Command, 'command' | 'args' | 'cwd' | 'user' | 'created
   cancel: boolean;
 };
 
+/** Limits and progress of a batch. */
+export interface BatchProgress extends Pick<Batch, 'id' | 'concurrency' | 'max_failures' | 'cancel'> {
+  /** Members that have not ended. */
+  open: number;
+  /** Members that hold a slot of `concurrency`: an agent has them, or they are about to end. */
+  running: number;
+  /** Members that ended with a status other than completed. */
+  failures: number;
+}
+
 /** How many commands of a batch have a status, and when the last of these commands ended. */
 export type Tally = Pick<Command, 'status' | 'finished_at'> & { n: number };
 
@@ -92,23 +100,9 @@ export function specOf(params: CommandParams): Spec {
   return { command, direct, args: args ?? [], cwd, env, user, stdin, timeout_ms: timeout, input };
 }
 
-/** Throws permission_denied if the machine's owner does not allow the command (by its last capabilities). */
-export function refuseLocked(machineFacts: MachineFacts, machineId: string, user: string | undefined): void {
-  const allowed = machineFacts.of(machineId)?.capabilities ?? [];
-  // The capabilities of a machine that was never linked are unknown: its agent checks the command instead.
-  if (allowed.length === 0) return;
-  const missing = ['exec', ...(user === undefined ? [] : ['user'])].find((one) => !allowed.includes(one));
-  if (missing) {
-    throw new AppError(
-      'permission_denied',
-      `the owner of this machine does not allow ${missing}: see --allow of its agent`,
-      {
-        machine_id: machineId,
-        capability: missing,
-      },
-    );
-  }
-}
+/** What the machine's owner must allow so that this command may run. */
+export const capabilitiesFor = ({ user }: CommandParams): string[] =>
+  user === undefined ? ['exec'] : ['exec', 'user'];
 
 /** The end of a command: the record fields that the end decides. */
 export type End = Partial<Command> & { status: Status };

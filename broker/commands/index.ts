@@ -11,8 +11,8 @@ import {
   type Command,
   type CommandParams,
   type CommandRecord,
+  capabilitiesFor,
   commandOf,
-  refuseLocked,
   specOf,
 } from './command.ts';
 import { type CommandContext, type CommandServices, cancelWaitMs, type OpenCommand } from './open-command.ts';
@@ -54,13 +54,12 @@ export async function createCommands(
   const stop = new AbortController();
   const outputs = new OutputDirectory(directory, log);
   const store = new CommandStore(services, outputs, retention);
-  await store.removeIncompleteBatches();
   await outputs.removeAllBut(store.withFiles());
   const acknowledgements = new Acknowledgements(services.presence, log);
   const context = { ...services, store, outputs, acknowledgements, stopping: stop.signal, log };
   const scheduler = new Scheduler(context);
   const batches = new Batches({ ...context, scheduler });
-  await scheduler.recover(batches.open());
+  await scheduler.recover();
   return new Commands({ ...context, scheduler, batches }, stop);
 }
 
@@ -128,7 +127,7 @@ export class Commands {
     also: (journal: Journal, id: CommandId) => void,
   ): Promise<AcceptedCommand> {
     const { scheduler, machineFacts } = this.#parts;
-    refuseLocked(machineFacts, params.machine_id, params.user);
+    machineFacts.assertAllows(params.machine_id, capabilitiesFor(params));
     const command = commandOf(params, params);
     const open = await scheduler.accept(command, specOf(params), params.request_id, (journal) =>
       also(journal, command.id),
@@ -173,7 +172,7 @@ export class Commands {
   async #create(input: Input<Api['commands']['create']>, caller: Caller): Promise<CommandRecord> {
     const { scheduler, machineFacts } = this.#parts;
     const { machine_id } = input;
-    refuseLocked(machineFacts, machine_id, input.user);
+    machineFacts.assertAllows(machine_id, capabilitiesFor(input));
     const command = commandOf(input, { machine_id, key_id: caller.key_id });
     const also = (journal: Journal): void => caller.commit(journal, { command_id: command.id });
     const open = await scheduler.accept(command, specOf(input), caller.request_id, also);

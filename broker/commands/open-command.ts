@@ -11,7 +11,6 @@
 // (FollowProcess).
 import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { Asking } from '../../shared/agent-rpcs.ts';
-import type { BatchId } from '../../shared/api/route.ts';
 import type { Caller } from '../../shared/api/route-table.ts';
 import { after, now, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -22,7 +21,7 @@ import type { HistoryTransaction } from '../history.ts';
 import type { Acknowledgements } from '../link/acknowledge-results.ts';
 import type { Link, Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
-import { type Command, type End, endOf, isSound, type Spec } from './command.ts';
+import { type BatchProgress, type Command, type End, endOf, isSound, type Spec } from './command.ts';
 import type { Output, OutputDirectory } from './output.ts';
 import type { CommandStore, StoreServices } from './store.ts';
 
@@ -50,21 +49,6 @@ interface OpenCommands {
   remove(open: OpenCommand): void;
   /** Schedules a round of decisions on the waiting commands. */
   look(): void;
-}
-
-/** Limits and progress of a batch. */
-export interface BatchProgress {
-  id: BatchId;
-  concurrency: number | null;
-  max_failures: number | null;
-  /** True once the end of the batch was requested. */
-  cancel: boolean;
-  /** Members that have not ended. */
-  open: number;
-  /** Members that hold a slot of `concurrency`: an agent has them, or they are about to end. */
-  running: number;
-  /** Members that ended with a status other than completed. */
-  failures: number;
 }
 
 /** Longest wait for a cancelled command: the time from SIGTERM to SIGKILL, and a second to report the end. */

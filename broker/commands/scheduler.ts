@@ -1,7 +1,6 @@
 // The scheduler: holds all open commands in the order they came, decides which waiting command starts next,
 // and ends commands that cannot run any more.
 
-import type { BatchId } from '../../shared/api/route.ts';
 import type { Caller } from '../../shared/api/route-table.ts';
 import { after, every, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -9,8 +8,8 @@ import { isId } from '../../shared/ids.ts';
 import { openCommands } from '../../shared/process-limits.ts';
 import type { HistoryTransaction } from '../history.ts';
 import type { Link } from '../presence/index.ts';
-import type { Command, End, Spec } from './command.ts';
-import { type BatchProgress, type CommandContext, OpenCommand } from './open-command.ts';
+import type { BatchProgress, Command, End, Spec } from './command.ts';
+import { type CommandContext, OpenCommand } from './open-command.ts';
 
 /** Most commands that may wait for one machine. */
 const maxWaiting = 1000;
@@ -61,8 +60,9 @@ export class Scheduler {
   }
 
   /** Crash recovery: reopens the commands, and their batches, that an earlier broker left open. */
-  async recover(batches: ReadonlyMap<BatchId, BatchProgress>): Promise<void> {
+  async recover(): Promise<void> {
     const { store, outputs } = this.#context;
+    const batches = new Map(store.openBatches().map((batch) => [batch.id, batch]));
     for (const command of store.open()) {
       const batch = command.batch_id === null ? undefined : batches.get(command.batch_id);
       const record = { ...command, cancel: command.cancel || (batch?.cancel ?? false) };
@@ -71,7 +71,8 @@ export class Scheduler {
       this.#add(open);
       if (open.state !== 'queued') open.takeSlot();
     }
-    this.stored(this.all());
+    this.#release(this.all());
+    this.look();
   }
 
   /**
@@ -87,17 +88,11 @@ export class Scheduler {
     const { store } = this.#context;
     const link = this.#linkFor(command);
     const open = this.create({ ...command, journal_id: link?.journalId ?? '' }, requestId);
-    try {
-      await store.history.write((transaction) => {
-        // A spec can hold secrets: it is stored only with a command that may wait.
-        store.insert(open.record, command.queue_until === null ? undefined : spec);
-        also(transaction);
-      });
-    } catch (error) {
-      this.discard([open]);
-      throw error;
-    }
-    this.stored([open]);
+    await this.store([open], (transaction) => {
+      // A spec can hold secrets: it is stored only with a command that may wait.
+      store.insert(open.record, command.queue_until === null ? undefined : spec);
+      also(transaction);
+    });
     if (link && !open.end) void open.follow(link, spec);
     return open;
   }
@@ -110,18 +105,30 @@ export class Scheduler {
     return open;
   }
 
-  /** Marks these commands as on disk: the scheduler may start them from now on. */
-  stored(added: readonly OpenCommand[]): void {
+  /**
+   * Runs `write`, which stores these commands, in a transaction. Then the scheduler may start them. Commands
+   * that could not be stored are dropped.
+   */
+  async store(
+    added: readonly OpenCommand[],
+    write: (transaction: HistoryTransaction) => void,
+  ): Promise<void> {
+    try {
+      await this.#context.store.history.write(write);
+      this.#release(added);
+    } catch (error) {
+      for (const open of added) this.remove(open);
+      throw error;
+    } finally {
+      this.look();
+    }
+  }
+
+  /** Lets these commands start from now on, except those whose machine was removed. */
+  #release(added: readonly OpenCommand[]): void {
     const { machines } = this.#context.state;
     for (const open of added) open.stored = true;
     this.#abandon('machine_removed', ({ machine_id }) => !machines.has(machine_id), added);
-    this.look();
-  }
-
-  /** Drops these commands because they could not be stored. */
-  discard(added: readonly OpenCommand[]): void {
-    for (const open of added) this.remove(open);
-    this.look();
   }
 
   remove(open: OpenCommand): void {

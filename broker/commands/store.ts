@@ -6,47 +6,32 @@ import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
 import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history.ts';
 import { countRows } from '../paging.ts';
-import type { State } from '../state/index.ts';
-import { type Batch, type Command, type CommandParams, type Spec, specOf, type Tally } from './command.ts';
+import type { State } from '../state/state.ts';
+import type { Batch, BatchProgress, Command, Spec, Tally } from './command.ts';
 import type { OutputDirectory } from './output.ts';
 import { durationOf, listedBytes } from './to-json.ts';
 
 // Lists read rows page by page, so output beyond listedBytes is in a table of its own (command_tails).
+// Every insert pays for each full index: an index that only few rows need is partial.
 const tables = [
   `CREATE TABLE commands (
     id TEXT NOT NULL UNIQUE, machine_id TEXT NOT NULL, command TEXT NOT NULL, args TEXT, cwd TEXT, user TEXT,
     status TEXT NOT NULL, exit_code INTEGER, signal TEXT, stdout BLOB NOT NULL, stderr BLOB NOT NULL,
     stdout_bytes INTEGER NOT NULL, stderr_bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, started_at INTEGER,
-    finished_at INTEGER, reason TEXT, requested_by TEXT NOT NULL, journal_id TEXT NOT NULL, cancel INTEGER NOT NULL
+    finished_at INTEGER, reason TEXT, requested_by TEXT NOT NULL, journal_id TEXT NOT NULL, cancel INTEGER NOT NULL,
+    stdout_start INTEGER NOT NULL, stderr_start INTEGER NOT NULL, kept_bytes INTEGER NOT NULL, schedule_id TEXT,
+    batch_id TEXT, queue_until INTEGER, spec TEXT
   );
   CREATE INDEX commands_by_time ON commands (created_at, id);
   CREATE INDEX commands_by_machine ON commands (machine_id, created_at);
-  CREATE INDEX commands_by_end ON commands (finished_at);
-  CREATE INDEX commands_open ON commands (machine_id) WHERE finished_at IS NULL`,
-  // Every insert pays for each full index: an index that only few rows need is partial.
-  `ALTER TABLE commands ADD COLUMN stdout_start INTEGER NOT NULL DEFAULT 0;
-  ALTER TABLE commands ADD COLUMN stderr_start INTEGER NOT NULL DEFAULT 0;
-  ALTER TABLE commands ADD COLUMN kept_bytes INTEGER NOT NULL DEFAULT 0;
-  ALTER TABLE commands ADD COLUMN schedule_id TEXT;
-  ALTER TABLE commands ADD COLUMN batch_id TEXT;
-  ALTER TABLE commands ADD COLUMN queue_until INTEGER;
-  ALTER TABLE commands ADD COLUMN spec TEXT;
-  UPDATE commands SET stdout_start = stdout_bytes - length(stdout), stderr_start = stderr_bytes - length(stderr);
-  DROP INDEX commands_open;
   CREATE INDEX commands_open ON commands (created_at) WHERE finished_at IS NULL;
   CREATE INDEX commands_kept ON commands (finished_at) WHERE kept_bytes > 0;
   CREATE INDEX commands_by_schedule ON commands (schedule_id, created_at) WHERE schedule_id IS NOT NULL;
   CREATE INDEX commands_by_batch ON commands (batch_id) WHERE batch_id IS NOT NULL;
   CREATE TABLE command_tails (id TEXT NOT NULL UNIQUE, stdout BLOB NOT NULL, stderr BLOB NOT NULL);
-  INSERT INTO command_tails SELECT id, stdout, stderr FROM commands
-    WHERE length(stdout) > ${listedBytes} OR length(stderr) > ${listedBytes};
-  UPDATE commands SET stdout = substr(stdout, -${listedBytes}), stderr = substr(stderr, -${listedBytes})
-    WHERE id IN (SELECT id FROM command_tails);
   CREATE TRIGGER command_tails_go AFTER DELETE ON commands BEGIN
     DELETE FROM command_tails WHERE id = old.id;
   END`,
-  // The index is not needed: old ends are found by created_at, as a command begins before it ends.
-  'DROP INDEX commands_by_end',
   `CREATE INDEX commands_by_status ON commands (status, created_at);
   CREATE INDEX commands_stdout_cut ON commands (created_at, id) WHERE stdout_bytes > length(stdout);
   CREATE INDEX commands_stderr_cut ON commands (created_at, id) WHERE stderr_bytes > length(stderr);
@@ -55,8 +40,11 @@ const tables = [
 
 const lasting =
   'id, machine_id, command, args, cwd, user, created_at, requested_by, schedule_id, batch_id, queue_until';
-const changing =
-  'status, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, stdout_start, stderr_start, started_at, finished_at, reason, journal_id, cancel, kept_bytes';
+const changing = [
+  ...(['status', 'exit_code', 'signal', 'stdout', 'stderr', 'stdout_bytes', 'stderr_bytes'] as const),
+  ...(['stdout_start', 'stderr_start', 'started_at', 'finished_at', 'reason', 'journal_id'] as const),
+  ...(['cancel', 'kept_bytes'] as const),
+];
 const stored = `${lasting}, ${changing}`;
 /** Selects a column that the members of a batch share: it is stored once, in the batch's row. */
 const ofBatch = (column: string): string =>
@@ -64,25 +52,21 @@ const ofBatch = (column: string): string =>
 /** The columns of a command, with only the last listedBytes of each output stream. */
 export const columns = stored.replace('command, args', `${ofBatch('command')}, ${ofBatch('args')}`);
 
-const insertion = `INSERT INTO commands (${stored}, spec) VALUES (${`${stored}, spec`.replaceAll(/\w+/g, '?')})`;
-const assignments = changing.replaceAll(/\w+/g, '$& = ?');
+const assignments = changing.map((column) => `${column} = ?`);
 /** Records that a command's output files are removed: only the tail in the database remains. */
 const dropFiles = `UPDATE commands SET kept_bytes = 0,
   stdout_start = stdout_bytes - ifnull((SELECT length(stdout) FROM command_tails t WHERE t.id = commands.id), length(stdout)),
   stderr_start = stderr_bytes - ifnull((SELECT length(stderr) FROM command_tails t WHERE t.id = commands.id), length(stderr))
   WHERE id = ?`;
 
-const batchTables = [
-  `CREATE TABLE batches (
+const batchTable = `CREATE TABLE batches (
     id TEXT NOT NULL UNIQUE, command TEXT NOT NULL, args TEXT, cwd TEXT, user TEXT, concurrency INTEGER,
     max_failures INTEGER, created_at INTEGER NOT NULL, requested_by TEXT NOT NULL, cancel INTEGER NOT NULL, spec TEXT
   );
-  CREATE INDEX batches_by_time ON batches (created_at)`,
-];
+  CREATE INDEX batches_by_time ON batches (created_at)`;
 /** The columns of a batch without its spec, which can hold secrets. */
 export const batchColumns =
   'id, command, args, cwd, user, concurrency, max_failures, created_at, requested_by, cancel';
-const unfinished = 'id IN (SELECT batch_id FROM commands WHERE finished_at IS NULL AND batch_id IS NOT NULL)';
 const memberless = 'NOT EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id)';
 
 export interface StoreServices {
@@ -117,8 +101,9 @@ export class CommandStore {
     this.#services = services;
     this.#outputs = outputs;
     this.#keepBytes = keepBytes;
-    history.migrate('commands', tables);
-    history.migrate('batches', batchTables);
+    // Version 0.1.0 created these tables in three steps.
+    history.migrate('commands', tables, 3);
+    history.migrate('batches', [batchTable]);
     const removed = (ids: string[]): void => {
       this.#storedBytes = this.#countStored();
       outputs.remove(ids);
@@ -134,18 +119,18 @@ export class CommandStore {
    * later, and is removed when the command starts.
    */
   insert(command: Command, spec?: Spec): void {
-    const values = [...lastingOf(command), ...changingOf(command)];
-    this.history.sql(insertion).run(...values, spec ? JSON.stringify(spec) : null);
+    this.history.put('commands', 'id', { ...rowOf(command), spec: spec ? JSON.stringify(spec) : null });
   }
 
   /** Writes the changing columns of a command; to be called inside a transaction. */
   update(command: Command): void {
     const { id, stdout, stderr, status } = command;
+    const row = rowOf(command);
     this.history
       .sql(`UPDATE commands SET ${assignments}, spec = iif(?, spec, NULL) WHERE id = ?`)
-      .run(...changingOf(command), status === 'queued' ? 1 : 0, id);
-    if (Math.max(stdout.length, stderr.length) <= listedBytes) return;
-    this.history.sql('INSERT OR REPLACE INTO command_tails VALUES (?, ?, ?)').run(id, stdout, stderr);
+      .run(...changing.map((column) => row[column]), status === 'queued' ? 1 : 0, id);
+    if (Math.max(stdout.length, stderr.length) > listedBytes)
+      this.history.put('command_tails', 'id', { id, stdout, stderr });
   }
 
   /** Emits command.started; to be called inside a transaction. */
@@ -213,7 +198,7 @@ export class CommandStore {
          FROM commands LEFT JOIN batches ON batches.id = batch_id WHERE commands.id = ?`,
       )
       .get(id);
-    // The cast is safe: insert() and completeBatch() store only specs.
+    // The cast is safe: insert() and insertBatch() store only specs.
     return row?.spec ? (jsonIn(row, 'spec') as Spec) : undefined;
   }
 
@@ -273,37 +258,11 @@ export class CommandStore {
     return Number(row?.n);
   }
 
-  /**
-   * Inserts a batch; to be called inside a transaction. Its members cannot start until completeBatch() stores
-   * the spec.
-   */
-  insertBatch({ id, created_at, requested_by, ...batch }: Batch): void {
-    const { command, args, cwd, user, concurrency, max_failures } = batch;
-    this.history
-      .sql(`INSERT INTO batches (${batchColumns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0)`)
-      .run(
-        ...[id, command, args ? JSON.stringify(args) : null, cwd, user, concurrency, max_failures],
-        ...[created_at, requested_by],
-      );
-  }
-
-  /** Stores the spec of a batch once all its members are stored; to be called inside a transaction. */
-  completeBatch(id: BatchId, params: CommandParams): void {
-    this.history.sql('UPDATE batches SET spec = ? WHERE id = ?').run(JSON.stringify(specOf(params)), id);
-  }
-
-  /** Removes a batch that was not completed, with its members; to be called inside a transaction. */
-  removeBatch(id: string): void {
-    this.history.sql('DELETE FROM commands WHERE batch_id = ?').run(id);
-    this.history.sql('DELETE FROM batches WHERE id = ?').run(id);
-  }
-
-  /** Removes batches that were only partly stored before a crash; their requests were never answered. */
-  removeIncompleteBatches(): Promise<void> {
-    const rows = this.history.sql(`SELECT id FROM batches WHERE spec IS NULL AND ${unfinished}`).all();
-    return this.history.write(() => {
-      for (const row of rows) this.removeBatch(textIn(row, 'id'));
-    });
+  /** Inserts a batch with the spec of its members; to be called inside a transaction. */
+  insertBatch(batch: Batch, spec: Spec): void {
+    const args = batch.args && JSON.stringify(batch.args);
+    const cancel = Number(batch.cancel);
+    this.history.put('batches', 'id', { ...batch, args, cancel, spec: JSON.stringify(spec) });
   }
 
   /** The batch with this id. Throws batch_not_found. */
@@ -313,11 +272,14 @@ export class CommandStore {
     throw new AppError('batch_not_found', 'no such batch', { batch_id: id });
   }
 
-  openBatches(): Batch[] {
-    return this.history
-      .sql(`SELECT ${batchColumns} FROM batches WHERE ${unfinished}`)
-      .all()
-      .map(batchFromRow);
+  /** The progress of the batches that an earlier broker left open. */
+  openBatches(): BatchProgress[] {
+    const members = 'SELECT count(*) FROM commands WHERE batch_id = batches.id';
+    const sql = `SELECT id, concurrency, max_failures, cancel, 0 AS running, (${members} AND finished_at IS NULL) AS open,
+        (${members} AND finished_at IS NOT NULL AND status <> 'completed') AS failures
+      FROM batches WHERE id IN (SELECT batch_id FROM commands WHERE finished_at IS NULL)`;
+    const rows = this.history.sql(sql).all();
+    return rows.map((row) => ({ ...(row as unknown as BatchProgress), cancel: row.cancel === 1 }));
   }
 
   /** Marks a batch as cancelled; to be called inside a transaction. */
@@ -363,17 +325,17 @@ export class CommandStore {
   }
 }
 
-function lastingOf(c: Command) {
-  const [command, args] = c.batch_id === null ? [c.command, c.args && JSON.stringify(c.args)] : ['', null];
-  const what = [c.id, c.machine_id, command, args, c.cwd, c.user];
-  return [...what, c.created_at, c.requested_by, c.schedule_id, c.batch_id, c.queue_until];
-}
-
-function changingOf(c: Command) {
-  const sizes = [c.stdout_bytes, c.stderr_bytes, c.stdout_start, c.stderr_start];
-  const output = [c.stdout.subarray(-listedBytes), c.stderr.subarray(-listedBytes), ...sizes];
-  const rest = [c.started_at, c.finished_at, c.reason, c.journal_id, c.cancel ? 1 : 0, c.kept_bytes];
-  return [c.status, c.exit_code, c.signal, ...output, ...rest];
+/** Converts a command to a row. The batch's row has the command line of its members. */
+function rowOf({ command, args, stdout, stderr, cancel, ...rest }: Command) {
+  return {
+    ...rest,
+    ...(rest.batch_id === null
+      ? { command, args: args && JSON.stringify(args) }
+      : { command: '', args: null }),
+    stdout: stdout.subarray(-listedBytes),
+    stderr: stderr.subarray(-listedBytes),
+    cancel: Number(cancel),
+  };
 }
 
 /** Converts a row to a command; the columns are those that insert() and update() write. */

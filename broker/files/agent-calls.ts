@@ -9,7 +9,7 @@ import type { Quota } from '../../shared/quota.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
 import type { Presence } from '../presence/index.ts';
-import type { State } from '../state/index.ts';
+import type { State } from '../state/state.ts';
 
 export interface FileServices {
   presence: Presence;

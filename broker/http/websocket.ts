@@ -22,8 +22,7 @@ import { assertJsonLimits } from './body.ts';
 
 /** The attachment that a ticket stands for: one client of one session. */
 export interface Attachment {
-  readonly session_id: string;
-  readonly client_id: string;
+  readonly attached: { readonly session_id: string; readonly client_id: string };
   serve(port: ClientPort): Promise<void>;
   /** Called instead of serve() when the client did not connect. */
   leave(): void;
@@ -113,7 +112,7 @@ export class WebSocketUpgrades {
 }
 
 function serve(ws: WebSocket, attachment: Attachment, log: Logger): void {
-  const { session_id, client_id } = attachment;
+  const { session_id, client_id } = attachment.attached;
   const named = { request_id: newId('request'), session_id, client_id };
   log.debug(named, 'a terminal was opened');
   ws.once('close', (code) => log.debug({ ...named, code }, 'a terminal was closed'));
@@ -137,7 +136,7 @@ function admitTicket(request: IncomingMessage, session: string, rooms: WebSocket
   assertKnownParameters(query, terminal.query);
   const ticket = typeof query.ticket === 'string' ? query.ticket : '';
   const attachment = rooms.redeem(ticket);
-  if (attachment?.session_id === session) return attachment;
+  if (attachment?.attached.session_id === session) return attachment;
   attachment?.leave();
   throw new AppError(
     'unauthorized',

@@ -10,7 +10,7 @@ import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history.ts';
 import { pageOf } from '../paging.ts';
-import type { Declared, Key, State } from '../state/index.ts';
+import type { Declared, Key, State } from '../state/state.ts';
 import { KeyUsage } from './last-used.ts';
 import { currentKey, endOf, holds, within } from './rights.ts';
 import { hashOf, newKeySecret, SecretIndex } from './secrets.ts';

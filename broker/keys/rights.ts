@@ -5,7 +5,7 @@ import type { KeyId, MachineId, Scope } from '../../shared/api/route.ts';
 import type { Rights } from '../../shared/api/route-table.ts';
 import { after, iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { Declared, Key, State } from '../state/index.ts';
+import type { Declared, Key, State } from '../state/state.ts';
 
 type Keys = Pick<Declared, 'keys'>;
 type Machines = Pick<Declared, 'machines'>;

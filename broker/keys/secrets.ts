@@ -2,7 +2,7 @@
 import { hash, timingSafeEqual } from 'node:crypto';
 import { now } from '../../shared/clock.ts';
 import { newSecret } from '../../shared/ids.ts';
-import type { Key, State } from '../state/index.ts';
+import type { Key, State } from '../state/state.ts';
 
 /** The text with which every key starts (spec section 5). */
 const literal = 'service_apikey_';

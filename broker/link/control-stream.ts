@@ -15,7 +15,7 @@ import type { Logger } from '../../shared/logger.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
 import type { Link, Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
-import type { Machine, State } from '../state/index.ts';
+import type { Machine, State } from '../state/state.ts';
 import { type AnswerWaiters, Calls } from './agent-calls.ts';
 import type { LinkLimits } from './limits-per-minute.ts';
 

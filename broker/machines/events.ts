@@ -6,7 +6,7 @@ import type { Events } from '../events.ts';
 import type { History } from '../history.ts';
 import type { Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
-import type { State } from '../state/index.ts';
+import type { State } from '../state/state.ts';
 
 const settleMs = 2_000;
 /** After the broker starts, agents have this long to reconnect before their machines count as offline. */

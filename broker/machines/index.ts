@@ -8,7 +8,7 @@ import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Facts, MachineFacts } from '../presence/machine-facts.ts';
-import type { Declared, Machine, State } from '../state/index.ts';
+import type { Declared, Machine, State } from '../state/state.ts';
 import { MachineLists } from './machine-lists.ts';
 
 type Item = Reply<Api['machines']['list']>['items'][number];
@@ -136,10 +136,7 @@ function detailOf(services: MachineServices, machine: Machine): Detail {
 function statusOf({ presence, machineFacts }: MachineServices, { id: machine_id }: Machine): Status {
   const facts = machineFacts.of(machine_id);
   const connected = presence.online(machine_id);
-  if (connected && !facts?.capabilities.includes('metrics')) {
-    const details = { machine_id, capability: 'metrics' };
-    throw new AppError('permission_denied', 'the owner of this machine does not allow metrics', details);
-  }
+  if (connected) machineFacts.assertAllows(machine_id, ['metrics']);
   const report = facts?.report;
   if (!report) {
     const text = 'this machine has never reported: start its agent';

@@ -7,7 +7,7 @@ import { monotonic } from '../../shared/clock.ts';
 import { selectFrom } from '../paging.ts';
 import type { Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
-import type { Machine, State } from '../state/index.ts';
+import type { Machine, State } from '../state/state.ts';
 
 interface ListServices {
   state: State;

@@ -144,6 +144,16 @@ export class MachineFacts {
     return this.#facts.get(machineId);
   }
 
+  /** Throws permission_denied if the machine's owner does not allow all of these, as its agent last reported. */
+  assertAllows(machine_id: string, capabilities: readonly string[]): void {
+    const allowed = this.of(machine_id)?.capabilities ?? [];
+    const capability = capabilities.find((one) => !allowed.includes(one));
+    // The capabilities of a machine that was never linked are unknown: its agent checks the call instead.
+    if (allowed.length === 0 || capability === undefined) return;
+    const message = `the owner of machine ${machine_id} does not allow ${capability}: see --allow of its agent`;
+    throw new AppError('permission_denied', message, { machine_id, capability });
+  }
+
   /** Milliseconds since the last message of the machine. */
   silence(machineId: string): number {
     const heardAt = this.#heardAt.get(machineId);

@@ -1,6 +1,6 @@
 // Decides which time of a schedule runs next and which times were missed,
 // after downtime or a change of the clock.
-import type { Schedule } from '../state/index.ts';
+import type { Schedule } from '../state/state.ts';
 import type { Timetable } from './timetable.ts';
 
 export interface Situation {

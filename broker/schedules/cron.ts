@@ -13,24 +13,16 @@ export interface Cron {
   next(wall: number): number | undefined;
 }
 
-interface Field {
-  name: string;
-  min: number;
-  max: number;
-  /** Names of the values, in order from `min` on. */
-  names?: readonly string[];
-}
-
-const months = ['JAN', 'FEB', 'MAR', 'APR', 'MAY', 'JUN', 'JUL', 'AUG', 'SEP', 'OCT', 'NOV', 'DEC'];
-const days = ['SUN', 'MON', 'TUE', 'WED', 'THU', 'FRI', 'SAT'];
-const fields: readonly Field[] = [
+const fields = [
   { name: 'second', min: 0, max: 59 },
   { name: 'minute', min: 0, max: 59 },
   { name: 'hour', min: 0, max: 23 },
   { name: 'day of month', min: 1, max: 31 },
-  { name: 'month', min: 1, max: 12, names: months },
-  { name: 'day of week', min: 0, max: 7, names: days },
+  { name: 'month', min: 1, max: 12 },
+  { name: 'day of week', min: 0, max: 7 },
 ];
+/** Extensions of croner that other programs read differently: `?`, `+`, `W` and `#L`. */
+const extension = /[?+]|[\dL]W|#L/;
 
 const nicknames: ReadonlyMap<string, string> = new Map([
   ['@yearly', '0 0 1 1 *'],
@@ -61,12 +53,31 @@ export function readCron(text: string): Cron {
   };
 }
 
-/** Throws validation_failed for an expression that never fires. */
-export function assertFires(text: string): void {
+/** Throws validation_failed for a malformed expression, and for one that never fires. */
+export function assertCron(text: string): void {
+  const parts = split(text);
+  for (const [at, { name, min, max }] of fields.entries()) {
+    const part = parts[at] ?? '';
+    const steps = [...part.matchAll(/\/(\d+)/g)].map(([, step]) => Number(step));
+    if (!extension.test(part) && steps.every((step) => step <= max) && isField(at, part)) continue;
+    const given = JSON.stringify(part.slice(0, 20));
+    const example = `${min}-${max}, 1,3 or */2`;
+    throw refusal('cron', `${name}: ${given} must be made of values from ${min} to ${max}, as in ${example}`);
+  }
   // Only 28 years are searched: in them every date falls on every weekday.
   // A search to the year 9999 takes 80 ms.
   const first = patternOf([...partsOf(text), '2000-2027']).nextRun(new Date(0));
   if (!first) throw refusal('cron', 'never fires: no month of these has such a day');
+}
+
+/** True if croner accepts this text for the field at this index. */
+function isField(at: number, part: string): boolean {
+  try {
+    patternOf(fields.map((_, index) => (index === at ? part : '*')));
+    return true;
+  } catch {
+    return false;
+  }
 }
 
 /** Describes an expression in words. */
@@ -84,8 +95,12 @@ function patternOf(parts: readonly string[]): Pattern {
   return new Pattern(parts.join(' '), { utcOffset: 0, mode, domAndDow: both });
 }
 
+/** The six fields of an expression. By crontab's rule, a list that contains `*` matches every value. */
+const partsOf = (text: string): string[] =>
+  split(text).map((part) => (part.split(',').includes('*') ? '*' : part));
+
 /** Splits an expression into six fields, in capitals. Throws validation_failed. */
-function partsOf(text: string): string[] {
+function split(text: string): string[] {
   if (text.length > longest) throw refusal('cron', `must have at most ${longest} characters`);
   const trimmed = text.trim();
   const nickname = nicknames.get(trimmed.toLowerCase());
@@ -94,34 +109,5 @@ function partsOf(text: string): string[] {
   const parts = (nickname ?? trimmed).toUpperCase().split(/\s+/);
   if (parts.length === 5) parts.unshift('0');
   if (parts.length !== 6) throw refusal('cron', `must have 5 fields: ${fiveFields}; or 6 with seconds first`);
-  for (const [index, field] of fields.entries()) {
-    for (const item of parts[index]?.split(',') ?? []) assertItem(item, field);
-  }
-  // crontab's rule: a list that contains `*` matches every value.
-  return parts.map((part) => (part.split(',').includes('*') ? '*' : part));
-}
-
-/** Checks one item in the list of a field. Throws validation_failed. */
-function assertItem(item: string, field: Field): void {
-  const { name, min, max } = field;
-  const wrong = (problem: string): AppError => refusal('cron', `${name}: ${problem}`);
-  if (name === 'day of month' && item === 'L') return;
-  const [, day = item] = name === 'day of week' ? (/^(\w+?)(?:L|#[1-5])$/.exec(item) ?? []) : [];
-  const [, from, to, step] = /^(\*|\w+)(?:-(\w+))?(?:\/(\d{1,2}))?$/.exec(day) ?? [];
-  if (from === undefined || (from === '*' && to !== undefined))
-    throw wrong(`${JSON.stringify(item.slice(0, 20))} is not a value, a range, * or a step of these`);
-  const low = from === '*' ? min : numberOf(from, field);
-  const high = to === undefined ? low : numberOf(to, field);
-  if (low > high) throw wrong(`the range ${item} runs backwards: write it as two`);
-  if (step === undefined) return;
-  if (from !== '*' && to === undefined)
-    throw wrong(`a step needs * or a range before it, as in ${from}-${max}/${step}`);
-  if (Number(step) < 1 || Number(step) > max) throw wrong(`a step is from 1 to ${max}`);
-}
-
-function numberOf(text: string, { name, min, max, names = [] }: Field): number {
-  const named = names.indexOf(text);
-  const value = named >= 0 ? named + min : /^\d{1,2}$/.test(text) ? Number(text) : Number.NaN;
-  if (value >= min && value <= max) return value;
-  throw refusal('cron', `${name}: ${JSON.stringify(text.slice(0, 20))} is not from ${min} to ${max}`);
+  return parts;
 }

@@ -8,7 +8,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { pageOf } from '../paging.ts';
-import type { Declared, Schedule } from '../state/index.ts';
+import type { Declared, Schedule } from '../state/state.ts';
 import { wordsOf } from './cron.ts';
 import { Launcher, type ScheduleContext } from './launch-run.ts';
 import { Firing } from './run-due-times.ts';
@@ -18,7 +18,11 @@ import { checkedTimetable } from './timetable.ts';
 type Params = Input<Api['schedules']['create']>;
 type Changes = Omit<Input<Api['schedules']['update']>, 'schedule_id'>;
 
-const day = 86_400_000;
+const [overlap, catch_up] = ['skip', 'none'] as const;
+const defaults = {
+  ...{ description: null, timezone: 'UTC', enabled: true, timeout: null, overlap, catch_up },
+  ...{ catch_up_window: 86_400_000, user: null, cwd: null, env: null },
+};
 const detailedTimes = 5;
 /** Longest wait for a linked agent to accept a command. */
 const acceptMs = 10_000;
@@ -182,29 +186,18 @@ function assertMayExpose({ may }: Rights, changes: Changes): void {
 
 function scheduleOf(params: Params, { key_id }: Caller): Schedule {
   const at = iso();
+  const { name, machine_id, command, cron } = params;
   return {
+    ...{ name, machine_id, command, cron, ...defaults, ...given(params) },
     id: newId('schedule') as ScheduleId,
-    name: params.name,
-    description: params.description ?? null,
-    machine_id: params.machine_id,
-    command: params.command,
-    cron: params.cron,
-    timezone: params.timezone ?? 'UTC',
-    enabled: params.enabled ?? true,
-    timeout: params.timeout ?? null,
     notify: notifyOf(params.notify, null),
-    overlap: params.overlap ?? 'skip',
-    catch_up: params.catch_up ?? 'none',
-    catch_up_window: params.catch_up_window ?? day,
-    user: params.user ?? null,
-    cwd: params.cwd ?? null,
-    env: params.env ?? null,
-    requested_by: key_id,
-    created_at: at,
-    updated_at: at,
-    since: at,
+    ...{ requested_by: key_id, created_at: at, updated_at: at, since: at },
   };
 }
+
+/** The fields that a request has set. They have the names and types of the document's fields, except notify. */
+const given = (params: Changes): Partial<Omit<Schedule, 'notify'>> =>
+  Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
 
 /**
  * Applies the changes of a request. A change of the times sets `since`,
@@ -212,11 +205,9 @@ function scheduleOf(params: Params, { key_id }: Caller): Schedule {
  */
 function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {
   const at = iso();
-  const given = Object.fromEntries(Object.entries(changes).filter(([, value]) => value !== undefined));
   const after: Schedule = {
     ...before,
-    // Fields of the body have the names and types of the document's fields.
-    ...(given as Partial<Schedule>),
+    ...given(changes),
     notify: changes.notify === undefined ? before.notify : notifyOf(changes.notify, before.notify),
     requested_by: key_id,
     updated_at: at,

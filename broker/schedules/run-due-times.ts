@@ -1,7 +1,7 @@
 // Runs each due time of a schedule once, and records the times that were skipped or missed.
 import { after, iso, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Schedule, State } from '../state/index.ts';
+import type { Schedule, State } from '../state/state.ts';
 import { decide, lateMs } from './catch-up.ts';
 import { ClockWatch } from './clock-watch.ts';
 import type { Launcher, ScheduleContext } from './launch-run.ts';

@@ -10,7 +10,7 @@ import type { Command } from '../commands/command.ts';
 import type { Events } from '../events.ts';
 import { type History, type HistoryTransaction, type Row, textIn } from '../history.ts';
 import { allOf, countRows, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
-import type { Schedule, State } from '../state/index.ts';
+import type { Schedule, State } from '../state/state.ts';
 
 type Served = Reply<Api['schedules']['getRun']>;
 type Status = Served['status'];
@@ -29,25 +29,20 @@ export interface ScheduleRun extends Omit<Served, Times | 'stdout' | 'stderr'> {
 /** The machines that the caller may see; undefined means all, including removed ones. */
 export type Reach = readonly string[] | undefined;
 
+// The machine sets started_at, and its clock can be wrong.
+// So rows are sorted and deleted by decided_at, the broker's time.
 const tables = [
   `CREATE TABLE schedule_runs (
     id TEXT NOT NULL UNIQUE, schedule_id TEXT NOT NULL, machine_id TEXT NOT NULL, command_id TEXT,
     status TEXT NOT NULL, trigger TEXT NOT NULL, scheduled_for INTEGER, started_at INTEGER NOT NULL,
-    finished_at INTEGER, exit_code INTEGER, duration INTEGER, reason TEXT, UNIQUE (schedule_id, scheduled_for)
+    finished_at INTEGER, exit_code INTEGER, duration INTEGER, reason TEXT, decided_at INTEGER NOT NULL,
+    UNIQUE (schedule_id, scheduled_for)
   );
-  CREATE INDEX schedule_runs_by_schedule ON schedule_runs (schedule_id, started_at);
-  CREATE INDEX schedule_runs_by_time ON schedule_runs (started_at);
+  CREATE INDEX schedule_runs_by_schedule ON schedule_runs (schedule_id, decided_at);
+  CREATE INDEX schedule_runs_by_time ON schedule_runs (decided_at);
   CREATE INDEX schedule_runs_open ON schedule_runs (schedule_id) WHERE finished_at IS NULL;
   CREATE INDEX schedule_runs_commands ON schedule_runs (command_id) WHERE finished_at IS NULL;
   CREATE TABLE schedule_marks (schedule_id TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID`,
-  // The machine sets started_at, and its clock can be wrong.
-  // So rows are sorted and deleted by decided_at, the broker's time.
-  `ALTER TABLE schedule_runs ADD COLUMN decided_at INTEGER NOT NULL DEFAULT 0;
-  UPDATE schedule_runs SET decided_at = started_at;
-  DROP INDEX schedule_runs_by_schedule;
-  DROP INDEX schedule_runs_by_time;
-  CREATE INDEX schedule_runs_by_schedule ON schedule_runs (schedule_id, decided_at);
-  CREATE INDEX schedule_runs_by_time ON schedule_runs (decided_at)`,
   `CREATE INDEX schedule_runs_by_status ON schedule_runs (schedule_id, status, decided_at);
   CREATE INDEX schedule_runs_by_trigger ON schedule_runs (schedule_id, trigger, decided_at);
   ${countRows('schedule_runs', ['schedule_id', 'status', 'trigger'])}`,
@@ -74,20 +69,18 @@ export class ScheduleRecords {
   constructor(context: RecordContext, keepMs: number) {
     this.#context = context;
     this.#history = context.history;
-    this.#history.migrate('schedules', tables);
+    // Version 0.1.0 created these tables in two steps.
+    this.#history.migrate('schedules', tables, 2);
     const where = 'finished_at IS NOT NULL';
     this.#history.retain({ table: 'schedule_runs', column: 'decided_at', keepMs, where });
   }
 
   /** Stores a run whose command is created in the same transaction. */
   begin(run: ScheduleRun): void {
+    const { schedule_id, scheduled_for: at } = run;
     // After the clock was set back, this replaces the row of the same time that did not run.
-    const insert = `INSERT OR REPLACE INTO schedule_runs (decided_at, ${columns})
-      VALUES (:decided_at, ${columns.replaceAll(/\w+/g, ':$&')})`;
-    this.#history.sql(insert).run({ decided_at: now(), ...run });
-    if (run.scheduled_for === null) return;
-    const mark = 'INSERT OR REPLACE INTO schedule_marks VALUES (?, ?)';
-    this.#history.sql(mark).run(run.schedule_id, run.scheduled_for);
+    this.#history.put('schedule_runs', 'schedule_id, scheduled_for', { decided_at: now(), ...run });
+    if (at !== null) this.#history.put('schedule_marks', 'schedule_id', { schedule_id, at });
   }
 
   /** Stores runs that have no command. The last of them causes an event if the schedule asks for one. */

@@ -1,5 +1,5 @@
 // The due times of a cron expression in a time zone; daylight saving time follows crontab's rule.
-import { assertFires, type Cron, readCron, refusal } from './cron.ts';
+import { assertCron, type Cron, readCron, refusal } from './cron.ts';
 import { dayMs, findTimeZone, type TimeZone } from './time-zone.ts';
 
 const second = 1000;
@@ -9,8 +9,8 @@ const second = 1000;
  * Throws validation_failed with the name of the field, also if it never fires.
  */
 export function checkedTimetable(expression: string, timezone: string): Timetable {
+  assertCron(expression);
   const timetable = new Timetable(expression, timezone);
-  assertFires(expression);
   return timetable;
 }
 

@@ -1,6 +1,5 @@
 // Clients of terminals: attaches them by ticket or gRPC call, and serves each one until it leaves.
 import { createHash } from 'node:crypto';
-import type { SessionId } from '../../shared/api/route.ts';
 import type { Caller, Journal } from '../../shared/api/route-table.ts';
 import { after, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -120,14 +119,6 @@ export class Attachment {
     this.attached = attached;
     this.offset = offset;
     this.#address = address;
-  }
-
-  get session_id(): SessionId {
-    return this.attached.session_id;
-  }
-
-  get client_id(): string {
-    return this.attached.client_id;
   }
 
   /** Whether the client is attached and not served yet. */

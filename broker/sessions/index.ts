@@ -34,16 +34,52 @@ type Routes = typeof routes;
 
 /** Longest time that create and end wait for the machine. */
 const answerMs = 10_000;
-/** Methods that an agent needs for terminals. */
-const methods = ['OpenTerminal', 'KeepTerminal', 'AttachTerminal'];
 
 export class Sessions {
   readonly handlers: Handlers['sessions'] = {
-    create: (params, caller) => this.#create(params, caller),
-    list: (input, caller) => this.#list(input, caller),
+    create: async (params, caller) => {
+      const session = await this.#store(params, caller);
+      const { shell = '', args = [], cwd = '', env = {}, cols, rows, grace_period, machine_id } = params;
+      const spec = { program: shell, args, cwd, env, size: { cols, rows }, grace_ms: grace_period };
+      // The machine may have been removed while the session was being written.
+      if (!this.#context.state.machines.has(machine_id)) void session.end({ reason: 'machine_removed' });
+      else session.open(spec, caller);
+      await session.until(() => session.written !== 'PENDING', answerMs, caller.signal);
+      return this.#detail(session.record.id);
+    },
+    list: async (input, caller) => {
+      const { session_id } = input;
+      const own = { session_id: session_id ? (['id = ?', session_id] as const) : undefined };
+      const conditions = [reachableOnly(caller.reachable()), ...filtersOf(routes.list, input, own)];
+      const from = { table: 'sessions', columns: '*' };
+      const page = await pageOfRows(this.#context.history, from, conditions, input);
+      return { items: page.items.map((row) => this.#serialize(sessionOf(row))), total: page.total };
+    },
     get: ({ session_id }) => this.#detail(session_id),
-    attach: (params, caller) => this.#attach(params, caller),
-    detach: (params, caller) => this.#detach(params, caller),
+    attach: async ({ session_id, ...params }, caller) => {
+      const attachment = await attach(this.#context, this.#open(session_id), params, caller);
+      const { client_id, mode, attached_at } = attachment.attached;
+      const base = this.#publicUrl().replace(/^http/, 'ws').replace(/\/+$/, '');
+      const stream_url = `${base}/api/v1/sessions/${session_id}/stream?ticket=${this.#tickets.issue(attachment)}`;
+      return { session_id, client_id, mode, attached_at: iso(attached_at), stream_url };
+    },
+    detach: async ({ session_id, client_id }, { key_id }) => {
+      const all = [...(this.#context.sessions.get(session_id)?.clients.values() ?? [])];
+      const found = all.filter(({ attached }) =>
+        client_id === undefined ? attached.key_id === key_id : attached.client_id === client_id,
+      );
+      const [client] = found;
+      if (client && found.length === 1) {
+        await client.dismiss('detached');
+        return { detached: true };
+      }
+      if (client_id !== undefined) {
+        throw new AppError('client_not_found', 'no such client is attached to this session', { client_id });
+      }
+      const client_ids = found.map(({ attached }) => attached.client_id);
+      const message = `${found.length} clients of this key are attached: name one with client_id`;
+      throw new AppError('invalid_request', message, { client_ids });
+    },
     end: async ({ session_id }, caller) => {
       const session = this.#context.sessions.get(session_id);
       if (session && !session.ended) {
@@ -142,17 +178,6 @@ export class Sessions {
     }
   }
 
-  async #create(params: Input<Routes['create']>, caller: Caller): Promise<Reply<Routes['create']>> {
-    const session = await this.#store(params, caller);
-    const { shell = '', args = [], cwd = '', env = {}, cols, rows, grace_period, machine_id } = params;
-    const spec = { program: shell, args, cwd, env, size: { cols, rows }, grace_ms: grace_period };
-    // The machine may have been removed while the session was being written.
-    if (!this.#context.state.machines.has(machine_id)) void session.end({ reason: 'machine_removed' });
-    else session.open(spec, caller);
-    await session.until(() => session.written !== 'PENDING', answerMs, caller.signal);
-    return this.#detail(session.record.id);
-  }
-
   /**
    * Writes a new session to disk. The session counts against the machine's limit from the start. Throws if
    * the machine cannot take another.
@@ -191,66 +216,16 @@ export class Sessions {
   #linkForNew(machine_id: MachineId): Link {
     const { presence, machineFacts } = this.#context;
     const link = presence.get(machine_id);
-    if (!machineFacts.of(machine_id)?.capabilities.includes('terminal')) {
-      const details = { machine_id, capability: 'terminal' };
-      throw new AppError('permission_denied', 'the owner of this machine does not allow terminal', details);
-    }
-    const missing = methods.find((method) => !link.methods.includes(method));
-    if (missing) {
-      const details = { machine_id, method: missing };
-      throw new AppError(
-        'not_supported',
-        'the agent on this machine is too old for terminals: update the agent',
-        details,
-      );
-    }
+    machineFacts.assertAllows(machine_id, ['terminal']);
+    // An agent that cannot load node-pty lists no method of terminals.
+    const [method, message] = ['OpenTerminal', 'the agent on this machine cannot open terminals'];
+    if (!link.methods.includes(method)) throw new AppError('not_supported', message, { machine_id, method });
     const open = sessionsOn(machine_id, this.#context).filter(({ over }) => !over);
     if (open.length >= openTerminals) {
       const message = `${openTerminals} sessions are open on this machine already: end one`;
       throw new AppError('unavailable', message, { machine_id, limit: openTerminals });
     }
     return link;
-  }
-
-  async #attach(
-    { session_id, ...params }: Input<Routes['attach']>,
-    caller: Caller,
-  ): Promise<Reply<Routes['attach']>> {
-    const attachment = await attach(this.#context, this.#open(session_id), params, caller);
-    const { client_id, mode, attached_at } = attachment.attached;
-    const base = this.#publicUrl().replace(/^http/, 'ws').replace(/\/+$/, '');
-    const stream_url = `${base}/api/v1/sessions/${session_id}/stream?ticket=${this.#tickets.issue(attachment)}`;
-    return { session_id, client_id, mode, attached_at: iso(attached_at), stream_url };
-  }
-
-  async #detach(
-    { session_id, client_id }: Input<Routes['detach']>,
-    { key_id }: Caller,
-  ): Promise<Reply<Routes['detach']>> {
-    const all = [...(this.#context.sessions.get(session_id)?.clients.values() ?? [])];
-    const found = all.filter(({ attached }) =>
-      client_id === undefined ? attached.key_id === key_id : attached.client_id === client_id,
-    );
-    const [client] = found;
-    if (client && found.length === 1) {
-      await client.dismiss('detached');
-      return { detached: true };
-    }
-    if (client_id !== undefined) {
-      throw new AppError('client_not_found', 'no such client is attached to this session', { client_id });
-    }
-    const client_ids = found.map(({ attached }) => attached.client_id);
-    const message = `${found.length} clients of this key are attached: name one with client_id`;
-    throw new AppError('invalid_request', message, { client_ids });
-  }
-
-  async #list(input: Input<Routes['list']>, caller: Caller): Promise<Reply<Routes['list']>> {
-    const { session_id } = input;
-    const own = { session_id: session_id ? (['id = ?', session_id] as const) : undefined };
-    const conditions = [reachableOnly(caller.reachable()), ...filtersOf(routes.list, input, own)];
-    const from = { table: 'sessions', columns: '*' };
-    const page = await pageOfRows(this.#context.history, from, conditions, input);
-    return { items: page.items.map((row) => this.#serialize(sessionOf(row))), total: page.total };
   }
 
   #detail(session_id: string): Reply<Routes['get']> {

@@ -155,7 +155,7 @@ export class Conversation {
     try {
       const answers = link.stub.attachTerminal(this.#input.requests(open, call.signal), options);
       for await (const { head, output, size, input_taken } of answers) {
-        if (head) await this.#begin(head, input_taken);
+        if (head) await this.#begin(head, input_taken ?? 0);
         else if (input_taken !== undefined) this.#input.acknowledge(input_taken);
         if (output) await this.#give(output);
         if (size) await this.#resized(size);
@@ -178,10 +178,7 @@ export class Conversation {
     }
   }
 
-  async #begin(
-    { offset, size, known }: AttachTerminalHead__Output,
-    input_taken: number | undefined,
-  ): Promise<void> {
+  async #begin({ offset, size, known }: AttachTerminalHead__Output, input_taken: number): Promise<void> {
     const { client_id } = this.#client.attached;
     const { record, ended } = this.#session;
     if (this.#position !== undefined && offset !== this.#position) throw wrongOffset(this.#position, offset);
@@ -259,8 +256,8 @@ const pieceBytes = 32 * 1024;
 interface Beginning {
   /** Offset of the first byte of output. */
   offset: number;
-  /** Bytes of input that the agent has; undefined for an agent that does not count them. */
-  input_taken: number | undefined;
+  /** Bytes of input that the agent has. */
+  input_taken: number;
   /** Whether the agent remembers this client from an earlier call. */
   known: boolean;
 }
@@ -278,7 +275,6 @@ class UnacknowledgedInput {
   #acknowledged = 0;
   /** Offset of the next byte of input to send. */
   #next = 0;
-  #counted = false;
   /** Whether the agent has reported where this call begins. */
   #begun = false;
   /**
@@ -302,18 +298,16 @@ class UnacknowledgedInput {
    * Handles the first answer of a call. Returns how many bytes of input may be lost. Throws machine_error.
    */
   begin({ offset, input_taken, known }: Beginning): number {
-    const from = this.#counted && known ? input_taken : undefined;
-    const resumes = from !== undefined && from >= this.#acknowledged;
+    const resumes = known && input_taken >= this.#acknowledged;
     // An agent that does not know the client may have taken all input sent before,
     // so none of that is sent again.
     const lost = resumes ? 0 : this.#next - this.#acknowledged;
     if (resumes) {
       this.#next = this.#acknowledged + this.#input.length;
-      this.acknowledge(from);
+      this.acknowledge(input_taken);
     } else {
-      this.#counted = input_taken !== undefined;
       this.#input = this.#input.subarray(lost);
-      this.#acknowledged = input_taken ?? 0;
+      this.#acknowledged = input_taken;
     }
     this.#next = this.#acknowledged;
     this.#taken = offset;
@@ -367,7 +361,6 @@ class UnacknowledgedInput {
     if (at < this.#input.length) {
       const input = this.#input.subarray(at, at + pieceBytes);
       this.#next += input.length;
-      if (!this.#counted) this.acknowledge(this.#next);
       return { input };
     }
     if (!waiting || 'input' in waiting) return undefined;

@@ -70,7 +70,7 @@ export class SessionRecords {
   }
 
   put(session: Session): void {
-    this.#put('sessions', 'id', { ...session, ending: Number(session.ending) });
+    this.#history.put('sessions', 'id', { ...session, ending: Number(session.ending) });
   }
 
   /** Throws session_not_found. */
@@ -92,7 +92,7 @@ export class SessionRecords {
   }
 
   attach(client: Attached): void {
-    this.#put('session_clients', 'client_id', { ...client });
+    this.#history.put('session_clients', 'client_id', { ...client });
   }
 
   detach(clientId: string): void {
@@ -104,14 +104,6 @@ export class SessionRecords {
     const rows = this.#history.sql('SELECT * FROM session_clients ORDER BY rowid').all();
     // The columns are exactly the fields that attach() wrote.
     return rows.map((row) => row as unknown as Attached);
-  }
-
-  #put(table: string, key: string, row: Row): void {
-    const names = Object.keys(row);
-    const places = names.map(() => '?').join(', ');
-    const changes = names.map((name) => `${name} = excluded.${name}`).join(', ');
-    const text = `INSERT INTO ${table} (${names.join(', ')}) VALUES (${places}) ON CONFLICT (${key}) DO UPDATE SET ${changes}`;
-    this.#history.sql(text).run(...Object.values(row));
   }
 }
 

@@ -37,7 +37,7 @@ import { Schedules } from '../schedules/index.ts';
 import { countTimesFrom } from '../schedules/run-due-times.ts';
 import { ScheduleRecords } from '../schedules/run-records.ts';
 import { Sessions } from '../sessions/index.ts';
-import { openState, type State } from '../state/index.ts';
+import { openState, type State } from '../state/state.ts';
 import { createWebhooks, type WebhookSettings, type Webhooks } from '../webhooks/index.ts';
 import { vaultFile } from '../webhooks/secret-vault.ts';
 

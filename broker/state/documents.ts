@@ -29,11 +29,10 @@ const key = z.strictObject({
   tags: tags.nullable(),
   created_at: z.string(),
   expires_at: z.string().nullable(),
-  // State files of older versions lack the fields below.
-  /** Id of the key that created this one; null in older states. */
-  created_by: keyId.nullable().default(null),
+  /** Id of the key that created this one; null for a key that was created on the broker's machine. */
+  created_by: keyId.nullable(),
   /** The secret before the last rotation, and until when it is still accepted. */
-  previous: z.strictObject({ hash: z.string(), until: z.string() }).nullable().default(null),
+  previous: z.strictObject({ hash: z.string(), until: z.string() }).nullable(),
 });
 export type Key = z.output<typeof key>;
 
@@ -107,9 +106,8 @@ const file = z.strictObject({
   machines: z.array(machine),
   keys: z.array(key),
   join_tokens: z.array(joinToken),
-  // State files of older versions lack these two fields.
-  schedules: z.array(schedule).default([]),
-  webhooks: z.array(webhook).default([]),
+  schedules: z.array(schedule),
+  webhooks: z.array(webhook),
   outbox: z.array(
     z.custom<OutboxEntry>((value) => z.looseObject({ kind: z.string() }).safeParse(value).success),
   ),

@@ -133,10 +133,10 @@ export class DeliveryStore {
   }
 
   /** Stores an attempt as the last one of its webhook. */
-  saveLast({ webhookId, delivery: { id, eventId, type }, outcome }: Attempted): void {
+  saveLast({ webhookId: webhook_id, delivery: { id, eventId, type }, outcome }: Attempted): void {
     const { delivered } = outcome;
     const last: Last = { delivery_id: id, event_id: eventId, type, delivered, ...attemptOf(outcome) };
-    this.#mark('last', webhookId, JSON.stringify(last));
+    this.#history.put('webhook_marks', 'webhook_id', { webhook_id, last: JSON.stringify(last) });
   }
 
   last(webhookId: string): Last | null {
@@ -146,21 +146,13 @@ export class DeliveryStore {
   }
 
   /** Records that all attempts of a delivery failed since the webhook was last enabled. */
-  saveFailed(webhookId: WebhookId, armed: number, transaction: HistoryTransaction): void {
-    this.#mark('tripped', webhookId, armed);
-    transaction.committed(() => this.#failed.set(webhookId, armed));
+  saveFailed(webhook_id: WebhookId, armed: number, transaction: HistoryTransaction): void {
+    this.#history.put('webhook_marks', 'webhook_id', { webhook_id, tripped: armed });
+    transaction.committed(() => this.#failed.set(webhook_id, armed));
   }
 
   hasFailed(webhookId: string, armed: number): boolean {
     return this.#failed.get(webhookId) === armed;
-  }
-
-  #mark(column: 'last' | 'tripped', webhookId: WebhookId, value: string | number): void {
-    this.#run(
-      `INSERT INTO webhook_marks (webhook_id, ${column}) VALUES (?, ?)
-       ON CONFLICT (webhook_id) DO UPDATE SET ${column} = excluded.${column}`,
-      ...[webhookId, value],
-    );
   }
 
   /** Marks a waiting delivery as failed. */

@@ -8,7 +8,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { readableOnly } from '../events.ts';
 import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
-import type { Declared, StateTransaction, Webhook } from '../state/index.ts';
+import type { Declared, StateTransaction, Webhook } from '../state/state.ts';
 import { type AddressGuard, NotAllowed } from './address-guard.ts';
 import type { DeliveryQueue, QueueParts } from './delivery-queue.ts';
 import type { EventKind } from './delivery-store.ts';

@@ -16,7 +16,7 @@ import { connect, createServer } from 'node:net';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { withSocket } from '../../broker/cli/local-broker.ts';
-import { openState } from '../../broker/state/index.ts';
+import { openState } from '../../broker/state/state.ts';
 import { takeDirectory } from '../../shared/directory-lock.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { call, openHouse, temporaryFolder } from '../house.ts';

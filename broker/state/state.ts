@@ -4,23 +4,22 @@ import { randomBytes } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { Low } from 'lowdb';
+import type { Journal } from '../../shared/api/route-table.ts';
 import { after } from '../../shared/clock.ts';
 import { removeLeftovers } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { OutboxEntry } from '../history.ts';
-import { type Declared, type Documents, names, version } from './documents.ts';
+import { type Declared, type Documents, type Name, names, version } from './documents.ts';
 import { commandBack, StateFile, textOf } from './state-file.ts';
-import { StateTransaction } from './uncommitted-change.ts';
 
 export type { Declared, JoinToken, Key, Machine, Schedule, Webhook } from './documents.ts';
-export { foundBy, type StateTransaction } from './uncommitted-change.ts';
 
 /** Writes the outbox to history. Entries may be written a second time. */
 type Apply = (entries: readonly OutboxEntry[]) => Promise<void>;
 
 interface Pending {
-  edit(transaction: StateTransaction): void;
-  resolve(): void;
+  /** Makes the change. The returned function resolves the caller's promise with the result. */
+  edit(transaction: StateTransaction): () => void;
   reject(error: unknown): void;
 }
 
@@ -101,17 +100,14 @@ export class State implements Declared {
    * history cannot be written, the change still resolves, and its outbox is written later.
    */
   change<T>(edit: (transaction: StateTransaction) => T): Promise<T> {
-    return new Promise((resolve, reject) => {
-      let result: T;
-      this.#queue.push({
-        edit: (transaction) => {
-          result = edit(transaction);
-        },
-        resolve: () => resolve(result),
-        reject,
-      });
-      this.#running ??= this.#run();
-    });
+    const { promise, resolve, reject } = Promise.withResolvers<T>();
+    const member: Pending['edit'] = (transaction) => {
+      const result = edit(transaction);
+      return () => resolve(result);
+    };
+    this.#queue.push({ edit: member, reject });
+    this.#running ??= this.#run();
+    return promise;
   }
 
   /** Calls `look` once, while no commit runs, with the text of state.json as it is on disk. */
@@ -160,7 +156,7 @@ export class State implements Declared {
     if (changed) await this.#store(next, entries);
     await this.#finish();
     if (changed) for (const watcher of [...this.#watchers]) watcher();
-    for (const member of done) member.resolve();
+    for (const resolve of done) resolve();
   }
 
   async #store(next: Declared, entries: readonly OutboxEntry[]): Promise<void> {
@@ -210,17 +206,71 @@ export class State implements Declared {
 function editAll(base: Declared, group: readonly Pending[]) {
   let next = base;
   const entries: OutboxEntry[] = [];
-  const done: Pending[] = [];
+  const done: (() => void)[] = [];
   for (const member of group) {
     const transaction = new StateTransaction(next);
     try {
-      member.edit(transaction);
+      done.push(member.edit(transaction));
       next = transaction.after;
       entries.push(...transaction.entries);
-      done.push(member);
     } catch (error) {
       member.reject(error);
     }
   }
   return { next, entries, done };
+}
+
+/**
+ * Edits the documents. Replace a document and never edit it in place:
+ * the committed state holds the same object.
+ */
+export class StateTransaction implements Journal {
+  /**
+   * The documents before this change, including earlier changes of the same commit.
+   * Rights are checked against these.
+   */
+  readonly before: Declared;
+  /** Entries for history that are committed with this change. */
+  readonly entries: OutboxEntry[] = [];
+  /** The documents as this change leaves them. */
+  after: Declared;
+  /** Copies of the collections that this change has edited. */
+  readonly #edited = new Map<Name, Map<string, Documents[Name][number]>>();
+
+  constructor(before: Declared) {
+    this.before = before;
+    this.after = before;
+  }
+
+  get<N extends Name>(name: N, id: string): Documents[N][number] | undefined {
+    return this.after[name].get(id);
+  }
+
+  all<N extends Name>(name: N): Documents[N][number][] {
+    return [...this.after[name].values()];
+  }
+
+  put<N extends Name>(name: N, document: Documents[N][number]): void {
+    this.#edit(name).set(document.id, document);
+  }
+
+  remove(name: Name, id: string): void {
+    this.#edit(name).delete(id);
+  }
+
+  append(entry: OutboxEntry): void {
+    this.entries.push(entry);
+  }
+
+  #edit(name: Name): Map<string, Documents[Name][number]> {
+    const copy = this.#edited.get(name) ?? new Map<string, Documents[Name][number]>(this.after[name]);
+    this.#edited.set(name, copy);
+    this.after = { ...this.after, [name]: copy };
+    return copy;
+  }
+}
+
+/** The declared documents before a change of the state; undefined for a transaction of history. */
+export function foundBy(journal: Journal): Declared | undefined {
+  return journal instanceof StateTransaction ? journal.before : undefined;
 }
