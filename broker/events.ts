@@ -134,7 +134,7 @@ export class Events {
     if (seq !== undefined) return Number(seq);
     throw new AppError(
       'range_not_satisfiable',
-      'the event log has no such event, so later ones may be missing too; list events, then stream without last_event_id',
+      `the event log has no event ${last_event_id}, so later ones may be missing too: list events, then stream without last_event_id`,
       { last_event_id },
     );
   }

@@ -20,7 +20,7 @@ export type Row = Record<string, SQLOutputValue>;
 /** Reads a text column. Throws for another type, which means that the file was changed by hand. */
 export function textIn(row: Row, column: string): string {
   const value = row[column];
-  if (typeof value !== 'string') throw new Error(`${column} holds no text`);
+  if (typeof value !== 'string') throw new Error(`a row of history.db has no text in column ${column}`);
   return value;
 }
 
@@ -128,7 +128,9 @@ export class History {
     this.#log = log;
     this.#reader = new HistoryReader(file);
     this.#stopPruning = every(pruneMs, () => {
-      this.prune().catch((error: unknown) => log.error({ err: error }, 'history could not be pruned'));
+      this.prune().catch((error: unknown) =>
+        log.error({ err: error }, 'old rows of history.db could not be deleted; trying again in an hour'),
+      );
     });
   }
 
@@ -166,7 +168,7 @@ export class History {
       const result = change(transaction);
       return () => resolve(result);
     };
-    if (!this.#database.isOpen) reject(new Error('history is closed'));
+    if (!this.#database.isOpen) reject(new Error('history.db is closed'));
     else if (this.#queue.push({ run, reject }) === 1) setImmediate(() => this.#flush());
     return promise;
   }
@@ -245,7 +247,10 @@ export class History {
       this.#database.close();
     } catch (error) {
       // The database stays open until the process ends, and the -wal file stays as after a crash.
-      this.#log.error({ err: error }, 'history could not be closed');
+      this.#log.error(
+        { err: error },
+        'history.db could not be closed; the next start recovers it as after a crash',
+      );
     }
   }
 
@@ -260,7 +265,7 @@ export class History {
       for (const run of done.flatMap(({ hooks }) => hooks)) run();
       for (const { resolve } of done) resolve();
     } catch (error) {
-      this.#log.error({ err: error }, 'history could not be written');
+      this.#log.error({ err: error }, 'history.db could not be written, so the changes are undone');
       if (this.#database.isTransaction) this.sql('ROLLBACK').run();
       for (const member of group) member.reject(error);
     }
@@ -272,7 +277,7 @@ export class History {
     const transaction: HistoryTransaction = {
       append: (entry) => {
         const apply = this.#appliers.get(entry.kind);
-        if (!apply) throw new Error(`history has no applier for entries of kind ${entry.kind}`);
+        if (!apply) throw new Error(`no function writes history entries of kind ${entry.kind}`);
         apply(entry, transaction);
       },
       committed: (run) => void hooks.push(run),
@@ -374,7 +379,9 @@ function migrate(database: DatabaseSync, noun: string, steps: readonly string[],
   const done = Number(row?.steps ?? 0);
   const last = first + steps.length - 1;
   if (done > last)
-    throw new StartError(`history.db has newer ${noun} than this version knows: install the newer one`);
+    throw new StartError(
+      `the tables of ${noun} in history.db were written by a newer farhand-broker: install that version again`,
+    );
   if (done === last) return;
   database.exec('BEGIN IMMEDIATE');
   for (const step of steps.slice(Math.max(0, done - first + 1))) database.exec(step);

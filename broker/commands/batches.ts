@@ -75,7 +75,7 @@ export class Batches {
       const { store, scheduler } = this.#context;
       store.batch(id);
       if (!this.machinesOf(id).every((machine) => caller.reaches(machine))) {
-        const message = 'this key does not reach every machine of this batch';
+        const message = `batch ${id} has machines that this key is not allowed to use, so this key cannot cancel it`;
         throw new AppError('forbidden', message, { batch_id: id });
       }
       const open = scheduler.all().filter(({ record }) => record.batch_id === id);
@@ -129,8 +129,10 @@ export class Batches {
     );
     if (matching.length === 0 || matching.length > mostMachines) {
       const some =
-        matching.length === 0 ? 'no machine has them all' : `more than ${mostMachines} machines have them`;
-      const message = named ? some : 'name at least one';
+        matching.length === 0
+          ? 'no machine that this key is allowed to use has all of these tags'
+          : `more than ${mostMachines} machines have all of these tags: name more tags`;
+      const message = named ? some : 'must name at least one tag';
       const issues = [{ path: 'tags', message }];
       throw new AppError('validation_failed', `body: tags: ${message}`, { issues });
     }

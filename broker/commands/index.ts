@@ -15,11 +15,11 @@ import {
   commandOf,
   specOf,
 } from './command.ts';
-import { type CommandContext, type CommandServices, cancelWaitMs, type OpenCommand } from './open-command.ts';
+import { type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { OutputDirectory, type Stream } from './output.ts';
 import { bytesOf, eventsOf, type Part, partsFrom, type Source } from './output-readers.ts';
 import { Scheduler } from './scheduler.ts';
-import { type CommandRetention, CommandStore, columns, fromRow } from './store.ts';
+import { type CommandServices, type CommandSettings, CommandStore, columns, fromRow } from './store.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './to-json.ts';
 
 /** A command of a schedule, with the key whose rights it has. */
@@ -37,23 +37,18 @@ export interface AcceptedCommand {
   within(ms: number, signal: AbortSignal): Promise<CommandRecord>;
 }
 
-export interface CommandSettings extends CommandRetention {
-  /** Directory for the output of commands. */
-  directory: string;
-}
-
 /** Most bytes of input sent to the machine in one call. */
 const inputBytes = 32 * 1024;
 
 /** Resolves once the commands that an earlier broker left open are recovered. */
 export async function createCommands(
   services: CommandServices,
-  { directory, ...retention }: CommandSettings,
+  settings: CommandSettings,
   log: Logger,
 ): Promise<Commands> {
   const stop = new AbortController();
-  const outputs = new OutputDirectory(directory, log);
-  const store = new CommandStore(services, outputs, retention);
+  const outputs = new OutputDirectory(settings.directory, log);
+  const store = new CommandStore(services, outputs, settings);
   await outputs.removeAllBut(store.withFiles());
   const acknowledgements = new Acknowledgements(services.presence, log);
   const context = { ...services, store, outputs, acknowledgements, stopping: stop.signal, log };
@@ -235,7 +230,7 @@ export class Commands {
         if (!(error instanceof AppError)) throw error;
         const unknown = error.code === 'command_not_found';
         const code = unknown ? 'conflict' : error.code;
-        const message = unknown ? 'this command has not started: try again' : error.message;
+        const message = unknown ? unstarted(id) : error.message;
         const details = { ...error.details, given, ...(unknown && { started: false }) };
         throw new AppError(code, message, details, { cause: error });
       }
@@ -249,7 +244,7 @@ export class Commands {
     if (!open) store.get(id);
     if (open?.state === 'dispatched' || open?.state === 'running') return open;
     const started = open?.state !== 'queued';
-    const message = started ? 'this command has ended' : 'this command has not started: try again';
+    const message = started ? `command ${id} has ended: it takes no more input or signals` : unstarted(id);
     throw new AppError('conflict', message, { command_id: id, started });
   }
 
@@ -262,6 +257,8 @@ export class Commands {
     return { output: await outputs.ofEnded(ended), ended };
   }
 }
+
+const unstarted = (id: string): string => `command ${id} has not started yet: try again later`;
 
 /**
  * SQL condition for `stdout_truncated` and `stderr_truncated`: the row holds fewer bytes than were printed.

@@ -19,19 +19,10 @@ import type { Logger } from '../../shared/logger.ts';
 import { killGraceMs } from '../../shared/process-limits.ts';
 import type { HistoryTransaction } from '../history.ts';
 import type { Acknowledgements } from '../link/acknowledge-results.ts';
-import type { Link, Presence } from '../presence/index.ts';
-import type { MachineFacts } from '../presence/machine-facts.ts';
+import type { Link } from '../presence/index.ts';
 import { type BatchProgress, type Command, type End, endOf, isSound, type Spec } from './command.ts';
 import type { Output, OutputDirectory } from './output.ts';
-import type { CommandStore, StoreServices } from './store.ts';
-
-/** The parts of the broker that commands use. */
-export interface CommandServices extends StoreServices {
-  presence: Presence;
-  machineFacts: MachineFacts;
-  /** Whether the key that requested the command may still run commands on its machine. */
-  mayRun(command: Command): boolean;
-}
+import type { CommandServices, CommandStore } from './store.ts';
 
 /** The services, store and scheduler that all open commands share. */
 export interface CommandContext extends CommandServices {
@@ -155,7 +146,10 @@ export class OpenCommand {
       if (this.record.cancel) await this.finish({ status: 'cancelled' });
       else await this.follow(link, spec);
     } catch (error) {
-      log.error({ err: error, command_id: id }, 'a queued command could not be started; trying again');
+      log.error(
+        { err: error, command_id: id },
+        'a queued command could not be sent to its machine; trying again in 1 s',
+      );
       if (!this.end) this.#takeBack();
       after(retryMs, () => scheduler.look());
     }
@@ -177,7 +171,10 @@ export class OpenCommand {
     store.history
       .write(() => store.update(this.record))
       .catch((error: unknown) =>
-        log.error({ err: error, command_id: id }, 'a command is queued again, but not on disk'),
+        log.error(
+          { err: error, command_id: id },
+          'a command that its machine never got is queued again, but this could not be written to history.db',
+        ),
       )
       .finally(() => after(retryMs, () => scheduler.look()));
     return true;
@@ -228,7 +225,7 @@ export class OpenCommand {
       return undefined;
     } catch (error) {
       const why = error instanceof AppError ? error.code : error;
-      log.info({ why, command_id: id }, 'following a command was interrupted');
+      log.info({ why, command_id: id }, 'the agent’s reports on a command broke off');
       return this.#takeFailure(error, spec !== undefined);
     }
   }
@@ -282,7 +279,10 @@ export class OpenCommand {
     await written.catch((error: unknown) => {
       const { id, machine_id } = this.record;
       if (!presence.online(machine_id)) throw error;
-      log.error({ err: error, command_id: id }, 'a cancel could not be written');
+      log.error(
+        { err: error, command_id: id },
+        'the request to cancel a command could not be written to history.db; the command is killed anyway',
+      );
     });
     this.#kill();
   }
@@ -300,7 +300,10 @@ export class OpenCommand {
       .stub.killProcess({ id, grace_ms: killGraceMs }, options)
       .catch((error: unknown) => {
         // The agent may not know the command yet.
-        log.warn({ err: error, command_id: id }, 'could not cancel a command; trying again');
+        log.warn(
+          { err: error, command_id: id },
+          'the agent could not be asked to kill a cancelled command; trying again in 1 s',
+        );
         after(retryMs, () => this.#kill());
       });
   }
@@ -319,7 +322,7 @@ export class OpenCommand {
           this.#announced = false;
           log.error(
             { err: error, command_id: this.record.id },
-            'the start of a command could not be written',
+            'the start of a command could not be written to history.db; it is written with the end of the command',
           );
         });
     });
@@ -356,7 +359,7 @@ export class OpenCommand {
       } catch (error) {
         log.error(
           { err: error, command_id: end.id },
-          'the end of a command could not be written; trying again',
+          'the end of a command could not be written to history.db; trying again in 5 s',
         );
         this.#announced = announced;
         await sleep(rewriteMs, stopping);

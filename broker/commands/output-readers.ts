@@ -60,7 +60,7 @@ async function* bytesBetween(
     if ('end' in part) return;
     if ('from' in part) {
       const { from, to } = part;
-      const message = 'output was dropped before it could be sent';
+      const message = `bytes ${from} to ${to} of the output were deleted before they could be sent: read on from byte ${to}`;
       throw new AppError('range_not_satisfiable', message, { from, to });
     }
     yield part.data.subarray(0, to - part.offset);
@@ -97,7 +97,7 @@ function textOrBase64(bytes: Buffer) {
 }
 
 function outOfRange(stream: Stream, start: number, end: number): AppError {
-  const message = `${stream} holds the bytes from ${start} to ${end}`;
+  const message = `the requested offset is outside the stored output: ${stream} has the bytes from ${start} to ${end}`;
   return new AppError('range_not_satisfiable', message, { start, end });
 }
 
@@ -146,7 +146,10 @@ async function* parts(
       }
       signal.throwIfAborted();
       if (output.stopped)
-        throw new AppError('unavailable', 'the broker stops: ask again from this offset on');
+        throw new AppError(
+          'unavailable',
+          'the broker is stopping: connect again, from the last offset received',
+        );
       if (!readers.some(({ behind }) => behind) && !source.ended) await output.changed.wait(signal);
     }
   } finally {

@@ -44,7 +44,10 @@ export class Output {
     if (!inMemory && !(await this.#disk.hasSpaceFor(fresh.length)))
       return output.skip(output.end + fresh.length);
     await output.append(fresh).catch((error: unknown) => {
-      this.#disk.log.error({ err: error }, 'output of a command could not be stored');
+      this.#disk.log.error(
+        { err: error },
+        'output of a command could not be written to its file and is lost',
+      );
     });
   }
 
@@ -53,7 +56,10 @@ export class Output {
     try {
       return await tailOf(this[stream], most);
     } catch (error) {
-      this.#disk.log.error({ err: error, stream }, 'the output of a command could not be read');
+      this.#disk.log.error(
+        { err: error, stream },
+        'the output of a command could not be read, so it is missing from the record of the command',
+      );
       return Buffer.alloc(0);
     }
   }
@@ -84,7 +90,10 @@ export class Output {
     const tails = { stdout: await this.tail('stdout'), stderr: await this.tail('stderr') };
     for (const stream of streams) {
       await this[stream].sync(this.#disk.root).catch(async (error: unknown) => {
-        this.#disk.log.error({ err: error, stream }, 'the output of a command could not be synced to disk');
+        this.#disk.log.error(
+          { err: error, stream },
+          'the output of a command could not be synced to disk, so its file is removed',
+        );
         // The file is removed: a record must not refer to a file that a power cut may take.
         await this[stream].remove().catch(() => {});
       });
@@ -175,7 +184,7 @@ export class OutputDirectory {
   remove(ids: readonly string[]): void {
     for (const id of ids) {
       rm(join(this.#directory, id), { recursive: true, force: true }).catch((error: unknown) => {
-        this.log.warn({ err: error, command_id: id }, 'the output of a command could not be removed');
+        this.log.warn({ err: error, command_id: id }, 'the output files of a command could not be removed');
       });
     }
   }
@@ -200,7 +209,10 @@ export class OutputDirectory {
       space.bavail * space.bsize > Math.min(reserveBytes, reserveShare * space.blocks * space.bsize);
     if (before && !this.#hasSpace) {
       const { root } = this;
-      this.log.error({ root }, 'the disk is nearly full: output of commands is not stored any more');
+      this.log.error(
+        { root },
+        'the disk of the data directory is nearly full: output of commands is not stored until space is free again',
+      );
     }
     return this.#hasSpace;
   }

@@ -154,8 +154,7 @@ export class Scheduler {
 
   /** Throws unavailable when too many commands wait for this machine already. */
   refuseLongQueue(machineId: string): undefined {
-    if (this.waiting(machineId).length >= maxWaiting)
-      throw full(machineId, `${maxWaiting} commands wait`, maxWaiting);
+    if (this.waiting(machineId).length >= maxWaiting) throw full(machineId, 'wait for', maxWaiting, '');
   }
 
   /** Cancels members of a batch; waiting members are marked first, so that none of them starts meanwhile. */
@@ -175,7 +174,7 @@ export class Scheduler {
       try {
         if (!stopping.aborted) this.#decide();
       } catch (error) {
-        log.error({ err: error }, 'queued commands could not have their turn; trying again');
+        log.error({ err: error }, 'the scheduler of queued commands failed; trying again in 1 s');
         after(retryMs, () => this.look());
       }
     });
@@ -208,7 +207,8 @@ export class Scheduler {
     const { presence } = this.#context;
     if (presence.online(machine_id) && this.#placesOn(machine_id) > 0) return presence.get(machine_id);
     if (queue_until !== null) return this.refuseLongQueue(machine_id);
-    throw full(presence.get(machine_id).machineId, `${openCommands} commands are open`, openCommands);
+    presence.get(machine_id);
+    throw full(machine_id, 'are open on', openCommands, ', or send queue_for to let the command wait');
   }
 
   #decide(): void {
@@ -291,7 +291,7 @@ function hasSlot(batch: BatchProgress | undefined): boolean {
   return !batch || batch.concurrency === null || batch.running < batch.concurrency;
 }
 
-function full(machineId: string, what: string, limit: number): AppError {
-  const message = `${what} on this machine already: try again later, or let it wait with queue_for`;
-  return new AppError('unavailable', message, { machine_id: machineId, limit });
+function full(machine_id: string, verb: string, limit: number, orElse: string): AppError {
+  const message = `${limit} commands ${verb} machine ${machine_id}, the most allowed: try again later${orElse}`;
+  return new AppError('unavailable', message, { machine_id, limit });
 }

@@ -6,6 +6,8 @@ import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
 import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history.ts';
 import { countRows } from '../paging.ts';
+import type { Presence } from '../presence/index.ts';
+import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/state.ts';
 import type { Batch, BatchProgress, Command, Spec, Tally } from './command.ts';
 import type { OutputDirectory } from './output.ts';
@@ -69,16 +71,23 @@ export const batchColumns =
   'id, command, args, cwd, user, concurrency, max_failures, created_at, requested_by, cancel';
 const memberless = 'NOT EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id)';
 
-export interface StoreServices {
+/** The parts of the broker that commands use. */
+export interface CommandServices {
   state: State;
   history: History;
   events: Events;
   /** Called when a command ends, inside the transaction that writes the end. */
   ended(command: Command, transaction: HistoryTransaction): void;
+  presence: Presence;
+  machineFacts: MachineFacts;
+  /** Whether the key that requested the command may still run commands on its machine. */
+  mayRun(command: Command): boolean;
 }
 
 /** Commands that ended over `keepMs` ago are removed, and the oldest output files beyond `keepBytes`. */
-export interface CommandRetention {
+export interface CommandSettings {
+  /** Directory for the output of commands. */
+  directory: string;
   keepMs: number;
   keepBytes: number;
 }
@@ -88,14 +97,14 @@ const mostOfBatch = 4096;
 
 export class CommandStore {
   readonly history: History;
-  readonly #services: StoreServices;
+  readonly #services: CommandServices;
   readonly #outputs: OutputDirectory;
   readonly #keepBytes: number;
   /** Bytes in the output files of all ended commands. */
   #storedBytes: number;
   #dropping = false;
 
-  constructor(services: StoreServices, outputs: OutputDirectory, { keepMs, keepBytes }: CommandRetention) {
+  constructor(services: CommandServices, outputs: OutputDirectory, { keepMs, keepBytes }: CommandSettings) {
     const { history } = services;
     this.history = history;
     this.#services = services;
@@ -175,7 +184,7 @@ export class CommandStore {
   get(id: string): Command {
     const command = this.find(id);
     if (command) return command;
-    throw new AppError('command_not_found', 'no such command', { command_id: id });
+    throw new AppError('command_not_found', `no command has the id ${id}`, { command_id: id });
   }
 
   /** The commands with these ids, with only the end of their output; unknown ids are left out. */
@@ -232,7 +241,12 @@ export class CommandStore {
     if (this.#storedBytes <= this.#keepBytes || this.#dropping) return;
     this.#dropping = true;
     this.#dropOldest()
-      .catch((error: unknown) => this.#outputs.log.error({ err: error }, 'old output could not be dropped'))
+      .catch((error: unknown) =>
+        this.#outputs.log.error(
+          { err: error },
+          'the oldest output files of commands could not be removed; the end of the next command tries it again',
+        ),
+      )
       .finally(() => {
         this.#dropping = false;
       });
@@ -269,7 +283,7 @@ export class CommandStore {
   batch(id: string): Batch {
     const row = this.history.sql(`SELECT ${batchColumns} FROM batches WHERE id = ?`).get(id);
     if (row) return batchFromRow(row);
-    throw new AppError('batch_not_found', 'no such batch', { batch_id: id });
+    throw new AppError('batch_not_found', `no batch has the id ${id}`, { batch_id: id });
   }
 
   /** The progress of the batches that an earlier broker left open. */
@@ -292,7 +306,10 @@ export class CommandStore {
     this.history
       .write(() => this.history.sql('UPDATE batches SET spec = NULL WHERE id = ?').run(id))
       .catch((err: unknown) =>
-        this.#outputs.log.warn({ err, batch_id: id }, 'the spec of a batch could not be removed'),
+        this.#outputs.log.warn(
+          { err, batch_id: id },
+          'the environment and input of a batch that has ended could not be removed from history.db',
+        ),
       );
   }
 

@@ -67,7 +67,7 @@ export function assertCron(text: string): void {
   // Only 28 years are searched: in them every date falls on every weekday.
   // A search to the year 9999 takes 80 ms.
   const first = patternOf([...partsOf(text), '2000-2027']).nextRun(new Date(0));
-  if (!first) throw refusal('cron', 'never fires: no month of these has such a day');
+  if (!first) throw refusal('cron', 'never fires: none of these months has such a day');
 }
 
 /** True if croner accepts this text for the field at this index. */
@@ -105,7 +105,7 @@ function split(text: string): string[] {
   const trimmed = text.trim();
   const nickname = nicknames.get(trimmed.toLowerCase());
   if (trimmed.startsWith('@') && !nickname)
-    throw refusal('cron', `is none of ${[...nicknames.keys()].join(', ')}`);
+    throw refusal('cron', `must be one of ${[...nicknames.keys()].join(', ')}`);
   const parts = (nickname ?? trimmed).toUpperCase().split(/\s+/);
   if (parts.length === 5) parts.unshift('0');
   if (parts.length !== 6) throw refusal('cron', `must have 5 fields: ${fiveFields}; or 6 with seconds first`);

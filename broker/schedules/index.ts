@@ -121,14 +121,14 @@ export class Schedules {
       const run = this.#context.records.find(run_id);
       const [served] = run ? await this.#serializeRuns([run]) : [];
       if (served) return served;
-      throw new AppError('run_not_found', 'no such run', { run_id });
+      throw new AppError('run_not_found', `no schedule run has the id ${run_id}`, { run_id });
     },
   };
 
   #find(id: string, { schedules }: Pick<Declared, 'schedules'> = this.#context.state): Schedule {
     const schedule = schedules.get(id);
     if (schedule) return schedule;
-    throw new AppError('schedule_not_found', 'no such schedule', { schedule_id: id });
+    throw new AppError('schedule_not_found', `no schedule has the id ${id}`, { schedule_id: id });
   }
 
   #serialize(schedule: Schedule, caller: Caller) {
@@ -169,9 +169,13 @@ export class Schedules {
 /** Throws forbidden: a key that may not run commands must not decide what a schedule runs. */
 function assertMayExecute({ may }: Rights): void {
   if (may('commands:execute')) return;
-  throw new AppError('forbidden', 'schedules need a key that also has the scope commands:execute', {
-    required_scope: 'commands:execute',
-  });
+  throw new AppError(
+    'forbidden',
+    'creating or changing a schedule needs a key that also has the scope commands:execute',
+    {
+      required_scope: 'commands:execute',
+    },
+  );
 }
 
 /** Fields that could expose the environment, because a command can print it. */
@@ -180,7 +184,7 @@ const exposing = ['command', 'user', 'cwd', 'machine_id'] as const;
 function assertMayExpose({ may }: Rights, changes: Changes): void {
   const exposed = exposing.filter((field) => changes[field] !== undefined);
   if (exposed.length === 0 || changes.env !== undefined || may('schedules:read')) return;
-  const message = `send it again, or null: a key without schedules:read changes ${exposed.join(', ')} only together with env`;
+  const message = `is required, or null: without the scope schedules:read a key may change ${exposed.join(', ')} only together with env, because the command could print the stored environment`;
   throw new AppError('validation_failed', `body: env: ${message}`, { issues: [{ path: 'env', message }] });
 }
 

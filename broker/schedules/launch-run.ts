@@ -135,5 +135,5 @@ export class Launcher {
 
 const keyRevoked = new AppError(
   'forbidden',
-  'the key that last changed this schedule may no longer run commands on this machine (key_revoked): change the schedule with another key',
+  'the key that last changed this schedule is no longer allowed to run commands on its machine (key_revoked): change the schedule with another key',
 );

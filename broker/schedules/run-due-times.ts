@@ -209,7 +209,7 @@ export class Firing {
     Promise.all(writes).catch((error: unknown) =>
       this.#log.warn(
         { err: error },
-        'history rows of missed runs in the future (the clock was set back) could not be removed',
+        'the clock was set back, but the history rows of runs that are now in the future could not be removed',
       ),
     );
   }
@@ -305,8 +305,8 @@ export class Firing {
   }
 }
 
-const overlapping = 'the run before was not over';
-const unseen = 'the broker was down or held up at this time, or its clock was set';
+const overlapping = 'the previous run had not ended';
+const unseen = 'the broker was not running or was overloaded at this time, or its clock was set';
 
 /** The part of the reason that says how many times share the row. */
 function sharing(timetable: Timetable, settledUntil: number, last: number): string {

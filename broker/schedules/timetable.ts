@@ -22,7 +22,7 @@ export class Timetable {
   constructor(expression: string, timezone: string) {
     this.#cron = readCron(expression);
     const zone = findTimeZone(timezone);
-    if (!zone) throw refusal('timezone', 'is not the name of a time zone, such as Europe/Berlin');
+    if (!zone) throw refusal('timezone', 'must be the name of a time zone, such as Europe/Berlin');
     this.#zone = zone;
   }
 

@@ -34,7 +34,7 @@ export async function attach(
   const { id: session_id, machine_id } = session.record;
   const there = sessionsOn(machine_id, context).flatMap(({ clients }) => [...clients.keys()]);
   if (there.length >= terminalClients) {
-    const message = `${terminalClients} clients are attached on this machine already: detach one`;
+    const message = `${terminalClients} clients are attached to sessions of machine ${machine_id}, the most allowed: detach one`;
     throw new AppError('unavailable', message, { machine_id, limit: terminalClients });
   }
   const { key_id, key_name, request_id, address } = caller;
@@ -173,7 +173,10 @@ export class Attachment {
     history
       .write((journal) => this.#record(journal, action, result))
       .catch((error: unknown) =>
-        log.error({ err: error, action }, 'an action of a client could not be written to the audit log'),
+        log.error(
+          { err: error, action },
+          'an action of a terminal client could not be written to the audit log, so it is missing there',
+        ),
       );
   }
 
@@ -197,7 +200,10 @@ export class Attachment {
         this.#record(journal, 'sessions.leave', 'ok');
       });
     } catch (error) {
-      log.error({ err: error, client_id: attached.client_id }, 'a detached client could not be written');
+      log.error(
+        { err: error, client_id: attached.client_id },
+        'the end of a terminal client could not be written to history.db; the next start of the broker writes it',
+      );
     }
     session.closeIfUnread();
   }

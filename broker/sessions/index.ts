@@ -74,10 +74,11 @@ export class Sessions {
         return { detached: true };
       }
       if (client_id !== undefined) {
-        throw new AppError('client_not_found', 'no such client is attached to this session', { client_id });
+        const message = `client ${client_id} is not attached to session ${session_id}`;
+        throw new AppError('client_not_found', message, { client_id });
       }
       const client_ids = found.map(({ attached }) => attached.client_id);
-      const message = `${found.length} clients of this key are attached: name one with client_id`;
+      const message = `this key has ${found.length} clients attached to session ${session_id}: name the one to detach with client_id`;
       throw new AppError('invalid_request', message, { client_ids });
     },
     end: async ({ session_id }, caller) => {
@@ -171,7 +172,12 @@ export class Sessions {
         if (session) recordDetached(journal, client, session, this.#context);
       }
     });
-    written.catch((err: unknown) => log.error({ err }, 'detached clients could not be written'));
+    written.catch((err: unknown) =>
+      log.error(
+        { err },
+        'clients of an earlier broker process could not be recorded as detached; the next start tries it again',
+      ),
+    );
     for (const session of sessions.values()) {
       if (state.machines.has(session.record.machine_id)) session.awaitLink();
       else void session.end({ reason: 'machine_removed' });
@@ -218,11 +224,12 @@ export class Sessions {
     const link = presence.get(machine_id);
     machineFacts.assertAllows(machine_id, ['terminal']);
     // An agent that cannot load node-pty lists no method of terminals.
-    const [method, message] = ['OpenTerminal', 'the agent on this machine cannot open terminals'];
+    const method = 'OpenTerminal';
+    const message = `the agent on machine ${machine_id} cannot open terminals: update or reinstall it`;
     if (!link.methods.includes(method)) throw new AppError('not_supported', message, { machine_id, method });
     const open = sessionsOn(machine_id, this.#context).filter(({ over }) => !over);
     if (open.length >= openTerminals) {
-      const message = `${openTerminals} sessions are open on this machine already: end one`;
+      const message = `${openTerminals} sessions are open on machine ${machine_id}, the most allowed: end one`;
       throw new AppError('unavailable', message, { machine_id, limit: openTerminals });
     }
     return link;
@@ -265,7 +272,7 @@ export class Sessions {
     const session = sessions.get(session_id);
     if (session?.stored && !session.ended) return session;
     if (!session) records.get(session_id);
-    throw new AppError('conflict', 'this session has ended: create another', { session_id });
+    throw new AppError('conflict', `session ${session_id} has ended: create another`, { session_id });
   }
 }
 

@@ -71,13 +71,13 @@ export class Conversation {
   /** Serves until the session is over, the signal fires, or the agent no longer has the next byte. Never rejects. */
   async run(): Promise<CloseReason> {
     this.#listen().catch((error: unknown) =>
-      this.#log.debug({ err: error }, 'a client went away in the middle'),
+      this.#log.debug({ err: error }, 'the input of a terminal client broke off'),
     );
     void this.#reportStatus();
     try {
       return await this.#follow();
     } catch (error) {
-      this.#log.error({ err: error }, 'serving a client of a session failed');
+      this.#log.error({ err: error }, 'serving a terminal client failed; the client is detached');
       return { why: 'detached' };
     }
   }
@@ -96,7 +96,10 @@ export class Conversation {
     const observes = this.#client.attached.mode === 'observer';
     if (observes || 'input' in action) this.#audit(observes ? 'forbidden' : 'ok');
     if (observes) {
-      return this.#notify({ type: 'refused', message: 'an observer only watches: attach as operator' });
+      return this.#notify({
+        type: 'refused',
+        message: 'an observer cannot type, resize or send signals: attach as operator',
+      });
     }
     await this.#input.send(action, this.#signal);
     if ('size' in action && !this.#signal.aborted) this.#session.resized(action.size);
@@ -110,7 +113,8 @@ export class Conversation {
     if (monotonic() - this.#auditedAt < auditMs) return;
     this.#auditedAt = monotonic();
     const { client_id } = this.#client.attached;
-    if (result === 'forbidden') this.#log.info({ client_id }, 'an observer tried to take part');
+    if (result === 'forbidden')
+      this.#log.info({ client_id }, 'refused an action of a client that is attached as observer');
     this.#client.audit('sessions.input', result);
   }
 
@@ -169,7 +173,10 @@ export class Conversation {
     } catch (error) {
       const code = error instanceof AppError ? error.code : undefined;
       if (!signal.aborted)
-        this.#log.info({ why: code ?? error, client_id }, 'a call for a client of a terminal ended early');
+        this.#log.info(
+          { why: code ?? error, client_id },
+          'the agent call that serves a terminal client ended early',
+        );
       this.#drained = session.ended && code !== undefined && nothingLeft.includes(code);
       if (code === 'range_not_satisfiable' && !session.ended) return { why: 'fell_behind' };
       return session.over ? endOf(session) : undefined;
@@ -224,7 +231,7 @@ export class Conversation {
 }
 
 function mayBeLost(bytes: number): string {
-  return `the link was lost for too long: the last ${bytes} bytes typed before may not all have arrived`;
+  return `the connection to the machine was lost: the last ${bytes} bytes typed before may not all have arrived`;
 }
 
 /** Returns a reported size if it is a valid one. */
@@ -235,7 +242,11 @@ function sizeOf(reported: TerminalSize__Output | null): { cols: number; rows: nu
 }
 
 function wrongOffset(wanted: number, sent: number): AppError {
-  return new AppError('machine_error', 'the machine sent another part of the output', { wanted, sent });
+  return new AppError(
+    'machine_error',
+    `the agent sent output from byte ${sent}, but byte ${wanted} was next`,
+    { wanted, sent },
+  );
 }
 
 /** The close reason for clients of a session that is over. */
@@ -324,7 +335,7 @@ class UnacknowledgedInput {
   acknowledge(input_taken: number): void {
     if (input_taken > this.#next) {
       const details = { sent: this.#next, reported: input_taken };
-      throw new AppError('machine_error', 'the machine has more input than it was sent', details);
+      throw new AppError('machine_error', 'the agent acknowledged more input than it was sent', details);
     }
     if (input_taken <= this.#acknowledged) return;
     this.#input = this.#input.subarray(input_taken - this.#acknowledged);

@@ -77,7 +77,7 @@ export class SessionRecords {
   get(session_id: string): Session {
     const session = this.find(session_id);
     if (session) return session;
-    throw new AppError('session_not_found', 'no such session', { session_id });
+    throw new AppError('session_not_found', `no session has the id ${session_id}`, { session_id });
   }
 
   find(id: string): Session | undefined {

@@ -117,7 +117,10 @@ export class OpenSession {
   /** Opens the terminal, if its machine is still online. Call it once in the session's life. */
   open(spec: TerminalSpec, requester: Requester): void {
     const link = linkTo(this.record.machine_id, this.#context);
-    if (!link) return void this.end({ reason: 'machine_offline: the link was lost before this could start' });
+    if (!link)
+      return void this.end({
+        reason: 'machine_offline: the machine went offline before the terminal was opened',
+      });
     this.link = link;
     const options = { request_id: requester.request_id, caller: requester, ...lasting };
     void this.#follow(link, link.stub.openTerminal({ id: this.record.id, spec }, options), true);
@@ -203,7 +206,10 @@ export class OpenSession {
         this.written = record.status;
         this.over = true;
       } catch (error) {
-        log.error({ err: error, session_id: record.id }, 'the end of a session could not be written');
+        log.error(
+          { err: error, session_id: record.id },
+          'the end of a session could not be written to history.db; trying again in 5 s',
+        );
         await sleep(rewriteMs, stopping);
       }
     }
@@ -257,7 +263,7 @@ export class OpenSession {
       }
     } catch (error) {
       const why = error instanceof AppError ? error.code : error;
-      log.info({ why, session_id: this.record.id }, 'supervision of a session was interrupted');
+      log.info({ why, session_id: this.record.id }, 'the agent’s reports on a session broke off');
       const unopened = opening && this.record.status === 'PENDING';
       const end = refusalOf(error, unopened, this.record, link);
       if (end && current()) return await this.end(end);
@@ -281,7 +287,10 @@ export class OpenSession {
     if (!link || this.ended || stopping.aborted) return;
     const options = { request_id: requester?.request_id ?? newId('request'), caller: requester };
     link.stub.killProcess({ id: record.id, grace_ms: killGraceMs }, options).catch((error: unknown) => {
-      log.warn({ err: error, session_id: record.id }, 'a session could not be ended; trying again');
+      log.warn(
+        { err: error, session_id: record.id },
+        'the agent could not be asked to end a session; trying again in 1 s',
+      );
       after(retryMs, () => this.#kill(requester));
     });
   }
@@ -299,7 +308,10 @@ export class OpenSession {
       this.written = record.status;
       this.changed.wake();
     } catch (error) {
-      this.#context.log.error({ err: error, session_id: record.id }, 'a session could not be written');
+      this.#context.log.error(
+        { err: error, session_id: record.id },
+        'a change of a session could not be written to history.db; the next change includes it',
+      );
     }
   }
 
@@ -345,7 +357,12 @@ export function linkTo(machineId: string, { presence }: SessionContext): Link | 
 export function endUnknown({ stub, machineId }: Link, id: string, context: SessionContext): void {
   stub
     .killProcess({ id, grace_ms: killGraceMs }, { request_id: newId('request') })
-    .catch((err: unknown) => context.log.debug({ err, session_id: id }, 'an unknown session did not end'));
+    .catch((err: unknown) =>
+      context.log.debug(
+        { err, session_id: id },
+        'the agent could not be asked to end a terminal that the broker does not know',
+      ),
+    );
   // The agent removes its result of the terminal once that has ended.
   context.acknowledgements.add(machineId, [id]);
 }

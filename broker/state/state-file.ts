@@ -105,7 +105,7 @@ function parse(bytes: Buffer, file: string, acceptEdit: boolean): Documents {
     throw new StartError(`${file} was written by a newer farhand-broker: install that version again`);
   const result = documents.safeParse(json);
   if (!result.success) {
-    const problem = `does not hold a broker's state (${z.prettifyError(result.error)})`;
+    const problem = `does not contain a broker's state (${z.prettifyError(result.error)})`;
     throw new StartError(`${file} ${problem}; ${recoveryOf(file)}`);
   }
   if (checksum === 'missing' && mustHaveOne(result.data, file)) throw unchecked('no', file);

@@ -148,7 +148,10 @@ export class DeliveryQueue {
     try {
       this.#attemptDue(queue);
     } catch (error) {
-      this.#log.error({ err: error, webhook_id: queue.id }, 'could not read deliveries; trying again');
+      this.#log.error(
+        { err: error, webhook_id: queue.id },
+        'the waiting deliveries of a webhook could not be read; trying again in 5 s',
+      );
       after(retryMs, () => this.wake(queue.id));
     }
   }
@@ -239,7 +242,10 @@ export class DeliveryQueue {
     try {
       await this.#parts.history.write((transaction) => this.#write(ended, transaction));
     } catch (error) {
-      this.#log.error({ err: error }, 'could not write outcomes of deliveries; trying again');
+      this.#log.error(
+        { err: error },
+        'the results of deliveries could not be written to history.db; trying again in 5 s',
+      );
       this.#ended = [...ended, ...this.#ended];
       this.#cancelSave ??= after(retryMs, () => void this.#save());
       return;
@@ -268,7 +274,9 @@ export class DeliveryQueue {
     store.saveFailed(webhookId, armed, transaction);
     const what = { webhook_id: webhookId, delivery_id: delivery.id };
     events.emit(transaction, 'webhook.disabled', undefined, { ...what, reason: 'attempts_failed' });
-    transaction.committed(() => this.#log.warn(what, 'webhook disabled: all attempts of a delivery failed'));
+    transaction.committed(() =>
+      this.#log.warn(what, 'a webhook is disabled, because all attempts of a delivery failed'),
+    );
   }
 
   /**
@@ -288,7 +296,7 @@ export class DeliveryQueue {
     } catch (error) {
       this.#log.error(
         { err: error, webhook_id: queue.id },
-        'could not update waiting deliveries; trying again',
+        'waiting deliveries that must not be sent could not be marked as failed; trying again in 5 s',
       );
       queue.cancelTimer = after(retryMs, () => this.wake(queue.id));
       return;
@@ -321,7 +329,10 @@ export class DeliveryQueue {
     try {
       await history.write(() => store.limitDue(id, store.now() + ms));
     } catch (error) {
-      this.#log.error({ err: error, webhook_id: id }, 'could not change when deliveries are due');
+      this.#log.error(
+        { err: error, webhook_id: id },
+        'the waiting deliveries of a webhook could not be made due earlier; they stay due at their old times',
+      );
     }
     this.reread(id);
   }

@@ -101,7 +101,7 @@ export class WebhookHandlers implements Routes {
     const { sender, subscriptions } = this.#parts;
     const webhook = this.#find(webhook_id, caller);
     if (subscriptions.disabledReason(webhook) === 'secret_unreadable') {
-      const message = 'the secret of this webhook cannot be read: set it again';
+      const message = `the secret of webhook ${webhook_id} cannot be decrypted: set it again`;
       throw new AppError('conflict', message, { webhook_id });
     }
     const signer = subscriptions.signerOf(webhook);
@@ -138,14 +138,21 @@ export class WebhookHandlers implements Routes {
     const row = await history.write(() => {
       const { row, event } = store.find(delivery_id) ?? {};
       if (!event || row?.webhook_id !== webhook_id || !readerOf(caller)(event)) {
-        throw new AppError('delivery_not_found', 'this webhook has no such delivery', { delivery_id });
+        throw new AppError('delivery_not_found', `webhook ${webhook_id} has no delivery ${delivery_id}`, {
+          delivery_id,
+        });
       }
       const obstacle = subscriptions.obstacle(webhook, event);
       if (obstacle === 'not_permitted') {
-        throw new AppError('forbidden', 'the key of this webhook may not read that event', { delivery_id });
+        throw new AppError(
+          'forbidden',
+          'the key that owns this webhook is not allowed to read the event of this delivery',
+          { delivery_id },
+        );
       }
       if (obstacle) {
-        const message = 'this webhook no longer names such events: add them to its events first';
+        const message =
+          'this webhook no longer subscribes to the event of this delivery: add its type to events, or its machine to machine_ids';
         throw new AppError('conflict', message, { delivery_id });
       }
       store.request(webhook_id, event, true);
@@ -190,16 +197,18 @@ export class WebhookHandlers implements Routes {
   /** A webhook that the caller may see and change. Throws webhook_not_found or forbidden. */
   #find(webhook_id: WebhookId, caller: Editor, declared: Declared = this.#parts.state): Webhook {
     const webhook = declared.webhooks.get(webhook_id);
-    if (!webhook) throw new AppError('webhook_not_found', 'no such webhook', { webhook_id });
+    if (!webhook)
+      throw new AppError('webhook_not_found', `no webhook has the id ${webhook_id}`, { webhook_id });
     if (this.#covers(caller, webhook, declared)) return webhook;
-    throw new AppError('forbidden', 'this webhook sends events that this key may not read', { webhook_id });
+    const message = `webhook ${webhook_id} sends events that this key is not allowed to read`;
+    throw new AppError('forbidden', message, { webhook_id });
   }
 
   /** An enabled webhook. Throws conflict for a disabled one, which gets no deliveries. */
   #findEnabled(webhook_id: WebhookId, caller: Caller): Webhook {
     const webhook = this.#find(webhook_id, caller);
     if (this.#parts.subscriptions.isEnabled(webhook)) return webhook;
-    throw new AppError('conflict', 'this webhook is disabled: enable it first', { webhook_id });
+    throw new AppError('conflict', `webhook ${webhook_id} is disabled: enable it first`, { webhook_id });
   }
 
   #change(input: Input<Api['webhooks']['update']>, caller: Caller, draft: StateTransaction): Webhook {
@@ -277,14 +286,15 @@ function missingScope({ may }: Pick<Rights, 'may'>, events: readonly string[]) {
 function assertScopes(reader: Pick<Rights, 'may'>, events: readonly string[]): void {
   const required_scope = missingScope(reader, events);
   if (!required_scope) return;
-  const message = `a webhook sends only what its key may read: ${required_scope} is missing`;
+  const message = `a webhook sends only events that its key is allowed to read: the key needs the scope ${required_scope}`;
   throw new AppError('forbidden', message, { required_scope });
 }
 
 function assertReaches({ reaches }: Pick<Rights, 'reaches'>, machines: readonly MachineId[]): void {
   const machine_id = machines.find((machine) => !reaches(machine));
   if (machine_id === undefined) return;
-  throw new AppError('forbidden', 'the key of this webhook does not reach that machine', { machine_id });
+  const message = `the key that owns this webhook is not allowed to use machine ${machine_id}`;
+  throw new AppError('forbidden', message, { machine_id });
 }
 
 /** Returns a function that checks whether the caller may read an event at this moment. */

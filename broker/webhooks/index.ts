@@ -61,7 +61,7 @@ export async function createWebhooks(
         if (subscriptions.disabledReason(webhook) !== 'secret_unreadable') continue;
         log.error(
           { webhook_id: webhook.id },
-          'webhook disabled: webhooks.key does not decrypt its secret; set the secret again',
+          'a webhook is disabled, because webhooks.key does not decrypt its secret: set the secret again',
         );
       }
       queue.start();

@@ -221,7 +221,9 @@ describe('farhand exec on several machines', () => {
     ]);
     expect([none.code, none.err]).toEqual([
       1,
-      expect.stringMatching(/^farhand: .*no machine has them all.*\n$/),
+      expect.stringMatching(
+        /^farhand: .*no machine that this key is allowed to use has all of these tags.*\n$/,
+      ),
     ]);
   });
 

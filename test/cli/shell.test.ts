@@ -172,7 +172,7 @@ describe('through pipes, farhand shell', () => {
       [['shell', 'web-1', '--observe'], 2, /--observe needs --session/],
       [['shell', 'web'], 1, /there is no machine web; there is: \w/],
       [['shell', 'mach_none'], 1, /there is no machine mach_none/],
-      [['shell', '--session', 'sess_none'], 1, /no such session/],
+      [['shell', '--session', 'sess_none'], 1, /no session has the id sess_none/],
       [['shell', 'twin'], 1, new RegExp(twins.map(({ machineId }) => machineId).join('|'))],
     ];
     const answers = await Promise.all(cases.map(([args]) => farhand(environment(house), args)));
