@@ -128,9 +128,7 @@ export class History {
     this.#log = log;
     this.#reader = new HistoryReader(file);
     this.#stopPruning = every(pruneMs, () => {
-      this.prune().catch((error: unknown) =>
-        log.error({ err: error }, 'old rows of history.db could not be deleted; trying again in an hour'),
-      );
+      this.prune().catch((err: unknown) => log.error({ err }, 'old history rows could not be deleted'));
     });
   }
 
@@ -247,10 +245,7 @@ export class History {
       this.#database.close();
     } catch (error) {
       // The database stays open until the process ends, and the -wal file stays as after a crash.
-      this.#log.error(
-        { err: error },
-        'history.db could not be closed; the next start recovers it as after a crash',
-      );
+      this.#log.error({ err: error }, 'history.db could not be closed; the next start recovers it');
     }
   }
 
@@ -379,9 +374,7 @@ function migrate(database: DatabaseSync, noun: string, steps: readonly string[],
   const done = Number(row?.steps ?? 0);
   const last = first + steps.length - 1;
   if (done > last)
-    throw new StartError(
-      `the tables of ${noun} in history.db were written by a newer farhand-broker: install that version again`,
-    );
+    throw new StartError(`history.db has ${noun} of a newer farhand-broker: install that version again`);
   if (done === last) return;
   database.exec('BEGIN IMMEDIATE');
   for (const step of steps.slice(Math.max(0, done - first + 1))) database.exec(step);

@@ -92,7 +92,7 @@ describe('a start is refused', () => {
   test('when one noun’s tables are newer than this broker knows', async () => {
     const dataDir = await usedFolder();
     change(join(dataDir, 'history.db'), "UPDATE migrations SET steps = steps + 1 WHERE noun = 'commands'");
-    await expect(openHouse({ dataDir })).rejects.toMatchObject(refused('the tables of commands in history.db were written by a newer'));
+    await expect(openHouse({ dataDir })).rejects.toMatchObject(refused('commands of a newer farhand-broker'));
   });
 
   test('when history.db is no database', async () => {

@@ -129,9 +129,7 @@ export class Batches {
     );
     if (matching.length === 0 || matching.length > mostMachines) {
       const some =
-        matching.length === 0
-          ? 'no machine that this key is allowed to use has all of these tags'
-          : `more than ${mostMachines} machines have all of these tags: name more tags`;
+        matching.length === 0 ? 'no machine has all of them' : `more than ${mostMachines} machines have them`;
       const message = named ? some : 'must name at least one tag';
       const issues = [{ path: 'tags', message }];
       throw new AppError('validation_failed', `body: tags: ${message}`, { issues });

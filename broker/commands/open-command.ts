@@ -146,10 +146,7 @@ export class OpenCommand {
       if (this.record.cancel) await this.finish({ status: 'cancelled' });
       else await this.follow(link, spec);
     } catch (error) {
-      log.error(
-        { err: error, command_id: id },
-        'a queued command could not be sent to its machine; trying again in 1 s',
-      );
+      log.error({ err: error, command_id: id }, 'a queued command could not be sent; trying again in 1 s');
       if (!this.end) this.#takeBack();
       after(retryMs, () => scheduler.look());
     }
@@ -171,10 +168,7 @@ export class OpenCommand {
     store.history
       .write(() => store.update(this.record))
       .catch((error: unknown) =>
-        log.error(
-          { err: error, command_id: id },
-          'a command that its machine never got is queued again, but this could not be written to history.db',
-        ),
+        log.error({ err: error, command_id: id }, 'a command is queued again, but this is not on disk yet'),
       )
       .finally(() => after(retryMs, () => scheduler.look()));
     return true;
@@ -279,10 +273,7 @@ export class OpenCommand {
     await written.catch((error: unknown) => {
       const { id, machine_id } = this.record;
       if (!presence.online(machine_id)) throw error;
-      log.error(
-        { err: error, command_id: id },
-        'the request to cancel a command could not be written to history.db; the command is killed anyway',
-      );
+      log.error({ err: error, command_id: id }, 'a command is killed, but its cancellation is not on disk');
     });
     this.#kill();
   }
@@ -300,10 +291,7 @@ export class OpenCommand {
       .stub.killProcess({ id, grace_ms: killGraceMs }, options)
       .catch((error: unknown) => {
         // The agent may not know the command yet.
-        log.warn(
-          { err: error, command_id: id },
-          'the agent could not be asked to kill a cancelled command; trying again in 1 s',
-        );
+        log.warn({ err: error, command_id: id }, 'a command could not be killed yet; trying again in 1 s');
         after(retryMs, () => this.#kill());
       });
   }
@@ -322,7 +310,7 @@ export class OpenCommand {
           this.#announced = false;
           log.error(
             { err: error, command_id: this.record.id },
-            'the start of a command could not be written to history.db; it is written with the end of the command',
+            'the start of a command could not be stored; it is stored with the end of the command',
           );
         });
     });
@@ -359,7 +347,7 @@ export class OpenCommand {
       } catch (error) {
         log.error(
           { err: error, command_id: end.id },
-          'the end of a command could not be written to history.db; trying again in 5 s',
+          'the end of a command could not be stored; trying again in 5 s',
         );
         this.#announced = announced;
         await sleep(rewriteMs, stopping);

@@ -146,10 +146,7 @@ async function* parts(
       }
       signal.throwIfAborted();
       if (output.stopped)
-        throw new AppError(
-          'unavailable',
-          'the broker is stopping: connect again, from the last offset received',
-        );
+        throw new AppError('unavailable', 'the broker is stopping: continue from the last offset later');
       if (!readers.some(({ behind }) => behind) && !source.ended) await output.changed.wait(signal);
     }
   } finally {

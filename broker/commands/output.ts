@@ -44,10 +44,7 @@ export class Output {
     if (!inMemory && !(await this.#disk.hasSpaceFor(fresh.length)))
       return output.skip(output.end + fresh.length);
     await output.append(fresh).catch((error: unknown) => {
-      this.#disk.log.error(
-        { err: error },
-        'output of a command could not be written to its file and is lost',
-      );
+      this.#disk.log.error({ err: error }, 'output of a command could not be written to disk and is lost');
     });
   }
 
@@ -56,10 +53,7 @@ export class Output {
     try {
       return await tailOf(this[stream], most);
     } catch (error) {
-      this.#disk.log.error(
-        { err: error, stream },
-        'the output of a command could not be read, so it is missing from the record of the command',
-      );
+      this.#disk.log.error({ err: error, stream }, 'output of a command could not be read and is left out');
       return Buffer.alloc(0);
     }
   }
@@ -90,10 +84,7 @@ export class Output {
     const tails = { stdout: await this.tail('stdout'), stderr: await this.tail('stderr') };
     for (const stream of streams) {
       await this[stream].sync(this.#disk.root).catch(async (error: unknown) => {
-        this.#disk.log.error(
-          { err: error, stream },
-          'the output of a command could not be synced to disk, so its file is removed',
-        );
+        this.#disk.log.error({ err: error, stream }, 'command output could not be synced and is deleted');
         // The file is removed: a record must not refer to a file that a power cut may take.
         await this[stream].remove().catch(() => {});
       });
@@ -209,10 +200,7 @@ export class OutputDirectory {
       space.bavail * space.bsize > Math.min(reserveBytes, reserveShare * space.blocks * space.bsize);
     if (before && !this.#hasSpace) {
       const { root } = this;
-      this.log.error(
-        { root },
-        'the disk of the data directory is nearly full: output of commands is not stored until space is free again',
-      );
+      this.log.error({ root }, 'the disk is nearly full: output of commands is not stored for now');
     }
     return this.#hasSpace;
   }

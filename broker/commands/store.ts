@@ -241,12 +241,7 @@ export class CommandStore {
     if (this.#storedBytes <= this.#keepBytes || this.#dropping) return;
     this.#dropping = true;
     this.#dropOldest()
-      .catch((error: unknown) =>
-        this.#outputs.log.error(
-          { err: error },
-          'the oldest output files of commands could not be removed; the end of the next command tries it again',
-        ),
-      )
+      .catch((err: unknown) => this.#outputs.log.error({ err }, 'old output files could not be deleted'))
       .finally(() => {
         this.#dropping = false;
       });
@@ -306,10 +301,7 @@ export class CommandStore {
     this.history
       .write(() => this.history.sql('UPDATE batches SET spec = NULL WHERE id = ?').run(id))
       .catch((err: unknown) =>
-        this.#outputs.log.warn(
-          { err, batch_id: id },
-          'the environment and input of a batch that has ended could not be removed from history.db',
-        ),
+        this.#outputs.log.warn({ err, batch_id: id }, 'env and stdin of an ended batch could not be deleted'),
       );
   }
 

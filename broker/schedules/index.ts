@@ -169,13 +169,9 @@ export class Schedules {
 /** Throws forbidden: a key that may not run commands must not decide what a schedule runs. */
 function assertMayExecute({ may }: Rights): void {
   if (may('commands:execute')) return;
-  throw new AppError(
-    'forbidden',
-    'creating or changing a schedule needs a key that also has the scope commands:execute',
-    {
-      required_scope: 'commands:execute',
-    },
-  );
+  const required_scope = 'commands:execute';
+  const message = `creating or changing a schedule needs a key that also has the scope ${required_scope}`;
+  throw new AppError('forbidden', message, { required_scope });
 }
 
 /** Fields that could expose the environment, because a command can print it. */

@@ -173,10 +173,7 @@ export class Attachment {
     history
       .write((journal) => this.#record(journal, action, result))
       .catch((error: unknown) =>
-        log.error(
-          { err: error, action },
-          'an action of a terminal client could not be written to the audit log, so it is missing there',
-        ),
+        log.error({ err: error, action }, 'an action of a terminal client is missing in the audit log'),
       );
   }
 
@@ -200,10 +197,7 @@ export class Attachment {
         this.#record(journal, 'sessions.leave', 'ok');
       });
     } catch (error) {
-      log.error(
-        { err: error, client_id: attached.client_id },
-        'the end of a terminal client could not be written to history.db; the next start of the broker writes it',
-      );
+      log.error({ err: error, client_id: attached.client_id }, 'a client left, but this could not be stored');
     }
     session.closeIfUnread();
   }

@@ -172,12 +172,7 @@ export class Sessions {
         if (session) recordDetached(journal, client, session, this.#context);
       }
     });
-    written.catch((err: unknown) =>
-      log.error(
-        { err },
-        'clients of an earlier broker process could not be recorded as detached; the next start tries it again',
-      ),
-    );
+    written.catch((err: unknown) => log.error({ err }, 'earlier clients could not be recorded as detached'));
     for (const session of sessions.values()) {
       if (state.machines.has(session.record.machine_id)) session.awaitLink();
       else void session.end({ reason: 'machine_removed' });

@@ -96,10 +96,7 @@ export class Conversation {
     const observes = this.#client.attached.mode === 'observer';
     if (observes || 'input' in action) this.#audit(observes ? 'forbidden' : 'ok');
     if (observes) {
-      return this.#notify({
-        type: 'refused',
-        message: 'an observer cannot type, resize or send signals: attach as operator',
-      });
+      return this.#notify({ type: 'refused', message: 'observers only watch: attach as operator to type' });
     }
     await this.#input.send(action, this.#signal);
     if ('size' in action && !this.#signal.aborted) this.#session.resized(action.size);
@@ -113,8 +110,7 @@ export class Conversation {
     if (monotonic() - this.#auditedAt < auditMs) return;
     this.#auditedAt = monotonic();
     const { client_id } = this.#client.attached;
-    if (result === 'forbidden')
-      this.#log.info({ client_id }, 'refused an action of a client that is attached as observer');
+    if (result === 'forbidden') this.#log.info({ client_id }, 'refused input of an observer');
     this.#client.audit('sessions.input', result);
   }
 
@@ -173,10 +169,7 @@ export class Conversation {
     } catch (error) {
       const code = error instanceof AppError ? error.code : undefined;
       if (!signal.aborted)
-        this.#log.info(
-          { why: code ?? error, client_id },
-          'the agent call that serves a terminal client ended early',
-        );
+        this.#log.info({ why: code ?? error, client_id }, 'an agent call of a terminal client ended early');
       this.#drained = session.ended && code !== undefined && nothingLeft.includes(code);
       if (code === 'range_not_satisfiable' && !session.ended) return { why: 'fell_behind' };
       return session.over ? endOf(session) : undefined;
@@ -242,11 +235,7 @@ function sizeOf(reported: TerminalSize__Output | null): { cols: number; rows: nu
 }
 
 function wrongOffset(wanted: number, sent: number): AppError {
-  return new AppError(
-    'machine_error',
-    `the agent sent output from byte ${sent}, but byte ${wanted} was next`,
-    { wanted, sent },
-  );
+  return new AppError('machine_error', 'the agent sent output from the wrong offset', { wanted, sent });
 }
 
 /** The close reason for clients of a session that is over. */

@@ -117,10 +117,7 @@ export class OpenSession {
   /** Opens the terminal, if its machine is still online. Call it once in the session's life. */
   open(spec: TerminalSpec, requester: Requester): void {
     const link = linkTo(this.record.machine_id, this.#context);
-    if (!link)
-      return void this.end({
-        reason: 'machine_offline: the machine went offline before the terminal was opened',
-      });
+    if (!link) return void this.end({ reason: 'machine_offline: the machine went offline before the start' });
     this.link = link;
     const options = { request_id: requester.request_id, caller: requester, ...lasting };
     void this.#follow(link, link.stub.openTerminal({ id: this.record.id, spec }, options), true);
@@ -205,11 +202,8 @@ export class OpenSession {
         this.record = record;
         this.written = record.status;
         this.over = true;
-      } catch (error) {
-        log.error(
-          { err: error, session_id: record.id },
-          'the end of a session could not be written to history.db; trying again in 5 s',
-        );
+      } catch (err) {
+        log.error({ err, session_id: record.id }, 'the end of a session could not be stored; trying again');
         await sleep(rewriteMs, stopping);
       }
     }
@@ -287,10 +281,7 @@ export class OpenSession {
     if (!link || this.ended || stopping.aborted) return;
     const options = { request_id: requester?.request_id ?? newId('request'), caller: requester };
     link.stub.killProcess({ id: record.id, grace_ms: killGraceMs }, options).catch((error: unknown) => {
-      log.warn(
-        { err: error, session_id: record.id },
-        'the agent could not be asked to end a session; trying again in 1 s',
-      );
+      log.warn({ err: error, session_id: record.id }, 'a session could not be killed; trying again in 1 s');
       after(retryMs, () => this.#kill(requester));
     });
   }
@@ -308,10 +299,7 @@ export class OpenSession {
       this.written = record.status;
       this.changed.wake();
     } catch (error) {
-      this.#context.log.error(
-        { err: error, session_id: record.id },
-        'a change of a session could not be written to history.db; the next change includes it',
-      );
+      this.#context.log.error({ err: error, session_id: record.id }, 'a session change is not on disk yet');
     }
   }
 
@@ -357,12 +345,7 @@ export function linkTo(machineId: string, { presence }: SessionContext): Link | 
 export function endUnknown({ stub, machineId }: Link, id: string, context: SessionContext): void {
   stub
     .killProcess({ id, grace_ms: killGraceMs }, { request_id: newId('request') })
-    .catch((err: unknown) =>
-      context.log.debug(
-        { err, session_id: id },
-        'the agent could not be asked to end a terminal that the broker does not know',
-      ),
-    );
+    .catch((err: unknown) => context.log.debug({ err, session_id: id }, 'a stray terminal was not killed'));
   // The agent removes its result of the terminal once that has ended.
   context.acknowledgements.add(machineId, [id]);
 }

@@ -172,9 +172,7 @@ export class State implements Declared {
     } catch (cause) {
       this.#low.data = before;
       await this.#finish();
-      throw this.#file.mayHoldFailed
-        ? new Error('a change of state.json failed, and could not be undone yet', { cause })
-        : cause;
+      throw this.#file.mayHoldFailed ? new Error('a failed change is not undone yet', { cause }) : cause;
     }
     this.#committed = next;
     Object.assign(this, next);

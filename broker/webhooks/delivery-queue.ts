@@ -148,10 +148,7 @@ export class DeliveryQueue {
     try {
       this.#attemptDue(queue);
     } catch (error) {
-      this.#log.error(
-        { err: error, webhook_id: queue.id },
-        'the waiting deliveries of a webhook could not be read; trying again in 5 s',
-      );
+      this.#log.error({ err: error, webhook_id: queue.id }, 'deliveries could not be read; trying again');
       after(retryMs, () => this.wake(queue.id));
     }
   }
@@ -242,10 +239,7 @@ export class DeliveryQueue {
     try {
       await this.#parts.history.write((transaction) => this.#write(ended, transaction));
     } catch (error) {
-      this.#log.error(
-        { err: error },
-        'the results of deliveries could not be written to history.db; trying again in 5 s',
-      );
+      this.#log.error({ err: error }, 'results of deliveries could not be stored; trying again in 5 s');
       this.#ended = [...ended, ...this.#ended];
       this.#cancelSave ??= after(retryMs, () => void this.#save());
       return;
@@ -274,9 +268,7 @@ export class DeliveryQueue {
     store.saveFailed(webhookId, armed, transaction);
     const what = { webhook_id: webhookId, delivery_id: delivery.id };
     events.emit(transaction, 'webhook.disabled', undefined, { ...what, reason: 'attempts_failed' });
-    transaction.committed(() =>
-      this.#log.warn(what, 'a webhook is disabled, because all attempts of a delivery failed'),
-    );
+    transaction.committed(() => this.#log.warn(what, 'webhook disabled: all attempts of a delivery failed'));
   }
 
   /**
@@ -329,10 +321,7 @@ export class DeliveryQueue {
     try {
       await history.write(() => store.limitDue(id, store.now() + ms));
     } catch (error) {
-      this.#log.error(
-        { err: error, webhook_id: id },
-        'the waiting deliveries of a webhook could not be made due earlier; they stay due at their old times',
-      );
+      this.#log.error({ err: error, webhook_id: id }, 'waiting deliveries could not be made due earlier');
     }
     this.reread(id);
   }

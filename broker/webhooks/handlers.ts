@@ -138,21 +138,16 @@ export class WebhookHandlers implements Routes {
     const row = await history.write(() => {
       const { row, event } = store.find(delivery_id) ?? {};
       if (!event || row?.webhook_id !== webhook_id || !readerOf(caller)(event)) {
-        throw new AppError('delivery_not_found', `webhook ${webhook_id} has no delivery ${delivery_id}`, {
+        throw new AppError('delivery_not_found', 'this webhook has no such delivery', {
           delivery_id,
         });
       }
       const obstacle = subscriptions.obstacle(webhook, event);
       if (obstacle === 'not_permitted') {
-        throw new AppError(
-          'forbidden',
-          'the key that owns this webhook is not allowed to read the event of this delivery',
-          { delivery_id },
-        );
+        throw new AppError('forbidden', 'the key of this webhook may not read this event', { delivery_id });
       }
       if (obstacle) {
-        const message =
-          'this webhook no longer subscribes to the event of this delivery: add its type to events, or its machine to machine_ids';
+        const message = 'this webhook no longer subscribes to this event: change its events or machine_ids';
         throw new AppError('conflict', message, { delivery_id });
       }
       store.request(webhook_id, event, true);

@@ -221,9 +221,7 @@ describe('farhand exec on several machines', () => {
     ]);
     expect([none.code, none.err]).toEqual([
       1,
-      expect.stringMatching(
-        /^farhand: .*no machine that this key is allowed to use has all of these tags.*\n$/,
-      ),
+      expect.stringMatching(/^farhand: .*no machine has all of them.*\n$/),
     ]);
   });
 
