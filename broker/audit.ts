@@ -1,5 +1,5 @@
 // The audit log: who did what and when. Rows are only appended, in the transaction of the change, and never
-// hold keystrokes or secrets.
+// contain keystrokes or secrets.
 import { type Deed, audit as routes } from '../shared/api/audit.ts';
 import type { MachineId } from '../shared/api/route.ts';
 import type { Caller, Handlers, Journal } from '../shared/api/route-table.ts';
@@ -74,7 +74,7 @@ export function createAudit(history: History, keepMs: number, keepRows?: number)
   };
 }
 
-/** Condition for the rows of machines that the key reaches, and the key's own rows that name no machine. */
+/** Condition for the rows of machines that the key may use, and the key's own rows that name no machine. */
 function visibleTo(caller: Caller): Condition {
   const reachable = caller.reachable();
   if (!reachable) return undefined;
@@ -96,7 +96,7 @@ function serialize({ seq: _, created_at, ...row }: Row, caller: Caller) {
   };
 }
 
-/** Whether the caller reaches all machines that a request named. */
+/** True if the caller may use all machines that a request named. */
 function reachesAll({ machine_ids }: Deed['what'], caller: Caller): boolean {
   return !Array.isArray(machine_ids) || machine_ids.every((id: MachineId) => caller.reaches(id));
 }

@@ -1,4 +1,4 @@
-// The database history.db, which holds commands, events, sessions and logs: migrations, grouped writes,
+// The database history.db, which contains commands, events, sessions and logs: migrations, grouped writes,
 // pruning, snapshots.
 import { createHash } from 'node:crypto';
 import { closeSync, openSync, statSync } from 'node:fs';
@@ -47,10 +47,10 @@ export interface Retention {
   /** A column of times in milliseconds. */
   column: string;
   keepMs: number;
-  /** The most rows to keep; older ones are deleted whatever their age. */
+  /** The most rows that the table may have; beyond it the oldest are deleted whatever their age. */
   keepRows?: number;
   /**
-   * Whether rowids follow `column`, apart from times later than now.
+   * True if rowids follow `column`, apart from times later than now.
    * If so, only the first rows are checked, without an index.
    */
   ordered?: boolean;
@@ -171,7 +171,7 @@ export class History {
     return promise;
   }
 
-  /** Writes a whole row, over the row with the same values in the columns `key`. Call it inside a transaction. */
+  /** Writes a row, over one with the same values in the columns `key`. Call put() inside a transaction. */
   put(table: string, key: string, row: Readonly<Record<string, SQLInputValue>>): void {
     const names = Object.keys(row);
     const changes = names.map((name) => `${name} = excluded.${name}`);
@@ -316,7 +316,7 @@ export class History {
 }
 
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
-  // Deleted rows may hold secrets, such as the environment of a command, so SQLite overwrites them.
+  // Deleted rows may contain secrets, such as the environment of a command, so SQLite overwrites them.
   // With recursive_triggers, INSERT OR REPLACE counts the row that it replaces as deleted.
   database.exec('PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST; PRAGMA recursive_triggers = ON');
   // Checked before anything is written:
@@ -333,7 +333,7 @@ function setUp(database: DatabaseSync, file: string, installId: string, accepted
 }
 
 /**
- * Whether the file already belongs to this installation.
+ * True if the file already belongs to this installation.
  * Throws StartError for a loss that is not accepted. Writes nothing.
  */
 function refuseOther(database: DatabaseSync, file: string, installId: string, accepted: Accepted): boolean {

@@ -68,7 +68,7 @@ const times: Readonly<Record<string, string>> = { since: 'created_at >= ?', unti
 
 /**
  * The conditions for the filters in a request to a list route. Columns have the names of the filters; `own`
- * holds the conditions of filters without such a column.
+ * has the conditions of filters without such a column.
  */
 export function filtersOf(
   { filters = [] }: Filtered,
@@ -173,7 +173,7 @@ export function allOf(conditions: readonly Condition[]): [where: string, values:
   return [used.map(([sql]) => sql).join(' AND ') || '1', used.flatMap(([, ...values]) => values)];
 }
 
-/** The condition that selects only machines that a key reaches. */
+/** The condition that selects only machines that a key may use. */
 export function reachableOnly(machines: readonly string[] | undefined): Condition {
   return machines && ['machine_id IN (SELECT value FROM json_each(?))', JSON.stringify(machines)];
 }

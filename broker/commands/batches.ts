@@ -98,7 +98,7 @@ export class Batches {
     return this.#context.store.machinesOfBatch(id);
   }
 
-  /** A batch with the results of the members that the caller reaches, in the order of the batch. */
+  /** A batch with the results on machines that the caller is allowed to use, in the order of the batch. */
   async #detail(id: BatchId, caller: Caller): Promise<Reply<Api['batches']['get']>> {
     const { store, scheduler } = this.#context;
     const batch = store.batch(id);
@@ -119,7 +119,7 @@ export class Batches {
     return { ...serializeBatch(batch, tally), results };
   }
 
-  /** The machines named, or all machines that have every tag and that the caller reaches. */
+  /** The machines named, or all machines that have every tag and that the caller is allowed to use. */
   #machinesFor({ machine_ids, tags }: CreateParams, caller: Caller): MachineId[] {
     if (machine_ids) return [...new Set(machine_ids)];
     // An empty list of tags would match every machine: a batch on all machines must not happen by mistake.
@@ -150,7 +150,7 @@ function hasMember(such: Condition): Condition {
   return [`EXISTS (SELECT 1 FROM commands WHERE ${where})`, ...values];
 }
 
-/** SQL condition on a batch's status, as serializeBatch() computes it, over these machines or all. */
+/** SQL condition on the status that serializeBatch() computes from members on these machines, or on all. */
 function statusIs(status: string | undefined, machines: readonly string[] | undefined): Condition {
   const [where, values] = allOf([['batch_id = batches.id'], reachableOnly(machines)]);
   const of = `(SELECT CASE WHEN total(status IN ('queued', 'running')) > 0 THEN 'running'

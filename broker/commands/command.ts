@@ -53,7 +53,7 @@ export type Batch = Pick<Command, 'command' | 'args' | 'cwd' | 'user' | 'created
 export interface BatchProgress extends Pick<Batch, 'id' | 'concurrency' | 'max_failures' | 'cancel'> {
   /** Members that have not ended. */
   open: number;
-  /** Members that hold a slot of `concurrency`: an agent has them, or they are about to end. */
+  /** Members that count against `concurrency`: an agent has them, or they are about to end. */
   running: number;
   /** Members that ended with a status other than completed. */
   failures: number;
@@ -100,7 +100,7 @@ export function specOf(params: CommandParams): Spec {
   return { command, direct, args: args ?? [], cwd, env, user, stdin, timeout_ms: timeout, input };
 }
 
-/** What the machine's owner must allow so that this command may run. */
+/** The capabilities that the machine's owner must allow for this command. */
 export const capabilitiesFor = ({ user }: CommandParams): string[] =>
   user === undefined ? ['exec'] : ['exec', 'user'];
 
@@ -119,7 +119,8 @@ const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {
 
 /** Maps the exit reported by an agent with this journal to record fields. */
 export function endOf(exit: ProcessExit__Output, command: Command, journalId: string): End {
-  // "Never ran" is not credible for a command that was seen running or was given to another journal.
+  // The agent says that the command never ran. That is not credible if the broker saw the command running, or
+  // sent it to an agent with another journal.
   const unsure =
     exit.outcome === 'PROCESS_OUTCOME_EXPIRED' &&
     (command.started_at !== null || journalId !== command.journal_id);
@@ -136,7 +137,7 @@ export function endOf(exit: ProcessExit__Output, command: Command, journalId: st
   };
 }
 
-/** Whether all times and counts of a report are possible; a bad report ends only its own command as lost. */
+/** True if all times and counts of a report are possible. A bad report ends only its own command, as lost. */
 export function isSound({ started, output, exit }: ProcessEvent__Output): boolean {
   const times = [started?.started_at_ms ?? 0, exit?.started_at_ms ?? 0, exit?.finished_at_ms ?? 0];
   const reach = (output?.offset ?? 0) + (output?.data.length ?? 0);

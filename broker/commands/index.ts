@@ -22,7 +22,7 @@ import { Scheduler } from './scheduler.ts';
 import { type CommandServices, type CommandSettings, CommandStore, columns, fromRow } from './store.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './to-json.ts';
 
-/** A command of a schedule, with the key whose rights it has. */
+/** The parameters of a schedule's command, and the key whose rights the command has. */
 export interface ScheduledParams extends CommandParams {
   machine_id: MachineId;
   schedule_id: ScheduleId;
@@ -207,8 +207,8 @@ export class Commands {
   }
 
   /**
-   * Sends input to the machine; returns the bytes of input the command has taken in all. In an error's
-   * details, `given` is the number of bytes of this request that were sent.
+   * Sends input to the machine. Returns how many bytes of input the command has received since its start. In
+   * the details of an error, `given` is how many bytes of this request were sent.
    */
   async #give(
     { record: { id, machine_id } }: OpenCommand,
@@ -261,7 +261,8 @@ export class Commands {
 const unstarted = (id: string): string => `command ${id} has not started yet: try again later`;
 
 /**
- * SQL condition for `stdout_truncated` and `stderr_truncated`: the row holds fewer bytes than were printed.
+ * SQL condition for `stdout_truncated` and `stderr_truncated`: the row has fewer bytes than the command
+ * printed.
  */
 function truncatedIs(stream: Stream, wanted: boolean | undefined): Condition {
   // The text is that of a partial index.

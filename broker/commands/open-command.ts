@@ -44,7 +44,7 @@ interface OpenCommands {
 
 /** Longest wait for a cancelled command: the time from SIGTERM to SIGKILL, and a second to report the end. */
 export const cancelWaitMs = killGraceMs + 1_000;
-/** Delay before a failed step is tried again. */
+/** Delay before a failed write or call is tried again. */
 const retryMs = 1_000;
 /** Delay before an end that could not be written is tried again. */
 const rewriteMs = 5_000;
@@ -136,7 +136,7 @@ export class OpenCommand {
       if (!mayRun(this.record)) return await this.finish({ status: 'cancelled', reason: 'key_revoked' });
       const spec = store.specOf(id);
       if (!spec) return await this.finish({ status: 'expired', reason: 'no_spec' });
-      // Keeps resume() from following the command before the agent has it.
+      // Prevents resume() from following the command before the agent has it.
       this.#followed = true;
       this.record = { ...this.record, journal_id: link.journalId };
       this.takeSlot();

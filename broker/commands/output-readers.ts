@@ -25,8 +25,8 @@ const eventBytes = 64 * 1024;
 
 /**
  * Reads one stream from an offset to its present end or, with `follow`, to the end of the command. Throws
- * range_not_satisfiable for bytes that are gone or beyond the end; bytes dropped while reading cut the answer
- * off.
+ * range_not_satisfiable for bytes that were deleted or are beyond the end. If bytes are deleted while they are
+ * read, the answer breaks off.
  */
 export function bytesOf(
   source: Source,

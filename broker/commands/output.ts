@@ -7,7 +7,7 @@ import { newOutput, type OutputLog, openOutput, Wake } from '../../shared/output
 export const streams = ['stdout', 'stderr'] as const;
 export type Stream = (typeof streams)[number];
 
-/** Bytes from the end of each stream that the record of an ended command holds. */
+/** Bytes from the end of each stream that the record of an ended command contains. */
 const tailBytes = 1024 * 1024;
 /** A stream stays in memory up to this size: most commands print little. */
 const memoryBytes = 64 * 1024;
@@ -85,7 +85,7 @@ export class Output {
     for (const stream of streams) {
       await this[stream].sync(this.#disk.root).catch(async (error: unknown) => {
         this.#disk.log.error({ err: error, stream }, 'command output could not be synced and is deleted');
-        // The file is removed: a record must not refer to a file that a power cut may take.
+        // The file is removed: a record must not refer to a file that a power cut may destroy.
         await this[stream].remove().catch(() => {});
       });
     }
@@ -188,7 +188,7 @@ export class OutputDirectory {
     }
   }
 
-  /** Whether the disk has space for this many more bytes: a runaway command must not fill the disk. */
+  /** True if the disk has space for this many more bytes. A runaway command must not fill the disk. */
   async hasSpaceFor(bytes: number): Promise<boolean> {
     this.#unchecked += bytes;
     if (this.#unchecked < checkEveryBytes) return this.#hasSpace;
@@ -220,6 +220,6 @@ async function tailOf(log: OutputLog, most: number): Promise<Buffer> {
     pieces.push(data);
     at = offset + data.length;
   }
-  // Output appended meanwhile may have pushed the first pieces out of the log; the result still holds them.
+  // Output appended meanwhile may have pushed the first pieces out of the log; the result still contains them.
   return Buffer.concat(pieces);
 }

@@ -1,4 +1,4 @@
-// The scheduler: holds all open commands in the order they came, decides which waiting command starts next,
+// The scheduler: has all open commands in order of arrival, decides which waiting command starts next,
 // and ends commands that cannot run any more.
 
 import type { Caller } from '../../shared/api/route-table.ts';
@@ -89,7 +89,7 @@ export class Scheduler {
     const link = this.#linkFor(command);
     const open = this.create({ ...command, journal_id: link?.journalId ?? '' }, requestId);
     await this.store([open], (transaction) => {
-      // A spec can hold secrets: it is stored only with a command that may wait.
+      // A spec can contain secrets: it is stored only with a command that may wait.
       store.insert(open.record, command.queue_until === null ? undefined : spec);
       also(transaction);
     });
@@ -249,7 +249,7 @@ export class Scheduler {
       return { status: 'expired', reason: 'max_failures' };
     const mayReturn = queue_until !== null || (this.#returning && open.recovered);
     if (mayReturn || presence.online(machine_id) || !hasSlot(batch)) return undefined;
-    // The slot stays taken until this end is counted: the end may exceed the batch's max_failures.
+    // The slot stays occupied until this end is counted, because the end may exceed the batch's max_failures.
     open.takeSlot();
     return { status: 'expired', reason: 'machine_offline' };
   }

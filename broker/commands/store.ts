@@ -66,7 +66,7 @@ const batchTable = `CREATE TABLE batches (
     max_failures INTEGER, created_at INTEGER NOT NULL, requested_by TEXT NOT NULL, cancel INTEGER NOT NULL, spec TEXT
   );
   CREATE INDEX batches_by_time ON batches (created_at)`;
-/** The columns of a batch without its spec, which can hold secrets. */
+/** The columns of a batch without its spec, which can contain secrets. */
 export const batchColumns =
   'id, command, args, cwd, user, concurrency, max_failures, created_at, requested_by, cancel';
 const memberless = 'NOT EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id)';
@@ -80,7 +80,7 @@ export interface CommandServices {
   ended(command: Command, transaction: HistoryTransaction): void;
   presence: Presence;
   machineFacts: MachineFacts;
-  /** Whether the key that requested the command may still run commands on its machine. */
+  /** True if the key that requested the command may still run commands on its machine. */
   mayRun(command: Command): boolean;
 }
 
@@ -165,7 +165,7 @@ export class CommandStore {
     const { batch_id, command: text } = command;
     this.#services.events.emit(journal, type, machine, {
       command_id: command.id,
-      // A batch emits two events for each machine: each event holds only the beginning of the command line.
+      // A batch emits two events for each machine: each event has only the beginning of the command line.
       command: batch_id === null ? text : text.slice(0, mostOfBatch).toWellFormed(),
       status: command.status,
       exit_code: command.exit_code,
@@ -296,7 +296,7 @@ export class CommandStore {
     this.history.sql('UPDATE batches SET cancel = 1 WHERE id = ?').run(id);
   }
 
-  /** Removes the spec of a batch, which can hold secrets, once none of its members will start any more. */
+  /** Removes the spec of a batch, which can contain secrets, once none of its members will start any more. */
   dropSpec(id: BatchId): void {
     this.history
       .write(() => this.history.sql('UPDATE batches SET spec = NULL WHERE id = ?').run(id))

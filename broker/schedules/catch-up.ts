@@ -23,11 +23,11 @@ export interface ClockJump {
 /** Either all times up to `missed` are missed, or the first time, `at`, runs. */
 export type Step = { missed: number } | { at: number; trigger: 'cron' | 'catch_up' };
 
-/** A jump forward counts once it has lasted this long. Until then nothing is decided. */
+/** A jump of the clock forward is believed after this many milliseconds. Until then no schedule runs. */
 export const believedMs = 60_000;
 /**
- * A time noticed later than this counts as missed, as when the machine slept.
- * The wait after a jump forward is included.
+ * A due time that is noticed more than this many milliseconds late is missed, for example after the machine
+ * slept. The wait after a jump forward is included.
  */
 export const lateMs = believedMs + 60_000;
 

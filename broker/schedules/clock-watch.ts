@@ -21,7 +21,7 @@ export class ClockWatch {
   #recent: (ClockJump & { ahead: number; since: number }) | undefined;
 
   /**
-   * Whether the clock jumped forward less than a minute ago.
+   * True if the clock jumped forward less than a minute ago.
    * Nothing may run then, because the clock may be set back.
    */
   get isUncertain(): boolean {

@@ -6,7 +6,7 @@ import { AppError } from '../../shared/errors.ts';
 
 export interface Cron {
   /**
-   * Whether the hour field starts with `*`. If so, the expression runs whenever clocks show one of its times.
+   * True if the hour field starts with `*`. Such an expression runs whenever clocks show one of its times.
    */
   hourly: boolean;
   /** The first matching wall time after `wall`, in whole seconds; undefined if there is none. */

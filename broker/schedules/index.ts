@@ -89,7 +89,7 @@ export class Schedules {
         checkedTimetable(after.cron, after.timezone);
         transaction.put('schedules', after);
         caller.commit(transaction);
-        // Checked last: a caller who does not reach the machine learns nothing else.
+        // Checked last, so that a caller who is not allowed to use the machine learns nothing else.
         assertMayExpose(caller.during(transaction), changes);
         return after;
       });

@@ -51,16 +51,16 @@ export class Launcher {
   }
 
   /**
-   * Whether a command for this machine would fail:
-   * it is offline, and the broker started more than a minute ago.
+   * True if a command for this machine would fail,
+   * because the machine is offline and the broker started more than a minute ago.
    */
   isAway(machineId: string): boolean {
     return this.#queueFor(machineId).queue_for === undefined;
   }
 
   /**
-   * Whether all these runs may have ended while the broker was down
-   * and their machines have not reported it yet.
+   * True if all these runs may have ended while the broker was down
+   * and their machines may not have reported it yet.
    */
   mayHaveEnded(open: readonly ScheduleRun[]): boolean {
     const isReported = (machineId: string): boolean =>

@@ -17,9 +17,9 @@ interface Tracked {
   next: number | undefined;
   /** When the schedule is checked next: at its next time, or later. */
   lookAt: number;
-  /** Whether the schedule is being checked. */
+  /** True while the schedule is being checked. */
   busy: boolean;
-  /** Whether the next time waits for an open run to end, or for another try after a failed write. */
+  /** True while the next time waits for an open run to end, or for another try after a failed write. */
   waiting: boolean;
   /** Number of missed times recorded in a row. */
   missed: number;
@@ -57,7 +57,7 @@ export class Firing {
   readonly #clock = new ClockWatch();
   readonly #stopWatching: () => void;
   #declared: State['schedules'] | undefined;
-  /** Number of rows that missed times may still take. */
+  /** How many more rows may be written for missed times. */
   #spare = mostMissedInAll;
   #working = false;
   #stopped = false;

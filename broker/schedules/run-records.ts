@@ -47,7 +47,7 @@ const tables = [
   CREATE INDEX schedule_runs_by_trigger ON schedule_runs (schedule_id, trigger, decided_at);
   ${countRows('schedule_runs', ['schedule_id', 'status', 'trigger'])}`,
 ];
-/** SQL condition for runs whose command never reached the machine. */
+/** SQL condition for runs whose command was never sent to the machine. */
 const neverRan =
   "(status IN ('missed', 'skipped') OR status = 'failed' AND (command_id IS NULL OR reason IS 'machine_offline'))";
 const columns =
@@ -138,7 +138,7 @@ export class ScheduleRecords {
     return rows.map((row) => textIn(row, 'id'));
   }
 
-  /** Whether the run of this time took place, or its command is still open. */
+  /** True if the run of this time took place, or its command is still open. */
   ran(scheduleId: string, at: number): boolean {
     const ran = `schedule_id = ? AND scheduled_for = ? AND NOT ${neverRan}`;
     return this.#one(ran, scheduleId, at) !== undefined;
@@ -148,7 +148,7 @@ export class ScheduleRecords {
     return this.#one('id = ?', id);
   }
 
-  /** The last ended run of a schedule on a machine in `reach`, without skipped and missed ones. */
+  /** The last ended run of a schedule on the machines in `reach`, without skipped and missed runs. */
   last(scheduleId: string, reach: Reach): ScheduleRun | undefined {
     const [conditions, values] = allOf([['schedule_id = ?', scheduleId], reachableOnly(reach)]);
     return this.#one(

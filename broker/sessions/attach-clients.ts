@@ -121,7 +121,7 @@ export class Attachment {
     this.#address = address;
   }
 
-  /** Whether the client is attached and not served yet. */
+  /** True while the client is attached and not served yet. */
   get waiting(): boolean {
     return !this.#served && !this.#left;
   }

@@ -148,7 +148,7 @@ export class Sessions {
     await Promise.all([...this.#context.sessions.values()].map((session) => session.stop()));
   }
 
-  /** Gives a machine's sessions its current link, and ends all other terminals that its agent still has. */
+  /** Sets the current link of a machine's sessions, and ends all other terminals that its agent still runs. */
   #relink(machineId: string): void {
     const { sessions } = this.#context;
     const link = linkTo(machineId, this.#context);
@@ -181,7 +181,7 @@ export class Sessions {
 
   /**
    * Writes a new session to disk. The session counts against the machine's limit from the start. Throws if
-   * the machine cannot take another.
+   * the machine cannot have another.
    */
   async #store(params: Input<Routes['create']>, caller: Caller): Promise<OpenSession> {
     const { machine_id, shell = null, grace_period, cols, rows } = params;
@@ -213,7 +213,7 @@ export class Sessions {
     return session;
   }
 
-  /** The link of a machine that can take another session. Throws when the machine cannot. */
+  /** The link of a machine that can have another session. Throws if the machine cannot. */
   #linkForNew(machine_id: MachineId): Link {
     const { presence, machineFacts } = this.#context;
     const link = presence.get(machine_id);

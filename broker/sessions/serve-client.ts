@@ -30,7 +30,7 @@ interface ServedClient {
 const auditMs = 60_000;
 /**
  * Most bytes that may be on their way to a client.
- * The agent stops earlier, unless acknowledgements cannot reach it.
+ * The agent stops earlier, unless it receives no acknowledgements.
  */
 const mostUntaken = 2 * terminalReplayBytes;
 /** Approximate size of a notice in bytes. */
@@ -52,7 +52,7 @@ export class Conversation {
   /** Offset of the next byte to send to the client; the agent decides when it is undefined. */
   #position: number | undefined;
   #ready = false;
-  /** Bytes that were passed to the client's port and that the client has not taken. */
+  /** Bytes that were passed to the client's port and that the client has not received yet. */
   #untaken = 0;
   readonly #taken = new Wake();
   /** The client has been sent all output of a terminal that has ended. */
@@ -83,7 +83,7 @@ export class Conversation {
   }
 
   /**
-   * Reads the client's actions as fast as the agent takes them. While the agent is offline, no more are read.
+   * Reads the client's actions as fast as the agent accepts them. While the agent is offline, none are read.
    */
   async #listen(): Promise<void> {
     for await (const action of this.#port.actions) {
@@ -210,8 +210,8 @@ export class Conversation {
   }
 
   /**
-   * Counts bytes on their way without waiting for the client, so that a slow client learns that it has fallen
-   * behind. Only too many bytes make this wait, because many notices could fill the memory.
+   * Counts bytes that are being sent, without waiting for the client, so that a slow client is closed as
+   * fallen behind. It waits only above `mostUntaken`, because many notices could fill the memory.
    */
   async #underWay(taken: Promise<void>, bytes: number): Promise<void> {
     this.#untaken += bytes;
@@ -258,7 +258,7 @@ interface Beginning {
   offset: number;
   /** Bytes of input that the agent has. */
   input_taken: number;
-  /** Whether the agent remembers this client from an earlier call. */
+  /** True if the agent remembers this client from an earlier call. */
   known: boolean;
 }
 
@@ -275,7 +275,7 @@ class UnacknowledgedInput {
   #acknowledged = 0;
   /** Offset of the next byte of input to send. */
   #next = 0;
-  /** Whether the agent has reported where this call begins. */
+  /** True once the agent has reported where this call begins. */
   #begun = false;
   /**
    * `#taken`: offset up to which the client has the output.
@@ -285,7 +285,7 @@ class UnacknowledgedInput {
   #reported = 0;
 
   /**
-   * Resolves when a call has taken the action, or the signal fires. Only input is sent again after a lost
+   * Resolves when a call has accepted the action, or the signal fires. Only input is sent again after a lost
    * link, not sizes or signals.
    */
   async send(action: Action, signal: AbortSignal): Promise<void> {

@@ -22,7 +22,7 @@ export interface Session extends Omit<Detail, Times | 'session_id' | 'attached_c
   ended_at: number | null;
   /** The agent process that runs the terminal. When this process ends, the terminal ends too. */
   instance_id: string;
-  /** Whether a caller has requested the end of the session, even if the session has not ended yet. */
+  /** True once a caller has requested the end of the session, even if the session has not ended yet. */
   ending: boolean;
 }
 

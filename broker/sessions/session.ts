@@ -82,21 +82,21 @@ const retryMs = 1_000;
 
 export class OpenSession {
   record: Session;
-  /** Whether the session is on disk. Until then a change of the link is ignored. */
+  /** True once the session is on disk. Until then a change of the link is ignored. */
   stored: boolean;
   /** The status as it is on disk. */
   written: Status;
   /** The link to the agent that runs the terminal; undefined while the agent is offline. */
   link: Link | undefined;
-  /** Whether the session has ended. The end is on disk only when `over` is true. */
+  /** True once the session has ended. The end is on disk only when `over` is true. */
   ended = false;
-  /** Whether the end of the session is on disk. */
+  /** True once the end of the session is on disk. */
   over = false;
   readonly clients = new Map<string, SessionClient>();
   /** Woken when the status or the link changes. */
   readonly changed = new Wake();
   readonly #context: SessionContext;
-  /** Whether the agent has reported the exit of the terminal, so that nothing is left to kill there. */
+  /** True once the agent has reported the exit of the terminal. Then nothing is left to kill there. */
   #exited = false;
   #cancelGrace = (): void => {};
   #cancelResize = (): void => {};

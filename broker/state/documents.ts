@@ -1,4 +1,4 @@
-// The types of the documents that state.json holds.
+// The types of the documents in state.json.
 import { z } from 'zod';
 import { joinTokenId, keyId, machineId, scheduleId, scopes, webhookId } from '../../shared/api/route.ts';
 import type { OutboxEntry } from '../history.ts';

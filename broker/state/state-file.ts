@@ -14,7 +14,7 @@ import { type Documents, documents, version } from './documents.ts';
  * Writes are atomic, even in a crash, and are on disk when they resolve.
  */
 export class StateFile implements Adapter<Documents> {
-  /** Whether a failed write may have replaced the file. */
+  /** True if a failed write may have replaced the file. */
   mayHoldFailed = false;
   readonly #file: string;
   readonly #acceptEdit: boolean;
@@ -121,7 +121,7 @@ function jsonIn(bytes: Buffer, file: string): unknown {
   }
 }
 
-/** Whether a missing checksum is an error. A file of version 0.1.0 has none and is accepted once. */
+/** True if a missing checksum is an error. A file of version 0.1.0 has none and is accepted once. */
 function mustHaveOne(data: Documents, file: string): boolean {
   if (data.version !== 1) return true;
   return existsSync(lastOf(file)) && checksumOf(readFileSync(lastOf(file))) !== 'missing';

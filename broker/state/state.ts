@@ -179,7 +179,7 @@ export class State implements Declared {
     this.#applied = 0;
   }
 
-  /** Undoes a failed commit and writes the outbox to history. A failed step is tried again later. */
+  /** Undoes a failed commit and writes the outbox to history. Whatever fails is tried again later. */
   async #finish(): Promise<void> {
     this.#cancelAgain();
     try {
@@ -222,7 +222,7 @@ function editAll(base: Declared, group: readonly Pending[]) {
 
 /**
  * Edits the documents. Replace a document and never edit it in place:
- * the committed state holds the same object.
+ * the committed state has the same object.
  */
 export class StateTransaction implements Journal {
   /**

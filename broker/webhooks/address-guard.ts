@@ -59,7 +59,7 @@ export class AddressGuard {
   }
 
   /**
-   * Throws NotAllowed for an address that webhooks must not reach.
+   * Throws NotAllowed for an address that webhooks must not call.
    * `host` is the host in the URL, for the message.
    */
   assertAddress(text: string, host = text): void {
@@ -95,7 +95,7 @@ export class AddressGuard {
   }
 
   /**
-   * Destroys a connection that reached this broker over an address of no running
+   * Destroys a connection that ended at this broker over an address of no running
    * interface (an unplugged one, a local route).
    */
   refuseSelf(socket: Socket): void {
@@ -136,7 +136,7 @@ function innermost(address: Address): Address {
   return address;
 }
 
-/** Whether a connection to this address ends on this machine. */
+/** True if a connection to this address ends on this machine. */
 function isHere(text: string): boolean {
   const address = addressOf(text);
   if (!address) return false;

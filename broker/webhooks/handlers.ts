@@ -30,7 +30,7 @@ type Editor = Rights & Pick<Caller, 'key_id'>;
 
 /** Most webhooks, because each event is matched against every webhook. */
 const maxWebhooks = 1_000;
-/** Most tests at once, of one key and in all. Each may hold a connection for as long as an attempt takes. */
+/** Most tests at once, of one key and in all. Each may use a connection until its deadline. */
 const [maxTestsOfKey, maxTests] = [4, 32];
 /** Most events that one transaction redelivers. */
 const eventStep = 500;
@@ -179,8 +179,8 @@ export class WebhookHandlers implements Routes {
   };
 
   /**
-   * Whether the caller may read every event that a webhook sends.
-   * Otherwise it could read them through the webhook.
+   * True if the caller may read every event that a webhook sends.
+   * A caller that may not could otherwise read the events through the webhook.
    */
   #covers(caller: Editor, webhook: Webhook, declared?: Declared): boolean {
     if (webhook.key_id === caller.key_id) return true;

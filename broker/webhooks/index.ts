@@ -17,7 +17,7 @@ import { type RightsOf, Subscriptions } from './subscriptions.ts';
 export interface WebhookSettings extends RetrySettings {
   /** Directory of the key file for the secrets. */
   directory: string;
-  /** Networks that webhooks may reach besides the public internet. */
+  /** Networks that webhooks may call besides the public internet. */
   allow: readonly string[];
   keepMs: number;
   /** Replaces the hosts file and the name servers in tests. */
@@ -54,7 +54,7 @@ export async function createWebhooks(
   return {
     handlers: new WebhookHandlers({ ...parts, queue }),
     hasDelivery: (id: string): boolean => store.find(id) !== undefined,
-    /** Starts delivering. Webhooks never reach `ownPorts`, the ports of this broker. */
+    /** Starts delivering. Webhooks never call `ownPorts`, the ports of this broker. */
     start(ownPorts: readonly number[]): void {
       guard.protect(ownPorts);
       for (const webhook of state.webhooks.values()) {

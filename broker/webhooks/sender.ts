@@ -17,7 +17,7 @@ export interface Outcome {
   answer: string | null;
   /** Milliseconds that a busy receiver asks to wait, by the header Retry-After. */
   retryAfter: number | null;
-  /** Whether the broker aborted the attempt, which says nothing about the receiver. */
+  /** True if the broker aborted the attempt, which says nothing about the receiver. */
   aborted: boolean;
 }
 

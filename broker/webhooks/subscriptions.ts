@@ -10,7 +10,7 @@ import { type Signer, signerOf } from './signature.ts';
 export interface KeyRights {
   may(scope: Scope): boolean;
   reaches(machine: string): boolean;
-  /** Whether another key reaches all machines that this one reaches. */
+  /** True if another key may use all machines that this key may use. */
   within(other: KeyId): boolean;
 }
 
