@@ -1,9 +1,8 @@
 // Clients of terminals: attaches them by ticket or gRPC call, and serves each one until it leaves.
-import { createHash } from 'node:crypto';
 import type { Caller, Journal } from '../../shared/api/route-table.ts';
 import { after, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newId, newSecret } from '../../shared/ids.ts';
+import { newId } from '../../shared/ids.ts';
 import { terminalClients } from '../../shared/process-limits.ts';
 import type { ClientPort, CloseReason } from './client-port.ts';
 import { Conversation, endOf } from './serve-client.ts';
@@ -17,7 +16,7 @@ export interface AttachParams {
 }
 
 /** A client whose connection does not arrive within this time is detached. */
-const unusedMs = 30_000;
+export const unusedMs = 30_000;
 /** After the session ends, a client has this long to read the rest of the output. */
 const restMs = 30_000;
 
@@ -65,31 +64,6 @@ export function recordDetached(
 ): void {
   context.records.detach(client_id);
   emitEvent(journal, 'session.client_detached', session, context, { client_id, mode });
-}
-
-/** Tickets for WebSocket clients. Each ticket lets one client connect, once, within 30 s. */
-export class Tickets {
-  /** Attached clients that have not connected yet, by the hash of their tickets. */
-  readonly #attachments = new Map<string, Attachment>();
-
-  issue(attachment: Attachment): string {
-    const ticket = newSecret();
-    const hash = hashOf(ticket);
-    this.#attachments.set(hash, attachment);
-    after(unusedMs, () => this.#attachments.delete(hash));
-    return ticket;
-  }
-
-  redeem(ticket: string): Attachment | undefined {
-    const hash = hashOf(ticket);
-    const attachment = this.#attachments.get(hash);
-    this.#attachments.delete(hash);
-    return attachment?.waiting ? attachment : undefined;
-  }
-}
-
-function hashOf(ticket: string): string {
-  return createHash('sha256').update(ticket).digest('hex');
 }
 
 /** A client from its attachment until it leaves. */

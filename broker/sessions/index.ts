@@ -1,17 +1,17 @@
 // Sessions: the REST handlers, and the entry points for terminal clients over WebSocket and gRPC.
-
+import { hash } from 'node:crypto';
 import type { MachineId, SessionId } from '../../shared/api/route.ts';
 import type { Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
 import { sessions as routes } from '../../shared/api/sessions.ts';
-import { iso, now } from '../../shared/clock.ts';
+import { after, iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { isId, newId } from '../../shared/ids.ts';
+import { isId, newId, newSecret } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { openTerminals } from '../../shared/process-limits.ts';
 import { Acknowledgements } from '../link/acknowledge-results.ts';
 import { filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { Link } from '../presence/index.ts';
-import { type Attachment, type AttachParams, attach, recordDetached, Tickets } from './attach-clients.ts';
+import { type Attachment, type AttachParams, attach, recordDetached, unusedMs } from './attach-clients.ts';
 import {
   emitEvent,
   endUnknown,
@@ -59,8 +59,12 @@ export class Sessions {
     attach: async ({ session_id, ...params }, caller) => {
       const attachment = await attach(this.#context, this.#open(session_id), params, caller);
       const { client_id, mode, attached_at } = attachment.attached;
+      const ticket = newSecret();
+      const hashed = hashOf(ticket);
+      this.#tickets.set(hashed, attachment);
+      after(unusedMs, () => this.#tickets.delete(hashed));
       const base = this.#publicUrl().replace(/^http/, 'ws').replace(/\/+$/, '');
-      const stream_url = `${base}/api/v1/sessions/${session_id}/stream?ticket=${this.#tickets.issue(attachment)}`;
+      const stream_url = `${base}/api/v1/sessions/${session_id}/stream?ticket=${ticket}`;
       return { session_id, client_id, mode, attached_at: iso(attached_at), stream_url };
     },
     detach: async ({ session_id, client_id }, { key_id }) => {
@@ -92,7 +96,8 @@ export class Sessions {
   };
   readonly #context: SessionContext;
   readonly #publicUrl: () => string;
-  readonly #tickets = new Tickets();
+  /** Attached WebSocket clients that have not connected yet, by the hash of their tickets. */
+  readonly #tickets = new Map<string, Attachment>();
   readonly #stopping = new AbortController();
   readonly #stops: (() => void)[];
 
@@ -128,7 +133,10 @@ export class Sessions {
    * Returns the client of a WebSocket by its ticket from POST attach. A ticket is valid once, within 30 s.
    */
   redeem(ticket: string): Attachment | undefined {
-    return this.#tickets.redeem(ticket);
+    const hashed = hashOf(ticket);
+    const attachment = this.#tickets.get(hashed);
+    this.#tickets.delete(hashed);
+    return attachment?.waiting ? attachment : undefined;
   }
 
   /**
@@ -270,6 +278,8 @@ export class Sessions {
     throw new AppError('conflict', `session ${session_id} has ended: create another`, { session_id });
   }
 }
+
+const hashOf = (ticket: string): string => hash('sha256', ticket);
 
 function time(ms: number | null): string | null {
   return ms === null ? null : iso(ms);
