@@ -31,7 +31,7 @@ export class HistoryReader {
 
   /** Runs all queries on one state of the database, which has every write that was resolved before. */
   async read(queries: readonly Query[]): Promise<Rows[]> {
-    if (this.#closed) throw new Error('history is closed');
+    if (this.#closed) throw new Error('history.db is closed');
     this.#thread ??= this.#start();
     this.#count += 1;
     const waiting = Promise.withResolvers<Rows[]>();

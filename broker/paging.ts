@@ -109,7 +109,7 @@ interface RowSource {
   columns: string;
   /** Columns by which countRows() counts the rows. */
   counted?: readonly string[];
-  /** Whether an index finds the rows of a machine. */
+  /** True if an index finds the rows of a machine. */
   byMachine?: boolean;
 }
 
@@ -143,9 +143,9 @@ function withMachineFirst(
 }
 
 /**
- * A page of rows of a history table. The total is not counted if all conditions are about counted columns. `sort` must come from the route's list of fields, because it becomes
- * part of the SQL text. Equal rows are sorted by `tie`: the id, or the row's number if the order of writing
- * matters.
+ * A page of rows of a history table. If all conditions are about counted columns, the total is read from the
+ * table of counts. `sort` must come from the route's list of fields, because it becomes part of the SQL text.
+ * Equal rows are sorted by `tie`: the id, or the row's number if the order of writing matters.
  */
 export async function pageOfRows(
   history: History,

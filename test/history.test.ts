@@ -463,7 +463,7 @@ test('a query that fails rejects alone, and history that is closed rejects every
   await expect(history.read([one, { sql: 'SELECT unknown', values: [] }])).rejects.toThrow('no such column');
   expect(await history.read([one, one])).toEqual([[{ n: 1 }], [{ n: 1 }]]);
   await history.close();
-  await expect(history.read([one])).rejects.toThrow('history is closed');
+  await expect(history.read([one])).rejects.toThrow('history.db is closed');
 });
 
 test('totals of lists stay exact through inserts, changes of status, replaced rows and deletions', async () => {
