@@ -174,8 +174,9 @@ export class History {
   /** Writes a row, over one with the same values in the columns `key`. Call put() inside a transaction. */
   put(table: string, key: string, row: Readonly<Record<string, SQLInputValue>>): void {
     const names = Object.keys(row);
-    const changes = names.map((name) => `${name} = excluded.${name}`);
-    const sql = `INSERT INTO ${table} (${names}) VALUES (${names.map(() => '?')}) ON CONFLICT (${key}) DO UPDATE SET ${changes}`;
+    const places = names.map(() => '?').join(', ');
+    const changes = names.map((name) => `${name} = excluded.${name}`).join(', ');
+    const sql = `INSERT INTO ${table} (${names.join(', ')}) VALUES (${places}) ON CONFLICT (${key}) DO UPDATE SET ${changes}`;
     this.sql(sql).run(...Object.values(row));
   }
 

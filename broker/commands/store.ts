@@ -47,14 +47,14 @@ const changing = [
   ...(['stdout_start', 'stderr_start', 'started_at', 'finished_at', 'reason', 'journal_id'] as const),
   ...(['cancel', 'kept_bytes'] as const),
 ];
-const stored = `${lasting}, ${changing}`;
+const stored = `${lasting}, ${changing.join(', ')}`;
 /** Selects a column that the members of a batch share: it is stored once, in the batch's row. */
 const ofBatch = (column: string): string =>
   `iif(batch_id IS NULL, ${column}, (SELECT ${column} FROM batches WHERE batches.id = batch_id)) AS ${column}`;
 /** The columns of a command, with only the last listedBytes of each output stream. */
 export const columns = stored.replace('command, args', `${ofBatch('command')}, ${ofBatch('args')}`);
 
-const assignments = changing.map((column) => `${column} = ?`);
+const assignments = changing.map((column) => `${column} = ?`).join(', ');
 /** Records that a command's output files are removed: only the tail in the database remains. */
 const dropFiles = `UPDATE commands SET kept_bytes = 0,
   stdout_start = stdout_bytes - ifnull((SELECT length(stdout) FROM command_tails t WHERE t.id = commands.id), length(stdout)),
