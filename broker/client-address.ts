@@ -1,6 +1,7 @@
 // Client addresses: parses and compares them, and decides which proxies
 // may report the address of their client.
 import { BlockList, isIP, isIPv4, isIPv6 } from 'node:net';
+import { isLoopback } from '../shared/loopback.ts';
 
 /** Removes the prefix of an IPv4-mapped IPv6 address (RFC 4291 section 2.5.5.2). */
 export function plainAddress(address: string): string {
@@ -41,7 +42,8 @@ export function createTrustedProxies(networks: readonly Network[]) {
     return isIP(address) !== 0 && trusted.check(address, familyOf(address));
   };
   return {
-    isTrusted,
+    /** True if many clients may share an address: that of this machine, or of a trusted proxy. */
+    isShared: (address: string): boolean => isLoopback(address) || isTrusted(address),
     /**
      * The client behind a peer: the last address in X-Forwarded-For that is no trusted proxy,
      * otherwise the peer itself.

@@ -10,7 +10,7 @@ import { AppError } from '../shared/errors.ts';
 import { newId, newSecret } from '../shared/ids.ts';
 import { joinTokenText } from '../shared/join-token.ts';
 import type { Events } from './events.ts';
-import { hashOf } from './keys/secrets.ts';
+import { hashOf } from './keys/index.ts';
 import type { Packages } from './packages/index.ts';
 import { pageOf } from './paging.ts';
 import { firstFacts } from './presence/machine-facts.ts';

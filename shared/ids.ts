@@ -32,6 +32,11 @@ export function newId(kind: IdKind): string {
   return `${prefixes[kind]}_${random()}`;
 }
 
+/** The request id that a client sent, if it has 1 to 64 safe characters; otherwise a new one. */
+export function requestIdFrom(given: string): string {
+  return /^[A-Za-z0-9._-]{1,64}$/.test(given) ? given : newId('request');
+}
+
 /** Whether an id has the prefix of a kind. */
 export function isId(kind: IdKind, id: string): boolean {
   return id.startsWith(`${prefixes[kind]}_`);

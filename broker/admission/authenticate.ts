@@ -13,20 +13,6 @@ export interface Client {
   quota?: Quota | undefined;
 }
 
-const bearer = /^Bearer ([\x21-\x7e]+)$/i;
-
-/** The key in `Bearer KEY`, unless the key is unknown or expired. */
-export function validKeyIn(authorization: string, keys: Keys): Key | undefined {
-  const key = keyIn(authorization, keys);
-  return key && !hasExpired(key) ? key : undefined;
-}
-
-/** The key in `Bearer KEY`, even if the key has expired. */
-function keyIn(authorization: string, keys: Keys): Key | undefined {
-  const presented = bearer.exec(authorization)?.[1];
-  return presented === undefined ? undefined : keys.find(presented);
-}
-
 /**
  * Finds the key in `Bearer KEY` and counts the request once: against the key, or against its source address
  * if the key is wrong. Throws unauthorized, and rate_limited for a source. A key over its limit is refused
@@ -37,7 +23,7 @@ export async function authenticate(
   address: string,
   { keys, rates }: { keys: Keys; rates: Rates },
 ): Promise<Client> {
-  const found = keyIn(authorization, keys);
+  const found = keys.find(authorization);
   // A request without an Authorization header does not count as a wrong key.
   if (authorization !== '' && (!found || hasExpired(found))) await rates.countWrongKey(address);
   const key = keys.admit(found, address);

@@ -33,7 +33,7 @@ export interface AccessServices {
 /** A route, with the parser and services that its requests are checked with. */
 export interface Guard<R extends Route> {
   route: R;
-  parser: RequestParser;
+  parser: RequestParser<R>;
   /** Name of the route in the route table, e.g. `machines.update`. */
   action: string;
   rooms: AccessServices;
@@ -96,19 +96,23 @@ export class AuthorizedRequest<R extends Route> {
       await readRest?.(raw);
       const { input, caller } = this.admit(raw, gone, lasts);
       const result = await act(input, caller);
-      await this.#settle();
+      this.#stopWatching();
+      await this.#recording?.settle();
       return result;
     } catch (error) {
+      this.#stopWatching();
       const why: unknown = gone.signal.aborted ? gone.signal.reason : error;
-      await this.#settle(why);
+      await this.#recording?.settle(why);
       throw why;
     }
   }
 
   /** Checks every id that has been read. Throws forbidden, then …_not_found. */
   identify(raw: RawInput): void {
-    this.#look(raw);
-    this.#judge(this.#subjects, this.#guard.rooms.state);
+    const { state } = this.#guard.rooms;
+    this.#raw = raw;
+    this.#subjects = this.#find(state);
+    this.#judge(this.#subjects, state);
   }
 
   /**
@@ -116,14 +120,14 @@ export class AuthorizedRequest<R extends Route> {
    * rights are checked at each change until the request is over.
    */
   admit(raw: RawInput, gone: AbortController, lasts: boolean): { input: Input<R>; caller: Caller } {
-    const { route, rooms } = this.#guard;
+    const { route, rooms, parser } = this.#guard;
     const { key_id } = this.#who;
     this.identify(raw);
     if (route.impliesMachine) {
       implyMachine(raw, currentKey(rooms.state, key_id), rooms.state);
-      this.#look(raw);
+      this.identify(raw);
     }
-    const input = this.#parse(raw);
+    const input = parser.parse(raw);
     if (lasts) this.#stopWatching = watchRights(rooms.state, key_id, () => this.#judgeAgain(gone));
     const caller: Caller = {
       ...this.#who,
@@ -131,7 +135,7 @@ export class AuthorizedRequest<R extends Route> {
       headers: this.#headers,
       ...rightsOf(rooms.state, key_id),
       during: (change) => rightsOf(foundBy(change) ?? rooms.state, key_id),
-      commit: (...commit) => this.#commit(...commit),
+      commit: this.#commit,
     };
     return { input, caller };
   }
@@ -141,30 +145,15 @@ export class AuthorizedRequest<R extends Route> {
     return this.#raw.body;
   }
 
-  /** Parses the request again with the complete body. */
+  /** Checks and parses the request again with the complete body. */
   reparse(body: unknown): Input<R> {
-    this.#look({ ...this.#raw, body });
-    return this.#parse(this.#raw);
+    this.identify({ ...this.#raw, body });
+    return this.#guard.parser.parse(this.#raw);
   }
 
-  async #settle(error?: unknown): Promise<void> {
-    this.#stopWatching();
-    await this.#recording?.settle(error);
-  }
-
-  #find(raw: RawInput, declared: Declared): Subject[] {
+  #find(declared: Declared): Subject[] {
     const { parser, rooms } = this.#guard;
-    return subjectsOf(parser.ids(raw), rooms.lookups, declared);
-  }
-
-  #look(raw: RawInput): void {
-    this.#raw = raw;
-    this.#subjects = this.#find(raw, this.#guard.rooms.state);
-  }
-
-  #parse(raw: RawInput): Input<R> {
-    // The cast is safe: Input is derived from the route's schemas, which the parser uses.
-    return this.#guard.parser.parse(raw) as Input<R>;
+    return subjectsOf(parser.ids(this.#raw), rooms.lookups, declared);
   }
 
   /** Checks scope and ids by the key's id: a new secret does not end requests made with the old secret. */
@@ -177,7 +166,7 @@ export class AuthorizedRequest<R extends Route> {
   #judgeAgain(gone: AbortController): void {
     const { route, rooms } = this.#guard;
     try {
-      this.#judge(this.#find(this.#raw, rooms.state), rooms.state);
+      this.#judge(this.#find(rooms.state), rooms.state);
     } catch (error) {
       // A waiting request has created something: it is answered even if its machine was removed meanwhile.
       const refused = error instanceof AppError && ['unauthorized', 'forbidden'].includes(error.code);
@@ -185,15 +174,16 @@ export class AuthorizedRequest<R extends Route> {
     }
   }
 
-  #commit(...[journal, made, machines]: Parameters<Caller['commit']>): void {
+  /** Checks the request again in the transaction of its change, and adds its audit record to it. */
+  readonly #commit: Caller['commit'] = (journal, made, machines) => {
     const found = foundBy(journal);
     if (found) {
-      const subjects = this.#find(this.#raw, found);
+      const subjects = this.#find(found);
       this.#judge(subjects, found);
       this.#subjects = subjects;
     }
     this.#recording?.commit(journal, made, machines);
-  }
+  };
 }
 
 function requireScope(key: Key, { access }: Route): void {

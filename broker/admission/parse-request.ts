@@ -2,6 +2,7 @@
 import { parse as parseQuery } from 'node:querystring';
 import { z } from 'zod';
 import { type IdNoun, idSchemas, type MachineId, type Route } from '../../shared/api/route.ts';
+import type { Input } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 
 /** The parts of a request before parsing. */
@@ -45,7 +46,7 @@ const mostNamed = 20;
 const longestName = 100;
 
 /** The parser of a route's requests. */
-export class RequestParser {
+export class RequestParser<R extends Route> {
   readonly #route: Route;
   readonly #parts: Record<keyof RawInput, z.ZodType>;
   readonly #places: Place[];
@@ -76,7 +77,7 @@ export class RequestParser {
    * Parses all parts. Throws invalid_request for a bad path, query or header, validation_failed for a bad
    * body.
    */
-  parse(raw: RawInput): Record<string, unknown> {
+  parse(raw: RawInput): Input<R> {
     const { query, body } = this.#route;
     assertKnownParameters(raw.query, query);
     const outer = {
@@ -84,11 +85,12 @@ export class RequestParser {
       ...parsePart(this.#parts.query, raw.query, 'invalid_request', 'query'),
       ...parsePart(this.#parts.headers, raw.headers, 'invalid_request', 'header'),
     };
-    if (!body) return outer;
+    // The casts are safe: Input is derived from the route's schemas.
+    if (!body) return outer as Input<R>;
     if (raw.body === null || (typeof raw.body !== 'object' && raw.body !== undefined)) {
       throw new AppError('invalid_request', 'the body must be a JSON object');
     }
-    return { ...outer, ...parsePart(body, raw.body ?? {}, 'validation_failed', 'body') };
+    return { ...outer, ...parsePart(body, raw.body ?? {}, 'validation_failed', 'body') } as Input<R>;
   }
 }
 

@@ -2,15 +2,7 @@
 // logged.
 import { z } from 'zod';
 import { AppError, errnoOf } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-
-const saneRequestId = /^[A-Za-z0-9._-]{1,64}$/;
-
-/** The request id that the client sent, if it is valid (1 to 64 safe characters), otherwise a new id. */
-export function requestIdFrom(given: string): string {
-  return saneRequestId.test(given) ? given : newId('request');
-}
 
 /**
  * The error that the caller gets; internal failures are logged with `about`, which identifies the request.

@@ -10,9 +10,8 @@ import { publicError } from '../admission/public-error.ts';
 import type { Rates } from '../admission/rate-limits.ts';
 import type { Proxies } from '../client-address.ts';
 import { type CommandServices, commandRpcs } from './commands.ts';
-import { refusalOf, trailersOf } from './error-status.ts';
 import { eventRpcs, fileRpcs } from './files.ts';
-import { Call, type Method, type Rpc, type Stream } from './incoming-call.ts';
+import { Call, type Method, type Rpc, refusalOf, type Stream, trailersOf } from './incoming-call.ts';
 import { type Joining, sessionRpcs } from './sessions.ts';
 
 export interface StreamsServices extends AccessServices, CommandServices {

@@ -4,12 +4,12 @@ import { hash, randomBytes } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
+import { collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 import type { Handlers, RawReply } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import { shipped } from '../../shared/install-layout.ts';
 import { version } from '../../shared/version.ts';
 import { contentBytes } from '../files/index.ts';
-import type { RequestMetrics } from './metrics.ts';
 import { openapiText } from './openapi.ts';
 
 export interface ServiceOptions {
@@ -105,4 +105,38 @@ function rendererDirectory(): string {
   return shipped('docs', () =>
     join(dirname(createRequire(import.meta.url).resolve('@redocly/cli/package.json')), 'lib/chunks'),
   );
+}
+
+export type RequestMetrics = ReturnType<typeof createMetrics>;
+
+/**
+ * Creates a separate metrics registry; `machines` returns the number of online and of registered machines.
+ */
+export function createMetrics(machines: () => { online: number; registered: number }) {
+  const registry = new Registry();
+  collectDefaultMetrics({ register: registry });
+  const requests = new Histogram({
+    name: 'farhand_http_request_seconds',
+    help: 'Duration of REST requests',
+    labelNames: ['method', 'route', 'status'],
+    buckets: [0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60],
+    registers: [registry],
+  });
+  new Gauge({
+    name: 'farhand_machines',
+    help: 'Machines by state',
+    labelNames: ['state'],
+    registers: [registry],
+    collect() {
+      const { online, registered } = machines();
+      this.set({ state: 'online' }, online);
+      this.set({ state: 'offline' }, registered - online);
+    },
+  });
+  return {
+    observe: (method: string, route: string, status: number, ms: number): void =>
+      requests.observe({ method, route, status }, ms / 1000),
+    /** The metrics in Prometheus text format, with their content type. */
+    text: async () => ({ type: registry.contentType, body: await registry.metrics() }),
+  };
 }

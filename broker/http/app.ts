@@ -7,9 +7,11 @@ import type { Route } from '../../shared/api/route.ts';
 import { allRoutes } from '../../shared/api/route-table.ts';
 import { after, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import { requestIdFrom } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { publicError, requestIdFrom } from '../admission/public-error.ts';
+import { publicError } from '../admission/public-error.ts';
 import type { Backups } from '../backup.ts';
+import type { RequestMetrics } from './about-routes.ts';
 import {
   type ClientServices,
   type Clients,
@@ -17,7 +19,6 @@ import {
   dispatcher,
   requestIdOf,
 } from './dispatch.ts';
-import type { RequestMetrics } from './metrics.ts';
 import type { WebSocketServices, WebSocketUpgrades } from './websocket.ts';
 
 export interface AppOptions extends DispatchServices, ClientServices, WebSocketServices {
@@ -167,7 +168,7 @@ async function unknownRoute(ctx: Context, router: Router, clients: Clients): Pro
     ({ route }) => route.access === 'everybody' && layers.some(({ path }) => path === patternOf(route)),
   );
   if (!open) {
-    const { quota } = await clients.authenticate(ctx);
+    const { quota } = await clients.identify(ctx);
     if (quota?.refusal) throw quota.refusal;
   }
   const allowed = [...new Set(layers.flatMap((layer) => layer.methods))];

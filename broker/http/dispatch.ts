@@ -7,7 +7,7 @@ import type { Caller, Content, Handlers } from '../../shared/api/route-table.ts'
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Quota } from '../../shared/quota.ts';
-import { authenticate, type Client, validKeyIn } from '../admission/authenticate.ts';
+import { authenticate, type Client } from '../admission/authenticate.ts';
 import {
   type AccessServices,
   AuthorizedRequest,
@@ -50,13 +50,13 @@ export function dispatcher(
   const handler = handlerOf(handlers, noun, operation);
   const lasts = route.accepts !== undefined || route.waits === true || isStreamed(route);
   return async (ctx) => {
-    const client = route.access === 'everybody' ? clients.anonymous(ctx) : await clients.authenticate(ctx);
+    const client = await clients.identify(ctx, route.access !== 'everybody');
     const gone = new AbortController();
     ctx.res.once('close', () => {
       if (!ctx.res.writableFinished) gone.abort(new AppError('unavailable', 'the client went away'));
     });
-    let content: Content<Record<string, string>> | undefined;
     const request = new AuthorizedRequest(guard, client, requestIdOf(ctx));
+    let content: Content<Record<string, string>> | undefined;
     const readRest = async (raw: RawInput): Promise<void> => {
       content = await readBody(ctx, route, raw, rooms, gone.signal);
     };
@@ -67,22 +67,14 @@ export function dispatcher(
         const { chunks, fields } = content;
         input.content = { chunks, fields: () => request.reparse(fields()) };
       }
-      const { path, querystring: query } = ctx;
-      const key = route.idempotency ? ctx.get('idempotency-key') : '';
-      const run = () => handler(input, caller);
-      const asked = {
-        route,
-        caller,
-        key,
-        path,
-        query,
-        body: request.body,
-        content: input.content,
-        run,
-        recall,
-      };
+      const answered = idempotency.answer({
+        ...{ route, caller, recall, body: request.body, content: input.content },
+        ...{ path: ctx.path, query: ctx.querystring },
+        key: route.idempotency ? ctx.get('idempotency-key') : '',
+        run: () => handler(input, caller),
+      });
       // A refusal may set headers too, e.g. Content-Range (RFC 9110 section 14.4).
-      const reply = await idempotency.answer(asked).finally(() => ctx.res.setHeaders(caller.headers));
+      const reply = await answered.finally(() => ctx.res.setHeaders(caller.headers));
       // The key may have been revoked while the handler waited.
       if (route.waits) caller.signal.throwIfAborted();
       await sendReply({ ctx, route, input, caller, log }, reply);
@@ -168,45 +160,37 @@ export interface ClientServices {
   rates: Rates;
 }
 
+export type Clients = ReturnType<typeof createClients>;
+
 /**
  * Identifies the clients of one HTTP server: their address (by trusted proxies), their key, and their rate
- * limit.
+ * limit. `connections` is undefined for the broker's own socket file, whose clients need no key.
  */
-export class Clients {
-  readonly #rooms: ClientServices;
-  /** Undefined for the broker's own socket file, whose callers need no key and have no rate limit. */
-  readonly #connections: ConnectionLimiter | undefined;
-
-  constructor(rooms: ClientServices, connections: ConnectionLimiter | undefined) {
-    this.#rooms = rooms;
-    this.#connections = connections;
-  }
-
-  /** Whether a new request has a valid key, or comes over the socket file, where none is needed. */
-  hasKey({ headers }: IncomingMessage): boolean {
-    return !this.#connections || validKeyIn(headers.authorization ?? '', this.#rooms.keys) !== undefined;
-  }
-
-  /** The client of a route that needs no key; a key that the client sends is ignored. */
-  anonymous(ctx: Context): Client {
-    const peer = plainAddress(ctx.req.socket.remoteAddress ?? '');
-    const address = this.#connections ? this.#rooms.proxies.clientOf(peer, ctx.get('x-forwarded-for')) : '';
-    return { address, key: localKey };
-  }
-
-  /** The client by its key; sets the rate limit headers. Throws unauthorized and rate_limited. */
-  async authenticate(ctx: Context): Promise<Client> {
-    const local = this.anonymous(ctx);
-    if (!this.#connections) return local;
-    const client = await authenticate(ctx.get('authorization'), local.address, this.#rooms);
-    this.#connections.authenticate(ctx.req.socket);
-    if (client.quota) {
-      // Header names are from spec section 8.2.
-      const { limit, remaining, reset } = client.quota;
-      ctx.set('X-RateLimit-Limit', String(limit));
-      ctx.set('X-RateLimit-Remaining', String(remaining));
-      ctx.set('X-RateLimit-Reset', String(reset));
-    }
-    return client;
-  }
+export function createClients(services: ClientServices, connections: ConnectionLimiter | undefined) {
+  return {
+    /** Whether a new request has a valid key, or comes over the socket file, where none is needed. */
+    hasKey: ({ headers }: IncomingMessage): boolean =>
+      !connections || services.keys.accepts(headers.authorization ?? ''),
+    /**
+     * The client of a request, by its key unless `needsKey` is false; sets the rate limit headers. Throws
+     * unauthorized and rate_limited.
+     */
+    async identify(ctx: Context, needsKey = true): Promise<Client> {
+      if (!connections) return { address: '', key: localKey };
+      const { socket } = ctx.req;
+      const peer = plainAddress(socket.remoteAddress ?? '');
+      const address = services.proxies.clientOf(peer, ctx.get('x-forwarded-for'));
+      if (!needsKey) return { address, key: localKey };
+      const client = await authenticate(ctx.get('authorization'), address, services);
+      connections.authenticate(socket);
+      if (client.quota) {
+        // Header names are from spec section 8.2.
+        const { limit, remaining, reset } = client.quota;
+        ctx.set('X-RateLimit-Limit', String(limit));
+        ctx.set('X-RateLimit-Remaining', String(remaining));
+        ctx.set('X-RateLimit-Reset', String(reset));
+      }
+      return client;
+    },
+  };
 }

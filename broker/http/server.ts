@@ -13,7 +13,7 @@ import type { SecureContextOptions } from 'node:tls';
 import { newId } from '../../shared/ids.ts';
 import { type ConnectionLimiter, logAcceptErrors } from '../connection-limiter.ts';
 import { type AppOptions, createApp, headersOfAll } from './app.ts';
-import { Clients } from './dispatch.ts';
+import { createClients } from './dispatch.ts';
 import { jsonType } from './reply.ts';
 import { WebSocketUpgrades } from './websocket.ts';
 
@@ -62,10 +62,10 @@ export const keylessPerTurn = 16;
 /** Creates an HTTP server for all routes. */
 export function createHttpServer(options: AppOptions, { connections, silentMs, tls, hsts }: Port): Server {
   const headers = headersOfAll(hsts);
-  const clients = new Clients(options, connections);
+  const clients = createClients(options, connections);
   const door = new WebSocketUpgrades(options);
   const handle = createApp(options, { clients, door, headers, local: !connections }).callback();
-  const begin = beginKeyedFirst(handle, (request) => clients.hasKey(request));
+  const begin = beginKeyedFirst(handle, clients.hasKey);
   const take = (request: IncomingMessage, response: ServerResponse): void => {
     // The connection may have ended in the same packet as the request.
     if (request.socket.destroyed) return;

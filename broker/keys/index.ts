@@ -1,19 +1,23 @@
-// The REST handlers that make, change, rotate and revoke API keys. Only the hash of each secret is stored.
-
+// API keys: finds the key that a request presents, and handles the REST routes that make, change, rotate and
+// revoke keys. Only the hash of each secret is stored.
+import { hash, timingSafeEqual } from 'node:crypto';
 import { keys as routes } from '../../shared/api/keys.ts';
 import type { KeyId } from '../../shared/api/route.ts';
 import type { Caller, Handlers } from '../../shared/api/route-table.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId, newSecret } from '../../shared/ids.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history.ts';
 import { pageOf } from '../paging.ts';
 import type { Declared, Key, State } from '../state/state.ts';
 import { KeyUsage } from './last-used.ts';
-import { currentKey, endOf, holds, within } from './rights.ts';
-import { hashOf, newKeySecret, SecretIndex } from './secrets.ts';
+import { currentKey, endOf, hasExpired, holds, within } from './rights.ts';
+
+/** The text with which every key starts (spec section 5). */
+const literal = 'service_apikey_';
+const bearer = /^Bearer ([\x21-\x7e]+)$/i;
 
 /**
  * Most log lines per minute about requests of one address without a valid key;
@@ -22,26 +26,56 @@ import { hashOf, newKeySecret, SecretIndex } from './secrets.ts';
 const mostLines = 10;
 const minute = 60_000;
 
+export function hashOf(secret: string): string {
+  return hash('sha256', secret);
+}
+
 export class Keys {
   readonly #state: State;
   readonly #log: Logger;
   readonly #usage: KeyUsage;
-  readonly #secrets: SecretIndex;
   readonly #limiter: LogLimiter<string>;
+  /** The committed keys when `#byHash` was filled; the index is filled again once they have changed. */
+  #indexed: State['keys'] | undefined;
+  #byHash = new Map<string, { key: Key; until: number }>();
 
   constructor(state: State, history: History, log: Logger) {
     this.#state = state;
     this.#log = log;
     this.#usage = new KeyUsage(history, state.keys);
-    this.#secrets = new SecretIndex(state);
     this.#limiter = new LogLimiter<string>(mostLines, minute, (address, more) =>
       log.warn({ address, more }, 'more requests came without a good key'),
     );
   }
 
-  /** The key that has the presented secret, even if it has expired. */
-  find(presented: string): Key | undefined {
-    return this.#secrets.find(presented);
+  /** The key in the header `Authorization: Bearer KEY`, even if the key has expired. */
+  find(authorization: string): Key | undefined {
+    const presented = bearer.exec(authorization)?.[1];
+    if (!presented?.startsWith(literal)) return undefined;
+    if (this.#indexed !== this.#state.keys) this.#index();
+    const hashed = hashOf(presented);
+    const found = this.#byHash.get(hashed);
+    if (!found || found.until <= now()) return undefined;
+    const { key } = found;
+    // The time of the index look-up may vary; this comparison always takes the same time.
+    const hashes = [key.hash, key.previous?.hash ?? key.hash];
+    return hashes.some((one) => timingSafeEqual(Buffer.from(one), Buffer.from(hashed))) ? key : undefined;
+  }
+
+  /** Whether the header `Authorization: Bearer KEY` names a key that has not expired. */
+  accepts(authorization: string): boolean {
+    const key = this.find(authorization);
+    return key !== undefined && !hasExpired(key);
+  }
+
+  #index(): void {
+    this.#indexed = this.#state.keys;
+    this.#byHash.clear();
+    for (const key of this.#indexed.values()) {
+      const { hash: current, previous } = key;
+      if (previous) this.#byHash.set(previous.hash, { key, until: Date.parse(previous.until) });
+      this.#byHash.set(current, { key, until: Number.POSITIVE_INFINITY });
+    }
   }
 
   /**
@@ -70,7 +104,7 @@ export class Keys {
 
   readonly handlers: Handlers['keys'] = {
     create: async ({ name, scopes, machine_ids = null, tags = null, expires_at }, caller) => {
-      const secret = newKeySecret();
+      const secret = `${literal}${newSecret()}`;
       const key: Key = {
         id: newId('key') as KeyId,
         ...{ name, scopes, machine_ids, tags },
@@ -102,7 +136,7 @@ export class Keys {
       return this.#serialize(key);
     },
     rotate: async ({ key_id, expires_at, grace }, caller) => {
-      const secret = newKeySecret();
+      const secret = `${literal}${newSecret()}`;
       const key = await this.#put(caller, (declared) => {
         const before = find(key_id, caller, declared);
         const previous = grace > 0 ? { hash: before.hash, until: iso(now() + grace) } : null;

@@ -7,6 +7,8 @@ interface Use {
   /** Milliseconds since 1970. */
   at: number;
   ip: string;
+  /** Time of the last write on the monotonic clock; undefined before this process has written the use. */
+  written_at?: number | undefined;
 }
 
 const tables = [
@@ -19,8 +21,6 @@ const betweenMs = 60_000;
 export class KeyUsage {
   readonly #history: History;
   readonly #uses = new Map<string, Use>();
-  /** When each key's use was last written, by the monotonic clock. */
-  readonly #written = new Map<string, number>();
 
   /** Reads the last uses, and deletes those of keys that no longer exist. */
   constructor(history: History, keys: ReadonlyMap<string, unknown>) {
@@ -34,10 +34,11 @@ export class KeyUsage {
   }
 
   note(id: KeyId, ip: string): void {
-    const use = { at: now(), ip };
+    const written_at = this.#uses.get(id)?.written_at;
+    const use: Use = { at: now(), ip, written_at };
     this.#uses.set(id, use);
-    if (monotonic() - (this.#written.get(id) ?? Number.NEGATIVE_INFINITY) < betweenMs) return;
-    this.#written.set(id, monotonic());
+    if (written_at !== undefined && monotonic() - written_at < betweenMs) return;
+    use.written_at = monotonic();
     this.#write('INSERT OR REPLACE INTO key_uses VALUES (?, ?, ?)', id, use.at, ip);
   }
 
@@ -47,7 +48,6 @@ export class KeyUsage {
 
   forget(id: KeyId): void {
     this.#uses.delete(id);
-    this.#written.delete(id);
     this.#write('DELETE FROM key_uses WHERE key_id = ?', id);
   }
 

@@ -77,7 +77,7 @@ const headerBytes = 16 * 1024;
 const streamsPerConnection = 512;
 const sessionMegabytes = 64;
 /** Most connections that wait to be accepted; beyond that, clients try again a second later. */
-const backlog = 4_096;
+export const backlog = 4_096;
 
 /** Starts the gRPC port. Rejects with a system error when it cannot listen on the address. */
 export async function startListener(

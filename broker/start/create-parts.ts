@@ -8,21 +8,20 @@ import { now } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Quota } from '../../shared/quota.ts';
-import { createAuditRecorder, type Recorder } from '../admission/audit.ts';
+import { createAuditRecorder } from '../admission/audit.ts';
 import type { Lookups } from '../admission/authorize.ts';
 import { Idempotency } from '../admission/idempotency.ts';
-import { createRateLimits, type Rates } from '../admission/rate-limits.ts';
-import { type Audit, createAudit } from '../audit.ts';
-import { type Backups, openBackups } from '../backup.ts';
-import { createTrustedProxies, type Proxies } from '../client-address.ts';
-import { type Commands, createCommands } from '../commands/index.ts';
+import { createRateLimits } from '../admission/rate-limits.ts';
+import { createAudit } from '../audit.ts';
+import { openBackups } from '../backup.ts';
+import { createTrustedProxies } from '../client-address.ts';
+import { createCommands } from '../commands/index.ts';
 import type { BrokerSettings } from '../config.ts';
 import type { ConnectionLimits } from '../connection-limiter.ts';
 import { Events } from '../events.ts';
 import { fileHandlers } from '../files/index.ts';
 import { type History, openHistory } from '../history.ts';
-import { serviceHandlers } from '../http/about-routes.ts';
-import { createMetrics, type RequestMetrics } from '../http/metrics.ts';
+import { createMetrics, serviceHandlers } from '../http/about-routes.ts';
 import { JoinTokens } from '../join-tokens.ts';
 import { Keys } from '../keys/index.ts';
 import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
@@ -30,7 +29,7 @@ import { type Authority, authorityFiles, loadAuthority } from '../link/authority
 import type { LinkSettings } from '../link/control-stream.ts';
 import { recordMachineEvents } from '../machines/events.ts';
 import { machineHandlers } from '../machines/index.ts';
-import { openPackages, type Packages } from '../packages/index.ts';
+import { openPackages } from '../packages/index.ts';
 import { Presence } from '../presence/index.ts';
 import { MachineFacts } from '../presence/machine-facts.ts';
 import { Schedules } from '../schedules/index.ts';
@@ -78,7 +77,7 @@ export interface Status {
   pin: string;
 }
 
-/** Stores that all kinds of resources share. */
+/** The stores that all kinds of resources share. */
 interface Stores {
   state: State;
   history: History;
@@ -87,28 +86,8 @@ interface Stores {
   machineFacts: MachineFacts;
 }
 
-interface Nouns {
-  packages: Packages;
-  keys: Keys;
-  joinTokens: JoinTokens;
-  commands: Commands;
-  schedules: Schedules;
-  sessions: Sessions;
-  webhooks: Webhooks;
-  audit: Audit;
-}
-
-export interface Rooms extends Stores, Nouns {
-  authority: Authority;
-  idempotency: Idempotency;
-  recorder: Recorder;
-  metrics: RequestMetrics;
-  handlers: Handlers;
-  lookups: Lookups;
-  backups: Backups;
-  proxies: Proxies;
-  rates: Rates;
-}
+type Nouns = Awaited<ReturnType<typeof openNouns>> & { webhooks: Webhooks };
+export type Rooms = Awaited<ReturnType<typeof openRooms>>;
 
 /** The settings and hooks that the parts of a broker need when they are opened. */
 export interface Opening {
@@ -123,7 +102,7 @@ export interface Opening {
 const maxContents = 64 * 1024 * 1024;
 
 /** Creates all parts. Throws StartError if the data directory does not allow it. */
-export async function openRooms(opening: Opening): Promise<Rooms> {
+export async function openRooms(opening: Opening) {
   const { settings, closers, status, log } = opening;
   const state = await openState(settings.data_dir, settings.accept_state);
   closers.push(() => state.close());
@@ -139,7 +118,6 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
   const machineFacts = new MachineFacts(history);
   closers.push(() => machineFacts.close());
   const stores = { state, history, events, presence: new Presence(), machineFacts };
-  const idempotency = new Idempotency(history);
   closers.push(recordMachineEvents(stores, log));
   const nouns = { ...(await openNouns(opening, stores, authority)), webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
@@ -160,14 +138,14 @@ export async function openRooms(opening: Opening): Promise<Rooms> {
     ...stores,
     ...nouns,
     authority,
-    idempotency,
+    idempotency: new Idempotency(history),
     recorder,
     metrics,
     handlers,
-    lookups: lookupsOf({ ...nouns, machineFacts }),
+    lookups: lookupsOf(stores, nouns),
     backups: await openBackups(settings.data_dir, stores, [...authorityFiles, vaultFile]),
     proxies,
-    rates: createRateLimits({ limit: settings.rate_limit, isShared: proxies.isTrusted }),
+    rates: createRateLimits({ limit: settings.rate_limit, isShared: proxies.isShared }),
   };
 }
 
@@ -196,7 +174,7 @@ async function openNouns(
   { settings, status, closers, log }: Opening,
   stores: Stores,
   { fingerprint }: Authority,
-): Promise<Omit<Nouns, 'webhooks'>> {
+) {
   const { state, history, events } = stores;
   const keepMs = settings.keep_history;
   const publicUrl = (): string => settings.public_url ?? status.url;
@@ -243,17 +221,11 @@ function handlersOf(rooms: Stores & Nouns, log: Logger): Omit<Handlers, 'service
   };
 }
 
-function lookupsOf({
-  commands,
-  schedules,
-  sessions,
-  webhooks,
-  machineFacts,
-}: Nouns & Pick<Stores, 'machineFacts'>): Lookups {
+function lookupsOf(stores: Stores, { commands, schedules, sessions, webhooks }: Nouns): Lookups {
   return {
     // The facts of a removed machine stay, so lists can still be filtered by its id.
     machine: (id, { machines }, filters) =>
-      machines.has(id) || (filters && machineFacts.of(id)) ? {} : undefined,
+      machines.has(id) || (filters && stores.machineFacts.of(id)) ? {} : undefined,
     command: (id) => behind(commands.machineOf(id)),
     batch: (id) => behind(...commands.batches.machinesOf(id)),
     schedule: (id, declared) => behind(schedules.machineOf(id, declared)),

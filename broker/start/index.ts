@@ -1,14 +1,18 @@
 // Starts a broker: creates its parts, connects them, opens the ports, and closes everything again.
+
+import { once } from 'node:events';
 import { chmod, rm } from 'node:fs/promises';
-import type { AddressInfo } from 'node:net';
+import type { Server } from 'node:http';
+import type { AddressInfo, ListenOptions, Socket } from 'node:net';
 import { join } from 'node:path';
 import { Server as TlsServer } from 'node:tls';
+import { sleep } from '../../shared/clock.ts';
 import { takeDirectory } from '../../shared/directory-lock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { isLoopback } from '../../shared/loopback.ts';
 import { Quota } from '../../shared/quota.ts';
-import { validKeyIn } from '../admission/authenticate.ts';
+import { reasonOf } from '../../shared/system-errors.ts';
 import type { BrokerSettings } from '../config.ts';
 import { ConnectionLimiter, connectionLimits } from '../connection-limiter.ts';
 import { StreamsService } from '../grpc-api/index.ts';
@@ -16,7 +20,7 @@ import type { AppOptions } from '../http/app.ts';
 import { Spool } from '../http/body.ts';
 import { createHttpServer } from '../http/server.ts';
 import { defaultSettings } from '../link/control-stream.ts';
-import { type AddService, type LinkListener, startListener } from '../link/listener.ts';
+import { type AddService, backlog, type LinkListener, startListener } from '../link/listener.ts';
 import type { Sessions } from '../sessions/index.ts';
 import { certificateOf } from './certificate.ts';
 import {
@@ -27,7 +31,6 @@ import {
   type Status,
   type Tuning,
 } from './create-parts.ts';
-import { address, cannotListen, listen, stopServer, tracked } from './http-servers.ts';
 
 export type { Tuning } from './create-parts.ts';
 
@@ -48,8 +51,6 @@ export interface Broker {
   close(): Promise<void>;
 }
 
-type Stops = (() => Promise<unknown>)[];
-
 const proofMs = 5_000;
 /** Pings for gRPC connections: a client that is frozen is disconnected within 45 s. */
 const pings = { pingMs: 15_000, pongMs: 30_000 };
@@ -65,6 +66,8 @@ const silentMs = 15_000;
 const certificateMs = 10_000;
 /** Most bytes of large JSON bodies that may be arriving at once. */
 const maxBodies = 64 * 1024 * 1024;
+/** When a server stops, requests in progress have this long to finish. */
+const finishRequestsMs = 4_000;
 
 /**
  * Starts a broker. Throws StartError if the directory, the addresses or the settings do not allow a start.
@@ -113,9 +116,9 @@ async function assemble(
   };
   const app = { ...rooms, spool, bodies, log, ...terminals };
   const socket = join(settings.data_dir, 'broker.sock');
-  const local = tracked(createHttpServer(app, { silentMs: tuning.silentMs ?? silentMs, hsts: false }));
+  const local = createHttpServer(app, { silentMs: tuning.silentMs ?? silentMs, hsts: false });
   /** Functions that stop the listening servers. */
-  const stops: Stops = [() => stopServer(local)];
+  const stops = [stopperOf(local)];
   closers.push(() => rm(socket, { force: true }));
   // Registered before anything listens, so that a failed start releases everything too.
   closers.push(async () => {
@@ -126,10 +129,10 @@ async function assemble(
     await Promise.all([leaving, ...stops.map((stop) => stop())]);
   });
   await rm(socket, { force: true });
-  await listen(local.server, { path: socket }, socket);
+  await listen(local, { path: socket }, socket, socket);
   await chmod(socket, 0o600);
-  const addServices: AddService = (...server) => streams.addTo(...server);
-  if (!settings.local) await openNetwork({ settings, tuning, status, closers, log, app, stops, addServices });
+  const addService: AddService = (...server) => streams.addTo(...server);
+  if (!settings.local) await openNetwork({ settings, tuning, status, closers, log, app, stops, addService });
   status.ready = true;
   log.info({ http: status.url, grpc: status.grpc, data_dir: settings.data_dir }, 'broker is up');
   const alive = (): boolean => status.ready && answers(rooms.history);
@@ -138,14 +141,14 @@ async function assemble(
 
 interface Network extends Opening {
   app: AppOptions & Rooms;
-  stops: Stops;
-  addServices: AddService;
+  stops: (() => Promise<unknown>)[];
+  addService: AddService;
 }
 
 /** Opens the ports for agents and for REST clients. */
 async function openNetwork(network: Network): Promise<void> {
-  const { settings, tuning, status, closers, log, app, stops, addServices } = network;
-  const agents = await listenForAgents(settings, tuning, app, addServices, log);
+  const { settings, tuning, status, closers, log, app, stops, addService } = network;
+  const agents = await listenForAgents(settings, tuning, app, addService, log);
   stops.push(() => agents.close());
   const { public_grpc, http } = settings;
   status.grpc = address(settings.grpc.host, agents.port);
@@ -154,21 +157,58 @@ async function openNetwork(network: Network): Promise<void> {
   const certificate = await certificateOf(settings, app.authority, everyMs, log);
   const limits = tuning.connections ?? connectionLimits().http;
   const server = createHttpServer(app, {
-    connections: new ConnectionLimiter({ ...limits, isShared: sharedBy(app) }),
+    connections: new ConnectionLimiter({ ...limits, isShared: app.proxies.isShared }),
     silentMs: tuning.silentMs ?? silentMs,
     tls: certificate?.context,
     hsts: certificate?.isPublic ?? false,
   });
   if (certificate && server instanceof TlsServer)
     closers.push(certificate.follow((one) => server.setSecureContext(one)));
-  const counted = tracked(server);
-  stops.push(() => stopServer(counted));
-  await listen(server, { ...http }, '--http');
+  stops.push(stopperOf(server));
+  await listen(server, http, '--http', address(http.host, http.port));
   // A server that listens on a host and port has an address of this type.
   const { port } = server.address() as AddressInfo;
   status.url = `${certificate ? 'https' : 'http'}://${address(http.host, port)}`;
   status.pin = certificate?.pin ?? '';
   app.webhooks.start([port, agents.port]);
+}
+
+function address(host: string, port: number): string {
+  return host.includes(':') ? `[${host}]:${port}` : `${host}:${port}`;
+}
+
+/** Makes a server listen. Throws StartError, which names the setting `what` and the address `where`. */
+async function listen(server: Server, options: ListenOptions, what: string, where: string): Promise<void> {
+  const listening = once(server, 'listening');
+  server.listen({ backlog, ...options });
+  await listening.catch((error: unknown) => {
+    throw cannotListen(error, what, where);
+  });
+}
+
+function cannotListen(error: unknown, what: string, where: string): StartError {
+  return new StartError(`${what} ${reasonOf(error, where)}`, 1, { cause: error });
+}
+
+/** Returns the function that stops a server: it closes the connections of requests that do not finish. */
+function stopperOf(server: Server): () => Promise<void> {
+  const sockets = new Set<Socket>();
+  server.on('connection', (socket: Socket) => {
+    sockets.add(socket);
+    socket.once('close', () => sockets.delete(socket));
+  });
+  return async () => {
+    const closed = new Promise<void>((resolve) => server.close(() => resolve()));
+    server.closeIdleConnections();
+    // Node counts a connection that never sent a byte as busy, so closeIdleConnections leaves it open.
+    for (const socket of sockets) if (socket.bytesRead === 0) socket.destroy();
+    const waiting = new AbortController();
+    await Promise.race([closed, sleep(finishRequestsMs, waiting.signal)]);
+    waiting.abort();
+    // Connections that became WebSockets no longer belong to the server, so they are closed here.
+    for (const socket of sockets) socket.destroy();
+    await closed;
+  };
 }
 
 function answers(history: Rooms['history']): boolean {
@@ -191,7 +231,7 @@ function listenForAgents(
   const connections = new ConnectionLimiter({
     ...connectionLimits().grpc,
     deadlineMs: tuning.proofMs ?? proofMs,
-    isShared: sharedBy(rooms),
+    isShared: rooms.proxies.isShared,
   });
   const services = { ...rooms, connections, fingerprint: authority.fingerprint, log };
   const options = {
@@ -199,17 +239,12 @@ function listenForAgents(
     ...pings,
     ...tuning.pings,
     handshakeMs: tuning.proofMs ?? proofMs,
-    hasKey: (authorization: string): boolean => validKeyIn(authorization, keys) !== undefined,
+    hasKey: (authorization: string): boolean => keys.accepts(authorization),
   };
   const opening = startListener(services, options, link, serve);
   return opening.catch((error: unknown) => {
     throw cannotListen(error, '--grpc', address(grpc.host, grpc.port));
   });
-}
-
-/** Whether many clients may share an address: that of this machine, or of a trusted proxy. */
-function sharedBy({ proxies }: Rooms): (from: string) => boolean {
-  return (from) => isLoopback(from) || proxies.isTrusted(from);
 }
 
 function refuseOpenHttp({ http, insecure_http, local, tls, tls_cert }: BrokerSettings): void {
