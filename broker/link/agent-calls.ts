@@ -1,6 +1,5 @@
 // Calls to one machine: small ones travel on its control stream, each larger one on a separate stream.
-import type { ServerDuplexStream } from '@grpc/grpc-js';
-import { status as grpcStatus } from '@grpc/grpc-js';
+import { status as grpcStatus, type ServerDuplexStream } from '@grpc/grpc-js';
 import type { AnswerRequest__Output } from '../../proto/types/farhand/link/v1/AnswerRequest.ts';
 import type { AnswerResponse } from '../../proto/types/farhand/link/v1/AnswerResponse.ts';
 import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
@@ -9,7 +8,6 @@ import {
   type AgentStub,
   type CallOptions,
   cancelledDetails,
-  frameOf,
   fromWire,
   type Lane,
   type MethodShape,
@@ -23,7 +21,6 @@ import { AppError, type Code } from '../../shared/errors.ts';
 import { countTransferred } from '../../shared/garbage-collection.ts';
 import { newId } from '../../shared/ids.ts';
 import { openTerminals, terminalClients } from '../../shared/process-limits.ts';
-import { IdleTimeout } from './idle-timeout.ts';
 
 export type AnswerStream = ServerDuplexStream<AnswerRequest__Output, AnswerResponse>;
 
@@ -51,6 +48,12 @@ export interface CallsOptions {
 const unaryDeadlineMs = 30_000;
 const answerWithinMs = 10_000;
 /**
+ * Factor for the idle timeout after the last request of a transfer, when a disk may need longer to sync
+ * everything.
+ */
+const settling = 10;
+const noBytes = Buffer.alloc(0);
+/**
  * Most calls of each other class that may be open at once. The classes are separate, so that stalled
  * downloads do not delay a listing.
  */
@@ -70,8 +73,6 @@ interface OpenCall {
 }
 
 type FirstAnswer = AnswerStream | Reply__Output;
-/** Requests encoded as frames. */
-type Requests = AsyncIterable<Buffer> | Iterable<Buffer>;
 
 export class Calls {
   readonly stub: AgentStub;
@@ -102,55 +103,55 @@ export class Calls {
   }
 
   #stubMethod(shape: MethodShape) {
-    if (!shape.serverStreams && !shape.clientStreams) {
-      return async (request: unknown, options: CallOptions) =>
-        this.#decode(shape, await this.#unary(shape, request, options));
-    }
     return (request: unknown, options: CallOptions) => {
-      const requests = shape.clientStreams ? encodeAll(shape, request as AsyncIterable<unknown>) : undefined;
-      const first = shape.clientStreams ? Buffer.alloc(0) : shape.encodeRequest(request);
-      const responses = this.#decodeAll(shape, this.#streaming(shape, first, requests, options));
+      const responses = this.#responses(shape, request, options);
       return shape.serverStreams ? responses : this.#lastOf(responses);
     };
   }
 
-  async #unary(shape: MethodShape, request: unknown, options: CallOptions): Promise<Buffer> {
-    this.#assertOffered(shape);
-    const bytes = shape.encodeRequest(request);
-    if (bytes.length > smallMessageBytes)
-      throw new AppError('payload_too_large', 'this request is too large');
-    const call = this.#begin('unary', options.signal);
-    const deadline_ms = options.deadline_ms ?? unaryDeadlineMs;
-    try {
-      const notice = noticeOf(shape, bytes, { ...options, deadline_ms });
-      const answer = await this.#firstAnswer(call, notice, deadline_ms);
-      if ('call_id' in answer && answer.error) throw fromWire(answer.error);
-      if ('call_id' in answer && answer.response) return answer.response;
-      throw this.#unsuitable();
-    } finally {
-      call.end();
-    }
+  async #lastOf(responses: AsyncGenerator<unknown>): Promise<unknown> {
+    let last: unknown;
+    for await (const response of responses) last = response;
+    return last ?? Promise.reject(this.#error('machine_error', 'the machine ended without an answer'));
   }
 
-  /** Yields the encoded responses. If `requests` is undefined, `request` is the only request. */
-  async *#streaming(
-    shape: MethodShape,
-    request: Buffer,
-    requests: Requests | undefined,
-    options: CallOptions,
-  ): AsyncGenerator<Buffer> {
+  /** Makes one call, and yields its decoded responses. */
+  async *#responses(shape: MethodShape, request: unknown, options: CallOptions): AsyncGenerator<unknown> {
     this.#assertOffered(shape);
-    const { lane = 'short', signal, deadline_ms } = options;
-    const call = this.#begin(lane, signal, deadline_ms);
-    const large = requests === undefined && request.length > smallMessageBytes;
-    const notice = noticeOf(shape, large ? Buffer.alloc(0) : request, options, large);
-    const outgoing = requests ?? (large ? [frameOf(request)] : []);
+    const { name: method, clientStreams } = shape;
+    const unary = !clientStreams && !shape.serverStreams;
+    const { lane = unary ? 'unary' : 'short', deadline_ms = unary ? unaryDeadlineMs : 0 } = options;
+    let message = clientStreams ? noBytes : shape.encodeRequest(request);
+    const large = message.length > smallMessageBytes;
+    if (unary && large) throw new AppError('payload_too_large', 'this request is too large');
+    const outgoing = clientStreams
+      ? encodeAll(shape, request as AsyncIterable<unknown>)
+      : encodeAll(shape, large ? [request] : []);
+    if (large) message = noBytes;
     // Drops the reference to a large request, so that it does not stay in memory until the answer ends.
-    request = notice.request;
+    request = undefined;
+    const { request_id, caller, idle_ms = this.#options.idleMs } = options;
+    const call = this.#begin(lane, options.signal, deadline_ms);
     try {
-      const answer = await this.#firstAnswer(call, notice, answerWithinMs, this.#options.answerWaiters);
-      if ('call_id' in answer) yield* this.#messagesOf(answer, requests === undefined && !large);
-      else yield* this.#exchange(call, answer, outgoing, options.idle_ms ?? this.#options.idleMs);
+      const answer = await this.#firstAnswer(call, unary ? undefined : this.#options.answerWaiters, {
+        ...{ method, request: message, request_follows: large, deadline_ms, request_id },
+        caller: caller ? { key_id: caller.key_id, key_name: caller.key_name } : null,
+      });
+      if ('call_id' in answer) {
+        if (answer.error) throw fromWire(answer.error);
+        // A machine that has only a part of the request can only answer with an error.
+        const whole = clientStreams || large ? undefined : answer.messages?.messages;
+        const messages = unary ? answer.response && [answer.response] : whole;
+        if (!messages)
+          throw this.#error('machine_error', 'the machine’s answer is of another kind than its call');
+        for (const bytes of messages) {
+          countTransferred(bytes.length);
+          yield this.#decode(shape, bytes);
+        }
+      } else {
+        for await (const bytes of this.#exchange(call, answer, outgoing, idle_ms))
+          yield this.#decode(shape, bytes);
+      }
     } finally {
       call.end();
     }
@@ -160,11 +161,11 @@ export class Calls {
   async *#exchange(
     call: OpenCall,
     stream: AnswerStream,
-    outgoing: Requests,
+    outgoing: AsyncIterable<Buffer>,
     idleMs: number,
   ): AsyncGenerator<Buffer> {
     const { abort } = call;
-    const idle = new IdleTimeout(idleMs, abort);
+    const idle = createIdleTimeout(idleMs, abort);
     const stop = (): void => endWithError(stream, !this.#closed);
     abort.signal.addEventListener('abort', stop, { once: true });
     // Our reading side does not end when the agent cancels or dies.
@@ -209,7 +210,10 @@ export class Calls {
     if (open.size >= most)
       throw this.#error('unavailable', 'too many calls are open on this machine: try again later');
     const abort = new AbortController();
-    const giveUp = (): void => abort.abort(callerError(signal));
+    const giveUp = (): void => {
+      const reason: unknown = signal?.reason;
+      abort.abort(reason instanceof AppError ? reason : new AppError('unavailable', 'the caller went away'));
+    };
     signal?.addEventListener('abort', giveUp, { once: true });
     if (signal?.aborted) giveUp();
     const cancelDeadline = deadlineMs > 0 ? after(deadlineMs, () => abort.abort(this.#timedOut())) : () => {};
@@ -231,9 +235,8 @@ export class Calls {
    */
   async #firstAnswer(
     { id, abort }: OpenCall,
-    notice: Notice,
-    withinMs: number,
-    answerWaiters?: AnswerWaiters,
+    answerWaiters: AnswerWaiters | undefined,
+    call: NonNullable<ConnectResponse['call']>,
   ): Promise<FirstAnswer> {
     abort.signal.throwIfAborted();
     const { promise, resolve, reject } = Promise.withResolvers<FirstAnswer>();
@@ -250,38 +253,16 @@ export class Calls {
       this.#cancel(id);
       reject(abort.signal.reason);
     };
-    const cancelTimeout = after(withinMs, () => abort.abort(this.#timedOut()));
+    // The answer of a unary call has to arrive before the deadline of the call itself.
+    const cancelTimeout = answerWaiters && after(answerWithinMs, () => abort.abort(this.#timedOut()));
     abort.signal.addEventListener('abort', fail, { once: true });
     this.#waiting.set(id, take);
     answerWaiters?.set(id, take);
-    this.#options.send({ call: { call_id: id, ...notice } });
+    this.#options.send({ call: { call_id: id, ...call } });
     return promise.finally(() => {
-      cancelTimeout();
+      cancelTimeout?.();
       abort.signal.removeEventListener('abort', fail);
     });
-  }
-
-  /**
-   * Yields the messages of a reply. `asked` is false if the machine has only part of the request:
-   * then only an error is valid.
-   */
-  *#messagesOf({ error, messages: all }: Reply__Output, asked: boolean): Generator<Buffer> {
-    if (error) throw fromWire(error);
-    if (!all || !asked) throw this.#unsuitable();
-    for (const message of all.messages) {
-      countTransferred(message.length);
-      yield message;
-    }
-  }
-
-  async *#decodeAll(shape: MethodShape, responses: AsyncGenerator<Buffer>): AsyncGenerator<unknown> {
-    for await (const bytes of responses) yield this.#decode(shape, bytes);
-  }
-
-  async #lastOf(responses: AsyncGenerator<unknown>): Promise<unknown> {
-    let last: unknown;
-    for await (const response of responses) last = response;
-    return last ?? Promise.reject(this.#error('machine_error', 'the machine ended without an answer'));
   }
 
   #decode(shape: MethodShape, bytes: Buffer): unknown {
@@ -312,26 +293,10 @@ export class Calls {
     return this.#error('machine_timeout', 'the machine did not answer in time');
   }
 
-  #unsuitable(): AppError {
-    return this.#error('machine_error', 'the machine’s answer is of another kind than its call');
-  }
-
   #error(code: Code, text: string, details: object = {}): AppError {
     return new AppError(code, text, { machine_id: this.#options.machineId, ...details });
   }
 }
-
-/** The message that announces a call to its machine, without the call id. */
-function noticeOf(
-  { name: method }: MethodShape,
-  request: Buffer,
-  { deadline_ms = 0, request_id, caller }: CallOptions,
-  request_follows = false,
-) {
-  const whose = caller ? { key_id: caller.key_id, key_name: caller.key_name } : null;
-  return { method, request, request_follows, deadline_ms, request_id, caller: whose };
-}
-type Notice = ReturnType<typeof noticeOf>;
 
 /**
  * Ends both sides with an error status and wakes the reader; destroy() would leave the agent's side open. The
@@ -343,11 +308,54 @@ function endWithError(stream: AnswerStream, gaveUp: boolean): void {
   if (!stream.destroyed) stream.emit('error', { code, details: gaveUp ? cancelledDetails : 'lost' });
 }
 
-async function* encodeAll(shape: MethodShape, requests: AsyncIterable<unknown>): AsyncGenerator<Buffer> {
+async function* encodeAll(
+  shape: MethodShape,
+  requests: AsyncIterable<unknown> | Iterable<unknown>,
+): AsyncGenerator<Buffer> {
   for await (const request of requests) yield shape.frameRequest(request);
 }
 
-function callerError(signal: AbortSignal | undefined): AppError {
-  const reason: unknown = signal?.reason;
-  return reason instanceof AppError ? reason : new AppError('unavailable', 'the caller went away');
+/**
+ * Aborts a streaming call when its machine neither takes nor sends anything for `ms` milliseconds; 0 means
+ * never. The timer runs only while the machine has to act.
+ */
+function createIdleTimeout(ms: number, abort: AbortController) {
+  let cancel = (): void => {};
+  let ended = false;
+  function start(times = 1): void {
+    cancel();
+    if (ms === 0 || ended) return;
+    const message = 'the machine stopped in the middle of its answer: try again, or look at its agent’s log';
+    cancel = after(ms * times, () => abort.abort(new AppError('machine_timeout', message)));
+  }
+  return {
+    /**
+     * Passes requests on. The timer runs while the machine takes a request and after the last request. It
+     * stops while the source prepares the next.
+     */
+    async *whileSending(requests: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
+      let sent = 0;
+      cancel();
+      for await (const request of requests) {
+        sent += 1;
+        start();
+        yield request;
+        cancel();
+      }
+      start(sent > 1 ? settling : 1);
+    },
+    /** Passes frames on. The timer stops while the reader handles a frame. */
+    async *whileReceiving<T>(frames: AsyncIterable<T>): AsyncGenerator<T> {
+      for await (const frame of frames) {
+        cancel();
+        yield frame;
+        start();
+      }
+    },
+    /** Ends the timeout for good, when the call is over. */
+    end(): void {
+      ended = true;
+      cancel();
+    },
+  };
 }

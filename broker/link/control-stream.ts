@@ -1,12 +1,11 @@
 // Serves the control stream of one agent:
 // challenge, hello, welcome, then heartbeats and small calls until it ends.
 import { randomBytes } from 'node:crypto';
-import type { ServerDuplexStream } from '@grpc/grpc-js';
-import { status as grpcStatus } from '@grpc/grpc-js';
+import { status as grpcStatus, type ServerDuplexStream } from '@grpc/grpc-js';
 import type { ConnectRequest__Output } from '../../proto/types/farhand/link/v1/ConnectRequest.ts';
 import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
 import type { Hello__Output } from '../../proto/types/farhand/link/v1/Hello.ts';
-import { methods, protocolVersion } from '../../shared/agent-rpcs.ts';
+import { type AgentStub, methods, protocolVersion } from '../../shared/agent-rpcs.ts';
 import { after, every, monotonic, mostSkewMs, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { verifyProof } from '../../shared/identity-proof.ts';
@@ -191,6 +190,7 @@ class AgentLink implements Link {
   readonly journalId: string;
   readonly methods: readonly string[];
   readonly processIds: readonly string[];
+  readonly stub: AgentStub;
   readonly #source: AuthenticatedStream;
   readonly #services: LinkServices;
   readonly #settings: LinkSettings;
@@ -223,10 +223,7 @@ class AgentLink implements Link {
       send: (message) => this.#send(message),
       answerWaiters: services.answerWaiters,
     });
-  }
-
-  get stub() {
-    return this.#calls.stub;
+    this.stub = this.#calls.stub;
   }
 
   close(last: ConnectResponse): void {
