@@ -2,16 +2,27 @@
 // machine's disk.
 import { posix } from 'node:path';
 import type { ReadFileResponse__Output } from '../../proto/types/farhand/agent/v1/ReadFileResponse.ts';
-import type { Api, BytesReply, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
+import { present } from '../../shared/agent-rpcs.ts';
+import type { Api, BytesReply, Caller, Input } from '../../shared/api/route-table.ts';
 import { latestInstant } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { bulk, type FileServices, recordFileEvent, short, splitHead, stubOf } from './agent-calls.ts';
-import { assertEntry, assertEtag, bytesOf, pathOf } from './convert-entries.ts';
+import {
+  assertEntry,
+  assertEtag,
+  bulk,
+  bytesOf,
+  type FileServices,
+  pathOf,
+  recordFileEvent,
+  short,
+  splitHead,
+  stubOf,
+} from './agent-calls.ts';
 
 type DownloadInput = Input<Api['files']['download']>;
 
 /** The part of a file to send, after all conditions are checked. */
-type Selection = { kind: 'whole' } | { kind: 'part'; offset: number; length: number } | { kind: 'unchanged' };
+type Selection = 'whole' | { offset: number; length: number };
 
 /** The properties of a file that conditions compare. */
 interface Version {
@@ -20,22 +31,20 @@ interface Version {
   modified_at_ms: number;
 }
 
-export function downloadHandlers(services: FileServices): Pick<Handlers['files'], 'download'> {
-  return {
-    async download(input, caller) {
-      if (input.archive) return downloadArchive(services, input, caller);
-      if (!isConditional(input)) return open(services, input, caller, { kind: 'whole' });
-      const version = await versionOf(services, input, caller);
-      return open(services, input, caller, judge(input, version, caller), version);
-    },
-  };
-}
-
-function isConditional(input: DownloadInput): boolean {
+export async function download(
+  services: FileServices,
+  input: DownloadInput,
+  caller: Caller,
+): Promise<BytesReply> {
+  if (input.archive) return downloadArchive(services, input, caller);
   const { range, if_match, if_none_match, if_modified_since, if_unmodified_since } = input;
-  return [range, if_match, if_none_match, if_modified_since, if_unmodified_since].some(
-    (one) => one !== undefined,
-  );
+  const conditions = [range, if_match, if_none_match, if_modified_since, if_unmodified_since];
+  if (conditions.every((one) => one === undefined)) return open(services, input, caller, 'whole');
+  const version = await versionOf(services, input, caller);
+  const selection = judge(input, version, caller);
+  if (selection !== 'unchanged') return open(services, input, caller, selection, version);
+  setValidators(caller, version.etag, version.modified_at_ms);
+  return { status: 304, filename: '' };
 }
 
 async function versionOf(services: FileServices, input: DownloadInput, caller: Caller): Promise<Version> {
@@ -54,25 +63,21 @@ async function versionOf(services: FileServices, input: DownloadInput, caller: C
  * Checks conditions in the order of RFC 9110 section 13.2.2. Throws precondition_failed or
  * range_not_satisfiable.
  */
-function judge(input: DownloadInput, version: Version, caller: Caller): Selection {
+function judge(input: DownloadInput, version: Version, caller: Caller): Selection | 'unchanged' {
   const { if_match, if_unmodified_since, if_none_match, if_modified_since } = input;
   const unmet =
     if_match !== undefined
       ? !etagMatches(if_match, version.etag, false)
       : if_unmodified_since !== undefined && isNewer(version, if_unmodified_since);
-  if (unmet)
-    throw new AppError(
-      'precondition_failed',
-      'the file changed: its ETag or date does not meet the condition',
-      {
-        etag: version.etag,
-      },
-    );
+  if (unmet) {
+    const message = 'the file changed: its ETag or date does not meet the condition';
+    throw new AppError('precondition_failed', message, { etag: version.etag });
+  }
   const unchanged =
     if_none_match !== undefined
       ? etagMatches(if_none_match, version.etag, true)
       : if_modified_since !== undefined && !isNewer(version, if_modified_since, true);
-  return unchanged ? { kind: 'unchanged' } : partOf(input, version, caller);
+  return unchanged ? 'unchanged' : partOf(input, version, caller);
 }
 
 /** Whether a list of ETags contains this ETag or is "*". With `weak`, weak ETags are compared too. */
@@ -97,15 +102,15 @@ function partOf({ range, if_range }: DownloadInput, version: Version, caller: Ca
   const [, from = '', to = ''] = /^bytes=\s*(\d{0,15})-(\d{0,15})\s*$/i.exec(range ?? '') ?? [];
   const { size } = version;
   // A file of /proc reports size 0 but has content, so it is sent whole.
-  if ((from === '' && to === '') || size === 0 || !isSame(if_range, version)) return { kind: 'whole' };
+  if ((from === '' && to === '') || size === 0 || !isSame(if_range, version)) return 'whole';
   const first = from === '' ? Math.max(0, size - Number(to)) : Number(from);
   const last = from === '' || to === '' ? size - 1 : Math.min(Number(to), size - 1);
-  if (from !== '' && to !== '' && Number(to) < Number(from)) return { kind: 'whole' };
+  if (from !== '' && to !== '' && Number(to) < Number(from)) return 'whole';
   if (first >= size) {
     caller.headers.set('Content-Range', `bytes */${size}`);
     throw new AppError('range_not_satisfiable', `the file has ${size} bytes`, { size });
   }
-  return { kind: 'part', offset: first, length: last - first + 1 };
+  return { offset: first, length: last - first + 1 };
 }
 
 /** Whether If-Range allows a range: exactly this ETag or exactly this date. */
@@ -124,26 +129,21 @@ async function open(
   selection: Selection,
   version?: Version,
 ): Promise<BytesReply> {
-  if (selection.kind === 'unchanged' && version) {
-    setValidators(caller, version.etag, version.modified_at_ms);
-    return { status: 304, filename: '' };
-  }
   const path = bytesOf(input.path, input.path_encoding);
-  const part = selection.kind === 'part';
+  const part = selection === 'whole' ? undefined : selection;
   // The Range header takes precedence over offset and length in the query.
-  const slice = part ? { offset: selection.offset, length: selection.length } : sliceOf(input);
+  const slice = part ?? { offset: input.offset ?? 0, ...present({ length: input.length }) };
   const parts = stubOf(services, input.machine_id).readFile({ path, ...slice }, bulk(caller));
   const { head, rest } = await splitHead(parts, validHead);
   const { entry, etag, offset, length } = head;
-  if (part && length !== selection.length) {
+  if (part && length !== part.length) {
     // The file, e.g. of the kernel, is shorter than its reported size: it is sent whole.
-    return open(services, input, caller, { kind: 'whole' }, version);
+    return open(services, input, caller, 'whole', version);
   }
   if (version && etag !== version.etag)
     throw new AppError('conflict', 'the file changed meanwhile: try again');
   setValidators(caller, etag, entry.modified_at_ms);
-  if (part)
-    caller.headers.set('Content-Range', `bytes ${offset}-${offset + selection.length - 1}/${entry.size}`);
+  if (part) caller.headers.set('Content-Range', `bytes ${offset}-${offset + part.length - 1}/${entry.size}`);
   // Parts count as one download, recorded with the part that holds the last byte.
   const complete = length === undefined || offset + length >= entry.size;
   return {
@@ -154,10 +154,6 @@ async function open(
       if (complete) recordDownload(services, caller, input.machine_id, entry.path, size);
     }),
   };
-}
-
-function sliceOf({ offset = 0, length }: DownloadInput) {
-  return { offset, ...(length !== undefined && { length }) };
 }
 
 /** The head of a file; throws machine_error if its entry or ETag is invalid. */

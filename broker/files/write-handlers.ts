@@ -2,12 +2,26 @@
 // A copy to another machine streams through the broker; its checksum is compared with the sender's, so
 // changed bytes are noticed.
 import type { ArchiveSummary__Output } from '../../proto/types/farhand/agent/v1/ArchiveSummary.ts';
+import type { FileEntry__Output } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { WriteFileRequest } from '../../proto/types/farhand/agent/v1/WriteFileRequest.ts';
-import { type AgentStub, type CallOptions, present } from '../../shared/agent-rpcs.ts';
+import { type CallOptions, present } from '../../shared/agent-rpcs.ts';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
-import { bulk, type FileServices, long, recordFileEvent, short, stubOf, withMachine } from './agent-calls.ts';
-import { assertEntry, assertEtag, bytesOf, entryOf, modeOf, pathOf } from './convert-entries.ts';
+import {
+  assertEntry,
+  assertEtag,
+  bulk,
+  bytesOf,
+  entryOf,
+  type FileServices,
+  long,
+  modeOf,
+  pathOf,
+  recordFileEvent,
+  short,
+  stubOf,
+  withMachine,
+} from './agent-calls.ts';
 
 type Route<O extends keyof Api['files']> = Api['files'][O];
 type Open = NonNullable<WriteFileRequest['open']>;
@@ -17,21 +31,7 @@ type Form = ReturnType<Input<Route<'upload'>>['content']['fields']>;
 
 const chunkBytes = 256 * 1024;
 
-type Writing =
-  | 'write'
-  | 'writeAnywhere'
-  | 'remove'
-  | 'removeAnywhere'
-  | 'change'
-  | 'mkdir'
-  | 'touch'
-  | 'move'
-  | 'copy'
-  | 'upload'
-  | 'put'
-  | 'extract';
-
-export function writeHandlers(services: FileServices): Pick<Handlers['files'], Writing> {
+export function writeHandlers(services: FileServices) {
   return {
     write: (input, caller) => writeContent(services, input, caller),
     writeAnywhere: (input, caller) => writeContent(services, withMachine(input), caller),
@@ -45,26 +45,26 @@ export function writeHandlers(services: FileServices): Pick<Handlers['files'], W
       const change = present({ mode: modeOf(mode), owner, group });
       const request = { path: bytesOf(path, path_encoding), ...change };
       const { entry } = await stubOf(services, machine_id).changeFile(request, short(caller));
-      return entryOf(assertEntry(entry));
+      return entryOf(entry);
     },
 
     async mkdir({ machine_id, path, path_encoding, mode, parents }, caller) {
       const directory = { parents, ...present({ mode: modeOf(mode) }) };
       const request = { path: bytesOf(path, path_encoding), ...directory };
       const { entry } = await stubOf(services, machine_id).makeDirectory(request, short(caller));
-      return entryOf(assertEntry(entry));
+      return entryOf(entry);
     },
 
     async touch({ machine_id, path, path_encoding, modified_at, create }, caller) {
       const time = present({ modified_at_ms: modified_at?.getTime() });
       const request = { path: bytesOf(path, path_encoding), create, ...time };
       const { entry } = await stubOf(services, machine_id).touchFile(request, short(caller));
-      return entryOf(assertEntry(entry));
+      return entryOf(entry);
     },
 
     async move(input, caller) {
       const { entry } = await stubOf(services, input.machine_id).moveFile(fromTo(input), long(caller));
-      return entryOf(assertEntry(entry));
+      return entryOf(entry);
     },
 
     put(input, caller) {
@@ -74,7 +74,7 @@ export function writeHandlers(services: FileServices): Pick<Handlers['files'], W
       const options = bulk(caller);
       return store(services, input, open, input.content.chunks, () => commitOf(input), caller, options);
     },
-  };
+  } satisfies Partial<Handlers['files']>;
 }
 
 function uploadFile(services: FileServices, input: Input<Route<'upload'>>, caller: Caller) {
@@ -194,7 +194,7 @@ async function copy(services: FileServices, input: CopyInput, caller: Caller) {
   if (target !== machine_id)
     return copyAcross(services, { ...input, destination_machine_id: target }, caller);
   const { entry, files, bytes } = await stubOf(services, machine_id).copyFile(fromTo(input), long(caller));
-  return { ...entryOf(assertEntry(entry)), files_copied: files, bytes_copied: bytes };
+  return { ...entryOf(entry), files_copied: files, bytes_copied: bytes };
 }
 
 async function copyAcross(
@@ -210,48 +210,27 @@ async function copyAcross(
   }
   const from = stubOf(services, input.machine_id);
   const to = stubOf(services, input.destination_machine_id);
-  const paths = fromTo(input);
-  const source = assertEntry((await from.statFile({ path: paths.source }, short(caller))).entry);
+  const { source, destination: path, overwrite } = fromTo(input);
+  const { type, mode } = assertEntry((await from.statFile({ path: source }, short(caller))).entry);
+  const options = bulk(caller);
+  let copied: { entry: FileEntry__Output | null; files: number; bytes: number };
   // If writing fails, reading ends with the request.
-  const copied =
-    source.type === 'FILE_TYPE_DIRECTORY'
-      ? await copyDirectory(from, to, paths, caller)
-      : await copyOne(from, to, paths, source.mode, caller);
+  if (type === 'FILE_TYPE_DIRECTORY') {
+    const sent = digested(from.readArchive({ path: source, gzip: false }, options));
+    const requests = upload({ path, whole: true, overwrite }, sent.chunks, () => ({ sha256: sent.sha256() }));
+    const { entry, summary } = await to.writeArchive(requests, options);
+    copied = { entry, ...assertSummary(summary) };
+  } else {
+    const sent = digested(from.readFile({ path: source, digest: true }, options));
+    // Setuid and setgid bits are not copied to another machine.
+    const commit = () => ({ overwrite, mode: mode & 0o777, sha256: sent.sha256() });
+    const { entry, size } = await to.writeFile(upload({ path, overwrite }, sent.chunks, commit), options);
+    copied = { entry, files: 1, bytes: size };
+  }
   const at = assertEntry(copied.entry);
   const what = { ...pathOf(at.path), size: copied.bytes };
   await recordFileEvent(services, caller, 'file.uploaded', input.destination_machine_id, what);
   return { ...entryOf(at), files_copied: copied.files, bytes_copied: copied.bytes };
-}
-
-type Paths = ReturnType<typeof fromTo>;
-
-async function copyOne(
-  from: AgentStub,
-  to: AgentStub,
-  { source, destination, overwrite }: Paths,
-  mode: number,
-  caller: Caller,
-) {
-  const sent = digested(from.readFile({ path: source, digest: true }, bulk(caller)));
-  const open = { path: destination, overwrite };
-  // Setuid and setgid bits are not copied to another machine.
-  const commit = () => ({ overwrite, mode: mode & 0o777, sha256: sent.sha256() });
-  const { size, entry } = await to.writeFile(upload(open, sent.chunks, commit), bulk(caller));
-  return { entry, files: 1, bytes: size };
-}
-
-async function copyDirectory(
-  from: AgentStub,
-  to: AgentStub,
-  { source, destination, overwrite }: Paths,
-  caller: Caller,
-) {
-  const sent = digested(from.readArchive({ path: source, gzip: false }, bulk(caller)));
-  const open = { path: destination, whole: true, overwrite };
-  const commit = () => ({ sha256: sent.sha256() });
-  const { entry, summary } = await to.writeArchive(upload(open, sent.chunks, commit), bulk(caller));
-  const { files, bytes } = assertSummary(summary);
-  return { entry, files, bytes };
 }
 
 /** The chunks of a file and, once they have ended, the sender's checksum of them. */
