@@ -22,7 +22,6 @@ export interface CommandServices extends AccessServices {
   log: Logger;
 }
 
-type ExecCall = Call<'Exec'>;
 type Part = Sent<'FollowCommand'> & Sent<'Exec'>;
 
 const { create, stream: follow, signal: signalRoute } = api.commands;
@@ -35,18 +34,26 @@ const longestWaitMs = 500;
 const recordMs = 60_000;
 
 export function commandRpcs(services: CommandServices) {
-  const { handlers, commands, log } = services;
-  const accept = createAccept(services);
+  const { handlers, commands, idempotency, log } = services;
+  const recall = recallBy(handlers, 'commands', 'get', services);
+  const signalling = guardOf(signalRoute, services);
 
   const Exec: Rpc<'Exec', typeof create> = {
     guard: guardOf(create, services),
     first: 'start',
     raw: (start) => ({ body: bodyOf(start) }),
     async run(call, { input, caller }, start) {
-      const command_id = await accept(call, bodyOf(start), input, caller);
+      // Creates the command, or finds the earlier one with the same idempotency key.
+      const reply = await idempotency.answer({
+        ...{ route: create, caller, body: bodyOf(start), recall, query: '', content: undefined },
+        key: call.header('idempotency-key'),
+        path: '/farhand.client.v1.Streams/Exec',
+        run: () => handlers.commands.create(input, caller),
+      });
+      const { id: command_id } = create.reply.pick({ id: true }).parse(reply);
       try {
         await call.send({ accepted: { command_id } });
-        void new CommandInput(services, call, command_id, caller).feed();
+        void feed({ services, signalling, call, command_id, caller });
         const parts = await commands.follow(command_id, offsetsIn(), caller.signal);
         for await (const part of parts) await call.send(partOf(part));
         return undefined;
@@ -78,89 +85,80 @@ export function commandRpcs(services: CommandServices) {
   return { Exec, FollowCommand };
 }
 
-/** Returns a function that creates a command, or finds the earlier one with the same idempotency key. */
-function createAccept({ handlers, idempotency, ...rooms }: CommandServices) {
-  const recall = recallBy(handlers, 'commands', 'get', rooms);
-  return async (call: ExecCall, body: object, input: Input<typeof create>, caller: Caller) => {
-    const reply = await idempotency.answer({
-      ...{ route: create, caller, body, recall, query: '', content: undefined },
-      key: call.header('idempotency-key'),
-      path: '/farhand.client.v1.Streams/Exec',
-      run: () => handlers.commands.create(input, caller),
-    });
-    return create.reply.pick({ id: true }).parse(reply).id;
-  };
+/** An accepted call of Exec. */
+interface Execution {
+  services: CommandServices;
+  signalling: Guard<typeof signalRoute>;
+  call: Call<'Exec'>;
+  command_id: CommandId;
+  caller: Caller;
 }
 
-/** Sends a client's input and signals to a command, in order and no faster than the command reads. */
-class CommandInput {
-  readonly #services: CommandServices;
-  readonly #signalling: Guard<typeof signalRoute>;
-  readonly #call: ExecCall;
-  readonly #command_id: CommandId;
-  readonly #caller: Caller;
-  #offset = 0;
+/**
+ * Sends a client's input and signals to its command, in order and no faster than the command reads, until the
+ * client half-closes. Never rejects: an error aborts the call.
+ */
+async function feed(execution: Execution): Promise<void> {
+  const { call } = execution;
   /** Time of the last audit record, by signal. */
-  readonly #signalled = new Map<string, number>();
-
-  constructor(services: CommandServices, call: ExecCall, command_id: CommandId, caller: Caller) {
-    this.#services = services;
-    this.#signalling = guardOf(signalRoute, services);
-    this.#call = call;
-    this.#command_id = command_id;
-    this.#caller = caller;
-  }
-
-  /** Reads the client's messages until it half-closes. Never rejects: an error aborts the call. */
-  async feed(): Promise<void> {
-    try {
-      for await (const { message, stdin = Buffer.alloc(0), signal = '' } of this.#call.messages) {
-        if (message === 'stdin') await this.#sendInput(stdin);
-        else if (message === 'signal') await this.#sendSignal(signal);
-        else throw new AppError('invalid_request', 'after the first message comes stdin or signal');
-      }
-      await this.#call.assertConnected();
-      await this.#sendInput(Buffer.alloc(0), true);
-    } catch (error) {
-      this.#call.gone.abort(error);
+  const recordedAt = new Map<string, number>();
+  let offset = 0;
+  try {
+    for await (const { message, stdin = Buffer.alloc(0), signal = '' } of call.messages) {
+      if (message === 'stdin') {
+        await sendInput(execution, stdin, offset);
+        offset += stdin.length;
+      } else if (message === 'signal') {
+        const records = monotonic() - (recordedAt.get(signal) ?? Number.NEGATIVE_INFINITY) >= recordMs;
+        await sendSignal(execution, signal, records);
+        if (records) recordedAt.set(signal, monotonic());
+      } else throw new AppError('invalid_request', 'after the first message comes stdin or signal');
     }
+    await call.assertConnected();
+    await sendInput(execution, Buffer.alloc(0), offset, true);
+  } catch (error) {
+    call.gone.abort(error);
   }
+}
 
-  /** Sends input; resolves once the machine has all of these bytes. */
-  async #sendInput(bytes: Buffer, end = false): Promise<void> {
-    const command_id = this.#command_id;
-    let given = 0;
-    await retrying(this.#caller.signal, retryableCodes, async () => {
-      const data = bytes.toString('base64', given);
-      const input = { command_id, data, encoding: 'base64', offset: this.#offset + given, end } as const;
-      try {
-        await this.#services.handlers.commands.input(input, this.#caller);
-      } catch (error) {
-        // Sending bytes twice is harmless because of their offset; leaving out sent bytes saves traffic.
-        if (error instanceof AppError) given += Number(error.details.given ?? 0);
-        throw error;
-      }
-    });
-    this.#offset += bytes.length;
-  }
+/** Sends input; resolves once the machine has all of these bytes. */
+async function sendInput(
+  { services, command_id, caller }: Execution,
+  bytes: Buffer,
+  offset: number,
+  end = false,
+): Promise<void> {
+  let given = 0;
+  await retrying(caller.signal, retryableCodes, async () => {
+    const data = bytes.toString('base64', given);
+    const input = { command_id, data, encoding: 'base64', offset: offset + given, end } as const;
+    try {
+      await services.handlers.commands.input(input, caller);
+    } catch (error) {
+      // Sending bytes twice is harmless because of their offset; leaving out sent bytes saves traffic.
+      if (error instanceof AppError) given += Number(error.details.given ?? 0);
+      throw error;
+    }
+  });
+}
 
-  /**
-   * Sends a signal as a separate request: it counts toward the rate limit, and is recorded at most once a
-   * minute.
-   */
-  async #sendSignal(signal: string): Promise<void> {
-    const { rates, handlers } = this.#services;
-    const records = monotonic() - (this.#signalled.get(signal) ?? Number.NEGATIVE_INFINITY) >= recordMs;
-    const quota = await rates.spend(this.#caller.key_id);
-    const work = {
-      read: () => ({ ...nothing, params: { command_id: this.#command_id }, body: { signal } }),
-      lasts: false,
-      act: (input: Input<typeof signalRoute>, caller: Caller) =>
-        retrying(caller.signal, [], async () => handlers.commands.signal(input, caller)),
-    };
-    await this.#call.request(this.#signalling, work, records, quota);
-    if (records) this.#signalled.set(signal, monotonic());
-  }
+/**
+ * Sends a signal as a separate request, which counts toward the rate limit; without `records`, only a failure
+ * is written to the audit log.
+ */
+async function sendSignal(
+  { services: { rates, handlers }, signalling, call, command_id, caller }: Execution,
+  signal: string,
+  records: boolean,
+): Promise<void> {
+  const quota = await rates.spend(caller.key_id);
+  const work = {
+    read: () => ({ ...nothing, params: { command_id }, body: { signal } }),
+    lasts: false,
+    act: (input: Input<typeof signalRoute>, own: Caller) =>
+      retrying(own.signal, [], async () => handlers.commands.signal(input, own)),
+  };
+  await call.request(signalling, work, records, quota);
 }
 
 /** Repeats an attempt until it succeeds or the command needs it no more (ended, or input closed). */
