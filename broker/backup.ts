@@ -7,13 +7,7 @@ import { AppError } from '../shared/errors.ts';
 import type { History } from './history.ts';
 import type { State } from './state/state.ts';
 
-export interface Backups {
-  /**
-   * Makes a copy inside the data directory, which the caller moves away.
-   * Throws conflict while another copy is being made.
-   */
-  make(): Promise<{ directory: string }>;
-}
+export type Backups = Awaited<ReturnType<typeof openBackups>>;
 
 /**
  * Removes a copy that a killed broker or caller left behind, then returns the maker of backups. `keyFiles`
@@ -23,7 +17,7 @@ export async function openBackups(
   dataDir: string,
   { state, history }: { state: State; history: History },
   keyFiles: readonly string[],
-): Promise<Backups> {
+) {
   const directory = join(dataDir, 'backup');
   await rm(directory, { recursive: true, force: true });
   let making = false;
@@ -44,6 +38,10 @@ export async function openBackups(
   }
 
   return {
+    /**
+     * Makes a copy inside the data directory, which the caller moves away.
+     * Throws conflict while another copy is being made.
+     */
     async make() {
       if (making) throw new AppError('conflict', 'another backup is being made: wait for it');
       making = true;

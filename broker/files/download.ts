@@ -25,11 +25,7 @@ type DownloadInput = Input<Api['files']['download']>;
 type Selection = 'whole' | { offset: number; length: number };
 
 /** The properties of a file that conditions compare. */
-interface Version {
-  etag: string;
-  size: number;
-  modified_at_ms: number;
-}
+type Version = Awaited<ReturnType<typeof versionOf>>;
 
 export async function download(
   services: FileServices,
@@ -47,14 +43,13 @@ export async function download(
   return { status: 304, filename: '' };
 }
 
-async function versionOf(services: FileServices, input: DownloadInput, caller: Caller): Promise<Version> {
+async function versionOf(services: FileServices, input: DownloadInput, caller: Caller) {
   const path = bytesOf(input.path, input.path_encoding);
   const { entry, etag } = await stubOf(services, input.machine_id).statFile({ path }, short(caller));
   const { type, size, modified_at_ms } = assertEntry(entry);
   if (type === 'FILE_TYPE_DIRECTORY') {
-    throw new AppError('is_a_directory', `${input.path}: is a directory: ask for archive=tar`, {
-      path: input.path,
-    });
+    const message = `${input.path} is a directory: add archive=tar to download it`;
+    throw new AppError('is_a_directory', message, { path: input.path });
   }
   return { etag: assertEtag(etag), size, modified_at_ms };
 }

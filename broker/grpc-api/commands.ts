@@ -4,23 +4,12 @@ import type { ExecStart__Output } from '../../proto/types/farhand/client/v1/Exec
 import { present } from '../../shared/agent-rpcs.ts';
 import { mostVariables } from '../../shared/api/commands.ts';
 import type { CommandId } from '../../shared/api/route.ts';
-import { api, type Caller, type Handlers, type Input } from '../../shared/api/route-table.ts';
+import { api, type Caller, type Input } from '../../shared/api/route-table.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { AppError, type Code, fieldError } from '../../shared/errors.ts';
-import type { Logger } from '../../shared/logger.ts';
-import { type AccessServices, type Guard, guardOf, nothing, recallBy } from '../admission/authorize.ts';
-import type { Idempotency } from '../admission/idempotency.ts';
-import type { Rates } from '../admission/rate-limits.ts';
+import { type Guard, guardOf, nothing, recallBy } from '../admission/authorize.ts';
 import { type Commands, offsetsIn } from '../commands/index.ts';
-import type { Call, Rpc, Sent } from './incoming-call.ts';
-
-export interface CommandServices extends AccessServices {
-  handlers: Handlers;
-  commands: Pick<Commands, 'follow'>;
-  idempotency: Idempotency;
-  rates: Rates;
-  log: Logger;
-}
+import type { Call, Rpc, Sent, StreamsServices } from './incoming-call.ts';
 
 type Part = Sent<'FollowCommand'> & Sent<'Exec'>;
 
@@ -33,7 +22,7 @@ const longestWaitMs = 500;
 /** Shortest time between two audit records of the same signal of one call. */
 const recordMs = 60_000;
 
-export function commandRpcs(services: CommandServices) {
+export function commandRpcs(services: StreamsServices) {
   const { handlers, commands, idempotency, log } = services;
   const recall = recallBy(handlers, 'commands', 'get', services);
   const signalling = guardOf(signalRoute, services);
@@ -87,7 +76,7 @@ export function commandRpcs(services: CommandServices) {
 
 /** An accepted call of Exec. */
 interface Execution {
-  services: CommandServices;
+  services: StreamsServices;
   signalling: Guard<typeof signalRoute>;
   call: Call<'Exec'>;
   command_id: CommandId;

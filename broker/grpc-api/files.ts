@@ -3,10 +3,10 @@
 import { createHash } from 'node:crypto';
 import type { WriteFileCommit__Output } from '../../proto/types/farhand/client/v1/WriteFileCommit.ts';
 import { present } from '../../shared/agent-rpcs.ts';
-import { api, type Handlers } from '../../shared/api/route-table.ts';
+import { api } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
-import { type AccessServices, guardOf } from '../admission/authorize.ts';
-import { type Call, partsOf, type Rpc } from './incoming-call.ts';
+import { guardOf } from '../admission/authorize.ts';
+import { type Call, partsOf, type Rpc, type StreamsServices } from './incoming-call.ts';
 
 const { download, put, watch } = api.files;
 const { stream: follow } = api.events;
@@ -15,7 +15,7 @@ const { stream: follow } = api.events;
  * A stalled client is cut off, because each of these calls uses one of its machine's few concurrent
  * transfers.
  */
-export function fileRpcs(services: AccessServices & { handlers: Handlers; stalledMs: number }) {
+export function fileRpcs(services: StreamsServices) {
   const { stalledMs } = services;
   const { files } = services.handlers;
 
@@ -59,7 +59,7 @@ export function fileRpcs(services: AccessServices & { handlers: Handlers; stalle
   return { ReadFile, WriteFile, WatchFiles };
 }
 
-export function eventRpcs(services: AccessServices & { handlers: Handlers }) {
+export function eventRpcs(services: StreamsServices) {
   const Events: Rpc<'Events', typeof follow> = {
     guard: guardOf(follow, services),
     raw: ({ after_id, ...message }) => partsOf(follow, { ...message, last_event_id: after_id }),

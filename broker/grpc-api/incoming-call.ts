@@ -5,17 +5,26 @@ import { z } from 'zod';
 import type { StreamsDefinition } from '../../proto/types/farhand/client/v1/Streams.ts';
 import { drained } from '../../shared/agent-rpcs.ts';
 import type { Route } from '../../shared/api/route.ts';
-import type { Caller, Input } from '../../shared/api/route-table.ts';
+import type { Caller, Handlers, Input } from '../../shared/api/route-table.ts';
 import { readStream } from '../../shared/backpressure.ts';
 import { after, sleep } from '../../shared/clock.ts';
 import { AppError, type Code, codes } from '../../shared/errors.ts';
 import { requestIdFrom } from '../../shared/ids.ts';
+import type { Logger } from '../../shared/logger.ts';
 import { authenticate, type Client } from '../admission/authenticate.ts';
-import { AuthorizedRequest, type Guard, nothing, type RequestWork } from '../admission/authorize.ts';
+import {
+  type AccessServices,
+  AuthorizedRequest,
+  type Guard,
+  nothing,
+  type RequestWork,
+} from '../admission/authorize.ts';
+import type { Idempotency } from '../admission/idempotency.ts';
 import type { RawInput } from '../admission/parse-request.ts';
 import type { Quota, Rates } from '../admission/rate-limits.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
-import type { Keys } from '../keys/index.ts';
+import type { Commands } from '../commands/index.ts';
+import type { Sessions } from '../sessions/index.ts';
 
 /** Longest wait for the first message of a call that begins with one. */
 const firstMs = 30_000;
@@ -29,6 +38,19 @@ const stalled = new AppError(
 );
 const stopping = new AppError('unavailable', 'the broker is stopping: connect again later');
 const left = new AppError('unavailable', 'the client went away');
+
+/** The parts of the broker that the rpcs use. */
+export interface StreamsServices extends AccessServices {
+  handlers: Handlers;
+  commands: Pick<Commands, 'follow'>;
+  sessions: Pick<Sessions, 'join'>;
+  idempotency: Idempotency;
+  proxies: Proxies;
+  rates: Rates;
+  log: Logger;
+  /** Longest wait in milliseconds for a client that holds up a transfer. */
+  stalledMs: number;
+}
 
 type Rpcs = { [M in keyof StreamsDefinition as string extends M ? never : M]: StreamsDefinition[M] };
 export type Method = keyof Rpcs;
@@ -121,7 +143,7 @@ export class Call<M extends Method = Method> {
   }
 
   /** Finds the key of the call and counts its request. Throws rate_limited or unauthorized. */
-  async authenticate(services: { keys: Keys; rates: Rates }): Promise<void> {
+  async authenticate(services: StreamsServices): Promise<void> {
     this.#client = await authenticate(this.header('authorization'), this.#address, services);
   }
 
@@ -248,13 +270,8 @@ const finer: Partial<Record<Code, grpcStatus>> = {
 const longestMessage = 1_000;
 const longestDetails = 4_000;
 
-export interface Refusal {
-  code: grpcStatus;
-  details: string;
-  metadata: Metadata;
-}
-
-export function refusalOf(error: AppError, requestId: string): Refusal {
+/** The gRPC status of an error, with the code and details of Farhand in its metadata. */
+export function refusalOf(error: AppError, requestId: string) {
   const metadata = trailersOf(requestId);
   metadata.set('farhand-code', error.code);
   metadata.set('farhand-details', detailsOf(error));

@@ -3,26 +3,19 @@
 import type { Server, sendUnaryData, UntypedServiceImplementation } from '@grpc/grpc-js';
 import { HealthImplementation } from 'grpc-health-check';
 import { streamsService } from '../../shared/agent-rpcs.ts';
-import type { Handlers } from '../../shared/api/route-table.ts';
-import type { Logger } from '../../shared/logger.ts';
-import type { AccessServices } from '../admission/authorize.ts';
 import { publicError } from '../admission/public-error.ts';
-import type { Rates } from '../admission/rate-limits.ts';
-import type { Proxies } from '../client-address.ts';
-import { type CommandServices, commandRpcs } from './commands.ts';
+import { commandRpcs } from './commands.ts';
 import { eventRpcs, fileRpcs } from './files.ts';
-import { Call, type Method, type Rpc, refusalOf, type Stream, trailersOf } from './incoming-call.ts';
-import { type Joining, sessionRpcs } from './sessions.ts';
-
-export interface StreamsServices extends AccessServices, CommandServices {
-  handlers: Handlers;
-  sessions: Joining;
-  proxies: Proxies;
-  rates: Rates;
-  log: Logger;
-  /** Longest wait in milliseconds for a client that holds up a transfer. */
-  stalledMs: number;
-}
+import {
+  Call,
+  type Method,
+  type Rpc,
+  refusalOf,
+  type Stream,
+  type StreamsServices,
+  trailersOf,
+} from './incoming-call.ts';
+import { sessionRpcs } from './sessions.ts';
 
 const served = ['', 'farhand.client.v1.Streams'];
 

@@ -1,28 +1,12 @@
 // The rpc AttachSession: a gRPC stream as a client of a terminal session.
 
 import { present } from '../../shared/agent-rpcs.ts';
-import type { Caller, Input } from '../../shared/api/route-table.ts';
 import { sessions as routes } from '../../shared/api/sessions.ts';
 import { AppError } from '../../shared/errors.ts';
-import { type AccessServices, guardOf } from '../admission/authorize.ts';
-import {
-  type Action,
-  actionOf,
-  type ClientPort,
-  type CloseReason,
-  type Notice,
-} from '../sessions/client-port.ts';
-import type { Call, Received, Rpc, Sent } from './incoming-call.ts';
+import { guardOf } from '../admission/authorize.ts';
+import { type Action, actionOf, type CloseReason, type Notice } from '../sessions/client-port.ts';
+import type { Call, Received, Rpc, Sent, StreamsServices } from './incoming-call.ts';
 
-/** The part of the sessions module that AttachSession uses. */
-export interface Joining {
-  join(
-    input: Input<typeof routes.attach>,
-    caller: Caller,
-  ): Promise<{ serve(port: ClientPort): Promise<void> }>;
-}
-
-type Attaching = Call<'AttachSession'>;
 type Message = Sent<'AttachSession'>;
 
 const modes = {
@@ -31,7 +15,7 @@ const modes = {
   ATTACH_MODE_OBSERVER: 'observer',
 } as const;
 
-export function sessionRpcs(services: AccessServices & { sessions: Joining }) {
+export function sessionRpcs(services: StreamsServices) {
   const AttachSession: Rpc<'AttachSession', typeof routes.attach> = {
     guard: guardOf(routes.attach, services),
     first: 'open',
@@ -83,7 +67,7 @@ function messageOf(notice: Notice): Message {
 }
 
 /** The client's actions; an invalid message ends the call. */
-async function* actionsOf(call: Attaching): AsyncGenerator<Action> {
+async function* actionsOf(call: Call<'AttachSession'>): AsyncGenerator<Action> {
   try {
     for await (const message of call.messages) yield actionIn(message);
   } catch (error) {

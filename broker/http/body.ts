@@ -256,51 +256,43 @@ function malformed(error: unknown): AppError {
 const maxSpooled = 1024 * 1024 * 1024;
 const chunkBytes = 256 * 1024;
 
+export type Spool = Awaited<ReturnType<typeof openSpool>>;
+
 /**
- * Stores a form's file on disk until the fields after it say where it goes. The files are deleted as soon as
- * they are open, so none is left behind; their directory is created when first needed.
+ * Creates a spool, which stores a form's file on disk until the fields after it say where it goes. The files
+ * are deleted as soon as they are open, so none is left behind; those of a killed broker are removed now.
  */
-export class Spool {
-  readonly #directory: string;
-  #held = 0;
-
-  private constructor(directory: string) {
-    this.#directory = directory;
-  }
-
-  /** Creates a spool, and removes files that a killed broker left in its directory. */
-  static async open(directory: string): Promise<Spool> {
-    await rm(directory, { recursive: true, force: true });
-    return new Spool(directory);
-  }
-
-  /**
-   * Stores all chunks until the request is over, and returns a reader. Throws payload_too_large or
-   * unavailable.
-   */
-  async keep(chunks: AsyncIterable<Uint8Array>, over: AbortSignal): Promise<AsyncGenerator<Uint8Array>> {
-    const handle = await openNameless(this.#directory);
-    let size = 0;
-    onRequestEnd(over, () => {
-      this.#held -= size;
-      handle.close().catch(() => undefined);
-    });
-    for await (const chunk of chunks) {
-      if (size + chunk.length > maxSpooled) {
-        const message = `a file whose path comes after it may have ${maxSpooled} bytes: send path first, or in the query`;
-        throw new AppError('payload_too_large', message, { limit: maxSpooled });
+export async function openSpool(directory: string) {
+  await rm(directory, { recursive: true, force: true });
+  let held = 0;
+  return {
+    /**
+     * Stores all chunks until the request is over, and returns a reader. Throws payload_too_large or
+     * unavailable.
+     */
+    async keep(chunks: AsyncIterable<Uint8Array>, over: AbortSignal): Promise<AsyncGenerator<Uint8Array>> {
+      const handle = await openNameless(directory);
+      let size = 0;
+      onRequestEnd(over, () => {
+        held -= size;
+        handle.close().catch(() => undefined);
+      });
+      for await (const chunk of chunks) {
+        if (size + chunk.length > maxSpooled) {
+          const message = `a file whose path comes after it may have ${maxSpooled} bytes: send path first, or in the query`;
+          throw new AppError('payload_too_large', message, { limit: maxSpooled });
+        }
+        if (held + chunk.length > maxSpooled) {
+          const message = 'too many uploads are spooled: send path before the file, or in the query';
+          throw new AppError('unavailable', message);
+        }
+        held += chunk.length;
+        size += chunk.length;
+        await handle.writeFile(chunk);
       }
-      if (this.#held + chunk.length > maxSpooled)
-        throw new AppError(
-          'unavailable',
-          'too many uploads are spooled: send path before the file, or in the query',
-        );
-      this.#held += chunk.length;
-      size += chunk.length;
-      await handle.writeFile(chunk);
-    }
-    return read(handle, size);
-  }
+      return read(handle, size);
+    },
+  };
 }
 
 async function openNameless(directory: string): Promise<FileHandle> {

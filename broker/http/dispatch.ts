@@ -20,12 +20,13 @@ import { queryOf, type RawInput } from '../admission/parse-request.ts';
 import type { Rates } from '../admission/rate-limits.ts';
 import { type Proxies, plainAddress } from '../client-address.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
-import type { Keys } from '../keys/index.ts';
 import { localKey } from '../keys/rights.ts';
 import { bytesOf, openForm, readJson, type Spool } from './body.ts';
 import { isStreamed, sendReply } from './reply.ts';
 
 export interface DispatchServices extends AccessServices {
+  proxies: Proxies;
+  rates: Rates;
   handlers: Handlers;
   idempotency: Idempotency;
   spool: Spool;
@@ -154,19 +155,13 @@ function assertPlainContent(ctx: Context): void {
   }
 }
 
-export interface ClientServices {
-  keys: Keys;
-  proxies: Proxies;
-  rates: Rates;
-}
-
 export type Clients = ReturnType<typeof createClients>;
 
 /**
  * Identifies the clients of one HTTP server: their address (by trusted proxies), their key, and their rate
  * limit. `connections` is undefined for the broker's own socket file, whose clients need no key.
  */
-export function createClients(services: ClientServices, connections: ConnectionLimiter | undefined) {
+export function createClients(services: DispatchServices, connections: ConnectionLimiter | undefined) {
   return {
     /** Whether a new request has a valid key, or comes over the socket file, where none is needed. */
     hasKey: ({ headers }: IncomingMessage): boolean =>

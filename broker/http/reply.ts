@@ -24,16 +24,6 @@ interface Exchange {
   log: Logger;
 }
 
-/** How a stream is sent: status, headers and length. */
-interface Stream {
-  status: number;
-  headers: Record<string, string>;
-  /** Bytes of the stream, if known in advance. */
-  length?: number | undefined;
-  /** The first item may be long in coming, so the response headers are sent before it. */
-  quiet?: boolean;
-}
-
 /** Longest wait for the first item of a quiet stream before the response headers are sent. */
 const headMs = 50;
 /** Time without an event after which a comment is sent, so that no proxy closes the idle connection. */
@@ -205,13 +195,17 @@ async function* growingOf(
   yield `${begun ? '' : start()}]},"meta":${JSON.stringify({ ...own, ...meta })}}`;
 }
 
-/** Sends all chunks and ends the answer; a failure, or a wrong number of bytes, cuts the connection. */
+/**
+ * Sends all chunks and ends the answer; a failure, or another number of bytes than `length`, cuts the
+ * connection. The headers of a quiet stream are sent before its first chunk, which may be long in coming.
+ */
 async function send(
   { ctx, caller, log }: Exchange,
   chunks: AsyncIterable<Uint8Array | string> | undefined,
-  { status, headers, length, quiet = false }: Stream,
+  reply: { status: number; headers: Record<string, string>; length?: number | undefined; quiet?: boolean },
 ): Promise<void> {
   const { res } = ctx;
+  const { status, headers, length, quiet = false } = reply;
   const ready = chunks && (await begun(chunks, length, quiet ? headMs : Number.POSITIVE_INFINITY));
   ctx.status = status;
   ctx.set(headers);

@@ -1,4 +1,5 @@
-// The HTTP server: its limits, the connections it accepts, and its answers to malformed requests.
+// The HTTP server: its limits, the connections it accepts, and the Koa application. The application adds a
+// request id, timing and the error envelope to every request, then runs its route.
 import {
   createServer,
   type IncomingMessage,
@@ -10,12 +11,28 @@ import { createServer as createTlsServer } from 'node:https';
 import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import type { SecureContextOptions } from 'node:tls';
-import { newId } from '../../shared/ids.ts';
+import Router from '@koa/router';
+import Koa, { type Context, type Next } from 'koa';
+import type { Route } from '../../shared/api/route.ts';
+import { allRoutes } from '../../shared/api/route-table.ts';
+import { after, monotonic } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId, requestIdFrom } from '../../shared/ids.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { publicError } from '../admission/public-error.ts';
+import type { Backups } from '../backup.ts';
 import { type ConnectionLimiter, logAcceptErrors } from '../connection-limiter.ts';
-import { type AppOptions, createApp, headersOfAll } from './app.ts';
-import { createClients } from './dispatch.ts';
+import type { RequestMetrics } from './about-routes.ts';
+import { type Clients, createClients, type DispatchServices, dispatcher, requestIdOf } from './dispatch.ts';
 import { jsonType } from './reply.ts';
-import { WebSocketUpgrades } from './websocket.ts';
+import { type WebSocketServices, WebSocketUpgrades } from './websocket.ts';
+
+export interface AppOptions extends DispatchServices, WebSocketServices {
+  metrics: RequestMetrics;
+  backups: Backups;
+}
+
+type Headers = Readonly<Record<string, string>>;
 
 /** Settings that differ between the broker's HTTP servers. */
 export interface Port {
@@ -41,7 +58,7 @@ const serverOptions: ServerOptions = {
   // Larger pieces for uploads whose processing is slower than the client.
   highWaterMark: 256 * 1024,
   keepAliveTimeout: 65_000,
-  // assertFraming() in app.ts answers a missing Host header, in the envelope.
+  // assertFraming() answers a missing Host header, in the envelope.
   requireHostHeader: false,
 };
 
@@ -64,7 +81,7 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
   const headers = headersOfAll(hsts);
   const clients = createClients(options, connections);
   const door = new WebSocketUpgrades(options);
-  const handle = createApp(options, { clients, door, headers, local: !connections }).callback();
+  const handle = createApp(options, clients, door, headers, !connections).callback();
   const begin = beginKeyedFirst(handle, clients.hasKey);
   const take = (request: IncomingMessage, response: ServerResponse): void => {
     // The connection may have ended in the same packet as the request.
@@ -141,11 +158,7 @@ function cutStalled({ req, socket, writableEnded }: ServerResponse): void {
 }
 
 /** Answers malformed HTTP in the envelope; such a request never reaches koa. */
-function refuseMalformed(
-  error: NodeJS.ErrnoException,
-  socket: Duplex,
-  headers: Readonly<Record<string, string>>,
-): void {
+function refuseMalformed(error: NodeJS.ErrnoException, socket: Duplex, headers: Headers): void {
   // Node has removed its own error listener, and an unhandled error event would end the process.
   socket.on('error', () => socket.destroy());
   if (!socket.writable || error.code === 'ECONNRESET') return void socket.destroy();
@@ -164,4 +177,159 @@ function refuseMalformed(
   };
   const lines = Object.entries(head).map(([name, value]) => `${name}: ${value}\r\n`);
   socket.end(`HTTP/1.1 ${status}\r\n${lines.join('')}\r\n${body}`);
+}
+
+// ---- The application
+
+/** Longest time to read and drop the rest of a refused body, so that its client receives the refusal. */
+const lingerMs = 5_000;
+/** Headers about a file, removed when an error is sent instead of the file. */
+const ofContent = [
+  'ETag',
+  'Last-Modified',
+  'Accept-Ranges',
+  'Content-Disposition',
+  'Content-Length',
+  'Content-Type',
+];
+
+/**
+ * Browsers trust the declared type, store, load and frame nothing, and let no other origin read an answer.
+ */
+const always = {
+  'X-Content-Type-Options': 'nosniff',
+  'Cache-Control': 'no-store',
+  'Content-Security-Policy': "default-src 'none'; frame-ancestors 'none'",
+  'Cross-Origin-Resource-Policy': 'same-origin',
+  'Referrer-Policy': 'no-referrer',
+  'X-Frame-Options': 'DENY',
+};
+
+/**
+ * Headers of every answer. `hsts` makes browsers use only TLS, so it needs a certificate that browsers trust.
+ */
+function headersOfAll(hsts: boolean): Headers {
+  return hsts ? { ...always, 'Strict-Transport-Security': 'max-age=31536000' } : always;
+}
+
+/** The Koa application of one server; `headers` are sent with every answer. */
+function createApp(
+  options: AppOptions,
+  clients: Clients,
+  door: WebSocketUpgrades,
+  headers: Headers,
+  local: boolean,
+): Koa {
+  const router = new Router({ strict: true, sensitive: true });
+  for (const place of allRoutes()) {
+    const { route } = place;
+    const answer =
+      route.kind === 'socket'
+        ? (ctx: Context) => Promise.reject(door.refusal(ctx.req))
+        : dispatcher(place, options, clients);
+    router.register(patternOf(route), [route.method], answer);
+  }
+  if (local) {
+    // This route is not part of the API: it exists only on the broker's own socket file.
+    router.post('/local/backup', async (ctx) => {
+      ctx.body = { data: await options.backups.make(), meta: { request_id: requestIdOf(ctx) } };
+    });
+  }
+  const app = new Koa();
+  app.silent = true;
+  app.use(envelope(options.log, options.metrics, headers));
+  app.use(answerBrowser);
+  app.use(router.routes());
+  app.use((ctx) => unknownRoute(ctx, router, clients));
+  return app;
+}
+
+/** Redirects a browser from the start page to the reference page, and answers its request for an icon. */
+async function answerBrowser(ctx: Context, next: Next): Promise<void> {
+  // A request without a key gets unauthorized, as on any other path, but without a line in the log.
+  if (ctx.path === '/favicon.ico' && !ctx.get('authorization'))
+    throw new AppError('unauthorized', 'there is no icon');
+  const page = ctx.path === '/' && ctx.method === 'GET' && /\btext\/html\b/i.test(ctx.get('accept'));
+  if (page) ctx.redirect('/docs');
+  else await next();
+}
+
+/** A route's path in the router's syntax: `{id}` becomes `:id`. */
+function patternOf({ base, path }: Route): string {
+  return `${base}${path.replaceAll(/\{(\w+)\}/g, ':$1')}`;
+}
+
+/** Gives the request an id, measures its time, and turns any thrown error into the error envelope. */
+function envelope(log: Logger, metrics: RequestMetrics, headers: Headers) {
+  return async (ctx: Context, next: Next): Promise<void> => {
+    const started = monotonic();
+    const requestId = requestIdFrom(ctx.get('x-request-id'));
+    ctx.state.requestId = requestId;
+    ctx.set({ 'X-Request-Id': requestId, ...headers });
+    try {
+      assertFraming(ctx.req);
+      await next();
+    } catch (error) {
+      writeError(ctx, error, log);
+    }
+    if (!ctx.req.complete) linger(ctx.req);
+    const ms = monotonic() - started;
+    const { method, path, status } = ctx;
+    const route = typeof ctx._matchedRoute === 'string' ? ctx._matchedRoute : 'none';
+    // Metrics and log are written after the answer, which does not wait for them.
+    setImmediate(() => {
+      metrics.observe(method, route, status, ms);
+      log.debug({ request_id: requestId, method, path, status, ms }, 'request');
+    });
+  };
+}
+
+function assertFraming({ headers, httpVersion }: IncomingMessage): void {
+  if (!headers.host && httpVersion === '1.1')
+    throw new AppError('invalid_request', 'an HTTP/1.1 request needs a Host header');
+  // Node decodes only chunked: a body in another transfer coding would be stored undecoded.
+  const coding = headers['transfer-encoding']?.trim().toLowerCase() ?? 'chunked';
+  if (coding !== 'chunked')
+    throw new AppError('invalid_request', 'send the body as it is, or with Transfer-Encoding: chunked alone');
+}
+
+function linger(request: IncomingMessage): void {
+  request.resume();
+  const cut = after(lingerMs, () => request.socket.destroy());
+  request.once('close', cut);
+}
+
+function writeError(ctx: Context, error: unknown, log: Logger): void {
+  const about = { request_id: requestIdOf(ctx), path: ctx.path };
+  const { code, message, details, status } = publicError(error, about, log);
+  for (const header of ofContent) ctx.remove(header);
+  if (status !== 416) ctx.remove('Content-Range');
+  ctx.status = status;
+  if (status === 401) ctx.set('WWW-Authenticate', 'Bearer');
+  if (status === 503) ctx.set('Retry-After', '5');
+  if (status === 429) ctx.set('Retry-After', String(details.retry_after));
+  // The connection is closed after an oversized body, because the rest of the body is not read.
+  if (status === 413) ctx.set('Connection', 'close');
+  ctx.body = { error: { code, message, details } };
+}
+
+/** Refuses a caller without a key first (401), so it learns nothing; then 405 with Allow, or 404. */
+async function unknownRoute(ctx: Context, router: Router, clients: Clients): Promise<void> {
+  const layers = router.match(ctx.path, ctx.method).path;
+  const open = allRoutes().some(
+    ({ route }) => route.access === 'everybody' && layers.some(({ path }) => path === patternOf(route)),
+  );
+  if (!open) {
+    const { quota } = await clients.identify(ctx);
+    if (quota?.refusal) throw quota.refusal;
+  }
+  const allowed = [...new Set(layers.flatMap((layer) => layer.methods))];
+  if (allowed.length === 0)
+    throw new AppError('route_not_found', 'no route has this path; see /docs', { path: ctx.path });
+  ctx.set('Allow', allowed.join(', '));
+  throw new AppError(
+    'method_not_allowed',
+    `this path does not take ${ctx.method}; it takes ${allowed.join(', ')}`,
+    { allowed },
+  );
 }

@@ -4,15 +4,14 @@ import { hash, timingSafeEqual } from 'node:crypto';
 import { keys as routes } from '../../shared/api/keys.ts';
 import type { KeyId } from '../../shared/api/route.ts';
 import type { Caller, Handlers } from '../../shared/api/route-table.ts';
-import { iso, now } from '../../shared/clock.ts';
+import { iso, monotonic, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId, newSecret } from '../../shared/ids.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { History } from '../history.ts';
+import { type History, textIn } from '../history.ts';
 import { pageOf } from '../paging.ts';
 import type { Declared, Key, State } from '../state/state.ts';
-import { KeyUsage } from './last-used.ts';
 import { currentKey, endOf, hasExpired, holds, within } from './rights.ts';
 
 /** The text with which every key starts (spec section 5). */
@@ -182,10 +181,8 @@ function find(id: string, caller: Caller, declared: Pick<Declared, 'keys'>): Key
 }
 
 /** All unknown keys have the same error text, so that a guesser learns nothing. */
-const noGoodKey = new AppError(
-  'unauthorized',
-  'send a valid API key: Authorization: Bearer service_apikey_…',
-);
+const anyKey = 'send a valid API key in the header Authorization: Bearer service_apikey_…';
+const noGoodKey = new AppError('unauthorized', anyKey);
 
 function newEnd({ expires_at }: Key, end: Date | null | undefined): string | null {
   return end === undefined ? expires_at : (end?.toISOString() ?? null);
@@ -195,32 +192,22 @@ function newEnd({ expires_at }: Key, end: Date | null | undefined): string | nul
 function assertNotStronger(key: Key, own: Key): void {
   const missing = key.scopes.find((scope) => !holds(own, scope));
   if (missing) {
-    throw new AppError(
-      'forbidden',
-      `a key without ${missing} cannot read, make or change a key that has it: use a key with ${missing}`,
-      {
-        required_scope: missing,
-      },
-    );
+    const text = `a key without the scope ${missing} cannot read, make or change a key with it: use a key with ${missing}`;
+    throw new AppError('forbidden', text, { required_scope: missing });
   }
   if (within(key, own)) return;
-  throw new AppError(
-    'forbidden',
-    'a key limited to some machines cannot read, make or change a key that reaches others',
-  );
+  const text =
+    'a key limited to some machines cannot read, make or change a key for other machines: use a key without machine_ids and tags';
+  throw new AppError('forbidden', text);
 }
 
 /** Throws forbidden if `key` is stronger than the caller's own key, or expires later. */
 function assertNotMore(key: Key, own: Key): void {
   assertNotStronger(key, own);
   if (endOf(key) <= endOf(own)) return;
-  throw new AppError(
-    'forbidden',
-    `this key expires at ${own.expires_at} and cannot make a key that lasts longer: send an earlier expires_at`,
-    {
-      expires_at: own.expires_at,
-    },
-  );
+  const { expires_at } = own;
+  const text = `a key cannot make a key that expires later than itself: send an expires_at of ${expires_at} or earlier`;
+  throw new AppError('forbidden', text, { expires_at });
 }
 
 /** The enabled schedules and webhooks that used the rights of this key and stop with it. */
@@ -230,4 +217,63 @@ function stoppedWith({ id }: Key, { schedules, webhooks }: State, caller: Caller
   );
   const silenced = [...webhooks.values()].filter((one) => one.key_id === id && one.enabled);
   return { schedules: stopped.map((one) => one.id), webhooks: silenced.map((one) => one.id) };
+}
+
+// ---- The last use of each key
+
+interface Use {
+  /** Milliseconds since 1970. */
+  at: number;
+  ip: string;
+  /** Time of the last write on the monotonic clock; undefined before this process has written the use. */
+  written_at?: number | undefined;
+}
+
+const tables = [
+  'CREATE TABLE key_uses (key_id TEXT PRIMARY KEY, last_used_at INTEGER NOT NULL, ip TEXT NOT NULL) WITHOUT ROWID',
+];
+
+/** Shortest time between two writes for the same key. */
+const betweenMs = 60_000;
+
+/** Records when and from where each key was last used, in the background, so that no request waits. */
+class KeyUsage {
+  readonly #history: History;
+  readonly #uses = new Map<string, Use>();
+
+  /** Reads the last uses, and deletes those of keys that no longer exist. */
+  constructor(history: History, keys: ReadonlyMap<string, unknown>) {
+    this.#history = history;
+    history.migrate('keys', tables);
+    const others = 'DELETE FROM key_uses WHERE key_id NOT IN (SELECT value FROM json_each(?))';
+    history.sql(others).run(JSON.stringify([...keys.keys()]));
+    for (const row of history.sql('SELECT * FROM key_uses').all()) {
+      this.#uses.set(textIn(row, 'key_id'), { at: Number(row.last_used_at), ip: textIn(row, 'ip') });
+    }
+  }
+
+  note(id: KeyId, ip: string): void {
+    const written_at = this.#uses.get(id)?.written_at;
+    const use: Use = { at: now(), ip, written_at };
+    this.#uses.set(id, use);
+    if (written_at !== undefined && monotonic() - written_at < betweenMs) return;
+    use.written_at = monotonic();
+    this.#write('INSERT OR REPLACE INTO key_uses VALUES (?, ?, ?)', id, use.at, ip);
+  }
+
+  lastOf(id: string): Use | undefined {
+    return this.#uses.get(id);
+  }
+
+  forget(id: KeyId): void {
+    this.#uses.delete(id);
+    this.#write('DELETE FROM key_uses WHERE key_id = ?', id);
+  }
+
+  #write(sql: string, ...values: (string | number)[]): void {
+    this.#history
+      .write(() => this.#history.sql(sql).run(...values))
+      // History logs a failed write. The next use of the key after a minute or a restart is written again.
+      .catch(() => {});
+  }
 }

@@ -41,19 +41,7 @@ const storedKey = z.strictObject({ private_key: z.string() });
 const [authorityFile, restKeyFile] = ['authority.json', 'rest-key.json'] as const;
 export const authorityFiles = [authorityFile, restKeyFile];
 
-export interface Authority {
-  /** SHA-256 of the CA certificate in DER, as hexadecimal digits. Join tokens pin this value. */
-  readonly fingerprint: string;
-  /** The CA certificate in PEM, for clients. */
-  readonly certificate: string;
-  /** Makes the TLS options for the gRPC port, with a new leaf that is valid for 90 days. */
-  leaf(): Promise<SecureContextOptions>;
-  /**
-   * The TLS options for the REST API under these names and addresses. Its key never changes, so a pin
-   * outlives the leaves.
-   */
-  rest(names: readonly string[]): Promise<{ pin: string; leaf(): Promise<SecureContextOptions> }>;
-}
+export type Authority = Awaited<ReturnType<typeof readAuthority>>;
 
 /**
  * Reads the authority, or creates a missing one if `mayCreate`.
@@ -93,18 +81,25 @@ async function createAuthority(file: string): Promise<void> {
   await writeDurably(file, JSON.stringify({ certificate: certificate.toString('pem'), private_key: pem }));
 }
 
-async function readAuthority(file: string, restKeyFile: string): Promise<Authority> {
+async function readAuthority(file: string, restKeyFile: string) {
   const { certificate: pem, private_key } = await readStored(file, stored, 'restore it from a backup');
   const certificate = new x509.X509Certificate(pem);
   const issuer = { certificate, key: keysOf(private_key).privateKey };
   return {
+    /** SHA-256 of the CA certificate in DER, as hexadecimal digits. Join tokens pin this value. */
     fingerprint: createHash('sha256').update(Buffer.from(certificate.rawData)).digest('hex'),
+    /** The CA certificate in PEM, for clients. */
     certificate: `${certificate.toString('pem')}\n`,
-    async leaf() {
+    /** Makes the TLS options for the gRPC port, with a new leaf that is valid for 90 days. */
+    async leaf(): Promise<SecureContextOptions> {
       const leaf = await makeLeaf(issuer, linkServerName, [linkServerName], newKey());
       return { minVersion: 'TLSv1.3', ...leaf };
     },
-    async rest(names) {
+    /**
+     * The TLS options for the REST API under these names and addresses. Its key never changes, so a pin
+     * outlives the leaves.
+     */
+    async rest(names: readonly string[]) {
       const pem = await loadRestKey(restKeyFile);
       return { pin: pinOf(pem), leaf: () => makeLeaf(issuer, 'Farhand REST API', names, pem) };
     },

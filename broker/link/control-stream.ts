@@ -5,7 +5,7 @@ import { status as grpcStatus, type ServerDuplexStream } from '@grpc/grpc-js';
 import type { ConnectRequest__Output } from '../../proto/types/farhand/link/v1/ConnectRequest.ts';
 import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
 import type { Hello__Output } from '../../proto/types/farhand/link/v1/Hello.ts';
-import { type AgentStub, methods, protocolVersion } from '../../shared/agent-rpcs.ts';
+import { methods, protocolVersion } from '../../shared/agent-rpcs.ts';
 import { after, every, monotonic, mostSkewMs, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { verifyProof } from '../../shared/identity-proof.ts';
@@ -33,24 +33,18 @@ export interface LinkServices {
   log: Logger;
 }
 
-export interface LinkSettings {
-  heartbeatMs: number;
-  silenceMs: number;
+export const defaultSettings = {
+  heartbeatMs: 15_000,
+  silenceMs: 45_000,
   /**
    * Most short streaming calls open at once on one machine;
    * transfers have a separate limit of the same number.
    */
-  openCalls: number;
-  /** Longest silence of a machine in the middle of a streaming call, in milliseconds. */
-  callIdleMs: number;
-}
-
-export const defaultSettings: LinkSettings = {
-  heartbeatMs: 15_000,
-  silenceMs: 45_000,
   openCalls: 32,
+  /** Longest silence of a machine in the middle of a streaming call, in milliseconds. */
   callIdleMs: 60_000,
 };
+export type LinkSettings = typeof defaultSettings;
 
 /** Largest message in bytes, in either direction. */
 export const messageBytes = 1024 * 1024 + 64 * 1024;
@@ -183,14 +177,8 @@ export function textOf(error: unknown): string {
 }
 
 /** The link to one authenticated agent. */
-class AgentLink implements Link {
-  readonly id = newId('link');
-  readonly machineId: string;
-  readonly instanceId: string;
-  readonly journalId: string;
-  readonly methods: readonly string[];
-  readonly processIds: readonly string[];
-  readonly stub: AgentStub;
+class AgentLink {
+  readonly #link: Link;
   readonly #source: AuthenticatedStream;
   readonly #services: LinkServices;
   readonly #settings: LinkSettings;
@@ -208,25 +196,33 @@ class AgentLink implements Link {
     this.#source = source;
     this.#services = services;
     this.#settings = settings;
-    this.machineId = machine.id;
-    this.instanceId = hello.instance_id;
-    // An agent without a journal of processes loses their results when it ends,
-    // so its instance id stands for the journal.
-    this.journalId = hello.journal_id || hello.instance_id || this.id;
-    this.methods = hello.methods.filter((name) => methods.has(name));
-    this.processIds = hello.process_ids.slice(0, mostProcesses);
+    const offered = hello.methods.filter((name) => methods.has(name));
     this.#calls = new Calls({
       machineId: machine.id,
-      methods: this.methods,
+      methods: offered,
       openCalls: Math.min(settings.openCalls, hello.limits?.open_calls || settings.openCalls),
       idleMs: settings.callIdleMs,
       send: (message) => this.#send(message),
       answerWaiters: services.answerWaiters,
     });
-    this.stub = this.#calls.stub;
+    const id = newId('link');
+    this.#link = {
+      ...{
+        id,
+        machineId: machine.id,
+        instanceId: hello.instance_id,
+        methods: offered,
+        stub: this.#calls.stub,
+      },
+      // An agent without a journal of processes loses their results when it ends,
+      // so its instance id stands for the journal.
+      journalId: hello.journal_id || hello.instance_id || id,
+      processIds: hello.process_ids.slice(0, mostProcesses),
+      close: (last) => this.#close(last),
+    };
   }
 
-  close(last: ConnectResponse): void {
+  #close(last: ConnectResponse): void {
     this.#send(last);
     this.#end();
   }
@@ -238,13 +234,13 @@ class AgentLink implements Link {
     const { hostname = '', os = '', arch = '' } = host ?? {};
     const capabilities = hello.capabilities.slice(0, mostCapabilities);
     const facts = { hostname, os, arch, agent_version, capabilities, ip: address };
-    await machineFacts.hello(this.machineId, facts, metrics);
+    await machineFacts.hello(this.#link.machineId, facts, metrics);
     // The machine may have been removed while its facts were being written.
-    if (!state.machines.has(this.machineId))
-      return this.close({ removed: { reason: 'this machine was removed' } });
+    if (!state.machines.has(this.#link.machineId))
+      return this.#close({ removed: { reason: 'this machine was removed' } });
     this.#welcome();
     if (metrics) this.#watchClock();
-    const older = presence.add(this);
+    const older = presence.add(this.#link);
     if (older) this.#recordTakeover(older);
     this.#log('info', 'machine linked', { address, agent_version });
     const { heartbeatMs, silenceMs } = this.#settings;
@@ -266,7 +262,7 @@ class AgentLink implements Link {
         this.#take(next.value);
       }
     } catch (error) {
-      log.debug({ err: error, machine_id: this.machineId }, 'control stream broke');
+      log.debug({ err: error, machine_id: this.#link.machineId }, 'control stream broke');
     } finally {
       for (const stop of stops) stop();
       this.#end();
@@ -277,7 +273,7 @@ class AgentLink implements Link {
     const { heartbeatMs, silenceMs, openCalls } = this.#settings;
     this.#send({
       welcome: {
-        link_id: this.id,
+        link_id: this.#link.id,
         limits: { frame_bytes: frameBytes, open_calls: openCalls, message_bytes: messageBytes },
         time_ms: now(),
         heartbeat_ms: heartbeatMs,
@@ -293,7 +289,7 @@ class AgentLink implements Link {
     if (this.#ended) return;
     if (reply) this.#calls.reply(reply);
     if (heartbeat) {
-      this.#services.machineFacts.heard(this.machineId, heartbeat.metrics);
+      this.#services.machineFacts.heard(this.#link.machineId, heartbeat.metrics);
       this.#watchClock();
     }
     if (farewell) this.#end();
@@ -304,7 +300,7 @@ class AgentLink implements Link {
    * Warns again after it was right.
    */
   #watchClock(): void {
-    const facts = this.#services.machineFacts.of(this.machineId);
+    const facts = this.#services.machineFacts.of(this.#link.machineId);
     const clock_offset_ms = facts?.report?.clock_offset_ms ?? 0;
     const isOff = Math.abs(clock_offset_ms) > mostSkewMs;
     if (isOff && !this.#clockIsOff) {
@@ -337,7 +333,7 @@ class AgentLink implements Link {
     if (this.#ended) return;
     this.#ended = true;
     const { stream } = this.#source;
-    this.#services.presence.drop(this);
+    this.#services.presence.drop(this.#link);
     this.#calls.close();
     stream.end();
     this.#services.connections.closeSoon(stream.getPeer());
@@ -345,7 +341,7 @@ class AgentLink implements Link {
   }
 
   #log(level: 'info' | 'warn', text: string, more = {}): void {
-    this.#services.limits.machine(level, this.machineId, { link_id: this.id, ...more }, text);
+    this.#services.limits.machine(level, this.#link.machineId, { link_id: this.#link.id, ...more }, text);
   }
 
   /**
@@ -353,9 +349,9 @@ class AgentLink implements Link {
    * replaces the older link.
    */
   #recordTakeover(older: Link): void {
-    if (older.instanceId === this.instanceId) return;
+    if (older.instanceId === this.#link.instanceId) return;
     this.#log('warn', 'two agents use one identity; the older was fenced off', { fenced: older.id });
     const { machine } = this.#source;
-    this.#services.limits.takeover({ machine, fenced_link: older.id, link_id: this.id });
+    this.#services.limits.takeover({ machine, fenced_link: older.id, link_id: this.#link.id });
   }
 }

@@ -25,58 +25,21 @@ interface Takeover {
   link_id: string;
 }
 
-export class LinkLimits {
-  readonly #services: { history: History; events: Events; log: Logger };
-  readonly #addresses: LogLimiter<string>;
-  readonly #machines: LogLimiter<string>;
-  readonly #hellos: LogLimiter<string>;
-  readonly #takeovers: LogLimiter<Takeover>;
+export type LinkLimits = ReturnType<typeof createLinkLimits>;
 
-  constructor(services: { history: History; events: Events; log: Logger }) {
-    const { log } = services;
-    const warn = (key: string, text: string) => (value: string, more: number) =>
-      log.warn({ [key]: value, more }, text);
-    const unauthenticated = warn('address', 'more connections to the gRPC port did not authenticate');
-    const lines = warn('machine_id', 'more log lines about this machine were left out');
-    const hellos = warn('machine_id', 'a machine linked more often than it may');
-    this.#services = services;
-    this.#addresses = new LogLimiter(addressLines, minute, unauthenticated);
-    this.#machines = new LogLimiter(machineLines, minute, lines, unlimited);
-    this.#hellos = new LogLimiter(machineHellos, minute, hellos, unlimited);
-    this.#takeovers = new LogLimiter(1, minute, (first, more) => this.#record(first, more), unlimited);
-  }
+export function createLinkLimits(services: { history: History; events: Events; log: Logger }) {
+  const { history, events, log } = services;
+  const warn = (key: string, text: string) => (value: string, more: number) =>
+    log.warn({ [key]: value, more }, text);
+  const unauthenticated = warn('address', 'more connections to the gRPC port did not authenticate');
+  const addresses = new LogLimiter(addressLines, minute, unauthenticated);
+  const lines = warn('machine_id', 'more log lines about this machine were left out');
+  const machines = new LogLimiter(machineLines, minute, lines, unlimited);
+  const tooMany = warn('machine_id', 'a machine linked more often than it may');
+  const hellos = new LogLimiter(machineHellos, minute, tooMany, unlimited);
+  const takeovers = new LogLimiter<Takeover>(1, minute, (first, more) => record(first, more), unlimited);
 
-  /** Logs a warning about a peer that has not authenticated. */
-  unauthenticated(address: string, about: object, text: string): void {
-    if (this.#addresses.take(address, address)) this.#services.log.warn({ ...about, address }, text);
-  }
-
-  /** Logs a line about an authenticated machine. */
-  machine(level: 'info' | 'warn', machine_id: string, about: object, text: string): void {
-    if (this.#machines.take(machine_id, machine_id))
-      this.#services.log[level]({ machine_id, ...about }, text);
-  }
-
-  /** Whether an authenticated machine may link again this minute. */
-  admits(machineId: string): boolean {
-    return this.#hellos.take(machineId, machineId);
-  }
-
-  /**
-   * Records the first takeover of a machine in a minute as an event,
-   * and the number of further ones in a second event.
-   */
-  takeover(one: Takeover): void {
-    if (this.#takeovers.take(one.machine.id, one)) this.#record(one);
-  }
-
-  /** Logs at once how many lines were left out. */
-  close(): void {
-    for (const limiter of [this.#addresses, this.#machines, this.#hellos, this.#takeovers]) limiter.close();
-  }
-
-  #record({ machine, ...links }: Takeover, more?: number): void {
-    const { history, events, log } = this.#services;
+  function record({ machine, ...links }: Takeover, more?: number): void {
     const data = { ...links, ...(more && { more }) };
     history
       .write((transaction) => events.emit(transaction, 'machine.fenced', machine, data))
@@ -84,4 +47,28 @@ export class LinkLimits {
         log.error({ err: error, machine_id: machine.id }, 'a takeover event could not be written'),
       );
   }
+
+  return {
+    /** Logs a warning about a peer that has not authenticated. */
+    unauthenticated(address: string, about: object, text: string): void {
+      if (addresses.take(address, address)) log.warn({ ...about, address }, text);
+    },
+    /** Logs a line about an authenticated machine. */
+    machine(level: 'info' | 'warn', machine_id: string, about: object, text: string): void {
+      if (machines.take(machine_id, machine_id)) log[level]({ machine_id, ...about }, text);
+    },
+    /** Whether an authenticated machine may link again this minute. */
+    admits: (machineId: string): boolean => hellos.take(machineId, machineId),
+    /**
+     * Records the first takeover of a machine in a minute as an event,
+     * and the number of further ones in a second event.
+     */
+    takeover(one: Takeover): void {
+      if (takeovers.take(one.machine.id, one)) record(one);
+    },
+    /** Logs at once how many lines were left out. */
+    close(): void {
+      for (const limiter of [addresses, machines, hellos, takeovers]) limiter.close();
+    },
+  };
 }

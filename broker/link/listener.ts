@@ -38,7 +38,7 @@ import {
   serveConnect,
   textOf,
 } from './control-stream.ts';
-import { LinkLimits } from './limits-per-minute.ts';
+import { createLinkLimits } from './limits-per-minute.ts';
 
 export interface ListenerOptions {
   host: string;
@@ -67,12 +67,6 @@ export interface ListenerServices extends Omit<LinkServices, 'limits' | 'answerW
 /** Adds another service to the server. The service calls `authenticate` for a peer with a valid key. */
 export type AddService = (server: Server, authenticate: (peer: string) => void) => void;
 
-export interface LinkListener {
-  readonly port: number;
-  /** Stops accepting connections and ends the open ones. Resolves when all are closed. */
-  close(): Promise<void>;
-}
-
 const headerBytes = 16 * 1024;
 /** Most streams on a connection: more than all calls of a machine together. */
 const streamsPerConnection = 512;
@@ -86,11 +80,11 @@ export async function startListener(
   options: ListenerOptions,
   settings: LinkSettings,
   addService: AddService,
-): Promise<LinkListener> {
+) {
   const { authority, connections, log } = services;
   const { host, port } = options;
   shortenQueues();
-  const limits = new LinkLimits(services);
+  const limits = createLinkLimits(services);
   const server = grpcServer(options);
   server.addService(linkService, handlers({ ...services, limits, answerWaiters: new Map() }, settings));
   addService(server, (peer) => connections.authenticate(peer));
@@ -106,7 +100,8 @@ export async function startListener(
   ];
   return {
     port: (listener.address() as AddressInfo).port,
-    async close() {
+    /** Stops accepting connections and ends the open ones. Resolves when all are closed. */
+    async close(): Promise<void> {
       for (const stop of stops) stop();
       const closed = new Promise<void>((resolve) => listener.close(() => resolve()));
       await connections.close();

@@ -75,13 +75,9 @@ const tables = [
 export function firstFacts(
   machineId: string,
   host: Omit<Facts, 'last_seen' | 'report' | 'capabilities'>,
-): OutboxEntry {
-  const entry: FactsEntry = {
-    kind: 'machine_facts',
-    machine_id: machineId,
-    facts: { ...host, capabilities: [], last_seen: now() },
-  };
-  return entry;
+): FactsEntry {
+  const facts = { ...host, capabilities: [], last_seen: now() };
+  return { kind: 'machine_facts', machine_id: machineId, facts };
 }
 
 const metricsPoint = [

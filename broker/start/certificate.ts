@@ -8,17 +8,7 @@ import type { Logger } from '../../shared/logger.ts';
 import type { BrokerSettings } from '../config.ts';
 import { type Authority, renewLeaves } from '../link/authority.ts';
 
-export interface Certificate {
-  context: SecureContextOptions;
-  /** `sha256//BASE64` of the key if the broker's own authority issued the certificate, otherwise empty. */
-  pin: string;
-  /** Whether browsers trust the certificate. */
-  isPublic: boolean;
-  /**
-   * Calls `apply` with each newer certificate; no connection is dropped. The returned function stops this.
-   */
-  follow(apply: (context: SecureContextOptions) => void): () => void;
-}
+type Apply = (context: SecureContextOptions) => void;
 
 interface Pair {
   cert: string;
@@ -26,15 +16,17 @@ interface Pair {
 }
 
 /**
- * The certificate that the settings choose; undefined without TLS.
- * Files are checked every `lookMs`. Throws StartError.
+ * The certificate that the settings choose; undefined without TLS. Its `pin` is `sha256//BASE64` of the key if
+ * the broker's own CA issued it, otherwise empty; `isPublic` is true if browsers trust it. `follow` calls
+ * `apply` with each newer certificate, for which files are checked every `lookMs`; no connection is dropped.
+ * Throws StartError.
  */
 export async function certificateOf(
   settings: BrokerSettings,
   authority: Authority,
   lookMs: number,
   log: Logger,
-): Promise<Certificate | undefined> {
+) {
   const { tls, tls_cert, tls_key } = settings;
   if (tls && (tls_cert ?? tls_key)) throw new StartError('--tls and --tls-cert: choose one of them');
   if (tls_cert !== undefined && tls_key !== undefined)
@@ -44,13 +36,13 @@ export async function certificateOf(
   return tls ? ofAuthority(authority, namesOf(settings), log) : undefined;
 }
 
-async function ofAuthority(authority: Authority, names: string[], log: Logger): Promise<Certificate> {
+async function ofAuthority(authority: Authority, names: string[], log: Logger) {
   const { pin, leaf } = await authority.rest(names);
   return {
     context: await leaf(),
     pin,
     isPublic: false,
-    follow: (apply) => renewLeaves(leaf, apply, log),
+    follow: (apply: Apply) => renewLeaves(leaf, apply, log),
   };
 }
 
@@ -62,7 +54,7 @@ function namesOf({ public_url, http }: BrokerSettings): string[] {
   return [...new Set(all)].filter((name) => name !== '' && !anywhere.includes(name));
 }
 
-async function fromFiles(files: Pair, lookMs: number, log: Logger): Promise<Certificate> {
+async function fromFiles(files: Pair, lookMs: number, log: Logger) {
   let version = await versionOf(files);
   const context = await read(files).catch((error: unknown) => {
     throw new StartError(`--tls-cert ${files.cert}, --tls-key ${files.key}: ${reasonOf(error)}`, 78, {
@@ -73,7 +65,7 @@ async function fromFiles(files: Pair, lookMs: number, log: Logger): Promise<Cert
     context,
     pin: '',
     isPublic: true,
-    follow(apply) {
+    follow(apply: Apply) {
       const look = async (): Promise<void> => {
         const current = await versionOf(files);
         if (current === version) return;

@@ -16,11 +16,10 @@ import { reasonOf } from '../../shared/system-errors.ts';
 import type { BrokerSettings } from '../config.ts';
 import { ConnectionLimiter, connectionLimits } from '../connection-limiter.ts';
 import { StreamsService } from '../grpc-api/index.ts';
-import type { AppOptions } from '../http/app.ts';
-import { Spool } from '../http/body.ts';
-import { createHttpServer } from '../http/server.ts';
+import { openSpool } from '../http/body.ts';
+import { type AppOptions, createHttpServer } from '../http/server.ts';
 import { defaultSettings } from '../link/control-stream.ts';
-import { type AddService, backlog, type LinkListener, startListener } from '../link/listener.ts';
+import { type AddService, backlog, startListener } from '../link/listener.ts';
 import type { Sessions } from '../sessions/index.ts';
 import { certificateOf } from './certificate.ts';
 import {
@@ -108,7 +107,7 @@ async function assemble(
   const rooms = await openRooms({ settings, tuning, status, closers, log });
   const { events, presence, commands, schedules, sessions } = rooms;
   const streams = new StreamsService({ ...rooms, stalledMs: tuning.stalledMs ?? stalledMs, log });
-  const spool = await Spool.open(join(settings.data_dir, 'spool'));
+  const spool = await openSpool(join(settings.data_dir, 'spool'));
   const bodies = new Quota(maxBodies, 'large bodies are under way');
   const terminals = {
     redeem: (ticket: string) => sessions.redeem(ticket),
@@ -225,7 +224,7 @@ function listenForAgents(
   rooms: Rooms,
   serve: AddService,
   log: Logger,
-): Promise<LinkListener> {
+) {
   const { authority, keys } = rooms;
   const link = { ...defaultSettings, ...tuning.link };
   const connections = new ConnectionLimiter({
