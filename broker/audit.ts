@@ -9,8 +9,6 @@ import { type History, jsonIn, type OutboxEntry, type Row, textIn } from './hist
 import { OrderedTable } from './history-table.ts';
 import { type Condition, countRows } from './paging.ts';
 
-export type Audit = ReturnType<typeof createAudit>;
-
 interface AuditEntry extends OutboxEntry {
   kind: 'audit';
   id: string;

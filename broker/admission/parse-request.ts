@@ -39,6 +39,8 @@ type Step = string | number;
 interface Place {
   noun: IdNoun;
   path: readonly Step[];
+  /** True if the path leads into a list. */
+  listed: boolean;
 }
 
 /** Most issues or names in one answer. */
@@ -65,12 +67,13 @@ export class RequestParser<R extends Route> {
   /** Finds every id in a request, before any other check. */
   ids(raw: RawInput): FoundId[] {
     const reads = ['list', 'events'].includes(this.#route.kind);
-    return this.#places.flatMap(({ noun, path }) => {
-      const listed = path.some((step) => typeof step === 'number');
+    const found: FoundId[] = [];
+    for (const { noun, path, listed } of this.#places) {
       const filters = reads && path[0] === 'query';
       // A cut id identifies nothing, because no id is this long.
-      return valuesAt(raw, path).map((id) => ({ noun, id: id.slice(0, longestId), listed, filters }));
-    });
+      for (const id of valuesAt(raw, path)) found.push({ noun, id: id.slice(0, longestId), listed, filters });
+    }
+    return found;
   }
 
   /**
@@ -157,7 +160,7 @@ function placesIn(
   above: readonly z.core.$ZodType[] = [],
 ): Place[] {
   const noun = nounOf(schema);
-  if (noun) return [{ noun, path }];
+  if (noun) return [{ noun, path, listed: path.some((step) => typeof step === 'number') }];
   const inside = [...above, schema];
   const turns = above.includes(schema);
   if (!turns && schema instanceof z.ZodObject && !hidesId(schema._zod.def.catchall)) {

@@ -1,8 +1,8 @@
-// Shared by the file routes: the machine's stub, time limits of calls, file events, and the conversion of
+// Shared by the file routes: time limits of calls, file events, and the conversion of
 // entries and paths between the agent protocol and REST.
 import { isUtf8 } from 'node:buffer';
 import type { FileEntry__Output } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
-import type { AgentStub, CallOptions } from '../../shared/agent-rpcs.ts';
+import type { CallOptions } from '../../shared/agent-rpcs.ts';
 import type { MachineId } from '../../shared/api/route.ts';
 import type { Api, Caller, Reply } from '../../shared/api/route-table.ts';
 import { iso, latestInstant } from '../../shared/clock.ts';
@@ -42,11 +42,6 @@ export const bulk = lasting({ lane: 'bulk' });
 export const listing = lasting({});
 /** Options of calls that may be silent for long, so without an idle timeout. */
 export const watching = lasting({ lane: 'watch', idle_ms: 0 });
-
-/** The gRPC stub that calls a machine's agent. Throws machine_offline. */
-export function stubOf({ presence }: FileServices, machine: MachineId): AgentStub {
-  return presence.get(machine).stub;
-}
 
 /** Writes an event about a file and the caller's audit record; both are on disk when the promise resolves. */
 export async function recordFileEvent(

@@ -16,7 +16,6 @@ import {
   recordFileEvent,
   short,
   splitHead,
-  stubOf,
 } from './agent-calls.ts';
 
 type DownloadInput = Input<Api['files']['download']>;
@@ -45,7 +44,9 @@ export async function download(
 
 async function versionOf(services: FileServices, input: DownloadInput, caller: Caller) {
   const path = bytesOf(input.path, input.path_encoding);
-  const { entry, etag } = await stubOf(services, input.machine_id).statFile({ path }, short(caller));
+  const { entry, etag } = await services.presence
+    .get(input.machine_id)
+    .stub.statFile({ path }, short(caller));
   const { type, size, modified_at_ms } = assertEntry(entry);
   if (type === 'FILE_TYPE_DIRECTORY') {
     const message = `${input.path} is a directory: add archive=tar to download it`;
@@ -128,7 +129,7 @@ async function open(
   const part = selection === 'whole' ? undefined : selection;
   // The Range header takes precedence over offset and length in the query.
   const slice = part ?? { offset: input.offset ?? 0, ...present({ length: input.length }) };
-  const parts = stubOf(services, input.machine_id).readFile({ path, ...slice }, bulk(caller));
+  const parts = services.presence.get(input.machine_id).stub.readFile({ path, ...slice }, bulk(caller));
   const { head, rest } = await splitHead(parts, validHead);
   const { entry, etag, offset, length } = head;
   if (part && length !== part.length) {
@@ -163,7 +164,7 @@ async function downloadArchive(
 ): Promise<BytesReply> {
   const { machine_id, path, path_encoding, archive = 'tar' } = input;
   const request = { path: bytesOf(path, path_encoding), gzip: archive === 'tar.gz' };
-  const parts = stubOf(services, machine_id).readArchive(request, bulk(caller));
+  const parts = services.presence.get(machine_id).stub.readArchive(request, bulk(caller));
   const { head, rest } = await splitHead(
     parts,
     ({ head: first }) => first && { entry: assertEntry(first.entry) },

@@ -21,7 +21,6 @@ import {
   pathOf,
   short,
   splitHead,
-  stubOf,
   watching,
   withMachine,
 } from './agent-calls.ts';
@@ -53,7 +52,9 @@ export function fileHandlers(services: FileServices): Handlers['files'] {
       const path = bytesOf(input.path, input.path_encoding);
       const request = { path, sha256: input.checksum !== undefined };
       const options = input.checksum ? long(caller) : short(caller);
-      const { entry, etag, sha256 } = await stubOf(services, input.machine_id).statFile(request, options);
+      const { entry, etag, sha256 } = await services.presence
+        .get(input.machine_id)
+        .stub.statFile(request, options);
       caller.headers.set('ETag', assertEtag(etag));
       return { ...entryOf(entry), ...(input.checksum && { sha256 }) };
     },
@@ -67,7 +68,7 @@ async function listFiles(
 ): Promise<Listing> {
   const { offset = 0, limit = 0, hidden = false } = input;
   const request = { path: bytesOf(input.path ?? '', input.path_encoding), hidden, offset, limit };
-  const parts = stubOf(services, input.machine_id).listFiles(request, listing(caller));
+  const parts = services.presence.get(input.machine_id).stub.listFiles(request, listing(caller));
   const { head, rest } = await splitHead(parts, (part) => part.head);
   if (limit === 0 && head.total - offset > listedEntries) {
     const message = `more than ${listedEntries} entries: list it in pages, with limit and offset`;
@@ -107,7 +108,7 @@ async function readContent(services: FileServices, input: Input<Route<'read'>>, 
   let received = 0;
   let release = (): void => {};
   try {
-    for await (const part of stubOf(services, input.machine_id).readFile(request, short(caller))) {
+    for await (const part of services.presence.get(input.machine_id).stub.readFile(request, short(caller))) {
       if (part.head) {
         head = part.head;
         release = services.contents.take(head.length ?? contentBytes);
@@ -146,7 +147,7 @@ async function* searchFiles(
   const request = { path, name, content, ignore_case, hidden, limit };
   let matches = 0;
   let tail: { truncated: boolean; visited: number; unreadable: number } | undefined;
-  for await (const part of stubOf(services, input.machine_id).searchFiles(request, bulk(caller))) {
+  for await (const part of services.presence.get(input.machine_id).stub.searchFiles(request, bulk(caller))) {
     for (const match of part.matches?.matches ?? []) yield lineOf(match);
     matches += part.matches?.matches.length ?? 0;
     if (matches > limit) throw tooMuch();
@@ -172,7 +173,7 @@ const kinds = {
  */
 async function watchFiles(services: FileServices, input: Input<Route<'watch'>>, caller: Caller) {
   const request = { path: bytesOf(input.path ?? '', input.path_encoding), recursive: input.recursive };
-  const answers = stubOf(services, input.machine_id).watchFiles(request, watching(caller));
+  const answers = services.presence.get(input.machine_id).stub.watchFiles(request, watching(caller));
   const { head, rest } = await splitHead(answers, (first) => first);
   return eventsOf(head.path, rest);
 }

@@ -19,7 +19,6 @@ import {
   pathOf,
   recordFileEvent,
   short,
-  stubOf,
   withMachine,
 } from './agent-calls.ts';
 
@@ -44,26 +43,28 @@ export function writeHandlers(services: FileServices) {
     async change({ machine_id, path, path_encoding, mode, owner, group }, caller) {
       const change = present({ mode: modeOf(mode), owner, group });
       const request = { path: bytesOf(path, path_encoding), ...change };
-      const { entry } = await stubOf(services, machine_id).changeFile(request, short(caller));
+      const { entry } = await services.presence.get(machine_id).stub.changeFile(request, short(caller));
       return entryOf(entry);
     },
 
     async mkdir({ machine_id, path, path_encoding, mode, parents }, caller) {
       const directory = { parents, ...present({ mode: modeOf(mode) }) };
       const request = { path: bytesOf(path, path_encoding), ...directory };
-      const { entry } = await stubOf(services, machine_id).makeDirectory(request, short(caller));
+      const { entry } = await services.presence.get(machine_id).stub.makeDirectory(request, short(caller));
       return entryOf(entry);
     },
 
     async touch({ machine_id, path, path_encoding, modified_at, create }, caller) {
       const time = present({ modified_at_ms: modified_at?.getTime() });
       const request = { path: bytesOf(path, path_encoding), create, ...time };
-      const { entry } = await stubOf(services, machine_id).touchFile(request, short(caller));
+      const { entry } = await services.presence.get(machine_id).stub.touchFile(request, short(caller));
       return entryOf(entry);
     },
 
     async move(input, caller) {
-      const { entry } = await stubOf(services, input.machine_id).moveFile(fromTo(input), long(caller));
+      const { entry } = await services.presence
+        .get(input.machine_id)
+        .stub.moveFile(fromTo(input), long(caller));
       return entryOf(entry);
     },
 
@@ -94,7 +95,9 @@ async function extractArchive(services: FileServices, input: Input<Route<'extrac
   const { machine_id, overwrite, create_parents, content } = input;
   const path = bytesOf(input.path, input.path_encoding);
   const requests = upload({ path, whole: false, overwrite, create_parents }, content.chunks, () => ({}));
-  const { entry, summary } = await stubOf(services, machine_id).writeArchive(requests, bulk(caller));
+  const { entry, summary } = await services.presence
+    .get(machine_id)
+    .stub.writeArchive(requests, bulk(caller));
   const { files, bytes, sha256 } = assertSummary(summary);
   const at = pathOf(assertEntry(entry).path);
   await recordFileEvent(services, caller, 'file.uploaded', machine_id, { ...at, size: bytes });
@@ -140,7 +143,9 @@ async function store(
   caller: Caller,
   options: CallOptions,
 ) {
-  const written = await stubOf(services, machine_id).writeFile(upload(open, chunks, commit), options);
+  const written = await services.presence
+    .get(machine_id)
+    .stub.writeFile(upload(open, chunks, commit), options);
   caller.headers.set('ETag', assertEtag(written.etag));
   const at = pathOf(written.path);
   const { size, created, sha256 } = written;
@@ -175,7 +180,7 @@ function* pieces(content: Buffer): Generator<Uint8Array> {
 async function removeFile(services: FileServices, input: Input<Route<'remove'>>, caller: Caller) {
   const { machine_id, recursive } = input;
   const request = { path: bytesOf(input.path, input.path_encoding), recursive };
-  const { path, size } = await stubOf(services, machine_id).removeFile(request, long(caller));
+  const { path, size } = await services.presence.get(machine_id).stub.removeFile(request, long(caller));
   const at = pathOf(path);
   await recordFileEvent(services, caller, 'file.deleted', machine_id, { ...at, size, recursive });
   return { deleted: true as const, ...at };
@@ -193,7 +198,9 @@ async function copy(services: FileServices, input: CopyInput, caller: Caller) {
   const { machine_id, destination_machine_id: target = machine_id } = input;
   if (target !== machine_id)
     return copyAcross(services, { ...input, destination_machine_id: target }, caller);
-  const { entry, files, bytes } = await stubOf(services, machine_id).copyFile(fromTo(input), long(caller));
+  const { entry, files, bytes } = await services.presence
+    .get(machine_id)
+    .stub.copyFile(fromTo(input), long(caller));
   return { ...entryOf(entry), files_copied: files, bytes_copied: bytes };
 }
 
@@ -208,8 +215,8 @@ async function copyAcross(
       required_scope: 'files:read',
     });
   }
-  const from = stubOf(services, input.machine_id);
-  const to = stubOf(services, input.destination_machine_id);
+  const from = services.presence.get(input.machine_id).stub;
+  const to = services.presence.get(input.destination_machine_id).stub;
   const { source, destination: path, overwrite } = fromTo(input);
   const { type, mode } = assertEntry((await from.statFile({ path: source }, short(caller))).entry);
   const options = bulk(caller);

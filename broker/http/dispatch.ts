@@ -144,15 +144,11 @@ async function readBody(
 function assertPlainContent(ctx: Context): void {
   const coding = ctx.get('content-encoding') || 'identity';
   const transfer = ctx.get('transfer-encoding') || 'chunked';
-  if (coding !== 'identity' || transfer.toLowerCase() !== 'chunked') {
+  if (coding !== 'identity' || transfer.toLowerCase() !== 'chunked')
     throw new AppError('invalid_request', 'send the content without Content-Encoding');
-  }
-  if (ctx.get('content-range')) {
-    throw new AppError(
-      'invalid_request',
-      'a file can only be replaced as a whole: send it without Content-Range',
-    );
-  }
+  if (!ctx.get('content-range')) return;
+  const message = 'a file can only be replaced as a whole: send the whole file without Content-Range';
+  throw new AppError('invalid_request', message);
 }
 
 export type Clients = ReturnType<typeof createClients>;

@@ -70,37 +70,29 @@ function metaOf(caller: Caller) {
 
 /**
  * Sends an object or a list, parsed by the route's own schema so that only documented fields leave the
- * broker.
+ * broker. Answers that wait for slow readers share one quota, so that many of them cannot fill the memory.
  */
 function sendObject({ ctx, route, input, caller }: Exchange, reply: unknown): void {
-  const meta = metaOf(caller);
-  if (route.kind !== 'list') {
-    sendJson(ctx, route, { data: route.reply.parse(reply), meta });
-    return;
-  }
-  const { items, total } = page.parse(reply);
-  const { limit, offset } = paging.parse(input);
-  const has_more = offset + items.length < total;
-  if (has_more) {
-    const query = new URLSearchParams(ctx.querystring);
-    query.set('limit', String(limit));
-    query.set('offset', String(offset + limit));
-    ctx.set('Link', `<${ctx.path}?${query.toString()}>; rel="next"`);
-  }
-  const data = items.map((item) => route.reply.parse(item));
-  sendJson(ctx, route, { data, meta: { ...meta, total, limit, offset, has_more } });
-}
-
-/**
- * Sends JSON. Answers that wait for slow readers share one quota, so that many of them cannot fill the
- * memory.
- */
-function sendJson(ctx: Context, { status }: Route, body: object): void {
-  const text = JSON.stringify(body);
+  let data: unknown;
+  let meta: object = metaOf(caller);
+  if (route.kind === 'list') {
+    const { items, total } = page.parse(reply);
+    const { limit, offset } = paging.parse(input);
+    const has_more = offset + items.length < total;
+    if (has_more) {
+      const query = new URLSearchParams(ctx.querystring);
+      query.set('limit', String(limit));
+      query.set('offset', String(offset + limit));
+      ctx.set('Link', `<${ctx.path}?${query.toString()}>; rel="next"`);
+    }
+    data = items.map((item) => route.reply.parse(item));
+    meta = { ...meta, total, limit, offset, has_more };
+  } else data = route.reply.parse(reply);
+  const text = JSON.stringify({ data, meta });
   const release = answers.take(text.length);
   if (ctx.res.closed) release();
   else ctx.res.once('close', release);
-  ctx.status = status;
+  ctx.status = route.status;
   // Set here because koa otherwise searches its table of types for each answer.
   ctx.set('Content-Type', jsonType);
   ctx.body = text;

@@ -162,11 +162,8 @@ function refuseMalformed(error: NodeJS.ErrnoException, socket: Duplex, headers: 
   // Node has removed its own error listener, and an unhandled error event would end the process.
   socket.on('error', () => socket.destroy());
   if (!socket.writable || error.code === 'ECONNRESET') return void socket.destroy();
-  const [status, code, message] = refusals[error.code ?? ''] ?? [
-    '400 Bad Request',
-    'invalid_request',
-    'this is not a valid HTTP request',
-  ];
+  const malformed = ['400 Bad Request', 'invalid_request', 'this is not a valid HTTP request'] as const;
+  const [status, code, message] = refusals[error.code ?? ''] ?? malformed;
   const body = JSON.stringify({ error: { code, message, details: {} } });
   const head = {
     ...headers,
@@ -327,9 +324,6 @@ async function unknownRoute(ctx: Context, router: Router, clients: Clients): Pro
   if (allowed.length === 0)
     throw new AppError('route_not_found', 'no route has this path; see /docs', { path: ctx.path });
   ctx.set('Allow', allowed.join(', '));
-  throw new AppError(
-    'method_not_allowed',
-    `this path does not take ${ctx.method}; it takes ${allowed.join(', ')}`,
-    { allowed },
-  );
+  const message = `${ctx.path} has no method ${ctx.method}; it has ${allowed.join(', ')}`;
+  throw new AppError('method_not_allowed', message, { allowed });
 }

@@ -138,10 +138,9 @@ function admitTicket(request: IncomingMessage, session: string, rooms: WebSocket
   const attachment = rooms.redeem(ticket);
   if (attachment?.attached.session_id === session) return attachment;
   attachment?.leave();
-  throw new AppError(
-    'unauthorized',
-    'this ticket is not good here, or no longer: attach again, and open its stream_url within 30 seconds',
-  );
+  const text =
+    'this ticket is unknown, used or expired: attach again, and open its stream_url within 30 seconds';
+  throw new AppError('unauthorized', text);
 }
 
 /**
