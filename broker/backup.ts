@@ -43,7 +43,8 @@ export async function openBackups(
      * Throws conflict while another copy is being made.
      */
     async make() {
-      if (making) throw new AppError('conflict', 'another backup is being made: wait for it');
+      if (making)
+        throw new AppError('conflict', 'another backup is being made: try again when it has finished');
       making = true;
       try {
         await copy();

@@ -43,39 +43,42 @@ const dataDir = z
   .transform((path) => resolve(path));
 
 export const brokerSettings = {
-  data_dir: { schema: dataDir, value: 'DIR', help: 'state, history and keys of this broker' },
+  data_dir: { schema: dataDir, value: 'DIR', help: 'directory for state, history and keys' },
   http: {
     schema: z.string().default('127.0.0.1:8420').pipe(hostPort),
     value: 'HOST:PORT',
-    help: 'REST API (default 127.0.0.1:8420)',
+    help: 'address of the REST API (default 127.0.0.1:8420)',
   },
   grpc: {
     schema: z.string().default('0.0.0.0:8421').pipe(hostPort),
     value: 'HOST:PORT',
-    help: 'where agents dial in (default 0.0.0.0:8421)',
+    help: 'address that agents connect to (default 0.0.0.0:8421)',
   },
   public_url: {
-    schema: z.string().refine(isWhole, 'say it whole, such as https://HOST:8420').optional(),
+    schema: z.string().refine(isWhole, 'must be a whole URL, such as https://HOST:8420').optional(),
     value: 'URL',
-    help: 'how people reach the REST API, where that differs from --http',
+    help: 'URL of the REST API for clients, if it differs from --http',
   },
   public_grpc: {
     schema: z.string().pipe(hostPort).optional(),
     value: 'HOST:PORT',
-    help: 'how agents reach this broker, where that differs from --grpc',
+    help: 'address of this broker for agents, if it differs from --grpc',
   },
-  insecure_http: { schema: flag, help: 'serve REST without TLS on an address that others can reach' },
+  insecure_http: { schema: flag, help: 'serve REST without TLS on addresses other than 127.0.0.1' },
   tls_cert: {
     schema: z.string().min(1).optional(),
     value: 'FILE',
     help: 'serve REST over TLS with this certificate and its chain, in PEM; read again when it changes',
   },
-  tls_key: { schema: z.string().min(1).optional(), value: 'FILE', help: 'the key of --tls-cert, in PEM' },
-  tls: { schema: flag, help: 'serve REST over TLS with a certificate of the broker’s own authority' },
+  tls_key: { schema: z.string().min(1).optional(), value: 'FILE', help: 'private key of --tls-cert, in PEM' },
+  tls: {
+    schema: flag,
+    help: 'serve REST over TLS with a certificate of the broker’s own certificate authority (CA)',
+  },
   trusted_proxy: {
     schema: words.default([]).pipe(networks),
     value: 'CIDR',
-    help: 'proxies that are believed about where a request comes from, with commas (default none)',
+    help: 'proxies whose X-Forwarded headers are used, separated by commas (default none)',
   },
   rate_limit: {
     schema: ratePlan.optional(),
@@ -85,37 +88,37 @@ export const brokerSettings = {
   keep_history: {
     schema: z.string().default('30d').pipe(duration),
     value: 'TIME',
-    help: 'how long finished commands stay (default 30d)',
+    help: 'time to store finished commands (default 30d)',
   },
   keep_output: {
     schema: z.string().default('10GiB').pipe(size),
     value: 'SIZE',
-    help: 'what the output of finished commands may take on disk; the oldest goes first (default 10GiB)',
+    help: 'disk space for the output of finished commands; the oldest is deleted first (default 10GiB)',
   },
   keep_events: {
     schema: z.string().default('72h').pipe(duration),
     value: 'TIME',
-    help: 'how long events stay (default 72h)',
+    help: 'time to store events (default 72h)',
   },
   keep_audit: {
     schema: z.string().default('365d').pipe(duration),
     value: 'TIME',
-    help: 'how long the record of who did what stays (default 365d)',
+    help: 'time to store the audit log (default 365d)',
   },
   new_history: {
     schema: flag,
-    help: 'start with an empty history.db where the old one is lost; what schedules missed is not run',
+    help: 'start with an empty history.db if the old one was lost; missed schedule runs are skipped',
   },
   old_history: {
     schema: flag,
-    help: 'start with a history.db that lacks its last changes; what schedules missed is not run',
+    help: 'start with a history.db that lacks its last changes; missed schedule runs are skipped',
   },
   accept_state: { schema: flag, help: 'start with a state.json that was edited by hand' },
   local: { schema: flag, help: 'serve only the socket file in the data directory' },
   webhook_allow: {
     schema: words.default([]),
     value: 'CIDR',
-    help: 'internal addresses that webhooks may reach, with commas (default none)',
+    help: 'internal addresses that webhooks may be sent to, separated by commas (default none)',
   },
   webhook_retry: {
     schema: words.default(['1m', '5m', '30m']).pipe(z.array(duration).min(1)),
@@ -133,7 +136,7 @@ export const brokerSettings = {
       .transform((path) => resolve(path))
       .optional(),
     value: 'DIR',
-    help: 'packages of agents to hand out (default: those that came with this broker)',
+    help: 'directory of the agent packages to serve (default: those that came with this broker)',
   },
   log_level: logLevel,
   ...common,

@@ -81,7 +81,7 @@ function openFilesLimit(): number {
  * the system refuses would end the process.
  */
 export function logAcceptErrors(server: Server, log: Logger): void {
-  const text = 'a connection could not be accepted';
+  const text = 'a connection could not be accepted; its client has to connect again';
   const lines = new LogLimiter<Error>(1, 60_000, (err, more) => log.error({ err, more }, text));
   server.once('listening', () =>
     server.on('error', (err) => {

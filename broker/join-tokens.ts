@@ -78,8 +78,10 @@ export class JoinTokens {
     remove: async ({ join_token_id }, caller) => {
       await this.#context.state.change((transaction) => {
         assertUnlimited(caller.during(transaction));
-        if (!transaction.get('join_tokens', join_token_id))
-          throw new AppError('join_token_not_found', 'no such join token', { join_token_id });
+        if (!transaction.get('join_tokens', join_token_id)) {
+          const message = `there is no join token with the id ${join_token_id}`;
+          throw new AppError('join_token_not_found', message, { join_token_id });
+        }
         transaction.remove('join_tokens', join_token_id);
         caller.commit(transaction);
       });

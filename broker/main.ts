@@ -19,7 +19,7 @@ async function main(): Promise<void> {
   const invocation = { argv: process.argv.slice(2), env: process.env };
   if (isVerb(invocation.argv[0])) return await serve(invocation.argv[0], invocation);
   if (invocation.argv.includes('--help')) {
-    const help = helpText(program, 'the box that agents dial and people call', brokerSettings);
+    const help = helpText(program, 'the server that agents and API clients connect to', brokerSettings);
     return void process.stdout.write(`${help}${verbsHelp(program)}`);
   }
   if (invocation.argv.includes('--version')) return void process.stdout.write(`${version}\n`);

@@ -294,7 +294,7 @@ test('a client whose input is not read is closed within 45 s, for it may have di
     await clock.advance(15_000);
     await Promise.race([ping, closed]);
   }
-  expect(await closed).toEqual([4008, 'what was typed is not taken; attach again']);
+  expect(await closed).toEqual([4008, 'the machine did not accept input for too long; attach again']);
   await leftBy(port);
 });
 

@@ -188,7 +188,9 @@ export class AuthorizedRequest<R extends Route> {
 
 function requireScope(key: Key, { access }: Route): void {
   if (access === 'everybody' || access === 'any key' || holds(key, access)) return;
-  throw new AppError('forbidden', `this needs a key with the scope ${access}`, { required_scope: access });
+  throw new AppError('forbidden', `this request needs a key with the scope ${access}`, {
+    required_scope: access,
+  });
 }
 
 /** Every id of a request, with the machines behind it. */
@@ -208,14 +210,17 @@ function subjectsOf(ids: readonly FoundId[], lookups: Lookups, declared: Declare
 function judgeSubjects(subjects: readonly Subject[], key: Key, declared: Declared): void {
   for (const { noun, id, machines } of subjects) {
     if (machines && !machines.some((machine) => reaches(key, machine, declared))) {
-      throw new AppError('forbidden', 'this key does not reach that machine', { [`${noun}_id`]: id });
+      const machine = noun === 'machine' ? 'machine' : `the machine of ${noun.replace('_', ' ')}`;
+      throw new AppError('forbidden', `this key is not allowed to use ${machine} ${id}`, {
+        [`${noun}_id`]: id,
+      });
     }
   }
   const missing = subjects.find(({ named }) => !named);
   if (!missing) return;
   const { noun, id } = missing;
   const code: Code = `${noun}_not_found`;
-  throw new AppError(code, `no such ${noun.replace('_', ' ')}`, { [`${noun}_id`]: id });
+  throw new AppError(code, `there is no ${noun.replace('_', ' ')} with the id ${id}`, { [`${noun}_id`]: id });
 }
 
 /**
@@ -229,12 +234,12 @@ function implyMachine(raw: RawInput, key: Key, declared: Declared): void {
   const inBody =
     typeof body === 'object' && body !== null && 'machine_id' in body ? body.machine_id : undefined;
   if (inQuery !== undefined && inBody !== undefined && inQuery !== inBody) {
-    throw fieldError('body', 'machine_id', 'is another one in the query');
+    throw fieldError('body', 'machine_id', 'differs from machine_id in the query: send only one of them');
   }
   const [only] = declared.machines.size === 1 ? declared.machines.values() : [];
   if (inQuery !== undefined || inBody !== undefined || only === undefined) return;
   if (!reaches(key, only.id, declared)) {
-    throw new AppError('forbidden', 'this key does not reach the machine that is registered here');
+    throw new AppError('forbidden', 'this key is not allowed to use the only machine of this broker');
   }
   raw.query.machine_id = only.id;
 }

@@ -92,7 +92,7 @@ export class Idempotency {
     if (!earlier) return this.#run(id, request);
     const { answer, madeId } = earlier;
     if (answer === undefined && route.idempotency === 'secret') {
-      const message = 'it exists already, and its secret is sent only once; remove it and create another';
+      const message = `the first request created ${madeId}, whose secret is sent only once: remove it and create another`;
       throw new AppError('conflict', message, { id: madeId });
     }
     if (content && answer !== undefined) await assertSame(content, answer);
@@ -126,9 +126,13 @@ export class Idempotency {
     const row = this.#history.sql(sql).get(id, now() - keepMs);
     if (!row) return undefined;
     if (row.fingerprint !== fingerprint)
-      throw new AppError('idempotency_mismatch', 'this Idempotency-Key was used for another request');
+      throw new AppError(
+        'idempotency_mismatch',
+        'this Idempotency-Key was used for another request: use a new one',
+      );
     if (this.#underWay.has(id)) {
-      const message = 'the first request with this Idempotency-Key is still under way';
+      const message =
+        'the first request with this Idempotency-Key is still running: try again when it has ended';
       throw new AppError('conflict', message, { under_way: true });
     }
     const answer: unknown = row.answer ? JSON.parse(String(row.answer)) : undefined;
@@ -178,5 +182,9 @@ async function assertSame({ chunks }: Content<unknown>, answer: unknown): Promis
   for await (const chunk of chunks) digest.update(chunk);
   const sha256 = digest.digest('hex');
   if (typeof answer === 'object' && answer !== null && 'sha256' in answer && answer.sha256 === sha256) return;
-  throw new AppError('idempotency_mismatch', 'this Idempotency-Key was used for other content', { sha256 });
+  throw new AppError(
+    'idempotency_mismatch',
+    'this Idempotency-Key was used for other content: use a new one',
+    { sha256 },
+  );
 }

@@ -104,7 +104,8 @@ export function queryOf(text: string): Record<string, unknown> {
     // parseQuery() would silently replace bytes that are not UTF-8.
     decodeURIComponent(text);
   } catch {
-    const message = 'query: must be UTF-8, percent-encoded; for other paths use path_encoding';
+    const message =
+      'query: must be percent-encoded UTF-8; send a path in other bytes as base64, with path_encoding';
     throw new AppError('invalid_request', message);
   }
   return parseQuery(text, '&', '=', { maxKeys: 0 });
@@ -115,10 +116,10 @@ export function assertKnownParameters(query: Record<string, unknown>, known: Rou
   const unknown = Object.keys(query).filter((name) => !Object.hasOwn(known, name));
   if (unknown.length === 0) return;
   const names = Object.keys(known).join(', ');
-  const instead = names === '' ? 'there are none here' : `there are: ${names}`;
+  const instead = names === '' ? 'this route has none' : `this route has: ${names}`;
   const issues = unknown
     .slice(0, mostNamed)
-    .map((name) => ({ path: nameOf([name]), message: 'is no parameter of this route' }));
+    .map((name) => ({ path: nameOf([name]), message: 'is not a parameter of this route' }));
   const what = `unknown parameter${unknown.length === 1 ? '' : 's'} ${namesOf(unknown)}`;
   throw new AppError('invalid_request', `query: ${what}; ${instead}`, { issues });
 }

@@ -14,7 +14,7 @@ export function publicError(
 ): AppError {
   const trouble = storageTrouble(error instanceof AppError ? error.cause : error);
   if (trouble || !(error instanceof AppError) || error.code === 'internal_error') {
-    log.error({ err: error, ...about }, 'a request failed');
+    log.error({ err: error, ...about }, 'a request failed unexpectedly');
   }
   if (trouble) return new AppError('unavailable', `nothing was changed: ${trouble}`);
   if (error instanceof AppError) return error;
@@ -22,9 +22,9 @@ export function publicError(
 }
 
 const full = 'the broker’s disk is full or read-only; free space on it and try again';
-const failed = 'the broker’s disk failed; check it, the broker’s log has more';
+const failed = 'the broker’s disk reported an error; check the disk, and see the broker’s log';
 const tooManyFiles = 'the broker has too many files open; try again, or raise LimitNOFILE of its unit';
-const locked = 'another program holds the broker’s history.db; try again once that has ended';
+const locked = 'another program has locked the broker’s history.db; try again when it has ended';
 
 /**
  * Failures of the broker's own files, by errno and by the result code of SQLite (sqlite.org/rescode.html).

@@ -65,7 +65,7 @@ export function withMachine<T extends { machine_id?: MachineId | undefined }>(
 ): T & { machine_id: MachineId } {
   const { machine_id } = input;
   if (machine_id !== undefined) return { ...input, machine_id };
-  const message = 'name one: it may be left out only while this key reaches the only machine there is';
+  const message = 'is missing: it may be left out only while exactly one machine is registered';
   throw fieldError('query', 'machine_id', message, 'invalid_request');
 }
 
@@ -77,7 +77,11 @@ export async function splitHead<T, H>(
   const rest = parts[Symbol.asyncIterator]();
   const first = await rest.next();
   const head = first.done ? undefined : headOf(first.value);
-  if (!head) throw new AppError('machine_error', 'the machine answered without a head');
+  if (!head)
+    throw new AppError(
+      'machine_error',
+      'the first part of the machine’s answer is missing: try again, or update its agent',
+    );
   return { head, rest: { [Symbol.asyncIterator]: () => rest } };
 }
 
@@ -96,7 +100,10 @@ export function entryOf(answered: FileEntry__Output | null | undefined): Entry {
   const foreign = !isUtf8(entry.name) || !isUtf8(entry.path) || !isUtf8(entry.link_target ?? Buffer.alloc(0));
   const text = (bytes: Buffer): string => bytes.toString(foreign ? 'base64' : 'utf8');
   if (Math.abs(entry.modified_at_ms) > latestInstant)
-    throw new AppError('machine_error', 'the machine answered with an invalid time');
+    throw new AppError(
+      'machine_error',
+      'the machine’s answer has an invalid time of change: update its agent',
+    );
   return {
     name: text(entry.name),
     path: text(entry.path),
@@ -118,13 +125,13 @@ export function entryOf(answered: FileEntry__Output | null | undefined): Entry {
 /** The entry in a machine's answer. Throws machine_error if the entry is missing. */
 export function assertEntry(entry: FileEntry__Output | null | undefined): FileEntry__Output {
   if (entry) return entry;
-  throw new AppError('machine_error', 'the machine answered without the file’s entry');
+  throw new AppError('machine_error', 'the machine’s answer lacks the entry of the file: update its agent');
 }
 
 /** Checks a machine's ETag before it is sent in a header (RFC 9110 section 8.8.3). Throws machine_error. */
 export function assertEtag(etag: string): string {
   if (/^"[\x21\x23-\x7e]{0,200}"$/.test(etag)) return etag;
-  throw new AppError('machine_error', 'the machine answered with an invalid ETag');
+  throw new AppError('machine_error', 'the machine’s answer has an invalid ETag: update its agent');
 }
 
 function isSpecial(text: string): text is NonNullable<Entry['special']> {
@@ -146,10 +153,10 @@ export function bytesOf(path: string, encoding: 'base64' | undefined): Buffer {
   const bytes = Buffer.from(path, encoding ?? 'utf8');
   // Node ignores characters that are not base64, so a mistyped path would become another path.
   if (encoding && bytes.toString('base64') !== path) {
-    throw new AppError('invalid_path', 'the path is not base64; in a query, + is written %2B');
+    throw new AppError('invalid_path', 'the path is not valid base64; in a query, write + as %2B');
   }
   if (bytes.length <= longestPath) return bytes;
-  throw new AppError('invalid_path', `a path cannot be longer than ${longestPath} bytes`);
+  throw new AppError('invalid_path', `the path is too long: send at most ${longestPath} bytes`);
 }
 
 /** Parses the octal digits of a file mode. */

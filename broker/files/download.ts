@@ -66,7 +66,7 @@ function judge(input: DownloadInput, version: Version, caller: Caller): Selectio
       ? !etagMatches(if_match, version.etag, false)
       : if_unmodified_since !== undefined && isNewer(version, if_unmodified_since);
   if (unmet) {
-    const message = 'the file changed: its ETag or date does not meet the condition';
+    const message = 'the file’s ETag or date does not meet the condition of the request';
     throw new AppError('precondition_failed', message, { etag: version.etag });
   }
   const unchanged =
@@ -104,7 +104,11 @@ function partOf({ range, if_range }: DownloadInput, version: Version, caller: Ca
   if (from !== '' && to !== '' && Number(to) < Number(from)) return 'whole';
   if (first >= size) {
     caller.headers.set('Content-Range', `bytes */${size}`);
-    throw new AppError('range_not_satisfiable', `the file has ${size} bytes`, { size });
+    throw new AppError(
+      'range_not_satisfiable',
+      `the range begins after the end of the file, which has ${size} bytes`,
+      { size },
+    );
   }
   return { offset: first, length: last - first + 1 };
 }
@@ -137,7 +141,7 @@ async function open(
     return open(services, input, caller, 'whole', version);
   }
   if (version && etag !== version.etag)
-    throw new AppError('conflict', 'the file changed meanwhile: try again');
+    throw new AppError('conflict', 'the file changed while it was being read: try again');
   setValidators(caller, etag, entry.modified_at_ms);
   if (part) caller.headers.set('Content-Range', `bytes ${offset}-${offset + part.length - 1}/${entry.size}`);
   // Parts count as one download, recorded with the part that holds the last byte.
@@ -198,7 +202,10 @@ function recordDownload(
 ): void {
   recordFileEvent(services, caller, 'file.downloaded', machine, { ...pathOf(path), size }).catch(
     (error: unknown) => {
-      services.log.warn({ err: error, machine_id: machine }, 'the event of a download could not be written');
+      services.log.warn(
+        { err: error, machine_id: machine },
+        'the event and the audit record of a download could not be written',
+      );
     },
   );
 }

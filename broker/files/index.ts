@@ -71,7 +71,7 @@ async function listFiles(
   const parts = services.presence.get(input.machine_id).stub.listFiles(request, listing(caller));
   const { head, rest } = await splitHead(parts, (part) => part.head);
   if (limit === 0 && head.total - offset > listedEntries) {
-    const message = `more than ${listedEntries} entries: list it in pages, with limit and offset`;
+    const message = `the directory has more than ${listedEntries} entries: list it in pages, with limit and offset`;
     throw new AppError('payload_too_large', message, { total: head.total });
   }
   const has_more = limit > 0 && offset + limit < head.total;
@@ -96,7 +96,7 @@ async function* batches(
 }
 
 function tooMuch(): AppError {
-  return new AppError('machine_error', 'the machine answered with more than was requested');
+  return new AppError('machine_error', 'the machine’s answer is larger than was requested: update its agent');
 }
 
 async function readContent(services: FileServices, input: Input<Route<'read'>>, caller: Caller) {
@@ -153,7 +153,11 @@ async function* searchFiles(
     if (matches > limit) throw tooMuch();
     tail = part.tail ?? tail;
   }
-  if (!tail) throw new AppError('machine_error', 'the machine ended its search without a summary');
+  if (!tail)
+    throw new AppError(
+      'machine_error',
+      'the machine’s answer lacks the summary of the search: update its agent',
+    );
   const { truncated, visited, unreadable } = tail;
   yield { end: { matches, truncated, visited, unreadable } };
 }

@@ -108,7 +108,7 @@ async function extractArchive(services: FileServices, input: Input<Route<'extrac
 function assertBeforeFile(early: Partial<Form>, fields: Form): void {
   for (const name of ['path', 'path_encoding', 'create_parents'] as const) {
     if (fields[name] === early[name] || (name === 'path' && fields[name] === undefined)) continue;
-    throw fieldError('form', name, 'must come before the file');
+    throw fieldError('form', name, 'must be sent before the file');
   }
 }
 
@@ -159,7 +159,10 @@ function commitOf({ mode, overwrite }: { mode?: string | undefined; overwrite: b
 
 function assertSummary(summary: ArchiveSummary__Output | null): ArchiveSummary__Output {
   if (summary) return summary;
-  throw new AppError('machine_error', 'the machine answered without a summary');
+  throw new AppError(
+    'machine_error',
+    'the machine’s answer lacks the summary of the archive: update its agent',
+  );
 }
 
 /** The messages of an upload; `commit` is called once all chunks have been sent. */
@@ -211,7 +214,7 @@ async function copyAcross(
 ) {
   // The broker reads the source for the caller, so the key needs the scope for reading too.
   if (!caller.may('files:read')) {
-    throw new AppError('forbidden', 'this needs a key with the scope files:read', {
+    throw new AppError('forbidden', 'a copy to another machine also needs a key with the scope files:read', {
       required_scope: 'files:read',
     });
   }
@@ -252,7 +255,7 @@ function digested(parts: AsyncIterable<Part>): { chunks: AsyncIterable<Uint8Arra
     })(),
     sha256() {
       if (digest) return digest;
-      throw new AppError('machine_error', 'the machine ended its file without a checksum');
+      throw new AppError('machine_error', 'the machine sent a file without its checksum: update its agent');
     },
   };
 }

@@ -49,7 +49,10 @@ export function commandRpcs(services: StreamsServices) {
       } catch (error) {
         if (start.cancel_on_disconnect && call.abandoned) {
           await Promise.resolve(handlers.commands.cancel({ command_id }, caller)).catch((err: unknown) =>
-            log.error({ err, command_id }, 'a command could not be cancelled after its client went away'),
+            log.error(
+              { err, command_id },
+              'a command could not be cancelled after its client disconnected; it may still be running',
+            ),
           );
         }
         throw error;
@@ -101,7 +104,11 @@ async function feed(execution: Execution): Promise<void> {
         const records = monotonic() - (recordedAt.get(signal) ?? Number.NEGATIVE_INFINITY) >= recordMs;
         await sendSignal(execution, signal, records);
         if (records) recordedAt.set(signal, monotonic());
-      } else throw new AppError('invalid_request', 'after the first message comes stdin or signal');
+      } else
+        throw new AppError(
+          'invalid_request',
+          'every message after the first must have the field stdin or signal',
+        );
     }
     await call.assertConnected();
     await sendInput(execution, Buffer.alloc(0), offset, true);
@@ -176,7 +183,7 @@ function bodyOf(start: ExecStart__Output) {
   const { machine_id, command, direct, args, cwd, env, user, timeout_ms, queue_for_ms } = start;
   // The number is checked before each variable is, because a message can hold many thousands.
   if (Object.keys(env).length > mostVariables) {
-    throw fieldError('body', 'env', `at most ${mostVariables} variables`);
+    throw fieldError('body', 'env', `has too many variables: send at most ${mostVariables}`);
   }
   return {
     machine_id,

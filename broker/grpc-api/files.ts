@@ -31,7 +31,10 @@ export function fileRpcs(services: StreamsServices) {
       }
       const { length = sent } = head;
       if (sent === length) return undefined;
-      throw new AppError('machine_error', `${sent} bytes came instead of ${length}`, { sent, length });
+      throw new AppError('machine_error', `the machine sent ${sent} bytes instead of ${length}: try again`, {
+        sent,
+        length,
+      });
     },
   };
 
@@ -95,17 +98,23 @@ async function* chunksOf(call: Call<'WriteFile'>, stalledMs: number): AsyncGener
     const { message, chunk, commit } = next.value;
     if (commit) return assertChecksum(commit, hash.digest('hex'));
     if (message !== 'chunk')
-      throw new AppError('invalid_request', 'after the first message come chunks and a commit');
+      throw new AppError(
+        'invalid_request',
+        'every message after the first must have the field chunk or commit',
+      );
     if (!chunk || chunk.length === 0) continue;
     hash.update(chunk);
     yield chunk;
   }
-  throw new AppError('invalid_request', 'the call ended without a commit: nothing was changed');
+  throw new AppError(
+    'invalid_request',
+    'the call ended before its commit, and nothing was changed: send it again',
+  );
 }
 
 function assertChecksum(commit: WriteFileCommit__Output, sha256: string): void {
   if (commit.sha256 === undefined || commit.sha256.toLowerCase() === sha256) return;
-  const issue = { path: 'sha256', message: 'is not that of the bytes that came' };
+  const issue = { path: 'sha256', message: 'differs from the SHA-256 of the bytes that arrived' };
   const details = { issues: [issue], sha256 };
   throw new AppError('validation_failed', `commit: ${issue.path}: ${issue.message}`, details);
 }

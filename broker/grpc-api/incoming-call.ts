@@ -31,10 +31,10 @@ const firstMs = 30_000;
 /** Longest time between the two frames (half-close, then cancel) of a client that cancels. */
 const leavingMs = 20;
 
-const over = new AppError('unavailable', 'the call is over');
+const over = new AppError('unavailable', 'the call has ended');
 const stalled = new AppError(
   'unavailable',
-  'this client stalled: it must read or send at least every 70 seconds',
+  'the client neither read nor sent anything for 70 seconds: start the call again',
 );
 const stopping = new AppError('unavailable', 'the broker is stopping: connect again later');
 const left = new AppError('unavailable', 'the client went away');
@@ -182,7 +182,7 @@ export class Call<M extends Method = Method> {
   }
 
   async #first(name: 'start' | 'open'): Promise<unknown> {
-    const refusal = new AppError('invalid_request', `the first message must hold ${name}`);
+    const refusal = new AppError('invalid_request', `the first message must have the field ${name}`);
     const cancel = after(firstMs, () => this.gone.abort(refusal));
     const next = await this.messages.next().finally(cancel);
     const part: unknown = next.done ? undefined : Reflect.get(next.value, name);

@@ -50,7 +50,7 @@ export function sessionRpcs(services: StreamsServices) {
 /** Errors for a client that is detached while its session goes on. */
 const closeErrors = {
   detached: new AppError('conflict', 'this client was detached; the session goes on'),
-  forbidden: new AppError('forbidden', 'this key may no longer attach to this session'),
+  forbidden: new AppError('forbidden', 'this key is no longer allowed to attach to this session'),
   fell_behind: new AppError(
     'range_not_satisfiable',
     'the next output for this client is no longer stored: attach again without an offset',
@@ -80,5 +80,8 @@ function actionIn({ message, input, size, signal }: Received<'AttachSession'>): 
   if (message === 'input' && input) return { input };
   if (message === 'size') return actionOf({ type: 'resize', ...size });
   if (message === 'signal') return actionOf({ type: 'signal', signal });
-  throw new AppError('invalid_request', 'after the first message comes input, size or signal');
+  throw new AppError(
+    'invalid_request',
+    'every message after the first must have the field input, size or signal',
+  );
 }

@@ -78,12 +78,16 @@ export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
     },
     healthz: () => ({ type: 'text/plain', body: 'ok\n' }),
     readyz() {
-      if (!options.ready()) throw new AppError('unavailable', 'the broker is starting or stopping');
+      if (!options.ready())
+        throw new AppError('unavailable', 'the broker is starting or stopping: try again in a few seconds');
       return { type: 'text/plain', body: 'ready\n' };
     },
     prometheus(_input, caller) {
       if (!caller.reachable()) return options.metrics.text();
-      throw new AppError('forbidden', 'figures of all machines are for keys that reach them all');
+      throw new AppError(
+        'forbidden',
+        'metrics cover all machines, and this key is limited to some: use a key without machine_ids and tags',
+      );
     },
     docs(_input, caller) {
       const nonce = randomBytes(16).toString('base64');
@@ -95,7 +99,7 @@ export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
       if (file === renderer) {
         return once(file, 'text/javascript', () => readFileSync(join(rendererDirectory(), file)));
       }
-      throw new AppError('route_not_found', `the reference page has no part ${file}`, { file });
+      throw new AppError('route_not_found', `the reference page has no file ${file}: open /docs`, { file });
     },
   };
 }

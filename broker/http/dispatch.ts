@@ -90,7 +90,7 @@ export function dispatcher(
   };
 }
 
-const over = new AppError('unavailable', 'the request is over');
+const over = new AppError('unavailable', 'the request has ended');
 
 /** The id that the envelope middleware gave this request. */
 export function requestIdOf(ctx: Context): string {
@@ -145,7 +145,10 @@ function assertPlainContent(ctx: Context): void {
   const coding = ctx.get('content-encoding') || 'identity';
   const transfer = ctx.get('transfer-encoding') || 'chunked';
   if (coding !== 'identity' || transfer.toLowerCase() !== 'chunked')
-    throw new AppError('invalid_request', 'send the content without Content-Encoding');
+    throw new AppError(
+      'invalid_request',
+      'the content is encoded, but files are stored as they arrive: send it without Content-Encoding',
+    );
   if (!ctx.get('content-range')) return;
   const message = 'a file can only be replaced as a whole: send the whole file without Content-Range';
   throw new AppError('invalid_request', message);

@@ -207,7 +207,8 @@ async function send(
   if (quiet) res.flushHeaders();
   const { request_id, signal } = caller;
   await pipeline(ready, res, { signal }).catch((error: unknown) => {
-    if (!signal.aborted) log.warn({ err: error, request_id }, 'an answer was cut off');
+    if (!signal.aborted)
+      log.warn({ err: error, request_id }, 'an answer was not sent in full; its connection was closed');
   });
 }
 
@@ -233,7 +234,8 @@ async function begun<T extends { length: number }>(
     } finally {
       await iterator.return?.();
     }
-    if (length !== undefined && sent !== length) throw new Error(`${sent} bytes came instead of ${length}`);
+    if (length !== undefined && sent !== length)
+      throw new Error(`the source of the answer sent ${sent} bytes instead of ${length}`);
   })();
 }
 

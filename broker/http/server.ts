@@ -67,10 +67,18 @@ const refusals: Readonly<Record<string, readonly [status: string, code: string, 
   HPE_HEADER_OVERFLOW: [
     '413 Content Too Large',
     'payload_too_large',
-    'there must not be more than 100 headers, nor more than 16 KiB of them',
+    'the request has too many headers: send at most 100, of at most 16 KiB in all',
   ],
-  ERR_SSL_HTTP_REQUEST: ['400 Bad Request', 'invalid_request', 'this port speaks TLS: call it as https://'],
-  ERR_HTTP_REQUEST_TIMEOUT: ['400 Bad Request', 'invalid_request', 'the request did not arrive in time'],
+  ERR_SSL_HTTP_REQUEST: [
+    '400 Bad Request',
+    'invalid_request',
+    'the request is plain HTTP, but this port expects TLS: use https://',
+  ],
+  ERR_HTTP_REQUEST_TIMEOUT: [
+    '400 Bad Request',
+    'invalid_request',
+    'the headers of the request did not arrive in time: send the request again',
+  ],
 };
 
 /** Most requests without a key that begin in one turn of the event loop; each takes 0.1 ms. */
@@ -123,7 +131,9 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
   server.maxHeadersCount = 100;
   server.timeout = stalledMs;
   server.on('clientError', refuse);
-  server.on('connect', (_request, socket) => refuse(new Error('no tunnels here'), socket));
+  server.on('connect', (_request, socket) =>
+    refuse(new Error('the method CONNECT is not supported'), socket),
+  );
   return server;
 }
 
@@ -162,7 +172,7 @@ function refuseMalformed(error: NodeJS.ErrnoException, socket: Duplex, headers: 
   // Node has removed its own error listener, and an unhandled error event would end the process.
   socket.on('error', () => socket.destroy());
   if (!socket.writable || error.code === 'ECONNRESET') return void socket.destroy();
-  const malformed = ['400 Bad Request', 'invalid_request', 'this is not a valid HTTP request'] as const;
+  const malformed = ['400 Bad Request', 'invalid_request', 'the request is not valid HTTP'] as const;
   const [status, code, message] = refusals[error.code ?? ''] ?? malformed;
   const body = JSON.stringify({ error: { code, message, details: {} } });
   const head = {
@@ -245,7 +255,7 @@ function createApp(
 async function answerBrowser(ctx: Context, next: Next): Promise<void> {
   // A request without a key gets unauthorized, as on any other path, but without a line in the log.
   if (ctx.path === '/favicon.ico' && !ctx.get('authorization'))
-    throw new AppError('unauthorized', 'there is no icon');
+    throw new AppError('unauthorized', 'this broker has no icon');
   const page = ctx.path === '/' && ctx.method === 'GET' && /\btext\/html\b/i.test(ctx.get('accept'));
   if (page) ctx.redirect('/docs');
   else await next();
@@ -283,11 +293,14 @@ function envelope(log: Logger, metrics: RequestMetrics, headers: Headers) {
 
 function assertFraming({ headers, httpVersion }: IncomingMessage): void {
   if (!headers.host && httpVersion === '1.1')
-    throw new AppError('invalid_request', 'an HTTP/1.1 request needs a Host header');
+    throw new AppError('invalid_request', 'the request lacks the header Host, which HTTP/1.1 requires');
   // Node decodes only chunked: a body in another transfer coding would be stored undecoded.
   const coding = headers['transfer-encoding']?.trim().toLowerCase() ?? 'chunked';
   if (coding !== 'chunked')
-    throw new AppError('invalid_request', 'send the body as it is, or with Transfer-Encoding: chunked alone');
+    throw new AppError(
+      'invalid_request',
+      'send the body unencoded, or with Transfer-Encoding: chunked alone',
+    );
 }
 
 function linger(request: IncomingMessage): void {
@@ -322,7 +335,9 @@ async function unknownRoute(ctx: Context, router: Router, clients: Clients): Pro
   }
   const allowed = [...new Set(layers.flatMap((layer) => layer.methods))];
   if (allowed.length === 0)
-    throw new AppError('route_not_found', 'no route has this path; see /docs', { path: ctx.path });
+    throw new AppError('route_not_found', 'no route has this path; /docs lists all routes', {
+      path: ctx.path,
+    });
   ctx.set('Allow', allowed.join(', '));
   const message = `${ctx.path} has no method ${ctx.method}; it has ${allowed.join(', ')}`;
   throw new AppError('method_not_allowed', message, { allowed });

@@ -51,10 +51,10 @@ const stuckMs = 25_000;
 
 const closeReasons: Readonly<Record<CloseReason['why'], string>> = {
   ended: 'the session ended',
-  stopping: 'the broker stops; come back later',
-  detached: 'detached',
-  forbidden: 'this key may no longer attach',
-  fell_behind: 'too slow; attach again',
+  stopping: 'the broker is stopping; attach again later',
+  detached: 'this client was detached; the session goes on',
+  forbidden: 'this key is no longer allowed to attach to the session',
+  fell_behind: 'this client read too slowly; attach again',
 };
 
 /** Time after which a client that does not answer the close frame is cut. */
@@ -107,7 +107,10 @@ export class WebSocketUpgrades {
 
   /** The reason why admits() refused a request for a terminal. */
   refusal(request: IncomingMessage): unknown {
-    return this.#refused.get(request) ?? notASocket('open this address as a WebSocket; see /docs');
+    return (
+      this.#refused.get(request) ??
+      notASocket('this path is only for WebSockets: open it as one; /docs describes it')
+    );
   }
 }
 
@@ -117,7 +120,7 @@ function serve(ws: WebSocket, attachment: Attachment, log: Logger): void {
   log.debug(named, 'a terminal was opened');
   ws.once('close', (code) => log.debug({ ...named, code }, 'a terminal was closed'));
   attachment.serve(new WebSocketClient(ws)).catch((error: unknown) => {
-    log.error({ ...named, err: error }, 'a terminal failed');
+    log.error({ ...named, err: error }, 'a terminal failed unexpectedly; its connection was closed');
     ws.close(1011, 'unexpected failure; see the broker’s log');
   });
 }
@@ -152,7 +155,7 @@ function assertHandshake({ headers }: IncomingMessage): void {
   if (!/^[+/0-9A-Za-z]{22}==$/.test(key)) throw notASocket('Sec-WebSocket-Key must be 16 bytes in base64');
   if (headers['sec-websocket-version'] !== '13') throw notASocket('Sec-WebSocket-Version must be 13');
   if (headers['content-length'] !== undefined || headers['transfer-encoding'] !== undefined) {
-    throw notASocket('a WebSocket begins without a body');
+    throw notASocket('the request for a WebSocket has a body: send it without one');
   }
 }
 
@@ -165,7 +168,11 @@ function assertOwnOrigin(request: IncomingMessage, { publicUrl, proxies }: WebSo
   const scheme = schemeOf(request, proxies) ?? from?.protocol;
   const own = [publicUrl(), `${scheme}//${host}`].map((url) => URL.parse(url));
   if (own.some((one) => one && one.host === from?.host && one.protocol === from.protocol)) return;
-  throw new AppError('forbidden', 'pages of another origin may not open terminals here', { origin });
+  throw new AppError(
+    'forbidden',
+    'pages of another origin are not allowed to open terminals: use a page from the address of the API',
+    { origin },
+  );
 }
 
 function schemeOf({ socket, headers }: IncomingMessage, proxies: Proxies): string | undefined {
@@ -287,7 +294,7 @@ class WebSocketClient implements ClientPort {
     if (this.#ws.isPaused) {
       this.#unanswered = 0;
       if (monotonic() - this.#takenAt >= stuckMs)
-        this.#close(closeCodes.fell_behind, 'what was typed is not taken; attach again');
+        this.#close(closeCodes.fell_behind, 'the machine did not accept input for too long; attach again');
     }
     if (this.#unanswered >= maxUnanswered) this.#ws.terminate();
     // A closing socket accepts no more pings.

@@ -43,7 +43,7 @@ export class Keys {
     this.#log = log;
     this.#usage = new KeyUsage(history, state.keys);
     this.#limiter = new LogLimiter<string>(mostLines, minute, (address, more) =>
-      log.warn({ address, more }, 'more requests came without a good key'),
+      log.warn({ address, more }, 'more requests from this address came without a valid API key'),
     );
   }
 
@@ -175,7 +175,7 @@ export class Keys {
 /** Throws key_not_found, or forbidden for a key that the caller may not read or change. */
 function find(id: string, caller: Caller, declared: Pick<Declared, 'keys'>): Key {
   const key = declared.keys.get(id);
-  if (!key) throw new AppError('key_not_found', 'no such key', { key_id: id });
+  if (!key) throw new AppError('key_not_found', `there is no key with the id ${id}`, { key_id: id });
   assertNotStronger(key, currentKey(declared, caller.key_id));
   return key;
 }

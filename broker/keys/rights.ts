@@ -25,8 +25,11 @@ export const localKey: Key = {
 };
 
 /** Errors for callers who have the secret of the key; other callers get a general error. */
-const expired = new AppError('unauthorized', 'this key has expired: ask for another, or for more time');
-const revoked = new AppError('unauthorized', 'this key was revoked');
+const expired = new AppError(
+  'unauthorized',
+  'this API key has expired: use another one, or have its expires_at changed',
+);
+const revoked = new AppError('unauthorized', 'this API key was revoked: use another one');
 
 /**
  * The time when a key expires, in milliseconds. ISO texts are not compared, because later years may sort

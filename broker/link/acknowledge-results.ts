@@ -42,7 +42,12 @@ export class Acknowledgements {
       this.#presence
         .get(machine_id)
         .stub.forgetProcesses({ ids: ids.slice(at, at + mostIds) }, { request_id: newId('request') })
-        .catch((error: unknown) => this.#log.debug({ err: error, machine_id }, 'results not acknowledged'));
+        .catch((error: unknown) =>
+          this.#log.debug(
+            { err: error, machine_id },
+            'results could not be acknowledged; the agent lists them again in its next hello',
+          ),
+        );
     }
   }
 }

@@ -62,7 +62,7 @@ const mostOpen = { unary: 1024, process: 96, terminal: openTerminals + terminalC
  * Stops the sending side of a finished call. The error is shared, because a new error costs a stack trace and
  * this one is never printed.
  */
-const finished = new AppError('unavailable', 'the call is over');
+const finished = new AppError('unavailable', 'the call has ended');
 
 /** A call from its first message to its end. */
 interface OpenCall {
@@ -112,7 +112,12 @@ export class Calls {
   async #lastOf(responses: AsyncGenerator<unknown>): Promise<unknown> {
     let last: unknown;
     for await (const response of responses) last = response;
-    return last ?? Promise.reject(this.#error('machine_error', 'the machine ended without an answer'));
+    return (
+      last ??
+      Promise.reject(
+        this.#error('machine_error', 'the machine ended the call without an answer: look at its agent’s log'),
+      )
+    );
   }
 
   /** Makes one call, and yields its decoded responses. */
@@ -123,7 +128,8 @@ export class Calls {
     const { lane = unary ? 'unary' : 'short', deadline_ms = unary ? unaryDeadlineMs : 0 } = options;
     let message = clientStreams ? noBytes : shape.encodeRequest(request);
     const large = message.length > smallMessageBytes;
-    if (unary && large) throw new AppError('payload_too_large', 'this request is too large');
+    if (unary && large)
+      throw new AppError('payload_too_large', 'the request to the machine is too large: send less at once');
     const outgoing = clientStreams
       ? encodeAll(shape, request as AsyncIterable<unknown>)
       : encodeAll(shape, large ? [request] : []);
@@ -143,7 +149,10 @@ export class Calls {
         const whole = clientStreams || large ? undefined : answer.messages?.messages;
         const messages = unary ? answer.response && [answer.response] : whole;
         if (!messages)
-          throw this.#error('machine_error', 'the machine’s answer is of another kind than its call');
+          throw this.#error(
+            'machine_error',
+            'the machine’s answer does not fit the request: update its agent',
+          );
         for (const bytes of messages) {
           countTransferred(bytes.length);
           yield this.#decode(shape, bytes);
@@ -208,11 +217,18 @@ export class Calls {
     this.#open.set(lane, open);
     const most = lane === 'short' || lane === 'bulk' ? this.#options.openCalls : mostOpen[lane];
     if (open.size >= most)
-      throw this.#error('unavailable', 'too many calls are open on this machine: try again later');
+      throw this.#error(
+        'unavailable',
+        'too many requests are running on this machine: try again when some have finished',
+      );
     const abort = new AbortController();
     const giveUp = (): void => {
       const reason: unknown = signal?.reason;
-      abort.abort(reason instanceof AppError ? reason : new AppError('unavailable', 'the caller went away'));
+      abort.abort(
+        reason instanceof AppError
+          ? reason
+          : new AppError('unavailable', 'the request ended before the machine answered'),
+      );
     };
     signal?.addEventListener('abort', giveUp, { once: true });
     if (signal?.aborted) giveUp();
@@ -269,7 +285,7 @@ export class Calls {
     try {
       return shape.decodeResponse(bytes);
     } catch {
-      throw this.#error('machine_error', 'the machine’s answer cannot be read');
+      throw this.#error('machine_error', 'the machine’s answer could not be decoded: update its agent');
     }
   }
 
@@ -285,12 +301,16 @@ export class Calls {
   }
 
   #lost(): AppError {
-    const text = 'the link to the machine was lost during this call; its outcome is unknown';
+    const text =
+      'the connection to the machine was lost during this request: look at the machine, because the request may have taken effect';
     return this.#error('machine_offline', text);
   }
 
   #timedOut(): AppError {
-    return this.#error('machine_timeout', 'the machine did not answer in time');
+    return this.#error(
+      'machine_timeout',
+      'the machine did not answer in time: try again, or look at its agent’s log',
+    );
   }
 
   #error(code: Code, text: string, details: object = {}): AppError {

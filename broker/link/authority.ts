@@ -52,7 +52,7 @@ export async function loadAuthority(directory: string, mayCreate: boolean): Prom
   if (!existsSync(file)) {
     if (!mayCreate) {
       throw new StartError(
-        `${file} is missing: every agent pins it; restore it from a backup of ${directory}`,
+        `${file} is missing: it has the certificate authority (CA) that every agent trusts; restore it from a backup of ${directory}`,
       );
     }
     await createAuthority(file);
@@ -124,7 +124,12 @@ export function renewLeaves(
   return every(renewalCheckMs, () => {
     const age = now() - made;
     if (age < renewalMs && age > -backMs) return;
-    renew().catch((error: unknown) => log.error({ err: error }, 'a certificate could not be renewed'));
+    renew().catch((error: unknown) =>
+      log.error(
+        { err: error },
+        'a TLS certificate could not be renewed; the old one stays in use, and the broker tries again in a minute',
+      ),
+    );
   });
 }
 
@@ -141,7 +146,7 @@ async function readStored<T>(file: string, schema: z.ZodType<T>, remedy: string)
 /** Reads the private key for the REST API's leaves, or creates it on first use. */
 async function loadRestKey(file: string): Promise<string> {
   if (!existsSync(file)) await writeDurably(file, JSON.stringify({ private_key: newKey() }));
-  const remedy = 'restore it from a backup, or move it away and pin the new key everywhere';
+  const remedy = 'restore it from a backup, or move it away and give every client the new pin';
   return (await readStored(file, storedKey, remedy)).private_key;
 }
 

@@ -111,12 +111,27 @@ export async function serveConnect(
       await new AgentLink({ stream, machine, hello, address }, services, settings).run(messages);
     } else {
       connections.closeSoon(stream.getPeer());
-      refuse(stream, grpcStatus.RESOURCE_EXHAUSTED, 'this machine links too often: wait a minute');
+      refuse(
+        stream,
+        grpcStatus.RESOURCE_EXHAUSTED,
+        'this machine connected too often: try again in a minute',
+      );
     }
   } catch (error) {
     const about = { address, err: error };
-    if (machine) limits.machine('warn', machine.id, about, 'a link broke off');
-    else limits.unauthenticated(address, about, 'a link broke off before its hello');
+    if (machine)
+      limits.machine(
+        'warn',
+        machine.id,
+        about,
+        'the connection of an agent failed; the agent connects again',
+      );
+    else
+      limits.unauthenticated(
+        address,
+        about,
+        'the connection of an agent failed before the agent authenticated',
+      );
     if (machine) connections.closeSoon(stream.getPeer());
     refuse(stream, grpcStatus.INTERNAL, textOf(error));
   }
@@ -130,7 +145,7 @@ async function helloOf(
 ): Promise<Hello__Output | undefined> {
   stream.write({ challenge: { nonce } });
   const cancelDeadline = after(helloMs, () =>
-    refuse(stream, grpcStatus.DEADLINE_EXCEEDED, 'no hello in time'),
+    refuse(stream, grpcStatus.DEADLINE_EXCEEDED, 'the hello did not arrive in time: connect again'),
   );
   const first = await messages.next().finally(cancelDeadline);
   const hello = first.done ? undefined : first.value.hello;
@@ -149,23 +164,35 @@ function authenticate(
   const possible = machineId.test(machine_id);
   const machine = state.machines.get(machine_id);
   if (possible && !machine) {
-    limits.unauthenticated(address, { machine_id }, 'an agent of no registered machine was sent away');
+    limits.unauthenticated(
+      address,
+      { machine_id },
+      'refused an agent: its machine is not registered at this broker',
+    );
     stream.write({ removed: { reason: 'this machine is not registered here' } });
     return void stream.end();
   }
   const ids = [hello.instance_id, hello.journal_id];
   const proof = { nonce, machine_id, fingerprint };
   if (machine && !verifyProof(proof, hello.signature, Buffer.from(machine.public_key, 'base64'))) {
-    limits.unauthenticated(address, { machine_id }, 'an agent failed its challenge');
-    const text = 'the challenge was not answered with this machine’s key';
+    limits.unauthenticated(
+      address,
+      { machine_id },
+      'refused an agent: it could not prove that it has the machine’s private key',
+    );
+    const text = 'the agent did not prove that it has the private key of this machine';
     return refuse(stream, grpcStatus.UNAUTHENTICATED, text);
   }
   if (hello.protocol > protocolVersion) {
-    const text = 'this agent is newer than the broker: update the broker';
+    const text = 'this agent’s protocol is newer than the broker’s: update the broker';
     return refuse(stream, grpcStatus.FAILED_PRECONDITION, text);
   }
   if (possible && ids.every((id) => plainId.test(id))) return machine;
-  return refuse(stream, grpcStatus.INVALID_ARGUMENT, 'an id in this hello cannot be one');
+  return refuse(
+    stream,
+    grpcStatus.INVALID_ARGUMENT,
+    'machine_id, instance_id or journal_id of the hello is not a valid id',
+  );
 }
 
 function refuse(stream: ConnectStream, code: grpcStatus, details: string): undefined {
@@ -251,7 +278,8 @@ class AgentLink {
       }),
       // Checked often, so that silence is noticed soon after the limit and not a heartbeat later.
       every(Math.min(1_000, silenceMs / 4), () => {
-        if (monotonic() - this.#heardAt >= silenceMs) this.#cut('machine fell silent');
+        if (monotonic() - this.#heardAt >= silenceMs)
+          this.#cut('the machine sent nothing for too long; its connection is closed');
       }),
     ];
     stream.once('cancelled', () => this.#end());
@@ -262,7 +290,7 @@ class AgentLink {
         this.#take(next.value);
       }
     } catch (error) {
-      log.debug({ err: error, machine_id: this.#link.machineId }, 'control stream broke');
+      log.debug({ err: error, machine_id: this.#link.machineId }, 'the control stream of a machine failed');
     } finally {
       for (const stop of stops) stop();
       this.#end();
@@ -285,7 +313,8 @@ class AgentLink {
   #take({ reply, heartbeat, farewell }: ConnectRequest__Output): void {
     this.#heardAt = monotonic();
     this.#unasked += heartbeat?.metrics ? reportCost : 1;
-    if (this.#unasked > mostUnasked) this.#cut('the agent sends more than it was asked for');
+    if (this.#unasked > mostUnasked)
+      this.#cut('the agent sent too many messages that no call asked for; its connection is closed');
     if (this.#ended) return;
     if (reply) this.#calls.reply(reply);
     if (heartbeat) {
@@ -321,7 +350,8 @@ class AgentLink {
     this.#source.stream.write(message, () => {
       this.#unreadBytes -= bytes;
     });
-    if (this.#unreadBytes > maxUnreadBytes) this.#cut('the agent does not read its control stream');
+    if (this.#unreadBytes > maxUnreadBytes)
+      this.#cut('the agent reads its control stream too slowly; its connection is closed');
   }
 
   #cut(reason: string): void {
@@ -350,7 +380,9 @@ class AgentLink {
    */
   #recordTakeover(older: Link): void {
     if (older.instanceId === this.#link.instanceId) return;
-    this.#log('warn', 'two agents use one identity; the older was fenced off', { fenced: older.id });
+    this.#log('warn', 'two agents use the identity of one machine; the older one was disconnected', {
+      fenced: older.id,
+    });
     const { machine } = this.#source;
     this.#services.limits.takeover({ machine, fenced_link: older.id, link_id: this.#link.id });
   }

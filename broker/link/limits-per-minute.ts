@@ -35,7 +35,7 @@ export function createLinkLimits(services: { history: History; events: Events; l
   const addresses = new LogLimiter(addressLines, minute, unauthenticated);
   const lines = warn('machine_id', 'more log lines about this machine were left out');
   const machines = new LogLimiter(machineLines, minute, lines, unlimited);
-  const tooMany = warn('machine_id', 'a machine linked more often than it may');
+  const tooMany = warn('machine_id', 'a machine connected too often; further connections were refused');
   const hellos = new LogLimiter(machineHellos, minute, tooMany, unlimited);
   const takeovers = new LogLimiter<Takeover>(1, minute, (first, more) => record(first, more), unlimited);
 
@@ -44,7 +44,10 @@ export function createLinkLimits(services: { history: History; events: Events; l
     history
       .write((transaction) => events.emit(transaction, 'machine.fenced', machine, data))
       .catch((error: unknown) =>
-        log.error({ err: error, machine_id: machine.id }, 'a takeover event could not be written'),
+        log.error(
+          { err: error, machine_id: machine.id },
+          'the event machine.fenced could not be written; the event log lacks it',
+        ),
       );
   }
 

@@ -175,7 +175,10 @@ function handlers(services: ListenerServices & LinkServices, settings: LinkSetti
       const [id] = stream.metadata.get(callKey);
       const accept = typeof id === 'string' ? answerWaiters.get(id) : undefined;
       if (!accept)
-        return void stream.emit('error', { code: grpcStatus.NOT_FOUND, details: 'no call has this id' });
+        return void stream.emit('error', {
+          code: grpcStatus.NOT_FOUND,
+          details: 'no call waits for an answer with this id',
+        });
       connections.authenticate(stream.getPeer());
       accept(stream);
     },

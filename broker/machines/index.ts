@@ -68,12 +68,14 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
         const before = find(machine_id, draft.before);
         const rights = caller.during(draft);
         if (tags && rights.reachable()) {
-          const text = 'tags decide what keys reach: a key limited to some machines changes none';
+          const text =
+            'tags decide which machines keys may use, so a key limited to some machines is not allowed to change them';
           throw new AppError('forbidden', text);
         }
         const limitedByTag = draft.all('keys').some((key) => key.tags !== null && key.tags.length > 0);
         if (tags && limitedByTag && !rights.may('admin')) {
-          const text = 'tags decide what some keys reach: only admin may change them';
+          const text =
+            'some keys are limited by tags, so only a key with the scope admin is allowed to change tags';
           throw new AppError('forbidden', text, { required_scope: 'admin' });
         }
         const changed = { ...before, name: name ?? before.name, tags: tags ?? before.tags };
@@ -101,7 +103,8 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
 
 function find(id: string, { machines }: Pick<Declared, 'machines'>): Machine {
   const machine = machines.get(id);
-  if (!machine) throw new AppError('machine_not_found', 'no such machine', { machine_id: id });
+  if (!machine)
+    throw new AppError('machine_not_found', `there is no machine with the id ${id}`, { machine_id: id });
   return machine;
 }
 
@@ -139,7 +142,7 @@ function statusOf({ presence, machineFacts }: MachineServices, { id: machine_id 
   if (connected) machineFacts.assertAllows(machine_id, ['metrics']);
   const report = facts?.report;
   if (!report) {
-    const text = 'this machine has never reported: start its agent';
+    const text = 'this machine has never sent metrics: start its agent';
     throw new AppError('machine_offline', text, { machine_id });
   }
   const { memory, disk, load_average, network } = report;

@@ -57,7 +57,7 @@ export class Presence {
   add(link: Link): Link | undefined {
     const older = this.#links.get(link.machineId);
     this.#links.set(link.machineId, link);
-    older?.close({ fenced: { reason: 'a newer link with this identity took over' } });
+    older?.close({ fenced: { reason: 'another agent with the identity of this machine has connected' } });
     this.#changed(link.machineId, true);
     return older;
   }

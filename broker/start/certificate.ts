@@ -28,7 +28,8 @@ export async function certificateOf(
   log: Logger,
 ) {
   const { tls, tls_cert, tls_key } = settings;
-  if (tls && (tls_cert ?? tls_key)) throw new StartError('--tls and --tls-cert: choose one of them');
+  if (tls && (tls_cert ?? tls_key))
+    throw new StartError('--tls and --tls-cert cannot be used together: choose one of them');
   if (tls_cert !== undefined && tls_key !== undefined)
     return fromFiles({ cert: tls_cert, key: tls_key }, lookMs, log);
   if (tls_cert !== undefined) throw new StartError('--tls-cert needs --tls-key FILE, too');
@@ -76,7 +77,7 @@ async function fromFiles(files: Pair, lookMs: number, log: Logger) {
       const failed = (error: unknown): void =>
         log.error(
           { ...files, reason: reasonOf(error) },
-          'the new TLS certificate is not good: the old one stays',
+          'the new TLS certificate cannot be used; the old one stays in use',
         );
       return every(lookMs, () => void look().catch(failed));
     },

@@ -193,7 +193,7 @@ async function openNouns(
   // Applied before any schedule runs: changes of an earlier broker process may still have to reach history.
   await state.drainTo((entries) =>
     history.applyOutbox(entries).catch((error: unknown) => {
-      log.error({ err: error }, 'the outbox of state.json could not be brought to history; trying again');
+      log.error({ err: error }, 'changes in state.json could not be written to history.db; trying again');
       throw error;
     }),
   );
@@ -204,7 +204,7 @@ async function openNouns(
 }
 
 function handlersOf(rooms: Stores & Nouns, log: Logger): Omit<Handlers, 'service'> {
-  const contents = new Quota(maxContents, 'files are read as content');
+  const contents = new Quota(maxContents, 'file contents are being sent as JSON');
   return {
     machines: machineHandlers(rooms),
     packages: rooms.packages.handlers,
@@ -257,12 +257,12 @@ function historyOf(settings: BrokerSettings, state: State, untouched: boolean, l
     const text = error instanceof Error ? error.message : String(error);
     if (!/not a database|malformed/.test(text)) {
       throw new StartError(
-        `${file} cannot be opened (${text}): mend that and start again, nothing is lost`,
+        `${file} cannot be opened (${text}): correct that and start again; no data is lost`,
         1,
       );
     }
     throw new StartError(
-      `${file} is damaged (${text}): put it back from a backup, or move it away and start once with --new-history`,
+      `${file} is damaged (${text}): restore it from a backup, or move it away and start once with --new-history`,
     );
   }
 }

@@ -108,7 +108,7 @@ async function assemble(
   const { events, presence, commands, schedules, sessions } = rooms;
   const streams = new StreamsService({ ...rooms, stalledMs: tuning.stalledMs ?? stalledMs, log });
   const spool = await openSpool(join(settings.data_dir, 'spool'));
-  const bodies = new Quota(maxBodies, 'large bodies are under way');
+  const bodies = new Quota(maxBodies, 'large request bodies are arriving');
   const terminals = {
     redeem: (ticket: string) => sessions.redeem(ticket),
     publicUrl: () => settings.public_url ?? status.url,
@@ -250,10 +250,10 @@ function refuseOpenHttp({ http, insecure_http, local, tls, tls_cert }: BrokerSet
   const secured = tls || tls_cert !== undefined;
   if (secured && insecure_http)
     throw new StartError(
-      '--insecure-http is REST without TLS: not together with --tls or --tls-cert, choose one',
+      '--insecure-http serves REST without TLS, so it cannot be used with --tls or --tls-cert: choose one',
     );
   if (local || insecure_http || secured || isLoopback(http.host)) return;
   throw new StartError(
-    `--http ${address(http.host, http.port)} would send keys in the clear: say --tls or --tls-cert and --tls-key, listen on 127.0.0.1 behind a TLS proxy, or say --insecure-http`,
+    `--http ${address(http.host, http.port)} would send API keys unencrypted: use --tls, or --tls-cert and --tls-key, or listen on 127.0.0.1 behind a TLS proxy, or allow it with --insecure-http`,
   );
 }

@@ -84,7 +84,7 @@ test('errors of a listener are logged once a minute and end nothing', async () =
   logAcceptErrors(server, log);
   await once(server.listen(0, '127.0.0.1'), 'listening');
   for (let n = 0; n < 3; n += 1) server.emit('error', new Error('accept EMFILE'));
-  expect(lines).toEqual(['a connection could not be accepted']);
+  expect(lines).toEqual(['a connection could not be accepted; its client has to connect again']);
 });
 
 test.each([64, 256, 1_024, 20_000, 524_288])('connections leave some of %i files to the broker', (files) => {

@@ -22,7 +22,7 @@ test('a machine id that cannot be one is refused without a word in the log', asy
     const stranger = await connectScripted(house.grpc, identity, { machine_id });
     expect(await stranger.ended).toBe(grpcStatus.INVALID_ARGUMENT);
   }
-  expect(linesOf(house, 'no registered machine')).toEqual([]);
+  expect(linesOf(house, 'its machine is not registered')).toEqual([]);
 });
 
 test('unauthenticated connections of one address are logged ten times a minute, then counted', async () => {
@@ -34,8 +34,8 @@ test('unauthenticated connections of one address are logged ten times a minute, 
     await knock({ signature: Buffer.alloc(64) });
   }
   const received = () => [
-    ...linesOf(house, 'no registered machine'),
-    ...linesOf(house, 'failed its challenge'),
+    ...linesOf(house, 'its machine is not registered'),
+    ...linesOf(house, 'could not prove that it has'),
   ];
   expect(received()).toHaveLength(10);
   expect(received()[0]).toContain('"address":"127.0.0.1"');
@@ -67,7 +67,7 @@ test('a hello whose facts cannot be frees its connection and says so once, not w
   const capabilities = Array.from({ length: 20_000 }, () => 'x\n');
   const agent = await connectScripted(house.grpc, identity, { capabilities });
   expect(await agent.ended).toBe(grpcStatus.INTERNAL);
-  const [line = '', ...others] = linesOf(house, 'a link broke off');
+  const [line = '', ...others] = linesOf(house, 'the connection of an agent failed');
   expect(others).toEqual([]);
   expect(line.length).toBeLessThan(32_000);
 });
@@ -103,5 +103,5 @@ test('an unsupported compression is refused, and the error for too many headers 
   expect(await say(coded)).toMatch(/^HTTP\/1\.1 400 [\s\S]*Transfer-Encoding/);
   expect((await house.call('GET', '/join-tokens')).body.meta.total).toBe(0);
   const many = Array.from({ length: 120 }, (_, n) => `X-${n}: 1\r\n`).join('');
-  expect(await say(`${head}${many}\r\n`)).toMatch(/^HTTP\/1\.1 413 [\s\S]*more than 100 headers/);
+  expect(await say(`${head}${many}\r\n`)).toMatch(/^HTTP\/1\.1 413 [\s\S]*at most 100, of at most 16 KiB/);
 });
