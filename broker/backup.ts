@@ -43,8 +43,7 @@ export async function openBackups(
      * Throws conflict while another copy is being made.
      */
     async make() {
-      if (making)
-        throw new AppError('conflict', 'another backup is being made: try again when it has finished');
+      if (making) throw new AppError('conflict', 'another backup is being made: try again later');
       making = true;
       try {
         await copy();

@@ -73,7 +73,7 @@ export const brokerSettings = {
   tls_key: { schema: z.string().min(1).optional(), value: 'FILE', help: 'private key of --tls-cert, in PEM' },
   tls: {
     schema: flag,
-    help: 'serve REST over TLS with a certificate of the broker’s own certificate authority (CA)',
+    help: 'serve REST over TLS with a certificate of the broker’s own CA',
   },
   trusted_proxy: {
     schema: words.default([]).pipe(networks),

@@ -79,7 +79,7 @@ export class JoinTokens {
       await this.#context.state.change((transaction) => {
         assertUnlimited(caller.during(transaction));
         if (!transaction.get('join_tokens', join_token_id)) {
-          const message = `there is no join token with the id ${join_token_id}`;
+          const message = `no join token has the id ${join_token_id}`;
           throw new AppError('join_token_not_found', message, { join_token_id });
         }
         transaction.remove('join_tokens', join_token_id);

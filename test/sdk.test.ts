@@ -65,7 +65,7 @@ test('a refusal is a FarhandError with the code, status, details and request id 
     name: 'FarhandError',
     code: 'machine_not_found',
     status: 404,
-    message: 'there is no machine with the id mach_none',
+    message: 'no machine has the id mach_none',
     details: { machine_id: 'mach_none' },
   });
   expect(error.requestId).toMatch(/^req_/);

@@ -132,7 +132,7 @@ test('an address that others can reach needs TLS or the word that it goes withou
       }),
       quiet,
     );
-  await expect(start()).rejects.toMatchObject({ name: 'StartError', exitCode: 78, message: /in the clear/ });
+  await expect(start()).rejects.toMatchObject({ name: 'StartError', exitCode: 78, message: /unencrypted/ });
   for (const flags of [['--tls'], ['--insecure-http']]) await (await start(...flags)).close();
 });
 

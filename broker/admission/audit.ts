@@ -48,9 +48,7 @@ export function createAuditRecorder(
   const write = (deeds: readonly Deed[], id: string): Promise<void> =>
     history
       .write((journal) => recordAll(journal, deeds, id))
-      .catch((error: unknown) =>
-        log.error({ err: error, deeds }, 'an audit record could not be written; the audit log lacks it'),
-      );
+      .catch((error: unknown) => log.error({ err: error, deeds }, 'an audit record could not be written'));
 
   return {
     /** Begins a record. `about` is called on each write; without `records`, only a failure is written. */

@@ -188,7 +188,7 @@ export class AuthorizedRequest<R extends Route> {
 
 function requireScope(key: Key, { access }: Route): void {
   if (access === 'everybody' || access === 'any key' || holds(key, access)) return;
-  throw new AppError('forbidden', `this request needs a key with the scope ${access}`, {
+  throw new AppError('forbidden', `a key with the scope ${access} is needed`, {
     required_scope: access,
   });
 }
@@ -210,8 +210,8 @@ function subjectsOf(ids: readonly FoundId[], lookups: Lookups, declared: Declare
 function judgeSubjects(subjects: readonly Subject[], key: Key, declared: Declared): void {
   for (const { noun, id, machines } of subjects) {
     if (machines && !machines.some((machine) => reaches(key, machine, declared))) {
-      const machine = noun === 'machine' ? 'machine' : `the machine of ${noun.replace('_', ' ')}`;
-      throw new AppError('forbidden', `this key is not allowed to use ${machine} ${id}`, {
+      const of = noun === 'machine' ? 'machine' : `the machine of ${noun.replace('_', ' ')}`;
+      throw new AppError('forbidden', `this key is not allowed to use ${of} ${id}`, {
         [`${noun}_id`]: id,
       });
     }
@@ -220,7 +220,7 @@ function judgeSubjects(subjects: readonly Subject[], key: Key, declared: Declare
   if (!missing) return;
   const { noun, id } = missing;
   const code: Code = `${noun}_not_found`;
-  throw new AppError(code, `there is no ${noun.replace('_', ' ')} with the id ${id}`, { [`${noun}_id`]: id });
+  throw new AppError(code, `no ${noun.replace('_', ' ')} has the id ${id}`, { [`${noun}_id`]: id });
 }
 
 /**

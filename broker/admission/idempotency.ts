@@ -126,13 +126,9 @@ export class Idempotency {
     const row = this.#history.sql(sql).get(id, now() - keepMs);
     if (!row) return undefined;
     if (row.fingerprint !== fingerprint)
-      throw new AppError(
-        'idempotency_mismatch',
-        'this Idempotency-Key was used for another request: use a new one',
-      );
+      throw new AppError('idempotency_mismatch', 'this Idempotency-Key is of another request: use a new one');
     if (this.#underWay.has(id)) {
-      const message =
-        'the first request with this Idempotency-Key is still running: try again when it has ended';
+      const message = 'the first request with this Idempotency-Key is still running: try again later';
       throw new AppError('conflict', message, { under_way: true });
     }
     const answer: unknown = row.answer ? JSON.parse(String(row.answer)) : undefined;
@@ -182,9 +178,5 @@ async function assertSame({ chunks }: Content<unknown>, answer: unknown): Promis
   for await (const chunk of chunks) digest.update(chunk);
   const sha256 = digest.digest('hex');
   if (typeof answer === 'object' && answer !== null && 'sha256' in answer && answer.sha256 === sha256) return;
-  throw new AppError(
-    'idempotency_mismatch',
-    'this Idempotency-Key was used for other content: use a new one',
-    { sha256 },
-  );
+  throw new AppError('idempotency_mismatch', 'this Idempotency-Key was used for other content', { sha256 });
 }

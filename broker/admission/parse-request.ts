@@ -104,8 +104,7 @@ export function queryOf(text: string): Record<string, unknown> {
     // parseQuery() would silently replace bytes that are not UTF-8.
     decodeURIComponent(text);
   } catch {
-    const message =
-      'query: must be percent-encoded UTF-8; send a path in other bytes as base64, with path_encoding';
+    const message = 'query: must be percent-encoded UTF-8; send other paths as base64 with path_encoding';
     throw new AppError('invalid_request', message);
   }
   return parseQuery(text, '&', '=', { maxKeys: 0 });

@@ -77,11 +77,7 @@ export async function splitHead<T, H>(
   const rest = parts[Symbol.asyncIterator]();
   const first = await rest.next();
   const head = first.done ? undefined : headOf(first.value);
-  if (!head)
-    throw new AppError(
-      'machine_error',
-      'the first part of the machine’s answer is missing: try again, or update its agent',
-    );
+  if (!head) throw new AppError('machine_error', 'the machine’s answer lacks its head: update its agent');
   return { head, rest: { [Symbol.asyncIterator]: () => rest } };
 }
 
@@ -100,10 +96,7 @@ export function entryOf(answered: FileEntry__Output | null | undefined): Entry {
   const foreign = !isUtf8(entry.name) || !isUtf8(entry.path) || !isUtf8(entry.link_target ?? Buffer.alloc(0));
   const text = (bytes: Buffer): string => bytes.toString(foreign ? 'base64' : 'utf8');
   if (Math.abs(entry.modified_at_ms) > latestInstant)
-    throw new AppError(
-      'machine_error',
-      'the machine’s answer has an invalid time of change: update its agent',
-    );
+    throw new AppError('machine_error', 'the machine’s answer has an invalid time: update its agent');
   return {
     name: text(entry.name),
     path: text(entry.path),

@@ -104,11 +104,7 @@ function partOf({ range, if_range }: DownloadInput, version: Version, caller: Ca
   if (from !== '' && to !== '' && Number(to) < Number(from)) return 'whole';
   if (first >= size) {
     caller.headers.set('Content-Range', `bytes */${size}`);
-    throw new AppError(
-      'range_not_satisfiable',
-      `the range begins after the end of the file, which has ${size} bytes`,
-      { size },
-    );
+    throw new AppError('range_not_satisfiable', `the range is past the file’s ${size} bytes`, { size });
   }
   return { offset: first, length: last - first + 1 };
 }
@@ -202,10 +198,7 @@ function recordDownload(
 ): void {
   recordFileEvent(services, caller, 'file.downloaded', machine, { ...pathOf(path), size }).catch(
     (error: unknown) => {
-      services.log.warn(
-        { err: error, machine_id: machine },
-        'the event and the audit record of a download could not be written',
-      );
+      services.log.warn({ err: error, machine_id: machine }, 'the record of a download could not be written');
     },
   );
 }

@@ -153,11 +153,7 @@ async function* searchFiles(
     if (matches > limit) throw tooMuch();
     tail = part.tail ?? tail;
   }
-  if (!tail)
-    throw new AppError(
-      'machine_error',
-      'the machine’s answer lacks the summary of the search: update its agent',
-    );
+  if (!tail) throw new AppError('machine_error', 'the machine’s answer lacks its summary: update its agent');
   const { truncated, visited, unreadable } = tail;
   yield { end: { matches, truncated, visited, unreadable } };
 }

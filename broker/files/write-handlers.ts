@@ -159,10 +159,7 @@ function commitOf({ mode, overwrite }: { mode?: string | undefined; overwrite: b
 
 function assertSummary(summary: ArchiveSummary__Output | null): ArchiveSummary__Output {
   if (summary) return summary;
-  throw new AppError(
-    'machine_error',
-    'the machine’s answer lacks the summary of the archive: update its agent',
-  );
+  throw new AppError('machine_error', 'the machine’s answer lacks the archive summary: update its agent');
 }
 
 /** The messages of an upload; `commit` is called once all chunks have been sent. */

@@ -49,10 +49,7 @@ export function commandRpcs(services: StreamsServices) {
       } catch (error) {
         if (start.cancel_on_disconnect && call.abandoned) {
           await Promise.resolve(handlers.commands.cancel({ command_id }, caller)).catch((err: unknown) =>
-            log.error(
-              { err, command_id },
-              'a command could not be cancelled after its client disconnected; it may still be running',
-            ),
+            log.error({ err, command_id }, 'a command whose client disconnected could not be cancelled'),
           );
         }
         throw error;
@@ -104,11 +101,7 @@ async function feed(execution: Execution): Promise<void> {
         const records = monotonic() - (recordedAt.get(signal) ?? Number.NEGATIVE_INFINITY) >= recordMs;
         await sendSignal(execution, signal, records);
         if (records) recordedAt.set(signal, monotonic());
-      } else
-        throw new AppError(
-          'invalid_request',
-          'every message after the first must have the field stdin or signal',
-        );
+      } else throw new AppError('invalid_request', 'every later message must have stdin or signal');
     }
     await call.assertConnected();
     await sendInput(execution, Buffer.alloc(0), offset, true);

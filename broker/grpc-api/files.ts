@@ -31,7 +31,7 @@ export function fileRpcs(services: StreamsServices) {
       }
       const { length = sent } = head;
       if (sent === length) return undefined;
-      throw new AppError('machine_error', `the machine sent ${sent} bytes instead of ${length}: try again`, {
+      throw new AppError('machine_error', `the machine sent ${sent} of ${length} bytes`, {
         sent,
         length,
       });
@@ -98,18 +98,12 @@ async function* chunksOf(call: Call<'WriteFile'>, stalledMs: number): AsyncGener
     const { message, chunk, commit } = next.value;
     if (commit) return assertChecksum(commit, hash.digest('hex'));
     if (message !== 'chunk')
-      throw new AppError(
-        'invalid_request',
-        'every message after the first must have the field chunk or commit',
-      );
+      throw new AppError('invalid_request', 'every later message must have chunk or commit');
     if (!chunk || chunk.length === 0) continue;
     hash.update(chunk);
     yield chunk;
   }
-  throw new AppError(
-    'invalid_request',
-    'the call ended before its commit, and nothing was changed: send it again',
-  );
+  throw new AppError('invalid_request', 'the call ended before its commit: nothing was changed');
 }
 
 function assertChecksum(commit: WriteFileCommit__Output, sha256: string): void {

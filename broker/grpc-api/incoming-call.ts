@@ -32,10 +32,7 @@ const firstMs = 30_000;
 const leavingMs = 20;
 
 const over = new AppError('unavailable', 'the call has ended');
-const stalled = new AppError(
-  'unavailable',
-  'the client neither read nor sent anything for 70 seconds: start the call again',
-);
+const stalled = new AppError('unavailable', 'the client neither read nor sent for 70 s: call again');
 const stopping = new AppError('unavailable', 'the broker is stopping: connect again later');
 const left = new AppError('unavailable', 'the client went away');
 

@@ -51,10 +51,7 @@ export function sessionRpcs(services: StreamsServices) {
 const closeErrors = {
   detached: new AppError('conflict', 'this client was detached; the session goes on'),
   forbidden: new AppError('forbidden', 'this key is no longer allowed to attach to this session'),
-  fell_behind: new AppError(
-    'range_not_satisfiable',
-    'the next output for this client is no longer stored: attach again without an offset',
-  ),
+  fell_behind: new AppError('range_not_satisfiable', 'the next output is gone: attach again without offset'),
   stopping: new AppError('unavailable', 'the broker is stopping: attach again later'),
 };
 
@@ -80,8 +77,5 @@ function actionIn({ message, input, size, signal }: Received<'AttachSession'>): 
   if (message === 'input' && input) return { input };
   if (message === 'size') return actionOf({ type: 'resize', ...size });
   if (message === 'signal') return actionOf({ type: 'signal', signal });
-  throw new AppError(
-    'invalid_request',
-    'every message after the first must have the field input, size or signal',
-  );
+  throw new AppError('invalid_request', 'every later message must have input, size or signal');
 }

@@ -79,15 +79,12 @@ export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
     healthz: () => ({ type: 'text/plain', body: 'ok\n' }),
     readyz() {
       if (!options.ready())
-        throw new AppError('unavailable', 'the broker is starting or stopping: try again in a few seconds');
+        throw new AppError('unavailable', 'the broker is starting or stopping: try again');
       return { type: 'text/plain', body: 'ready\n' };
     },
     prometheus(_input, caller) {
       if (!caller.reachable()) return options.metrics.text();
-      throw new AppError(
-        'forbidden',
-        'metrics cover all machines, and this key is limited to some: use a key without machine_ids and tags',
-      );
+      throw new AppError('forbidden', 'metrics cover all machines, but this key is limited to some machines');
     },
     docs(_input, caller) {
       const nonce = randomBytes(16).toString('base64');

@@ -46,10 +46,7 @@ export async function readJson(
       const tooLarge = error instanceof Error && 'status' in error && error.status === 413;
       throw tooLarge
         ? new AppError('payload_too_large', `the body is too large: send at most ${limit} bytes`, { limit })
-        : new AppError(
-            'invalid_request',
-            'the body ended before its declared length: send the request again',
-          );
+        : invalid('the body ended before its declared length: send the request again');
     })
     .finally(tooSlow);
   return bytes.length === 0 ? undefined : parse(bytes, request.headers);
@@ -65,21 +62,17 @@ function onRequestEnd(over: AbortSignal, release: () => void): void {
 function parse(bytes: Buffer, headers: IncomingHttpHeaders): unknown {
   const type = headers['content-type']?.split(';')[0]?.trim().toLowerCase();
   if (type !== undefined && type !== 'application/json' && !type.endsWith('+json')) {
-    throw new AppError(
-      'invalid_request',
-      `the body has the type ${type}: send JSON, with Content-Type: application/json`,
-    );
+    throw invalid(`the body has the type ${type}: send JSON, with Content-Type: application/json`);
   }
   if (headers['content-encoding'] !== undefined && headers['content-encoding'] !== 'identity') {
-    throw new AppError('invalid_request', 'the body is encoded: send it without Content-Encoding');
+    throw invalid('the body is encoded: send it without Content-Encoding');
   }
-  if (!isUtf8(bytes))
-    throw new AppError('invalid_request', 'the body is not valid UTF-8: send JSON in UTF-8');
+  if (!isUtf8(bytes)) throw invalid('the body is not valid UTF-8: send JSON in UTF-8');
   assertJsonLimits(bytes);
   try {
     return JSON.parse(bytes.toString('utf8'));
   } catch {
-    throw new AppError('invalid_request', 'the body is not valid JSON');
+    throw invalid('the body is not valid JSON');
   }
 }
 
@@ -95,8 +88,7 @@ export function assertJsonLimits(bytes: Buffer): void {
     else if (byte === openBrace || byte === openBracket) depth += 1;
     else if (byte === closeBrace || byte === closeBracket) depth -= 1;
     else if (byte === colon) fields += 1;
-    if (depth > maxDepth)
-      throw new AppError('invalid_request', `the body is nested too deeply: send at most ${maxDepth} levels`);
+    if (depth > maxDepth) throw invalid(`the body is nested too deeply: send at most ${maxDepth} levels`);
     if (fields > maxFields) {
       throw fieldError('body', '', `has too many fields: send at most ${maxFields}`);
     }
@@ -117,11 +109,9 @@ const limits = {
   headerSize: 16 * 1024,
 };
 
+const invalid = (message: string): AppError => new AppError('invalid_request', message);
 const cutOff = (): AppError =>
-  new AppError(
-    'invalid_request',
-    'the body was cut off before its end, and nothing was changed: send the request again',
-  );
+  invalid('the body was cut off before its end, and nothing was changed: send the request again');
 
 /** Reads a raw body until the request is over; `begin` is called before the first read. */
 export async function* bytesOf(
@@ -224,20 +214,13 @@ class Form {
       this.#file.resolve(part);
     } else {
       part.resume();
-      this.stop(
-        fieldError(
-          'form',
-          name ?? '',
-          'is not a part of this form: the part with the content must be called file',
-        ),
-      );
+      this.stop(fieldError('form', name ?? '', 'is unknown: the content must be called file'));
     }
   }
 
   #takeField(name: string | undefined, value: string, truncated: boolean): void {
     if (name === undefined) this.stop(fieldError('form', '', 'a field of the form has no name'));
-    else if (truncated)
-      this.stop(fieldError('form', name, `is too long: send at most ${limits.fieldSize} bytes`));
+    else if (truncated) this.stop(fieldError('form', name, 'has more than 64 KiB'));
     // The parser replaces bytes that are not UTF-8 by U+FFFD.
     else if (value.includes('\ufffd')) this.stop(fieldError('form', name, 'must be UTF-8'));
     else if (this.#fields.has(name)) this.stop(fieldError('form', name, 'is given twice'));
@@ -248,10 +231,7 @@ class Form {
 function parserOf({ headers }: IncomingMessage): BusboyInstance {
   const type = headers['content-type'] ?? '';
   if (!/^multipart\/form-data\s*;/i.test(type)) {
-    throw new AppError(
-      'invalid_request',
-      'the body is not a form: send one, with Content-Type: multipart/form-data and a boundary',
-    );
+    throw invalid('the body is not a form: send one, with Content-Type: multipart/form-data and a boundary');
   }
   try {
     return new Busboy({
@@ -267,10 +247,7 @@ function parserOf({ headers }: IncomingMessage): BusboyInstance {
 
 function malformed(error: unknown): AppError {
   if (error instanceof AppError) return error;
-  return new AppError(
-    'invalid_request',
-    'the form is malformed or was cut off, and nothing was changed: send it again',
-  );
+  return invalid('the form is malformed or was cut off, and nothing was changed: send it again');
 }
 
 // ---- Spooled files
@@ -306,8 +283,7 @@ export async function openSpool(directory: string) {
           throw new AppError('payload_too_large', message, { limit: maxSpooled });
         }
         if (held + chunk.length > maxSpooled) {
-          const message =
-            'too many files are waiting for their path: send path before the file, or in the query';
+          const message = 'too many files wait for their path: send path before the file, or in the query';
           throw new AppError('unavailable', message);
         }
         held += chunk.length;

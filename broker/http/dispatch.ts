@@ -145,10 +145,7 @@ function assertPlainContent(ctx: Context): void {
   const coding = ctx.get('content-encoding') || 'identity';
   const transfer = ctx.get('transfer-encoding') || 'chunked';
   if (coding !== 'identity' || transfer.toLowerCase() !== 'chunked')
-    throw new AppError(
-      'invalid_request',
-      'the content is encoded, but files are stored as they arrive: send it without Content-Encoding',
-    );
+    throw new AppError('invalid_request', 'the content is encoded: send it without Content-Encoding');
   if (!ctx.get('content-range')) return;
   const message = 'a file can only be replaced as a whole: send the whole file without Content-Range';
   throw new AppError('invalid_request', message);

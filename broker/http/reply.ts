@@ -207,8 +207,7 @@ async function send(
   if (quiet) res.flushHeaders();
   const { request_id, signal } = caller;
   await pipeline(ready, res, { signal }).catch((error: unknown) => {
-    if (!signal.aborted)
-      log.warn({ err: error, request_id }, 'an answer was not sent in full; its connection was closed');
+    if (!signal.aborted) log.warn({ err: error, request_id }, 'an answer was not sent in full');
   });
 }
 
@@ -234,8 +233,7 @@ async function begun<T extends { length: number }>(
     } finally {
       await iterator.return?.();
     }
-    if (length !== undefined && sent !== length)
-      throw new Error(`the source of the answer sent ${sent} bytes instead of ${length}`);
+    if (length !== undefined && sent !== length) throw new Error(`${sent} bytes were sent, not ${length}`);
   })();
 }
 

@@ -62,23 +62,11 @@ const serverOptions: ServerOptions = {
   requireHostHeader: false,
 };
 
-/** Answers to requests that Node could not parse, by the code of Node's error. */
-const refusals: Readonly<Record<string, readonly [status: string, code: string, message: string]>> = {
-  HPE_HEADER_OVERFLOW: [
-    '413 Content Too Large',
-    'payload_too_large',
-    'the request has too many headers: send at most 100, of at most 16 KiB in all',
-  ],
-  ERR_SSL_HTTP_REQUEST: [
-    '400 Bad Request',
-    'invalid_request',
-    'the request is plain HTTP, but this port expects TLS: use https://',
-  ],
-  ERR_HTTP_REQUEST_TIMEOUT: [
-    '400 Bad Request',
-    'invalid_request',
-    'the headers of the request did not arrive in time: send the request again',
-  ],
+/** Messages for requests that Node could not parse, by the code of Node's error. */
+const refusals: Readonly<Record<string, string>> = {
+  HPE_HEADER_OVERFLOW: 'the request has too many headers: send at most 100, of at most 16 KiB in all',
+  ERR_SSL_HTTP_REQUEST: 'the request is plain HTTP, but this port expects TLS: use https://',
+  ERR_HTTP_REQUEST_TIMEOUT: 'the headers of the request did not arrive in time: send the request again',
 };
 
 /** Most requests without a key that begin in one turn of the event loop; each takes 0.1 ms. */
@@ -131,9 +119,7 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
   server.maxHeadersCount = 100;
   server.timeout = stalledMs;
   server.on('clientError', refuse);
-  server.on('connect', (_request, socket) =>
-    refuse(new Error('the method CONNECT is not supported'), socket),
-  );
+  server.on('connect', (_request, socket) => refuse(new Error('CONNECT is not supported'), socket));
   return server;
 }
 
@@ -172,8 +158,9 @@ function refuseMalformed(error: NodeJS.ErrnoException, socket: Duplex, headers: 
   // Node has removed its own error listener, and an unhandled error event would end the process.
   socket.on('error', () => socket.destroy());
   if (!socket.writable || error.code === 'ECONNRESET') return void socket.destroy();
-  const malformed = ['400 Bad Request', 'invalid_request', 'the request is not valid HTTP'] as const;
-  const [status, code, message] = refusals[error.code ?? ''] ?? malformed;
+  const message = refusals[error.code ?? ''] ?? 'the request is not valid HTTP';
+  const tooLarge = error.code === 'HPE_HEADER_OVERFLOW';
+  const code = tooLarge ? 'payload_too_large' : 'invalid_request';
   const body = JSON.stringify({ error: { code, message, details: {} } });
   const head = {
     ...headers,
@@ -183,6 +170,7 @@ function refuseMalformed(error: NodeJS.ErrnoException, socket: Duplex, headers: 
     Connection: 'close',
   };
   const lines = Object.entries(head).map(([name, value]) => `${name}: ${value}\r\n`);
+  const status = tooLarge ? '413 Content Too Large' : '400 Bad Request';
   socket.end(`HTTP/1.1 ${status}\r\n${lines.join('')}\r\n${body}`);
 }
 
@@ -297,10 +285,7 @@ function assertFraming({ headers, httpVersion }: IncomingMessage): void {
   // Node decodes only chunked: a body in another transfer coding would be stored undecoded.
   const coding = headers['transfer-encoding']?.trim().toLowerCase() ?? 'chunked';
   if (coding !== 'chunked')
-    throw new AppError(
-      'invalid_request',
-      'send the body unencoded, or with Transfer-Encoding: chunked alone',
-    );
+    throw new AppError('invalid_request', 'send the body with no Transfer-Encoding other than chunked');
 }
 
 function linger(request: IncomingMessage): void {
@@ -335,7 +320,7 @@ async function unknownRoute(ctx: Context, router: Router, clients: Clients): Pro
   }
   const allowed = [...new Set(layers.flatMap((layer) => layer.methods))];
   if (allowed.length === 0)
-    throw new AppError('route_not_found', 'no route has this path; /docs lists all routes', {
+    throw new AppError('route_not_found', 'no route has this path: see /docs', {
       path: ctx.path,
     });
   ctx.set('Allow', allowed.join(', '));

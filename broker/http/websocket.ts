@@ -107,10 +107,7 @@ export class WebSocketUpgrades {
 
   /** The reason why admits() refused a request for a terminal. */
   refusal(request: IncomingMessage): unknown {
-    return (
-      this.#refused.get(request) ??
-      notASocket('this path is only for WebSockets: open it as one; /docs describes it')
-    );
+    return this.#refused.get(request) ?? notASocket('this path serves only WebSockets: see /docs');
   }
 }
 
@@ -168,11 +165,7 @@ function assertOwnOrigin(request: IncomingMessage, { publicUrl, proxies }: WebSo
   const scheme = schemeOf(request, proxies) ?? from?.protocol;
   const own = [publicUrl(), `${scheme}//${host}`].map((url) => URL.parse(url));
   if (own.some((one) => one && one.host === from?.host && one.protocol === from.protocol)) return;
-  throw new AppError(
-    'forbidden',
-    'pages of another origin are not allowed to open terminals: use a page from the address of the API',
-    { origin },
-  );
+  throw new AppError('forbidden', 'pages of another origin are not allowed to open terminals', { origin });
 }
 
 function schemeOf({ socket, headers }: IncomingMessage, proxies: Proxies): string | undefined {

@@ -175,7 +175,7 @@ export class Keys {
 /** Throws key_not_found, or forbidden for a key that the caller may not read or change. */
 function find(id: string, caller: Caller, declared: Pick<Declared, 'keys'>): Key {
   const key = declared.keys.get(id);
-  if (!key) throw new AppError('key_not_found', `there is no key with the id ${id}`, { key_id: id });
+  if (!key) throw new AppError('key_not_found', `no key has the id ${id}`, { key_id: id });
   assertNotStronger(key, currentKey(declared, caller.key_id));
   return key;
 }

@@ -25,10 +25,7 @@ export const localKey: Key = {
 };
 
 /** Errors for callers who have the secret of the key; other callers get a general error. */
-const expired = new AppError(
-  'unauthorized',
-  'this API key has expired: use another one, or have its expires_at changed',
-);
+const expired = new AppError('unauthorized', 'this API key has expired: use another, or have it extended');
 const revoked = new AppError('unauthorized', 'this API key was revoked: use another one');
 
 /**

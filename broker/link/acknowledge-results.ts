@@ -42,12 +42,7 @@ export class Acknowledgements {
       this.#presence
         .get(machine_id)
         .stub.forgetProcesses({ ids: ids.slice(at, at + mostIds) }, { request_id: newId('request') })
-        .catch((error: unknown) =>
-          this.#log.debug(
-            { err: error, machine_id },
-            'results could not be acknowledged; the agent lists them again in its next hello',
-          ),
-        );
+        .catch((error: unknown) => this.#log.debug({ err: error, machine_id }, 'results not acknowledged'));
     }
   }
 }

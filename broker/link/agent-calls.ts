@@ -128,8 +128,7 @@ export class Calls {
     const { lane = unary ? 'unary' : 'short', deadline_ms = unary ? unaryDeadlineMs : 0 } = options;
     let message = clientStreams ? noBytes : shape.encodeRequest(request);
     const large = message.length > smallMessageBytes;
-    if (unary && large)
-      throw new AppError('payload_too_large', 'the request to the machine is too large: send less at once');
+    if (unary && large) throw new AppError('payload_too_large', 'the request is too large for the machine');
     const outgoing = clientStreams
       ? encodeAll(shape, request as AsyncIterable<unknown>)
       : encodeAll(shape, large ? [request] : []);
@@ -149,10 +148,7 @@ export class Calls {
         const whole = clientStreams || large ? undefined : answer.messages?.messages;
         const messages = unary ? answer.response && [answer.response] : whole;
         if (!messages)
-          throw this.#error(
-            'machine_error',
-            'the machine’s answer does not fit the request: update its agent',
-          );
+          throw this.#error('machine_error', 'the answer does not fit the request: update the agent');
         for (const bytes of messages) {
           countTransferred(bytes.length);
           yield this.#decode(shape, bytes);
@@ -217,18 +213,11 @@ export class Calls {
     this.#open.set(lane, open);
     const most = lane === 'short' || lane === 'bulk' ? this.#options.openCalls : mostOpen[lane];
     if (open.size >= most)
-      throw this.#error(
-        'unavailable',
-        'too many requests are running on this machine: try again when some have finished',
-      );
+      throw this.#error('unavailable', 'too many requests are running on this machine: try again later');
     const abort = new AbortController();
     const giveUp = (): void => {
       const reason: unknown = signal?.reason;
-      abort.abort(
-        reason instanceof AppError
-          ? reason
-          : new AppError('unavailable', 'the request ended before the machine answered'),
-      );
+      abort.abort(reason instanceof AppError ? reason : new AppError('unavailable', 'the request has ended'));
     };
     signal?.addEventListener('abort', giveUp, { once: true });
     if (signal?.aborted) giveUp();
@@ -301,16 +290,12 @@ export class Calls {
   }
 
   #lost(): AppError {
-    const text =
-      'the connection to the machine was lost during this request: look at the machine, because the request may have taken effect';
+    const text = 'the connection to the machine was lost; whether the request took effect is unknown';
     return this.#error('machine_offline', text);
   }
 
   #timedOut(): AppError {
-    return this.#error(
-      'machine_timeout',
-      'the machine did not answer in time: try again, or look at its agent’s log',
-    );
+    return this.#error('machine_timeout', 'the machine did not answer in time: look at its agent’s log');
   }
 
   #error(code: Code, text: string, details: object = {}): AppError {

@@ -124,12 +124,8 @@ export function renewLeaves(
   return every(renewalCheckMs, () => {
     const age = now() - made;
     if (age < renewalMs && age > -backMs) return;
-    renew().catch((error: unknown) =>
-      log.error(
-        { err: error },
-        'a TLS certificate could not be renewed; the old one stays in use, and the broker tries again in a minute',
-      ),
-    );
+    const text = 'the TLS certificate could not be renewed; trying again in a minute';
+    renew().catch((error: unknown) => log.error({ err: error }, text));
   });
 }
 

@@ -111,27 +111,12 @@ export async function serveConnect(
       await new AgentLink({ stream, machine, hello, address }, services, settings).run(messages);
     } else {
       connections.closeSoon(stream.getPeer());
-      refuse(
-        stream,
-        grpcStatus.RESOURCE_EXHAUSTED,
-        'this machine connected too often: try again in a minute',
-      );
+      refuse(stream, grpcStatus.RESOURCE_EXHAUSTED, 'this machine connected too often: wait a minute');
     }
   } catch (error) {
     const about = { address, err: error };
-    if (machine)
-      limits.machine(
-        'warn',
-        machine.id,
-        about,
-        'the connection of an agent failed; the agent connects again',
-      );
-    else
-      limits.unauthenticated(
-        address,
-        about,
-        'the connection of an agent failed before the agent authenticated',
-      );
+    if (machine) limits.machine('warn', machine.id, about, 'the connection of an agent failed');
+    else limits.unauthenticated(address, about, 'a connection failed before its agent authenticated');
     if (machine) connections.closeSoon(stream.getPeer());
     refuse(stream, grpcStatus.INTERNAL, textOf(error));
   }
@@ -164,23 +149,15 @@ function authenticate(
   const possible = machineId.test(machine_id);
   const machine = state.machines.get(machine_id);
   if (possible && !machine) {
-    limits.unauthenticated(
-      address,
-      { machine_id },
-      'refused an agent: its machine is not registered at this broker',
-    );
+    limits.unauthenticated(address, { machine_id }, 'refused an agent: its machine is not registered');
     stream.write({ removed: { reason: 'this machine is not registered here' } });
     return void stream.end();
   }
   const ids = [hello.instance_id, hello.journal_id];
   const proof = { nonce, machine_id, fingerprint };
   if (machine && !verifyProof(proof, hello.signature, Buffer.from(machine.public_key, 'base64'))) {
-    limits.unauthenticated(
-      address,
-      { machine_id },
-      'refused an agent: it could not prove that it has the machine’s private key',
-    );
-    const text = 'the agent did not prove that it has the private key of this machine';
+    const text = 'the agent could not prove that it has the machine’s private key';
+    limits.unauthenticated(address, { machine_id }, `refused an agent: ${text}`);
     return refuse(stream, grpcStatus.UNAUTHENTICATED, text);
   }
   if (hello.protocol > protocolVersion) {
@@ -188,11 +165,7 @@ function authenticate(
     return refuse(stream, grpcStatus.FAILED_PRECONDITION, text);
   }
   if (possible && ids.every((id) => plainId.test(id))) return machine;
-  return refuse(
-    stream,
-    grpcStatus.INVALID_ARGUMENT,
-    'machine_id, instance_id or journal_id of the hello is not a valid id',
-  );
+  return refuse(stream, grpcStatus.INVALID_ARGUMENT, 'machine_id, instance_id or journal_id is not valid');
 }
 
 function refuse(stream: ConnectStream, code: grpcStatus, details: string): undefined {
@@ -278,8 +251,7 @@ class AgentLink {
       }),
       // Checked often, so that silence is noticed soon after the limit and not a heartbeat later.
       every(Math.min(1_000, silenceMs / 4), () => {
-        if (monotonic() - this.#heardAt >= silenceMs)
-          this.#cut('the machine sent nothing for too long; its connection is closed');
+        if (monotonic() - this.#heardAt >= silenceMs) this.#cut('disconnected the machine: it was silent');
       }),
     ];
     stream.once('cancelled', () => this.#end());
@@ -313,8 +285,7 @@ class AgentLink {
   #take({ reply, heartbeat, farewell }: ConnectRequest__Output): void {
     this.#heardAt = monotonic();
     this.#unasked += heartbeat?.metrics ? reportCost : 1;
-    if (this.#unasked > mostUnasked)
-      this.#cut('the agent sent too many messages that no call asked for; its connection is closed');
+    if (this.#unasked > mostUnasked) this.#cut('disconnected the machine: it sent too many messages');
     if (this.#ended) return;
     if (reply) this.#calls.reply(reply);
     if (heartbeat) {
@@ -350,8 +321,7 @@ class AgentLink {
     this.#source.stream.write(message, () => {
       this.#unreadBytes -= bytes;
     });
-    if (this.#unreadBytes > maxUnreadBytes)
-      this.#cut('the agent reads its control stream too slowly; its connection is closed');
+    if (this.#unreadBytes > maxUnreadBytes) this.#cut('disconnected the machine: it reads too slowly');
   }
 
   #cut(reason: string): void {
@@ -380,7 +350,7 @@ class AgentLink {
    */
   #recordTakeover(older: Link): void {
     if (older.instanceId === this.#link.instanceId) return;
-    this.#log('warn', 'two agents use the identity of one machine; the older one was disconnected', {
+    this.#log('warn', 'two agents used one identity; the older was disconnected', {
       fenced: older.id,
     });
     const { machine } = this.#source;

@@ -44,10 +44,7 @@ export function createLinkLimits(services: { history: History; events: Events; l
     history
       .write((transaction) => events.emit(transaction, 'machine.fenced', machine, data))
       .catch((error: unknown) =>
-        log.error(
-          { err: error, machine_id: machine.id },
-          'the event machine.fenced could not be written; the event log lacks it',
-        ),
+        log.error({ err: error, machine_id: machine.id }, 'the event machine.fenced could not be written'),
       );
   }
 

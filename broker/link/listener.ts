@@ -177,7 +177,7 @@ function handlers(services: ListenerServices & LinkServices, settings: LinkSetti
       if (!accept)
         return void stream.emit('error', {
           code: grpcStatus.NOT_FOUND,
-          details: 'no call waits for an answer with this id',
+          details: 'no call has this id',
         });
       connections.authenticate(stream.getPeer());
       accept(stream);

@@ -68,14 +68,12 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
         const before = find(machine_id, draft.before);
         const rights = caller.during(draft);
         if (tags && rights.reachable()) {
-          const text =
-            'tags decide which machines keys may use, so a key limited to some machines is not allowed to change them';
+          const text = 'tags decide what keys may use: a key limited to some machines cannot change them';
           throw new AppError('forbidden', text);
         }
         const limitedByTag = draft.all('keys').some((key) => key.tags !== null && key.tags.length > 0);
         if (tags && limitedByTag && !rights.may('admin')) {
-          const text =
-            'some keys are limited by tags, so only a key with the scope admin is allowed to change tags';
+          const text = 'tags decide what some keys may use: changing them needs the scope admin';
           throw new AppError('forbidden', text, { required_scope: 'admin' });
         }
         const changed = { ...before, name: name ?? before.name, tags: tags ?? before.tags };
@@ -103,8 +101,7 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
 
 function find(id: string, { machines }: Pick<Declared, 'machines'>): Machine {
   const machine = machines.get(id);
-  if (!machine)
-    throw new AppError('machine_not_found', `there is no machine with the id ${id}`, { machine_id: id });
+  if (!machine) throw new AppError('machine_not_found', `no machine has the id ${id}`, { machine_id: id });
   return machine;
 }
 

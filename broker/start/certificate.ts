@@ -28,8 +28,7 @@ export async function certificateOf(
   log: Logger,
 ) {
   const { tls, tls_cert, tls_key } = settings;
-  if (tls && (tls_cert ?? tls_key))
-    throw new StartError('--tls and --tls-cert cannot be used together: choose one of them');
+  if (tls && (tls_cert ?? tls_key)) throw new StartError('--tls or --tls-cert, not both: choose one');
   if (tls_cert !== undefined && tls_key !== undefined)
     return fromFiles({ cert: tls_cert, key: tls_key }, lookMs, log);
   if (tls_cert !== undefined) throw new StartError('--tls-cert needs --tls-key FILE, too');
