@@ -306,7 +306,7 @@ describe('the real programs', () => {
   test.each<[Program, string[], Environment, string]>([
     ['farhand-broker', ['--http', 'x'], {}, '--http "x"'],
     ['farhand-broker', ['--http', '0.0.0.0:0'], {}, '--insecure-http'],
-    ['farhand-broker', ['--tls', '--insecure-http'], {}, 'not together with --tls'],
+    ['farhand-broker', ['--tls', '--insecure-http'], {}, 'cannot be used with --tls'],
     ['farhand-broker', [], { FARHAND_KEEP_EVENTS: 'x' }, '--keep-events "x"'],
     ['farhand-agent', [], {}, '--broker is needed'],
     ['farhand-agent', ['--broker', '127.0.0.1:1'], {}, '--join-token'],

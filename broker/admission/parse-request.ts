@@ -30,7 +30,7 @@ export interface Subject extends FoundId {
 }
 
 /** Longer ids are cut, which is safe because the broker creates only shorter ids. */
-const longestId = 1_000;
+const longestId = 200;
 
 /** A step of a path: a field name, or the most items of a list. */
 type Step = string | number;
