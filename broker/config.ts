@@ -30,7 +30,7 @@ const networks = z.array(z.string()).transform((list, context): Network[] =>
   }),
 );
 
-/** Whether a text is an http(s) URL to which a path can be appended. */
+/** True if a text is an http(s) URL to which a path can be appended. */
 const isWhole = (text: string): boolean =>
   /^https?:\/\/[^/?#@\s][^?#@\s]*$/i.test(text) && URL.canParse(text);
 

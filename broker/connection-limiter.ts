@@ -19,7 +19,7 @@ export interface LimiterOptions extends ConnectionLimits {
   /** Milliseconds until an unauthenticated connection is closed; no limit by default. */
   deadlineMs?: number;
   /**
-   * Whether many clients share an address, as behind a proxy. Any other address may hold a quarter of the
+   * True if many clients share an address, as behind a proxy. Any other address may have a quarter of the
    * unauthenticated connections.
    */
   isShared(address: string): boolean;
@@ -46,7 +46,7 @@ const pipelined = 16;
 const mostCalls = 32;
 const mostBytes = 256 * 1024;
 const checkBytesMs = 10;
-/** Milliseconds for last messages before a connection is closed. */
+/** Milliseconds between the last message and the close of a connection, so that the message arrives. */
 const leavingMs = 300;
 /**
  * Node publishes each new stream on this channel before data of the stream is read; grpc-js has no such hook.

@@ -33,7 +33,7 @@ const enrolment = z.object({
 interface JoinContext {
   state: State;
   events: Events;
-  /** Fingerprint of the certificate authority that agents pin. */
+  /** SHA-256 of the broker's CA certificate, in hexadecimal; agents trust only this CA. */
   fingerprint: string;
   packages: Pick<Packages, 'hash' | 'words'>;
 }
@@ -113,7 +113,7 @@ export class JoinTokens {
   }
 }
 
-/** Refuses limited keys: a new machine may have any tag, so a token could widen what such a key reaches. */
+/** Refuses limited keys: a new machine may have any tag, so with a token such a key could gain machines. */
 function assertUnlimited({ reachable }: Rights): void {
   if (!reachable()) return;
   throw new AppError(

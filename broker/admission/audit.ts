@@ -119,7 +119,7 @@ export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Hea
     return value === undefined ? [] : [[name, value]];
   });
   const what: Deed['what'] = Object.fromEntries([...ids, ...fields]);
-  // A record about several machines is readable by keys that reach them all.
+  // A record about several machines is readable only by keys that may use all of them.
   if (groups.length > 1 && machines.length > 1) what.machine_ids = machines;
   // A repeat with the same Idempotency-Key changed nothing.
   if (answer.has(replayed)) what.replayed = true;

@@ -1,5 +1,5 @@
-// Authorizes requests: checks the key's scope, the machines that the key reaches, and whether every id
-// exists. The checks run before the body is read, after it, in the transaction of a change, and while a long
+// Authorizes requests: checks the key's scope, the machines that the key may use, and that every id exists.
+// The checks run before the body is read, after it, in the transaction of a change, and while a long
 // request lasts.
 
 import type { IdNoun, MachineId, Route } from '../../shared/api/route.ts';
@@ -15,8 +15,8 @@ import { type FoundId, type RawInput, RequestParser, type Subject } from './pars
 
 /**
  * For each kind of id, a function that returns the machines behind an id, or undefined for an unknown id. A
- * key must reach one of these machines. With `filters`, the id may be that of a removed object that is still
- * in the history.
+ * key must be allowed to use one of these machines. With `filters`, the id may be that of a removed object
+ * that is still in the history.
  */
 export type Lookups = Record<
   IdNoun,
@@ -63,7 +63,7 @@ export interface RequestWork<R extends Route, T> {
   act(input: Input<R>, caller: Caller): Promise<T>;
 }
 
-/** One request of an authenticated client. REST and gRPC share the order of steps in perform(). */
+/** One request of an authenticated client. REST and gRPC requests are both checked in perform(). */
 export class AuthorizedRequest<R extends Route> {
   readonly #guard: Guard<R>;
   readonly #client: Client;
@@ -204,7 +204,7 @@ function subjectsOf(ids: readonly FoundId[], lookups: Lookups, declared: Declare
 }
 
 /**
- * Checks first that the key reaches a machine of every id (forbidden), then that each id exists
+ * Checks first that the key may use a machine of every id (forbidden), then that each id exists
  * (…_not_found).
  */
 function judgeSubjects(subjects: readonly Subject[], key: Key, declared: Declared): void {
@@ -225,7 +225,7 @@ function judgeSubjects(subjects: readonly Subject[], key: Key, declared: Declare
 
 /**
  * Adds the machine id to a request that may omit it while only one machine is registered. Throws forbidden if
- * the key does not reach that machine, and validation_failed when the query and the body name different
+ * the key may not use that machine, and validation_failed when the query and the body name different
  * machines.
  */
 function implyMachine(raw: RawInput, key: Key, declared: Declared): void {

@@ -11,7 +11,7 @@ import type { History, OutboxEntry } from '../history.ts';
 export const replayed = 'Idempotency-Replayed';
 
 /**
- * Answers a repeat: with the first answer, if the caller still reaches every machine in it, otherwise with
+ * Answers a repeat: with the first answer, if the caller may still use every machine in it, otherwise with
  * the present state of what the first request created. Throws if the caller may not read that state.
  */
 export type Recall = (madeId: string, caller: Caller, first?: unknown) => unknown;
@@ -100,7 +100,7 @@ export class Idempotency {
     return madeId === undefined ? answer : recall(madeId, caller, answer);
   }
 
-  /** What the key was used for before; undefined: nothing, and it is taken now. */
+  /** The result of the earlier request with this key; undefined for a new key, which is now in use. */
   async #begin(id: string, owner: string, key: string, fingerprint: string): Promise<Earlier | undefined> {
     const sql =
       'INSERT OR REPLACE INTO idempotency (id, owner, key, fingerprint, created_at) VALUES (?, ?, ?, ?, ?)';

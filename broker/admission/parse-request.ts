@@ -32,7 +32,7 @@ export interface Subject extends FoundId {
 /** Longer ids are cut, which is safe because the broker creates only shorter ids. */
 const longestId = 200;
 
-/** A step of a path: a field name, or the most items of a list. */
+/** An element of a path: a field name, or the largest number of items of a list. */
 type Step = string | number;
 
 /** The path to ids of one kind in a request. */
@@ -185,7 +185,7 @@ function placesIn(
   return [];
 }
 
-/** Whether a definition contains an id schema at any depth; recursive schemas are visited once. */
+/** True if a definition contains an id schema at any depth; recursive schemas are visited once. */
 function hidesId(value: unknown, seen = new Set<unknown>()): boolean {
   if (typeof value !== 'object' || value === null || seen.has(value)) return false;
   seen.add(value);

@@ -30,7 +30,7 @@ export type Rates = ReturnType<typeof createRateLimits>;
 export interface RateSettings {
   /** Most requests per minute and key; undefined for no limit. */
   limit?: number | undefined;
-  /** Whether an address belongs to a trusted proxy, which may report no client. */
+  /** True if an address belongs to a trusted proxy, which may report no client. */
   isShared?: (address: string) => boolean;
   /**
    * Number of counters that sources share, so that many sources need no more memory; only wrong keys are

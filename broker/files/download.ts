@@ -76,14 +76,14 @@ function judge(input: DownloadInput, version: Version, caller: Caller): Selectio
   return unchanged ? 'unchanged' : partOf(input, version, caller);
 }
 
-/** Whether a list of ETags contains this ETag or is "*". With `weak`, weak ETags are compared too. */
+/** True if a list of ETags contains this ETag or is "*". With `weak`, weak ETags are compared too. */
 function etagMatches(header: string, etag: string, weak: boolean): boolean {
   const all = header.split(',').map((one) => one.trim());
   return all.some((one) => one === '*' || (weak ? one.replace(/^W\//, '') : one) === etag);
 }
 
 /**
- * Whether a file changed after an HTTP date, in whole seconds; returns `invalid` if the text is not a date.
+ * True if a file changed after an HTTP date, in whole seconds; returns `invalid` if the text is not a date.
  */
 function isNewer({ modified_at_ms }: Version, date: string, invalid = false): boolean {
   const given = Date.parse(date);
@@ -109,7 +109,7 @@ function partOf({ range, if_range }: DownloadInput, version: Version, caller: Ca
   return { offset: first, length: last - first + 1 };
 }
 
-/** Whether If-Range allows a range: exactly this ETag or exactly this date. */
+/** True if If-Range allows a range: exactly this ETag or exactly this date. */
 function isSame(condition: string | undefined, { etag, modified_at_ms }: Version): boolean {
   if (condition === undefined || condition === etag) return true;
   return !condition.includes('"') && Date.parse(condition) === Math.floor(modified_at_ms / 1000) * 1000;
@@ -140,7 +140,7 @@ async function open(
     throw new AppError('conflict', 'the file changed while it was being read: try again');
   setValidators(caller, etag, entry.modified_at_ms);
   if (part) caller.headers.set('Content-Range', `bytes ${offset}-${offset + part.length - 1}/${entry.size}`);
-  // Parts count as one download, recorded with the part that holds the last byte.
+  // Parts count as one download, recorded with the part that ends with the last byte.
   const complete = length === undefined || offset + length >= entry.size;
   return {
     status: part ? 206 : 200,

@@ -174,7 +174,7 @@ async function retrying(
 /** Converts the first message to the body of POST /commands. */
 function bodyOf(start: ExecStart__Output) {
   const { machine_id, command, direct, args, cwd, env, user, timeout_ms, queue_for_ms } = start;
-  // The number is checked before each variable is, because a message can hold many thousands.
+  // The number is checked before each variable is, because a message can have many thousands.
   if (Object.keys(env).length > mostVariables) {
     throw fieldError('body', 'env', `has too many variables: send at most ${mostVariables}`);
   }

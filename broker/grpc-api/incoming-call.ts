@@ -45,7 +45,7 @@ export interface StreamsServices extends AccessServices {
   proxies: Proxies;
   rates: Rates;
   log: Logger;
-  /** Longest wait in milliseconds for a client that holds up a transfer. */
+  /** Longest wait in milliseconds for a client that neither reads nor sends during a transfer. */
   stalledMs: number;
 }
 
@@ -126,8 +126,8 @@ export class Call<M extends Method = Method> {
   }
 
   /**
-   * True if the call was aborted before its end, except by the broker's stop: the client does not wait any
-   * more.
+   * True if the call was aborted before its end because its client disconnected, stalled or lost its rights,
+   * and not because the broker stops.
    */
   get abandoned(): boolean {
     const { signal } = this.gone;
@@ -207,7 +207,7 @@ export class Call<M extends Method = Method> {
   }
 
   /**
-   * Waits for a step that depends on the client; aborts the call if the step takes longer than `ms`
+   * Waits for `turn`, which depends on the client; aborts the call if `turn` takes longer than `ms`
    * milliseconds.
    */
   async within<T>(ms: number, turn: Promise<T>): Promise<T> {

@@ -72,7 +72,7 @@ async function* actionsOf(call: Call<'AttachSession'>): AsyncGenerator<Action> {
   }
 }
 
-/** Converts a message to the action that the same WebSocket message stands for. */
+/** Converts a message to the same action as the WebSocket message with these fields. */
 function actionIn({ message, input, size, signal }: Received<'AttachSession'>): Action {
   if (message === 'input' && input) return { input };
   if (message === 'size') return actionOf({ type: 'resize', ...size });

@@ -159,7 +159,7 @@ export type Clients = ReturnType<typeof createClients>;
  */
 export function createClients(services: DispatchServices, connections: ConnectionLimiter | undefined) {
   return {
-    /** Whether a new request has a valid key, or comes over the socket file, where none is needed. */
+    /** True if a new request has a valid key, or comes over the socket file, where none is needed. */
     hasKey: ({ headers }: IncomingMessage): boolean =>
       !connections || services.keys.accepts(headers.authorization ?? ''),
     /**

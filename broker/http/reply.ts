@@ -32,12 +32,12 @@ const beat = ':\n\n';
 const pieceBytes = 64 * 1024;
 /** Content types that override the mime library, which takes TypeScript files for videos. */
 const types: Readonly<Record<string, string>> = { ts: 'text/plain', mts: 'text/plain' };
-/** Most characters of JSON that all answers together may hold for slow readers. */
+/** Most characters of JSON that may be in memory for slow readers, in all answers together. */
 const answers = new Quota(128 * 1024 * 1024, 'answers wait for slow readers');
 const page = z.object({ items: z.array(z.unknown()), total: z.number() });
 const paging = z.object({ limit: z.number(), offset: z.number() });
 
-/** Whether the answer of a route is sent piece by piece. */
+/** True if the answer of a route is sent piece by piece. */
 export function isStreamed({ kind }: Route): boolean {
   return ['bytes', 'lines', 'events', 'growing'].includes(kind);
 }
@@ -128,7 +128,7 @@ async function sendBytes(
   const { ctx } = exchange;
   const headers: Record<string, string> = { 'Cache-Control': 'private, no-cache' };
   if (status !== 304) {
-    // biome-ignore lint/suspicious/noControlCharactersInRegex: no header may hold them
+    // biome-ignore lint/suspicious/noControlCharactersInRegex: no header may contain them
     ctx.attachment(filename.replaceAll(/[\u0000-\u001f\u007f]/g, '_'));
     const ending = filename.slice(filename.lastIndexOf('.') + 1).toLowerCase();
     const type = Object.hasOwn(types, ending) ? types[ending] : mime.getType(filename);

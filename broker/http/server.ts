@@ -153,7 +153,7 @@ function cutStalled({ req, socket, writableEnded }: ServerResponse): void {
   else req.socket.destroy();
 }
 
-/** Answers malformed HTTP in the envelope; such a request never reaches koa. */
+/** Answers malformed HTTP in the envelope; koa gets only well-formed requests. */
 function refuseMalformed(error: NodeJS.ErrnoException, socket: Duplex, headers: Headers): void {
   // Node has removed its own error listener, and an unhandled error event would end the process.
   socket.on('error', () => socket.destroy());
@@ -176,7 +176,7 @@ function refuseMalformed(error: NodeJS.ErrnoException, socket: Duplex, headers: 
 
 // ---- The application
 
-/** Longest time to read and drop the rest of a refused body, so that its client receives the refusal. */
+/** Longest time in which the rest of a refused body is read, so that its client receives the refusal. */
 const lingerMs = 5_000;
 /** Headers about a file, removed when an error is sent instead of the file. */
 const ofContent = [

@@ -20,7 +20,7 @@ import {
 } from '../sessions/client-port.ts';
 import { assertJsonLimits } from './body.ts';
 
-/** The attachment that a ticket stands for: one client of one session. */
+/** What a ticket gives access to: one client of one session. */
 export interface Attachment {
   readonly attached: { readonly session_id: string; readonly client_id: string };
   serve(port: ClientPort): Promise<void>;
@@ -31,7 +31,7 @@ export interface Attachment {
 export interface WebSocketServices {
   /** The attachment of a ticket, which is valid once; undefined for a used or unknown ticket. */
   redeem(ticket: string): Attachment | undefined;
-  /** The address at which users reach the API. */
+  /** The URL of the API for clients. */
   publicUrl(): string;
   proxies: Proxies;
   log: Logger;
@@ -45,7 +45,7 @@ const maxWaiting = 64 * 1024;
 /** Bytes counted for each waiting message in addition to its data. */
 const messageCost = 64;
 /**
- * A client whose input waits this long is closed: a paused socket would not notice that the client is gone.
+ * A client whose input waits this long is closed: a paused socket would not notice a disconnected client.
  */
 const stuckMs = 25_000;
 

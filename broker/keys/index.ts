@@ -61,7 +61,7 @@ export class Keys {
     return hashes.some((one) => timingSafeEqual(Buffer.from(one), Buffer.from(hashed))) ? key : undefined;
   }
 
-  /** Whether the header `Authorization: Bearer KEY` names a key that has not expired. */
+  /** True if the header `Authorization: Bearer KEY` names a key that has not expired. */
   accepts(authorization: string): boolean {
     const key = this.find(authorization);
     return key !== undefined && !hasExpired(key);

@@ -57,7 +57,7 @@ function goodKey(declared: Keys, id: KeyId): Key | undefined {
   return key && !hasExpired(key) ? key : undefined;
 }
 
-/** Whether a key has a scope; the scope admin includes all others. */
+/** True if a key has a scope; the scope admin includes all others. */
 export function holds(key: Key, scope: Scope): boolean {
   return key.scopes.includes('admin') || key.scopes.includes(scope);
 }
@@ -67,7 +67,7 @@ function isUnlimited({ machine_ids, tags }: Key): boolean {
 }
 
 /**
- * Whether a key reaches a machine by its id or one of its tags. A key without limits reaches all machines.
+ * True if a key may use a machine, by its id or one of its tags. A key without limits may use all machines.
  */
 export function reaches(key: Key, machine: MachineId, { machines }: Machines): boolean {
   if (isUnlimited(key) || key.machine_ids?.includes(machine)) return true;
@@ -79,7 +79,7 @@ export function reaches(key: Key, machine: MachineId, { machines }: Machines): b
 const reachableBy = new WeakMap<Key, { of: Machines['machines']; ids: readonly MachineId[] }>();
 
 /**
- * Every machine that a key reaches; undefined means all, including removed ones. It is the same array until
+ * Every machine that a key may use; undefined means all, including removed ones. It is the same array until
  * the key or a machine changes.
  */
 function reachable(key: Key, { machines }: Machines): readonly MachineId[] | undefined {
@@ -94,7 +94,7 @@ function reachable(key: Key, { machines }: Machines): readonly MachineId[] | und
   return ids;
 }
 
-/** Whether `outer` reaches every machine that `key` reaches, now and after any change of tags. */
+/** True if `outer` may use every machine that `key` may use, now and after any change of tags. */
 export function within(key: Key, outer: Key): boolean {
   if (isUnlimited(outer) || isUnlimited(key)) return isUnlimited(outer);
   const machines = key.machine_ids?.every((id) => outer.machine_ids?.includes(id)) ?? true;
@@ -121,13 +121,13 @@ interface Intent {
   machine_id: MachineId;
 }
 
-/** Whether a key has the scope and reaches the machine at this moment. */
+/** True if a key has the scope and may use the machine at this moment. */
 function may(state: State, scope: Scope, { key_id, machine_id }: Intent): boolean {
   const key = goodKey(state, key_id);
   return key !== undefined && holds(key, scope) && reaches(key, machine_id, state);
 }
 
-/** Whether the key of a queued command or a schedule may still run it. */
+/** True if the key of a queued command or a schedule may still run it. */
 export function mayRun(state: State) {
   return ({ requested_by, machine_id }: { requested_by: KeyId; machine_id: MachineId }): boolean =>
     may(state, 'commands:execute', { key_id: requested_by, machine_id });

@@ -174,7 +174,7 @@ export class Calls {
     const stop = (): void => endWithError(stream, !this.#closed);
     abort.signal.addEventListener('abort', stop, { once: true });
     // Our reading side does not end when the agent cancels or dies.
-    // After our own end this listener changes nothing.
+    // After this side has ended the stream, the listener changes nothing.
     stream.once('cancelled', () => abort.abort(this.#lost()));
     // A source of requests that fails aborts the whole call with its error.
     void sendFrames(stream, idle.whileSending(outgoing), abort.signal).catch((error: unknown) => {
@@ -357,7 +357,7 @@ function createIdleTimeout(ms: number, abort: AbortController) {
         start();
       }
     },
-    /** Ends the timeout for good, when the call is over. */
+    /** Stops the timeout for the rest of the call. */
     end(): void {
       ended = true;
       cancel();

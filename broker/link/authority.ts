@@ -37,14 +37,14 @@ const algorithm = { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' };
 const stored = z.strictObject({ certificate: z.string(), private_key: z.string() });
 const storedKey = z.strictObject({ private_key: z.string() });
 
-/** Files in the data directory: the authority itself, and the private key for --tls. */
+/** Files in the data directory: the CA certificate with its key, and the private key for --tls. */
 const [authorityFile, restKeyFile] = ['authority.json', 'rest-key.json'] as const;
 export const authorityFiles = [authorityFile, restKeyFile];
 
 export type Authority = Awaited<ReturnType<typeof readAuthority>>;
 
 /**
- * Reads the authority, or creates a missing one if `mayCreate`.
+ * Reads the certificate authority, or creates a missing one if `mayCreate` is true.
  * Throws StartError when the file is missing or damaged.
  */
 export async function loadAuthority(directory: string, mayCreate: boolean): Promise<Authority> {
@@ -129,7 +129,7 @@ export function renewLeaves(
   });
 }
 
-/** Reads and checks a JSON file. Throws StartError, with `remedy` as the next step, for a damaged one. */
+/** Reads and checks a JSON file. Throws StartError, with `remedy` as advice to the user, for a damaged one. */
 async function readStored<T>(file: string, schema: z.ZodType<T>, remedy: string): Promise<T> {
   const text = await readFile(file, 'utf8');
   try {

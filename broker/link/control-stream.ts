@@ -27,7 +27,7 @@ export interface LinkServices {
   machineFacts: MachineFacts;
   connections: ConnectionLimiter;
   answerWaiters: AnswerWaiters;
-  /** Fingerprint of the certificate authority. The agent signs it together with the challenge. */
+  /** SHA-256 of the broker's CA certificate. The agent signs it together with the nonce of the challenge. */
   fingerprint: string;
   limits: LinkLimits;
   log: Logger;
@@ -215,7 +215,7 @@ class AgentLink {
         stub: this.#calls.stub,
       },
       // An agent without a journal of processes loses their results when it ends,
-      // so its instance id stands for the journal.
+      // so its instance id serves as the id of the journal.
       journalId: hello.journal_id || hello.instance_id || id,
       processIds: hello.process_ids.slice(0, mostProcesses),
       close: (last) => this.#close(last),

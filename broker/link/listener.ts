@@ -45,7 +45,7 @@ export interface ListenerOptions {
   port: number;
   /** Longest time for the TLS handshake, in milliseconds. */
   handshakeMs: number;
-  /** Whether this `authorization` header holds a valid API key. */
+  /** True if this `authorization` header has a valid API key. */
   hasKey(authorization: string): boolean;
   /**
    * Milliseconds between HTTP/2 pings, since clients have no other heartbeat.

@@ -1,5 +1,5 @@
 // The REST handlers of machines: their declared names and tags, reported facts,
-// and whether they are linked now.
+// and which of them are connected now.
 
 import { includedIn } from '../../shared/api/machines.ts';
 import type { Api, Handlers, Reply } from '../../shared/api/route-table.ts';

@@ -88,7 +88,7 @@ const metricsPoint = [
   'disk_total',
   'load_average',
 ] as const;
-/** Averages of the metrics over one step of time. */
+/** Averages of the metrics over one interval of time. */
 export type MetricsPoint = Record<'at' | (typeof metricsPoint)[number], number>;
 
 const flushMs = 60_000;
@@ -182,7 +182,7 @@ export class MachineFacts {
     if (report) this.#unsampled.add(machineId);
   }
 
-  /** Averages of the metrics for each step of `stepMs`, oldest first. */
+  /** Averages of the metrics for each interval of `stepMs` milliseconds, oldest first. */
   metrics(machineId: string, since: number, until: number, stepMs: number): MetricsPoint[] {
     const averages = metricsPoint.map((column) => `avg(${column}) AS ${column}`).join(', ');
     const rows = this.#history

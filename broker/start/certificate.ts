@@ -1,4 +1,5 @@
-// The TLS certificate of the REST API: read from files, or issued by the broker's own authority.
+// The TLS certificate of the REST API: read from files, or issued by the broker's own certificate authority
+// (CA).
 import { readFile, stat } from 'node:fs/promises';
 import { hostname, userInfo } from 'node:os';
 import { createSecureContext, type SecureContextOptions } from 'node:tls';
@@ -46,7 +47,7 @@ async function ofAuthority(authority: Authority, names: string[], log: Logger) {
   };
 }
 
-/** Names and addresses under which clients may reach this broker. */
+/** Names and addresses with which clients may connect to this broker. */
 function namesOf({ public_url, http }: BrokerSettings): string[] {
   const published = public_url === undefined ? [] : [new URL(public_url).hostname.replace(/^\[|\]$/g, '')];
   const anywhere = ['0.0.0.0', '::'];

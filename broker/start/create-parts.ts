@@ -68,10 +68,10 @@ export interface Status {
   url: string;
   /** HOST:PORT to which agents connect. */
   grpc: string;
-  /** HOST:PORT by which agents reach the broker if it differs from `grpc`, otherwise empty. */
+  /** HOST:PORT with which agents connect to the broker if it differs from `grpc`, otherwise empty. */
   publicGrpc: string;
   /**
-   * `sha256//BASE64` of the REST API's key if the broker's own authority
+   * `sha256//BASE64` of the REST API's key if the broker's own CA
    * issued its certificate, otherwise empty.
    */
   pin: string;
@@ -190,7 +190,7 @@ async function openNouns(
   closers.push(() => commands.close());
   const sessionRooms = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
   const sessions = new Sessions(sessionRooms, { keepMs, publicUrl }, log);
-  // Applied before any schedule runs: changes of an earlier broker process may still have to reach history.
+  // Applied before any schedule runs: changes of an earlier broker process may not be in history yet.
   await state.drainTo((entries) =>
     history.applyOutbox(entries).catch((error: unknown) => {
       log.error({ err: error }, 'changes in state.json could not be written to history.db; trying again');
@@ -223,7 +223,7 @@ function handlersOf(rooms: Stores & Nouns, log: Logger): Omit<Handlers, 'service
 
 function lookupsOf(stores: Stores, { commands, schedules, sessions, webhooks }: Nouns): Lookups {
   return {
-    // The facts of a removed machine stay, so lists can still be filtered by its id.
+    // The facts of a removed machine are not deleted, so lists can still be filtered by its id.
     machine: (id, { machines }, filters) =>
       machines.has(id) || (filters && stores.machineFacts.of(id)) ? {} : undefined,
     command: (id) => behind(commands.machineOf(id)),

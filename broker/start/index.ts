@@ -41,7 +41,7 @@ export interface Broker {
   socket: string;
   /** Attaches terminal clients of any transport to sessions. */
   sessions: Pick<Sessions, 'redeem' | 'join'>;
-  /** Whether the broker serves requests and its history database answers. */
+  /** True if the broker serves requests and its history database answers. */
   alive(): boolean;
   /**
    * Stops accepting work, asks agents to reconnect,
