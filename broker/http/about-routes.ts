@@ -10,18 +10,23 @@ import { AppError } from '../../shared/errors.ts';
 import { shipped } from '../../shared/install-layout.ts';
 import { version } from '../../shared/version.ts';
 import { contentBytes } from '../files/index.ts';
+import type { Authority } from '../link/authority.ts';
 import { openapiText } from './openapi.ts';
 
-export interface ServiceOptions {
-  publicUrl(): string;
-  grpcAddress(): string;
-  fingerprint: string;
-  /** The broker's CA certificate as PEM. */
-  ca: string;
-  /** Pin of the REST certificate's key as `sha256//BASE64`, or empty. */
-  pin(): string;
-  ready(): boolean;
-  metrics: RequestMetrics;
+/** The status of a running broker, as its log and commands print it. */
+export interface Status {
+  ready: boolean;
+  /** URL of the REST API. */
+  url: string;
+  /** HOST:PORT to which agents connect. */
+  grpc: string;
+  /** HOST:PORT with which agents connect to the broker if it differs from `grpc`, otherwise empty. */
+  publicGrpc: string;
+  /**
+   * `sha256//BASE64` of the REST API's key if the broker's own CA
+   * issued its certificate, otherwise empty.
+   */
+  pin: string;
 }
 
 const renderer = 'redoc.standalone.js';
@@ -62,28 +67,32 @@ function once(name: string, type: string, make: () => string | Buffer): RawReply
   return reply;
 }
 
-export function serviceHandlers(options: ServiceOptions): Handlers['service'] {
+export function serviceHandlers(
+  status: Status,
+  { fingerprint, certificate }: Authority,
+  publicUrl: () => string,
+  metrics: RequestMetrics,
+): Handlers['service'] {
   return {
     info: () => ({
       version,
-      grpc_address: options.grpcAddress(),
-      ca_fingerprint: options.fingerprint,
-      tls_pin: options.pin() || null,
+      grpc_address: status.publicGrpc || status.grpc,
+      ca_fingerprint: fingerprint,
+      tls_pin: status.pin || null,
       limits: { body_bytes: 1024 * 1024, file_content_bytes: contentBytes, page: 100 },
     }),
-    ca: () => ({ type: 'application/x-pem-file', body: options.ca }),
+    ca: () => ({ type: 'application/x-pem-file', body: certificate }),
     openapi() {
-      const url = options.publicUrl();
+      const url = publicUrl();
       return once(url, 'application/json', () => openapiText(url));
     },
     healthz: () => ({ type: 'text/plain', body: 'ok\n' }),
     readyz() {
-      if (!options.ready())
-        throw new AppError('unavailable', 'the broker is starting or stopping: try again');
+      if (!status.ready) throw new AppError('unavailable', 'the broker is starting or stopping: try again');
       return { type: 'text/plain', body: 'ready\n' };
     },
     prometheus(_input, caller) {
-      if (!caller.reachable()) return options.metrics.text();
+      if (!caller.reachable()) return metrics.text();
       throw new AppError('forbidden', 'metrics cover all machines, but this key is limited to some machines');
     },
     docs(_input, caller) {

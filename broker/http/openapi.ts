@@ -25,9 +25,15 @@ const tags: Readonly<Record<string, readonly [name: string, description: string]
   commands: ['Commands', 'Programs on machines: run, follow, feed, signal and cancel them.'],
   batches: ['Batches', 'One command on many machines.'],
   schedules: ['Schedules', 'Commands by cron expression, and the history of their runs.'],
-  sessions: ['Sessions', 'Terminals on machines that outlive their clients and short losses of the link.'],
+  sessions: [
+    'Sessions',
+    'Terminals on machines that outlive their clients and short losses of the connection.',
+  ],
   events: ['Events', 'The log of what happened: read it, or follow it as it grows.'],
-  keys: ['API keys', 'The keys that clients authenticate with, their scopes and the machines they reach.'],
+  keys: [
+    'API keys',
+    'The keys that clients authenticate with, their scopes and the machines that they may use.',
+  ],
   webhooks: ['Webhooks', 'Subscriptions that send events to an address of yours, and their deliveries.'],
   audit: ['Audit log', 'The append-only record of every call that changes or runs something.'],
   packages: ['Packages', 'The install script and the agent packages for new machines.'],

@@ -65,7 +65,7 @@ export interface ListenerServices extends Omit<LinkServices, 'limits' | 'answerW
 }
 
 /** Adds another service to the server. The service calls `authenticate` for a peer with a valid key. */
-export type AddService = (server: Server, authenticate: (peer: string) => void) => void;
+type AddService = (server: Server, authenticate: (peer: string) => void) => void;
 
 const headerBytes = 16 * 1024;
 /** Most streams on a connection: more than all calls of a machine together. */

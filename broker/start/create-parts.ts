@@ -21,7 +21,7 @@ import type { ConnectionLimits } from '../connection-limiter.ts';
 import { Events } from '../events.ts';
 import { fileHandlers } from '../files/index.ts';
 import { type History, openHistory } from '../history.ts';
-import { createMetrics, serviceHandlers } from '../http/about-routes.ts';
+import { createMetrics, type Status, serviceHandlers } from '../http/about-routes.ts';
 import { JoinTokens } from '../join-tokens.ts';
 import { Keys } from '../keys/index.ts';
 import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
@@ -60,22 +60,6 @@ export interface Tuning {
 
 /** Functions that close what was opened, called in reverse order. */
 export type Closers = (() => unknown)[];
-
-/** The status of a running broker, as its log and commands print it. */
-export interface Status {
-  ready: boolean;
-  /** URL of the REST API. */
-  url: string;
-  /** HOST:PORT to which agents connect. */
-  grpc: string;
-  /** HOST:PORT with which agents connect to the broker if it differs from `grpc`, otherwise empty. */
-  publicGrpc: string;
-  /**
-   * `sha256//BASE64` of the REST API's key if the broker's own CA
-   * issued its certificate, otherwise empty.
-   */
-  pin: string;
-}
 
 /** The stores that all kinds of resources share. */
 interface Stores {
@@ -123,15 +107,8 @@ export async function openRooms(opening: Opening) {
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
   closers.push(() => recorder.close());
   const metrics = createMetrics(() => ({ online: stores.presence.count, registered: state.machines.size }));
-  const service = serviceHandlers({
-    publicUrl: () => settings.public_url ?? status.url,
-    grpcAddress: () => status.publicGrpc || status.grpc,
-    fingerprint: authority.fingerprint,
-    ca: authority.certificate,
-    pin: () => status.pin,
-    ready: () => status.ready,
-    metrics,
-  });
+  const publicUrl = (): string => settings.public_url ?? status.url;
+  const service = serviceHandlers(status, authority, publicUrl, metrics);
   const handlers = { ...handlersOf({ ...stores, ...nouns }, log), service };
   const proxies = createTrustedProxies(settings.trusted_proxy);
   return {

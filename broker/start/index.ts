@@ -16,20 +16,14 @@ import { reasonOf } from '../../shared/system-errors.ts';
 import type { BrokerSettings } from '../config.ts';
 import { ConnectionLimiter, connectionLimits } from '../connection-limiter.ts';
 import { StreamsService } from '../grpc-api/index.ts';
+import type { Status } from '../http/about-routes.ts';
 import { openSpool } from '../http/body.ts';
 import { type AppOptions, createHttpServer } from '../http/server.ts';
 import { defaultSettings } from '../link/control-stream.ts';
-import { type AddService, backlog, startListener } from '../link/listener.ts';
+import { backlog, startListener } from '../link/listener.ts';
 import type { Sessions } from '../sessions/index.ts';
 import { certificateOf } from './certificate.ts';
-import {
-  type Closers,
-  type Opening,
-  openRooms,
-  type Rooms,
-  type Status,
-  type Tuning,
-} from './create-parts.ts';
+import { type Closers, type Opening, openRooms, type Rooms, type Tuning } from './create-parts.ts';
 
 export type { Tuning } from './create-parts.ts';
 
@@ -104,7 +98,8 @@ async function assemble(
   close: () => Promise<void>,
 ): Promise<Broker> {
   const status: Status = { ready: false, url: '', grpc: '', publicGrpc: '', pin: '' };
-  const rooms = await openRooms({ settings, tuning, status, closers, log });
+  const opening = { settings, tuning, status, closers, log };
+  const rooms = await openRooms(opening);
   const { events, presence, commands, schedules, sessions } = rooms;
   const streams = new StreamsService({ ...rooms, stalledMs: tuning.stalledMs ?? stalledMs, log });
   const spool = await openSpool(join(settings.data_dir, 'spool'));
@@ -130,24 +125,22 @@ async function assemble(
   await rm(socket, { force: true });
   await listen(local, { path: socket }, socket, socket);
   await chmod(socket, 0o600);
-  const addService: AddService = (...server) => streams.addTo(...server);
-  if (!settings.local) await openNetwork({ settings, tuning, status, closers, log, app, stops, addService });
+  if (!settings.local) await openNetwork(opening, app, streams, stops);
   status.ready = true;
   log.info({ http: status.url, grpc: status.grpc, data_dir: settings.data_dir }, 'broker is up');
   const alive = (): boolean => status.ready && answers(rooms.history);
   return { url: status.url || undefined, grpc: status.grpc || undefined, socket, sessions, alive, close };
 }
 
-interface Network extends Opening {
-  app: AppOptions & Rooms;
-  stops: (() => Promise<unknown>)[];
-  addService: AddService;
-}
-
 /** Opens the ports for agents and for REST clients. */
-async function openNetwork(network: Network): Promise<void> {
-  const { settings, tuning, status, closers, log, app, stops, addService } = network;
-  const agents = await listenForAgents(settings, tuning, app, addService, log);
+async function openNetwork(
+  opening: Opening,
+  app: AppOptions & Rooms,
+  streams: StreamsService,
+  stops: (() => Promise<unknown>)[],
+): Promise<void> {
+  const { settings, tuning, status, closers, log } = opening;
+  const agents = await listenForAgents(opening, app, streams);
   stops.push(() => agents.close());
   const { public_grpc, http } = settings;
   status.grpc = address(settings.grpc.host, agents.port);
@@ -218,13 +211,8 @@ function answers(history: Rooms['history']): boolean {
   }
 }
 
-function listenForAgents(
-  { grpc }: BrokerSettings,
-  tuning: Tuning,
-  rooms: Rooms,
-  serve: AddService,
-  log: Logger,
-) {
+function listenForAgents({ settings, tuning, log }: Opening, rooms: Rooms, streams: StreamsService) {
+  const { grpc } = settings;
   const { authority, keys } = rooms;
   const link = { ...defaultSettings, ...tuning.link };
   const connections = new ConnectionLimiter({
@@ -240,7 +228,7 @@ function listenForAgents(
     handshakeMs: tuning.proofMs ?? proofMs,
     hasKey: (authorization: string): boolean => keys.accepts(authorization),
   };
-  const opening = startListener(services, options, link, serve);
+  const opening = startListener(services, options, link, (...server) => streams.addTo(...server));
   return opening.catch((error: unknown) => {
     throw cannotListen(error, '--grpc', address(grpc.host, grpc.port));
   });
