@@ -34,7 +34,7 @@ const leavingMs = 20;
 const over = new AppError('unavailable', 'the call has ended');
 const stalled = new AppError('unavailable', 'the client neither read nor sent for 70 s: call again');
 const stopping = new AppError('unavailable', 'the broker is stopping: connect again later');
-const left = new AppError('unavailable', 'the client went away');
+const left = new AppError('unavailable', 'the client disconnected');
 
 /** The parts of the broker that the rpcs use. */
 export interface StreamsServices extends AccessServices {

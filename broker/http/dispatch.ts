@@ -54,7 +54,7 @@ export function dispatcher(
     const client = await clients.identify(ctx, route.access !== 'everybody');
     const gone = new AbortController();
     ctx.res.once('close', () => {
-      if (!ctx.res.writableFinished) gone.abort(new AppError('unavailable', 'the client went away'));
+      if (!ctx.res.writableFinished) gone.abort(new AppError('unavailable', 'the client disconnected'));
     });
     const request = new AuthorizedRequest(guard, client, requestIdOf(ctx));
     let content: Content<Record<string, string>> | undefined;
