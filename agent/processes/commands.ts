@@ -1,22 +1,18 @@
 // Starts the commands of this machine, follows their output, and sends them input and signals.
 import { join } from 'node:path';
-import type { FollowProcessRequest__Output } from '../../proto/types/farhand/agent/v1/FollowProcessRequest.ts';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
-import type { SignalProcessRequest__Output } from '../../proto/types/farhand/agent/v1/SignalProcessRequest.ts';
-import type { StartProcessRequest__Output } from '../../proto/types/farhand/agent/v1/StartProcessRequest.ts';
-import type { WriteInputRequest__Output } from '../../proto/types/farhand/agent/v1/WriteInputRequest.ts';
-import type { AgentCall } from '../../shared/agent-rpcs.ts';
+import type { AgentMethods } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newOutput, type OutputLog } from '../../shared/output-log.ts';
 import { isSignal } from '../../shared/signals.ts';
 import { outputNames, type Recovered } from './crash-recovery.ts';
-import { type Answer, follow } from './follow-output.ts';
+import { follow } from './follow-output.ts';
 import type { Exit } from './journal.ts';
 import { signalGroup } from './kill-tree.ts';
 import { plan } from './launch-plan.ts';
-import { openInput, Piped, type PipeNames } from './pipes.ts';
-import type { Input } from './process-input.ts';
-import { type Parts, type Prepared, ProcessTable, Tracked } from './process-table.ts';
+import { type Input, Piped, type PipeNames } from './pipes.ts';
+import { ProcessTable, Tracked } from './process-table.ts';
+import type { Parts, Prepared } from './running-process.ts';
 
 interface CommandParts extends Parts {
   outputs: string;
@@ -31,7 +27,7 @@ export class Command extends Tracked {
 
   /** `stored`: the journal entry and the output logs of a command that an earlier agent ran. */
   constructor(id: string, { outputs, limits }: CommandParts, stored?: Recovered) {
-    super();
+    super(id);
     const names = outputNames(id);
     const options = { windowBytes: limits.windowBytes, stallMs: limits.stallMs, changed: this.changed };
     this.stdout = stored?.stdout ?? newOutput(join(outputs, names.stdout), options);
@@ -54,6 +50,8 @@ export class Command extends Tracked {
 
 const fromStart = { stdout: 0, stderr: 0 };
 
+type CommandMethods = Pick<AgentMethods, 'startProcess' | 'followProcess' | 'writeInput' | 'signalProcess'>;
+
 export class Commands {
   readonly table: ProcessTable<Command>;
   readonly #parts: CommandParts;
@@ -70,47 +68,53 @@ export class Commands {
     this.table = new ProcessTable(parts, kind, new Map(earlier));
   }
 
-  start({ id, spec }: StartProcessRequest__Output, { signal }: AgentCall): AsyncIterable<Answer> {
-    const find = async (): Promise<Command> => {
-      if (!spec) throw new AppError('invalid_request', 'a command needs a spec');
-      return this.table.start(id, signal, (command) => this.#prepare(id, spec, command));
-    };
-    return follow(find, fromStart, signal);
-  }
+  readonly methods: CommandMethods = {
+    startProcess: ({ id, spec }, { signal }) => {
+      const find = async (): Promise<Command> => {
+        if (!spec) throw new AppError('invalid_request', 'a command needs a spec');
+        return this.table.start(id, signal, (command) => this.#prepare(spec, command));
+      };
+      return follow(find, fromStart, signal);
+    },
 
-  follow(request: FollowProcessRequest__Output, { signal }: AgentCall): AsyncIterable<Answer> {
-    const offsets = { stdout: request.stdout_offset, stderr: request.stderr_offset };
-    return follow(async () => this.table.find(request.id), offsets, signal);
-  }
+    followProcess: (request, { signal }) => {
+      const offsets = { stdout: request.stdout_offset, stderr: request.stderr_offset };
+      return follow(async () => this.table.find(request.id), offsets, signal);
+    },
 
-  /** Waits until the command has started. Bytes are written in the order of the calls. */
-  async input(
-    { id, data, offset, end }: WriteInputRequest__Output,
-    { signal }: AgentCall,
-  ): Promise<{ taken: number }> {
-    const { one } = await this.table.running(id, signal);
-    if (!one.input) throw new AppError('conflict', 'the command was not started with input');
-    return { taken: one.input.write(data, offset, end) };
-  }
+    /** Waits until the command has started. Bytes are written in the order of the calls. */
+    writeInput: async ({ id, data, offset, end }, { signal }) => {
+      const { one } = await this.table.running(id, signal);
+      if (!one.input) {
+        const message = 'the command was not started with an open input; start it with `input`: true';
+        throw new AppError('conflict', message, { command_id: id });
+      }
+      return { taken: one.input.write(data, offset, end) };
+    },
 
-  async signal({ id, signal }: SignalProcessRequest__Output, call: AgentCall): Promise<object> {
-    if (!isSignal(signal)) throw new AppError('invalid_request', `no signal that may be sent: ${signal}`);
-    const { running } = await this.table.running(id, call.signal);
-    if (!signalGroup(running, signal))
-      throw new AppError('conflict', 'the command is over', { command_id: id });
-    return {};
-  }
+    signalProcess: async ({ id, signal }, call) => {
+      if (!isSignal(signal))
+        throw new AppError('invalid_request', `${signal} is not a signal that may be sent`);
+      const { running } = await this.table.running(id, call.signal);
+      if (!signalGroup(running, signal))
+        throw new AppError('conflict', 'the command is over', { command_id: id });
+      return {};
+    },
+  };
 
-  async #prepare(id: string, spec: ProcessSpec__Output, command: Command): Promise<Prepared> {
+  async #prepare(spec: ProcessSpec__Output, command: Command): Promise<Prepared> {
     const { mayRunAs, outputs, names, log } = this.#parts;
+    const { id, stdout, stderr } = command;
     const planned = await plan(id, spec, mayRunAs);
-    const whole = spec.stdin.length > 0 && !spec.input ? await openInput(spec.stdin, outputs) : undefined;
-    const first = spec.input ? spec.stdin : undefined;
-    const { stdout, stderr } = command;
-    const options = { id, plan: planned, names, whole, first, stdout, stderr, log };
-    const stdio = await Piped.open(options).catch(async (error: unknown) => {
-      await whole?.close();
-      throw error;
+    const stdio = await Piped.open({
+      id,
+      plan: planned,
+      spec,
+      names,
+      directory: outputs,
+      stdout,
+      stderr,
+      log,
     });
     command.input = stdio.input;
     return { plan: planned, stdio, first: 'SIGTERM', timeoutMs: spec.timeout_ms };

@@ -1,6 +1,7 @@
 // Copies the output of a process from its pipe or terminal into its log.
 import type { OnReadOpts, Socket } from 'node:net';
-import { monotonic, sleep } from '../../shared/clock.ts';
+import { Wake } from '../../shared/backpressure.ts';
+import { monotonic } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 
 /** Default capacity of a pipe on Linux (pipe(7)). */
@@ -11,19 +12,21 @@ const mostSpare = 32;
 
 /**
  * Waits for the end of all pipes, then closes them. It stops after `drainMs` if a background process still
- * holds a pipe open, or later while the disk is slow. Never rejects.
+ * has a pipe open, or later while the disk is slow. Never rejects.
  */
 export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
-  const over = new AbortController();
-  const all = Promise.all(pumps.map(({ done }) => done)).finally(() => over.abort());
-  if (pumps.some((pump) => !pump.ended)) {
-    do await sleep(drainMs, over.signal);
-    while (
-      // While the disk hangs, waiting goes on, so that no output of the process is lost.
-      !over.signal.aborted &&
-      pumps.some((pump) => pump.stalled(drainMs / 2))
-    );
-  }
+  const changed = new Wake();
+  let over = false;
+  const all = Promise.all(pumps.map(({ done }) => done)).then(() => {
+    over = true;
+    changed.wake();
+  });
+  do await changed.until(() => over, Math.max(drainMs, 1));
+  while (
+    // While the disk hangs, waiting goes on, so that no output of the process is lost.
+    !over &&
+    pumps.some((pump) => pump.stalled(drainMs / 2))
+  );
   for (const pump of pumps) pump.cut();
   await all;
 }
@@ -42,13 +45,19 @@ export class Pump {
   readonly done: Promise<void>;
   readonly #pipe: Socket;
   readonly #buffer = spare.pop() ?? Buffer.allocUnsafeSlow(pipeBytes);
-  #store: (data: Uint8Array) => Promise<void> = async () => {};
+  readonly #store: (data: Uint8Array) => Promise<void>;
   #written = Promise.resolve();
   #busySince = Number.POSITIVE_INFINITY;
   #ended = false;
 
-  /** `open`: opens the pipe. into() must be called before the first bytes arrive, or they are lost. */
-  constructor(open: (onread: OnReadOpts) => Socket) {
+  /** `open`: opens the pipe for reading. `id`: the command or terminal, for the log. */
+  constructor(open: (onread: OnReadOpts) => Socket, output: Sink, id: string, log: Logger) {
+    let complained = false;
+    this.#store = (data) =>
+      output.append(data).catch((err: unknown) => {
+        if (!complained) log.error({ err, id }, 'output of a command could not be stored and is lost');
+        complained = true;
+      });
     const callback = (bytes: number): boolean => {
       this.#written = this.#take(bytes);
       return false;
@@ -71,18 +80,7 @@ export class Pump {
     this.#pipe.resume();
   }
 
-  /** Sets the log that receives the output. */
-  into(output: Sink, id: string, log: Logger): this {
-    let complained = false;
-    this.#store = (data) =>
-      output.append(data).catch((error: unknown) => {
-        if (!complained) log.error({ err: error, id }, 'output of a command could not be stored');
-        complained = true;
-      });
-    return this;
-  }
-
-  /** Whether the pipe is at its end. The last bytes may not be in the log yet. */
+  /** True if the pipe is at its end. The last bytes may not be in the log yet. */
   get ended(): boolean {
     return this.#ended;
   }
@@ -91,7 +89,7 @@ export class Pump {
     this.#pipe.destroy();
   }
 
-  /** Whether the log has taken at least `ms` to store the last bytes. */
+  /** True if the log has taken at least `ms` to store the last bytes. */
   stalled(ms: number): boolean {
     return monotonic() - this.#busySince >= ms;
   }

@@ -1,25 +1,15 @@
 // Crash recovery: kills the processes that an earlier agent left running and stores their outcome as lost.
 // Their output so far stays readable.
-import { mkdir, readdir, rm } from 'node:fs/promises';
+import { mkdir, readdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { now } from '../../shared/clock.ts';
+import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type OutputLog, openOutput } from '../../shared/output-log.ts';
-import type { Cgroups } from './cgroup.ts';
-import type { Exit, Journal, JournalEntry } from './journal.ts';
+import { type Exit, Journal, type JournalEntry, type Line, parseLines, readJournal } from './journal.ts';
 import { killTree, Tree } from './kill-tree.ts';
+import type { Limits, Parts } from './running-process.ts';
 import { marksOf } from './spawner/index.ts';
-
-export interface Left {
-  journal: Journal;
-  /** The directory of all output logs. */
-  outputs: string;
-  /** The directory of all pipes. */
-  pipes: string;
-  cgroups: Cgroups | undefined;
-  limits: { windowBytes: number; killForMs: number };
-  log: Logger;
-}
 
 /** A command of an earlier agent, and its output. */
 export interface Recovered {
@@ -39,19 +29,29 @@ export function unseen(outcome: 'PROCESS_OUTCOME_LOST' | 'PROCESS_OUTCOME_EXPIRE
   return { outcome, reason, exit_code: 0, signal: '', ...times, stdout_bytes: 0, stderr_bytes: 0 };
 }
 
+/** Opens the journal. Kills the spawners of an earlier agent before. */
+export async function recoverJournal(directory: string, limits: Limits, log: Logger): Promise<Journal> {
+  const stored = await readJournal(directory, log);
+  await killSpawners(stored.id, limits.killForMs, log);
+  const lines = [...stored.lines, ...(await readRings(directory, stored.lines))];
+  const journal = await Journal.open(directory, { id: stored.id, lines }, limits.seenMs, log);
+  await removeRings(directory);
+  return journal;
+}
+
 /**
  * Kills every process without an exit in the journal and records it as lost.
  * Returns the commands by id; terminals need only their journal entries.
  */
-export async function recover(left: Left): Promise<Map<string, Recovered>> {
-  const { journal, outputs, cgroups } = left;
-  await killLeftovers(left);
+export async function recover(parts: Parts, outputs: string, pipes: string): Promise<Map<string, Recovered>> {
+  const { journal, cgroups } = parts;
+  await killLeftovers(parts, pipes);
   await cgroups?.removeEmpty();
   await mkdir(outputs, { recursive: true, mode: 0o700 });
   await removeUnknown(journal, outputs);
   const commands = new Map<string, Recovered>();
   for (const [id, entry] of journal.entries) {
-    if (!entry.terminal) commands.set(id, await reopen(id, entry, left));
+    if (!entry.terminal) commands.set(id, await reopen(id, entry, parts, outputs));
     else if (!entry.exit) lose(id, entry, journal);
   }
   return commands;
@@ -61,7 +61,7 @@ export async function recover(left: Left): Promise<Map<string, Recovered>> {
  * Kills the spawners of an earlier agent with everything they run.
  * A command that the earlier agent requested must not start after the recovery.
  */
-export async function killSpawners(journalId: string, killForMs: number, log: Logger): Promise<void> {
+async function killSpawners(journalId: string, killForMs: number, log: Logger): Promise<void> {
   // Agents of version 0.1.0 had four spawners of each of two types.
   const older = [0, 1, 2, 3].map((nth) => `:${journalId}:${nth}`);
   const marks = older.flatMap((mark) => [`spawner${mark}`, `forking-spawner${mark}`]);
@@ -74,7 +74,7 @@ export async function killSpawners(journalId: string, killForMs: number, log: Lo
   log.warn({ pids, survivors }, 'killed spawners of an earlier agent, with what they ran');
 }
 
-async function killLeftovers({ journal, pipes, cgroups, limits, log }: Left): Promise<void> {
+async function killLeftovers({ journal, cgroups, limits, log }: Parts, pipes: string): Promise<void> {
   const entries = [...journal.entries].filter(([, { exit }]) => !exit);
   const marks = entries.map(([id]) => id);
   if (marks.length === 0) return;
@@ -90,7 +90,8 @@ async function killLeftovers({ journal, pipes, cgroups, limits, log }: Left): Pr
 async function reopen(
   id: string,
   entry: JournalEntry,
-  { journal, outputs, limits }: Left,
+  { journal, limits }: Parts,
+  outputs: string,
 ): Promise<Recovered> {
   const names = outputNames(id);
   const stdout = await openOutput(join(outputs, names.stdout), limits);
@@ -117,4 +118,34 @@ async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
   for (const name of await readdir(outputs)) {
     if (!known.has(name)) await rm(join(outputs, name), { recursive: true, force: true });
   }
+}
+
+// Version 0.1.0 wrote each "accepted" line into a ring file first, and into the journal later. A line in a ring
+// file that a crashed agent left proves that the command of this id may have run.
+
+/** The "accepted" lines whose ids the journal lacks. Call it only after all old spawners are dead. */
+async function readRings(directory: string, journal: readonly Line[]): Promise<Line[]> {
+  // A ring may still hold old lines of an id, so a line in the journal is the newer one.
+  const journalled = new Set(journal.filter(({ t }) => t !== 'started' && t !== 'end').map(({ id }) => id));
+  const texts = await Promise.all((await ringsIn(directory)).map(read));
+  const lines = texts.flatMap((text) => parseLines(text.split('\n')));
+  return lines.filter(({ t, id }) => t === 'accepted' && !journalled.has(id));
+}
+
+/** Removes the ring files. Call it only after their lines are in the journal. */
+async function removeRings(directory: string): Promise<void> {
+  for (const path of await ringsIn(directory)) await rm(path, { force: true, recursive: true });
+}
+
+async function ringsIn(directory: string): Promise<string[]> {
+  const names = await readdir(directory);
+  return names.filter((name) => name.startsWith('promises-')).map((name) => join(directory, name));
+}
+
+function read(path: string): Promise<string> {
+  return readFile(path, 'utf8').catch((error: unknown) => {
+    // A directory of this name was not written by a spawner.
+    if (errnoOf(error) === 'EISDIR') return '';
+    throw fromErrno(error, path);
+  });
 }

@@ -46,28 +46,29 @@ export function leaving<A>(
   answer: (left: AbortSignal) => AsyncGenerator<A>,
 ): AsyncIterableIterator<A, undefined> {
   const own = new AbortController();
-  const left = AbortSignal.any([signal, own.signal]);
-  const inner = answers(answer(left), own);
+  const leave = (): void => own.abort(signal.aborted ? signal.reason : gaveUp);
+  if (signal.aborted) leave();
+  signal.addEventListener('abort', leave, { once: true });
+  async function* answers(): AsyncGenerator<A, undefined> {
+    try {
+      yield* answer(own.signal);
+    } finally {
+      signal.removeEventListener('abort', leave);
+      leave();
+    }
+  }
+  const inner = answers();
   return {
     [Symbol.asyncIterator]() {
       return this;
     },
     next: () => inner.next(),
     return() {
-      // The return() of a waiting generator takes effect only at its next yield, so its wait is aborted
-      // first.
-      own.abort(gaveUp);
+      // The return() of a waiting generator takes effect only at its next yield, so its wait is aborted first.
+      leave();
       return inner.return(undefined);
     },
   };
-}
-
-async function* answers<A>(answer: AsyncGenerator<A>, own: AbortController): AsyncGenerator<A, undefined> {
-  try {
-    yield* answer;
-  } finally {
-    own.abort(gaveUp);
-  }
 }
 
 async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal): AsyncGenerator<Answer> {
@@ -80,7 +81,8 @@ async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal
   };
   signal.addEventListener('abort', close, { once: true });
   if (signal.aborted) close();
-  yield* started(followed, signal);
+  await followed.begun(signal);
+  if (followed.started && !signal.aborted) yield startedEvent(followed.started);
   while (!signal.aborted) {
     // Read before the output: once the exit is set, all output is in the logs.
     const { exit } = followed;
@@ -95,10 +97,8 @@ async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal
   }
 }
 
-async function* started(followed: Followed, signal: AbortSignal): AsyncGenerator<Answer> {
-  await followed.begun(signal);
-  const { started: begun } = followed;
-  if (begun && !signal.aborted) yield { event: { started: { pid: begun.pid, started_at_ms: begun.at } } };
+export function startedEvent({ pid, at }: { pid: number; at: number }) {
+  return { event: { started: { pid, started_at_ms: at } } };
 }
 
 /** The next piece of one output stream, preceded by a gap event if bytes before it were dropped. */

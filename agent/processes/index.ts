@@ -7,11 +7,9 @@ import { after } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { openCgroups } from './cgroup.ts';
 import { Commands } from './commands.ts';
-import { killSpawners, recover } from './crash-recovery.ts';
-import { Journal, readJournal } from './journal.ts';
-import { readRings, removeRings } from './legacy-ring-files.ts';
+import { recover, recoverJournal } from './crash-recovery.ts';
 import { PipeNames } from './pipes.ts';
-import { defaultLimits, type Limits, type Parts } from './process-table.ts';
+import { defaultLimits, type Limits, type Parts } from './running-process.ts';
 import { Spawners } from './spawner/index.ts';
 import { Terminals } from './terminals/index.ts';
 import { loadPtyMaker } from './terminals/pty.ts';
@@ -25,20 +23,12 @@ export interface ProcessesOptions {
   limits?: Partial<Limits>;
 }
 
+type Methods = Commands['methods'] &
+  Terminals['methods'] &
+  Pick<AgentMethods, 'killProcess' | 'forgetProcesses'>;
+
 // The methods are properties, so that the object can be spread into the table of handlers.
-export interface Processes
-  extends Pick<
-    AgentMethods,
-    | 'startProcess'
-    | 'followProcess'
-    | 'writeInput'
-    | 'signalProcess'
-    | 'openTerminal'
-    | 'keepTerminal'
-    | 'attachTerminal'
-    | 'killProcess'
-    | 'forgetProcesses'
-  > {
+export interface Processes extends Methods {
   /** Created together with the journal. A new id shows the broker that the machine's data was lost. */
   journalId: string;
   /** Methods that this machine does not support. */
@@ -71,54 +61,37 @@ export async function openProcesses(options: ProcessesOptions): Promise<Processe
   }
 }
 
-/** Kills the spawners of an earlier agent before it opens the journal. */
-async function recoverJournal(directory: string, limits: Limits, log: Logger): Promise<Journal> {
-  const stored = await readJournal(directory, log);
-  await killSpawners(stored.id, limits.killForMs, log);
-  const lines = [...stored.lines, ...(await readRings(directory, stored.lines))];
-  const journal = await Journal.open(directory, { id: stored.id, lines }, limits.seenMs, log);
-  await removeRings(directory);
-  return journal;
-}
-
 async function assemble(parts: Parts, directory: string, mayRunAs: boolean): Promise<Processes> {
   const { journal, spawners, cgroups, limits } = parts;
   const outputs = join(directory, 'output');
   const pipes = join(directory, 'pipes');
-  const recovered = await recover({ ...parts, outputs, pipes });
+  const recovered = await recover(parts, outputs, pipes);
   await spawners.ready();
   const names = await PipeNames.open(pipes);
   const maker = loadPtyMaker();
   const commands = new Commands({ ...parts, outputs, names, mayRunAs }, recovered);
   const terminals = new Terminals({ ...parts, maker });
+  const tables = [commands.table, terminals.table];
   return {
+    ...commands.methods,
+    ...terminals.methods,
     journalId: journal.id,
     missing: maker ? [] : ['OpenTerminal', 'KeepTerminal', 'AttachTerminal'],
     pids: () => spawners.pids,
-    ids: () => [...commands.table.ids(), ...terminals.table.ids()],
-    startProcess: (request, call) => commands.start(request, call),
-    followProcess: (request, call) => commands.follow(request, call),
-    writeInput: (request, call) => commands.input(request, call),
-    signalProcess: (request, call) => commands.signal(request, call),
-    openTerminal: (request, call) => terminals.open(request, call),
-    keepTerminal: (request, call) => terminals.keep(request, call),
-    attachTerminal: (requests, call) => terminals.attach(requests, call),
+    ids: () => tables.flatMap((table) => table.ids()),
     async killProcess({ id, grace_ms }) {
-      const found = commands.table.kill(id, grace_ms) || terminals.table.kill(id, grace_ms);
+      const found = tables.some((table) => table.kill(id, grace_ms));
       if (!found && !journal.wasForgotten(id)) throw commands.table.notFound(id);
       return {};
     },
     async forgetProcesses({ ids }) {
-      for (const id of ids) {
-        await commands.table.forget(id);
-        await terminals.table.forget(id);
-      }
+      for (const id of ids) for (const table of tables) await table.forget(id);
       return {};
     },
     async stop() {
       // A command sent to a hung spawner ends only when that spawner is killed.
       const cancel = after(limits.stopGraceMs + limits.lateMs, () => void spawners.stop());
-      await Promise.all([commands.table.stop(), terminals.table.stop()]).finally(cancel);
+      await Promise.all(tables.map((table) => table.stop())).finally(cancel);
       await spawners.stop();
       await cgroups?.close();
       await names.close();

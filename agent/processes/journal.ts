@@ -2,14 +2,15 @@
 // Steps are accepted, started, end and forgotten. With the journal an id runs at most once, also after a
 // crash.
 import { randomUUID } from 'node:crypto';
-import { type FileHandle, open, readFile, rename } from 'node:fs/promises';
+import { constants } from 'node:fs';
+import { type FileHandle, open, readFile, rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import { after, now } from '../../shared/clock.ts';
 import { syncDirectory } from '../../shared/durable-file.ts';
 import { AppError, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Leader } from './process-list.ts';
+import type { Leader } from './kill-tree.ts';
 
 export type Exit = ProcessExit__Output;
 
@@ -42,12 +43,15 @@ export interface StoredJournal {
   lines: Line[];
 }
 
-interface Queued {
-  line: Line;
+/** Lines that share a write. */
+interface Batch {
+  lines: Line[];
+  /** True if the lines must be on the disk when `written` resolves. */
   durable: boolean;
-  resolve(): void;
-  reject(error: unknown): void;
+  written: PromiseWithResolvers<void>;
 }
+
+const emptyBatch = (): Batch => ({ lines: [], durable: false, written: Promise.withResolvers() });
 
 const version = 1;
 /** How long a step that need not be durable waits, so that several steps share one write. */
@@ -70,7 +74,10 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
   if (head?.t === 'journal' && head.version === version) return { id: head.id, lines: parseLines(rest) };
   if (text) {
     // The new journal id makes the broker treat earlier processes as lost, and never as "never ran".
-    log.error({ path }, 'the journal of processes is unreadable, set aside as journal.unreadable');
+    log.error(
+      { path },
+      'the journal of processes is unreadable and was renamed to journal.unreadable; processes that ran before this start count as lost',
+    );
     await rename(path, `${path}.unreadable`);
   }
   return { id: randomUUID(), lines: [] };
@@ -111,11 +118,13 @@ export class Journal {
   readonly #seenMs: number;
   readonly #log: Logger;
   #file: FileHandle | undefined;
+  /** The same file, opened so that a write resolves when its bytes are on the disk (O_DSYNC of open(2)). */
+  #durableFile: FileHandle | undefined;
   #size = 0;
   #mostSize = 0;
   /** After a failed write the content of the file is unknown: the next write replaces it. */
   #damaged = false;
-  #queue: Queued[] = [];
+  #next = emptyBatch();
   #writing: Promise<void> | undefined;
   #cancelLater: (() => void) | undefined;
 
@@ -166,7 +175,7 @@ export class Journal {
   async close(): Promise<void> {
     this.#begin();
     await this.#writing;
-    await this.#closeFile();
+    await this.#closeFiles();
   }
 
   #apply(line: Line): void {
@@ -182,20 +191,23 @@ export class Journal {
   }
 
   #note(line: Line): void {
-    this.#write(line, false).catch((error: unknown) => {
-      const { id, t } = line;
-      this.#log.error({ err: error, id, step: t }, 'a step of a process could not be journalled');
+    this.#write(line, false).catch((err: unknown) => {
+      const { id, t: step } = line;
+      const message =
+        "a process's start, end or acknowledgement could not be written to the journal; if the agent crashes before the next write succeeds, the process counts as lost";
+      this.#log.error({ err, id, step }, message);
     });
   }
 
-  /** Applies the line in memory at once, and queues it for the disk. */
+  /** Applies the line in memory at once, and resolves when it is in the file. */
   #write(line: Line, durable: boolean): Promise<void> {
     this.#apply(line);
-    return new Promise((resolve, reject) => {
-      this.#queue.push({ line, durable, resolve, reject });
-      if (durable) this.#begin();
-      else this.#cancelLater ??= after(noteMs, () => this.#begin());
-    });
+    const batch = this.#next;
+    batch.lines.push(line);
+    batch.durable ||= durable;
+    if (durable) this.#begin();
+    else this.#cancelLater ??= after(noteMs, () => this.#begin());
+    return batch.written.promise;
   }
 
   #begin(): void {
@@ -204,18 +216,19 @@ export class Journal {
     this.#writing ??= this.#drain();
   }
 
-  /** Writes the queue. Lines that arrive during a write share the next write. */
+  /** Writes the waiting lines. Lines that arrive during a write share the next write. */
   async #drain(): Promise<void> {
-    // Lines queued in the same turn of the event loop share the first write.
+    // Lines of the same turn of the event loop share the first write.
     await Promise.resolve();
-    while (this.#queue.length > 0) {
-      const batch = this.#queue.splice(0);
+    while (this.#next.lines.length > 0) {
+      const batch = this.#next;
+      this.#next = emptyBatch();
       try {
         await this.#writeBatch(batch);
-        for (const { resolve } of batch) resolve();
+        batch.written.resolve();
       } catch (error) {
         this.#damaged = true;
-        for (const { reject } of batch) reject(error);
+        batch.written.reject(error);
         // accept() removes the entry whose write failed before the next batch rewrites the file from memory.
         await Promise.resolve();
       }
@@ -223,32 +236,37 @@ export class Journal {
     this.#writing = undefined;
   }
 
-  async #writeBatch(batch: Queued[]): Promise<void> {
-    if (!this.#file) throw new AppError('unavailable', 'the journal of processes is closed');
-    const bytes = Buffer.from(textOf(batch.map(({ line }) => line)));
+  async #writeBatch({ lines, durable }: Batch): Promise<void> {
+    const file = durable ? this.#durableFile : this.#file;
+    if (!file) throw new AppError('unavailable', 'the journal of processes is closed');
+    const bytes = Buffer.from(textOf(lines));
     // The batch is applied in memory already, so a rewrite includes it.
     if (this.#damaged || this.#size + bytes.length > this.#mostSize) return this.#rewrite();
     this.#size += bytes.length;
-    for (let at = 0; at < bytes.length; ) at += (await this.#file.write(bytes, at)).bytesWritten;
-    if (batch.some(({ durable }) => durable)) await this.#file.datasync();
+    for (let at = 0; at < bytes.length; ) at += (await file.write(bytes, at)).bytesWritten;
   }
 
   /** Replaces the file with one that contains only the current entries and ids. */
   async #rewrite(): Promise<void> {
     const path = join(this.#directory, 'journal');
     const bytes = Buffer.from(textOf(this.#snapshot()));
-    const file = await open(`${path}.new`, 'w', 0o600);
+    await rm(`${path}.new`, { force: true });
+    const file = await open(`${path}.new`, 'ax', 0o600);
+    let durableFile: FileHandle | undefined;
     try {
       await file.writeFile(bytes);
       await file.sync();
+      durableFile = await open(`${path}.new`, constants.O_WRONLY | constants.O_APPEND | constants.O_DSYNC);
       await rename(`${path}.new`, path);
       await syncDirectory(this.#directory);
     } catch (error) {
       await file.close();
+      await durableFile?.close();
       throw error;
     }
-    await this.#closeFile().catch(() => {});
+    await this.#closeFiles().catch(() => {});
     this.#file = file;
+    this.#durableFile = durableFile;
     this.#damaged = false;
     this.#size = bytes.length;
     this.#mostSize = bytes.length + Math.min(Math.max(leastGrowth, 3 * bytes.length), mostGrowth);
@@ -269,10 +287,10 @@ export class Journal {
     return lines;
   }
 
-  async #closeFile(): Promise<void> {
-    const file = this.#file;
-    this.#file = undefined;
-    await file?.close();
+  async #closeFiles(): Promise<void> {
+    const files = [this.#file, this.#durableFile];
+    this.#file = this.#durableFile = undefined;
+    for (const file of files) await file?.close();
   }
 }
 

@@ -1,9 +1,35 @@
-// Kills a command with every process it started, including those in the background or in other process
-// groups.
+// Finds all processes that a command or terminal has started, also those in the background or in other process
+// groups, and kills them.
+import { readFileSync } from 'node:fs';
+import { readdir, readFile, readlink } from 'node:fs/promises';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { type Cgroups, killByCgroup } from './cgroup.ts';
-import { census, type Leader, type Process, type Seen, statNow } from './process-list.ts';
+import { marker } from './launch-plan.ts';
+
+/** Identifies one process. The pid alone does not, because the kernel reuses pids. */
+export interface Leader {
+  pid: number;
+  /** Start time in clock ticks since boot, field 22 of /proc/PID/stat (proc(5)). */
+  start: string;
+}
+
+interface Process extends Leader {
+  parent: number;
+  group: number;
+  session: number;
+  /** The foreground process group of its terminal; -1 without a terminal. */
+  foreground: number;
+  alive: boolean;
+}
+
+/** A process with the facts that show which command it belongs to. */
+interface Seen extends Process {
+  /** Value of the marker variable in its environment; undefined if absent or unreadable. */
+  mark: string | undefined;
+  /** Targets of its standard output and error, as /proc/PID/fd lists them. */
+  links: readonly string[];
+}
 
 /** The signal that asks a process to exit, before SIGKILL. */
 export type FirstSignal = 'SIGTERM' | 'SIGHUP';
@@ -40,15 +66,16 @@ export class Tree {
    * the session of a known process. Never contains the agent or init.
    */
   async members(): Promise<Process[]> {
-    const all = await census();
-    const held = await this.#held();
+    const all = await listProcesses();
+    const inCgroups = await Promise.all([...this.marks].map((mark) => this.#cgroups?.members(mark) ?? []));
+    const grouped = new Set(inCgroups.flat());
     const byPid = new Map(all.map((one) => [one.pid, one]));
     for (const [session, start] of this.#sessions) {
       const leader = byPid.get(session);
       if (leader && leader.start !== start) this.#sessions.delete(session);
     }
     this.#spread(all, byPid);
-    for (const one of all) if (held.has(one.pid) || this.#shows(one)) this.#learn(one);
+    for (const one of all) if (grouped.has(one.pid) || this.#shows(one)) this.#learn(one);
     this.#spread(all, byPid);
     return all.filter((one) => one.alive && this.#has(one));
   }
@@ -78,6 +105,7 @@ export class Tree {
     if (one.pid === one.session) this.#sessions.set(one.session, one.start);
   }
 
+  /** Adds the descendants of known processes, and the processes in known sessions. */
   #spread(all: readonly Process[], byPid: ReadonlyMap<number, Process>): void {
     for (let grew = true; grew; ) {
       grew = false;
@@ -93,12 +121,6 @@ export class Tree {
 
   #shows({ mark, links }: Seen): boolean {
     return (mark !== undefined && this.marks.has(mark)) || links.some((link) => this.#links.has(link));
-  }
-
-  async #held(): Promise<Set<number>> {
-    const cgroups = this.#cgroups;
-    if (!cgroups) return new Set();
-    return new Set((await Promise.all([...this.marks].map((mark) => cgroups.members(mark)))).flat());
   }
 }
 
@@ -130,8 +152,8 @@ export async function killTree(
 }
 
 /**
- * Whether no process is left. Scans twice: one scan misses the child of a process that forks and exits during
- * it.
+ * True if no process is left. Scans twice: one scan misses the child of a process that forks and exits during
+ * the scan.
  */
 async function gone(tree: Tree): Promise<boolean> {
   return (await tree.members()).length === 0 && (await tree.members()).length === 0;
@@ -157,10 +179,73 @@ function toGroup({ pid, start }: Leader, group: number, name: NodeJS.Signals): b
   }
 }
 
+/** False if the agent may not signal the process. A process that is gone needs no signal. */
 function send(pid: number, name: NodeJS.Signals): boolean {
   try {
     return process.kill(pid, name);
   } catch (error) {
     return errnoOf(error) === 'ESRCH';
   }
+}
+
+let next: Promise<readonly Seen[]> | undefined;
+let last: Promise<unknown> = Promise.resolve();
+
+/** All processes except this one and init. The scan begins after this call; calls at one time share a scan. */
+function listProcesses(): Promise<readonly Seen[]> {
+  // A running scan is not reused: it may already have passed the process that the caller looks for.
+  next ??= last.then(() => {
+    next = undefined;
+    const scanned = scan();
+    last = scanned.catch(() => {});
+    return scanned;
+  });
+  return next;
+}
+
+async function scan(): Promise<Seen[]> {
+  const pids = (await readdir('/proc')).map(Number).filter((pid) => pid > 1 && pid !== process.pid);
+  const seen: Seen[] = [];
+  // 16 at a time, so that a scan of thousands does not fill the thread pool.
+  for (let at = 0; at < pids.length; at += 16) {
+    const some = await Promise.all(pids.slice(at, at + 16).map(lookAt));
+    seen.push(...some.filter((one) => one !== undefined));
+  }
+  return seen;
+}
+
+async function lookAt(pid: number): Promise<Seen | undefined> {
+  const textOf = (name: string): Promise<string> =>
+    readFile(`/proc/${pid}/${name}`, 'latin1').catch(() => '');
+  const found = parseStat(await textOf('stat'));
+  if (!found?.alive) return found && { ...found, mark: undefined, links: [] };
+  const links = [1, 2].map((fd) => readlink(`/proc/${pid}/fd/${fd}`).catch(() => ''));
+  const variables = (await textOf('environ')).split('\0');
+  const mark = variables.find((one) => one.startsWith(`${marker}=`))?.slice(marker.length + 1);
+  return { ...found, mark, links: await Promise.all(links) };
+}
+
+/** The state of one process now. */
+function statNow(pid: number): Process | undefined {
+  try {
+    return parseStat(readFileSync(`/proc/${pid}/stat`, 'latin1'));
+  } catch {
+    return undefined;
+  }
+}
+
+/**
+ * Parses /proc/PID/stat (proc(5)). The program name may contain brackets, so fields are counted after the
+ * last `)`.
+ */
+function parseStat(text: string): Process | undefined {
+  const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
+  const [state = '', parent, group, session, , foreground] = fields;
+  const start = fields[19];
+  if (!start) return undefined;
+  // The process is alive if its main thread is a zombie and other threads run.
+  const alive = !/[ZXx]/.test(state) || Number(fields[17]) > 1;
+  const pid = Number.parseInt(text, 10);
+  const ids = { parent: Number(parent), group: Number(group), session: Number(session) };
+  return { pid, ...ids, foreground: Number(foreground), start, alive };
 }

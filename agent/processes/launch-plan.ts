@@ -1,11 +1,10 @@
 // Turns a request into the program to start: its user, directory and environment, or why it cannot start.
-import { access, constants, stat } from 'node:fs/promises';
+import { access, constants, readFile, stat } from 'node:fs/promises';
+import { userInfo } from 'node:os';
 import { resolve } from 'node:path';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
 import type { TerminalSpec__Output } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
-import { monotonic } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
-import { type Account, accountNamed, ownAccount } from './user-accounts.ts';
 
 /** The variable that marks every process of a command, for the kill of its whole tree. */
 export const marker = 'FARHAND_COMMAND_ID';
@@ -15,6 +14,14 @@ const defaultPath = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 /** The process surely did not run; the message says why. */
 export class NotStarted extends Error {
   override readonly name = 'NotStarted';
+}
+
+interface Account {
+  name: string;
+  uid: number;
+  gid: number;
+  home: string;
+  shell: string;
 }
 
 export interface Plan {
@@ -149,19 +156,9 @@ async function find(name: string, cwd: string, path: string): Promise<string | u
   return undefined;
 }
 
-/**
- * How long a home directory counts as present without a new check, which takes a tenth of the time of a short
- * command. If the directory was removed meanwhile, the start fails with a clear reason.
- */
-const homeSeenForMs = 1_000;
-const homesSeen = new Map<string, number>();
-
-/** The home directory, or `/` if it does not exist, as is common for service accounts. */
+/** The home directory, or `/` if it cannot be entered, as is common for service accounts. */
 async function homeOrRoot({ home }: Account): Promise<string> {
-  if (monotonic() - (homesSeen.get(home) ?? Number.NEGATIVE_INFINITY) < homeSeenForMs) return home;
-  if (await badDirectory(home)) return '/';
-  homesSeen.set(home, monotonic());
-  return home;
+  return (await badDirectory(home)) ? '/' : home;
 }
 
 function place(cwd: string, home: string): string {
@@ -211,4 +208,27 @@ async function badDirectory(cwd: string): Promise<string | undefined> {
   if (!found.isDirectory()) return `working directory ${cwd} is not a directory`;
   const denied = await access(cwd, constants.X_OK).catch(() => true);
   return denied === true ? `working directory ${cwd} cannot be entered (permission denied)` : undefined;
+}
+
+/** The agent's own account. In a container its uid may have no name; the number is then used as the name. */
+function ownAccount(): Account {
+  try {
+    const { username, uid, gid, homedir, shell } = userInfo();
+    return { name: username, uid, gid, home: homedir || '/', shell: shell || '/bin/sh' };
+  } catch {
+    const uid = process.getuid?.() ?? 0;
+    return { name: String(uid), uid, gid: process.getgid?.() ?? 0, home: '/', shell: '/bin/sh' };
+  }
+}
+
+/** The account called `name` in /etc/passwd. */
+async function accountNamed(name: string): Promise<Account | undefined> {
+  const lines = (await readFile('/etc/passwd', 'utf8')).split('\n');
+  return lines.map(parseAccount).find((account) => account?.name === name);
+}
+
+function parseAccount(line: string): Account | undefined {
+  const [name = '', , uid = '', gid = '', , home = '', shell = ''] = line.split(':');
+  if (!name || !/^\d+$/.test(uid) || !/^\d+$/.test(gid)) return undefined;
+  return { name, uid: Number(uid), gid: Number(gid), home: home || '/', shell: shell || '/bin/sh' };
 }

@@ -9,14 +9,21 @@ import { Socket } from 'node:net';
 import { join } from 'node:path';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { OutputLog } from '../../shared/output-log.ts';
-import { drain, Pump } from './copy-output.ts';
+import { drain, Pump, type Sink } from './copy-output.ts';
 import type { Plan } from './launch-plan.ts';
-import { Input } from './process-input.ts';
 import type { Stdio } from './running-process.ts';
 
 /** Pipes made by one run of mkfifo(1). A pipe costs up to a millisecond on a disk, so pipes are reused. */
 const batch = 32;
+
+/** Most bytes that may wait for the process to read them. */
+const waitingBytes = 1024 * 1024;
+
+/** A pipe that no other process has open, and its read end. */
+interface FreePipe {
+  path: string;
+  reader: number;
+}
 
 /** A pool of named pipes that no process has open. */
 export class PipeNames {
@@ -40,20 +47,14 @@ export class PipeNames {
     this.#directory = directory;
   }
 
-  async take(): Promise<string> {
+  async take(): Promise<FreePipe> {
     for (;;) {
       const path = this.#free.shift();
-      if (path === undefined) await this.#refillOnce();
-      else if (isFree(path)) return path;
-      else rmSync(path, { force: true });
+      const reader = path && openFree(path);
+      if (path && reader) return { path, reader };
+      if (path) rmSync(path, { force: true });
+      else await (this.#refill ??= this.#more());
     }
-  }
-
-  #refillOnce(): Promise<void> {
-    this.#refill ??= this.#more().finally(() => {
-      this.#refill = undefined;
-    });
-    return this.#refill;
   }
 
   /** Returns the pipes of an ended command to the pool. */
@@ -69,36 +70,47 @@ export class PipeNames {
   async #more(): Promise<void> {
     const name = (): string => join(this.#directory, `${this.#prefix}-${this.#made++}`);
     const paths = Array.from({ length: batch }, name);
-    await mkfifo(paths);
+    await mkfifo(paths).finally(() => {
+      this.#refill = undefined;
+    });
     this.#free.push(...paths);
   }
 }
 
 /**
- * Whether no process has the pipe open. A process left by an earlier command could otherwise read the output
- * of the next command, or write into it.
+ * Opens the pipe for reading. Undefined if a process has it open: a process left by an earlier command could
+ * otherwise read the output of the next command, or write into it.
  */
-function isFree(path: string): boolean {
+function openFree(path: string): number | undefined {
   try {
-    const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
-    try {
-      // read(2) fails with EAGAIN while a process has the pipe open for writing (pipe(7)).
-      if (readSync(reader, Buffer.alloc(1)) > 0) return false;
-    } finally {
-      closeSync(reader);
-    }
     closeSync(openSync(path, constants.O_WRONLY | constants.O_NONBLOCK));
-    return false;
+    return undefined;
   } catch (error) {
     // open(2) fails with ENXIO when no process has the pipe open for reading (fifo(7)).
-    return errnoOf(error) === 'ENXIO';
+    if (errnoOf(error) !== 'ENXIO') return undefined;
   }
+  const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
+  try {
+    // read(2) fails with EAGAIN while a process has the pipe open for writing (pipe(7)).
+    if (readSync(reader, Buffer.alloc(1)) === 0) return reader;
+  } catch {
+    // Another process has the pipe open.
+  }
+  closeSync(reader);
+  return undefined;
 }
 
 function mkfifo(paths: string[]): Promise<void> {
   return new Promise((resolve, reject) => {
     const fail = (cause?: unknown): void => {
-      reject(new AppError('unavailable', 'mkfifo failed in the data directory', {}, { cause }));
+      reject(
+        new AppError(
+          'unavailable',
+          'mkfifo could not create named pipes in the data directory of the agent',
+          {},
+          { cause },
+        ),
+      );
     };
     const env = { PATH: '/usr/bin:/bin', NODE_V8_COVERAGE: undefined };
     const child = spawn('mkfifo', ['-m', '600', '--', ...paths], { stdio: 'ignore', env });
@@ -110,108 +122,101 @@ function mkfifo(paths: string[]): Promise<void> {
 export interface PipedOptions {
   id: string;
   plan: Plan;
+  /** `stdin`: the whole input or, if the input stays open (`input`), its first bytes. */
+  spec: { stdin: Uint8Array; input: boolean };
   names: PipeNames;
-  /** A file with the whole input; undefined if there is none or it stays open. */
-  whole: FileHandle | undefined;
-  /** The first bytes of an input that stays open. */
-  first: Uint8Array | undefined;
-  stdout: OutputLog;
-  stderr: OutputLog;
+  /** The directory of the file with the whole input, if the machine has no /dev/shm. */
+  directory: string;
+  stdout: Output;
+  stderr: Output;
   log: Logger;
 }
 
+/** After release() an append no longer waits for readers. */
+type Output = Sink & { release(): void };
+
 /** Stdin, stdout and stderr of a command. The outputs are copied into the output logs. */
 export class Piped implements Stdio {
-  readonly request: Stdio['request'];
-  readonly links: string[];
+  /** Output, errors and, if it is a pipe, input. */
+  readonly links: string[] = [];
   /** The input, if it stays open. */
-  readonly input: Input | undefined;
-  readonly #names: PipeNames;
-  /** The command runs as another user, who could open the pipes again through /proc. They are not reused. */
-  readonly #foreign: boolean;
-  readonly #outputs: OutputLog[];
+  input: Input | undefined;
+  readonly #options: PipedOptions;
   readonly #pumps: Pump[] = [];
-  readonly #whole: FileHandle | undefined;
   /** The command's ends of the pipes. The agent sees no end of file while it has these open. */
   readonly #theirs: number[] = [];
+  /** A file with the whole input. */
+  #whole: FileHandle | undefined;
 
   static async open(options: PipedOptions): Promise<Piped> {
-    const { names, first } = options;
-    const [out, err] = [await names.take(), await names.take()];
-    return new Piped(options, out, err, first && (await names.take()));
-  }
-
-  private constructor(options: PipedOptions, out: string, err: string, input: string | undefined) {
-    const { id, plan, whole, first, stdout, stderr, log } = options;
-    this.#outputs = [stdout, stderr];
-    this.#names = options.names;
-    this.#foreign = plan.foreign;
-    this.#whole = whole;
-    this.links = input === undefined ? [out, err] : [out, err, input];
-    // The file has no name, so the spawner opens it through /proc of the agent.
-    const stdin = whole ? `/proc/${process.pid}/fd/${whole.fd}` : input;
-    this.request = { file: plan.file, args: plan.args, stdin, stdout: out, stderr: err };
+    const piped = new Piped(options);
     try {
-      for (const path of [out, err]) {
-        // Another user must be able to open /dev/stderr, which opens the pipe by its name.
-        if (plan.foreign) chmodSync(path, 0o622);
-        const pipe = pumpOf(path).into(path === out ? stdout : stderr, id, log);
-        this.#pumps.push(pipe);
-        this.#theirs.push(openSync(path, constants.O_WRONLY));
-      }
-      if (input !== undefined) this.input = new Input(this.#openInput(input, plan.foreign), first);
+      await piped.#open();
+      return piped;
     } catch (error) {
-      this.#closeTheirs();
-      this.close();
+      await piped.handedOver();
+      piped.close();
       throw error;
     }
   }
 
+  private constructor(options: PipedOptions) {
+    this.#options = options;
+  }
+
+  get request(): Stdio['request'] {
+    const { file, args } = this.#options.plan;
+    const [stdout = '', stderr = '', input] = this.links;
+    // The file has no name, so the spawner opens it through /proc of the agent.
+    const stdin = this.#whole ? `/proc/${process.pid}/fd/${this.#whole.fd}` : input;
+    return { file, args, stdin, stdout, stderr };
+  }
+
   async handedOver(): Promise<void> {
-    this.#closeTheirs();
+    for (const fd of this.#theirs.splice(0)) closeSync(fd);
     await this.#whole?.close();
   }
 
   async drain(ms: number): Promise<void> {
     // Readers need not be waited for: little is left in the pipes.
-    for (const output of this.#outputs) output.release();
+    for (const output of [this.#options.stdout, this.#options.stderr]) output.release();
     await drain(this.#pumps, ms);
   }
 
   close(): void {
-    const clean = this.#pumps.length === 2 && this.#pumps.every(({ ended }) => ended) && !this.#foreign;
+    const { plan, names } = this.#options;
+    // Another user could open the pipes again through /proc, so they are not reused.
+    const clean = this.#pumps.length === 2 && this.#pumps.every(({ ended }) => ended) && !plan.foreign;
     for (const pump of this.#pumps) pump.cut();
     this.input?.close();
-    const [out = '', err = '', ...input] = this.links;
-    if (clean) this.#names.giveBack([out, err]);
-    for (const path of clean ? input : this.links) rmSync(path, { force: true });
+    if (clean) names.giveBack(this.links.splice(0, 2));
+    for (const path of this.links) rmSync(path, { force: true });
   }
 
-  #closeTheirs(): void {
-    for (const fd of this.#theirs.splice(0)) closeSync(fd);
-  }
-
-  /** Opens the write end of the input pipe, which is possible only while a read end is open. */
-  #openInput(path: string, shared: boolean): number {
-    if (shared) chmodSync(path, 0o644);
-    const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
-    try {
-      const writer = openSync(path, constants.O_WRONLY | constants.O_NONBLOCK);
-      this.#theirs.push(openSync(path, constants.O_RDONLY));
-      return writer;
-    } finally {
-      closeSync(reader);
+  async #open(): Promise<void> {
+    const { id, spec, directory, stdout, stderr, log } = this.#options;
+    for (const output of [stdout, stderr]) {
+      const { path, reader: fd } = await this.#take(0o622);
+      this.#pumps.push(
+        new Pump((onread) => new Socket({ fd, readable: true, writable: false, onread }), output, id, log),
+      );
+      this.#theirs.push(openSync(path, constants.O_WRONLY));
+    }
+    if (spec.input) {
+      const { path, reader } = await this.#take(0o644);
+      this.#theirs.push(reader);
+      this.input = new Input(openSync(path, constants.O_WRONLY | constants.O_NONBLOCK), spec.stdin);
+    } else if (spec.stdin.length > 0) {
+      this.#whole = await openInput(spec.stdin, directory);
     }
   }
-}
 
-function pumpOf(path: string): Pump {
-  const fd = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
-  try {
-    return new Pump((onread) => new Socket({ fd, readable: true, writable: false, onread }));
-  } catch (error) {
-    closeSync(fd);
-    throw error;
+  /** `mode`: lets another user open the pipe by its name, as for /dev/stderr. */
+  async #take(mode: number): Promise<FreePipe> {
+    const pipe = await this.#options.names.take();
+    this.links.push(pipe.path);
+    if (this.#options.plan.foreign) chmodSync(pipe.path, mode);
+    return pipe;
   }
 }
 
@@ -220,7 +225,7 @@ function pumpOf(path: string): Pump {
  * A program may open its /dev/stdin late or twice; with a named pipe that would wait for a writer that is
  * gone. The file is in memory (/dev/shm) where that exists, because users pass secrets as input.
  */
-export async function openInput(bytes: Uint8Array, directory: string): Promise<FileHandle> {
+async function openInput(bytes: Uint8Array, directory: string): Promise<FileHandle> {
   const name = `farhand-${randomUUID()}`;
   try {
     return await nameless(join('/dev/shm', name), bytes);
@@ -235,10 +240,65 @@ async function nameless(path: string, bytes: Uint8Array): Promise<FileHandle> {
     const reader = await open(path, 'r');
     await unlink(path);
     await writer.writeFile(bytes);
-    // Only a process that has the file open can reach it now. The command may run as another user.
+    // The file has no name any more. The command may run as another user, who must be able to open it again.
     await writer.chmod(0o444);
     return reader;
   } finally {
     await writer.close();
+  }
+}
+
+/** Sends input to a running process: bytes in order, each accepted once, with a limit on unread bytes. */
+export class Input {
+  readonly #pipe: Socket;
+  #taken = 0;
+  #waiting = 0;
+  #ended = false;
+
+  /**
+   * `fd`: the write end of the pipe, owned and closed by this object. `first`: bytes sent before all others.
+   */
+  constructor(fd: number, first: Uint8Array = Buffer.alloc(0)) {
+    this.#pipe = new Socket({ fd, readable: false, writable: true });
+    // A process may exit or close its input at any time; write() refuses all later bytes.
+    this.#pipe.on('error', () => {});
+    if (first.length > 0) this.#pipe.write(first);
+  }
+
+  /**
+   * Accepts `data`, which begins at byte `offset` of the whole input; by default it follows the accepted
+   * bytes. Bytes that were accepted before are skipped, so a caller may send them again. Returns the number
+   * of bytes accepted in all.
+   */
+  write(data: Uint8Array, offset = this.#taken, end = false): number {
+    if (offset > this.#taken) {
+      throw new AppError('conflict', `only ${this.#taken} bytes of input came before`, {
+        taken: this.#taken,
+      });
+    }
+    const fresh = data.subarray(this.#taken - offset);
+    if (fresh.length > 0) this.#queue(fresh);
+    if (end && !this.#ended) this.#pipe.end();
+    this.#ended ||= end;
+    return this.#taken;
+  }
+
+  /** Closes the pipe. Later input is refused. */
+  close(): void {
+    this.#pipe.destroy();
+  }
+
+  #queue(data: Uint8Array): void {
+    if (this.#ended) throw new AppError('conflict', 'the input of this command was ended before');
+    if (this.#pipe.destroyed) throw new AppError('conflict', 'the command has closed its input');
+    if (this.#waiting + data.length > waitingBytes) {
+      throw new AppError('unavailable', 'the command does not read its input', { waiting: this.#waiting });
+    }
+    this.#taken += data.length;
+    this.#waiting += data.length;
+    // Copied, because the bytes are a slice of a larger message that would stay in memory.
+    this.#pipe.write(Buffer.from(data), () => {
+      this.#waiting -= data.length;
+    });
   }
 }

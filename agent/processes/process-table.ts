@@ -3,71 +3,20 @@
 // or accepted -> refused.
 import { now } from '../../shared/clock.ts';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
-import type { Logger } from '../../shared/logger.ts';
 import { Wake } from '../../shared/output-log.ts';
-import {
-  killGraceMs,
-  openCommands,
-  openTerminals,
-  outputWindowBytes,
-  readerStallMs,
-  terminalClients,
-  terminalWindowBytes,
-} from '../../shared/process-limits.ts';
-import type { Cgroups } from './cgroup.ts';
 import { unseen } from './crash-recovery.ts';
-import type { Exit, Journal, JournalEntry, ProcessKind } from './journal.ts';
-import { NotStarted, type Plan } from './launch-plan.ts';
+import type { Exit, JournalEntry, ProcessKind } from './journal.ts';
+import { NotStarted } from './launch-plan.ts';
 import {
-  closeUnused,
   type Ending,
+  endings,
+  type Parts,
+  type Prepared,
   type Running,
-  type RunOptions,
   type Stdio,
   startRunning,
 } from './running-process.ts';
-import { SpawnerDied, type Spawners } from './spawner/index.ts';
-
-export const defaultLimits = {
-  /** Last bytes stored of each output stream of a command. */
-  windowBytes: outputWindowBytes,
-  /** A follower that has not read for this long no longer slows the command. */
-  stallMs: readerStallMs,
-  /** Most commands that may run at once. */
-  open: openCommands,
-  /** Time between SIGTERM and SIGKILL when a command times out. */
-  graceMs: killGraceMs,
-  /** Time between the first signal and SIGKILL when the agent stops. */
-  stopGraceMs: 2_000,
-  /** How long background processes may hold the pipes open after the command has exited. */
-  drainMs: 2_000,
-  /** How long SIGKILL is repeated for processes that survive it. */
-  killForMs: 5_000,
-  /** A start that takes longer counts as hung; later commands are sent to another spawner. */
-  lateMs: 5_000,
-  /** How long an id cannot run again after the broker has acknowledged its result. */
-  seenMs: 24 * 3_600_000,
-  /** Most terminals that may be open at once. */
-  terminals: openTerminals,
-  /** Most clients of all terminals together, including clients whose connection was lost. */
-  clients: terminalClients,
-  /** Last bytes stored of a terminal's output. */
-  terminalWindowBytes,
-  /** Time between SIGHUP and SIGKILL when the terminal's program has exited or its grace period is over. */
-  hangupMs: 2_000,
-  /** How long a disconnected client may take to return after the link to the broker is back. */
-  heldMs: 5_000,
-};
-export type Limits = typeof defaultLimits;
-
-/** Objects that commands and terminals share. */
-export interface Parts {
-  journal: Journal;
-  limits: Limits;
-  log: Logger;
-  spawners: Spawners;
-  cgroups: Cgroups | undefined;
-}
+import { SpawnerDied } from './spawner/index.ts';
 
 type State =
   /**
@@ -81,11 +30,16 @@ type State =
 
 /** A command or terminal. `changed` wakes its waiters after every change. */
 export abstract class Tracked {
+  readonly id: string;
   readonly changed = new Wake();
   state: State = { is: 'accepted' };
   started?: { pid: number; at: number };
   /** The broker has acknowledged it: it is removed as soon as it is over. */
   forgotten = false;
+
+  constructor(id: string) {
+    this.id = id;
+  }
 
   get running(): Running | undefined {
     return this.state.is === 'running' ? this.state.running : undefined;
@@ -116,12 +70,6 @@ export abstract class Tracked {
   abstract remove(): Promise<void>;
 }
 
-/** All that is needed to start a command or terminal. */
-export interface Prepared extends Pick<RunOptions, 'first' | 'timeoutMs' | 'leftoversMs'> {
-  plan: Plan;
-  stdio: Stdio;
-}
-
 export interface Kind<T extends Tracked> {
   name: ProcessKind;
   notFound: Code;
@@ -130,15 +78,14 @@ export interface Kind<T extends Tracked> {
   create(id: string): T;
 }
 
-const outcomes: Record<Ending['cause'], Pick<Exit, 'outcome' | 'reason'>> = {
-  exited: { outcome: 'PROCESS_OUTCOME_EXITED', reason: '' },
-  timeout: { outcome: 'PROCESS_OUTCOME_TIMEOUT', reason: '' },
-  cancelled: { outcome: 'PROCESS_OUTCOME_CANCELLED', reason: '' },
-  abandoned: { outcome: 'PROCESS_OUTCOME_CANCELLED', reason: 'grace_period_over' },
-  stopped: { outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted' },
-  orphaned: { outcome: 'PROCESS_OUTCOME_LOST', reason: 'spawner_died' },
-};
 const dropped = { outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'dropped' } as const;
+
+/** Closes the pipes or terminal of a process that does not run. */
+async function closeUnused(stdio: Stdio): Promise<void> {
+  await stdio.handedOver();
+  await stdio.drain(0);
+  stdio.close();
+}
 
 export class ProcessTable<T extends Tracked> {
   readonly #parts: Parts;
@@ -221,20 +168,15 @@ export class ProcessTable<T extends Tracked> {
     // An expired process was dropped before it was spawned, so it surely never ran and may be started again.
     if (known && known.exit?.outcome !== 'PROCESS_OUTCOME_EXPIRED') return known;
     const one = this.#add(id);
-    const [accepted, prepared] = await Promise.allSettled([
-      this.#parts.journal.accept(id, this.#kind.name),
-      prepare(one),
-    ]);
-    if (accepted.status === 'rejected') {
-      if (prepared.status === 'fulfilled') await closeUnused(prepared.value.stdio);
-      this.#refuse(id, one, fromErrno(accepted.reason, 'journal'));
-    }
-    try {
-      if (prepared.status === 'rejected') throw prepared.reason;
-      await this.#run(id, one, prepared.value, signal);
-    } catch (error) {
-      await this.#finish(id, one, error instanceof SpawnerDied ? outcomes.orphaned : this.#notStarted(error));
-    }
+    const { journal, cgroups } = this.#parts;
+    const accepting = journal.accept(id, this.#kind.name);
+    // While the disk flushes the journal, all is prepared but the start itself.
+    cgroups?.create(id);
+    const [accepted, prepared] = await Promise.allSettled([accepting, prepare(one)]);
+    const ending = accepted.status === 'fulfilled' ? await this.#run(one, prepared, signal) : dropped;
+    if (ending && prepared.status === 'fulfilled') await closeUnused(prepared.value.stdio);
+    if (accepted.status === 'rejected') this.#refuse(one, fromErrno(accepted.reason, 'journal'));
+    if (ending) await this.#finish(one, ending);
     return one;
   }
 
@@ -271,47 +213,48 @@ export class ProcessTable<T extends Tracked> {
     return one;
   }
 
-  async #run(id: string, one: T, prepared: Prepared, signal: AbortSignal): Promise<void> {
-    const { spawners, cgroups, journal, limits, log } = this.#parts;
-    const { plan, stdio, ...how } = prepared;
+  /** Starts the process. Returns its ending if it does not run. */
+  async #run(
+    one: T,
+    prepared: PromiseSettledResult<Prepared>,
+    signal: AbortSignal,
+  ): Promise<Ending | undefined> {
+    const { spawners, journal, limits, log } = this.#parts;
     const cancelled = (): number | undefined =>
       one.state.is === 'accepted' ? one.state.cancelled : undefined;
-    await spawners.ready().catch(async (error: unknown) => {
-      await closeUnused(stdio);
-      throw error;
-    });
-    // The link may have been lost or replaced meanwhile. No await stands between this check and the spawn
-    // request.
-    if (signal.aborted || this.#stopping || cancelled() !== undefined) {
-      await closeUnused(stdio);
-      return this.#finish(id, one, cancelled() === undefined ? dropped : outcomes.cancelled);
+    try {
+      if (prepared.status === 'rejected') throw prepared.reason;
+      await spawners.ready();
+      // The link may have been lost or replaced meanwhile. No await stands between this check and the spawn
+      // request.
+      if (cancelled() !== undefined) return endings.cancelled;
+      if (signal.aborted || this.#stopping) return dropped;
+      const running = await startRunning(one.id, prepared.value, this.#parts);
+      const grace = cancelled();
+      one.state = { is: 'running', running };
+      one.started = { pid: running.pid, at: running.startedAt };
+      journal.started(one.id, running, running.startedAt);
+      one.changed.wake();
+      if (this.#stopping) running.kill('stopped', limits.stopGraceMs);
+      else if (grace !== undefined) running.kill('cancelled', grace);
+      // Neither promise rejects. stop() waits until #finish has removed the entry from #open.
+      void running.ended.then((ending) => this.#finish(one, ending));
+      return undefined;
+    } catch (error) {
+      if (error instanceof SpawnerDied) return endings.orphaned;
+      const outcome = 'PROCESS_OUTCOME_NOT_STARTED';
+      if (error instanceof NotStarted || error instanceof AppError) return { outcome, reason: error.message };
+      log.error({ err: error, id: one.id }, `a ${this.#kind.name} could not be started`);
+      const reason = `the agent could not start it (${errnoOf(error) ?? 'unexpected failure'}); see its log`;
+      return { outcome, reason };
     }
-    const running = await startRunning(plan, stdio, spawners, { id, cgroups, log, ...limits, ...how });
-    const grace = cancelled();
-    one.state = { is: 'running', running };
-    one.started = { pid: running.pid, at: running.started_at };
-    journal.started(id, running, running.started_at);
-    one.changed.wake();
-    if (this.#stopping) running.kill('stopped', limits.stopGraceMs);
-    else if (grace !== undefined) running.kill('cancelled', grace);
-    // Neither promise rejects. stop() waits until #finish has removed the entry from #open.
-    void running.ended.then(({ cause, ...ending }) =>
-      this.#finish(id, one, cause === 'orphaned' ? outcomes.orphaned : { ...outcomes[cause], ...ending }),
-    );
   }
 
-  #notStarted(error: unknown): Pick<Exit, 'outcome' | 'reason'> {
-    const outcome = 'PROCESS_OUTCOME_NOT_STARTED';
-    if (error instanceof NotStarted || error instanceof AppError) return { outcome, reason: error.message };
-    this.#parts.log.error({ err: error }, 'a process could not be started');
-    const reason = `the agent could not start it (${errnoOf(error) ?? 'unexpected failure'})`;
-    return { outcome, reason };
-  }
-
-  async #finish(id: string, one: T, how: Pick<Exit, 'outcome'> & Partial<Exit>): Promise<void> {
-    const { journal, log } = this.#parts;
+  async #finish(one: T, ending: Ending): Promise<void> {
+    const { journal, cgroups, log } = this.#parts;
+    const { id } = one;
     const times = { started_at_ms: one.started?.at ?? 0, finished_at_ms: now() };
-    const exit = { exit_code: 0, signal: '', reason: '', ...times, ...one.written(), ...how };
+    const exit = { exit_code: 0, signal: '', ...times, ...one.written(), ...ending };
     one.state = { is: 'over', exit };
     journal.ended(id, exit);
     one.changed.wake();
@@ -319,14 +262,16 @@ export class ProcessTable<T extends Tracked> {
       await one.close();
       if (one.forgotten) await this.#remove(id, one);
     } catch (error) {
-      log.error({ err: error, id }, `the output of a ${this.#kind.name} could not be closed`);
+      log.error({ err: error, id }, `the output of a ${this.#kind.name} could not be closed or removed`);
     }
+    cgroups?.remove(id);
     this.#open.delete(one);
     this.#closed.wake();
   }
 
-  #refuse(id: string, one: T, failure: AppError): never {
-    this.#entries.delete(id);
+  #refuse(one: T, failure: AppError): never {
+    this.#parts.cgroups?.remove(one.id);
+    this.#entries.delete(one.id);
     this.#open.delete(one);
     one.state = { is: 'refused', failure };
     one.changed.wake();

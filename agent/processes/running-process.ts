@@ -1,12 +1,62 @@
-// Runs the process of one command or terminal, from its start until its whole process tree has ended.
+// Starts the process of one command or terminal, and follows it until its whole process tree has ended.
 import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
+import {
+  killGraceMs,
+  openCommands,
+  openTerminals,
+  outputWindowBytes,
+  readerStallMs,
+  terminalClients,
+  terminalWindowBytes,
+} from '../../shared/process-limits.ts';
 import type { Cgroups } from './cgroup.ts';
-import { type FirstSignal, killTree, Tree } from './kill-tree.ts';
+import type { Exit, Journal } from './journal.ts';
+import { type FirstSignal, killTree, type Leader, Tree } from './kill-tree.ts';
 import { explain, NotStarted, type Plan } from './launch-plan.ts';
-import type { Leader } from './process-list.ts';
 import { type Child, type Spawners, SpawnFailed } from './spawner/index.ts';
 import type { Exited, SpawnRequest } from './spawner/messages.ts';
+
+export const defaultLimits = {
+  /** Last bytes stored of each output stream of a command. */
+  windowBytes: outputWindowBytes,
+  /** A follower that has not read for this long no longer slows the command. */
+  stallMs: readerStallMs,
+  /** Most commands that may run at once. */
+  open: openCommands,
+  /** Time between SIGTERM and SIGKILL when a command times out. */
+  graceMs: killGraceMs,
+  /** Time between the first signal and SIGKILL when the agent stops. */
+  stopGraceMs: 2_000,
+  /** How long the agent waits, once the command has exited, for background processes to close its pipes. */
+  drainMs: 2_000,
+  /** How long SIGKILL is repeated for processes that survive it. */
+  killForMs: 5_000,
+  /** A start that takes longer counts as hung; later commands are sent to another spawner. */
+  lateMs: 5_000,
+  /** How long an id cannot run again after the broker has acknowledged its result. */
+  seenMs: 24 * 3_600_000,
+  /** Most terminals that may be open at once. */
+  terminals: openTerminals,
+  /** Most clients of all terminals together, including clients whose connection was lost. */
+  clients: terminalClients,
+  /** Last bytes stored of a terminal's output. */
+  terminalWindowBytes,
+  /** Time between SIGHUP and SIGKILL when the terminal's program has exited or its grace period is over. */
+  hangupMs: 2_000,
+  /** How long a disconnected client may take to return after the link to the broker is back. */
+  heldMs: 5_000,
+};
+export type Limits = typeof defaultLimits;
+
+/** Objects that commands and terminals share. */
+export interface Parts {
+  journal: Journal;
+  limits: Limits;
+  log: Logger;
+  spawners: Spawners;
+  cgroups: Cgroups | undefined;
+}
 
 /** The pipes or the terminal that a process reads and writes, open on the agent's side. */
 export interface Stdio {
@@ -21,84 +71,68 @@ export interface Stdio {
   close(): void;
 }
 
-/** Closes the pipes or terminal of a process that is not started. */
-export async function closeUnused(stdio: Stdio): Promise<void> {
-  await stdio.handedOver();
-  await stdio.drain(0);
-  stdio.close();
-}
-
-/**
- * Why the agent ended a process. abandoned: the terminal's grace period is over; orphaned: its spawner died.
- */
-export type KillCause = 'timeout' | 'cancelled' | 'abandoned' | 'stopped' | 'orphaned';
-
-export interface RunOptions {
-  id: string;
+/** All that is needed to start a command or terminal. */
+export interface Prepared {
+  plan: Plan;
+  stdio: Stdio;
+  first: FirstSignal;
   /** 0: no timeout. */
   timeoutMs: number;
-  /** Time between the first signal and SIGKILL when the process times out. */
-  graceMs: number;
-  stopGraceMs: number;
-  killForMs: number;
-  drainMs: number;
-  first: FirstSignal;
   /** If set, processes left behind at the process's own exit are killed too, with this grace period. */
-  leftoversMs?: number | undefined;
-  cgroups: Cgroups | undefined;
-  log: Logger;
+  leftoversMs?: number;
 }
 
-export interface Ending {
-  cause: 'exited' | KillCause;
-  exit_code: number;
-  /** Name of the signal that killed the process; empty if none. */
-  signal: string;
-}
+export type Ending = Pick<Exit, 'outcome' | 'reason'> & Partial<Exit>;
 
-/**
- * Starts the process. Rejects with NotStarted, or with SpawnerDied if the process may have run.
- * `stdio` is closed at the end, also after a failure.
- */
-export async function startRunning(
-  plan: Plan,
-  stdio: Stdio,
-  spawners: Spawners,
-  options: RunOptions,
-): Promise<Running> {
-  const { id, killForMs, cgroups, log } = options;
+/** How a process ends that exits by itself, or that the agent ends for one of the other causes. */
+export const endings = {
+  exited: { outcome: 'PROCESS_OUTCOME_EXITED', reason: '' },
+  timeout: { outcome: 'PROCESS_OUTCOME_TIMEOUT', reason: '' },
+  cancelled: { outcome: 'PROCESS_OUTCOME_CANCELLED', reason: '' },
+  /** The terminal's grace period is over. */
+  abandoned: { outcome: 'PROCESS_OUTCOME_CANCELLED', reason: 'grace_period_over' },
+  /** The agent stops. */
+  stopped: { outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted' },
+  orphaned: { outcome: 'PROCESS_OUTCOME_LOST', reason: 'spawner_died' },
+} satisfies Record<string, Ending>;
+type KillCause = Exclude<keyof typeof endings, 'exited'>;
+
+/** Starts the process. Rejects with NotStarted, or with SpawnerDied if the process may have run. */
+export async function startRunning(id: string, prepared: Prepared, parts: Parts): Promise<Running> {
+  const { plan, stdio } = prepared;
   const { cwd, env, ids } = plan;
-  const started_at = now();
+  const startedAt = now();
   try {
-    const child = await spawners.spawn({ id, cwd, env, ids, ...stdio.request });
+    const child = await parts.spawners.spawn({ id, cwd, env, ids, ...stdio.request });
     await stdio.handedOver();
-    return new Running(child, started_at, stdio, options);
+    return new Running(id, child, startedAt, prepared, parts);
   } catch (error) {
-    const failed = error instanceof SpawnFailed;
-    if (!failed) {
-      const tree = new Tree({ marks: [id], links: stdio.links, cgroups });
-      await killTree(tree, AbortSignal.abort(), killForMs).catch((err: unknown) => {
-        log.error({ err, id }, 'what a spawner left of a command could not be killed');
-      });
-    }
-    await closeUnused(stdio);
-    await cgroups?.remove(id);
-    throw failed ? new NotStarted(await explain(error.errno, plan)) : error;
+    if (error instanceof SpawnFailed) throw new NotStarted(await explain(error.message, plan));
+    const { cgroups, limits, log } = parts;
+    const tree = new Tree({ marks: [id], links: stdio.links, cgroups });
+    await killTree(tree, AbortSignal.abort(), limits.killForMs).catch((err: unknown) => {
+      log.error(
+        { err, id },
+        'a spawner died; processes of its command could not be killed and may still run',
+      );
+    });
+    throw error;
   }
 }
 
 export class Running implements Leader {
   readonly pid: number;
   readonly start: string;
-  readonly started_at: number;
   /**
    * Resolves when all output is in the logs and, after a kill, the whole process tree is gone or the kill was
    * given up. Never rejects.
    */
   readonly ended: Promise<Ending>;
+  readonly startedAt: number;
+  readonly #id: string;
   readonly #child: Child;
-  readonly #stdio: Stdio;
-  readonly #options: RunOptions;
+  readonly #prepared: Prepared;
+  readonly #parts: Parts;
   /** Fires when the grace period is over and SIGKILL is due. */
   readonly #hurry = new AbortController();
   readonly #timers: (() => void)[] = [];
@@ -108,15 +142,16 @@ export class Running implements Leader {
   #cause: KillCause | undefined;
   #killing: Promise<void> | undefined;
 
-  constructor(child: Child, started_at: number, stdio: Stdio, options: RunOptions) {
+  constructor(id: string, child: Child, startedAt: number, prepared: Prepared, parts: Parts) {
     this.pid = child.pid;
     this.start = child.start;
-    this.started_at = started_at;
+    this.startedAt = startedAt;
+    this.#id = id;
     this.#child = child;
-    this.#stdio = stdio;
-    this.#options = options;
-    const { timeoutMs, graceMs } = options;
-    if (timeoutMs > 0) this.#timers.push(after(timeoutMs, () => this.kill('timeout', graceMs)));
+    this.#prepared = prepared;
+    this.#parts = parts;
+    const { timeoutMs } = prepared;
+    if (timeoutMs > 0) this.#timers.push(after(timeoutMs, () => this.kill('timeout', parts.limits.graceMs)));
     this.ended = this.#end();
   }
 
@@ -131,24 +166,22 @@ export class Running implements Leader {
   }
 
   async #end(): Promise<Ending> {
-    const { id, drainMs, cgroups } = this.#options;
+    const { stdio } = this.#prepared;
     const { code, signal } = await Promise.race([this.#exited(), this.#givenUp.promise]);
     // During a kill the rest of the tree still has its grace period.
     await this.#killing;
     for (const cancel of this.#timers) cancel();
-    await this.#stdio.drain(drainMs);
-    this.#stdio.close();
-    void cgroups?.remove(id);
+    await stdio.drain(this.#parts.limits.drainMs);
+    stdio.close();
     const cause = this.#cause ?? 'exited';
-    if (cause === 'orphaned') return { cause, exit_code: 0, signal: '' };
-    return { cause, exit_code: code, signal };
+    return cause === 'orphaned' ? endings.orphaned : { ...endings[cause], exit_code: code, signal };
   }
 
   async #exited(): Promise<Exited> {
-    const { stopGraceMs, leftoversMs } = this.#options;
+    const { leftoversMs } = this.#prepared;
     const exited = await this.#child.exited;
     if (!exited) {
-      this.kill('orphaned', stopGraceMs);
+      this.kill('orphaned', this.#parts.limits.stopGraceMs);
       return this.#givenUp.promise;
     }
     this.#alive = false;
@@ -162,14 +195,15 @@ export class Running implements Leader {
   }
 
   async #killTree(): Promise<void> {
-    const { id, killForMs, first, cgroups, log } = this.#options;
-    const { pid } = this;
+    const { cgroups, limits, log } = this.#parts;
+    const { stdio, first } = this.#prepared;
+    const about = { id: this.#id, pid: this.pid };
     try {
-      const tree = new Tree({ marks: [id], links: this.#stdio.links, leaders: [this.#child], cgroups });
-      const left = await killTree(tree, this.#hurry.signal, killForMs, first);
-      if (left > 0) log.error({ id, pid, left }, 'processes of a command could not be killed');
-    } catch (error) {
-      log.error({ err: error, id, pid }, 'the kill of a command failed');
+      const tree = new Tree({ marks: [this.#id], links: stdio.links, leaders: [this.#child], cgroups });
+      const left = await killTree(tree, this.#hurry.signal, limits.killForMs, first);
+      if (left > 0) log.error({ ...about, left }, 'processes of a command survived SIGKILL and still run');
+    } catch (err) {
+      log.error({ err, ...about }, 'the kill of a command failed; its processes may still run');
     }
     this.#givenUp.resolve({ code: 128 + 9, signal: 'SIGKILL' });
   }

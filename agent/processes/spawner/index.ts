@@ -6,9 +6,9 @@ import { after, monotonic } from '../../../shared/clock.ts';
 import { AppError } from '../../../shared/errors.ts';
 import { compileCache, spawnerProgram } from '../../../shared/install-layout.ts';
 import type { Logger } from '../../../shared/logger.ts';
-import { killTree, Tree } from '../kill-tree.ts';
+import { killTree, type Leader, Tree } from '../kill-tree.ts';
 import { marker } from '../launch-plan.ts';
-import type { Leader } from '../process-list.ts';
+
 import type { Exited, SpawnReport, SpawnRequest } from './messages.ts';
 
 /** The first process of a command or terminal, a child of the spawner. */
@@ -17,21 +17,11 @@ export interface Child extends Leader {
   exited: Promise<Exited | undefined>;
 }
 
-/** The process did not start; `errno` names the error. */
-export class SpawnFailed extends Error {
-  override readonly name = 'SpawnFailed';
-  readonly errno: string;
-
-  constructor(errno: string) {
-    super(errno);
-    this.errno = errno;
-  }
-}
+/** The process did not start; the message is the name of the error, such as ENOENT. */
+export class SpawnFailed extends Error {}
 
 /** The spawner died; the process may have started. */
-export class SpawnerDied extends Error {
-  override readonly name = 'SpawnerDied';
-}
+export class SpawnerDied extends Error {}
 
 export interface SpawnersOptions {
   /** After how many milliseconds a start counts as hung. */

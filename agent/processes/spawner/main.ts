@@ -1,14 +1,14 @@
 // The spawner, a small separate process that starts programs for the agent. A start blocks until the kernel
 // has read the program, perhaps from a hung disk, and the cost of a fork grows with the size of the process.
 import { spawn } from 'node:child_process';
-import { closeSync, constants, mkdirSync, openSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { closeSync, constants, openSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { flushCompileCache } from 'node:module';
 import { constants as os } from 'node:os';
 import { join } from 'node:path';
 import type { SpawnReport, SpawnRequest } from './messages.ts';
 import { loadPosixSpawn } from './posix-spawn.ts';
 
-/** The cgroup of this process, if it may create others below it. */
+/** The cgroup of this process, which contains one for each command, if the agent may create cgroups. */
 const cgroup = joinCgroup(process.argv[2]);
 
 const posix = loadPosixSpawn();
@@ -74,7 +74,7 @@ function withFiles({ id, stdin, stdout, stderr }: SpawnRequest, use: (files: num
   try {
     files.push(openSync(stdin ?? '/dev/null', constants.O_RDONLY));
     for (const path of [stdout, stderr]) files.push(openOutput(path));
-    enterCgroup(id);
+    if (cgroup) moveInto(join(cgroup, id));
     use(files);
   } finally {
     if (cgroup) moveInto(cgroup);
@@ -103,25 +103,17 @@ function joinCgroup(directory: string | undefined): string | undefined {
   }
 }
 
-/** Moves the spawner's thread into a new cgroup, so that the next child begins there. */
-function enterCgroup(id: string): void {
-  if (!cgroup) return;
-  const own = join(cgroup, id);
+/**
+ * Moves only the thread that forks ("threaded mode", cgroups(7)), so that the next child begins in that cgroup.
+ * This takes microseconds. To move a whole process takes the kernel 3 to 12 ms, in which nothing on the
+ * machine forks (measured).
+ */
+function moveInto(directory: string): void {
   try {
-    mkdirSync(own, { recursive: true });
-    writeFileSync(join(own, 'cgroup.type'), 'threaded');
-    moveInto(own);
+    writeFileSync(join(directory, 'cgroup.threads'), '0');
   } catch {
     // Without a cgroup a kill still finds the processes by their mark.
   }
-}
-
-/**
- * Moves only the thread that forks ("threaded mode", cgroups(7)), which takes microseconds.
- * To move a whole process takes the kernel 3 to 12 ms, in which nothing on the machine forks (measured).
- */
-function moveInto(directory: string): void {
-  writeFileSync(join(directory, 'cgroup.threads'), '0');
 }
 
 /** The start time in proc(5). The pid cannot be reused before the exit is reported. */

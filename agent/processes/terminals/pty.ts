@@ -54,7 +54,7 @@ export class Pty implements Stdio {
   readonly #master: number;
   readonly #output: PtyOptions['output'];
   readonly #pump: Pump;
-  readonly #stream: () => ReadStream | undefined;
+  #stream: ReadStream | undefined;
   /** Open in the agent too: otherwise the terminal would end whenever no program has it open. */
   #slave: number | undefined;
   #written: Promise<void> = Promise.resolve();
@@ -65,15 +65,13 @@ export class Pty implements Stdio {
     this.#maker = maker;
     this.#master = master;
     this.#output = output;
-    let stream: ReadStream | undefined;
     const open = (onread: object): ReadStream => {
       // The stream passes all options on to net.Socket, as its documentation says, but the types do not
       // declare them.
-      stream = new ReadStream(master, { onread } as object);
-      return stream;
+      this.#stream = new ReadStream(master, { onread } as object);
+      return this.#stream;
     };
-    this.#pump = new Pump(open).into(output, id, log);
-    this.#stream = () => stream;
+    this.#pump = new Pump(open, output, id, log);
     this.links = [pty];
     const args = ['-c', openTerminal, pty, plan.file, ...plan.args];
     const nowhere = { stdin: undefined, stdout: '/dev/null', stderr: '/dev/null' };
@@ -110,7 +108,7 @@ export class Pty implements Stdio {
 
   /** Once the stream is closed, the number of the master may belong to another file. */
   get #over(): boolean {
-    return this.#stream()?.destroyed ?? true;
+    return this.#stream?.destroyed ?? true;
   }
 
   /** Writes without the stream, whose write blocks the whole agent while the program does not read. */
