@@ -52,39 +52,36 @@ const fromStart = { stdout: 0, stderr: 0 };
 
 type CommandMethods = Pick<AgentMethods, 'startProcess' | 'followProcess' | 'writeInput' | 'signalProcess'>;
 
-export class Commands {
-  readonly table: ProcessTable<Command>;
+export class Commands extends ProcessTable<Command> {
   readonly #parts: CommandParts;
 
   constructor(parts: CommandParts, recovered: ReadonlyMap<string, Recovered>) {
+    super(parts, { name: 'command', notFound: 'command_not_found', limit: parts.limits.open });
     this.#parts = parts;
-    const kind = {
-      name: 'command',
-      notFound: 'command_not_found',
-      limit: parts.limits.open,
-      create: (id: string) => new Command(id, parts),
-    } as const;
-    const earlier = [...recovered].map(([id, one]) => [id, new Command(id, parts, one)] as const);
-    this.table = new ProcessTable(parts, kind, new Map(earlier));
+    this.restore([...recovered].map(([id, stored]) => new Command(id, parts, stored)));
+  }
+
+  protected create(id: string): Command {
+    return new Command(id, this.#parts);
   }
 
   readonly methods: CommandMethods = {
     startProcess: ({ id, spec }, { signal }) => {
       const find = async (): Promise<Command> => {
         if (!spec) throw new AppError('invalid_request', 'a command needs a spec');
-        return this.table.start(id, signal, (command) => this.#prepare(spec, command));
+        return this.start(id, signal, (command) => this.#prepare(spec, command));
       };
       return follow(find, fromStart, signal);
     },
 
     followProcess: (request, { signal }) => {
       const offsets = { stdout: request.stdout_offset, stderr: request.stderr_offset };
-      return follow(async () => this.table.find(request.id), offsets, signal);
+      return follow(async () => this.find(request.id), offsets, signal);
     },
 
     /** Waits until the command has started. Bytes are written in the order of the calls. */
     writeInput: async ({ id, data, offset, end }, { signal }) => {
-      const { one } = await this.table.running(id, signal);
+      const { one } = await this.running(id, signal);
       if (!one.input) {
         const message = 'the command was not started with an open input; start it with `input`: true';
         throw new AppError('conflict', message, { command_id: id });
@@ -95,8 +92,8 @@ export class Commands {
     signalProcess: async ({ id, signal }, call) => {
       if (!isSignal(signal))
         throw new AppError('invalid_request', `${signal} is not a signal that may be sent`);
-      const { running } = await this.table.running(id, call.signal);
-      if (!signalGroup(running, signal))
+      const { running } = await this.running(id, call.signal);
+      if (!signalGroup(running.child, signal))
         throw new AppError('conflict', 'the command is over', { command_id: id });
       return {};
     },

@@ -5,12 +5,6 @@ import { gaveUp } from '../../shared/agent-rpcs.ts';
 import type { OutputLog, OutputReader } from '../../shared/output-log.ts';
 import type { Tracked } from './process-table.ts';
 
-/** The parts of a command that a follower reads. */
-interface Followed extends Pick<Tracked, 'changed' | 'started' | 'exit' | 'begun'> {
-  readonly stdout: OutputLog;
-  readonly stderr: OutputLog;
-}
-
 export interface Answer {
   event: ProcessEvent;
 }
@@ -18,6 +12,7 @@ export interface Answer {
 const streams = ['stdout', 'stderr'] as const;
 type Stream = (typeof streams)[number];
 export type Offsets = Record<Stream, number>;
+type Followed = Tracked & Readonly<Record<Stream, OutputLog>>;
 
 const names = { stdout: 'OUTPUT_STREAM_STDOUT', stderr: 'OUTPUT_STREAM_STDERR' } as const;
 /** Most bytes of output in one event. */

@@ -71,7 +71,7 @@ async function assemble(parts: Parts, directory: string, mayRunAs: boolean): Pro
   const maker = loadPtyMaker();
   const commands = new Commands({ ...parts, outputs, names, mayRunAs }, recovered);
   const terminals = new Terminals({ ...parts, maker });
-  const tables = [commands.table, terminals.table];
+  const tables = [commands, terminals];
   return {
     ...commands.methods,
     ...terminals.methods,
@@ -81,7 +81,7 @@ async function assemble(parts: Parts, directory: string, mayRunAs: boolean): Pro
     ids: () => tables.flatMap((table) => table.ids()),
     async killProcess({ id, grace_ms }) {
       const found = tables.some((table) => table.kill(id, grace_ms));
-      if (!found && !journal.wasForgotten(id)) throw commands.table.notFound(id);
+      if (!found && !journal.wasForgotten(id)) throw commands.notFound(id);
       return {};
     },
     async forgetProcesses({ ids }) {

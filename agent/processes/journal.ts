@@ -70,7 +70,7 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
     throw fromErrno(error, path);
   });
   const [first = '', ...rest] = text.split('\n');
-  const head = parseLine(first);
+  const [head] = parseLine(first);
   if (head?.t === 'journal' && head.version === version) return { id: head.id, lines: parseLines(rest) };
   if (text) {
     // The new journal id makes the broker treat earlier processes as lost, and never as "never ran".
@@ -87,18 +87,15 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
  * Parses lines. A line cut off by a crash is left out; it is the last one, because every start rewrites the
  * file. Files of version 0.1.0 are padded with empty lines, which are left out too.
  */
-export function parseLines(texts: string[]): Line[] {
-  const lines = texts.filter((text) => text !== '').map(parseLine);
-  return lines.filter((line) => line !== undefined);
-}
+export const parseLines = (texts: string[]): Line[] => texts.flatMap(parseLine);
 
-/** Detects lines that were cut off. The agent wrote the file itself, so forged lines are not expected. */
-function parseLine(text: string): Line | undefined {
+/** The agent wrote the file itself, so forged lines are not expected. */
+function parseLine(text: string): Line[] {
   try {
     const value: unknown = JSON.parse(text);
-    return isLine(value) ? value : undefined;
+    return isLine(value) ? [value] : [];
   } catch {
-    return undefined;
+    return [];
   }
 }
 

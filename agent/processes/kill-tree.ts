@@ -67,8 +67,9 @@ export class Tree {
    */
   async members(): Promise<Process[]> {
     const all = await listProcesses();
-    const inCgroups = await Promise.all([...this.marks].map((mark) => this.#cgroups?.members(mark) ?? []));
-    const grouped = new Set(inCgroups.flat());
+    const cgroups = this.#cgroups;
+    const inCgroups = cgroups ? [...this.marks].map((mark) => cgroups.members(mark)) : [];
+    const grouped = new Set((await Promise.all(inCgroups)).flat());
     const byPid = new Map(all.map((one) => [one.pid, one]));
     for (const [session, start] of this.#sessions) {
       const leader = byPid.get(session);
@@ -159,18 +160,14 @@ async function gone(tree: Tree): Promise<boolean> {
   return (await tree.members()).length === 0 && (await tree.members()).length === 0;
 }
 
-/** Sends a signal to the process group of a command. False if the first process of the command is gone. */
-export function signalGroup(leader: Leader, name: NodeJS.Signals): boolean {
-  return toGroup(leader, leader.pid, name);
-}
-
-/** Sends a signal to the foreground process group of the terminal of `leader`. False if there is none. */
-export function signalForeground(leader: Leader, name: NodeJS.Signals): boolean {
-  return toGroup(leader, statNow(leader.pid)?.foreground ?? -1, name);
-}
-
-function toGroup({ pid, start }: Leader, group: number, name: NodeJS.Signals): boolean {
-  if (group <= 1 || statNow(pid)?.start !== start) return false;
+/**
+ * Sends a signal to the process group of a command, or to the foreground group of its terminal. False if the
+ * group, or the first process of the command, is gone.
+ */
+export function signalGroup({ pid, start }: Leader, name: NodeJS.Signals, foreground = false): boolean {
+  const leader = statNow(pid);
+  const group = foreground ? leader?.foreground : pid;
+  if (leader?.start !== start || !group || group <= 1) return false;
   try {
     return process.kill(-group, name);
   } catch (error) {

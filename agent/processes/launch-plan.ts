@@ -4,6 +4,7 @@ import { userInfo } from 'node:os';
 import { resolve } from 'node:path';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
 import type { TerminalSpec__Output } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
+import { monotonic } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
 
 /** The variable that marks every process of a command, for the kill of its whole tree. */
@@ -29,8 +30,6 @@ export interface Plan {
   args: string[];
   cwd: string;
   env: Record<string, string>;
-  /** Set only if setpriv(1) is missing. The supplementary groups of the user are not set then. */
-  ids: { uid: number; gid: number } | undefined;
   /** Whether it runs as another user than the agent. */
   foreign: boolean;
   /** What the user asked to run, for messages. */
@@ -51,7 +50,7 @@ export async function plan(id: string, spec: ProcessSpec__Output, mayRunAs: bool
   const args = spec.direct ? spec.args : ['-c', '--', spec.command];
   const cwd = spec.cwd ? place(spec.cwd, account.home) : await homeOrRoot(account);
   const env = environment(id, account, spec.env);
-  if (account === own) return { file, args, cwd, env, program: file, ids: undefined, foreign: false };
+  if (account === own) return { file, args, cwd, env, program: file, foreign: false };
   return switched(account, { file, args, cwd, env, program: file }, spec.cwd !== '');
 }
 
@@ -70,7 +69,7 @@ export async function terminalPlan(id: string, spec: TerminalSpec__Output): Prom
   if (bad) throw new NotStarted(bad);
   const file = await find(shell, cwd, env.PATH ?? defaultPath);
   if (!file) throw new NotStarted(`program ${shell} was not found, or may not be executed`);
-  return { file, args, cwd, env, ids: undefined, foreign: false, program: shell };
+  return { file, args, cwd, env, foreign: false, program: shell };
 }
 
 /** The account's shell. Service accounts have nologin or false, for which bash or sh is used. */
@@ -99,17 +98,25 @@ async function switched(
   mustEnter: boolean,
 ): Promise<Plan> {
   const setpriv = await find('setpriv', '/', defaultPath);
+  if (!setpriv)
+    throw new NotStarted(
+      'setpriv was not found on this machine; commands of another user need it (package util-linux)',
+    );
   // Checked here, because the shell would print these errors on the command's own stderr.
   const bad = mustEnter && (await badDirectory(cwd));
   if (bad) throw new NotStarted(bad);
   const found = await find(file, cwd, env.PATH ?? defaultPath);
   if (!found) throw new NotStarted(`program ${file} was not found, or may not be executed`);
   const entering = entered({ cwd, env, mustEnter }, [found, ...args]);
-  const base = { cwd: '/', env: entering.env, program, foreign: true };
-  const [shell, ...rest] = entering.args;
-  if (!setpriv) return { ...base, file: shell, args: rest, ids: { uid, gid } };
   const options = [`--reuid=${uid}`, `--regid=${gid}`, '--init-groups', '--'];
-  return { ...base, file: setpriv, args: [...options, ...entering.args], ids: undefined };
+  return {
+    file: setpriv,
+    args: [...options, ...entering.args],
+    cwd: '/',
+    env: entering.env,
+    program,
+    foreign: true,
+  };
 }
 
 /**
@@ -121,7 +128,7 @@ async function switched(
 function entered(
   { cwd, env, mustEnter }: Pick<Plan, 'cwd' | 'env'> & { mustEnter: boolean },
   program: string[],
-): { args: [shell: string, ...string[]]; env: Plan['env'] } {
+): { args: string[]; env: Plan['env'] } {
   const { [marker]: mark = '', ...variables } = env;
   const odd = Object.keys(variables).find((name) => !/^[A-Za-z_]\w*$/.test(name));
   if (odd !== undefined)
@@ -156,9 +163,20 @@ async function find(name: string, cwd: string, path: string): Promise<string | u
   return undefined;
 }
 
+/**
+ * How many milliseconds a home directory counts as present without a new check, whose two thread-pool calls
+ * take a tenth of the agent's CPU time for a short command. If the directory was removed meanwhile, the start
+ * fails with a clear reason.
+ */
+const homeSeenForMs = 1_000;
+const homesSeen = new Map<string, number>();
+
 /** The home directory, or `/` if it cannot be entered, as is common for service accounts. */
 async function homeOrRoot({ home }: Account): Promise<string> {
-  return (await badDirectory(home)) ? '/' : home;
+  if (monotonic() - (homesSeen.get(home) ?? Number.NEGATIVE_INFINITY) < homeSeenForMs) return home;
+  if (await badDirectory(home)) return '/';
+  homesSeen.set(home, monotonic());
+  return home;
 }
 
 function place(cwd: string, home: string): string {

@@ -53,8 +53,13 @@ export class PipeNames {
       const reader = path && openFree(path);
       if (path && reader) return { path, reader };
       if (path) rmSync(path, { force: true });
-      else await (this.#refill ??= this.#more());
+      else await this.#refillOnce();
     }
+  }
+
+  #refillOnce(): Promise<void> {
+    this.#refill ??= this.#more();
+    return this.#refill;
   }
 
   /** Returns the pipes of an ended command to the pool. */

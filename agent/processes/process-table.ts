@@ -70,12 +70,11 @@ export abstract class Tracked {
   abstract remove(): Promise<void>;
 }
 
-export interface Kind<T extends Tracked> {
+interface Kind {
   name: ProcessKind;
   notFound: Code;
   /** Most that may run at once. */
   limit: number;
-  create(id: string): T;
 }
 
 const dropped = { outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'dropped' } as const;
@@ -87,20 +86,25 @@ async function closeUnused(stdio: Stdio): Promise<void> {
   stdio.close();
 }
 
-export class ProcessTable<T extends Tracked> {
+export abstract class ProcessTable<T extends Tracked> {
   readonly #parts: Parts;
-  readonly #kind: Kind<T>;
-  readonly #entries: Map<string, T>;
+  readonly #kind: Kind;
+  readonly #entries = new Map<string, T>();
   /** Entries whose files are open. */
   readonly #open = new Set<T>();
   readonly #closed = new Wake();
   #stopping = false;
 
-  /** `entries`: processes of earlier agents, all of them over. */
-  constructor(parts: Parts, kind: Kind<T>, entries: Map<string, T>) {
+  constructor(parts: Parts, kind: Kind) {
     this.#parts = parts;
     this.#kind = kind;
-    this.#entries = entries;
+  }
+
+  protected abstract create(id: string): T;
+
+  /** Adds the processes of earlier agents, all of them over. */
+  protected restore(entries: Iterable<T>): void {
+    for (const one of entries) this.#entries.set(one.id, one);
   }
 
   ids(): string[] {
@@ -191,7 +195,7 @@ export class ProcessTable<T extends Tracked> {
   }
 
   #over(id: string, exit: Exit): T {
-    return this.#kind.create(id).restore({ exit });
+    return this.create(id).restore({ exit });
   }
 
   #gone(id: string): AppError {
@@ -207,7 +211,7 @@ export class ProcessTable<T extends Tracked> {
     if ([...this.#open].filter(({ exit }) => !exit).length >= limit) {
       throw new AppError('unavailable', `${limit} ${name}s run on this machine already`, { limit });
     }
-    const one = this.#kind.create(id);
+    const one = this.create(id);
     this.#entries.set(id, one);
     this.#open.add(one);
     return one;
@@ -232,8 +236,8 @@ export class ProcessTable<T extends Tracked> {
       const running = await startRunning(one.id, prepared.value, this.#parts);
       const grace = cancelled();
       one.state = { is: 'running', running };
-      one.started = { pid: running.pid, at: running.startedAt };
-      journal.started(one.id, running, running.startedAt);
+      one.started = { pid: running.child.pid, at: running.startedAt };
+      journal.started(one.id, running.child, running.startedAt);
       one.changed.wake();
       if (this.#stopping) running.kill('stopped', limits.stopGraceMs);
       else if (grace !== undefined) running.kill('cancelled', grace);

@@ -12,7 +12,7 @@ import {
 } from '../../shared/process-limits.ts';
 import type { Cgroups } from './cgroup.ts';
 import type { Exit, Journal } from './journal.ts';
-import { type FirstSignal, killTree, type Leader, Tree } from './kill-tree.ts';
+import { type FirstSignal, killTree, Tree } from './kill-tree.ts';
 import { explain, NotStarted, type Plan } from './launch-plan.ts';
 import { type Child, type Spawners, SpawnFailed } from './spawner/index.ts';
 import type { Exited, SpawnRequest } from './spawner/messages.ts';
@@ -100,10 +100,10 @@ type KillCause = Exclude<keyof typeof endings, 'exited'>;
 /** Starts the process. Rejects with NotStarted, or with SpawnerDied if the process may have run. */
 export async function startRunning(id: string, prepared: Prepared, parts: Parts): Promise<Running> {
   const { plan, stdio } = prepared;
-  const { cwd, env, ids } = plan;
+  const { cwd, env } = plan;
   const startedAt = now();
   try {
-    const child = await parts.spawners.spawn({ id, cwd, env, ids, ...stdio.request });
+    const child = await parts.spawners.spawn({ id, cwd, env, ...stdio.request });
     await stdio.handedOver();
     return new Running(id, child, startedAt, prepared, parts);
   } catch (error) {
@@ -120,9 +120,8 @@ export async function startRunning(id: string, prepared: Prepared, parts: Parts)
   }
 }
 
-export class Running implements Leader {
-  readonly pid: number;
-  readonly start: string;
+export class Running {
+  readonly child: Child;
   /**
    * Resolves when all output is in the logs and, after a kill, the whole process tree is gone or the kill was
    * given up. Never rejects.
@@ -130,7 +129,6 @@ export class Running implements Leader {
   readonly ended: Promise<Ending>;
   readonly startedAt: number;
   readonly #id: string;
-  readonly #child: Child;
   readonly #prepared: Prepared;
   readonly #parts: Parts;
   /** Fires when the grace period is over and SIGKILL is due. */
@@ -143,11 +141,9 @@ export class Running implements Leader {
   #killing: Promise<void> | undefined;
 
   constructor(id: string, child: Child, startedAt: number, prepared: Prepared, parts: Parts) {
-    this.pid = child.pid;
-    this.start = child.start;
     this.startedAt = startedAt;
     this.#id = id;
-    this.#child = child;
+    this.child = child;
     this.#prepared = prepared;
     this.#parts = parts;
     const { timeoutMs } = prepared;
@@ -179,7 +175,7 @@ export class Running implements Leader {
 
   async #exited(): Promise<Exited> {
     const { leftoversMs } = this.#prepared;
-    const exited = await this.#child.exited;
+    const exited = await this.child.exited;
     if (!exited) {
       this.kill('orphaned', this.#parts.limits.stopGraceMs);
       return this.#givenUp.promise;
@@ -197,9 +193,9 @@ export class Running implements Leader {
   async #killTree(): Promise<void> {
     const { cgroups, limits, log } = this.#parts;
     const { stdio, first } = this.#prepared;
-    const about = { id: this.#id, pid: this.pid };
+    const about = { id: this.#id, pid: this.child.pid };
     try {
-      const tree = new Tree({ marks: [this.#id], links: stdio.links, leaders: [this.#child], cgroups });
+      const tree = new Tree({ marks: [this.#id], links: stdio.links, leaders: [this.child], cgroups });
       const left = await killTree(tree, this.#hurry.signal, limits.killForMs, first);
       if (left > 0) log.error({ ...about, left }, 'processes of a command survived SIGKILL and still run');
     } catch (err) {

@@ -119,7 +119,7 @@ test('a terminal that cannot be opened leaves no file open', async () => {
     }).length;
   const maker = loadPtyMaker();
   if (!maker) throw new Error('no terminals here');
-  const plan = { file: '', args: [], cwd: '/', env: {}, ids: undefined, foreign: false, program: '' };
+  const plan = { file: '', args: [], cwd: '/', env: {}, foreign: false, program: '' };
   const output = { append: async () => {}, release: () => {} };
   const log = createLogger('test', 'silent');
   // As when the agent has no more files.

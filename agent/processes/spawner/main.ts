@@ -42,9 +42,9 @@ function start(request: SpawnRequest): void {
   }
 }
 
-/** Starts a program that posix_spawn cannot start. Node forks, and can change the user. */
-function startByNode({ id, file, args, cwd, env, ids }: SpawnRequest, files: number[]): void {
-  const child = spawn(file, args, { cwd, env, stdio: files, detached: true, ...ids });
+/** Starts a program that posix_spawn cannot start, or finds the error. */
+function startByNode({ id, file, args, cwd, env }: SpawnRequest, files: number[]): void {
+  const child = spawn(file, args, { cwd, env, stdio: files, detached: true });
   child.once('error', (error) => reportFailure(id, error));
   if (child.pid === undefined) return;
   report({ id, pid: child.pid, start: startTime(child.pid) });

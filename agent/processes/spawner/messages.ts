@@ -7,7 +7,6 @@ export interface SpawnRequest {
   args: string[];
   cwd: string;
   env: Record<string, string>;
-  ids: { uid: number; gid: number } | undefined;
   /** Paths of stdin, stdout and stderr. Without `stdin` the program reads /dev/null. */
   stdin: string | undefined;
   stdout: string;

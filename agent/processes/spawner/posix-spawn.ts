@@ -5,16 +5,6 @@ import { createRequire } from 'node:module';
 import { constants } from 'node:os';
 import type { Exited, SpawnRequest } from './messages.ts';
 
-export interface PosixSpawn {
-  /**
-   * Starts a program, searched in the PATH of this process, as the leader of a new session. Returns its pid.
-   * Undefined if Node's spawn must start the program or find the error.
-   */
-  spawn(request: SpawnRequest, files: readonly number[]): number | undefined;
-  /** How the child has ended, returned once; undefined while it runs. */
-  wait(pid: number): Exited | undefined;
-}
-
 /** A function of libc, as koffi provides it. */
 type Call = (...args: (number | string | Buffer | number[] | (string | null)[])[]) => number;
 
@@ -37,7 +27,7 @@ const setSession = 0x80;
 const noHang = 1;
 
 /** Undefined if the addon does not exist for this machine, or libc lacks a function. */
-export function loadPosixSpawn(): PosixSpawn | undefined {
+export function loadPosixSpawn(): ReturnType<typeof openLibc> | undefined {
   try {
     return openLibc(createRequire(import.meta.url)(`@koromix/koffi-linux-${process.arch}`) as Koffi);
   } catch {
@@ -45,7 +35,7 @@ export function loadPosixSpawn(): PosixSpawn | undefined {
   }
 }
 
-function openLibc(koffi: Koffi): PosixSpawn {
+function openLibc(koffi: Koffi) {
   const libc = koffi.load(null);
   const func = (declaration: string): Call => libc.func(declaration);
   const spawnp = func(
@@ -59,11 +49,15 @@ function openLibc(koffi: Koffi): PosixSpawn {
   const actions = struct();
   const attributes = attributesOf(func);
 
-  function spawn({ file, args, cwd, env, ids }: SpawnRequest, files: readonly number[]): number | undefined {
+  /**
+   * Starts a program, searched in the PATH of this process, as the leader of a new session. Returns its pid.
+   * Undefined if Node's spawn must start the program or find the error.
+   */
+  function spawn({ file, args, cwd, env }: SpawnRequest, files: readonly number[]): number | undefined {
     const argv = [file, ...args];
     const envp = Object.entries(env).map(([name, value]) => `${name}=${value}`);
-    // A change of user needs fork(2). C would cut a text at a NUL byte; Node's spawn refuses such a text.
-    if (ids || [cwd, ...argv, ...envp].some((text) => text.includes('\0'))) return undefined;
+    // C would cut a text at a NUL byte; Node's spawn refuses such a text.
+    if ([cwd, ...argv, ...envp].some((text) => text.includes('\0'))) return undefined;
     const pid = [0];
     if (initActions(actions) !== 0) return undefined;
     assertUntouched(actions);
@@ -74,6 +68,7 @@ function openLibc(koffi: Koffi): PosixSpawn {
     return errno === 0 ? pid[0] : undefined;
   }
 
+  /** How the child has ended, returned once; undefined while it runs. */
   function wait(pid: number): Exited | undefined {
     const status = [0];
     if (waitpid(pid, status, noHang) !== pid) return undefined;

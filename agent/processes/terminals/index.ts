@@ -22,22 +22,18 @@ type Events = AsyncIterable<{ event: TerminalEvent }>;
 
 type TerminalMethods = Pick<AgentMethods, 'openTerminal' | 'keepTerminal' | 'attachTerminal'>;
 
-export class Terminals {
-  readonly table: ProcessTable<Terminal>;
+export class Terminals extends ProcessTable<Terminal> {
   readonly #parts: TerminalParts;
 
-  /** The table begins with the terminals of earlier agents, all of them over. */
   constructor(parts: TerminalParts) {
+    super(parts, { name: 'terminal', notFound: 'session_not_found', limit: parts.limits.terminals });
     this.#parts = parts;
-    const kind = {
-      name: 'terminal',
-      notFound: 'session_not_found',
-      limit: parts.limits.terminals,
-      create: (id: string) => new Terminal(id, parts.limits),
-    } as const;
     const earlier = [...parts.journal.entries].filter(([, { terminal }]) => terminal);
-    const entries = earlier.map(([id, entry]) => [id, kind.create(id).restore(entry)] as const);
-    this.table = new ProcessTable(parts, kind, new Map(entries));
+    this.restore(earlier.map(([id, entry]) => this.create(id).restore(entry)));
+  }
+
+  protected create(id: string): Terminal {
+    return new Terminal(id, this.#parts.limits);
   }
 
   readonly methods: TerminalMethods = {
@@ -48,14 +44,14 @@ export class Terminals {
           throw new AppError('not_supported', 'terminals are not supported on this kind of machine');
         if (!spec) throw new AppError('invalid_request', 'a terminal needs a spec');
         const size = checkedSize(spec.size);
-        return this.table.start(id, signal, (terminal) => {
+        return this.start(id, signal, (terminal) => {
           terminal.size = size;
           terminal.graceMs = spec.grace_ms;
           return this.#prepare(spec, terminal, maker);
         });
       }),
 
-    keepTerminal: ({ id }, { signal }) => this.#keep(signal, async () => this.table.find(id), true),
+    keepTerminal: ({ id }, { signal }) => this.#keep(signal, async () => this.find(id), true),
 
     attachTerminal: (requests, { signal }) => {
       const incoming = requests[Symbol.asyncIterator]();
@@ -98,7 +94,7 @@ export class Terminals {
         'invalid_request',
         'the first message of a client must contain `open` with a client id',
       );
-    const terminal = await this.table.begun(open.id, signal);
+    const terminal = await this.begun(open.id, signal);
     if (signal.aborted) return;
     const client = this.#join(terminal, open);
     const leave = (): void => {
@@ -112,7 +108,7 @@ export class Terminals {
 
   #join(terminal: Terminal, { client_id, offset }: AttachTerminalOpen__Output): Client {
     const { clients: limit } = this.#parts.limits;
-    const open = [...this.table.all()].reduce((sum, { clients }) => sum + clients, 0);
+    const open = [...this.all()].reduce((sum, { clients }) => sum + clients, 0);
     if (open >= limit && !terminal.knows(client_id)) {
       const message = `the terminals of this machine have ${limit} clients already, the most allowed; detach one and try again`;
       throw new AppError('unavailable', message, { limit });

@@ -7,7 +7,7 @@ import { AppError } from '../../../shared/errors.ts';
 import { terminalReplayBytes } from '../../../shared/process-limits.ts';
 import { isSignal } from '../../../shared/signals.ts';
 import type { Exit } from '../journal.ts';
-import { signalForeground } from '../kill-tree.ts';
+import { signalGroup } from '../kill-tree.ts';
 import { Tracked } from '../process-table.ts';
 import type { Limits } from '../running-process.ts';
 import { checkedSize, type Pty, type Size } from './pty.ts';
@@ -257,6 +257,6 @@ export class Client {
     if (!isSignal(name)) throw new AppError('invalid_request', `no signal that may be sent: ${name}`);
     const { running } = this.#terminal;
     // The result is ignored: without a foreground process there is nothing to signal.
-    if (running) signalForeground(running, name);
+    if (running) signalGroup(running.child, name, true);
   }
 }
