@@ -68,7 +68,7 @@ export class Commands extends ProcessTable<Command> {
   readonly methods: CommandMethods = {
     startProcess: ({ id, spec }, { signal }) => {
       const find = async (): Promise<Command> => {
-        if (!spec) throw new AppError('invalid_request', 'a command needs a spec');
+        if (!spec) throw new AppError('invalid_request', 'the request to start a command contains no `spec`');
         return this.start(id, signal, (command) => this.#prepare(spec, command));
       };
       return follow(find, fromStart, signal);

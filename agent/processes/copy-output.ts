@@ -55,7 +55,8 @@ export class Pump {
     let complained = false;
     this.#store = (data) =>
       output.append(data).catch((err: unknown) => {
-        if (!complained) log.error({ err, id }, 'output of a command could not be stored and is lost');
+        if (!complained)
+          log.error({ err, id }, 'output of a command could not be written to its log; followers see a gap');
         complained = true;
       });
     const callback = (bytes: number): boolean => {

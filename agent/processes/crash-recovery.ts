@@ -71,7 +71,7 @@ async function killSpawners(journalId: string, killForMs: number, log: Logger): 
   // SIGKILL also ends a spawner that is stopped. A spawner that waits for a disk runs no more code after it.
   const survivors = await killTree(tree, AbortSignal.abort(), killForMs, 'SIGKILL');
   const pids = left.map(({ pid }) => pid);
-  log.warn({ pids, survivors }, 'killed spawners of an earlier agent, with what they ran');
+  log.warn({ pids, survivors }, 'killed the spawners of an earlier agent and the processes they had started');
 }
 
 async function killLeftovers({ journal, cgroups, limits, log }: Parts, pipes: string): Promise<void> {
@@ -84,7 +84,10 @@ async function killLeftovers({ journal, cgroups, limits, log }: Parts, pipes: st
   const tree = new Tree({ marks, links, leaders, cgroups });
   if ((await tree.members()).length === 0) return;
   const survivors = await killTree(tree, AbortSignal.abort(), limits.killForMs);
-  log.warn({ ids: marks, survivors }, 'killed what an earlier agent had left running');
+  log.warn(
+    { ids: marks, survivors },
+    'killed the processes of commands and terminals that an earlier agent had left running; they count as lost',
+  );
 }
 
 async function reopen(

@@ -235,7 +235,11 @@ export class Journal {
 
   async #writeBatch({ lines, durable }: Batch): Promise<void> {
     const file = durable ? this.#durableFile : this.#file;
-    if (!file) throw new AppError('unavailable', 'the journal of processes is closed');
+    if (!file)
+      throw new AppError(
+        'unavailable',
+        'the journal of commands and terminals is closed, because the agent is stopping',
+      );
     const bytes = Buffer.from(textOf(lines));
     // The batch is applied in memory already, so a rewrite includes it.
     if (this.#damaged || this.#size + bytes.length > this.#mostSize) return this.#rewrite();

@@ -45,7 +45,7 @@ export async function plan(id: string, spec: ProcessSpec__Output, mayRunAs: bool
   const account =
     spec.user === '' || spec.user === own.name ? own : await otherAccount(spec.user, own, mayRunAs);
   const file = spec.direct ? spec.command : '/bin/sh';
-  if (!file) throw new NotStarted('no program was given');
+  if (!file) throw new NotStarted('no program was given; set `command`');
   // "--" because a command may begin with "-".
   const args = spec.direct ? spec.args : ['-c', '--', spec.command];
   const cwd = spec.cwd ? place(spec.cwd, account.home) : await homeOrRoot(account);
@@ -80,7 +80,10 @@ async function loginShell({ shell }: Account): Promise<string> {
 }
 
 async function otherAccount(name: string, own: Account, mayRunAs: boolean): Promise<Account> {
-  if (!mayRunAs) throw new NotStarted('this machine does not allow commands as another user');
+  if (!mayRunAs)
+    throw new NotStarted(
+      'the agent of this machine does not allow commands as another user; its owner can add user to --allow',
+    );
   if (own.uid !== 0)
     throw new NotStarted(`the agent runs as ${own.name}; only root may run commands as ${name}`);
   const account = await accountNamed(name);
@@ -132,7 +135,9 @@ function entered(
   const { [marker]: mark = '', ...variables } = env;
   const odd = Object.keys(variables).find((name) => !/^[A-Za-z_]\w*$/.test(name));
   if (odd !== undefined)
-    throw new NotStarted(`an environment variable of another user cannot be called "${odd}"`);
+    throw new NotStarted(
+      `an environment variable cannot be called "${odd}" in a command of another user; use letters, digits and _`,
+    );
   const held = Object.entries(variables).map(([name, value], n): [string, string] => [
     `FARHAND_ENV_${n}`,
     `${name}=${value}`,
@@ -187,7 +192,9 @@ function place(cwd: string, home: string): string {
 function environment(id: string, account: Account, wanted: Record<string, string>): Plan['env'] {
   for (const name of Object.keys(wanted)) {
     if (!name || name.includes('='))
-      throw new NotStarted(`an environment variable cannot be called "${name}"`);
+      throw new NotStarted(
+        `an environment variable cannot be called "${name}": names must not be empty or contain =`,
+      );
   }
   return {
     PATH: defaultPath,
@@ -211,11 +218,12 @@ export async function explain(errno: string, { cwd, program }: Plan): Promise<st
   }
   if (errno === 'EACCES' || errno === 'EPERM')
     return `program ${program} may not be executed (permission denied)`;
-  if (errno === 'E2BIG') return 'command, arguments and environment are too long for this machine (E2BIG)';
+  if (errno === 'E2BIG')
+    return 'command, arguments and environment are too long for the kernel of this machine (E2BIG); pass long data as input or in a file';
   if (errno === 'ERR_INVALID_ARG_VALUE')
-    return 'command, arguments, directory and environment must not hold NUL bytes';
+    return 'command, arguments, directory and environment must not contain NUL bytes';
   if (['EAGAIN', 'ENOMEM', 'EMFILE', 'ENFILE'].includes(errno))
-    return `the machine has no room for another process (${errno})`;
+    return `the machine is out of memory, processes or file descriptors (${errno}); try again later`;
   return `program ${program} could not be started (${errno})`;
 }
 

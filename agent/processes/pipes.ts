@@ -277,9 +277,13 @@ export class Input {
    */
   write(data: Uint8Array, offset = this.#taken, end = false): number {
     if (offset > this.#taken) {
-      throw new AppError('conflict', `only ${this.#taken} bytes of input came before`, {
-        taken: this.#taken,
-      });
+      throw new AppError(
+        'conflict',
+        `input at offset ${offset} would leave a gap; continue at offset ${this.#taken}`,
+        {
+          taken: this.#taken,
+        },
+      );
     }
     const fresh = data.subarray(this.#taken - offset);
     if (fresh.length > 0) this.#queue(fresh);
@@ -294,8 +298,13 @@ export class Input {
   }
 
   #queue(data: Uint8Array): void {
-    if (this.#ended) throw new AppError('conflict', 'the input of this command was ended before');
-    if (this.#pipe.destroyed) throw new AppError('conflict', 'the command has closed its input');
+    if (this.#ended)
+      throw new AppError(
+        'conflict',
+        'the input of the command was ended by an earlier call; no bytes can follow',
+      );
+    if (this.#pipe.destroyed)
+      throw new AppError('conflict', 'the command has closed its input or exited; it can read no more bytes');
     if (this.#waiting + data.length > waitingBytes) {
       throw new AppError('unavailable', 'the command does not read its input', { waiting: this.#waiting });
     }

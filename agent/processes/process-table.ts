@@ -163,7 +163,7 @@ export abstract class ProcessTable<T extends Tracked> {
   notFound(id: string): AppError {
     const { name, notFound } = this.#kind;
     const what = name === 'command' ? 'process' : name;
-    return new AppError(notFound, `no such ${what} on this machine`, { [`${name}_id`]: id });
+    return new AppError(notFound, `the agent knows no ${what} with the id ${id}`, { [`${name}_id`]: id });
   }
 
   /** Starts a process for `id`, or returns the entry if this id was requested before. */
@@ -200,16 +200,27 @@ export abstract class ProcessTable<T extends Tracked> {
 
   #gone(id: string): AppError {
     const { name } = this.#kind;
-    return new AppError('conflict', `the ${name} is over`, { [`${name}_id`]: id });
+    return new AppError('conflict', `the ${name} is over and takes no more input, signals or clients`, {
+      [`${name}_id`]: id,
+    });
   }
 
   /** Runs in the same turn of the event loop as the look-up, so an id cannot be added twice. */
   #add(id: string): T {
     const { name, limit } = this.#kind;
-    if (!/^[\w-]{1,100}$/.test(id)) throw new AppError('invalid_request', `a ${name} needs an id`);
-    if (this.#stopping) throw new AppError('unavailable', 'the agent is stopping');
+    if (!/^[\w-]{1,100}$/.test(id))
+      throw new AppError('invalid_request', `the id of a ${name} must have 1 to 100 letters, digits, - or _`);
+    if (this.#stopping)
+      throw new AppError(
+        'unavailable',
+        'the agent is stopping and starts nothing more; try again when it is back',
+      );
     if ([...this.#open].filter(({ exit }) => !exit).length >= limit) {
-      throw new AppError('unavailable', `${limit} ${name}s run on this machine already`, { limit });
+      throw new AppError(
+        'unavailable',
+        `${limit} ${name}s run on this machine already, the most allowed; try again when one is over`,
+        { limit },
+      );
     }
     const one = this.create(id);
     this.#entries.set(id, one);
@@ -248,8 +259,11 @@ export abstract class ProcessTable<T extends Tracked> {
       if (error instanceof SpawnerDied) return endings.orphaned;
       const outcome = 'PROCESS_OUTCOME_NOT_STARTED';
       if (error instanceof NotStarted || error instanceof AppError) return { outcome, reason: error.message };
-      log.error({ err: error, id: one.id }, `a ${this.#kind.name} could not be started`);
-      const reason = `the agent could not start it (${errnoOf(error) ?? 'unexpected failure'}); see its log`;
+      log.error(
+        { err: error, id: one.id },
+        `a ${this.#kind.name} could not be started because of an unexpected error`,
+      );
+      const reason = `the agent could not start it (${errnoOf(error) ?? 'unexpected error'}); the agent's log says why`;
       return { outcome, reason };
     }
   }

@@ -106,7 +106,12 @@ export class Spawners {
       void spawner.ended.then(() => this.#spawners.delete(mark));
       await spawner.ready();
     } catch (cause) {
-      throw new AppError('unavailable', 'the spawner of commands could not be started', {}, { cause });
+      throw new AppError(
+        'unavailable',
+        'the spawner, the process that starts commands and terminals, could not be started; see the log of the agent',
+        {},
+        { cause },
+      );
     }
   }
 }
@@ -218,10 +223,14 @@ class SpawnerProcess {
     this.#requested.clear();
     if (this.#stopped) return;
     const { log } = this.#options;
-    log.error('a spawner died; commands that it ran are lost');
+    log.error('a spawner died; the commands and terminals that it had started count as lost and are killed');
     // A forked child has the mark of the spawner until it executes the program.
     await killTree(new Tree({ marks: [this.#mark] }), AbortSignal.abort(), killForMs).catch(
-      (error: unknown) => log.error({ err: error }, 'what a spawner left could not be killed'),
+      (error: unknown) =>
+        log.error(
+          { err: error },
+          'a process that a dead spawner had half started could not be killed and may still run',
+        ),
     );
   }
 }

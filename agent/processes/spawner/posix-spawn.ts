@@ -100,7 +100,7 @@ function attributesOf(func: (declaration: string) => Call): Buffer {
       setSigDefault | setSigMask | setSession,
     ),
   ].some((result) => result !== 0);
-  if (failed) throw new Error('posix_spawn: no sessions or signals');
+  if (failed) throw new Error('posix_spawn of this libc cannot set the session or the signals of a child');
   assertUntouched(attributes);
   return attributes;
 }
@@ -108,7 +108,8 @@ function attributesOf(func: (declaration: string) => Call): Buffer {
 const struct = (): Buffer => Buffer.alloc(structBytes, untouched);
 
 function assertUntouched(one: Buffer): void {
-  if (one.subarray(structBytes / 2).some((byte) => byte !== untouched)) throw new Error('larger than known');
+  if (one.subarray(structBytes / 2).some((byte) => byte !== untouched))
+    throw new Error('a struct of this libc is larger than its buffer');
 }
 
 /** SIGRTMIN of glibc, which reserves the two signals before it. */

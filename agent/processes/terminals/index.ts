@@ -41,8 +41,11 @@ export class Terminals extends ProcessTable<Terminal> {
       this.#keep(signal, async () => {
         const { maker } = this.#parts;
         if (!maker)
-          throw new AppError('not_supported', 'terminals are not supported on this kind of machine');
-        if (!spec) throw new AppError('invalid_request', 'a terminal needs a spec');
+          throw new AppError(
+            'not_supported',
+            'this machine cannot open terminals: the agent has no node-pty addon for its kind of processor',
+          );
+        if (!spec) throw new AppError('invalid_request', 'the request to open a terminal contains no `spec`');
         const size = checkedSize(spec.size);
         return this.start(id, signal, (terminal) => {
           terminal.size = size;

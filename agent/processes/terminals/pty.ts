@@ -144,6 +144,10 @@ function openPair(maker: PtyMaker, { cols, rows }: Size): ReturnType<PtyMaker['o
 export function checkedSize(size: Size | null | undefined): Size {
   const { cols = 0, rows = 0 } = size ?? {};
   const fine = [cols, rows].every((one) => Number.isInteger(one) && one >= 1 && one <= 1000);
-  if (!fine) throw new AppError('invalid_request', 'a terminal has 1 to 1000 columns and rows');
+  if (!fine)
+    throw new AppError(
+      'invalid_request',
+      `a terminal must have 1 to 1000 columns and rows, not ${cols} and ${rows}`,
+    );
   return { cols, rows };
 }

@@ -82,6 +82,6 @@ export class Scrollback {
 
 /** The error for an offset whose output was dropped, or is not written yet. */
 export function fellOut({ start, end }: Scrollback, offset: number): AppError {
-  const message = `output from ${offset} on is not kept: it is from ${start} to ${end}`;
+  const message = `output at offset ${offset} is not stored; attach again with an offset from ${start} to ${end}`;
   return new AppError('range_not_satisfiable', message, { from: start, to: end });
 }

@@ -225,7 +225,11 @@ export class Client {
   async take({ input, size, signal, taken, open }: AttachTerminalRequest__Output): Promise<void> {
     if (this.#parting) return;
     const terminal = this.#terminal;
-    if (open) throw new AppError('invalid_request', 'a client is open already');
+    if (open)
+      throw new AppError(
+        'invalid_request',
+        'the client sent `open` a second time; send it only in the first message',
+      );
     if (size) terminal.resize(checkedSize(size), this);
     if (signal) this.#signal(signal);
     if (taken !== undefined) this.#acknowledge(taken);
@@ -254,7 +258,7 @@ export class Client {
   }
 
   #signal(name: string): void {
-    if (!isSignal(name)) throw new AppError('invalid_request', `no signal that may be sent: ${name}`);
+    if (!isSignal(name)) throw new AppError('invalid_request', `${name} is not a signal that may be sent`);
     const { running } = this.#terminal;
     // The result is ignored: without a foreground process there is nothing to signal.
     if (running) signalGroup(running.child, name, true);
