@@ -86,7 +86,7 @@ async function killLeftovers({ journal, cgroups, limits, log }: Parts, pipes: st
   const survivors = await killTree(tree, AbortSignal.abort(), limits.killForMs);
   log.warn(
     { ids: marks, survivors },
-    'killed the processes of commands and terminals that an earlier agent had left running; they count as lost',
+    'killed commands and terminals of an earlier agent; they count as lost',
   );
 }
 

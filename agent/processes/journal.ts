@@ -235,11 +235,7 @@ export class Journal {
 
   async #writeBatch({ lines, durable }: Batch): Promise<void> {
     const file = durable ? this.#durableFile : this.#file;
-    if (!file)
-      throw new AppError(
-        'unavailable',
-        'the journal of commands and terminals is closed, because the agent is stopping',
-      );
+    if (!file) throw new AppError('unavailable', 'the agent is stopping and has closed its journal');
     const bytes = Buffer.from(textOf(lines));
     // The batch is applied in memory already, so a rewrite includes it.
     if (this.#damaged || this.#size + bytes.length > this.#mostSize) return this.#rewrite();

@@ -81,9 +81,7 @@ async function loginShell({ shell }: Account): Promise<string> {
 
 async function otherAccount(name: string, own: Account, mayRunAs: boolean): Promise<Account> {
   if (!mayRunAs)
-    throw new NotStarted(
-      'the agent of this machine does not allow commands as another user; its owner can add user to --allow',
-    );
+    throw new NotStarted('the agent does not allow commands as another user; add user to its --allow');
   if (own.uid !== 0)
     throw new NotStarted(`the agent runs as ${own.name}; only root may run commands as ${name}`);
   const account = await accountNamed(name);
@@ -102,9 +100,7 @@ async function switched(
 ): Promise<Plan> {
   const setpriv = await find('setpriv', '/', defaultPath);
   if (!setpriv)
-    throw new NotStarted(
-      'setpriv was not found on this machine; commands of another user need it (package util-linux)',
-    );
+    throw new NotStarted('commands of another user need setpriv; install util-linux on the machine');
   // Checked here, because the shell would print these errors on the command's own stderr.
   const bad = mustEnter && (await badDirectory(cwd));
   if (bad) throw new NotStarted(bad);
@@ -136,7 +132,7 @@ function entered(
   const odd = Object.keys(variables).find((name) => !/^[A-Za-z_]\w*$/.test(name));
   if (odd !== undefined)
     throw new NotStarted(
-      `an environment variable cannot be called "${odd}" in a command of another user; use letters, digits and _`,
+      `environment variable "${odd}": with another user only letters, digits and _ are allowed`,
     );
   const held = Object.entries(variables).map(([name, value], n): [string, string] => [
     `FARHAND_ENV_${n}`,
@@ -192,9 +188,7 @@ function place(cwd: string, home: string): string {
 function environment(id: string, account: Account, wanted: Record<string, string>): Plan['env'] {
   for (const name of Object.keys(wanted)) {
     if (!name || name.includes('='))
-      throw new NotStarted(
-        `an environment variable cannot be called "${name}": names must not be empty or contain =`,
-      );
+      throw new NotStarted(`the name of an environment variable must not be empty or contain =: "${name}"`);
   }
   return {
     PATH: defaultPath,

@@ -108,14 +108,7 @@ function openFree(path: string): number | undefined {
 function mkfifo(paths: string[]): Promise<void> {
   return new Promise((resolve, reject) => {
     const fail = (cause?: unknown): void => {
-      reject(
-        new AppError(
-          'unavailable',
-          'mkfifo could not create named pipes in the data directory of the agent',
-          {},
-          { cause },
-        ),
-      );
+      reject(new AppError('unavailable', 'mkfifo could not create a named pipe', {}, { cause }));
     };
     const env = { PATH: '/usr/bin:/bin', NODE_V8_COVERAGE: undefined };
     const child = spawn('mkfifo', ['-m', '600', '--', ...paths], { stdio: 'ignore', env });
@@ -277,13 +270,9 @@ export class Input {
    */
   write(data: Uint8Array, offset = this.#taken, end = false): number {
     if (offset > this.#taken) {
-      throw new AppError(
-        'conflict',
-        `input at offset ${offset} would leave a gap; continue at offset ${this.#taken}`,
-        {
-          taken: this.#taken,
-        },
-      );
+      throw new AppError('conflict', `input must continue at offset ${this.#taken}, not ${offset}`, {
+        taken: this.#taken,
+      });
     }
     const fresh = data.subarray(this.#taken - offset);
     if (fresh.length > 0) this.#queue(fresh);
@@ -298,13 +287,8 @@ export class Input {
   }
 
   #queue(data: Uint8Array): void {
-    if (this.#ended)
-      throw new AppError(
-        'conflict',
-        'the input of the command was ended by an earlier call; no bytes can follow',
-      );
-    if (this.#pipe.destroyed)
-      throw new AppError('conflict', 'the command has closed its input or exited; it can read no more bytes');
+    if (this.#ended) throw new AppError('conflict', 'an earlier call has ended the input of this command');
+    if (this.#pipe.destroyed) throw new AppError('conflict', 'the command has closed its input');
     if (this.#waiting + data.length > waitingBytes) {
       throw new AppError('unavailable', 'the command does not read its input', { waiting: this.#waiting });
     }

@@ -210,17 +210,11 @@ export abstract class ProcessTable<T extends Tracked> {
     const { name, limit } = this.#kind;
     if (!/^[\w-]{1,100}$/.test(id))
       throw new AppError('invalid_request', `the id of a ${name} must have 1 to 100 letters, digits, - or _`);
-    if (this.#stopping)
-      throw new AppError(
-        'unavailable',
-        'the agent is stopping and starts nothing more; try again when it is back',
-      );
+    if (this.#stopping) throw new AppError('unavailable', 'the agent is stopping; try again later');
     if ([...this.#open].filter(({ exit }) => !exit).length >= limit) {
-      throw new AppError(
-        'unavailable',
-        `${limit} ${name}s run on this machine already, the most allowed; try again when one is over`,
-        { limit },
-      );
+      throw new AppError('unavailable', `this machine runs at most ${limit} ${name}s; try again later`, {
+        limit,
+      });
     }
     const one = this.create(id);
     this.#entries.set(id, one);
@@ -259,10 +253,7 @@ export abstract class ProcessTable<T extends Tracked> {
       if (error instanceof SpawnerDied) return endings.orphaned;
       const outcome = 'PROCESS_OUTCOME_NOT_STARTED';
       if (error instanceof NotStarted || error instanceof AppError) return { outcome, reason: error.message };
-      log.error(
-        { err: error, id: one.id },
-        `a ${this.#kind.name} could not be started because of an unexpected error`,
-      );
+      log.error({ err: error, id: one.id }, `a ${this.#kind.name} could not be started`);
       const reason = `the agent could not start it (${errnoOf(error) ?? 'unexpected error'}); the agent's log says why`;
       return { outcome, reason };
     }

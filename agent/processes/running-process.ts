@@ -111,10 +111,7 @@ export async function startRunning(id: string, prepared: Prepared, parts: Parts)
     const { cgroups, limits, log } = parts;
     const tree = new Tree({ marks: [id], links: stdio.links, cgroups });
     await killTree(tree, AbortSignal.abort(), limits.killForMs).catch((err: unknown) => {
-      log.error(
-        { err, id },
-        'a spawner died; processes of its command could not be killed and may still run',
-      );
+      log.error({ err, id }, 'processes of a dead spawner could not be killed and may still run');
     });
     throw error;
   }

@@ -108,7 +108,7 @@ export class Spawners {
     } catch (cause) {
       throw new AppError(
         'unavailable',
-        'the spawner, the process that starts commands and terminals, could not be started; see the log of the agent',
+        'the spawner (the process that starts commands) could not be started',
         {},
         { cause },
       );

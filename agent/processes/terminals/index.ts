@@ -43,7 +43,7 @@ export class Terminals extends ProcessTable<Terminal> {
         if (!maker)
           throw new AppError(
             'not_supported',
-            'this machine cannot open terminals: the agent has no node-pty addon for its kind of processor',
+            'this machine has no node-pty addon, so it cannot open terminals',
           );
         if (!spec) throw new AppError('invalid_request', 'the request to open a terminal contains no `spec`');
         const size = checkedSize(spec.size);
@@ -93,10 +93,7 @@ export class Terminals extends ProcessTable<Terminal> {
     const first = await incoming.next();
     const open = first.done ? undefined : first.value.open;
     if (!open?.client_id)
-      throw new AppError(
-        'invalid_request',
-        'the first message of a client must contain `open` with a client id',
-      );
+      throw new AppError('invalid_request', 'the first message needs `open` with a `client_id`');
     const terminal = await this.begun(open.id, signal);
     if (signal.aborted) return;
     const client = this.#join(terminal, open);

@@ -147,7 +147,7 @@ export function checkedSize(size: Size | null | undefined): Size {
   if (!fine)
     throw new AppError(
       'invalid_request',
-      `a terminal must have 1 to 1000 columns and rows, not ${cols} and ${rows}`,
+      `a terminal needs 1 to 1000 columns and rows, not ${cols} and ${rows}`,
     );
   return { cols, rows };
 }

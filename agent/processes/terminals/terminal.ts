@@ -225,11 +225,7 @@ export class Client {
   async take({ input, size, signal, taken, open }: AttachTerminalRequest__Output): Promise<void> {
     if (this.#parting) return;
     const terminal = this.#terminal;
-    if (open)
-      throw new AppError(
-        'invalid_request',
-        'the client sent `open` a second time; send it only in the first message',
-      );
+    if (open) throw new AppError('invalid_request', 'only the first message may contain `open`');
     if (size) terminal.resize(checkedSize(size), this);
     if (signal) this.#signal(signal);
     if (taken !== undefined) this.#acknowledge(taken);
