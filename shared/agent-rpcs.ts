@@ -275,7 +275,8 @@ export function fromWire(error: WireError): AppError {
  */
 const mostBrackets = 1_000;
 
-function parseDetails(text: string): Record<string, unknown> {
+/** Parses error details; anything but a flat JSON object of limited size becomes empty details. */
+export function parseDetails(text: string): Record<string, unknown> {
   if (text.length > longestDetails || text.split(/[[{]/).length > mostBrackets) return {};
   try {
     const details: unknown = JSON.parse(text || '{}');

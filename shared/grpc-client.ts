@@ -1,6 +1,7 @@
 // Node client for a broker's gRPC streams: one method per rpc of client.proto, async iterables in and out.
 import {
   type ChannelOptions,
+  type ClientDuplexStream,
   type ClientReadableStream,
   type ClientWritableStream,
   credentials,
@@ -10,7 +11,7 @@ import {
   type StatusObject,
 } from '@grpc/grpc-js';
 import type { StreamsClient, StreamsDefinition } from '../proto/types/farhand/client/v1/Streams.ts';
-import { drained, linkServerName, streamsService, windowBytes } from './agent-rpcs.ts';
+import { drained, linkServerName, parseDetails, streamsService, windowBytes } from './agent-rpcs.ts';
 import { codes, isCode } from './errors.ts';
 import { FarhandError } from './sdk/index.ts';
 
@@ -36,19 +37,21 @@ type Rpc = {
 type In<M extends keyof Rpc> = Parameters<Rpc[M]['requestSerialize']>[0];
 type Out<M extends keyof Rpc> = ReturnType<Rpc[M]['responseDeserialize']>;
 type Requests<T> = AsyncIterable<T> | Iterable<T>;
+type Follow<M extends keyof Rpc> = (request: In<M>, options?: StreamOptions) => AsyncGenerator<Out<M>>;
+type Converse<M extends keyof Rpc> = (
+  requests: Requests<In<M>>,
+  options?: StreamOptions,
+) => AsyncGenerator<Out<M>>;
 
 /** Calls fail with FarhandError and the error codes of REST. Ending the iteration early cancels the call. */
 export interface Streams {
-  exec(requests: Requests<In<'Exec'>>, options?: StreamOptions): AsyncGenerator<Out<'Exec'>>;
-  followCommand(request: In<'FollowCommand'>, options?: StreamOptions): AsyncGenerator<Out<'FollowCommand'>>;
-  attachSession(
-    requests: Requests<In<'AttachSession'>>,
-    options?: StreamOptions,
-  ): AsyncGenerator<Out<'AttachSession'>>;
-  readFile(request: In<'ReadFile'>, options?: StreamOptions): AsyncGenerator<Out<'ReadFile'>>;
+  exec: Converse<'Exec'>;
+  attachSession: Converse<'AttachSession'>;
+  followCommand: Follow<'FollowCommand'>;
+  readFile: Follow<'ReadFile'>;
+  watchFiles: Follow<'WatchFiles'>;
+  events: Follow<'Events'>;
   writeFile(requests: Requests<In<'WriteFile'>>, options?: StreamOptions): Promise<Out<'WriteFile'>>;
-  watchFiles(request: In<'WatchFiles'>, options?: StreamOptions): AsyncGenerator<Out<'WatchFiles'>>;
-  events(request: In<'Events'>, options?: StreamOptions): AsyncGenerator<Out<'Events'>>;
   /** Closes the connection. */
   close(): void;
 }
@@ -80,27 +83,26 @@ export function connect({ address, ca, apiKey }: GrpcOptions): Streams {
     if (idempotencyKey !== undefined) metadata.set('idempotency-key', idempotencyKey);
     return metadata;
   };
+  const converse = <M extends 'Exec' | 'AttachSession'>(
+    open: (headers: Metadata) => ClientDuplexStream<In<M>, Out<M>>,
+  ): Converse<M> =>
+    async function* (requests, options = {}) {
+      const stream = open(headers(options));
+      yield* answers(stream, options, send(stream, requests));
+    };
+  const follow = <Request, Reply>(
+    open: (request: Request, headers: Metadata) => ClientReadableStream<Reply>,
+  ) =>
+    async function* (request: Request, options: StreamOptions = {}): AsyncGenerator<Reply> {
+      yield* answers(open(request, headers(options)), options);
+    };
   return {
-    async *exec(requests, options = {}) {
-      const stream = client.exec(headers(options));
-      yield* answers(stream, options, send(stream, requests));
-    },
-    async *attachSession(requests, options = {}) {
-      const stream = client.attachSession(headers(options));
-      yield* answers(stream, options, send(stream, requests));
-    },
-    async *followCommand(request, options = {}) {
-      yield* answers(client.followCommand(request, headers(options)), options);
-    },
-    async *readFile(request, options = {}) {
-      yield* answers(client.readFile(request, headers(options)), options);
-    },
-    async *watchFiles(request, options = {}) {
-      yield* answers(client.watchFiles(request, headers(options)), options);
-    },
-    async *events(request, options = {}) {
-      yield* answers(client.events(request, headers(options)), options);
-    },
+    exec: converse<'Exec'>((head) => client.exec(head)),
+    attachSession: converse<'AttachSession'>((head) => client.attachSession(head)),
+    followCommand: follow((request: In<'FollowCommand'>, head) => client.followCommand(request, head)),
+    readFile: follow((request: In<'ReadFile'>, head) => client.readFile(request, head)),
+    watchFiles: follow((request: In<'WatchFiles'>, head) => client.watchFiles(request, head)),
+    events: follow((request: In<'Events'>, head) => client.events(request, head)),
     async writeFile(requests, options = {}) {
       const answer = Promise.withResolvers<Out<'WriteFile'>>();
       const stream = client.writeFile(headers(options), (error, response) => {
@@ -194,15 +196,6 @@ function errorOf({ code: status, details: message, metadata }: StatusObject): Fa
   const given = text('farhand-code');
   // An error without a Farhand code comes from gRPC itself: no connection, or a cancelled call.
   const code = isCode(given) ? given : (plainCodes[status] ?? 'unavailable');
-  const details = isCode(given) ? parse(text('farhand-details')) : { grpc_status: grpcStatus[status] };
+  const details = isCode(given) ? parseDetails(text('farhand-details')) : { grpc_status: grpcStatus[status] };
   return new FarhandError(codes[code], text('farhand-request-id'), { code, message, details });
-}
-
-function parse(text: string): Record<string, unknown> {
-  try {
-    const details: unknown = JSON.parse(text);
-    return typeof details === 'object' && details !== null ? { ...details } : {};
-  } catch {
-    return {};
-  }
 }

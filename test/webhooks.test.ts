@@ -2,7 +2,7 @@
 import { readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { groups } from '../shared/api/webhooks.ts';
+import { groups } from '../shared/api/events.ts';
 import { openHouse, temporaryFolder } from './house.ts';
 import { openReceiver, openWebhookHouse } from './receivers.ts';
 

@@ -9,10 +9,9 @@ import {
   type ZodOpenApiResponseObject,
   type ZodOpenApiResponsesObject,
 } from 'zod-openapi';
-import { deliveryBody } from '../../shared/api/events.ts';
+import { deliveryBody, webhookTypes } from '../../shared/api/events.ts';
 import { idSchemas, named, type Route } from '../../shared/api/route.ts';
 import { allRoutes } from '../../shared/api/route-table.ts';
-import { types as webhookTypes } from '../../shared/api/webhooks.ts';
 import { type Code, codes } from '../../shared/errors.ts';
 import { shipped } from '../../shared/install-layout.ts';
 import { version } from '../../shared/version.ts';

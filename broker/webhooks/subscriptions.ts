@@ -1,6 +1,6 @@
 // Decides which webhooks get an event and whether they may send it, at the event and again at every attempt.
+import { names, scopeOfType } from '../../shared/api/events.ts';
 import type { KeyId, Scope } from '../../shared/api/route.ts';
-import { names, scopeOfType } from '../../shared/api/webhooks.ts';
 import type { Declared, State, Webhook } from '../state/state.ts';
 import type { DeliveryStore, EventKind } from './delivery-store.ts';
 import type { SecretVault } from './secret-vault.ts';

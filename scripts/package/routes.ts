@@ -34,7 +34,7 @@ const readers = ['/shared/sdk/index.ts', '/broker/cli/route-verb.ts'];
 export const routesAsData: Plugin = {
   name: 'routes as data',
   setup(esbuild) {
-    esbuild.onResolve({ filter: /\/api\/index\.ts$/ }, ({ importer, kind }) =>
+    esbuild.onResolve({ filter: /\/api\/route-table\.ts$/ }, ({ importer, kind }) =>
       readers.some((one) => importer.endsWith(one)) && kind === 'import-statement'
         ? { path: 'routes', namespace: 'routes-as-data' }
         : undefined,

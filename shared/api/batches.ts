@@ -9,6 +9,7 @@ export const mostMachines = 10_000;
 /** Most characters of args, env and stdin as JSON; limited because each machine gets a copy. */
 const mostInput = 64 * 1024;
 
+const limit = z.int().max(mostMachines);
 const counts = z.object({
   queued: z.number().describe('Machines whose command waits'),
   running: z.number().describe('Machines whose command runs'),
@@ -54,13 +55,8 @@ export const batches = {
         // At least one tag is required: an empty list would select every machine.
         tags: tagList(1).optional().describe('Every machine that has all of these tags'),
         ...spec,
-        concurrency: z.int().min(1).max(mostMachines).optional().describe('Machines at once; default: all'),
-        max_failures: z
-          .int()
-          .min(0)
-          .max(mostMachines)
-          .optional()
-          .describe('Failures after which none starts'),
+        concurrency: limit.min(1).optional().describe('Machines at once; default: all'),
+        max_failures: limit.min(0).optional().describe('Failures after which no further machine starts'),
         wait,
       })
       .refine(

@@ -5,6 +5,8 @@ import { list } from './define-list-route.ts';
 import { outgoing, single } from './define-route.ts';
 import {
   commandId,
+  day,
+  endStatuses,
   label,
   machineErrors,
   machineId,
@@ -16,16 +18,7 @@ import {
   timestamp,
 } from './route.ts';
 
-const commandStatuses = [
-  'queued',
-  'running',
-  'completed',
-  'failed',
-  'timeout',
-  'cancelled',
-  'expired',
-  'lost',
-] as const;
+const commandStatuses = ['queued', 'running', ...endStatuses, 'expired', 'lost'] as const;
 
 export const requestedBy = z.string().nullable().describe('Id of the API key that requested it');
 
@@ -70,24 +63,23 @@ export const environment = z
   .refine((env) => Object.keys(env).length <= mostVariables, `at most ${mostVariables} variables`)
   .describe('Environment variables besides those of the agent’s user');
 
-const day = 86_400_000;
+const killed = 'Milliseconds until the whole process tree is killed; default: none';
+/** Fields of a request to run a command, or to create a schedule. */
+export const timeout = milliseconds(1, 31 * day).describe(killed);
+export const cwd = text(4096).min(1).describe('Working directory; default: the home of the user');
+export const user = label(1, 64).describe('User to run as; default: the agent’s user');
 
-/** Fields of a request to run a command. */
 export const spec = {
-  command: text(131_072)
-    .min(1)
-    .describe('Shell line for `/bin/sh -c`; with `args` the program, which runs without a shell'),
+  command: text(131_072).min(1).describe('Line for `/bin/sh -c`; with `args` the program to run instead'),
   args: z.array(text(131_072)).max(4096).optional().describe('Arguments of the program'),
-  cwd: text(4096).min(1).optional().describe('Working directory; default: the home of the user'),
+  cwd: cwd.optional(),
   env: environment.optional(),
-  user: label(1, 64).optional().describe('User to run as; default: the agent’s user'),
+  user: user.optional(),
   stdin: z.string().optional().describe('Text for its standard input; default: empty'),
-  timeout: milliseconds(1, 31 * day)
-    .optional()
-    .describe('Milliseconds until the whole process tree is killed; default: none'),
+  timeout: timeout.optional(),
   queue_for: milliseconds(1, 31 * day)
     .optional()
-    .describe('Milliseconds to wait for an offline machine, or for a free slot on a busy one; default: 0'),
+    .describe('Milliseconds to wait for an offline or busy machine; default: 0'),
 };
 
 /** Schema of the time that a request waits for the end of its command. */
@@ -101,10 +93,7 @@ const creation = {
   input: z.boolean().optional().describe('Keep standard input open for `POST …/input`'),
 };
 
-const paging = {
-  sort: ['created_at', 'started_at', 'status'],
-  reply: command,
-} as const;
+const paging = { sort: ['created_at', 'started_at', 'status'], reply: command } as const;
 
 const streams = ['stdout', 'stderr'] as const;
 
@@ -132,6 +121,8 @@ const streamEvent = z.union([
   }),
 ]);
 
+const eventId = z.string().regex(/^\d{1,16}\.\d{1,16}$/, 'must be the id of an event');
+
 export const commands = {
   create: single('POST', '/commands', 'commands:execute', {
     summary: 'Run a command on a machine and wait for it',
@@ -154,10 +145,7 @@ export const commands = {
     status: 201,
     idempotency: 'replay',
   }),
-  list: list('/commands', 'commands:read', {
-    summary: 'List commands',
-    ...paging,
-  }),
+  list: list('/commands', 'commands:read', { summary: 'List commands', ...paging }),
   ofMachine: list('/machines/{machine_id}/commands', 'commands:read', {
     summary: 'List the commands of a machine',
     ...paging,
@@ -184,9 +172,7 @@ export const commands = {
     errors: ['range_not_satisfiable'],
     query: {
       stream: z.enum(streams).default('stdout').describe('Output to read'),
-      offset: queryNumber(0)
-        .optional()
-        .describe('Offset of the first byte; default: the first byte that is stored'),
+      offset: queryNumber(0).optional().describe('Offset of the first byte; default: the first stored byte'),
       follow: queryBoolean.optional().describe('Go on with output as it is written'),
     },
   }),
@@ -194,11 +180,7 @@ export const commands = {
     summary: 'Follow a command: both outputs and its end as events',
     description: 'Events: `output`, `gap` (output that is no longer stored) and last `exit`.',
     headers: {
-      last_event_id: z
-        .string()
-        .regex(/^\d{1,16}\.\d{1,16}$/, 'must be the id of an event')
-        .optional()
-        .describe('Id of the last event received, to resume after it'),
+      last_event_id: eventId.optional().describe('Id of the last event received, to resume after it'),
     },
     reply: streamEvent,
     lastEvent: 'exit',

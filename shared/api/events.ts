@@ -3,24 +3,59 @@ import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { outgoing } from './define-route.ts';
 import { machineId, named, type Scope, shownAs, timestamp } from './route.ts';
-import { groups, types as webhookTypes } from './webhooks.ts';
+
+/** The event types that a webhook can name, by family, with the scope that a key needs to read them. */
+export const groups = {
+  session: {
+    scope: 'sessions:read',
+    types: [
+      'session.created',
+      'session.connected',
+      'session.client_attached',
+      'session.client_detached',
+      'session.grace_period',
+      'session.disconnected',
+    ],
+  },
+  machine: {
+    scope: 'machines:read',
+    types: ['machine.online', 'machine.offline', 'machine.registered'],
+  },
+  command: {
+    scope: 'commands:read',
+    types: ['command.started', 'command.completed', 'command.failed', 'command.timeout'],
+  },
+  file: { scope: 'files:read', types: ['file.uploaded', 'file.downloaded', 'file.deleted'] },
+  schedule: { scope: 'schedules:read', types: ['schedule.completed', 'schedule.failed'] },
+} as const satisfies Record<string, { scope: Scope; types: readonly string[] }>;
+
+export const families = Object.keys(groups) as (keyof typeof groups)[];
+export const webhookTypes = families.flatMap((name) => [...groups[name].types]);
+
+/** The scope that a key needs to read each event type. */
+export const scopeOfType: ReadonlyMap<string, Scope> = new Map(
+  families.flatMap((name) => groups[name].types.map((type) => [type, groups[name].scope] as const)),
+);
+
+/** Whether a list of types and families (`machine.*`, `*`) includes a type. */
+export function names(events: readonly string[], type: string): boolean {
+  return events.includes('*') || events.includes(type) || events.includes(`${type.split('.')[0]}.*`);
+}
+
+/** Every type that a list of types and families includes. */
+export function typesOf(events: readonly string[]): string[] {
+  return webhookTypes.filter((type) => names(events, type));
+}
 
 /** Event types: those of spec 6.1, and three that occur only in the event log, not in webhooks. */
 export const eventTypes = [...webhookTypes, 'machine.removed', 'machine.fenced', 'webhook.disabled'] as const;
 export type EventType = (typeof eventTypes)[number];
 
-/** Scope that a key needs to read the events of a family. */
-const scopeOfFamily = new Map<string, Scope>([
-  ...Object.entries(groups).map(([family, { scope }]) => [family, scope] as const),
-  ['webhook', 'webhooks:read'],
-]);
-
 /** The event types that a key with these scopes may read. */
 export function readableTypes(may: (scope: Scope) => boolean): EventType[] {
-  return eventTypes.filter((type) => {
-    const scope = scopeOfFamily.get(type.slice(0, type.indexOf('.')));
-    return scope !== undefined && may(scope);
-  });
+  return eventTypes.filter((type) =>
+    may(scopeOfType.get(type) ?? (type.startsWith('webhook.') ? 'webhooks:read' : 'machines:read')),
+  );
 }
 
 const envelope = {
@@ -86,15 +121,8 @@ const event = named('Event', {
  * The types in a comma-separated text of types and families such as `session.*`; undefined if any is unknown.
  */
 function typesIn(text: string): EventType[] | undefined {
-  const named = text.split(',').map((one) => matching(one.trim()));
+  const named = text.split(',').map((one) => eventTypes.filter((type) => names([one.trim()], type)));
   return named.some(({ length }) => length === 0) ? undefined : [...new Set(named.flat())];
-}
-
-function matching(name: string): EventType[] {
-  if (name === '*') return [...eventTypes];
-  return eventTypes.filter(
-    (type) => type === name || (name.endsWith('.*') && type.startsWith(name.slice(0, -1))),
-  );
 }
 
 const types = z

@@ -51,12 +51,11 @@ const reading = {
   }),
   waits: true,
 } as const;
+const anyNumber = queryNumber(Number.MIN_SAFE_INTEGER);
 const readPart = {
   ...requestedPath,
   encoding: encoding.optional().describe('`base64` also for text; default: by content'),
-  offset: queryNumber(Number.MIN_SAFE_INTEGER)
-    .optional()
-    .describe('Offset of the first byte; negative from the end; default: 0'),
+  offset: anyNumber.optional().describe('Offset of the first byte; negative from the end; default: 0'),
   length: queryNumber(0).optional().describe('Number of bytes; default: to the end'),
 };
 

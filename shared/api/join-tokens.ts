@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { deleted, joinTokenId, label, milliseconds, named, tags, timestamp } from './route.ts';
+import { day, deleted, joinTokenId, label, milliseconds, named, tags, timestamp } from './route.ts';
 
 const joinToken = named('JoinToken', {
   id: joinTokenId,
@@ -21,10 +21,8 @@ export const joinTokens = {
     body: z.strictObject({
       name: label(1, 100)
         .optional()
-        .describe(
-          'What it is for; of a token for one machine also the name that `install` gives that machine',
-        ),
-      expires_in: milliseconds(1_000, 30 * 86_400_000)
+        .describe('What it is for; with one use also the name of the new machine'),
+      expires_in: milliseconds(1_000, 30 * day)
         .default(3_600_000)
         .describe('Milliseconds until it expires'),
       uses: z.int().min(1).max(10_000).default(1).describe('Machines that may join with it'),

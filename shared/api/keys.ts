@@ -3,6 +3,7 @@ import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
 import {
+  day,
   deleted,
   instant,
   keyId,
@@ -39,7 +40,6 @@ const machineIds = z.array(machineId).min(1).max(10_000).describe('Ids of machin
 // At least one tag is required: a key limited to an empty list would reach no machine.
 const limitingTags = tagList(1);
 const reach = 'It reaches machines with any of these tags; without tags and machine_ids every machine';
-const day = 86_400_000;
 
 export const keys = {
   create: single('POST', '/api-keys', 'admin', {
@@ -63,14 +63,8 @@ export const keys = {
     sort: ['name', 'created_at'],
     reply: key,
   }),
-  get: single('GET', '/api-keys/{key_id}', 'admin', {
-    summary: 'Get an API key',
-    reply: key,
-  }),
-  me: single('GET', '/auth/me', 'any key', {
-    summary: 'Get the API key of this request',
-    reply: key,
-  }),
+  get: single('GET', '/api-keys/{key_id}', 'admin', { summary: 'Get an API key', reply: key }),
+  me: single('GET', '/auth/me', 'any key', { summary: 'Get the API key of this request', reply: key }),
   update: single('PATCH', '/api-keys/{key_id}', 'admin', {
     summary: 'Change an API key',
     description: 'Neither before nor after may it be stronger than the key that changes it.',
@@ -91,7 +85,7 @@ export const keys = {
       expires_at: instant.nullable().optional().describe('Expiry; null: never; default: unchanged'),
       grace: milliseconds(0, 7 * day)
         .default(0)
-        .describe('Milliseconds that the replaced secret stays valid; earlier ones end at once'),
+        .describe('Milliseconds that the replaced secret stays valid'),
     }),
     example: { grace: 60_000 },
     reply: newKey,
@@ -100,10 +94,8 @@ export const keys = {
   remove: single('DELETE', '/api-keys/{key_id}', 'admin', {
     summary: 'Revoke an API key at once',
     reply: deleted.extend({
-      schedules: z
-        .array(scheduleId)
-        .describe('Schedules it changed last; they stop until another key changes them'),
-      webhooks: z.array(webhookId).describe('Webhooks it owns; they stop until another key enables them'),
+      schedules: z.array(scheduleId).describe('Schedules that stop until another key changes them'),
+      webhooks: z.array(webhookId).describe('Webhooks that stop until another key enables them'),
     }),
   }),
 };

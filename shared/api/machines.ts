@@ -16,10 +16,8 @@ const machine = z.object({
   last_seen: timestamp.describe('Time of the last message from its agent'),
 });
 
-const clockOffset = z
-  .number()
-  .optional()
-  .describe('Milliseconds its clock is ahead of the broker’s, at its last report; absent without a report');
+const ahead = 'Milliseconds by which its clock is ahead of the broker’s; absent before its first report';
+const clockOffset = z.number().optional().describe(ahead);
 
 const agentVersion = z.string().describe('Version of its agent');
 const extras = ['agent_version', 'clock_offset_ms'] as const;
@@ -41,9 +39,8 @@ const space = z.object({
   used: z.number().describe('Bytes used'),
   free: z.number().describe('Bytes free'),
 });
-const disk = space.extend({
-  available: z.number().optional().describe('Bytes free for users other than root, if known'),
-});
+const available = z.number().optional().describe('Bytes free for users other than root, if known');
+const disk = space.extend({ available });
 
 const status = named('MachineStatus', {
   connected: z.boolean().describe('Whether the agent is connected; if not, the values are the last known'),
@@ -109,25 +106,19 @@ const metrics = named('MachineMetrics', {
 export const includedIn = (text = ''): (typeof extras)[number][] =>
   extras.filter((field) => text.split(',').includes(field));
 
+const areExtras = (text: string): boolean => includedIn(text).length === text.split(',').length;
+const include = z
+  .string()
+  .max(200)
+  .refine(areExtras, `must be of ${extras.join(', ')}`);
+
 export const machines = {
   list: list('/machines', 'machines:read', {
     summary: 'List machines',
     query: {
-      tags: z
-        .string()
-        .max(4096)
-        .optional()
-        .describe('Only machines with all of these tags, separated by commas'),
+      tags: z.string().max(4096).optional().describe('Only machines with all of these tags, comma-separated'),
       search: z.string().max(200).optional().describe('Only machines whose name contains this, in any case'),
-      include: z
-        .string()
-        .max(200)
-        .refine(
-          (text) => includedIn(text).length === text.split(',').length,
-          `must be of ${extras.join(', ')}`,
-        )
-        .optional()
-        .describe(`More fields of each item, separated by commas: ${extras.join(', ')}`),
+      include: include.optional().describe(`More fields of each item, comma-separated: ${extras.join(', ')}`),
     },
     sort: ['name', 'hostname', 'status', 'created_at', 'last_seen'],
     reply: listItem,
@@ -163,8 +154,7 @@ export const machines = {
   }),
   remove: single('DELETE', '/machines/{machine_id}', 'machines:write', {
     summary: 'Remove a machine',
-    description:
-      'Its link closes, its agent stops for good and its schedules are deleted. Its history stays.',
+    description: 'Its agent stops for good and its schedules are deleted. Its history stays.',
     reply: deleted,
   }),
 };

@@ -210,6 +210,10 @@ export const instant = z
   .transform((value) => new Date(value))
   .meta(shownAs({ type: 'string', format: 'date-time' }));
 
+/** Statuses of both commands and schedule runs. */
+export const endStatuses = ['completed', 'failed', 'timeout', 'cancelled'] as const;
+
+export const day = 86_400_000;
 /** Schema of a whole number of milliseconds in a body. */
 export const milliseconds = (min: number, max: number) => z.int().min(min).max(max);
 

@@ -1,11 +1,13 @@
 // REST routes of schedules: commands by cron expression, and the history of their runs (spec 2.7, 2.8, 4.3).
 import * as z from 'zod';
-import { environment } from './commands.ts';
+import { cwd, environment, timeout, user } from './commands.ts';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
 import {
   commandId,
+  day,
   deleted,
+  endStatuses,
   instant,
   label,
   machineErrors,
@@ -22,16 +24,7 @@ import {
 const overlaps = ['skip', 'allow'] as const;
 const catchUps = ['none', 'last', 'all'] as const;
 const triggers = ['cron', 'manual', 'catch_up'] as const;
-const runStatuses = [
-  'running',
-  'completed',
-  'failed',
-  'timeout',
-  'cancelled',
-  'skipped',
-  'missed',
-  'lost',
-] as const;
+const runStatuses = ['running', ...endStatuses, 'skipped', 'missed', 'lost'] as const;
 
 const notify = z.object({
   on_success: z.boolean().describe('A success emits `schedule.completed`'),
@@ -92,7 +85,6 @@ const run = named('ScheduleRun', {
   reason: z.string().nullable().describe('Why it did not run, or why its outcome is unknown'),
 });
 
-const day = 86_400_000;
 const cron = z.string().meta({
   description:
     'Cron expression: 5 fields, or 6 with seconds first; names, ranges, steps, lists, `L`, `#`, `@daily` and the like',
@@ -107,28 +99,26 @@ const wanted = {
   cron,
 };
 
+const window = milliseconds(1000, 31 * day);
 const further = {
   description: text(4096).nullable().optional().describe('What it is for'),
-  timeout: milliseconds(1, 31 * day)
-    .nullable()
-    .optional()
-    .describe('Milliseconds until the whole process tree is killed; default: none'),
+  timeout: timeout.nullable().optional(),
   notify: z.strictObject(notify.partial().shape).nullable().optional().describe('Runs that emit an event'),
   enabled: z.boolean().optional().describe('Whether it runs by itself; default: true'),
   timezone: timezone.optional().describe('IANA time zone of the expression; default: UTC'),
   overlap: z
     .enum(overlaps)
     .optional()
-    .describe('While a run is not over, `skip` the next (default) or `allow` it'),
+    .describe('Start of a run while the previous one runs; default: `skip`'),
   catch_up: z
     .enum(catchUps)
     .optional()
     .describe('Missed times to run: `none` (default), the `last` or `all`'),
-  catch_up_window: milliseconds(1000, 31 * day)
+  catch_up_window: window
     .optional()
     .describe('Milliseconds; older times are never caught up; default: a day'),
-  user: label(1, 64).nullable().optional().describe('User to run as; default: the agent’s user'),
-  cwd: text(4096).min(1).nullable().optional().describe('Working directory; default: the home of the user'),
+  user: user.nullable().optional(),
+  cwd: cwd.nullable().optional(),
   env: environment.nullable().optional().describe('Environment variables besides those of the user'),
 };
 

@@ -1,9 +1,9 @@
 // REST routes of sessions: terminals on machines that outlive their clients (spec 2.9, 4.5).
 import * as z from 'zod';
-import { environment, requestedBy } from './commands.ts';
+import { cwd, environment, requestedBy } from './commands.ts';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { machineErrors, machineId, milliseconds, sessionId, text, timestamp } from './route.ts';
+import { day, machineErrors, machineId, milliseconds, sessionId, text, timestamp } from './route.ts';
 
 export const sessionStatuses = ['PENDING', 'CONNECTED', 'GRACE_PERIOD', 'DISCONNECTED'] as const;
 const attachModes = ['operator', 'observer'] as const;
@@ -16,8 +16,7 @@ export const clientId = z
 export const cols = z.int().min(1).max(1000).describe('Width in characters');
 export const rows = z.int().min(1).max(1000).describe('Height in characters');
 
-const day = 86_400_000;
-
+const outlives = 'Milliseconds that the session goes on while its machine is offline';
 const listed = z.object({
   session_id: sessionId,
   id: sessionId.describe('Same as `session_id`'),
@@ -28,7 +27,7 @@ const listed = z.object({
   created_at: timestamp.describe('Time of creation'),
   connected_at: timestamp.nullable().describe('Time when the machine connected to it last'),
   last_heartbeat_at: timestamp.nullable().describe('Time of the last message from its machine'),
-  grace_period: z.number().describe('Milliseconds it outlives the link to its machine'),
+  grace_period: z.number().describe(outlives),
   grace_period_started_at: timestamp.nullable().describe('Time when the link was lost'),
   ended_at: timestamp.nullable().describe('Time of the end'),
   exit_code: z.number().nullable().describe('Exit code; 128 + n when killed by signal n'),
@@ -61,13 +60,11 @@ export const sessions = {
       machine_id: machineId,
       shell: text(4096).min(1).optional().describe('Program; default: the login shell of the agent’s user'),
       args: z.array(text(131_072)).max(4096).optional().describe('Arguments of the program'),
-      cwd: text(4096).min(1).optional().describe('Working directory; default: the home of the user'),
+      cwd: cwd.optional(),
       env: environment.optional(),
       cols: cols.default(80),
       rows: rows.default(24),
-      grace_period: milliseconds(0, day)
-        .default(30_000)
-        .describe('Milliseconds it outlives the link to its machine'),
+      grace_period: milliseconds(0, day).default(30_000).describe(outlives),
     }),
     example: { machine_id: 'mach_4fJ2kQ9ZtR7wXc0BvN1mLp', cols: 120, rows: 40 },
     reply: detailed,

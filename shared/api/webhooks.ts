@@ -2,52 +2,13 @@
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { deleted, instant, machineId, named, type Scope, text, timestamp, webhookId } from './route.ts';
+import { families, webhookTypes } from './events.ts';
+import { deleted, instant, machineId, named, text, timestamp, webhookId } from './route.ts';
 
-/** The event types that a webhook can name, by family, with the scope that a key needs to read them. */
-export const groups = {
-  session: {
-    scope: 'sessions:read',
-    types: [
-      'session.created',
-      'session.connected',
-      'session.client_attached',
-      'session.client_detached',
-      'session.grace_period',
-      'session.disconnected',
-    ],
-  },
-  machine: {
-    scope: 'machines:read',
-    types: ['machine.online', 'machine.offline', 'machine.registered'],
-  },
-  command: {
-    scope: 'commands:read',
-    types: ['command.started', 'command.completed', 'command.failed', 'command.timeout'],
-  },
-  file: { scope: 'files:read', types: ['file.uploaded', 'file.downloaded', 'file.deleted'] },
-  schedule: { scope: 'schedules:read', types: ['schedule.completed', 'schedule.failed'] },
-} as const satisfies Record<string, { scope: Scope; types: readonly string[] }>;
+const patterns = [...webhookTypes, '*' as const, ...families.map((name) => `${name}.*` as const)];
 
-const families = Object.keys(groups) as (keyof typeof groups)[];
-export const types = families.flatMap((name) => [...groups[name].types]);
-const patterns = [...types, '*' as const, ...families.map((name) => `${name}.*` as const)];
-
-/** The scope that a key needs to read each event type. */
-export const scopeOfType: ReadonlyMap<string, Scope> = new Map(
-  families.flatMap((name) => groups[name].types.map((type) => [type, groups[name].scope] as const)),
-);
-
-/** Whether a list of types and families (`machine.*`, `*`) includes a type. */
-export function names(events: readonly string[], type: string): boolean {
-  return events.includes('*') || events.includes(type) || events.includes(`${type.split('.')[0]}.*`);
-}
-
-/** Every type that a list of types and families includes. */
-export function typesOf(events: readonly string[]): string[] {
-  return types.filter((type) => names(events, type));
-}
-
+const receiver = 'Address that receives the events';
+const hasNoUser = (text: string): boolean => !new URL(text).username && !new URL(text).password;
 const url = z
   .string()
   .min(1)
@@ -56,15 +17,8 @@ const url = z
     error: 'must be an http or https URL',
     abort: true,
   })
-  .refine((value) => {
-    const { username, password } = new URL(value);
-    return username === '' && password === '';
-  }, 'must not hold a user name or password: sign with a secret')
-  .meta({
-    description: 'Address that receives the events',
-    format: 'uri',
-    examples: ['https://example.org/hooks'],
-  });
+  .refine(hasNoUser, 'must not contain a user name or password; sign the deliveries with `secret` instead')
+  .meta({ description: receiver, format: 'uri', examples: ['https://example.org/hooks'] });
 
 const events = z
   .array(z.enum(patterns))
@@ -88,6 +42,8 @@ const secret = text(255)
   });
 
 const machine_ids = z.array(machineId).min(1).max(1000).describe('Only events of these machines');
+
+const ofMachines = 'Only events of these machines; null: of all';
 
 const attempt = z.object({
   at: timestamp.describe('Time of the attempt'),
@@ -113,10 +69,10 @@ const delivery = named('Delivery', {
 
 const webhook = named('Webhook', {
   id: webhookId,
-  url: z.string().describe('Address that receives the events'),
+  url: z.string().describe(receiver),
   events: z.array(z.string()).describe('Event types and families'),
   enabled: z.boolean().describe('Whether events are delivered'),
-  machine_ids: z.array(z.string()).nullable().describe('Only events of these machines; null: of all'),
+  machine_ids: z.array(z.string()).nullable().describe(ofMachines),
   disabled_reason: z
     .enum(['attempts_failed', 'key_revoked', 'secret_unreadable'])
     .nullable()
@@ -157,10 +113,7 @@ export const webhooks = {
     status: 201,
     idempotency: 'replay',
   }),
-  get: single('GET', '/webhooks/{webhook_id}', 'webhooks:read', {
-    summary: 'Get a webhook',
-    reply: webhook,
-  }),
+  get: single('GET', '/webhooks/{webhook_id}', 'webhooks:read', { summary: 'Get a webhook', reply: webhook }),
   update: single('PATCH', '/webhooks/{webhook_id}', 'webhooks:write', {
     summary: 'Change a webhook',
     description:
@@ -170,7 +123,7 @@ export const webhooks = {
       events: events.optional(),
       secret: secret.nullable().optional().describe('New secret; null: no signature'),
       enabled: z.boolean().optional().describe('Whether events are delivered'),
-      machine_ids: machine_ids.nullable().optional().describe('Only events of these machines; null: of all'),
+      machine_ids: machine_ids.nullable().optional().describe(ofMachines),
     }),
     example: { events: ['*'], enabled: true },
     reply: webhook,
