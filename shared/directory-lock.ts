@@ -1,10 +1,9 @@
 // Locks a data directory for one process by an exclusive SQLite lock, which is free again after kill -9.
-import { execFileSync } from 'node:child_process';
 import { chmodSync, closeSync, mkdirSync, openSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { StartError } from './errors.ts';
-import { inUse } from './program.ts';
+import { inUse, userName } from './program.ts';
 
 /**
  * Locks the directory for this process; creates it if it is missing. The result unlocks it. Throws StartError
@@ -21,17 +20,9 @@ export function takeDirectory(directory: string, program: string): () => void {
 function refuseForeign(directory: string): void {
   const { uid } = statSync(directory);
   if (uid === 0 || process.getuid?.() !== 0) return;
-  const name = nameOf(uid);
+  const name = userName(uid);
   const way = name ? `put runuser -u ${name} -- before the same command` : 'start it as that user';
   throw new StartError(`${directory} belongs to ${name ?? `user ${uid}`}, and this is root: ${way}`);
-}
-
-function nameOf(uid: number): string | undefined {
-  try {
-    return execFileSync('id', ['-nu', '--', String(uid)], { encoding: 'utf8', stdio: 'pipe' }).trim();
-  } catch {
-    return undefined;
-  }
 }
 
 function lock(directory: string, program: string): () => void {

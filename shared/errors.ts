@@ -47,38 +47,29 @@ export const codes = {
 
 export type Code = keyof typeof codes;
 
-const errnos: Readonly<Record<string, Code>> = {
-  ENOENT: 'file_not_found',
-  EACCES: 'permission_denied',
-  EPERM: 'permission_denied',
-  EROFS: 'permission_denied',
-  EEXIST: 'already_exists',
-  ENOTEMPTY: 'directory_not_empty',
-  ENOTDIR: 'not_a_directory',
-  EISDIR: 'is_a_directory',
-  ENAMETOOLONG: 'invalid_path',
-  ELOOP: 'invalid_path',
-  EILSEQ: 'invalid_path',
-  // File systems return EINVAL for impossible names and for a directory that is moved into itself.
-  EINVAL: 'invalid_path',
-  ENXIO: 'unsupported_file',
-  ENODEV: 'unsupported_file',
-  ENOSPC: 'no_space',
-  EDQUOT: 'no_space',
-  EMLINK: 'no_space',
-  EFBIG: 'file_too_large',
-  EBUSY: 'file_busy',
-  ETXTBSY: 'file_busy',
-  ESTALE: 'conflict',
-  EXDEV: 'not_supported',
-  EOPNOTSUPP: 'not_supported',
-  ENOTSUP: 'not_supported',
-  EIO: 'io_error',
+/** The errnos of each code. EINVAL: an impossible name, or a directory that is moved into itself. */
+const errnos: Readonly<Partial<Record<Code, readonly string[]>>> = {
+  file_not_found: ['ENOENT'],
+  permission_denied: ['EACCES', 'EPERM', 'EROFS'],
+  already_exists: ['EEXIST'],
+  directory_not_empty: ['ENOTEMPTY'],
+  not_a_directory: ['ENOTDIR'],
+  is_a_directory: ['EISDIR'],
+  invalid_path: ['ENAMETOOLONG', 'ELOOP', 'EILSEQ', 'EINVAL', 'ERR_INVALID_ARG_VALUE'],
+  unsupported_file: ['ENXIO', 'ENODEV'],
+  no_space: ['ENOSPC', 'EDQUOT', 'EMLINK'],
+  file_too_large: ['EFBIG'],
+  file_busy: ['EBUSY', 'ETXTBSY'],
+  conflict: ['ESTALE'],
+  not_supported: ['EXDEV', 'EOPNOTSUPP', 'ENOTSUP'],
   // EUCLEAN is returned by a file system that has found itself damaged.
-  EUCLEAN: 'io_error',
-  EMFILE: 'unavailable',
-  ENFILE: 'unavailable',
+  io_error: ['EIO', 'EUCLEAN'],
+  unavailable: ['EMFILE', 'ENFILE'],
 };
+const codeOfErrno = new Map(
+  // The cast is safe: the keys of the table are codes.
+  Object.entries(errnos).flatMap(([code, names]) => names.map((name) => [name, code as Code] as const)),
+);
 
 /** An error with a code of the table. The message names the next step, and never contains a secret. */
 export class AppError extends Error {
@@ -147,7 +138,7 @@ export const ignoring =
 export function fromErrno(error: unknown, path: string): AppError {
   if (error instanceof AppError) return error;
   const errno = errnoOf(error) ?? '';
-  const code = errnos[errno] ?? (errno === 'ERR_INVALID_ARG_VALUE' ? 'invalid_path' : 'internal_error');
+  const code = codeOfErrno.get(errno) ?? 'internal_error';
   return new AppError(code, `${path}: ${explain(code)}`, { path, ...(errno && { errno }) }, { cause: error });
 }
 

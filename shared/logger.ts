@@ -49,14 +49,8 @@ export function withPriority(text: string, priority: number): string {
 }
 
 /** Formats a log entry as `message name=value …`; the stack of an error follows on separate lines. */
-function journalText({
-  level,
-  time: _,
-  name: __,
-  msg = '',
-  err,
-  ...fields
-}: Record<string, unknown>): string {
+function journalText(entry: Record<string, unknown>): string {
+  const { level, time: _, name: __, msg = '', err, ...fields } = entry;
   const { stack = '', ...error } = typeof err === 'object' && err !== null ? { stack: '', ...err } : {};
   const pairs = Object.entries({ ...fields, ...error }).map(([name, value]) => `${name}=${textOf(value)}`);
   const lines = [[String(msg), ...pairs].join(' '), ...String(stack).split('\n').slice(1)];

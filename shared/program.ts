@@ -1,4 +1,5 @@
 // Functions that the three programs share: check of the Node version, process name, messages for failures.
+import { execFileSync } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
 import { errnoOf, StartError, UsageError } from './errors.ts';
 import { reasonOf } from './system-errors.ts';
@@ -57,3 +58,12 @@ export const wrongNode = `this needs Node 22.23.2 or newer of 22, or 24.18.1 or 
 /** Start of the message for a directory that another process uses; the CLI waits until that process ends. */
 export const inUse = (program: string, directory: string): string =>
   `another ${program} already uses ${directory}`;
+
+/** The name of the user with this id; undefined if the system has no such user. */
+export function userName(uid: number): string | undefined {
+  try {
+    return execFileSync('id', ['-nu', '--', String(uid)], { encoding: 'utf8', stdio: 'pipe' }).trim();
+  } catch {
+    return undefined;
+  }
+}

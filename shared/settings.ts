@@ -96,7 +96,7 @@ export function parseSettings<Table extends Record<string, Setting>>(
   table: Table,
   given: Record<string, unknown>,
 ): Settings<Table> {
-  const entries = names(table).map((name) => {
+  const entries = Object.keys(table).map((name) => {
     const value = given[name];
     const parsed = table[name]?.schema.safeParse(value);
     if (parsed?.success) return [name, parsed.data];
@@ -113,7 +113,7 @@ export function givenSettings(table: Record<string, Setting>, from: Invocation):
   const flags = readFlags(table, from.argv);
   const variables = Object.fromEntries(flagged(table).map((name) => [name, from.env[variable(name)]]));
   const file = readFile(flags.config ?? variables.config, table);
-  const entries = names(table).map((name): [string, unknown] => [
+  const entries = Object.keys(table).map((name): [string, unknown] => [
     name,
     flags[name] ?? (table[name]?.flagOnly ? undefined : (variables[name] ?? file[name])),
   ]);
@@ -148,13 +148,9 @@ export function helpText(program: string, purpose: string, table: Record<string,
   return [`${program}: ${purpose}`, '', ...rows, ...(example ? ['', ways] : []), ''].join('\n');
 }
 
-function names(table: Record<string, Setting>): string[] {
-  return Object.keys(table);
-}
-
 /** Names of the settings that are flags of this program. */
 function flagged(table: Record<string, Setting>): string[] {
-  return names(table).filter((name) => !table[name]?.fileOnly);
+  return Object.keys(table).filter((name) => !table[name]?.fileOnly);
 }
 
 function dashed(name: string): string {
@@ -169,23 +165,15 @@ function readFlags(
   table: Record<string, Setting>,
   argv: readonly string[],
 ): Record<string, string | boolean | undefined> {
+  const optionOf = ({ value, short }: Partial<Setting> = {}) => ({
+    type: value ? ('string' as const) : ('boolean' as const),
+    ...(short && { short }),
+  });
   const options = Object.fromEntries(
-    flagged(table).map((name) => [
-      dashed(name).slice(2),
-      {
-        type: table[name]?.value ? ('string' as const) : ('boolean' as const),
-        ...(table[name]?.short && { short: table[name].short }),
-      },
-    ]),
+    flagged(table).map((name) => [dashed(name).slice(2), optionOf(table[name])]),
   );
   try {
-    const { values } = parseArgs({
-      args: [...argv],
-      options,
-      strict: true,
-      allowPositionals: false,
-      allowNegative: true,
-    });
+    const { values } = parseArgs({ args: [...argv], options, allowNegative: true });
     // The cast is safe: parseArgs returns arrays only for options with `multiple`.
     return Object.fromEntries(
       Object.entries(values).map(([name, value]) => [name.replaceAll('-', '_'), value as string | boolean]),
@@ -202,12 +190,8 @@ function readFile(
   if (typeof path !== 'string') return {};
   let content: Record<string, unknown>;
   try {
-    content = Object.fromEntries(
-      Object.entries(parseToml(readFileSync(path, 'utf8'))).map(([name, value]) => [
-        name.replaceAll('-', '_'),
-        value,
-      ]),
-    );
+    const settings = Object.entries(parseToml(readFileSync(path, 'utf8')));
+    content = Object.fromEntries(settings.map(([name, value]) => [name.replaceAll('-', '_'), value]));
   } catch (error) {
     throw new StartError(errnoOf(error) ? reasonOf(error) : `${path}: ${reasonOf(error)}`);
   }

@@ -30,7 +30,7 @@ describe('in a directory that another user owns, root', () => {
       encoding: 'utf8',
       timeout: 20_000,
     });
-    expect([status, stdout]).toEqual([1, expect.stringMatching(/is not a regular file|others may use/)]);
+    expect([status, stdout]).toEqual([1, expect.stringMatching(/is not a regular file|other users can use/)]);
   });
 
   test('refuses a file that is too large for what it should be', async () => {

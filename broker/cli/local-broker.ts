@@ -5,7 +5,7 @@ import { existsSync, readdirSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { Agent } from 'undici';
 import { monotonic, sleep } from '../../shared/clock.ts';
-import { demandAccess } from '../../shared/doctor/directory-owner.ts';
+import { demandAccess } from '../../shared/doctor/directory.ts';
 import { StartError } from '../../shared/errors.ts';
 import { brokerProgram } from '../../shared/install-layout.ts';
 import { inUse } from '../../shared/program.ts';

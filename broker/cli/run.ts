@@ -1,5 +1,6 @@
 // Runs one command line, prints its failure and sets the exit code.
 import { CommanderError } from 'commander';
+import { reason } from '../../shared/doctor/finding.ts';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import { failure, hideArgument, nodeIsGood, wrongNode } from '../../shared/program.ts';
 import { FarhandError } from '../../shared/sdk/index.ts';
@@ -37,20 +38,14 @@ function end(text: string, code: number): void {
 function refusal(error: FarhandError): string {
   const { code, message, requestId, details } = error;
   const request = requestId && `, request ${clean(requestId)}`;
-  const why = code === 'no_answer' ? causeOf(error) : '';
+  // The cause is printed, because the error of fetch says only that fetch failed.
+  const why = code === 'no_answer' && error.cause !== undefined ? `: ${clean(reason(error))}` : '';
   const lines = [
     `farhand: ${clean(message)}${why} (${clean(code)}${request})`,
     ...issuesOf(details, message),
   ];
   const next = nextSteps[code];
   return [...lines, ...(next ? [next] : [])].join('\n');
-}
-
-/** The message of the innermost cause, because the error of fetch says only that fetch failed. */
-function causeOf(error: unknown): string {
-  let last: unknown = error;
-  while (last instanceof Error && last.cause !== undefined) last = last.cause;
-  return last instanceof Error && last !== error && last.message ? `: ${clean(last.message)}` : '';
 }
 
 /** The issues of each field that the message does not contain. */

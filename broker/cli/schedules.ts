@@ -40,7 +40,6 @@ export function addSchedules(program: Command): void {
   });
   routeVerb(schedules, 'get', 'schedules', 'get');
   routeVerb(schedules, 'create', 'schedules', 'create', {
-    about: 'create a schedule',
     examples: [
       "--name backup --machine db-1 --cron '30 2 * * *' --timezone Europe/Berlin --command ./backup.sh",
     ],
@@ -71,11 +70,9 @@ export function addSchedules(program: Command): void {
 
 function addRuns(schedules: Command): void {
   routeVerb(schedules, 'run', 'schedules', 'run', {
-    about: 'run a schedule now',
     text: ({ command_id, status }) => [`${command_id} ${status}`],
   });
   routeVerb(schedules, 'history', 'schedules', 'history', {
-    about: 'list the runs of a schedule, the latest first',
     examples: ['--since 7d --status failed'],
     flags: {
       '--status <status>':
@@ -89,7 +86,6 @@ function addRuns(schedules: Command): void {
     },
   });
   routeVerb(schedules, 'preview <cron>', 'schedules', 'preview', {
-    about: 'print when a cron expression fires',
     examples: ["'0 9 * * mon-fri'"],
     flags: {
       '--timezone <zone>': 'time zone of the expression (default: UTC)',

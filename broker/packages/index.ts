@@ -1,6 +1,6 @@
 // The agent packages that this broker serves, and the command line that installs an agent on a machine.
 import { createHash } from 'node:crypto';
-import { existsSync, readFileSync, statSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 import { open, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Handlers } from '../../shared/api/route-table.ts';
@@ -30,7 +30,6 @@ const usual = (): string => shipped('packages', () => join(home, 'dist/packages'
 
 /** The packages in a directory: file names with their SHA-256. */
 interface Offer {
-  directory: string;
   hash: string;
   files: ReadonlyMap<string, string>;
 }
@@ -40,7 +39,11 @@ interface Offer {
  * Throws StartError if that is set and holds no packages.
  */
 export function openPackages(directory: string | undefined, reached: () => Reached): Packages {
-  const offered = offering(directory ?? usual(), directory !== undefined);
+  const folder = directory ?? usual();
+  // The list is read at each use, because npm run package may replace it while the broker runs.
+  const offered = (): Offer | undefined => soundOffer(folder);
+  if (directory !== undefined && !offerIn(folder))
+    throw new StartError(`--packages ${directory}: there is no ${sumsFile} in this directory`);
   return {
     handlers: {
       script() {
@@ -48,8 +51,7 @@ export function openPackages(directory: string | undefined, reached: () => Reach
         return { type: 'text/x-shellscript', body: scriptFor(reached()) };
       },
       async file({ file, if_none_match }, caller) {
-        const { directory: folder, files } = assertOffer(offered());
-        const hash = files.get(file);
+        const hash = assertOffer(offered()).files.get(file);
         if (!hash)
           throw new AppError('route_not_found', `there is no such package; see ${sumsFile}`, { file });
         const etag = `"${hash}"`;
@@ -86,57 +88,25 @@ async function* contentsOf(path: string): AsyncGenerator<Uint8Array> {
 }
 
 async function pieceOf(path: string, at: number): Promise<Buffer> {
-  const file = await open(path);
-  try {
-    const { buffer, bytesRead } = await file.read(Buffer.allocUnsafe(pieceBytes), 0, pieceBytes, at);
-    return buffer.subarray(0, bytesRead);
-  } finally {
-    await file.close();
-  }
+  await using file = await open(path);
+  const { buffer, bytesRead } = await file.read(Buffer.allocUnsafe(pieceBytes), 0, pieceBytes, at);
+  return buffer.subarray(0, bytesRead);
 }
 
-/**
- * Returns a function for the current packages.
- * It reads the list again after a change, as by `npm run package`.
- */
-function offering(directory: string, isSet: boolean): () => Offer | undefined {
-  let known = markOf(directory);
-  let offer = offerIn(directory, isSet);
-  return () => {
-    const mark = markOf(directory);
-    if (mark !== known) offer = soundOffer(directory);
-    // While files are missing, the list is read again each time:
-    // it may become complete without a change of its own.
-    known = offer ? mark : '';
-    return offer;
-  };
-}
-
-/** Identifies a version of the list by its inode, time and size; empty if there is no list. */
-function markOf(directory: string): string {
-  const { ino, mtimeMs, size } = statSync(join(directory, sumsFile), { throwIfNoEntry: false }) ?? {};
-  return ino === undefined ? '' : `${ino} ${mtimeMs} ${size}`;
-}
-
-/**
- * Reads the packages; undefined if the list names missing files,
- * because it is still being written or is damaged.
- */
+/** Like offerIn(); undefined also if the list names missing files, because it is being written or damaged. */
 function soundOffer(directory: string): Offer | undefined {
   try {
-    return offerIn(directory, false);
+    return offerIn(directory);
   } catch (error) {
     if (error instanceof StartError) return undefined;
     throw error;
   }
 }
 
-function offerIn(directory: string, isSet: boolean): Offer | undefined {
+/** Reads the packages; undefined if there are none. Throws StartError if the list names missing files. */
+function offerIn(directory: string): Offer | undefined {
   const path = join(directory, sumsFile);
-  if (!existsSync(path)) {
-    if (isSet) throw new StartError(`--packages ${directory}: there is no ${sumsFile} in it`);
-    return undefined;
-  }
+  if (!existsSync(path)) return undefined;
   const text = readFileSync(path, 'utf8');
   const hash = createHash('sha256').update(text).digest('hex');
   const files = new Map([[sumsFile, hash]]);
@@ -147,5 +117,5 @@ function offerIn(directory: string, isSet: boolean): Offer | undefined {
     }
     files.set(name, sum);
   }
-  return { directory, hash, files };
+  return { hash, files };
 }

@@ -1,11 +1,14 @@
 // Checks an agent on its own machine: its data directory, identity, connection to the broker, and service.
+import { existsSync } from 'node:fs';
 import { clockFault } from '../clock-fault.ts';
 import { StartError } from '../errors.ts';
 import { identityFile, readIdentity } from '../identity-file.ts';
+import { clean } from '../sanitize-text.ts';
+import { hostPort } from '../settings.ts';
+import { stateOf } from '../systemd/control.ts';
 import { examineDirectory } from './directory.ts';
-import { type Finding, fail, ok, reason } from './finding.ts';
-import { hostPortOf, reachBroker } from './reachable-port.ts';
-import { unitState } from './service-state.ts';
+import { type Finding, fail, ok, reason, warn } from './finding.ts';
+import { reachBroker } from './reachable-port.ts';
 
 /**
  * Runs all checks of an agent; stops after those of the data directory if one of them fails. `broker`:
@@ -35,7 +38,7 @@ async function joined(dataDir: string, broker: string | undefined): Promise<Find
 }
 
 async function reached(broker: string, ca: string): Promise<Finding> {
-  const { host = '', port = 0 } = hostPortOf(broker) ?? {};
+  const { host = '', port = 0 } = hostPort.safeParse(broker).data ?? {};
   try {
     await reachBroker(host, port, ca);
     return ok('broker', `${broker} answers, and is the one that this machine has joined`);
@@ -49,4 +52,18 @@ async function reached(broker: string, ca: string): Promise<Finding> {
       ? fail('clock', fault, 'timedatectl set-ntp true, or set it by hand')
       : fail('broker', `${broker}: ${why}`, mend);
   }
+}
+
+/** Checks the state of a Farhand service in systemd; machines without systemd are skipped. */
+export async function unitState(name: string): Promise<Finding[]> {
+  // systemd makes this directory when it boots a machine (sd_booted(3)).
+  if (!existsSync('/run/systemd/system')) return [];
+  const state = await stateOf(name).catch(() => undefined);
+  if (!state) return [warn('service', 'systemctl does not answer', 'see systemctl status for the reason')];
+  const { installed, active, status, exitStatus, result } = state;
+  if (!installed) return [warn('service', `${name} is not installed`, `${name} install`)];
+  const what = clean([`${name} is ${active}`, status].filter(Boolean).join(': '));
+  if (active === 'active') return [ok('service', what)];
+  const why = exitStatus === 78 ? 'its configuration is bad, or the machine was removed' : result;
+  return [fail('service', `${what}: ${why}`, `see journalctl -u ${name} -n 50`)];
 }

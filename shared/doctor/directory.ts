@@ -1,8 +1,10 @@
-// Checks a data directory: its owner, whether others may use it, and free disk space.
+// Checks a data directory: whether this user may use it, its owner, its modes, and free disk space.
+import { accessSync, constants, statSync } from 'node:fs';
 import { stat, statfs } from 'node:fs/promises';
 import { join } from 'node:path';
+import { errnoOf, StartError } from '../errors.ts';
+import { userName } from '../program.ts';
 import { reasonOf } from '../system-errors.ts';
-import { refusedIn } from './directory-owner.ts';
 import { type Finding, fail, ok, warn } from './finding.ts';
 
 const gib = 1024 ** 3;
@@ -10,10 +12,9 @@ const gib = 1024 ** 3;
 /** Checks that only the owner may use the directory and `files` in it, and that over 1 GiB is free. */
 export async function examineDirectory(dataDir: string, files: string[]): Promise<Finding[]> {
   const refused = refusedIn(dataDir);
-  if (refused) return [fail('directory', refused, 'say sudo before the same command')];
+  if (refused) return [fail('directory', refused, 'run the same command with sudo')];
   const there = await stat(dataDir).catch((error: unknown) => reasonOf(error));
-  if (typeof there === 'string')
-    return [fail('directory', there, 'is --data-dir right, and may you read it?')];
+  if (typeof there === 'string') return [fail('directory', there, 'check the path in --data-dir')];
   const open: string[] = [];
   const foreign: string[] = [];
   for (const name of ['', ...files]) {
@@ -21,28 +22,58 @@ export async function examineDirectory(dataDir: string, files: string[]): Promis
     if (one && one.mode & 0o077) open.push(name || dataDir);
     if (one && one.uid !== there.uid) foreign.push(name);
   }
-  return [modes(dataDir, open), ...owners(dataDir, foreign), await room(dataDir)];
+  return [modes(dataDir, open), ...owners(dataDir, foreign), await space(dataDir)];
 }
 
 function modes(dataDir: string, open: string[]): Finding {
-  if (open.length === 0) return ok('directory', `${dataDir} is its owner’s alone`);
+  if (open.length === 0) return ok('directory', `only its owner can use ${dataDir}`);
+  const what = `other users can use ${open.join(', ')}`;
   return fail(
     'directory',
-    `others may use ${open.join(', ')}`,
-    `chmod -R go= ${dataDir}; keys may be known already`,
+    what,
+    `run chmod -R go= ${dataDir}; they may have read keys already, so replace these`,
   );
 }
 
 function owners(dataDir: string, foreign: string[]): Finding[] {
   if (foreign.length === 0) return [];
-  const what = `${foreign.join(', ')} is not of the owner of ${dataDir}`;
-  return [fail('owner', what, `chown -R --reference=${dataDir} ${dataDir}`)];
+  const what = `${foreign.join(', ')} belongs to another user than ${dataDir}`;
+  return [fail('owner', what, `run chown -R --reference=${dataDir} ${dataDir}`)];
 }
 
-async function room(dataDir: string): Promise<Finding> {
+async function space(dataDir: string): Promise<Finding> {
   const { bavail, bsize, blocks } = await statfs(dataDir);
   const free = bavail * bsize;
   const [left, all] = [free, blocks * bsize].map((bytes) => `${(bytes / gib).toFixed(1)} GiB`);
   const what = `${left} free of ${all}`;
-  return free > gib ? ok('disk', what) : warn('disk', what, `make room where ${dataDir} lies`);
+  return free > gib
+    ? ok('disk', what)
+    : warn('disk', what, `free disk space on the file system of ${dataDir}`);
+}
+
+export function demandAccess(directory: string): void {
+  const why = refusedIn(directory);
+  if (why) throw new StartError(why, 1);
+}
+
+/**
+ * The error message if this user may not use the directory; undefined if access is allowed or it is missing.
+ */
+function refusedIn(directory: string): string | undefined {
+  try {
+    accessSync(directory, constants.R_OK | constants.W_OK | constants.X_OK);
+    return undefined;
+  } catch (error) {
+    if (!['EACCES', 'EPERM'].includes(errnoOf(error) ?? '')) return undefined;
+    return `${directory} belongs to ${ownerOf(directory)}: run the same command with sudo`;
+  }
+}
+
+function ownerOf(directory: string): string {
+  try {
+    const { uid } = statSync(directory);
+    return userName(uid) ?? `user ${uid}`;
+  } catch {
+    return 'another user';
+  }
 }

@@ -8,18 +8,11 @@ export interface Finding {
 }
 
 export const ok = (check: string, what: string): Finding => ({ check, state: 'ok', what });
-export const warn = (check: string, what: string, mend: string): Finding => ({
-  check,
-  state: 'warn',
-  what,
-  mend,
-});
-export const fail = (check: string, what: string, mend: string): Finding => ({
-  check,
-  state: 'fail',
-  what,
-  mend,
-});
+const finding =
+  (state: 'warn' | 'fail') =>
+  (check: string, what: string, mend: string): Finding => ({ check, state, what, mend });
+export const warn = finding('warn');
+export const fail = finding('fail');
 
 /** The text after the list of findings: how to repair each that is not ok. */
 export function mendText(findings: readonly Finding[]): string {

@@ -3,14 +3,12 @@
 import type { Route } from '../api/route.ts';
 import { allRoutes } from '../api/route-table.ts';
 
-import { checkedBody } from './body-length.ts';
 import type { CallSettings, ListResult, Namespaces } from './call-types.ts';
 import { envelopeOf, failureOf } from './error.ts';
 import { type FollowOptions, follow } from './follow-events.ts';
-import { Lazy } from './lazy-result.ts';
-import { allItems } from './pages.ts';
+import { allItems, Lazy } from './lazy-result.ts';
 import { type Attached, type Connection, prepare } from './request.ts';
-import { send, textOf } from './send.ts';
+import { checkedBody, send, textOf } from './send.ts';
 import { chunksOf, objectsOf } from './sse.ts';
 import { attachTerminal, type TerminalSettings } from './terminal.ts';
 
@@ -61,13 +59,7 @@ export const Farhand = Client as unknown as new (options: FarhandOptions) => Far
 
 /** Checks the options. Error messages never contain the key or the address, which may contain a password. */
 function connectionOf(options: FarhandOptions): Connection {
-  const {
-    apiKey,
-    retries = 2,
-    userAgent,
-    fetch: ownFetch,
-    webSocket = (url) => new WebSocket(url),
-  } = options;
+  const { apiKey, retries = 2, userAgent } = options;
   const url = URL.parse(options.baseUrl);
   if (!url || !/^https?:$/.test(url.protocol) || url.username || url.password) {
     throw new TypeError('baseUrl must be an http or https URL without a user name or password');
@@ -76,14 +68,12 @@ function connectionOf(options: FarhandOptions): Connection {
     throw new TypeError('apiKey must be visible ASCII: remove spaces and line breaks');
   }
   const baseUrl = `${url.origin}${url.pathname}`.replace(/\/+$/, '').replace(/\/api\/v1$/, '');
-  return {
-    baseUrl,
-    apiKey,
-    retries,
-    userAgent,
-    webSocket,
-    fetch: ownFetch ?? ((input, init) => fetch(input, init)),
+  // The globals are looked up at each call, because a test or a polyfill may replace them later.
+  const transport = {
+    fetch: options.fetch ?? ((input, init) => fetch(input, init)),
+    webSocket: options.webSocket ?? ((address) => new WebSocket(address)),
   };
+  return { baseUrl, apiKey, retries, userAgent, ...transport };
 }
 
 type Input = Record<string, unknown>;

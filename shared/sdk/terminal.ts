@@ -100,7 +100,7 @@ export function openTerminal(socket: WebSocket, settings: TerminalSettings): Pro
         return;
       }
       if (message.type === 'ready') {
-        output.startAt(message.offset);
+        output.offset = message.offset;
         resolve(terminalOf(socket, message, { output, ended, detach }));
       }
       settings.onNote?.(message);
@@ -172,47 +172,33 @@ function terminalOf(
 class OutputBuffer {
   /** Offset in the session's output of the next byte to be read. */
   offset = 0;
-  readonly #chunks: { end: number; bytes: Uint8Array }[] = [];
-  /** Offset of the next byte to be received. */
-  #next = 0;
-  #size = 0;
-  #ended = false;
-  #wake = (): void => {};
+  #controller: ReadableStreamDefaultController<Uint8Array> | undefined;
+  readonly #stream: ReadableStream<Uint8Array>;
 
-  /** Sets the offset, in the session's output, of the bytes that are added next. */
-  startAt(offset: number): void {
-    this.#next = offset;
-    if (this.#chunks.length === 0) this.offset = offset;
+  constructor() {
+    const start = (controller: ReadableStreamDefaultController<Uint8Array>): void => {
+      this.#controller = controller;
+    };
+    const limit = new ByteLengthQueuingStrategy({ highWaterMark: maxUnreadOutput });
+    this.#stream = new ReadableStream({ start }, limit);
   }
 
   /** Adds received bytes; returns false if the buffer is full. */
   add(bytes: Uint8Array): boolean {
-    if (this.#size + bytes.length > maxUnreadOutput) return false;
-    this.#next += bytes.length;
-    this.#size += bytes.length;
-    this.#chunks.push({ end: this.#next, bytes });
-    this.#wake();
+    if ((this.#controller?.desiredSize ?? 0) < bytes.length) return false;
+    this.#controller?.enqueue(bytes);
     return true;
   }
 
   end(): void {
-    this.#ended = true;
-    this.#wake();
+    this.#controller?.close();
   }
 
   async *read(): AsyncGenerator<Uint8Array> {
-    for (;;) {
-      const first = this.#chunks.shift();
-      if (first) {
-        this.#size -= first.bytes.length;
-        this.offset = first.end;
-        yield first.bytes;
-      } else if (this.#ended) return;
-      else {
-        await new Promise<void>((resolve) => {
-          this.#wake = resolve;
-        });
-      }
+    const reader = this.#stream.getReader();
+    for (let next = await reader.read(); !next.done; next = await reader.read()) {
+      this.offset += next.value.length;
+      yield next.value;
     }
   }
 }

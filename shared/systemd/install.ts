@@ -1,10 +1,12 @@
 // Installs a program as a systemd service, or uninstalls it.
-import { existsSync } from 'node:fs';
-import { realpath } from 'node:fs/promises';
+import { existsSync, lstatSync, readFileSync } from 'node:fs';
+import { chmod, mkdir, realpath, rm, rmdir } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
 import { monotonic, now, sleep } from '../clock.ts';
+import { writeDurably } from '../durable-file.ts';
 import { StartError } from '../errors.ts';
+import * as layout from '../install-layout.ts';
 import { type FileContent, readRegularFile } from '../regular-file.ts';
-import { type Account, findAccount, makeAccount, removeAccount, takeOver } from './accounts.ts';
 import {
   complaints,
   lastLines,
@@ -15,8 +17,6 @@ import {
   stateOf,
   systemdVersion,
 } from './control.ts';
-import { place } from './root-files.ts';
-import { type UnitValues, unitText } from './unit.ts';
 
 export interface Service {
   /** Name of the service, its unit, its own account and its directory below /var/lib. */
@@ -25,6 +25,14 @@ export interface Service {
   home?: string;
   /** Whether a running service has reached the state that an installation waits for. */
   settled(state: State): boolean;
+}
+
+export interface UnitValues {
+  /** Program and arguments of the service; the first is an absolute path. */
+  command: readonly string[];
+  user: string;
+  /** Names of the blocks (`# if NAME` to `# end`) in the template that the unit includes. */
+  blocks: readonly string[];
 }
 
 export interface Installation extends UnitValues {
@@ -175,4 +183,88 @@ export async function uninstall(service: Service, keep: boolean): Promise<void> 
     const way = `end what still runs as ${name}, then uninstall once more`;
     throw new StartError(`all but its user is gone: ${messageOf(error)}; ${way}`, 1);
   });
+}
+
+/** The unit file of `farhand-agent` or `farhand-broker`, for the given version of systemd. */
+export function unitText(name: string, systemd: number, { command, user, blocks }: UnitValues): string {
+  const file = layout.shipped(`${name}.service`, () =>
+    join(layout.home, name.replace('farhand-', ''), `${name}.service`),
+  );
+  const applies = [...blocks, ...(systemd >= 254 ? ['systemd-254'] : [])];
+  return readFileSync(file, 'utf8')
+    .replace(/^# if ([\w-]+)\n([\s\S]*?)^# end\n/gm, (_whole, block: string, lines: string) =>
+      applies.includes(block) ? lines : '',
+    )
+    .replace(/^# .* fills in .*\n/, '')
+    .replace('@COMMAND@', () => command.map(quoted).join(' '))
+    .replace('@USER@', () => user);
+}
+
+/** Quotes a word of a command line for systemd (systemd.service(5), Command lines). */
+function quoted(word: string): string {
+  const plain = word.replaceAll('%', '%%').replaceAll('$', '$$$$');
+  return /^[\w@%+=:,./$-]+$/.test(plain) ? plain : `"${plain.replace(/[\\"]/g, '\\$&')}"`;
+}
+
+/** Replaces a file; without `content` removes the file, and its directory if that is then empty. */
+export async function place(file: string, content: FileContent | undefined): Promise<void> {
+  const directory = dirname(file);
+  if (!content) {
+    await rm(file, { force: true });
+    return await rmdir(directory).catch(() => {});
+  }
+  const { text, mode, uid, gid } = content;
+  const made = await mkdir(directory, { recursive: true });
+  // The service must be able to enter a new directory, whatever the administrator's umask is.
+  if (made) await chmod(directory, 0o755);
+  await writeDurably(file, text, { mode, owner: { uid, gid } });
+}
+
+// ---- The account that a service runs as
+
+interface Account {
+  name: string;
+  uid: number;
+  gid: number;
+}
+
+/** Creates a system account, with a home directory if `home` is given. */
+async function makeAccount(name: string, home: string | undefined): Promise<Account> {
+  const where = home ? ['--create-home', `--home-dir=${home}`] : ['--no-create-home', '--home-dir=/'];
+  await must('useradd', ['--system', '--user-group', ...where, '--shell=/usr/sbin/nologin', name]);
+  const made = await findAccount(name);
+  if (!made) throw new StartError(`useradd made no user ${name}`, 1);
+  return made;
+}
+
+/** Removes an account with its group and home. Throws StartError while a process of the account runs. */
+async function removeAccount(name: string, home: string | undefined): Promise<void> {
+  if (home) await must('rm', ['-rf', '--', home]);
+  if (await findAccount(name)) await must('userdel', [name]);
+  // userdel leaves a group that has other members.
+  if ((await run('getent', ['group', name])).code === 0) await must('groupdel', [name]);
+}
+
+async function findAccount(name: string): Promise<Account | undefined> {
+  // getent would take a number for a user id.
+  if (!/^[A-Za-z_][\w.-]*$/.test(name)) return undefined;
+  const { code, stdout } = await run('getent', ['passwd', name]);
+  const [found, , uid, gid] = stdout.trim().split(':');
+  return code === 0 && found ? { name: found, uid: Number(uid), gid: Number(gid) } : undefined;
+}
+
+/**
+ * Changes the owner of a data directory to this account. Stops the service first. Removes links, FIFOs and
+ * sockets: with these the old owner could choose what the new owner, perhaps root, opens.
+ */
+async function takeOver(service: string, directory: string, { uid, gid }: Account): Promise<void> {
+  const owner = lstatSync(directory, { throwIfNoEntry: false })?.uid;
+  if (owner === undefined || owner === uid || owner === 0) return;
+  await run('systemctl', ['stop', service]);
+  // The directory is locked before its content changes, so that the old owner cannot enter it any more.
+  await must('chown', ['--no-dereference', '0:0', '--', directory]);
+  await must('chmod', ['0700', '--', directory]);
+  const ofNoUse = ['!', '-type', 'd', '!', '-type', 'f', '!', '-uid', '0'];
+  await must('find', [directory, '-mindepth', '1', ...ofNoUse, '-delete']);
+  await must('chown', ['--recursive', '--no-dereference', `${uid}:${gid}`, '--', directory]);
 }

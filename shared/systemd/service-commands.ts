@@ -100,11 +100,9 @@ export function statusCommand(service: Service, more: (state: State) => object =
   };
 }
 
-function jsonOf(state: State, more: object, log: string[]): string {
-  const { installed, active, enabled, since, status, version, result, exitStatus, restarts, user } = state;
-  const facts = { installed, active: active === 'active', state: active, enabled, since, user, status };
-  const ended = { result, exit_status: exitStatus, restarts };
-  return JSON.stringify({ ...facts, version: version ?? null, ...ended, ...more, log });
+function jsonOf({ active, exitStatus, ...state }: State, more: object, log: string[]): string {
+  const facts = { active: active === 'active', state: active, exit_status: exitStatus };
+  return JSON.stringify({ ...facts, ...state, version: state.version ?? null, ...more, log });
 }
 
 function textOf(name: string, state: State, log: string[]): string {

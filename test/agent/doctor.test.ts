@@ -25,7 +25,7 @@ test('prints what is wrong with an agent and how to fix it, with exit code 1', a
   chmodSync(open, 0o755);
   writeFileSync(join(damaged, 'identity.json'), '{', { mode: 0o600 });
   const cases: [string, string, RegExp][] = [
-    [open, house.grpc, /^fail {2}directory +others may use .*chmod/ms],
+    [open, house.grpc, /^fail {2}directory +other users can use .*chmod/ms],
     [temporaryFolder('empty'), house.grpc, /^fail {2}identity +there is none in .*join-tokens create/ms],
     [damaged, house.grpc, /^fail {2}identity +\S+ is damaged: remove it and join again/ms],
     [

@@ -174,7 +174,7 @@ describe('farhand doctor', () => {
       /^fail +broker +http:\/\/127.0.0.1:2 does not answer.*check that it runs/ms,
       /^fail +key .*unauthorized.*stores another one/ms,
       /^fail +broker .*FARHAND_PIN/ms,
-      /^fail +directory +others may use .*chmod/ms,
+      /^fail +directory +other users can use .*chmod/ms,
     ];
     for (const [at, { code, out }] of answers.entries())
       expect([code, out]).toEqual([1, expect.stringMatching(says[at] ?? /x/)]);

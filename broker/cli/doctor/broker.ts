@@ -1,9 +1,10 @@
 // Examines a broker from this machine: its address, certificate, key, version, ports and machines.
 import { mostSkewMs, now } from '../../../shared/clock.ts';
 import { type Finding, fail, ok, reason, warn } from '../../../shared/doctor/finding.ts';
-import { hostPortOf, reachPort } from '../../../shared/doctor/reachable-port.ts';
+import { reachPort } from '../../../shared/doctor/reachable-port.ts';
 import { StartError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError, type FarhandOptions } from '../../../shared/sdk/index.ts';
+import { hostPort } from '../../../shared/settings.ts';
 import { version } from '../../../shared/version.ts';
 import { brokerUrl, createClient, transportOf, type Where } from '../connect-to-broker.ts';
 import { clean, span } from '../print.ts';
@@ -93,7 +94,7 @@ function sameVersion(there: string): Finding {
 }
 
 async function agentPort(address: string, url: string): Promise<Finding> {
-  const listening = hostPortOf(address);
+  const listening = hostPort.safeParse(address).data;
   if (!listening) return warn('agents’ port', 'the broker has none', 'start it with --grpc HOST:PORT');
   // For a broker that listens on every address, the host of the URL is tried.
   const everywhere = /^(0\.0\.0\.0|::)$/.test(listening.host);

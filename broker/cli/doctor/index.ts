@@ -2,11 +2,10 @@
 // doctor).
 import { join } from 'node:path';
 import { type Command, Option } from 'commander';
-import { examineAgent } from '../../../shared/doctor/agent.ts';
+import { examineAgent, unitState } from '../../../shared/doctor/agent.ts';
 import { examineDirectory } from '../../../shared/doctor/directory.ts';
 import { type Finding, fail, mendText, ok, reason, warn } from '../../../shared/doctor/finding.ts';
 import { reachPort, reachSocketFile } from '../../../shared/doctor/reachable-port.ts';
-import { unitState } from '../../../shared/doctor/service-state.ts';
 import { nodeIsGood, wrongNode } from '../../../shared/program.ts';
 import { type Where, where } from '../connect-to-broker.ts';
 import { cleanLines, print, table } from '../print.ts';
