@@ -221,7 +221,7 @@ test('a limited key needs at least one tag, and an older key without any still l
   const writer = await key('writer', ['machines:write']);
   const machine_id = await machine('one');
   const params = { name: 'x', scopes: ['files:read'], tags: [] };
-  expect(() => ask(admin, 'keys.create', {}, params)).toThrow(/tags: must hold at least one/);
+  expect(() => ask(admin, 'keys.create', {}, params)).toThrow(/tags: must contain at least one/);
   expect(() => ask(admin, 'keys.update', { key_id: writer.id }, { tags: [] })).toThrow(/tags/);
   const tag = ask(writer, 'machines.update', { machine_id }, { tags: ['a'] });
   await key('older', ['files:read'], { tags: [] });

@@ -3,6 +3,7 @@ import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { label, named, timestamp } from './route.ts';
 
+const details = z.record(z.string(), z.unknown());
 const entry = named('AuditEntry', {
   id: z.string().describe('Id of the entry'),
   at: timestamp.describe('Time of the call'),
@@ -14,9 +15,7 @@ const entry = named('AuditEntry', {
     examples: ['sessions.attach'],
   }),
   machine_id: z.string().nullable().describe('Id of the machine, if the call was about one'),
-  what: z
-    .record(z.string(), z.unknown())
-    .describe('Objects of the call, such as ids and paths; long values are cut'),
+  what: details.describe('Objects of the call, such as ids and paths; long values are cut'),
   request_id: z.string().describe('Id of the request'),
   address: z.string().describe('Client address; empty over the broker’s own socket file'),
   result: z.string().describe('`ok`, or the error code'),

@@ -21,11 +21,10 @@ const counts = z.object({
   lost: z.number().describe('Machines whose outcome is unknown'),
 });
 
+const status = z.enum(['running', 'completed', 'failed', 'cancelled']);
 const batch = named('Batch', {
   id: batchId,
-  status: z
-    .enum(['running', 'completed', 'failed', 'cancelled'])
-    .describe('`completed`: on every machine; `failed`: not on all of them'),
+  status: status.describe('`completed`: on every machine; `failed`: not on all of them'),
   ...command.pick({ command: true, args: true, cwd: true, user: true }).shape,
   concurrency: z.number().nullable().describe('Machines at once; null: all'),
   max_failures: z.number().nullable().describe('Failures after which no further machine starts'),
@@ -36,19 +35,16 @@ const batch = named('Batch', {
   requested_by: requestedBy,
 });
 
-const withResults = batch
-  .extend({
-    results: z
-      .array(command.omit({ command: true, args: true, cwd: true, user: true }))
-      .describe('The command of each machine, with the last 4 KiB of its output, or a share of 8 MiB'),
-  })
-  .meta({ id: 'BatchWithResults' });
+const result = command.omit({ command: true, args: true, cwd: true, user: true });
+const results = z
+  .array(result)
+  .describe('The command of each machine, with the end of its output (at most 4 KiB)');
+const withResults = batch.extend({ results }).meta({ id: 'BatchWithResults' });
 
 export const batches = {
   create: single('POST', '/commands/batch', 'commands:execute', {
     summary: 'Run a command on many machines and wait for it',
-    description:
-      'Name the machines by `machine_ids` or by `tags`. An offline machine fails, unless `queue_for` is given.',
+    description: 'Takes `machine_ids` or `tags`. An offline machine fails, unless `queue_for` is set.',
     body: z
       .strictObject({
         machine_ids: z.array(machineId).min(1).max(mostMachines).optional().describe('Ids of the machines'),

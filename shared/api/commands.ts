@@ -52,20 +52,18 @@ export const command = named('Command', {
 });
 
 export const mostVariables = 256;
+const variable = z
+  .string()
+  .regex(/^[A-Za-z_][A-Za-z0-9_]*$/)
+  .max(256);
 export const environment = z
-  .record(
-    z
-      .string()
-      .regex(/^[A-Za-z_][A-Za-z0-9_]*$/)
-      .max(256),
-    text(131_072),
-  )
+  .record(variable, text(131_072))
   .refine((env) => Object.keys(env).length <= mostVariables, `at most ${mostVariables} variables`)
   .describe('Environment variables besides those of the agent’s user');
 
-const killed = 'Milliseconds until the whole process tree is killed; default: none';
+export const untilKilled = 'Milliseconds until the whole process tree is killed; default: none';
 /** Fields of a request to run a command, or to create a schedule. */
-export const timeout = milliseconds(1, 31 * day).describe(killed);
+export const timeout = milliseconds(1, 31 * day).describe(untilKilled);
 export const cwd = text(4096).min(1).describe('Working directory; default: the home of the user');
 export const user = label(1, 64).describe('User to run as; default: the agent’s user');
 
@@ -79,7 +77,7 @@ export const spec = {
   timeout: timeout.optional(),
   queue_for: milliseconds(1, 31 * day)
     .optional()
-    .describe('Milliseconds to wait for an offline or busy machine; default: 0'),
+    .describe('Milliseconds to wait for an offline or busy machine'),
 };
 
 /** Schema of the time that a request waits for the end of its command. */

@@ -149,12 +149,9 @@ export const events = {
   }),
   stream: outgoing('events', '/events/stream', 'machines:read', {
     summary: 'Follow events as they happen',
-    description:
-      'Each family of events needs its read scope, as in the list. Events are stored for 72 hours.',
+    description: 'Scopes are those of the list. Events are stored for 72 hours.',
     query: {
-      types: types
-        .optional()
-        .describe('Only these event types: types and families such as `session.*`, separated by commas'),
+      types: types.optional().describe('Only these types and families (`session.*`), comma-separated'),
       machine_id: machineId.optional().describe('Only events of this machine'),
     },
     headers: {

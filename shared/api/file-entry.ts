@@ -23,6 +23,8 @@ export const optionalPath = {
   path_encoding: pathEncoding,
 };
 
+const special = z.enum(['fifo', 'socket', 'block', 'char']);
+
 export const entry = named('FileEntry', {
   name: z.string().describe('Base name'),
   path: z.string().describe('Absolute path'),
@@ -36,9 +38,6 @@ export const entry = named('FileEntry', {
   group: z.string().describe('Name of the group, or the number if it has no name'),
   modified_at: timestamp.describe('Time of the last change of its content'),
   link_target: z.string().optional().describe('Target, if it is a symlink'),
-  special: z
-    .enum(['fifo', 'socket', 'block', 'char'])
-    .optional()
-    .describe('Kind, if it is neither file nor directory; `type` is `file` then'),
+  special: special.optional().describe('Kind, if it is neither file nor directory; `type` is `file` then'),
   name_encoding: z.literal('base64').optional().describe('Set if the names are not UTF-8 but base64'),
 });

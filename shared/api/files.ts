@@ -11,7 +11,7 @@ import {
   sha256,
   writeErrors,
 } from './file-entry.ts';
-import { instant, machineId, mode, named, path, queryBoolean, queryNumber, someOf } from './route.ts';
+import { group, instant, machineId, mode, named, path, queryBoolean, queryNumber, someOf } from './route.ts';
 
 const encoding = z.enum(['utf-8', 'base64']);
 
@@ -66,8 +66,7 @@ const condition = (text: string) => z.string().max(1000).optional().describe(tex
 const ifMatch = { if_match: condition('ETag the file must have, or precondition_failed') };
 const writing = {
   summary: 'Write a file',
-  description:
-    'Atomic. A replaced file keeps its owner and, without `mode`, its mode. A symlink is followed: its target is written.',
+  description: 'Atomic. A replaced file keeps its owner and, without `mode`, its mode. Follows symlinks.',
   errors: [...writeErrors, 'file_too_large', 'precondition_failed'],
   replyHeaders: ['ETag'],
   headers: ifMatch,
@@ -116,6 +115,17 @@ const fromTo = {
   destination_encoding: pathEncoding,
   overwrite: z.boolean().default(false).describe('Replace an existing file; otherwise already_exists'),
 };
+const match = z.object({
+  entry: entry.describe('A match'),
+  line: z.number().optional().describe('Line number, of a content match'),
+  text: z.string().optional().describe('The line'),
+});
+const end = group('The last line', {
+  matches: z.number().describe('Number of matches'),
+  truncated: z.boolean().describe('Whether the limit was reached'),
+  visited: z.number().describe('Entries examined'),
+  unreadable: z.number().describe('Entries that could not be read'),
+});
 const createParents = queryBoolean.default(false).describe('Create missing directories');
 const replacing = queryBoolean.default(true).describe('Replace an existing file; otherwise already_exists');
 
@@ -191,8 +201,7 @@ export const files = {
   }),
   touch: single('POST', `${prefixed}/touch`, 'files:write', {
     summary: 'Create an empty file, or set the modification time of a file or directory',
-    description:
-      'A symlink is followed. A time that the file system cannot store becomes the nearest one that it can.',
+    description: 'Follows symlinks. The file system may store the time less precisely.',
     body: z.strictObject({
       ...requestedPath,
       modified_at: instant.optional().describe('New modification time; default: now'),
@@ -236,7 +245,7 @@ export const files = {
   upload: incoming('form', 'POST', `${prefixed}/upload`, 'files:write', {
     summary: 'Upload a file as a form',
     description:
-      'Send `path` in the query, or before the file: then the file streams to the machine. Otherwise the broker stores it first.',
+      'With `path` in the query or before the file, the broker streams the file; else it stores it first.',
     query: {
       path: path.optional().describe('Path of the file, if the form has none'),
       path_encoding: pathEncoding,
@@ -314,30 +323,12 @@ export const files = {
       hidden: queryBoolean.default(false).describe('Include entries whose name starts with a dot'),
       limit: queryNumber(1, 10_000).default(1_000).describe('Largest number of matches'),
     },
-    reply: z
-      .union([
-        z.object({
-          entry: entry.describe('A match'),
-          line: z.number().optional().describe('Line number, of a content match'),
-          text: z.string().optional().describe('The line'),
-        }),
-        z.object({
-          end: z
-            .object({
-              matches: z.number().describe('Number of matches'),
-              truncated: z.boolean().describe('Whether the limit was reached'),
-              visited: z.number().describe('Entries examined'),
-              unreadable: z.number().describe('Entries that could not be read'),
-            })
-            .describe('The last line'),
-        }),
-      ])
-      .meta({ id: 'SearchLine' }),
+    reply: z.union([match, z.object({ end })]).meta({ id: 'SearchLine' }),
   }),
   watch: outgoing('events', `${prefixed}/watch`, 'files:read', {
     summary: 'Watch a file or directory for changes',
     description:
-      'Events: `ready` once, then `change`. `overflow` means that changes were lost: list the directory again.',
+      'Events: `ready` once, then `change`. After `overflow`, which reports lost changes, list again.',
     errors: readErrors,
     query: {
       ...optionalPath,

@@ -14,17 +14,15 @@ const joinToken = named('JoinToken', {
   expires_at: timestamp.describe('Time when it expires'),
 });
 
+const lifetime = milliseconds(1_000, 30 * day);
+
 export const joinTokens = {
   create: single('POST', '/join-tokens', 'admin', {
     summary: 'Create a join token',
     description: 'The token is in this answer and in no other.',
     body: z.strictObject({
-      name: label(1, 100)
-        .optional()
-        .describe('What it is for; with one use also the name of the new machine'),
-      expires_in: milliseconds(1_000, 30 * day)
-        .default(3_600_000)
-        .describe('Milliseconds until it expires'),
+      name: label(1, 100).optional().describe('What it is for; with one use, the name of the machine'),
+      expires_in: lifetime.default(3_600_000).describe('Milliseconds until it expires'),
       uses: z.int().min(1).max(10_000).default(1).describe('Machines that may join with it'),
       tags: tags.optional().describe('Tags of every machine that joins with it'),
     }),

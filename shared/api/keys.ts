@@ -22,7 +22,7 @@ const key = named('ApiKey', {
   id: keyId,
   name: z.string().describe('Name'),
   scopes: z.array(z.enum(scopes)).describe('Scopes'),
-  machine_ids: z.array(machineId).nullable().describe('Ids of machines it reaches; see `tags`'),
+  machine_ids: z.array(machineId).nullable().describe('Ids of machines that it may use; see `tags`'),
   tags: z.array(z.string()).nullable().describe('Also machines with any of these tags; both null: all'),
   created_at: timestamp.describe('Time of creation'),
   created_by: z.string().nullable().describe('Id of the key that created it, if known'),
@@ -36,16 +36,16 @@ const newKey = key
   .meta({ id: 'NewApiKey' });
 
 const scopeList = z.array(z.enum(scopes)).min(1).max(scopes.length).describe('Scopes; `admin` includes all');
-const machineIds = z.array(machineId).min(1).max(10_000).describe('Ids of machines it reaches');
+const machineIds = z.array(machineId).min(1).max(10_000).describe('Ids of machines that it may use');
 // At least one tag is required: a key limited to an empty list would reach no machine.
+const grace = milliseconds(0, 7 * day);
 const limitingTags = tagList(1);
-const reach = 'It reaches machines with any of these tags; without tags and machine_ids every machine';
+const reach = 'It may use machines with any of these tags; without tags and machine_ids every machine';
 
 export const keys = {
   create: single('POST', '/api-keys', 'admin', {
     summary: 'Create an API key',
-    description:
-      'The key is in this answer and in no other. It may not be stronger than the key that creates it.',
+    description: 'The key is in this answer only. It may not be stronger than the key that creates it.',
     body: z.strictObject({
       name: label(1, 100).describe('Name'),
       scopes: scopeList,
@@ -71,7 +71,7 @@ export const keys = {
     body: z.strictObject({
       name: label(1, 100).optional().describe('Name'),
       scopes: scopeList.optional(),
-      machine_ids: machineIds.nullable().optional().describe('Machines it reaches; null removes the limit'),
+      machine_ids: machineIds.nullable().optional().describe('Machines that it may use; null: every machine'),
       tags: limitingTags.nullable().optional().describe(`${reach}; null removes the limit`),
       expires_at: instant.nullable().optional().describe('Time when it expires; null: never'),
     }),
@@ -83,9 +83,7 @@ export const keys = {
     description: 'The new secret is in this answer and in no other. Id, rights and open streams stay.',
     body: z.strictObject({
       expires_at: instant.nullable().optional().describe('Expiry; null: never; default: unchanged'),
-      grace: milliseconds(0, 7 * day)
-        .default(0)
-        .describe('Milliseconds that the replaced secret stays valid'),
+      grace: grace.default(0).describe('Milliseconds that the replaced secret stays valid'),
     }),
     example: { grace: 60_000 },
     reply: newKey,

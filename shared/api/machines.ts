@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { deleted, instant, label, machineId, named, queryNumber, tags, timestamp } from './route.ts';
+import { deleted, group, instant, label, machineId, named, queryNumber, tags, timestamp } from './route.ts';
 
 const machine = z.object({
   id: machineId,
@@ -42,64 +42,53 @@ const space = z.object({
 const available = z.number().optional().describe('Bytes free for users other than root, if known');
 const disk = space.extend({ available });
 
+const mountedDisk = disk.extend({
+  mount: z.string().describe('Mount point'),
+  filesystem: z.string().describe('Type of the file system'),
+});
+const networkInterface = z.object({
+  name: z.string().describe('Name of the interface'),
+  received_bytes: z.number().describe('Bytes received since boot'),
+  sent_bytes: z.number().describe('Bytes sent since boot'),
+});
+
 const status = named('MachineStatus', {
   connected: z.boolean().describe('Whether the agent is connected; if not, the values are the last known'),
   uptime: z.number().describe('Seconds since the machine booted'),
   last_ping: timestamp.describe('Time of the last message from its agent'),
-  cpu: z
-    .object({
-      usage: z.number().describe('Percent of all cores since the last report, 0 to 100'),
-      cores: z.number().describe('Number of cores'),
-    })
-    .describe('CPU'),
+  cpu: group('CPU', {
+    usage: z.number().describe('Percent of all cores since the last report, 0 to 100'),
+    cores: z.number().describe('Number of cores'),
+  }),
   memory: space.describe('Memory'),
   disk: disk.describe('File system of `/`'),
   load_average: z.array(z.number()).describe('Load of the last 1, 5 and 15 minutes'),
-  disks: z
-    .array(
-      disk.extend({
-        mount: z.string().describe('Mount point'),
-        filesystem: z.string().describe('Type of the file system'),
-      }),
-    )
-    .describe('Mounted file systems'),
-  network: z
-    .array(
-      z.object({
-        name: z.string().describe('Name of the interface'),
-        received_bytes: z.number().describe('Bytes received since boot'),
-        sent_bytes: z.number().describe('Bytes sent since boot'),
-      }),
-    )
-    .describe('Network interfaces'),
-  agent: z
-    .object({
-      rss: z.number().describe('Bytes of memory'),
-      uptime: z.number().describe('Seconds since its start'),
-    })
-    .describe('Process of the agent'),
+  disks: z.array(mountedDisk).describe('Mounted file systems'),
+  network: z.array(networkInterface).describe('Network interfaces'),
+  agent: group('Process of the agent', {
+    rss: z.number().describe('Bytes of memory'),
+    uptime: z.number().describe('Seconds since its start'),
+  }),
   recorded_at: timestamp.describe('Time of this report'),
   clock_offset_ms: clockOffset,
   stale_ms: z.number().describe('Milliseconds since the last byte from the machine'),
+});
+
+const point = z.object({
+  at: timestamp.describe('Start of the point'),
+  cpu_usage: z.number().describe('Percent of all cores'),
+  memory_used: z.number().describe('Bytes of memory in use'),
+  memory_total: z.number().describe('Bytes of memory in all'),
+  disk_used: z.number().describe('Bytes in use on the file system of `/`'),
+  disk_total: z.number().describe('Bytes of the file system of `/` in all'),
+  load_average: z.number().describe('Load of the last minute'),
 });
 
 const metrics = named('MachineMetrics', {
   since: timestamp.describe('Start of the first point'),
   until: timestamp.describe('End of the last point'),
   step: z.number().describe('Seconds per point'),
-  points: z
-    .array(
-      z.object({
-        at: timestamp.describe('Start of the point'),
-        cpu_usage: z.number().describe('Percent of all cores'),
-        memory_used: z.number().describe('Bytes'),
-        memory_total: z.number().describe('Bytes'),
-        disk_used: z.number().describe('Bytes on the file system of `/`'),
-        disk_total: z.number().describe('Bytes of the file system of `/`'),
-        load_average: z.number().describe('Load of the last minute'),
-      }),
-    )
-    .describe('Averages, oldest first'),
+  points: z.array(point).describe('Averages, oldest first'),
 });
 
 /** The extra fields that a list's `include` names. */

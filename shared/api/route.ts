@@ -143,7 +143,7 @@ export function label(min: number, max: number) {
     .max(max)
     .refine(
       (text) => text.isWellFormed() && !control.test(text),
-      'must not hold control characters or lone surrogates',
+      'must not contain control characters or lone surrogates',
     );
 }
 
@@ -152,7 +152,10 @@ export function text(max: number) {
   return z
     .string()
     .max(max)
-    .refine((value) => value.isWellFormed() && !value.includes('\0'), 'must not hold NUL or lone surrogates');
+    .refine(
+      (value) => value.isWellFormed() && !value.includes('\0'),
+      'must not contain NUL or lone surrogates',
+    );
 }
 
 /** Requires that a body has at least one of the given fields; by default, of all its fields. */
@@ -161,16 +164,16 @@ export function someOf<B extends z.ZodObject>(
   fields: readonly string[] = Object.keys(body.shape),
 ): B {
   const given = (sent: Record<string, unknown>): boolean => fields.some((name) => sent[name] !== undefined);
-  const error = `must hold at least one of ${fields.join(', ')}`;
+  const error = `must contain at least one of ${fields.join(', ')}`;
   return body.refine(given, { error, when: ({ issues }) => issues.length === 0 }).meta({ minProperties: 1 });
 }
 
-const tag = label(1, 64).refine((value) => !value.includes(','), 'must not hold a comma');
+const tag = label(1, 64).refine((value) => !value.includes(','), 'must not contain a comma');
 /** Schema of `least` to 50 unique tags; trimmed as filters trim them, in the order given. */
 export const tagList = (least: number) =>
   z
     .array(tag.trim().min(1))
-    .min(least, 'must hold at least one')
+    .min(least, 'must contain at least one')
     .max(50)
     .transform((values) => [...new Set(values)])
     .meta(
@@ -262,6 +265,10 @@ export type IdNoun = keyof typeof idSchemas;
 
 /** An object schema with a name, which becomes a component of the OpenAPI document. */
 export const named = <S extends z.core.$ZodLooseShape>(id: string, shape: S) => z.object(shape).meta({ id });
+
+/** An object schema with a description, for a field of another object. */
+export const group = <S extends z.core.$ZodLooseShape>(description: string, shape: S) =>
+  z.object(shape).describe(description);
 
 /** The answer of most routes that delete an object. */
 export const deleted = z.object({ deleted: z.boolean().describe('Always true') });

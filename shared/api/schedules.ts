@@ -1,6 +1,6 @@
 // REST routes of schedules: commands by cron expression, and the history of their runs (spec 2.7, 2.8, 4.3).
 import * as z from 'zod';
-import { cwd, environment, timeout, user } from './commands.ts';
+import { cwd, environment, timeout, untilKilled, user } from './commands.ts';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
 import {
@@ -21,9 +21,8 @@ import {
   timestamp,
 } from './route.ts';
 
-const overlaps = ['skip', 'allow'] as const;
-const catchUps = ['none', 'last', 'all'] as const;
-const triggers = ['cron', 'manual', 'catch_up'] as const;
+const overlap = z.enum(['skip', 'allow']);
+const catchUp = z.enum(['none', 'last', 'all']);
 const runStatuses = ['running', ...endStatuses, 'skipped', 'missed', 'lost'] as const;
 
 const notify = z.object({
@@ -56,8 +55,8 @@ const detailed = listed
     description: z.string().nullable().describe('What it is for'),
     timeout: z.number().nullable().describe('Milliseconds until the whole process tree is killed'),
     notify: notify.nullable().describe('Runs that emit an event'),
-    overlap: z.enum(overlaps).describe('What happens while the previous run is not over'),
-    catch_up: z.enum(catchUps).describe('What happens to times missed while the broker was down'),
+    overlap: overlap.describe('What happens while the previous run is not over'),
+    catch_up: catchUp.describe('What happens to times missed while the broker was down'),
     catch_up_window: z.number().describe('Milliseconds; older times are never caught up'),
     user: z.string().nullable().describe('User it runs as; null: the agent’s user'),
     cwd: z.string().nullable().describe('Working directory; null: the home of the user'),
@@ -74,7 +73,7 @@ const run = named('ScheduleRun', {
   machine_id: machineId,
   command_id: commandId.nullable().describe('Id of the command; null if none was created'),
   status: z.enum(runStatuses).describe('Status'),
-  trigger: z.enum(triggers).describe('Why it ran'),
+  trigger: z.enum(['cron', 'manual', 'catch_up']).describe('Why it ran'),
   scheduled_for: timestamp.nullable().describe('Time it was due; null for a manual run'),
   started_at: timestamp.describe('Time of the start'),
   finished_at: timestamp.nullable().describe('Time of the end; null while it runs'),
@@ -86,8 +85,7 @@ const run = named('ScheduleRun', {
 });
 
 const cron = z.string().meta({
-  description:
-    'Cron expression: 5 fields, or 6 with seconds first; names, ranges, steps, lists, `L`, `#`, `@daily` and the like',
+  description: 'Cron expression: 5 fields, or 6 with seconds first; also names, `L`, `#` and `@daily`',
   examples: ['30 2 * * *'],
 });
 const timezone = z.string().meta({ description: 'IANA time zone', examples: ['Europe/Berlin'] });
@@ -102,23 +100,15 @@ const wanted = {
 const window = milliseconds(1000, 31 * day);
 const further = {
   description: text(4096).nullable().optional().describe('What it is for'),
-  timeout: timeout.nullable().optional(),
+  timeout: timeout.nullable().optional().describe(untilKilled),
   notify: z.strictObject(notify.partial().shape).nullable().optional().describe('Runs that emit an event'),
   enabled: z.boolean().optional().describe('Whether it runs by itself; default: true'),
   timezone: timezone.optional().describe('IANA time zone of the expression; default: UTC'),
-  overlap: z
-    .enum(overlaps)
-    .optional()
-    .describe('Start of a run while the previous one runs; default: `skip`'),
-  catch_up: z
-    .enum(catchUps)
-    .optional()
-    .describe('Missed times to run: `none` (default), the `last` or `all`'),
-  catch_up_window: window
-    .optional()
-    .describe('Milliseconds; older times are never caught up; default: a day'),
-  user: user.nullable().optional(),
-  cwd: cwd.nullable().optional(),
+  overlap: overlap.optional().describe('Start of a run while another runs; default: `skip`'),
+  catch_up: catchUp.optional().describe('Missed times to run: `none` (default), the `last` or `all`'),
+  catch_up_window: window.optional().describe('Milliseconds; older times are not caught up; default: a day'),
+  user: user.nullable().optional().describe('User to run as; default: the agent’s user'),
+  cwd: cwd.nullable().optional().describe('Working directory; default: the home of the user'),
   env: environment.nullable().optional().describe('Environment variables besides those of the user'),
 };
 

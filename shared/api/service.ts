@@ -1,7 +1,10 @@
 // REST routes about the broker itself: version, health, metrics, certificates and the reference page.
 import * as z from 'zod';
 import { raw, single } from './define-route.ts';
-import { named } from './route.ts';
+import { group, named } from './route.ts';
+
+const fingerprint =
+  'SHA-256 fingerprint, in hexadecimal, of the CA certificate that signs the gRPC certificate';
 
 export const service = {
   info: single('GET', '/info', 'any key', {
@@ -9,22 +12,17 @@ export const service = {
     reply: named('Info', {
       version: z.string().describe('Version of the broker'),
       grpc_address: z.string().describe('Address of its gRPC port'),
-      ca_fingerprint: z.string().describe('SHA-256 of the authority of its gRPC port, hexadecimal'),
-      tls_pin: z
-        .string()
-        .nullable()
-        .describe('Value for `curl --pinnedpubkey`; null if the REST certificate is not the broker’s own'),
-      limits: z
-        .object({
-          body_bytes: z.number().describe('Largest JSON body'),
-          file_content_bytes: z.number().describe('Largest file in `files/content`'),
-          page: z.number().describe('Largest `limit` of a list'),
-        })
-        .describe('Limits'),
+      ca_fingerprint: z.string().describe(fingerprint),
+      tls_pin: z.string().nullable().describe('Value for `curl --pinnedpubkey`; null if it needs no pin'),
+      limits: group('Limits', {
+        body_bytes: z.number().describe('Most bytes of a JSON body'),
+        file_content_bytes: z.number().describe('Most bytes of a file in `files/content`'),
+        page: z.number().describe('Largest `limit` of a list'),
+      }),
     }),
   }),
   ca: raw('/ca.pem', 'any key', {
-    summary: 'Download the certificate authority of the gRPC port as PEM',
+    summary: 'Download the certificate of the CA that signs the gRPC certificate, as PEM',
     types: ['application/x-pem-file'],
     base: '/api/v1',
   }),
@@ -44,7 +42,7 @@ export const service = {
   }),
   prometheus: raw('/metrics', 'machines:read', {
     summary: 'Get metrics for Prometheus',
-    description: 'Needs a key that reaches every machine.',
+    description: 'Needs a key that is not limited to some machines.',
     types: ['text/plain'],
   }),
   docs: raw('/docs', 'everybody', { summary: 'Show the reference page', types: ['text/html'] }),

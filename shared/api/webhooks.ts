@@ -32,13 +32,9 @@ const standardSecret = /^whsec_(?=.)(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[
 
 const secret = text(255)
   .regex(/^[ -~]+$/, 'must be printable ASCII, and not empty')
-  .refine(
-    (value) => !value.startsWith('whsec_') || standardSecret.test(value),
-    'after whsec_ there must be base64',
-  )
+  .refine((value) => !value.startsWith('whsec_') || standardSecret.test(value), 'must be base64 after whsec_')
   .meta({
-    description:
-      'Secret that signs each delivery; no answer has it. Printable ASCII; after `whsec_` base64 (Standard Webhooks)',
+    description: 'Secret that signs deliveries: printable ASCII, or `whsec_` and base64; never returned',
   });
 
 const machine_ids = z.array(machineId).min(1).max(1000).describe('Only events of these machines');
@@ -67,16 +63,14 @@ const delivery = named('Delivery', {
   next_attempt_at: timestamp.nullable().describe('Time of the next attempt'),
 });
 
+const disabledReason = z.enum(['attempts_failed', 'key_revoked', 'secret_unreadable']);
 const webhook = named('Webhook', {
   id: webhookId,
   url: z.string().describe(receiver),
   events: z.array(z.string()).describe('Event types and families'),
   enabled: z.boolean().describe('Whether events are delivered'),
   machine_ids: z.array(z.string()).nullable().describe(ofMachines),
-  disabled_reason: z
-    .enum(['attempts_failed', 'key_revoked', 'secret_unreadable'])
-    .nullable()
-    .describe('Why the broker disabled it'),
+  disabled_reason: disabledReason.nullable().describe('Why the broker disabled it'),
   last_delivery: z
     .object({
       delivery_id: z.string().describe('Id of the delivery'),
@@ -99,8 +93,7 @@ export const webhooks = {
   }),
   create: single('POST', '/webhooks', 'webhooks:write', {
     summary: 'Create a webhook',
-    description:
-      'It delivers only events that the key which creates it may read, and none after that key is revoked.',
+    description: 'It delivers events that its key may read, and none after that key is revoked.',
     body: z.strictObject({
       url,
       events,

@@ -100,7 +100,7 @@ export function openTerminal(socket: WebSocket, settings: TerminalSettings): Pro
         return;
       }
       if (message.type === 'ready') {
-        output.offset = message.offset;
+        output.startAt(message.offset);
         resolve(terminalOf(socket, message, { output, ended, detach }));
       }
       settings.onNote?.(message);
@@ -168,25 +168,37 @@ function terminalOf(
   };
 }
 
+/** A piece of output; `end` is the offset of the byte after it. */
+type Chunk = { end: number; bytes: Uint8Array };
+
 /** Stores received output until its reader reads it. */
 class OutputBuffer {
   /** Offset in the session's output of the next byte to be read. */
   offset = 0;
-  #controller: ReadableStreamDefaultController<Uint8Array> | undefined;
-  readonly #stream: ReadableStream<Uint8Array>;
+  /** Offset of the next byte to be received. */
+  #next = 0;
+  #controller: ReadableStreamDefaultController<Chunk> | undefined;
+  readonly #stream: ReadableStream<Chunk>;
 
   constructor() {
-    const start = (controller: ReadableStreamDefaultController<Uint8Array>): void => {
+    const start = (controller: ReadableStreamDefaultController<Chunk>): void => {
       this.#controller = controller;
     };
-    const limit = new ByteLengthQueuingStrategy({ highWaterMark: maxUnreadOutput });
+    const limit = { highWaterMark: maxUnreadOutput, size: ({ bytes }: Chunk) => bytes.length };
     this.#stream = new ReadableStream({ start }, limit);
+  }
+
+  /** Sets the offset, in the session's output, of the bytes that are added next. */
+  startAt(offset: number): void {
+    this.#next = offset;
+    if (this.#controller?.desiredSize === maxUnreadOutput) this.offset = offset;
   }
 
   /** Adds received bytes; returns false if the buffer is full. */
   add(bytes: Uint8Array): boolean {
     if ((this.#controller?.desiredSize ?? 0) < bytes.length) return false;
-    this.#controller?.enqueue(bytes);
+    this.#next += bytes.length;
+    this.#controller?.enqueue({ end: this.#next, bytes });
     return true;
   }
 
@@ -197,8 +209,8 @@ class OutputBuffer {
   async *read(): AsyncGenerator<Uint8Array> {
     const reader = this.#stream.getReader();
     for (let next = await reader.read(); !next.done; next = await reader.read()) {
-      this.offset += next.value.length;
-      yield next.value;
+      this.offset = next.value.end;
+      yield next.value.bytes;
     }
   }
 }
