@@ -22,7 +22,7 @@ const broker: Service = {
 };
 
 const uninstallSettings = {
-  yes: { schema: flag, help: 'really: no agent can be reached any more', flagOnly: true },
+  yes: { schema: flag, help: 'confirm that no agent can connect any more', flagOnly: true },
   purge: { schema: flag, help: 'delete its data, settings and account as well', flagOnly: true },
   help: brokerSettings.help,
 };
@@ -58,7 +58,7 @@ async function installBroker(from: Invocation, command: readonly string[]): Prom
 async function planBroker(settings: BrokerSettings, given: Record<string, unknown>): Promise<Plan> {
   if (settings.local || settings.new_history || settings.old_history || settings.accept_state) {
     throw new StartError(
-      '--local, --new-history, --old-history and --accept-state are for one start by hand, not for a service',
+      '--local, --new-history, --old-history and --accept-state are for a single start by hand, not for a service',
     );
   }
   needSystemd('install', true);
@@ -77,7 +77,7 @@ const hasLowPort = ({ http, grpc }: BrokerSettings): boolean =>
 
 /**
  * The command that logs in to this broker, with the certificate's pin if the
- * broker's own authority issued the certificate.
+ * broker's own certificate authority (CA) issued the certificate.
  */
 async function loginLine(url: string): Promise<string> {
   const reached = url.replace(/\/\/(0\.0\.0\.0|\[::\])(?=:|$)/, `//${hostname()}`);
@@ -94,9 +94,9 @@ async function loginLine(url: string): Promise<string> {
 async function uninstallBroker(from: Invocation): Promise<number> {
   const { yes, purge } = readSettings(uninstallSettings, from);
   const loss = purge ? ` and deletes ${dataOf(broker)}, of which there is no backup unless you made one` : '';
-  if (!yes) throw new UsageError(`this stops the broker of all its agents${loss}: add --yes`);
+  if (!yes) throw new UsageError(`uninstall cuts off all agents${loss}: add --yes to confirm`);
   await uninstall(broker, !purge);
   const stays = `; ${dataOf(broker)}, its settings and its account stay`;
-  say(`${broker.name} is uninstalled${purge ? ', and nothing is left but the program itself' : stays}.`);
+  say(`${broker.name} is uninstalled${purge ? ', and only the program itself is left' : stays}.`);
   return 0;
 }

@@ -89,7 +89,7 @@ export interface CallOptions {
  * Reason of AgentCall.signal if the broker needs no answer any more. With any other reason the broker may
  * still need the answer, but cannot say so.
  */
-export const gaveUp = new AppError('unavailable', 'the caller gave up');
+export const gaveUp = new AppError('unavailable', 'the caller cancelled the call');
 
 /**
  * Status details with which a broker ends the stream of a call that it cancelled; the status is CANCELLED.
@@ -265,7 +265,7 @@ export function fromWire(error: WireError): AppError {
   const { code = '', message = '', details = '' } = error;
   if (!isCode(code) || ours.test(code)) {
     const details = { code: code.slice(0, 100) };
-    return new AppError('machine_error', 'the machine answered with an unknown error code', details);
+    return new AppError('machine_error', 'the agent answered with an unknown error code', details);
   }
   return new AppError(code, message.slice(0, longestMessage), parseDetails(details));
 }

@@ -21,8 +21,8 @@ function refuseForeign(directory: string): void {
   const { uid } = statSync(directory);
   if (uid === 0 || process.getuid?.() !== 0) return;
   const name = userName(uid);
-  const way = name ? `put runuser -u ${name} -- before the same command` : 'start it as that user';
-  throw new StartError(`${directory} belongs to ${name ?? `user ${uid}`}, and this is root: ${way}`);
+  const way = name ? `run it as runuser -u ${name} -- COMMAND` : 'start it as the owner';
+  throw new StartError(`${directory} belongs to ${name ?? `user ${uid}`}, not root: ${way}`);
 }
 
 function lock(directory: string, program: string): () => void {

@@ -24,7 +24,7 @@ export function serviceOf(path: string): Record<string, WireMethod> {
 function definitionOf(path: string, method: Method): WireMethod {
   const { name, requestStream = false, responseStream = false } = method;
   const { resolvedRequestType: request, resolvedResponseType: response } = method;
-  if (!request || !response) throw new Error(`${path}.${name} speaks of messages that do not exist`);
+  if (!request || !response) throw new Error(`${path}.${name} refers to message types that do not exist`);
   return {
     path: `/${path}/${name}`,
     originalName: name.charAt(0).toLowerCase() + name.slice(1),

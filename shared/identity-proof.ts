@@ -1,4 +1,4 @@
-// Signs and verifies the proof by which an agent shows its identity to the broker.
+// Signs and verifies an agent's proof that it has the private key of its machine.
 import { createPublicKey, type KeyObject, sign, verify } from 'node:crypto';
 
 const context = 'farhand-link-v1';

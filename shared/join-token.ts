@@ -15,5 +15,5 @@ export function joinTokenText(secret: string, fingerprint: string, packages: str
 export function parseJoinToken(text: string): { secret: string; fingerprint: string } {
   const [, secret, fingerprint] = form.exec(text.trim()) ?? [];
   if (secret && fingerprint) return { secret, fingerprint };
-  throw new StartError('the join token is not complete: copy it whole, it starts with farhand_join_');
+  throw new StartError('the join token is incomplete: copy the whole text, which starts with farhand_join_');
 }

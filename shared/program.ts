@@ -53,7 +53,7 @@ export function failure(program: string, error: unknown): { text: string; code: 
   return { text: `${program}: ${more}`, code: 1 };
 }
 
-export const wrongNode = `this needs Node 22.23.2 or newer of 22, or 24.18.1 or newer; this is ${process.version}`;
+export const wrongNode = `Node ${process.version} is not supported; install Node 22.23.2 or a later 22.x, or Node 24.18.1 or later`;
 
 /** Start of the message for a directory that another process uses; the CLI waits until that process ends. */
 export const inUse = (program: string, directory: string): string =>

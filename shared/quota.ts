@@ -12,20 +12,20 @@ export class Quota {
     this.#what = what;
   }
 
-  /** Adds `amount` to the used part; a negative amount gives it back. Throws unavailable beyond the limit. */
+  /** Adds `amount` to the used part; a negative amount is subtracted. Throws `unavailable` beyond the limit. */
   add(amount: number): void {
     if (amount > 0 && this.#used + amount > this.#limit)
       throw new AppError('unavailable', `too many ${this.#what}: try again later`);
     this.#used += amount;
   }
 
-  /** Takes `amount` of the quota; the returned function gives it back, at most once. Throws as `add` does. */
+  /** Adds `amount`; the returned function subtracts it again, at most once. Throws as `add` does. */
   take(amount: number): () => void {
     this.add(amount);
-    let held = amount;
+    let added = amount;
     return () => {
-      this.add(-held);
-      held = 0;
+      this.add(-added);
+      added = 0;
     };
   }
 }

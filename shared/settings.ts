@@ -76,8 +76,8 @@ export const logLevel = {
 /** Settings that every program has. */
 export const common = {
   config: { schema: z.string().optional(), value: 'FILE', help: 'TOML file with these settings' },
-  help: { schema: flag, help: 'show this and exit', flagOnly: true },
-  version: { schema: flag, help: 'show the version and exit', flagOnly: true },
+  help: { schema: flag, help: 'print this help and exit', flagOnly: true },
+  version: { schema: flag, help: 'print the version and exit', flagOnly: true },
 };
 
 /**
@@ -101,7 +101,7 @@ export function parseSettings<Table extends Record<string, Setting>>(
     const parsed = table[name]?.schema.safeParse(value);
     if (parsed?.success) return [name, parsed.data];
     const reason = parsed?.error.issues[0]?.message;
-    if (value === undefined) throw new StartError(`${dashed(name)} is needed (or ${variable(name)})`);
+    if (value === undefined) throw new StartError(`${dashed(name)} is required (or ${variable(name)})`);
     throw new StartError(`${dashed(name)} ${JSON.stringify(value)}: ${reason}`);
   });
   // The cast is safe: there is one entry per row of the table, parsed by the schema of that row.
@@ -144,7 +144,7 @@ export function helpText(program: string, purpose: string, table: Record<string,
   // The example is a setting with a value where there is one, because that explains more than a switch.
   const others = flagged(table).filter((name) => !table[name]?.flagOnly);
   const example = others.find((name) => table[name]?.value) ?? others[0];
-  const ways = `Each flag can also be set as ${variable(example ?? '')} and so on, or in a TOML file; --no-… takes a switch back.`;
+  const ways = `Each flag can also be set as ${variable(example ?? '')} and so on, or in a TOML file; --no-FLAG turns a switch off.`;
   return [`${program}: ${purpose}`, '', ...rows, ...(example ? ['', ways] : []), ''].join('\n');
 }
 
@@ -196,6 +196,6 @@ function readFile(
     throw new StartError(errnoOf(error) ? reasonOf(error) : `${path}: ${reasonOf(error)}`);
   }
   const unknown = Object.keys(content).find((name) => !Object.hasOwn(table, name));
-  if (unknown) throw new StartError(`${path}: there is no setting ${unknown}`);
+  if (unknown) throw new StartError(`${path}: unknown setting ${unknown}`);
   return content;
 }

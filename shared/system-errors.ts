@@ -5,25 +5,25 @@ type Fault = readonly [wrong: string, next: string];
 
 const denied: Fault = [
   'permission denied',
-  'say sudo before the same command, or change who may (ls -ld shows that)',
+  'run the same command with sudo, or change the permissions (ls -ld shows them)',
 ];
-const name: Fault = ['is no name that a file can have', 'choose another'];
+const name: Fault = ['is not a valid file name', 'choose another name'];
 const files: Fault = ['too many files are open', 'raise the limit (ulimit -n; LimitNOFILE= of a service)'];
 
 const ofPaths: Readonly<Record<string, Fault>> = {
   EACCES: denied,
   EPERM: denied,
-  EROFS: ['is on a file system that is read-only', 'choose another place, or mount that one writable'],
-  ENOENT: ['does not exist', 'is the path right?'],
-  ENOTDIR: ['leads through what is no directory', 'is the path right?'],
+  EROFS: ['is on a file system that is read-only', 'choose another path, or mount it writable'],
+  ENOENT: ['does not exist', 'check the path'],
+  ENOTDIR: ['has a parent that is not a directory', 'check the path'],
   EISDIR: ['is a directory', 'name a file'],
-  EEXIST: ['exists already', 'choose another name, or remove it first'],
+  EEXIST: ['already exists', 'choose another name, or remove it first'],
   ENOTEMPTY: ['is not empty', 'choose another name, or empty it first'],
-  ENOSPC: ['the disk is full', 'make room there (df -h shows how much is left)'],
-  EDQUOT: ['the disk quota is used up', 'make room there, or ask for more'],
-  EFBIG: ['is larger than a file may be here', 'choose another disk, or raise the limit (ulimit -f)'],
+  ENOSPC: ['the disk is full', 'delete files (df -h shows the free space)'],
+  EDQUOT: ['the disk quota is used up', 'delete files, or have the quota raised'],
+  EFBIG: ['exceeds the largest file size here', 'choose another disk, or raise the limit (ulimit -f)'],
   EIO: ['the disk reports an error', 'see dmesg'],
-  ELOOP: ['its links lead in a circle', 'is the path right?'],
+  ELOOP: ['has symlinks that form a loop', 'check the path'],
   ENAMETOOLONG: name,
   EILSEQ: name,
   EMFILE: files,
@@ -32,16 +32,16 @@ const ofPaths: Readonly<Record<string, Fault>> = {
 
 const ofAddresses: Readonly<Record<string, Fault>> = {
   EADDRINUSE: [
-    'is taken: another program listens there',
-    'ss -ltnp shows which; stop it, or choose another address',
+    'is already in use by another program',
+    'stop that program (ss -ltnp shows it), or choose another address',
   ],
-  EADDRNOTAVAIL: ['is no address of this machine', 'choose one that ip addr shows'],
+  EADDRNOTAVAIL: ['is not an address of this machine', 'choose one that ip addr shows'],
   EACCES: [
-    'may not be used: ports below 1024 are root’s',
-    'choose another port, or give CAP_NET_BIND_SERVICE',
+    'is not allowed: ports below 1024 need root',
+    'choose another port, or grant CAP_NET_BIND_SERVICE',
   ],
-  ECONNREFUSED: ['refuses: nothing listens there', 'is the address right, does the program run there?'],
-  ENOTFOUND: ['is unknown: there is no such host', 'is the name right?'],
+  ECONNREFUSED: ['refused the connection', 'check the address, and that the program runs there'],
+  ENOTFOUND: ['is not a known host', 'check the name'],
 };
 
 /**
@@ -54,7 +54,8 @@ export function reasonOf(error: unknown, of?: string): string {
   const address = of ?? (port === undefined ? undefined : [host, port].join(':'));
   const errno = errnoOf(error) ?? '';
   const [wrong, next] = (address === undefined ? ofPaths : ofAddresses)[errno] ?? [];
-  if (wrong === undefined) return of === undefined ? error.message : `${of} cannot be had (${error.message})`;
+  if (wrong === undefined)
+    return of === undefined ? error.message : `${of} cannot be used (${error.message})`;
   const where = address === undefined ? (typeof path === 'string' ? `${path}: ` : '') : `${address} `;
   return `${where}${wrong} (${errno}); ${next}`;
 }

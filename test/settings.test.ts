@@ -310,7 +310,7 @@ describe('the real programs', () => {
     ['farhand-broker', [], { FARHAND_KEEP_EVENTS: 'x' }, '--keep-events "x"'],
     ['farhand-agent', [], {}, '--broker is needed'],
     ['farhand-agent', ['--broker', '127.0.0.1:1'], {}, '--join-token'],
-    ['farhand-agent', ['--broker', '127.0.0.1:1', '--join-token', 'x'], {}, 'join token is not complete'],
+    ['farhand-agent', ['--broker', '127.0.0.1:1', '--join-token', 'x'], {}, 'join token is incomplete'],
   ])('%s ends with 78 for a bad configuration: %j %j', async (program, args, env, part) => {
     const { code, stdout, stderr } = await run(program, args, env);
     expect([code, stdout]).toEqual([78, '']);
@@ -341,7 +341,7 @@ describe('the real programs', () => {
       'farhand-broker',
       ['--data-dir', '/etc/passwd/x'],
       1,
-      /^\/etc\/passwd\/x: leads through what is no directory \(ENOTDIR\); is the path right\?$/,
+      /^\/etc\/passwd\/x: has a parent that is not a directory \(ENOTDIR\); check the path$/,
     ],
     [
       'farhand-agent',
@@ -360,7 +360,7 @@ describe('the real programs', () => {
       'farhand-broker',
       ['--insecure-http', '--http', '192.0.2.1:0'],
       1,
-      /^--http 192\.0\.2\.1:0 is no address of this machine \(EADDRNOTAVAIL\); choose one that ip addr shows$/,
+      /^--http 192\.0\.2\.1:0 is not an address of this machine \(EADDRNOTAVAIL\); choose one that ip addr shows$/,
     ],
   ])(
     '%s names the path or address that the system refuses, and the next step: %j',

@@ -67,7 +67,7 @@ async function valuesOf(of: Option | Argument, current: string): Promise<string[
   return /^(paths?|from|to)$/.test(name) ? ask((client) => paths(client, current)) : [];
 }
 
-const patienceMs = 1000;
+const answerMs = 1000;
 const nameIn = ({ name }: { name: string }): string => name;
 
 const machines = async (client: Farhand, search: string): Promise<string[]> =>
@@ -82,14 +82,12 @@ async function paths(client: Farhand, current: string): Promise<string[]> {
   return files.map(({ name, type }) => `${machine}:${directory}${name}${type === 'directory' ? '/' : ''}`);
 }
 
-/**
- * Asks the broker of the login or the environment; a broker that does not answer at once gives no candidates.
- */
+/** Asks the broker of the login or environment; without an answer within a second there are no candidates. */
 async function ask(use: (client: Farhand) => Promise<string[]>): Promise<string[]> {
   const place = where({});
   const { url, apiKey } = place;
   if (!url || !apiKey) return [];
-  const cancel = after(patienceMs, () => process.exit(0));
+  const cancel = after(answerMs, () => process.exit(0));
   return withUrl({ ...place, url }, use)
     .catch(() => [])
     .finally(cancel);

@@ -95,7 +95,7 @@ function assertEncrypted({ url, insecure }: Where & { url: string }): void {
   const isLoopback = /^(localhost|.*\.localhost|127(\.\d{1,3}){3}|\[::1\])$/.test(hostname ?? '');
   if (insecure || protocol === 'https:' || isLoopback) return;
   throw new StartError(
-    `${url} is plain http to another machine, which would show the key to the network: use https, or set FARHAND_INSECURE=1 (login --insecure) if you trust that network`,
+    `${url} is not encrypted, so others on the network could read the API key: use https, or set FARHAND_INSECURE=1 (login --insecure) if you trust the network`,
   );
 }
 

@@ -1,4 +1,4 @@
-// The verbs farhand events and farhand audit: what happened, and who did it.
+// The verbs farhand events and farhand audit: list or follow events, and list the audit log.
 import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { findMachine } from './find-by-name.ts';

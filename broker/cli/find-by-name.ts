@@ -39,13 +39,13 @@ function ambiguous<T extends Named>(what: string, found: T[], describe: (one: T)
   return new StartError(`several ${what}s are named ${found[0]?.name}; use an id: ${each.join(', ')}`, 1);
 }
 
-/** Whether a text is an id; checks the length, because a machine may be named mach_web. */
+/** True if a text is an id. The length is checked, because a machine may be named mach_web. */
 const isId = (prefix: 'mach' | 'sched', text: string): boolean =>
   new RegExp(`^${prefix}_[0-9A-Za-z]{22}$`).test(text);
 
 function notFound(what: string, text: string, some: Named[], more: boolean): StartError {
   const names = some.map(({ name }) => name).join(', ');
-  return new StartError(`there is no ${what} ${text}${names && `; there is: ${names}${more ? '…' : ''}`}`, 1);
+  return new StartError(`no ${what} is named ${text}${names && `; names: ${names}${more ? '…' : ''}`}`, 1);
 }
 
 /** Returns a function from id to machine name; an id that the key may not look up is returned unchanged. */

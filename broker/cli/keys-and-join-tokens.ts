@@ -22,10 +22,10 @@ export function addAuth(program: Command): void {
       '--name deploy --scopes commands:execute,files:write --tags web --expires-in 90d',
     ],
     flags: {
-      '--name <name>': 'what it is for (default: cli)',
-      '--scopes <list>': `what it may do, of ${scopes.join(', ')} (default: admin)`,
-      '--machine <list>': 'limit it to these machines',
-      '--tags <list>': 'limit it to machines with any of these tags',
+      '--name <name>': 'name of the key (default: cli)',
+      '--scopes <list>': `scopes of the key: some of ${scopes.join(', ')} (default: admin)`,
+      '--machine <list>': 'limit the key to these machines',
+      '--tags <list>': 'limit the key to machines with any of these tags',
       '--expires-in <duration>': 'expire after this time, such as 90d (default: never)',
     },
     defaults: { name: 'cli', scopes: ['admin'] },
@@ -39,11 +39,11 @@ export function addAuth(program: Command): void {
     defaults: { sort: 'name' },
     view: {
       fields: 'name id scopes machines used=last_used_at expires=expires_at',
-      cells: { machines: reach },
+      cells: { machines: limits },
     },
   });
   routeVerb(auth, 'rotate-key', 'keys', 'rotate', {
-    about: 'give an API key a new secret and print it once; its id and rights stay',
+    about: 'replace the secret of an API key and print the new one once; its id and rights stay',
     examples: ['--grace 1h'],
     flags: {
       '--grace <duration>': 'accept the old secret for this time (default: 0)',
@@ -57,15 +57,15 @@ export function addAuth(program: Command): void {
     destroys: ['revoke the key', 'revoked'],
     after({ schedules, webhooks }, format) {
       if (format === 'json') return;
-      const next = 'change or enable them with another key';
-      if (schedules.length > 0) hint(`these schedules used it and stop; ${next}: ${schedules.join(', ')}`);
-      if (webhooks.length > 0) hint(`these webhooks used it and stop; ${next}: ${webhooks.join(', ')}`);
+      const next = 'change them with another key';
+      if (schedules.length > 0) hint(`schedules of the key no longer run; ${next}: ${schedules.join(', ')}`);
+      if (webhooks.length > 0) hint(`webhooks of the key deliver nothing; ${next}: ${webhooks.join(', ')}`);
     },
   });
 }
 
-/** The machines and tags that a key reaches, as text. */
-const reach = (key: { machine_ids: string[] | null; tags: string[] | null }): string =>
+/** The machines and tags that a key may use, as text. */
+const limits = (key: { machine_ids: string[] | null; tags: string[] | null }): string =>
   [...(key.machine_ids ?? []), ...(key.tags ?? []).map((tag) => `tag ${tag}`)].join(', ') || 'all';
 
 function expiry({ expiresIn }: Given): { expires_at?: string } {
@@ -84,9 +84,9 @@ export function addJoinTokens(program: Command): void {
   routeVerb(tokens, 'create', 'joinTokens', 'create', {
     examples: ['--uses 20 --tags web --expires-in 24h'],
     flags: {
-      '--name <name>': 'what it is for; with one use, the name of the machine',
+      '--name <name>': 'name of the token; with one use, also the name of the machine',
       '--expires-in <duration>': 'expire after this time (default: 1h)',
-      '--uses <count>': 'how many machines may join with it (default: 1)',
+      '--uses <count>': 'number of machines that may join with it (default: 1)',
       '--tags <list>': 'tags of every machine that joins with it',
     },
     text: (token) => [
@@ -120,5 +120,5 @@ function installLines(token: { install: string | null; install_missing: string |
   const where = loopback.test(install)
     ? 'Run this on the broker’s own machine (for others, start the broker with --public-url https://HOST:8420)'
     : 'Run this on the new machine';
-  return ['', `${where}; as root without sudo, leave that word out:`, `  ${install}`];
+  return ['', `${where} (as root, leave out the word sudo):`, `  ${install}`];
 }

@@ -21,8 +21,8 @@ interface SocketOptions {
   /** Throws if no broker runs, instead of starting one. */
   mustRun?: boolean;
   /**
-   * Timeouts: for the answer of a listening broker, and for a broker that holds the directory to start
-   * listening.
+   * Timeouts in ms: for the answer of a listening broker, and for a broker that has locked the directory to
+   * start listening.
    */
   answerMs?: number;
   startMs?: number;
@@ -73,27 +73,27 @@ async function startUnlessRunning(
 ): Promise<ChildProcess | undefined> {
   const late = monotonic() + startMs;
   for (let first = true; !(await listens(probe, dataDir, answerMs)); first = false) {
-    if (mustRun) throw new StartError(`no broker runs on ${dataDir}`, 1);
+    if (mustRun) throw new StartError(`no broker is running on ${dataDir}`, 1);
     const own = await startLocal(dataDir, mayCreate);
     if (own) return own;
     if (monotonic() > late) {
-      const why = `a broker holds ${dataDir} and has not listened for ${startMs / 1000} s`;
+      const why = `a broker uses ${dataDir}, but does not listen after ${startMs / 1000} s`;
       throw new StartError(`${why}: ${seeLog}`, 1);
     }
-    if (first) hint(`farhand: waiting for the broker of ${dataDir}, which is starting or stopping`);
+    if (first) hint(`farhand: waiting for the broker on ${dataDir}, which is starting or stopping`);
     await sleep(300);
   }
   return undefined;
 }
 
-/** Whether a broker listens. Throws if the broker accepts connections but does not answer. */
+/** True if a broker listens. Throws StartError if a broker accepts connections but does not answer. */
 async function listens(client: Farhand, dataDir: string, answerMs: number): Promise<boolean> {
   const signal = AbortSignal.timeout(answerMs);
   return client.service.healthz({}, { signal }).then(
     () => true,
     () => {
       if (!signal.aborted) return false;
-      throw new StartError(`the broker of ${dataDir} runs, but does not answer: ${seeLog}`, 1);
+      throw new StartError(`the broker on ${dataDir} runs, but does not answer: ${seeLog}`, 1);
     },
   );
 }
@@ -117,21 +117,21 @@ async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] =
   ]);
   if (!ready && log.includes(inUse('broker', dataDir))) return undefined;
   writeNow('stderr', log);
-  if (!ready) throw new StartError(`the broker in ${dataDir} cannot be reached or started`, 1);
+  if (!ready) throw new StartError(`no broker could be started on ${dataDir}: the lines above say why`, 1);
   child.stderr.removeAllListeners('data').pipe(process.stderr, { end: false });
   return child;
 }
 
 /**
- * Throws unless the directory holds a broker's data, or is new and may: a mistyped path must not become a
- * broker.
+ * Throws unless the directory contains a broker's data, or is new and `mayCreate` is set: a mistyped path must
+ * not become a broker's data directory.
  */
 function assertData(dataDir: string, mayCreate: boolean): void {
   if (existsSync(join(dataDir, 'state.json'))) return;
   const isNew = !existsSync(dataDir) || readdirSync(dataDir).length === 0;
   if (!mayCreate || !isNew)
-    throw new StartError(`${dataDir} does not hold a broker’s data: check --data-dir`);
-  hint(`farhand: ${dataDir} is new: the data of a new broker starts there`);
+    throw new StartError(`${dataDir} does not contain a broker’s data: check --data-dir`);
+  hint(`farhand: creating the data of a new broker in ${dataDir}`);
 }
 
 /** User and group to start the broker with: as root, the directory's owner, who must own what it creates. */

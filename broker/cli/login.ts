@@ -42,7 +42,7 @@ export function addLogin(program: Command): void {
 async function login(text: string | undefined, options: Options<typeof flags>): Promise<void> {
   const { keyStdin, output } = options;
   if (!keyStdin && !isInteractive()) {
-    throw new UsageError(`this is no terminal to ask in: add ${text ? '' : 'the URL and '}--key-stdin`);
+    throw new UsageError(`there is no terminal to ask in: add ${text ? '' : 'the URL and '}--key-stdin`);
   }
   const url = brokerUrl(text ?? (await prompt('URL of the broker (https://…)')));
   const trust = trustOf(options);
@@ -79,16 +79,16 @@ function adviceOn({ url, pin, ca }: Where & { url: string }, why: string): strin
 }
 
 async function firstLine(): Promise<string> {
-  const [line = ''] = (await readInput(64 * 1024, 'a key is one line')).split('\n');
-  if (line.trim() === '') throw new UsageError('standard input holds no key');
+  const [line = ''] = (await readInput(64 * 1024, 'an API key is one line')).split('\n');
+  if (line.trim() === '') throw new UsageError('standard input is empty: it must contain the API key');
   return line.trim();
 }
 
 export function addLogout(program: Command): void {
-  const spec = { about: 'forget the stored broker and key', examples: ['farhand logout'] };
+  const spec = { about: 'delete the stored URL and API key', examples: ['farhand logout'] };
   localVerb(program, 'logout', spec, ({ output }) => {
     const removed = removeLogin();
-    const text = removed ? 'Logged out here; the key itself stays valid.' : 'There was no login.';
+    const text = removed ? 'The stored login was deleted; its API key stays valid.' : 'No login was stored.';
     return print(output, { logged_out: removed }, () => [text]);
   });
 }

@@ -3,13 +3,13 @@
 import { UsageError } from '../../shared/errors.ts';
 import { clean } from '../../shared/sanitize-text.ts';
 
-/** Whether input and prompts go to a terminal, so that a user can be asked. */
+/** True if standard input and standard error are terminals, so that a user can be asked. */
 export const isInteractive = (): boolean => process.stdin.isTTY && process.stderr.isTTY;
 
 /** Asks for a confirmation; returns only with --yes or when the user agrees. */
 export async function confirm(yes: boolean | undefined, what: string): Promise<void> {
   if (yes) return;
-  if (!isInteractive()) throw new UsageError(`this would ${what}; add --yes to do it`);
+  if (!isInteractive()) throw new UsageError(`this command would ${what}: add --yes to confirm`);
   const prompts = await import('@clack/prompts');
   const message = clean(`This will ${what}. Continue?`);
   const answer = await prompts.confirm({ message, initialValue: false, output: screen() });
@@ -21,7 +21,7 @@ export async function prompt(message: string, kind: 'text' | 'secret' = 'text'):
   const { password, text } = await import('@clack/prompts');
   const answer = await (kind === 'secret' ? password : text)({ message, output: screen() });
   if (typeof answer === 'string' && answer !== '') return answer;
-  throw new UsageError('no answer: nothing was changed');
+  throw new UsageError('no value was entered: nothing was changed');
 }
 
 /**

@@ -108,7 +108,7 @@ async function perform<T>(performed: Performed<T>, options: Given): Promise<void
   spec.after?.(answer, output);
 }
 
-/** Asks for a confirmation, unless --yes is given; returns the result to print. */
+/** Asks for a confirmation, unless --yes is given; returns the record to print after the call. */
 async function confirmed<T>(
   { route, calls }: Performed<T>,
   [what, done]: [string, string],
@@ -162,7 +162,7 @@ async function inputOf(client: Farhand, route: Route, options: Item): Promise<It
   return input;
 }
 
-/** Functions that find an id by name, for flags and arguments that accept a name. */
+/** Functions that find an id by name, by the name of the flag or argument. */
 const finders: Readonly<Record<string, typeof findMachine>> = {
   machine: findMachine,
   schedule: findSchedule,

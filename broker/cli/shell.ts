@@ -155,7 +155,7 @@ function typeInto(terminal: Terminal, observe: boolean): Typing {
     if (at >= 0) terminal.detach();
   };
   const end = (): void => {
-    // The window was closed: the session stays open.
+    // A terminal ends its input when its window is closed: the session stays open.
     if (stdin.isTTY) terminal.detach();
     // A last line without a line feed gets one, because the end of input counts only at the start of a line.
     else void terminal.write(last === undefined || last === newline ? endOfInput : `\n${endOfInput}`);
@@ -181,8 +181,8 @@ function typeInto(terminal: Terminal, observe: boolean): Typing {
 const again = (session_id: string): string =>
   `the session stays open; attach again with farhand shell --session ${session_id}`;
 const endings = {
-  forbidden: 'the key has lost its right',
-  fell_behind: 'this client was too slow',
+  forbidden: 'the API key may no longer use this session',
+  fell_behind: 'this client read the output too slowly',
   stopping: 'the broker is stopping',
 };
 

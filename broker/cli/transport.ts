@@ -70,7 +70,7 @@ function pinned(pins: readonly string[]): undici.buildConnector.connector {
       const found = pinOf(socket);
       if (found && pins.includes(found)) return callback(null, socket);
       socket.destroy();
-      callback(new Error(`the broker has another key than the pinned one (${found ?? 'none'})`), null);
+      callback(new Error(`the broker’s public key (${found ?? 'none'}) is not the pinned one`), null);
     });
   };
 }

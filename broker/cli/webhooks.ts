@@ -94,5 +94,5 @@ function addDeliveries(webhooks: Command): void {
 
 async function secretOf({ secretStdin }: Record<string, unknown>): Promise<{ secret?: string }> {
   if (!secretStdin) return {};
-  return { secret: (await readInput(4096, 'a secret is one line')).replace(/\r?\n$/, '') };
+  return { secret: (await readInput(4096, 'a secret is at most 4 KiB of text')).replace(/\r?\n$/, '') };
 }

@@ -53,7 +53,7 @@ export function openPackages(directory: string | undefined, reached: () => Reach
       async file({ file, if_none_match }, caller) {
         const hash = assertOffer(offered()).files.get(file);
         if (!hash)
-          throw new AppError('route_not_found', `there is no such package; see ${sumsFile}`, { file });
+          throw new AppError('route_not_found', `this broker has no such package; see ${sumsFile}`, { file });
         const etag = `"${hash}"`;
         caller.headers.set('ETag', etag);
         if (if_none_match?.includes(etag)) return { status: 304, filename: file };
@@ -69,7 +69,7 @@ export function openPackages(directory: string | undefined, reached: () => Reach
 }
 
 const missing =
-  'this broker has no packages: make them with npm run package, or start it with --packages DIR';
+  'this broker has no agent packages: build them with npm run package, or start the broker with --packages DIR';
 
 function assertOffer(offer: Offer | undefined): Offer {
   if (offer) return offer;
@@ -113,7 +113,7 @@ function offerIn(directory: string): Offer | undefined {
   for (const line of text.trimEnd().split('\n')) {
     const [, sum, name] = sumsLine.exec(line) ?? [];
     if (!sum || !name || !existsSync(join(directory, name))) {
-      throw new StartError(`${path}: "${line.slice(0, 200)}" does not name a package beside it`);
+      throw new StartError(`${path}: "${line.slice(0, 200)}" does not name a package in the same directory`);
     }
     files.set(name, sum);
   }

@@ -29,12 +29,12 @@ fetch() {
     if [ -n "$pin" ]; then set -- -k --pinnedpubkey "$pin" "$@"; fi
     curl "$@"
   elif [ -n "$pin" ]; then
-    fail "curl is needed: the broker has a certificate of its own, and wget knows no pins"
+    fail "curl is needed: the broker made its own certificate, whose key wget cannot check"
   elif command -v wget >/dev/null; then
     wget -q -O "$2" "$from/$1"
   else
     fail "curl or wget is needed"
-  fi || fail "$from/$1 cannot be fetched"
+  fi || fail "$from/$1 could not be downloaded"
 }
 
 sum() {
@@ -42,7 +42,7 @@ sum() {
 }
 
 check_machine() {
-  [ "$(uname -s)" = Linux ] || fail "there are packages for Linux only"
+  [ "$(uname -s)" = Linux ] || fail "there are only packages for Linux"
   [ "$(id -u)" = 0 ] || fail "run this as root, with sudo"
   for program in sha256sum tar gzip mktemp readlink timeout head; do
     command -v "$program" >/dev/null || fail "$program is needed"
@@ -74,17 +74,17 @@ check_sums() {
     expected=$(printf %s "$token" | cut -d . -f 3)
     if [ -n "$expected" ] && [ "$(sum "$1")" = "$expected" ]; then return; fi
     if ! has_joined; then
-      [ -n "$expected" ] || fail "this join token was made by a broker without packages: make a new one"
-      fail "the packages of $from are not those this join token was made with: make a new token"
+      [ -n "$expected" ] || fail "this join token was created by a broker without packages: create a new one"
+      fail "the packages of $from have changed since this join token was created: create a new token"
     fi
-    echo "install.sh: this machine has joined before: updating it without the join token" >&2
+    echo "install.sh: this machine has already joined this broker: updating it without the join token" >&2
   else
     [ -e /var/lib/farhand-agent/identity.json ] || [ -e /var/lib/farhand-agent/join-token ] || [ "$service" = no ] ||
       fail "a join token is needed: --join-token-file FILE, or the variable FARHAND_JOIN_TOKEN"
   fi
   case $from in
     https://* | http://127.* | http://localhost | http://localhost[:/]* | 'http://[::1]'*) ;;
-    *) fail "over $from others could replace the packages: a new join token is needed" ;;
+    *) fail "$from is not encrypted, so others could replace the packages: create a new join token" ;;
   esac
 }
 
@@ -153,7 +153,7 @@ leave() {
     point "$before"
     rm -rf "${place:?}/$name"
     if [ "$ran" = yes ] || is_running; then systemctl restart farhand-agent || true; fi
-    echo "install.sh: that failed; the version from before is back" >&2
+    echo "install.sh: the installation failed; the previous version was restored" >&2
   fi
   rm -rf "$folder"
 }

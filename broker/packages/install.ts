@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { home, shipped } from '../../shared/install-layout.ts';
 import { isLoopback } from '../../shared/loopback.ts';
 
-/** Addresses under which this broker is reached. */
+/** Addresses at which machines connect to this broker. */
 export interface Reached {
   /** URL of the REST API. */
   url: string;
@@ -14,7 +14,7 @@ export interface Reached {
   /** HOST:PORT set for agents by --public-grpc, otherwise empty. */
   publicGrpc: string;
   /**
-   * `sha256//BASE64` of the URL's key if the broker's own authority issued the certificate, otherwise empty.
+   * `sha256//BASE64` of the URL's key if the broker's own CA issued the certificate, otherwise empty.
    */
   pin: string;
 }
@@ -39,13 +39,13 @@ function readTemplate(): string {
  * of the machine.
  */
 export function wordsFor(token: string, name: string | undefined, { url, pin }: Reached): Words {
-  if (!url) return without('the broker does not run: make the token while it does');
+  if (!url) return without('the broker is not running: create the token while it runs');
   const { protocol, hostname } = new URL(url);
   if (everyAddress.includes(hostname))
-    return without('the broker does not know its name: start it with --public-url https://HOST:8420');
+    return without('the broker has no public address: start it with --public-url https://HOST:8420');
   if (protocol !== 'https:' && !isLoopback(hostname))
     return without(
-      `over ${url} others could replace what the machine runs: give the broker TLS, or --public-url with https`,
+      `${url} is not encrypted, so others could replace the agent: start the broker with --tls, or an https --public-url`,
     );
   const secured = protocol === 'https:' ? ` --proto '=https'` : '';
   const pinned = pin ? ` -k --pinnedpubkey ${pin}` : '';

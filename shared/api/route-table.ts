@@ -140,7 +140,7 @@ export interface Rights {
   may(scope: Scope): boolean;
   reaches(machine: MachineId): boolean;
   /**
-   * Ids of the machines that the key reaches; undefined if it reaches every machine, removed ones included.
+   * Ids of the machines that the key may use; undefined if it may use every machine, removed ones included.
    */
   reachable(): readonly MachineId[] | undefined;
 }

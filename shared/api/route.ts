@@ -188,14 +188,14 @@ export const tags = tagList(0);
 
 export const timestamp = z.string().meta({ format: 'date-time', examples: ['2026-11-21T10:00:00.000Z'] });
 
-/** Whether the day exists in its month; Date.parse would read February 30 as March 2. */
+/** True if the day exists in its month; Date.parse would read February 30 as March 2. */
 const isDay = (text: string): boolean =>
   Number(text.slice(8, 10)) <=
   new Date(Date.UTC(Number(text.slice(0, 4)), Number(text.slice(5, 7)), 0)).getUTCDate();
 
 /**
- * Whether the year in UTC has four digits. With an offset the year may become 10000 or -1, which ISO 8601
- * writes with a sign and six digits.
+ * True if the year in UTC has four digits. A time with an offset may be in the year 10000 or -1 of UTC, which
+ * ISO 8601 writes with a sign and six digits.
  */
 const isOfFourDigits = (text: string): boolean => new Date(text).toISOString().length === 24;
 
@@ -221,7 +221,7 @@ export const day = 86_400_000;
 export const milliseconds = (min: number, max: number) => z.int().min(min).max(max);
 
 // Schemas of ids, which authorization uses: the broker finds them in a route, looks up the object of each id,
-// and checks that the key reaches the object's machine.
+// and checks that the key may use the object's machine.
 const id = (prefix: string, noun: string) =>
   z
     .string()

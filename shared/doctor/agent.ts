@@ -26,9 +26,9 @@ async function joined(dataDir: string, broker: string | undefined): Promise<Find
   try {
     const machine = await readIdentity(dataDir);
     if (!machine?.machine_id)
-      return [fail('identity', `there is none in ${identityFile(dataDir)}`, joinAnew)];
+      return [fail('identity', `this machine has not joined (${identityFile(dataDir)})`, joinAnew)];
     if (machine.removed)
-      return [fail('identity', `${machine.machine_id} was removed at the broker`, joinAnew)];
+      return [fail('identity', `${machine.machine_id} was removed from the broker`, joinAnew)];
     const found = ok('identity', machine.machine_id);
     return broker ? [found, await reached(broker, machine.ca_certificate)] : [found];
   } catch (error) {
@@ -45,11 +45,11 @@ async function reached(broker: string, ca: string): Promise<Finding> {
   } catch (error) {
     const why = reason(error);
     const mend = /certificate|self.signed|issuer|verify/i.test(why)
-      ? 'another broker is there now: join it with another --data-dir and a new token'
-      : 'does the broker run, is its port open to this machine?';
+      ? 'another broker uses this address: join it with another --data-dir and a new join token'
+      : 'check that the broker runs and that firewalls let this machine connect to its port';
     const fault = clockFault(why);
     return fault
-      ? fail('clock', fault, 'timedatectl set-ntp true, or set it by hand')
+      ? fail('clock', fault, 'timedatectl set-ntp true, or set the clock by hand')
       : fail('broker', `${broker}: ${why}`, mend);
   }
 }
@@ -59,11 +59,11 @@ export async function unitState(name: string): Promise<Finding[]> {
   // systemd makes this directory when it boots a machine (sd_booted(3)).
   if (!existsSync('/run/systemd/system')) return [];
   const state = await stateOf(name).catch(() => undefined);
-  if (!state) return [warn('service', 'systemctl does not answer', 'see systemctl status for the reason')];
+  if (!state) return [warn('service', 'systemctl does not answer', 'run systemctl status to see why')];
   const { installed, active, status, exitStatus, result } = state;
   if (!installed) return [warn('service', `${name} is not installed`, `${name} install`)];
   const what = clean([`${name} is ${active}`, status].filter(Boolean).join(': '));
   if (active === 'active') return [ok('service', what)];
-  const why = exitStatus === 78 ? 'its configuration is bad, or the machine was removed' : result;
+  const why = exitStatus === 78 ? 'its configuration is wrong, or the machine was removed' : result;
   return [fail('service', `${what}: ${why}`, `see journalctl -u ${name} -n 50`)];
 }

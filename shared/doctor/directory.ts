@@ -56,9 +56,7 @@ export function demandAccess(directory: string): void {
   if (why) throw new StartError(why, 1);
 }
 
-/**
- * The error message if this user may not use the directory; undefined if access is allowed or it is missing.
- */
+/** The error message if this user may not use the directory; undefined if it is allowed or missing. */
 function refusedIn(directory: string): string | undefined {
   try {
     accessSync(directory, constants.R_OK | constants.W_OK | constants.X_OK);

@@ -17,7 +17,7 @@ export const fail = finding('fail');
 /** The text after the list of findings: how to repair each that is not ok. */
 export function mendText(findings: readonly Finding[]): string {
   const lines = findings.flatMap(({ check, mend }) => (mend === undefined ? [] : [`  ${check}: ${mend}`]));
-  return ['', ...(lines.length === 0 ? ['All is well.'] : ['To mend:', ...lines])].join('\n');
+  return ['', ...(lines.length === 0 ? ['No problem was found.'] : ['To repair:', ...lines])].join('\n');
 }
 
 /** The message of the innermost cause of an error. */

@@ -50,7 +50,7 @@ export async function* follow(first: Response, how: FollowOptions): AsyncGenerat
   }
 }
 
-/** Connects again; undefined if the broker cannot be reached now. */
+/** Connects again; undefined if the broker did not answer, so that another attempt follows. */
 async function reconnect(at: string | undefined, how: FollowOptions): Promise<Response | undefined> {
   try {
     return await how.connect(at);

@@ -1,7 +1,7 @@
 // Builds the HTTP request of a call: URL, headers and body from the input that its route describes.
 import type { Route } from '../api/route.ts';
 
-/** How to reach one broker: its address, the API key and the functions that send requests. */
+/** The address of one broker, the API key for it, and the functions that send requests to it. */
 export interface Connection {
   /** Address of the broker without /api/v1 and without a trailing slash. */
   baseUrl: string;
@@ -46,10 +46,7 @@ export function prepare(to: Connection, route: Route, input: Input, given: strin
   return { route, url: urlOf(to.baseUrl, route, input), headers, body, repeatable, idempotent };
 }
 
-/**
- * The WebSocket address of a terminal: the ticket in `stream_url`, at the address where this client reaches
- * the broker.
- */
+/** The WebSocket address of a terminal: this client's address of the broker, and the ticket in `stream_url`. */
 export function socketUrl(
   { baseUrl }: Connection,
   route: Route,
@@ -69,7 +66,7 @@ function urlOf(baseUrl: string, route: Route, input: Input): string {
 
 /** Encodes a path segment. Throws for "", "." and "..", which vanish from a URL and lead to another route. */
 function pathSegment(text: string, name: string): string {
-  if (/^\.{0,2}$/.test(text)) throw new TypeError(`${name} must be an id`);
+  if (/^\.{0,2}$/.test(text)) throw new TypeError(`${name} must not be empty, . or ..`);
   return encodeURIComponent(text);
 }
 

@@ -69,7 +69,7 @@ export async function orNoAnswer<T>(
   }
 }
 
-/** Whether a repeat of the request is safe; implements the table in docs/sdk.md. */
+/** True if a repeat of the request is safe, by the table in docs/sdk.md. */
 function mayRepeat(error: FarhandError, { route, repeatable, idempotent }: Prepared): boolean {
   if (!repeatable) return false;
   if (error.status === 429) return true;
@@ -84,7 +84,7 @@ function wasNeverSent({ cause }: FarhandError): boolean {
   return neverSent.includes(reasonOf(cause) ?? '');
 }
 
-/** Whether the connection failed, or a proxy reports that it cannot reach the broker now. */
+/** True if the connection failed, or if a proxy reports that it could not connect to the broker. */
 export function isTransient({ status }: FarhandError): boolean {
   return [0, 502, 503, 504].includes(status);
 }

@@ -54,7 +54,7 @@ const pollMs = 10;
 /** Bytes of input per message, well below the broker's limit. */
 const messageBytes = 64 * 1024;
 
-/** Opens the terminal after an attach call, at the address where this client reaches the broker. */
+/** Opens the terminal after an attach call, at this client's address of the broker. */
 export async function attachTerminal(
   to: Connection,
   route: Route,
@@ -128,7 +128,7 @@ function endingOf(code: number, reason: string): Ending {
 function explain(ending: Ending): string {
   if (ending.why === 'ended') return 'the session ended';
   return ending.why === 'lost'
-    ? `${ending.message}; an attach is good once, within 30 seconds`
+    ? `${ending.message}; a stream_url can be used once, within 30 seconds`
     : ending.why.replace('_', ' ');
 }
 

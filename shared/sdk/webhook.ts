@@ -92,7 +92,7 @@ async function signs(
 function standardKeyOf(secret: string): Uint8Array<ArrayBuffer> {
   const key = secret.startsWith('whsec_') ? fromBase64(secret.slice(6)) : new TextEncoder().encode(secret);
   // WebCrypto rejects an empty key.
-  if (key.length === 0) throw new SignatureError('the secret is empty, or no base64 behind whsec_');
+  if (key.length === 0) throw new SignatureError('the secret is empty, or is not base64 after whsec_');
   return key;
 }
 

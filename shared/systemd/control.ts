@@ -51,11 +51,11 @@ export async function must(file: string, args: readonly string[]): Promise<strin
 export function needSystemd(verb: string, root: boolean): void {
   if (!existsSync('/run/systemd/system')) {
     throw new StartError(
-      `${verb}: systemd does not run this machine; start the program by your own means`,
+      `${verb} needs systemd, which does not run on this machine: start the program another way`,
       1,
     );
   }
-  if (root && process.getuid?.() !== 0) throw new StartError(`${verb}: only root may do that; try sudo`, 1);
+  if (root && process.getuid?.() !== 0) throw new StartError(`${verb} must be run as root: use sudo`, 1);
 }
 
 export async function systemdVersion(): Promise<number> {

@@ -85,10 +85,10 @@ export async function install(service: Service, installation: Installation): Pro
   } catch (error) {
     const lines = (await complaints(name, since)).map((line) => `  ${line}`);
     const left = before.installed
-      ? 'What was installed before is back.'
-      : 'Nothing of it is left but the program itself.';
+      ? 'The previous installation was restored.'
+      : 'Everything that it had created was removed.';
     const failures = await rollBack(undo);
-    const end = failures.length === 0 ? [left] : ['Not everything could be taken back:', ...failures];
+    const end = failures.length === 0 ? [left] : ['Some changes could not be undone:', ...failures];
     throw new StartError([messageOf(error), ...lines, ...end].join('\n'), 1);
   }
 }
@@ -141,7 +141,7 @@ async function refuseHidden({ command, hidden }: Installation): Promise<void> {
     const above = hidden.find((directory) => real.startsWith(`${directory}/`));
     if (above) {
       throw new StartError(
-        `${real}: as a service it sees nothing below ${above}; put it elsewhere, as in /opt`,
+        `${real}: the service cannot read files below ${above}; move the program, for example to /opt`,
       );
     }
   }
@@ -158,7 +158,7 @@ async function settle({ name, settled }: Service): Promise<Report> {
   for (const until = monotonic() + settleMs; ; await sleep(200)) {
     const state = await stateOf(name);
     if (state.active === 'failed' || state.restarts >= mostRestarts) {
-      throw new StartError(`${name} does not stay up: ${state.status || state.result}`, 1);
+      throw new StartError(`${name} keeps failing: ${state.status || state.result}`, 1);
     }
     const good = state.active === 'active' && settled(state);
     if (good || monotonic() > until) return { ...state, settled: good, log: await lastLines(name, 5) };
@@ -180,8 +180,8 @@ export async function uninstall(service: Service, keep: boolean): Promise<void> 
   await must('rm', ['-rf', '--', dataOf(service)]);
   await place(settingsOf(service), undefined);
   await removeAccount(name, home).catch((error: unknown) => {
-    const way = `end what still runs as ${name}, then uninstall once more`;
-    throw new StartError(`all but its user is gone: ${messageOf(error)}; ${way}`, 1);
+    const way = `end the processes of user ${name}, then uninstall again`;
+    throw new StartError(`everything except its user was removed: ${messageOf(error)}; ${way}`, 1);
   });
 }
 
@@ -233,7 +233,7 @@ async function makeAccount(name: string, home: string | undefined): Promise<Acco
   const where = home ? ['--create-home', `--home-dir=${home}`] : ['--no-create-home', '--home-dir=/'];
   await must('useradd', ['--system', '--user-group', ...where, '--shell=/usr/sbin/nologin', name]);
   const made = await findAccount(name);
-  if (!made) throw new StartError(`useradd made no user ${name}`, 1);
+  if (!made) throw new StartError(`useradd succeeded, but there is no user ${name}`, 1);
   return made;
 }
 
@@ -255,7 +255,7 @@ async function findAccount(name: string): Promise<Account | undefined> {
 
 /**
  * Changes the owner of a data directory to this account. Stops the service first. Removes links, FIFOs and
- * sockets: with these the old owner could choose what the new owner, perhaps root, opens.
+ * sockets of the old owner, by which the new owner, perhaps root, could be made to open other files.
  */
 async function takeOver(service: string, directory: string, { uid, gid }: Account): Promise<void> {
   const owner = lstatSync(directory, { throwIfNoEntry: false })?.uid;

@@ -33,7 +33,9 @@ export function openNotify(env: Environment, pid: number, log: Logger): Notify {
     if (socket)
       sent = sent
         .then(() => send(socket, words))
-        .catch((error: unknown) => log.warn({ err: error }, 'systemd could not be notified'));
+        .catch((error: unknown) =>
+          log.warn({ err: error }, 'systemctl status may be outdated: systemd-notify failed'),
+        );
     return sent;
   };
   return {

@@ -43,7 +43,7 @@ export interface Plan extends Omit<Installation, 'command' | 'settings'> {
 }
 
 /**
- * Installs the service, or changes an installed one: settings of the earlier install stay unless given anew.
+ * Installs the service, or changes an installed one: settings of an earlier installation stay unless they are given again.
  */
 export async function installCommand<T extends Record<string, Setting> & { data_dir: Setting }>(
   service: Service,

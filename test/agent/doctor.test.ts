@@ -26,12 +26,16 @@ test('prints what is wrong with an agent and how to fix it, with exit code 1', a
   writeFileSync(join(damaged, 'identity.json'), '{', { mode: 0o600 });
   const cases: [string, string, RegExp][] = [
     [open, house.grpc, /^fail {2}directory +other users can use .*chmod/ms],
-    [temporaryFolder('empty'), house.grpc, /^fail {2}identity +there is none in .*join-tokens create/ms],
+    [
+      temporaryFolder('empty'),
+      house.grpc,
+      /^fail {2}identity +this machine has not joined .*join-tokens create/ms,
+    ],
     [damaged, house.grpc, /^fail {2}identity +\S+ is damaged: remove it and join again/ms],
     [
       removed.dataDir,
       house.grpc,
-      /^fail {2}identity +mach_\w+ was removed at the broker.*join-tokens create/ms,
+      /^fail {2}identity +mach_\w+ was removed from the broker.*join-tokens create/ms,
     ],
     [agent.dataDir, other.grpc, /^fail {2}broker .*another broker is there now/ms],
     [agent.dataDir, '127.0.0.1:2', /^fail {2}broker +127\.0\.0\.1:2: .*ECONNREFUSED.*does the broker run/ms],

@@ -70,7 +70,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(refused.code).toBe(1);
     expect(refused.stderr).toContain('--insecure-http');
     expect(refused.stderr).toContain('\n  farhand-broker: --http');
-    expect(refused.stderr).toContain('Nothing of it is left but the program itself.');
+    expect(refused.stderr).toContain('Everything that it had created was removed.');
     expect(await traces('farhand-broker')).toEqual([]);
     expect((await broker('status')).code).toBe(3);
     const pair = ['--tls-cert', '/root/x.pem', '--tls-key', '/root/x.pem'];
@@ -255,7 +255,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(data.capabilities.toSorted()).toEqual(['exec', 'metrics']);
     expect(data.name).toBe('box');
     const lost = await broker('install', '--http', '0.0.0.0:8420');
-    expect(lost.stderr).toContain('What was installed before is back.');
+    expect(lost.stderr).toContain('The previous installation was restored.');
     expect(lost.stderr).not.toContain('broker is up');
     await online();
     // A file has its own say, setting by setting: the lock stays.
@@ -329,7 +329,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     const left = box.run('runuser', '-u', 'farhand-agent', '--', 'sleep', '87004');
     await vi.waitFor(() => expect(sleepers(87_004)).toHaveLength(1));
     const held = await agent('uninstall');
-    expect(held).toMatchObject({ code: 1, stderr: expect.stringContaining('uninstall once more') });
+    expect(held).toMatchObject({ code: 1, stderr: expect.stringContaining('uninstall again') });
     expect(held.stdout).toContain(`farhand machines remove ${machine}\n`);
     expect((await box.run('ls', '/var/lib/farhand-agent')).code).toBe(2);
     for (const pid of sleepers(87_004)) process.kill(pid);

@@ -36,7 +36,7 @@ describe('farhand exec on one machine', () => {
     expect([late.code, late.err]).toEqual([124, expect.stringMatching(/^farhand: timeout/)]);
     expect(missing.code).not.toBe(0);
     expect(missing.err).toMatch(/^farhand: /);
-    expect([away.code, away.err]).toEqual([1, expect.stringContaining('there is no machine web-2')]);
+    expect([away.code, away.err]).toEqual([1, expect.stringContaining('no machine is named web-2')]);
   });
 
   test('takes one word as a line of shell, several as a program and its arguments', async () => {

@@ -77,7 +77,7 @@ describe('farhand files', () => {
     // What leads out is left out, and said.
     symlinkSync('/etc/passwd', join(here, 'tree/out'));
     const put = await farhand('files put', [join(here, 'tree'), join(here, 'large'), `web-1:${there}`]);
-    expect([put.code, put.err]).toEqual([0, expect.stringMatching(/^farhand: entry out: .*left out\n$/)]);
+    expect([put.code, put.err]).toEqual([0, expect.stringMatching(/^farhand: skipped a symlink: entry out: .*\n$/)]);
     spawnSync('rm', [join(here, 'tree/out')]);
     same(join(here, 'tree'), join(there, 'tree'));
     expect(readFileSync(join(there, 'large'))).toEqual(readFileSync(join(here, 'large')));
@@ -326,7 +326,7 @@ describe('farhand files, in edge cases', () => {
     const { code, err } = await put.ended;
     expect([code, err]).toEqual([
       130,
-      `farhand: interrupted; ${there}/tree holds what had arrived; repeat to send the rest\n`,
+      `farhand: interrupted; ${there}/tree has the files sent so far; repeat the command to send the rest\n`,
     ]);
     const back = temporaryFolder('back');
     const get = farhand.start('files get', [`web-1:${here}/tree`, join(back, 'tree')]);
@@ -385,7 +385,7 @@ describe('farhand files, in edge cases', () => {
     ]);
     expect([read, missing, full, through].map(({ code, err }) => [code, err])).toEqual([
       [1, 'farhand: /proc/self/mem: the disk reports an error (EIO); see dmesg\n'],
-      [1, `farhand: ${here}/none: does not exist (ENOENT); is the path right?\n`],
+      [1, `farhand: ${here}/none: does not exist (ENOENT); check the path\n`],
       [1, expect.stringMatching(/^farhand: \/dev\/full: the disk is full \(ENOSPC\); make room there .*\n$/)],
       [1, expect.stringMatching(/^farhand: \/etc\/passwd\/one: .* \(ENOTDIR\); is the path right\?\n$/)],
     ]);
@@ -476,7 +476,7 @@ describe('a hostile machine', () => {
     ]);
     const farhand = await openHostile((response) => void response.end(bytes));
     const { code, err } = await farhand('files get', [`${id}:/x`, join(folder, 'got')]);
-    expect([code, err.match(/left out/g)?.length]).toEqual([0, 3]);
+    expect([code, err.match(/skipped/g)?.length]).toEqual([0, 3]);
     expect(readdirSync(join(folder, 'got')).sort()).toEqual(['d', 'good']);
     expect(readlinkSync(join(folder, 'got/good'))).toBe('d/plain');
     expect(lstatSync(join(folder, 'got/d/plain')).mode & 0o7000).toBe(0);

@@ -51,7 +51,7 @@ describe('farhand login', () => {
       farhand('login', [house.url, '--key-stdin', '--pin', 'md5//x'], { input: 'k\n' }),
     ]);
     expect(answers.map(({ code }) => code)).toEqual([1, 1, 78, 2, 78]);
-    expect(answers[2]?.err).toContain('show the key to the network');
+    expect(answers[2]?.err).toContain('others on the network could read the API key');
     expect(existsSync(join(farhand.home, '.config'))).toBe(false);
   });
 
@@ -100,7 +100,7 @@ describe('farhand login', () => {
     ]);
     expect([unknown.code, wrong.code]).toEqual([1, 1]);
     expect(unknown.err).toContain('add --pin sha256//…; farhand whoami --data-dir DIR');
-    expect(wrong.err).toContain(`another key than the pinned one (${tls.pin})`);
+    expect(wrong.err).toContain(`public key (${tls.pin}) is not the pinned one`);
     expect(tls.through()).toBe(0);
     expect(
       (await farhand('login', [tls.url, '--key-stdin', '--pin', `${wrongPin};${tls.pin}`], { input })).code,
@@ -149,7 +149,7 @@ test('farhand login reads the environment, stores absolute paths, and reaches th
     farhand('login', ['http://192.0.2.1:8420', '--key-stdin'], { input: open }),
   ]);
   expect([agents.code, agents.err]).toEqual([1, expect.stringContaining('use 8420 for the REST API')]);
-  expect([clear.code, clear.err]).toEqual([78, expect.stringContaining('show the key')]);
+  expect([clear.code, clear.err]).toEqual([78, expect.stringContaining('could read the API key')]);
 });
 
 describe('farhand doctor', () => {
@@ -205,7 +205,7 @@ describe('farhand doctor', () => {
     const { code, out } = await farhand('doctor');
     expect(code).toBe(0);
     expect(out).toMatch(/^warn +agents +older than the broker \(\S+\): scripted \(0\.0\.0\)$/m);
-    expect(out).toMatch(/^warn +clocks +apart from the broker’s: scripted \((1d|23h 59m) behind\)$/m);
+    expect(out).toMatch(/^warn +clocks +differ from the broker’s: scripted \((1d|23h 59m) behind\)$/m);
     const list = await farhand('machines list');
     expect(list.out).toMatch(/^NAME +ID +STATUS +OS +VERSION /);
     expect(list.out).toMatch(/^scripted .* 0\.0\.0 /m);

@@ -226,7 +226,7 @@ test('a data directory that was mistyped does not become a broker', async () => 
     run('cli', ['auth', 'create-key', '--data-dir', other]),
   ]);
   for (const { code, stderr } of answers)
-    expect([code, stderr]).toEqual([78, expect.stringContaining('does not hold a broker’s data')]);
+    expect([code, stderr]).toEqual([78, expect.stringContaining('does not contain a broker’s data')]);
   expect([existsSync(none), existsSync(`${none}-copy`), readdirSync(other)]).toEqual([
     false,
     false,
@@ -250,13 +250,13 @@ test('a broker that holds its directory and does not listen yet is waited for up
   const release = takeDirectory(dataDir, 'broker');
   const asked = withSocket(dataDir, (client) => client.keys.me(), { startMs: 0 });
   await expect(asked).rejects.toThrow(
-    `a broker holds ${dataDir} and has not listened for 0 s: see systemctl`,
+    `a broker uses ${dataDir}, but does not listen after 0 s: see systemctl`,
   );
   const waiting = start('cli', ['auth', 'list-keys', '--data-dir', dataDir]);
   await waiting.said(/waiting for the broker/);
   release();
   const { code, stderr } = await waiting.ended;
-  expect([code, stderr]).toEqual([0, expect.stringMatching(/^farhand: waiting for the broker of .*\n$/)]);
+  expect([code, stderr]).toEqual([0, expect.stringMatching(/^farhand: waiting for the broker on .*\n$/)]);
 });
 
 test.skipIf(process.getuid?.() !== 0)(

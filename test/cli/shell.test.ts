@@ -170,8 +170,8 @@ describe('through pipes, farhand shell', () => {
       [['shell'], 2, /name either a machine or --session/],
       [['shell', 'web-1', '--session', 'sess_x'], 2, /name either/],
       [['shell', 'web-1', '--observe'], 2, /--observe needs --session/],
-      [['shell', 'web'], 1, /there is no machine web; there is: \w/],
-      [['shell', 'mach_none'], 1, /there is no machine mach_none/],
+      [['shell', 'web'], 1, /no machine is named web; names: \w/],
+      [['shell', 'mach_none'], 1, /no machine is named mach_none/],
       [['shell', '--session', 'sess_none'], 1, /no session has the id sess_none/],
       [['shell', 'twin'], 1, new RegExp(twins.map(({ machineId }) => machineId).join('|'))],
     ];

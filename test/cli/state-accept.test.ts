@@ -32,7 +32,7 @@ test('state accept refuses a broker that runs, a folder without one, and a file 
   const empty = temporaryFolder('empty');
   expect(accept(empty)).toMatchObject({
     status: 78,
-    stderr: expect.stringContaining('does not hold a broker'),
+    stderr: expect.stringContaining('does not contain a broker'),
   });
 }, 60_000);
 

@@ -155,7 +155,7 @@ test('machines are listed, inspected, tagged, renamed and removed, by id or by n
   ]);
   expect([unknown.code, unknown.err]).toEqual([
     1,
-    'farhand: there is no machine web-9; there is: db-1, web-1\n',
+    'farhand: no machine is named web-9; names: db-1, web-1\n',
   ]);
   expect(list.out.split('\n').map((row) => row.split(/ +/)[0])).toEqual(['NAME', 'db-1', 'web-1', '']);
   expect(tagged).toEqual([expect.objectContaining({ name: 'web-1' })]);
@@ -319,7 +319,7 @@ test('schedules are created, changed, enabled, disabled, run, inspected and remo
 test('a schedule is found by id, or by a unique name', async () => {
   const { house, agent, farhand } = await openScene();
   const other = await house.agent({ name: 'db-1' });
-  expect((await farhand('schedules get', ['backup'])).err).toBe('farhand: there is no schedule backup\n');
+  expect((await farhand('schedules get', ['backup'])).err).toBe('farhand: no schedule is named backup\n');
   const shape = { command: 'true', cron: '@yearly' };
   const make = (name: string, machine_id: string) =>
     house.client.schedules.create({ ...shape, name, machine_id });
@@ -345,7 +345,7 @@ test('a schedule is found by id, or by a unique name', async () => {
   ]);
   expect([unknown.code, unknown.err]).toEqual([
     1,
-    'farhand: there is no schedule back; there is: backup, sched_twin, sched_twin\n',
+    'farhand: no schedule is named back; names: backup, sched_twin, sched_twin\n',
   ]);
   expect([ambiguous.code, ambiguous.err]).toEqual([
     1,

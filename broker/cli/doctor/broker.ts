@@ -22,7 +22,7 @@ export async function examineBroker(place: Where): Promise<Finding[]> {
     if (reached.some(({ state }) => state === 'fail')) return reached;
     if (!apiKey) return [...reached, fail('key', 'none is configured', 'farhand login, or FARHAND_API_KEY')];
     if (insecure && !url.startsWith('https:'))
-      reached.push(warn('network', 'the key crosses it unencrypted', 'serve https: farhand-broker --tls'));
+      reached.push(warn('network', 'the API key is sent unencrypted', 'serve https: farhand-broker --tls'));
     const options = { baseUrl: url, apiKey, retries: 0, ...transport?.options };
     return [...reached, ...(await examineWithKey(options))];
   } finally {
@@ -43,8 +43,9 @@ async function reachUrl(url: string, ask: typeof fetch): Promise<Finding[]> {
 
 function readiness(url: string, { ok: ready, status }: Response): Finding {
   if (ready) return ok('broker', `${url} answers`);
-  if (status === 503) return warn('broker', `${url} accepts no work just now`, 'wait, then read its log');
-  const mend = 'check that it is a broker; leave out everything after host and port';
+  if (status === 503)
+    return warn('broker', `${url} is not ready for requests`, 'wait, or read the broker’s log');
+  const mend = 'check that the URL is a broker’s, with nothing after host and port';
   return fail('broker', `${url} answers ${status}`, mend);
 }
 
@@ -52,8 +53,8 @@ function adviceOn(why: string): string {
   if (/self.signed|unable to (verify|get)|pinned|certificate|altnames/i.test(why))
     return 'for a broker with its own certificate set FARHAND_PIN=sha256//… (tls_pin of GET /info) or FARHAND_CA=FILE';
   if (/ENOTFOUND|EAI_AGAIN/.test(why)) return 'check the host name';
-  if (/wrong version number|packet length/i.test(why)) return 'it speaks plain http: check the URL';
-  return 'check that it runs (farhand doctor --data-dir DIR there), host and port, and firewalls between';
+  if (/wrong version number|packet length/i.test(why)) return 'the server speaks plain http: check the URL';
+  return 'check host, port and firewalls, and on its machine that it runs (farhand doctor --data-dir DIR)';
 }
 
 function clock({ headers }: Response, before: number): Finding[] {
@@ -61,8 +62,8 @@ function clock({ headers }: Response, before: number): Finding[] {
   if (Number.isNaN(there)) return [];
   // One second is subtracted, because the Date header has whole seconds.
   const skew = Math.max(0, Math.abs(there - (before + now()) / 2) - 1000);
-  if (skew < mostSkewMs) return [ok('clock', 'as the broker’s')];
-  return [warn('clock', `${span(skew)} apart from the broker’s`, `on both: ${setClock}`)];
+  if (skew < mostSkewMs) return [ok('clock', 'agrees with the broker’s')];
+  return [warn('clock', `differs by ${span(skew)} from the broker’s`, `on both machines: ${setClock}`)];
 }
 
 async function examineWithKey(options: FarhandOptions): Promise<Finding[]> {
@@ -76,7 +77,7 @@ async function examineWithKey(options: FarhandOptions): Promise<Finding[]> {
     // StartError is thrown for a text that cannot be a key, such as two lines.
     if (!(error instanceof StartError || error instanceof FarhandError)) throw error;
     const code = error instanceof FarhandError ? ` (${clean(error.code)})` : '';
-    return [fail('key', `${clean(error.message)}${code}`, 'farhand login stores another one')];
+    return [fail('key', `${clean(error.message)}${code}`, 'store another key with farhand login')];
   }
 }
 
@@ -89,13 +90,13 @@ function key({ name, scopes, expires_at }: Awaited<ReturnType<Farhand['keys']['m
 
 function sameVersion(there: string): Finding {
   if (there === version) return ok('version', version);
-  const what = `this is ${version}, the broker is ${clean(there)}`;
+  const what = `this program is ${version}, the broker is ${clean(there)}`;
   return warn('version', what, 'install the farhand of the broker’s version');
 }
 
 async function agentPort(address: string, url: string): Promise<Finding> {
   const listening = hostPort.safeParse(address).data;
-  if (!listening) return warn('agents’ port', 'the broker has none', 'start it with --grpc HOST:PORT');
+  if (!listening) return warn('agents’ port', 'the broker listens on none', 'start it with --grpc HOST:PORT');
   // For a broker that listens on every address, the host of the URL is tried.
   const everywhere = /^(0\.0\.0\.0|::)$/.test(listening.host);
   const host = everywhere ? new URL(url).hostname.replace(/^\[|\]$/g, '') : listening.host;
@@ -104,7 +105,7 @@ async function agentPort(address: string, url: string): Promise<Finding> {
     return ok('agents’ port', `${host}:${listening.port} answers`);
   } catch (error) {
     const what = `${host}:${listening.port} does not answer from here: ${reason(error)}`;
-    return warn('agents’ port', what, 'agents need it: open it in the firewall between');
+    return warn('agents’ port', what, 'if agents connect from this network, open the port in the firewall');
   }
 }
 
@@ -112,7 +113,7 @@ async function machines(client: Farhand, scopes: readonly string[], version: str
   if (!scopes.some((scope) => scope === 'admin' || scope === 'machines:read')) return [];
   const include = 'agent_version,clock_offset_ms';
   const all = await Array.fromAsync(client.machines.list({ sort: 'name', include, limit: 100 }));
-  if (all.length === 0) return [warn('machines', 'there is none', 'farhand join-tokens create')];
+  if (all.length === 0) return [warn('machines', 'none has joined', 'farhand join-tokens create')];
   const online = all.filter(({ status }) => status === 'online');
   const away = all.filter((one) => !online.includes(one)).map(({ name }) => name);
   const old = all.filter(({ agent_version = '' }) => isOlder(agent_version, version));
@@ -121,14 +122,14 @@ async function machines(client: Farhand, scopes: readonly string[], version: str
   if (away.length > 0) found[0] = warn('machines', `offline: ${some(away)}`, 'on each: farhand-agent doctor');
   if (old.length > 0) {
     const what = some(old.map(({ name, agent_version }) => `${name} (${agent_version})`));
-    const mend = 'install the broker’s version on them';
+    const mend = 'install the broker’s version on these machines';
     found.push(warn('agents', `older than the broker (${version}): ${what}`, mend));
   }
   if (apart.length > 0) {
     const offsets = apart.map(({ name, clock_offset_ms = 0 }) => {
       return `${name} (${span(Math.abs(clock_offset_ms))} ${clock_offset_ms < 0 ? 'behind' : 'ahead'})`;
     });
-    found.push(warn('clocks', `apart from the broker’s: ${some(offsets)}`, `on them: ${setClock}`));
+    found.push(warn('clocks', `differ from the broker’s: ${some(offsets)}`, `on each: ${setClock}`));
   }
   return found;
 }

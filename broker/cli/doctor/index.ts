@@ -16,7 +16,7 @@ type DoctorOptions = Common & { agentDataDir?: string; broker?: string };
 
 export function addDoctor(program: Command): void {
   const spec = {
-    about: 'find what is wrong with a broker or the way to it; exit with 1 for a failure',
+    about: 'find problems of a broker and of the connection to it; exit with 1 for a failure',
     examples: [
       'farhand doctor',
       'farhand doctor --data-dir /var/lib/farhand-broker',
@@ -78,7 +78,7 @@ async function freePorts(): Promise<Finding> {
   for (const port of [8420, 8421]) if (await answers(reachPort('127.0.0.1', port))) taken.push(port);
   if (taken.length === 0) return ok('ports', '8420 and 8421 are free');
   const what = `another program listens on ${taken.join(' and ')}`;
-  return warn('ports', what, 'find it with ss -ltnp, or start the broker with other --http and --grpc');
+  return warn('ports', what, 'stop it (ss -ltnp shows it), or start the broker with other --http and --grpc');
 }
 
 const answers = (reached: Promise<void>): Promise<boolean> =>

@@ -37,7 +37,7 @@ export async function follow(client: Farhand, command_id: string, listener: List
     if ('from' in data) await listener.gap(data.stream, data.to - data.from);
     else await listener.output(data.stream, Buffer.from(data.data, data.encoding));
   }
-  throw new StartError(`the output of ${command_id} ended before the command did`, 1);
+  throw new StartError(`the stream of the output of ${command_id} ended before the command did`, 1);
 }
 
 /** The exit code of this program for the end of a command. */
@@ -52,7 +52,7 @@ export function explain({ status, exit_code, signal, reason }: Omit<End, 'durati
   const why = reason ? `: ${clean(reason)}` : '';
   if (status === 'completed') return;
   if (status !== 'failed') return `${status}${why}`;
-  if (exit_code === null) return `it could not be started${why}`;
+  if (exit_code === null) return `the command could not be started${why}`;
   return signal ? `killed by ${clean(signal)}` : undefined;
 }
 
@@ -88,19 +88,21 @@ export function jsonLines(command_id: string, more: Record<string, unknown> = {}
 export function cancelOnSignals(cancel: () => Promise<unknown>) {
   let code: number | undefined;
   /**
-   * Once the command has ended, errors of its cancellation are ignored: the connection may close before its
-   * answer.
+   * True once the command has ended. Then errors of the cancellation are ignored, because the connection may
+   * close before the broker has answered it.
    */
   let over = false;
   const stop = (as: number): void => {
     if (code !== undefined) process.exit(as);
     code = as;
     cancel().catch((error: unknown) => {
-      if (!over) hint(`farhand: cannot cancel: ${error instanceof Error ? error.message : String(error)}`);
+      if (!over)
+        hint(`farhand: cancelling failed: ${error instanceof Error ? error.message : String(error)}`);
     });
   };
   const forget = onStop((as) => {
-    if (process.stderr.isTTY && code === undefined) hint('farhand: cancelling; repeat to leave it running');
+    if (process.stderr.isTTY && code === undefined)
+      hint('farhand: cancelling; Ctrl-C again leaves the command running');
     stop(as);
   });
   const onLost = (): void => {

@@ -34,7 +34,7 @@ export async function runOnMany(
   const more = given({ machine_ids, tags, concurrency, max_failures, stdin });
   const batch = await client.batches.create({ ...params, ...more, wait: 0 });
   const { results } = batch;
-  if (results.length === 0) throw new UsageError('no machine matches');
+  if (results.length === 0) throw new UsageError(`no machine has all of these tags: ${tags?.join(', ')}`);
   if (detach) {
     await print(output, batch, () => [batch.id]);
     return 0;

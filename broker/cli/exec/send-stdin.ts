@@ -4,10 +4,7 @@ import { isatty } from 'node:tty';
 import { sleep } from '../../../shared/clock.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 
-/**
- * Whether standard input is to be sent; false for a terminal, for /dev/null, and if there is no standard
- * input.
- */
+/** True if standard input is to be sent: if it is open, and neither a terminal nor /dev/null. */
 export function hasInput(): boolean {
   try {
     const { rdev } = statSync('/dev/null');

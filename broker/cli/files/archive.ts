@@ -28,19 +28,17 @@ async function* packBelow(at: tar.Bytes, name: tar.Bytes, mode?: number): AsyncG
     const target = (await readlink(tar.bytes(at), { encoding: 'buffer' })).toString('latin1');
     if (staysInside(name, target)) yield tar.encodeHeader({ ...header, kind: 'symlink', target });
   } else if (stats.isFile()) yield* packFile(at, { ...header, mode: mode ?? header.mode });
-  else hint(`farhand: ${clean(tar.toText(at))} is no file, directory or symlink: left out`);
+  else hint(`farhand: skipped ${clean(tar.toText(at))}: it is not a file, directory or symlink`);
 }
 
-/**
- * Whether a symlink stays inside the archive; machines refuse an archive with a symlink that leads out of it.
- */
+/** True if a symlink stays inside the archive; machines refuse an archive with any other symlink. */
 function staysInside(name: tar.Bytes, target: tar.Bytes): boolean {
   try {
     tar.assertInside(name, target);
     return true;
   } catch (error) {
     if (!(error instanceof AppError)) throw error;
-    hint(`farhand: ${clean(error.message)}: left out`);
+    hint(`farhand: skipped a symlink: ${clean(error.message)}`);
     return false;
   }
 }
@@ -103,7 +101,7 @@ async function extractEntry(root: tar.Bytes, entry: tar.TarEntry, later: Later):
   } else if (entry.kind === 'symlink') {
     const { target = '' } = entry;
     if (staysInside(path, target)) later.links.push({ path, target });
-  } else if (entry.kind === 'link') hint(`farhand: ${clean(tar.toText(path))} is a hard link: left out`);
+  } else if (entry.kind === 'link') hint(`farhand: skipped ${clean(tar.toText(path))}: it is a hard link`);
   else {
     await makeParent(root, path);
     await writeChunks(tar.bytes(at), entry.body, 'wx', entry.mode & 0o777);

@@ -86,7 +86,7 @@ function matchText({ entry, line, text }: Match): string {
 }
 
 function hintRest({ truncated, unreadable }: { truncated: boolean; unreadable: number }): void {
-  if (truncated) hint('farhand: there are more matches; raise --limit to print them');
+  if (truncated) hint('farhand: not all matches were printed: raise --limit');
   if (unreadable > 0) hint(`farhand: ${unreadable} files could not be read`);
 }
 
@@ -108,12 +108,12 @@ function addTransfers(files: Command): void {
   };
   verb(files, 'get <paths...>', gets, get);
   const copies = {
-    about: 'copy from here, to here, between machines or on one; into a directory if the target is one',
+    about: 'copy to, from, between or on machines; into the target if it is a directory',
     examples: ['farhand files cp web-1:/srv/site web-2:/srv/'],
     flags: overwrite,
   } as const;
   verb(files, 'cp <from> <to>', copies, async (client, from, to, { overwrite = false, ...options }) => {
-    if (!isRemote(from) && !isRemote(to)) throw new UsageError('one of the two must be MACHINE:PATH');
+    if (!isRemote(from) && !isRemote(to)) throw new UsageError('one of the two paths must be MACHINE:PATH');
     if (!isRemote(from)) return put(client, [from, to], { ...options, overwrite });
     if (!isRemote(to)) return get(client, [from, to], { ...options, overwrite });
     const { machine_id, path: source } = await resolve(client, from);
@@ -182,7 +182,10 @@ function addChanges(files: Command): void {
   const removes = {
     about: 'delete files; links, not their targets',
     examples: ['farhand files rm -r --yes web-1:/srv/old'],
-    flags: { '-r, --recursive': 'delete directories with their content', '--yes': 'do not ask' },
+    flags: {
+      '-r, --recursive': 'delete directories with their content',
+      '--yes': 'do not ask',
+    },
   } as const;
   verb(files, 'rm <paths...>', removes, async (client, texts, { recursive = false, yes, output }) => {
     const paths = await Promise.all(texts.map((text) => resolve(client, text)));

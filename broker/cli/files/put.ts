@@ -35,7 +35,7 @@ export async function putEach(
   const target = await resolve(client, to);
   const directory = await isDirectory(client, target);
   if (directory && from.includes('-'))
-    throw new StartError(`${to} is a directory: name the file that standard input becomes`, 1);
+    throw new StartError(`${to} is a directory: name the file to write standard input to`, 1);
   const sources = from.map((one) => absolute(one));
   assertDistinct(sources, to, directory);
   const paths: string[] = [];
@@ -85,7 +85,7 @@ async function putBytes(
     hash,
   );
   if (sent.sha256 === hash.digest('hex')) return sent.path;
-  throw new StartError(`${sent.path} differs from what was sent: try again`, 1);
+  throw new StartError(`${sent.path} arrived with another SHA-256 than was sent: try again`, 1);
 }
 
 async function putTree(
@@ -104,7 +104,7 @@ async function putTree(
     if (!(signal.reason instanceof Interrupted)) throw error;
     throw new Interrupted(
       signal.reason.exitCode,
-      `${target.path} holds what had arrived; repeat to send the rest`,
+      `${target.path} has the files sent so far; repeat the command to send the rest`,
     );
   });
   return sent.path;

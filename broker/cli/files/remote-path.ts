@@ -43,16 +43,16 @@ export async function isDirectory(client: Farhand, path: RemotePath): Promise<bo
 /** Throws unless several sources have a directory as target and different names. */
 export function assertDistinct(sources: string[], to: string, toDirectory: boolean): void {
   if (sources.length < 2) return;
-  if (!toDirectory) throw new UsageError(`${to} is not a directory: several files need one`);
+  if (!toDirectory) throw new UsageError(`${to} is not a directory, which several sources need as target`);
   const names = sources.map(nameOf);
   const twice = names.find((name, at) => names.indexOf(name) < at);
   if (twice !== undefined)
-    throw new UsageError(`several of these are named ${twice}: one would replace the other`);
+    throw new UsageError(`several sources are named ${twice}: one would replace the other`);
 }
 
 /** The last part of a path. Throws for a path without a name, such as `..` or `~`. */
 export function nameOf(path: string): string {
   const name = posix.basename(path);
   if (name !== '' && name !== '..' && name !== '.' && name !== '~') return name;
-  throw new UsageError(`${path} has no name of its own: give the target a name`);
+  throw new UsageError(`${path} does not end in a name: add a name to the target`);
 }
