@@ -8,11 +8,11 @@ export interface Backoff {
 }
 
 /** Each delay is a random share of a ceiling that doubles from `first` to `most` milliseconds. */
-export function backoff({ first = 500, most = 30_000, random = Math.random } = {}): Backoff {
+export function backoff({ first = 500, most = 30_000 } = {}): Backoff {
   let ceiling = first;
   return {
     next() {
-      const wait = random() * ceiling;
+      const wait = Math.random() * ceiling;
       ceiling = Math.min(most, ceiling * 2);
       return wait;
     },

@@ -24,15 +24,6 @@ export interface Words {
   install_missing: string | null;
 }
 
-let template: string | undefined;
-function readTemplate(): string {
-  template ??= readFileSync(
-    shipped('install.sh', () => join(home, 'broker/packages/install.sh')),
-    'utf8',
-  );
-  return template;
-}
-
 /**
  * Makes the command line. The token reaches the script through a pipe from a shell builtin, so it never
  * appears in a process list. If the script cannot be fetched, the line exits with 1. `name` becomes the name
@@ -65,7 +56,11 @@ export function scriptFor({ url, grpc, publicGrpc, pin }: Reached): string {
   const port = grpc.slice(grpc.lastIndexOf(':') + 1);
   const broker = publicGrpc || (grpc && `${new URL(url).hostname}:${port}`);
   const values: Record<string, string> = { FROM: trimmed(url), PIN: pin, BROKER: broker };
-  return readTemplate().replace(/@(FROM|PIN|BROKER)@/g, (_whole, name: string) => quoted(values[name] ?? ''));
+  const template = readFileSync(
+    shipped('install.sh', () => join(home, 'broker/packages/install.sh')),
+    'utf8',
+  );
+  return template.replace(/@(FROM|PIN|BROKER)@/g, (_whole, name: string) => quoted(values[name] ?? ''));
 }
 
 function trimmed(url: string): string {

@@ -58,11 +58,7 @@ export const keys = {
     status: 201,
     idempotency: 'secret',
   }),
-  list: list('/api-keys', 'admin', {
-    summary: 'List API keys',
-    sort: ['name', 'created_at'],
-    reply: key,
-  }),
+  list: list('/api-keys', 'admin', { summary: 'List API keys', sort: ['name', 'created_at'], reply: key }),
   get: single('GET', '/api-keys/{key_id}', 'admin', { summary: 'Get an API key', reply: key }),
   me: single('GET', '/auth/me', 'any key', { summary: 'Get the API key of this request', reply: key }),
   update: single('PATCH', '/api-keys/{key_id}', 'admin', {

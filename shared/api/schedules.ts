@@ -184,8 +184,5 @@ export const schedules = {
     defaultSort: '-started_at',
     reply: run,
   }),
-  getRun: single('GET', '/runs/{run_id}', 'schedules:read', {
-    summary: 'Get a schedule run',
-    reply: run,
-  }),
+  getRun: single('GET', '/runs/{run_id}', 'schedules:read', { summary: 'Get a schedule run', reply: run }),
 };

@@ -55,13 +55,8 @@ function errorIn(text: string) {
 
 /** The error of a missing or incomplete answer. Its message names only the origin of the address. */
 export function noAnswer(origin: string, cause: unknown): FarhandError {
-  const why = reasonOf(cause) ?? 'the connection failed';
-  return new FarhandError(
-    0,
-    '',
-    { code: 'no_answer', message: `no answer from ${origin}: ${why}`, details: {} },
-    { cause },
-  );
+  const message = `no answer from ${origin}: ${reasonOf(cause) ?? 'the connection failed'}`;
+  return new FarhandError(0, '', { code: 'no_answer', message, details: {} }, { cause });
 }
 
 /**

@@ -21,12 +21,11 @@ export interface FollowOptions {
  * Milliseconds without data after which a connection counts as lost; the broker sends a comment every 15 s.
  */
 const silenceMs = 45_000;
-const waits = { first: 500, most: 30_000 };
 
 /** Yields the events of a response, and of the responses after each reconnect. */
 export async function* follow(first: Response, how: FollowOptions): AsyncGenerator<ReceivedEvent<unknown>> {
   const { signal, resumes, last } = how;
-  const pause = backoff(waits);
+  const pause = backoff();
   // The header gives the position before the first event: a loss before that event then misses nothing.
   let at = first.headers.get('x-last-event-id') ?? undefined;
   for (let response: Response | undefined = first; ; response = await reconnect(at, how)) {
@@ -56,12 +55,11 @@ async function reconnect(at: string | undefined, how: FollowOptions): Promise<Re
     return await how.connect(at);
   } catch (error) {
     how.signal?.throwIfAborted();
+    if (!(error instanceof FarhandError)) throw error;
+    const { status, code } = error;
     const transient =
-      error instanceof FarhandError &&
-      (error.status === 429 ||
-        error.code === 'unavailable' ||
-        (error.code === 'no_answer' && isTransient(error)));
-    if (transient) return undefined;
-    throw error;
+      status === 429 || code === 'unavailable' || (code === 'no_answer' && isTransient(error));
+    if (!transient) throw error;
+    return undefined;
   }
 }

@@ -80,17 +80,12 @@ function asText(value: unknown): string {
 }
 
 function bodyOf(route: Route, input: Input): { body: Prepared['body']; type?: string; repeatable: boolean } {
-  const elsewhere = new Set(
-    [route.params, route.query, route.headers].flatMap((shape) => Object.keys(shape)),
-  );
+  const elsewhere = new Set([route.params, route.query, route.headers].flatMap(Object.keys));
   const rest = Object.entries(input).filter(([name, value]) => !elsewhere.has(name) && value !== undefined);
   if (!route.accepts) {
     if (!route.body) return { body: {}, repeatable: true };
-    return {
-      body: { body: JSON.stringify(Object.fromEntries(rest)) },
-      type: 'application/json',
-      repeatable: true,
-    };
+    const json = JSON.stringify(Object.fromEntries(rest));
+    return { body: { body: json }, type: 'application/json', repeatable: true };
   }
   const content = contentOf(input.content);
   const fields = rest.filter(([name]) => name !== 'content');
@@ -132,7 +127,6 @@ function streamedForm(fields: [string, unknown][], content: ReadableStream<Uint8
 }
 
 function randomKey(): string {
-  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) =>
-    byte.toString(16).padStart(2, '0'),
-  ).join('');
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, '0')).join('');
 }

@@ -9,14 +9,7 @@ const waits = { first: 500, most: 8_000 };
 /** Longest Retry-After in milliseconds that the client waits for; for a longer one the call rejects. */
 const longestWait = 60_000;
 /** System errors after which no request was sent, because the connection failed. */
-const neverSent = [
-  'ECONNREFUSED',
-  'ENOTFOUND',
-  'EHOSTUNREACH',
-  'ENETUNREACH',
-  'EAI_AGAIN',
-  'UND_ERR_CONNECT_TIMEOUT',
-];
+const neverSent = /^(ECONNREFUSED|ENOTFOUND|EHOSTUNREACH|ENETUNREACH|EAI_AGAIN|UND_ERR_CONNECT_TIMEOUT)$/;
 
 /** Resolves with the result of `read` for a successful answer; rejects with FarhandError. */
 export async function send<T>(
@@ -81,7 +74,7 @@ function mayRepeat(error: FarhandError, { route, repeatable, idempotent }: Prepa
 }
 
 function wasNeverSent({ cause }: FarhandError): boolean {
-  return neverSent.includes(reasonOf(cause) ?? '');
+  return neverSent.test(reasonOf(cause) ?? '');
 }
 
 /** True if the connection failed, or if a proxy reports that it could not connect to the broker. */
