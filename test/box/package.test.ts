@@ -439,7 +439,9 @@ describe('the npm tarball', () => {
       const bin = join(folder, 'node_modules/.bin', name);
       await expect(execute(process.execPath, [...old, bin, '--version'])).rejects.toMatchObject({
         code: 1,
-        stderr: expect.stringMatching(new RegExp(`^${name}: Node v20.20.2 is not supported; install Node 22.*\\n$`)),
+        stderr: expect.stringMatching(
+          new RegExp(`^${name}: Node v20.20.2 is not supported; install Node 22.*\\n$`),
+        ),
       });
       // They are loaded by it, and have no word of its own time.
       expect(readFileSync(bin, 'utf8')).not.toMatch(/\bawait\b|\?\?|^import /m);

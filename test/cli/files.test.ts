@@ -77,7 +77,10 @@ describe('farhand files', () => {
     // What leads out is left out, and said.
     symlinkSync('/etc/passwd', join(here, 'tree/out'));
     const put = await farhand('files put', [join(here, 'tree'), join(here, 'large'), `web-1:${there}`]);
-    expect([put.code, put.err]).toEqual([0, expect.stringMatching(/^farhand: skipped a symlink: entry out: .*\n$/)]);
+    expect([put.code, put.err]).toEqual([
+      0,
+      expect.stringMatching(/^farhand: skipped a symlink: entry out: .*\n$/),
+    ]);
     spawnSync('rm', [join(here, 'tree/out')]);
     same(join(here, 'tree'), join(there, 'tree'));
     expect(readFileSync(join(there, 'large'))).toEqual(readFileSync(join(here, 'large')));
