@@ -35,7 +35,7 @@ async function take(actions: AsyncIterable<Action>, count: number): Promise<Acti
 test('a terminal that cannot be opened rejects with the next step, for a used ticket and an unreachable broker', async () => {
   const door = await openDoor();
   for (const url of [`ws://127.0.0.1:${door.port}${path}?ticket=wrong`, 'ws://127.0.0.1:1/']) {
-    await expect(openTerminal(new WebSocket(url), {})).rejects.toThrow(/cannot be opened: .*good once/);
+    await expect(openTerminal(new WebSocket(url), {})).rejects.toThrow(/cannot be opened: .*used once/);
   }
 });
 

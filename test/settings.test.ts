@@ -308,7 +308,7 @@ describe('the real programs', () => {
     ['farhand-broker', ['--http', '0.0.0.0:0'], {}, '--insecure-http'],
     ['farhand-broker', ['--tls', '--insecure-http'], {}, 'cannot be used with --tls'],
     ['farhand-broker', [], { FARHAND_KEEP_EVENTS: 'x' }, '--keep-events "x"'],
-    ['farhand-agent', [], {}, '--broker is needed'],
+    ['farhand-agent', [], {}, '--broker is required'],
     ['farhand-agent', ['--broker', '127.0.0.1:1'], {}, '--join-token'],
     ['farhand-agent', ['--broker', '127.0.0.1:1', '--join-token', 'x'], {}, 'join token is incomplete'],
   ])('%s ends with 78 for a bad configuration: %j %j', async (program, args, env, part) => {
@@ -332,7 +332,7 @@ describe('the real programs', () => {
         temporaryFolder('broker'),
       ];
       const { code, stderr } = await run('farhand-broker', [...free, '--log-level', 'warn', flag, address]);
-      expect([code, stderr]).toEqual([1, expect.stringContaining(`${flag} ${address} is taken`)]);
+      expect([code, stderr]).toEqual([1, expect.stringContaining(`${flag} ${address} is already in use`)]);
     },
   );
 
@@ -347,9 +347,14 @@ describe('the real programs', () => {
       'farhand-agent',
       ['--data-dir', '/etc/passwd/x'],
       1,
-      /^\/etc\/passwd\/x: .*\(ENOTDIR\); is the path right\?$/,
+      /^\/etc\/passwd\/x: .*\(ENOTDIR\); check the path$/,
     ],
-    ['farhand-agent', ['--config', '/no/such.toml'], 78, /^\/no\/such\.toml: does not exist \(ENOENT\); is/],
+    [
+      'farhand-agent',
+      ['--config', '/no/such.toml'],
+      78,
+      /^\/no\/such\.toml: does not exist \(ENOENT\); check/,
+    ],
     [
       'farhand-agent',
       ['--join-token-file', '/etc'],

@@ -272,7 +272,7 @@ test.skipIf(process.getuid?.() !== 0)(
     for (const { status, stdout, stderr } of received)
       expect([status, `${stdout}${stderr}`]).toEqual([
         1,
-        expect.stringMatching(/belongs to nobody: say sudo/),
+        expect.stringMatching(/belongs to nobody: run the same command with sudo/),
       ]);
   },
 );

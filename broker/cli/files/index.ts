@@ -182,10 +182,7 @@ function addChanges(files: Command): void {
   const removes = {
     about: 'delete files; links, not their targets',
     examples: ['farhand files rm -r --yes web-1:/srv/old'],
-    flags: {
-      '-r, --recursive': 'delete directories with their content',
-      '--yes': 'do not ask',
-    },
+    flags: { '-r, --recursive': 'delete directories with their content', '--yes': 'do not ask' },
   } as const;
   verb(files, 'rm <paths...>', removes, async (client, texts, { recursive = false, yes, output }) => {
     const paths = await Promise.all(texts.map((text) => resolve(client, text)));
