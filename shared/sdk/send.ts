@@ -49,7 +49,7 @@ export function textOf(response: Response, url: string, signal: AbortSignal | un
 }
 
 /** Turns any failure of `work` other than the caller's own signal into the error `no_answer`. */
-export async function orNoAnswer<T>(
+async function orNoAnswer<T>(
   url: string,
   signal: AbortSignal | undefined,
   work: () => Promise<T>,

@@ -27,7 +27,7 @@ export interface Service {
   settled(state: State): boolean;
 }
 
-export interface UnitValues {
+interface UnitValues {
   /** Program and arguments of the service; the first is an absolute path. */
   command: readonly string[];
   user: string;
