@@ -37,8 +37,12 @@ test('prints what is wrong with an agent and how to fix it, with exit code 1', a
       house.grpc,
       /^fail {2}identity +mach_\w+ was removed from the broker.*join-tokens create/ms,
     ],
-    [agent.dataDir, other.grpc, /^fail {2}broker .*another broker is there now/ms],
-    [agent.dataDir, '127.0.0.1:2', /^fail {2}broker +127\.0\.0\.1:2: .*ECONNREFUSED.*does the broker run/ms],
+    [agent.dataDir, other.grpc, /^fail {2}broker .*another broker uses this address/ms],
+    [
+      agent.dataDir,
+      '127.0.0.1:2',
+      /^fail {2}broker +127\.0\.0\.1:2: .*ECONNREFUSED.*check that the broker runs/ms,
+    ],
   ];
   for (const [dataDir, broker, text] of cases)
     expect(await examine(dataDir, broker)).toEqual({ code: 1, text: expect.stringMatching(text) });

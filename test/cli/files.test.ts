@@ -389,7 +389,7 @@ describe('farhand files, in edge cases', () => {
     expect([read, missing, full, through].map(({ code, err }) => [code, err])).toEqual([
       [1, 'farhand: /proc/self/mem: the disk reports an error (EIO); see dmesg\n'],
       [1, `farhand: ${here}/none: does not exist (ENOENT); check the path\n`],
-      [1, expect.stringMatching(/^farhand: \/dev\/full: the disk is full \(ENOSPC\); make room there .*\n$/)],
+      [1, expect.stringMatching(/^farhand: \/dev\/full: the disk is full \(ENOSPC\); delete files .*\n$/)],
       [1, expect.stringMatching(/^farhand: \/etc\/passwd\/one: .* \(ENOTDIR\); check the path\n$/)],
     ]);
   });

@@ -171,7 +171,7 @@ describe('farhand doctor', () => {
     const says = [
       /^fail +key +apiKey must be visible ASCII/m,
       /^fail +broker +none is configured.*farhand login URL/ms,
-      /^fail +broker +http:\/\/127.0.0.1:2 does not answer.*check that it runs/ms,
+      /^fail +broker +http:\/\/127.0.0.1:2 does not answer.*check host, port and firewalls/ms,
       /^fail +key .*unauthorized.*stores another one/ms,
       /^fail +broker .*FARHAND_PIN/ms,
       /^fail +directory +other users can use .*chmod/ms,

@@ -182,7 +182,9 @@ test('machines are listed, inspected, tagged, renamed and removed, by id or by n
   expect(strange.code).toBe(2);
   const [, strangely] = [await house.agent({ name: 'mach_db' }), await house.agent({ name: 'eu:db' })];
   expect((await farhand.json('machines get', ['mach_db'])).name).toBe('mach_db');
-  expect((await farhand('files cat', ['eu:db:/etc/hosts'])).err).toMatch(/no machine eu; there is: .*eu:db/);
+  expect((await farhand('files cat', ['eu:db:/etc/hosts'])).err).toMatch(
+    /no machine is named eu; names: .*eu:db/,
+  );
   for (const name of ['mach_db', strangely.machineId]) await farhand.json('machines remove', [name, '--yes']);
   expect(await farhand.json('machines remove', [agent.machineId, '--yes'])).toEqual({ deleted: true });
   expect((await house.client.machines.list()).total).toBe(1);
@@ -372,7 +374,7 @@ test('a schedule is found by id, or by a unique name', async () => {
   expect(items.map(({ id }) => id)).toEqual([twins[1].id]);
   for (let number = 0; number < 11; number++) await make(`a-${number}`, other.machineId);
   const many = await farhand('schedules get', ['backup']);
-  expect(many.err).toMatch(/there is: (a-\d+, ){9}a-\d+…\n$/);
+  expect(many.err).toMatch(/names: (a-\d+, ){9}a-\d+…\n$/);
 });
 
 test('webhooks are created, changed, tested, inspected and removed; the secret comes by standard input', async () => {
