@@ -1,8 +1,8 @@
-// Tests use real sockets, processes and files, so each file runs in a process of its own.
+// Tests use real sockets, processes and files, so worker processes run them, not threads.
 import { availableParallelism } from 'node:os';
 import { defineConfig } from 'vitest/config';
 
-/** By folder. Only `box` needs root and Debian packages; what each holds is said in CONTRIBUTING.md. */
+/** By folder. Only `box` needs root and Debian packages; CONTRIBUTING.md says what each one tests. */
 const tiers = {
   default: 'test/*.test.ts',
   cli: 'test/cli/*.test.ts',
@@ -11,6 +11,9 @@ const tiers = {
   box: 'test/box/*.test.ts',
   attack: 'test/attack/*.test.ts',
 };
+
+/** Tiers whose files run in the same worker processes, one after another. */
+const sharedProcess = ['default', 'cli'];
 
 export default defineConfig({
   test: {
@@ -27,7 +30,13 @@ export default defineConfig({
     setupFiles: ['test/setup.ts'],
     projects: Object.entries(tiers).map(([name, include]) => ({
       extends: true,
-      test: { name, include: [include], globalSetup: ['test/tiers.ts'] },
+      test: {
+        name,
+        include: [include],
+        globalSetup: ['test/global-setup.ts'],
+        // A process for each file costs a second of loading. It is worth that where tests break things.
+        isolate: !sharedProcess.includes(name),
+      },
     })),
   },
 });

@@ -9,7 +9,6 @@ import {
   readdirSync,
   readlinkSync,
   rmSync,
-  statSync,
   writeFileSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -18,9 +17,7 @@ import { expect, vi } from 'vitest';
 import { createFiles, type Files, type FilesOptions } from '../agent/files/index.ts';
 import type { AgentCall } from '../shared/agent-rpcs.ts';
 import { createLogger } from '../shared/logger.ts';
-
-/** Whether there is a second file system to write on. */
-export const twoDisks = existsSync('/dev/shm') && statSync('/dev/shm').dev !== statSync(tmpdir()).dev;
+import { otherDisk } from './other-disk.ts';
 
 export class Disk {
   readonly base = mkdtempSync(join(tmpdir(), 'farhand-disk-'));
@@ -35,7 +32,7 @@ export class Disk {
 
   constructor({ forbidden = 'root/forbidden', second = false } = {}) {
     this.forbidden = join(this.base, forbidden);
-    this.second = second && twoDisks ? mkdtempSync('/dev/shm/farhand-disk-') : '';
+    this.second = second && otherDisk ? mkdtempSync(join(otherDisk, 'farhand-disk-')) : '';
     chmodSync(this.base, 0o755);
     for (const directory of [this.root, this.outside, this.forbidden]) mkdirSync(directory);
     writeFileSync(join(this.outside, 'secret'), 'outside');

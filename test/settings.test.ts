@@ -236,6 +236,7 @@ test.each([
 // ---- The real programs
 
 const root = join(import.meta.dirname, '..');
+const { PATH, NODE_COMPILE_CACHE } = process.env;
 const mains = {
   'farhand-broker': 'broker/main.ts',
   'farhand-agent': 'agent/main.ts',
@@ -252,7 +253,7 @@ interface Ending {
 /** Runs a program to its end, in an environment of its own. */
 async function run(program: Program, args: string[], env: Environment = {}): Promise<Ending> {
   const child = spawn(process.execPath, [join(root, mains[program]), ...args], {
-    env: { PATH: process.env.PATH, FARHAND_DATA_DIR: temporaryFolder('data'), ...env },
+    env: { PATH, NODE_COMPILE_CACHE, FARHAND_DATA_DIR: temporaryFolder('data'), ...env },
     stdio: ['ignore', 'pipe', 'pipe'],
   });
   onTestFinished(() => void child.kill('SIGKILL'));

@@ -1,14 +1,10 @@
-// The three programs bundled as they are shipped: made once for all files of a run, removed at its end (tiers.ts).
+// The three programs bundled as they are shipped: made once for all files of a run, in its temporary folder.
 import { execFileSync } from 'node:child_process';
-import { existsSync, mkdirSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
-/** Of the run with this process id. */
-const folderOf = (pid: number): string => join(tmpdir(), `farhand-shipped-${pid}`);
-
-/** Each file of tests is a process of its own, started by that of the run. */
-export const shipped = folderOf(process.ppid);
+export const shipped = join(tmpdir(), 'shipped');
 
 /** The file of a program. */
 export function shippedProgram(name: 'farhand' | 'farhand-agent' | 'farhand-broker'): string {
@@ -25,9 +21,4 @@ export function shippedProgram(name: 'farhand' | 'farhand-agent' | 'farhand-brok
     for (let waited = 0; !existsSync(made) && waited < 60_000; waited += 50) Atomics.wait(sleeper, 0, 0, 50);
   }
   return join(shipped, 'lib', `${name}.js`);
-}
-
-/** Called by the process of the run. */
-export function removeShipped(): void {
-  rmSync(folderOf(process.pid), { recursive: true, force: true });
 }

@@ -37,7 +37,8 @@ import { createFiles, type Files } from '../../agent/files/index.ts';
 import type { ChangeFileRequest__Output } from '../../proto/types/farhand/agent/v1/ChangeFileRequest.ts';
 import { AppError } from '../../shared/errors.ts';
 import { createLogger } from '../../shared/logger.ts';
-import { call, Disk, isRoot, mayMount, printed, refused, tree, tries, twoDisks } from '../files-disk.ts';
+import { call, Disk, isRoot, mayMount, printed, refused, tree, tries } from '../files-disk.ts';
+import { otherDisk } from '../other-disk.ts';
 
 // ---- A disk of its own for each test
 
@@ -817,7 +818,7 @@ describe('moving', () => {
   });
 });
 
-describe.skipIf(!twoDisks)('moving between file systems (needs a second one)', () => {
+describe.skipIf(!otherDisk)('moving between file systems (needs a second one)', () => {
   test('a failed copy leaves the source whole and nothing at the destination', async () => {
     plant(path('dir'));
     execFileSync('mkfifo', [path('dir/zfifo')]);
@@ -991,7 +992,7 @@ describe('copying', () => {
     expect(statSync(path('log')).size).toBeGreaterThan(Number(bytes));
   });
 
-  test.skipIf(!twoDisks)(
+  test.skipIf(!otherDisk)(
     'a file that grows while it is moved to another disk stays where it is',
     async () => {
       writeFileSync(path('log'), Buffer.alloc(100_000_000, 'x'));

@@ -16,7 +16,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, beforeAll, beforeEach } from 'vitest';
 
 const checkout = join(import.meta.dirname, '../..');
-const base = join(tmpdir(), 'farhand-test-base-bookworm');
+const base = join(process.env.FARHAND_TEST_DISK ?? tmpdir(), 'farhand-test-base-bookworm');
 const packages = 'systemd,systemd-sysv,dbus,curl,ca-certificates';
 const bootMs = 60_000;
 

@@ -9,6 +9,7 @@ import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { withSocket } from '../../broker/cli/local-broker.ts';
 import { Farhand, type FarhandError } from '../../shared/sdk/index.ts';
 import { openHouse, temporaryFolder } from '../house.ts';
+import { otherDisk } from '../other-disk.ts';
 import { program } from '../programs.ts';
 import { shippedProgram } from '../shipped.ts';
 
@@ -139,13 +140,7 @@ test('a broker that is killed while it copies leaves nothing that looks whole, a
   expect(existsSync(inside)).toBe(false);
 }, 60_000);
 
-const otherDisk = existsSync('/dev/shm') && statSync('/dev/shm').dev !== statSync(temporaryRoot()).dev;
-
-function temporaryRoot(): string {
-  return process.env.TMPDIR ?? '/tmp';
-}
-
-test.runIf(otherDisk)(
+test.skipIf(!otherDisk)(
   'onto another file system it is whole or not there, also after kill -9',
   async () => {
     const { dataDir, client, machine_id } = await programs();
@@ -156,9 +151,9 @@ test.runIf(otherDisk)(
       secret: 'for us',
       enabled: false,
     });
-    const shm = mkdtempSync('/dev/shm/farhand-backup-');
-    onTestFinished(() => rmSync(shm, { recursive: true, force: true }));
-    const to = join(shm, 'copy');
+    const other = mkdtempSync(join(otherDisk ?? '', 'farhand-backup-'));
+    onTestFinished(() => rmSync(other, { recursive: true, force: true }));
+    const to = join(other, 'copy');
     // Somebody's own.
     mkdirSync(`${to}.partial`);
     const first = backup(['--data-dir', dataDir, '--to', to]);
@@ -170,7 +165,7 @@ test.runIf(otherDisk)(
       rmSync(to, { recursive: true });
     }
     const { code, stdout } = await backup(['--data-dir', dataDir, '--to', to, '-o', 'json']).ended;
-    const left = readdirSync(shm).filter((name) => !name.startsWith('copy.partial-'));
+    const left = readdirSync(other).filter((name) => !name.startsWith('copy.partial-'));
     expect([code, left.sort(), filesOf(to)]).toEqual([0, ['copy', 'copy.partial'], whole]);
     expect(JSON.parse(stdout)).toMatchObject({ directory: to, bytes: expect.any(Number) });
     expect(existsSync(join(dataDir, 'backup'))).toBe(false);

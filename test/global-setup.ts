@@ -1,0 +1,43 @@
+// Before the tests: generated types, which some of them compile against, and a temporary folder for the run. After them:
+// removes that folder and prints how to run less than everything.
+import { execFileSync } from 'node:child_process';
+import { chmodSync, existsSync, mkdtempSync, readFileSync, rmSync, statfsSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+
+const root = join(import.meta.dirname, '..');
+/** The files of a whole run take less at any time. */
+const enoughBytes = 4 * 1024 ** 3;
+
+export default function setup(): (() => void) | undefined {
+  // It runs once per tier, but the folder and the message are of the run.
+  if (process.env.FARHAND_TEST_DISK) return undefined;
+  if (!existsSync(join(root, 'proto/types')))
+    execFileSync(process.execPath, [join(root, 'scripts/generate.ts')]);
+  process.env.FARHAND_TEST_DISK = tmpdir();
+  const folder = mkdtempSync(join(process.env.TMPDIR ?? inMemory() ?? tmpdir(), 'farhand-tests-'));
+  // Tests start programs as other users too.
+  chmodSync(folder, 0o1777);
+  // Worker processes and all that tests start inherit both.
+  process.env.TMPDIR = folder;
+  process.env.NODE_COMPILE_CACHE ??= join(root, 'node_modules/.cache/node');
+  return () => {
+    rmSync(folder, { recursive: true, force: true });
+    console.log(
+      'one tier: npm test -- --project default (cli, agent, faults, attack, box); one file: npm test -- test/files.test.ts',
+    );
+  };
+}
+
+/**
+ * A file system in memory with enough space, from which programs may be run: every broker of a test waits for fsync some
+ * ten times, and on a disk that takes up to half of the time of the tests.
+ */
+function inMemory(): string | undefined {
+  const folder = '/dev/shm';
+  const mounts = existsSync('/proc/self/mounts') ? readFileSync('/proc/self/mounts', 'utf8').split('\n') : [];
+  const [, , type, options] = mounts.find((line) => line.split(' ')[1] === folder)?.split(' ') ?? [];
+  if (type !== 'tmpfs' || options?.split(',').includes('noexec')) return undefined;
+  const { bavail, bsize } = statfsSync(folder);
+  return bavail * bsize < enoughBytes ? undefined : folder;
+}
