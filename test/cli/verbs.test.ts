@@ -5,7 +5,7 @@ import type { Command } from 'commander';
 import { describe, expect, test } from 'vitest';
 import { createProgram } from '../../broker/cli/program.ts';
 import { openLine } from '../cli-bench.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
+import { type House, openHouse, temporaryFolder } from '../house.ts';
 import { openReceiver } from '../receivers.ts';
 import { scriptedMachine } from '../scripted-agent.ts';
 
@@ -437,6 +437,27 @@ test('events are listed, and followed as lines until Ctrl-C; the audit lists who
   const rows = await farhand.json('audit', ['--limit', '5']);
   expect(rows[0]).toHaveProperty('action');
   expect((await farhand('audit')).out).toMatch(/^WHEN +KEY +ACTION/);
+});
+
+test('farhand lists the history of a removed machine by its id, before and after a restart of the broker', async () => {
+  const house = await openHouse();
+  const { machineId: machine, ended } = await house.agent();
+  await house.client.commands.create({ machine_id: machine, command: 'true' });
+  await house.client.machines.remove({ machine_id: machine });
+  // It stops for good, and says so.
+  await ended.catch(() => undefined);
+  const verbs = ['commands list', 'events', 'audit'];
+  const look = async (at: Pick<House, 'url' | 'key'>) => {
+    const farhand = openLine(at);
+    const printed = await Promise.all(
+      verbs.map((verb) => farhand(verb, ['--machine', machine, '-o', 'json'])),
+    );
+    expect(printed.map(({ code, err }) => [code, err])).toEqual(verbs.map(() => [0, '']));
+    return printed.map(({ out }) => JSON.parse(out).length > 0);
+  };
+  expect(await look(house)).toEqual([true, true, true]);
+  await house.broker.close();
+  expect(await look(await openHouse({ dataDir: house.dataDir }))).toEqual([true, true, true]);
 });
 
 // ---- All of them

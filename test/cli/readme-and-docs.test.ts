@@ -7,15 +7,15 @@ import { text } from 'node:stream/consumers';
 import { promisify } from 'node:util';
 import type { Command } from 'commander';
 import { expect, onTestFinished, test, vi } from 'vitest';
-import { requiredCapabilities } from '../agent/allowed-capabilities.ts';
-import { createProgram } from '../broker/cli/program.ts';
-import { api } from '../shared/api/route-table.ts';
-import { codes } from '../shared/errors.ts';
-import { openHouse, temporaryFolder } from './house.ts';
-import { needs } from './needs.ts';
-import { openWebhookHouse } from './receivers.ts';
+import { requiredCapabilities } from '../../agent/allowed-capabilities.ts';
+import { createProgram } from '../../broker/cli/program.ts';
+import { api } from '../../shared/api/route-table.ts';
+import { codes } from '../../shared/errors.ts';
+import { openHouse, temporaryFolder } from '../house.ts';
+import { needs } from '../needs.ts';
+import { openWebhookHouse } from '../receivers.ts';
 
-const root = join(import.meta.dirname, '..');
+const root = join(import.meta.dirname, '../..');
 const read = (page: string): string => readFileSync(join(root, page), 'utf8');
 const guides = ['README.md', ...readdirSync(join(root, 'docs')).map((name) => `docs/${name}`)].filter(
   (page) => page.endsWith('.md'),

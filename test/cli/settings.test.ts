@@ -9,14 +9,14 @@ import { text } from 'node:stream/consumers';
 import { createServer as createTlsServer } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { z } from 'zod';
-import { agentSettings } from '../agent/config.ts';
-import { loadIdentity } from '../agent/identity.ts';
-import { brokerSettings } from '../broker/config.ts';
-import { loadAuthority } from '../broker/link/authority.ts';
-import { StartError, UsageError } from '../shared/errors.ts';
-import { nodeIsGood } from '../shared/program.ts';
-import { givenSettings, helpText, readSettings, settingsText } from '../shared/settings.ts';
-import { openHouse, temporaryFolder } from './house.ts';
+import { agentSettings } from '../../agent/config.ts';
+import { loadIdentity } from '../../agent/identity.ts';
+import { brokerSettings } from '../../broker/config.ts';
+import { loadAuthority } from '../../broker/link/authority.ts';
+import { StartError, UsageError } from '../../shared/errors.ts';
+import { nodeIsGood } from '../../shared/program.ts';
+import { givenSettings, helpText, readSettings, settingsText } from '../../shared/settings.ts';
+import { openHouse, temporaryFolder } from '../house.ts';
 
 type Environment = Record<string, string>;
 
@@ -235,7 +235,7 @@ test.each([
 
 // ---- The real programs
 
-const root = join(import.meta.dirname, '..');
+const root = join(import.meta.dirname, '../..');
 const { PATH, NODE_COMPILE_CACHE } = process.env;
 const mains = {
   'farhand-broker': 'broker/main.ts',
@@ -282,7 +282,7 @@ describe('the real programs', () => {
   test.each(['agent', 'broker'])('farhand-%s goes on when its output is not read', async (side) => {
     const fifo = join(temporaryFolder('fifo'), 'out');
     const gone = 'mkfifo "$0" && { (exec 3<"$0") & } && exec >"$0" && wait && exec "$@"';
-    const program = [process.execPath, join(import.meta.dirname, `../${side}/main.ts`), '--help'];
+    const program = [process.execPath, join(import.meta.dirname, `../../${side}/main.ts`), '--help'];
     const child = spawn('sh', ['-c', gone, fifo, ...program], { stdio: ['ignore', 'ignore', 'pipe'] });
     const [stderr, [code]] = await Promise.all([text(child.stderr), once(child, 'exit')]);
     expect([code, stderr]).toEqual([0, '']);

@@ -4,9 +4,9 @@ import { once } from 'node:events';
 import { closeSync, fstatSync, openSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { temporaryFolder } from './house.ts';
+import { temporaryFolder } from '../house.ts';
 
-const checkout = join(import.meta.dirname, '..');
+const checkout = join(import.meta.dirname, '../..');
 
 describe('the log of a program', () => {
   /** What a program with this source writes to standard error, which is a file; `<FILE>` is its device and inode. */

@@ -10,9 +10,9 @@ import {
   reporting,
   scriptedAway,
   soon,
-} from './command-bench.ts';
-import { type House, openHouse } from './house.ts';
-import { scriptedMachine } from './scripted-agent.ts';
+} from '../command-bench.ts';
+import { type House, openHouse } from '../house.ts';
+import { scriptedMachine } from '../scripted-agent.ts';
 
 const hour = 3_600_000;
 

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, test } from 'vitest';
 
-const heap = join(import.meta.dirname, '../shared/garbage-collection.ts');
+const heap = join(import.meta.dirname, '../../shared/garbage-collection.ts');
 
 /** Resident MiB of a process when it has 100 MiB of garbage, and after what it does `meanwhile`. */
 async function rush(meanwhile: string): Promise<{ full: number; after: number }> {

@@ -8,11 +8,11 @@ import { gzipSync } from 'node:zlib';
 import { verify } from '@octokit/webhooks-methods';
 import { Webhook } from 'standardwebhooks';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
-import { loadIdentity } from '../agent/identity.ts';
-import { loadAuthority } from '../broker/link/authority.ts';
-import { fakeClock } from './fake-clock.ts';
-import { temporaryFolder } from './house.ts';
-import { answering, openReceiver, openWebhookHouse, type Received, type WebhookHouse } from './receivers.ts';
+import { loadIdentity } from '../../agent/identity.ts';
+import { loadAuthority } from '../../broker/link/authority.ts';
+import { fakeClock } from '../fake-clock.ts';
+import { temporaryFolder } from '../house.ts';
+import { answering, openReceiver, openWebhookHouse, type Received, type WebhookHouse } from '../receivers.ts';
 
 /** Deliveries of a webhook, oldest first. */
 async function deliveriesOf(house: WebhookHouse, webhook_id: string) {
