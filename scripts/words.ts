@@ -28,7 +28,7 @@ const avoided: Avoided[] = [
   { name: 'shown', pattern: /\bshown\b/g, ceiling: 7 },
   { name: 'letGo', pattern: /\b(?:let|lets) go\b/g, ceiling: 0 },
   { name: 'demandX', pattern: /\bdemand [a-z]+(?=\()/g, ceiling: 3 },
-  { name: 'openX', pattern: /\bopen [a-z]+(?: [a-z]+)*(?=\()/g, ceiling: 1000 },
+  { name: 'openX', pattern: /\bopen [a-z]+(?: [a-z]+)*(?=\()/g, ceiling: 495 },
 ];
 
 /** Allowed uses of "open": objects that really are opened, and names of Node, the protos and the API. */
@@ -54,7 +54,7 @@ function filesBelow(folder: string, ending: RegExp): string[] {
 
 const read = (path: string): string => readFileSync(join(root, path), 'utf8');
 
-/** A path and its text with identifiers split into words: `openQuietHouse` becomes `open quiet house`. */
+/** A path and its text with identifiers split into words: `startQuietSystem` becomes `start quiet system`. */
 function wordsOf(path: string, text: string): string {
   return `${path}\n${text}`
     .replaceAll(/([a-z0-9])([A-Z])/g, '$1 $2')

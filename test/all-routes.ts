@@ -9,7 +9,14 @@ import { codesOf } from '../broker/http/openapi.ts';
 import { type IdNoun, idSchemas, type Route, type Scope } from '../shared/api/route.ts';
 import { allRoutes } from '../shared/api/route-table.ts';
 import { codes, isCode } from '../shared/errors.ts';
-import { type AgentHandle, type Answer, call, type House, openHouse, temporaryFolder } from './house.ts';
+import {
+  type AgentHandle,
+  type Answer,
+  call,
+  startFarhand,
+  type TestSystem,
+  temporaryFolder,
+} from './start-farhand.ts';
 
 // ---- Requests made from the schemas of a route
 
@@ -124,10 +131,10 @@ export function rawOf(route: Route, ids: Ids, known: Known, swap?: { at: string;
   };
 }
 
-// ---- A house with two machines, and calls into it
+// ---- A system with two machines, and calls into it
 
 export interface Scene {
-  house: House;
+  system: TestSystem;
   /** Nothing may ever appear in it. */
   folder: string;
   known: Known;
@@ -144,20 +151,20 @@ export interface Scene {
 export type Limit = 'machine_ids' | 'tags';
 
 export async function openScene(): Promise<Scene> {
-  const house = await openHouse();
+  const system = await startFarhand();
   const folder = temporaryFolder('untouched');
   const agents = [
-    await house.agent({ name: 'here', tags: 'here' }),
-    await house.agent({ name: 'there', tags: 'there' }),
+    await system.agent({ name: 'here', tags: 'here' }),
+    await system.agent({ name: 'there', tags: 'there' }),
   ];
   const [here, there] = await Promise.all([
-    furnish(house, agents[0]!, 'here'),
-    furnish(house, agents[1]!, 'there'),
+    furnish(system, agents[0]!, 'here'),
+    furnish(system, agents[1]!, 'there'),
   ]);
-  await settled(house);
+  await settled(system);
   const reach = { machine_ids: [here.machine], tags: ['here'] };
   return {
-    house,
+    system,
     folder,
     known: {
       path: join(folder, 'file'),
@@ -169,25 +176,25 @@ export async function openScene(): Promise<Scene> {
     there,
     agents,
     requestIds: [],
-    limited: async (own, by = 'machine_ids') => (await house.keyed(own, { [by]: reach[by] })).key,
+    limited: async (own, by = 'machine_ids') => (await system.keyed(own, { [by]: reach[by] })).key,
   };
 }
 
 /** A machine and one of everything that has an id; a new noun does not compile until it is here. */
-async function furnish(house: House, { machineId: machine }: AgentHandle, tag: string): Promise<Ids> {
+async function furnish(system: TestSystem, { machineId: machine }: AgentHandle, tag: string): Promise<Ids> {
   const [session, command, batch, key, token] = await Promise.all([
-    house.client.sessions.create({ machine_id: machine, shell: 'cat' }),
+    system.client.sessions.create({ machine_id: machine, shell: 'cat' }),
     // Long enough for its start to be an event.
-    house.client.commands.create({ machine_id: machine, command: 'cat', input: true, wait: 100 }),
-    house.client.batches.create({ machine_ids: [machine], command: 'true' }),
-    house.client.keys.create({ name: tag, scopes: ['files:read'] }),
-    house.client.joinTokens.create({ name: tag }),
+    system.client.commands.create({ machine_id: machine, command: 'cat', input: true, wait: 100 }),
+    system.client.batches.create({ machine_ids: [machine], command: 'true' }),
+    system.client.keys.create({ name: tag, scopes: ['files:read'] }),
+    system.client.joinTokens.create({ name: tag }),
   ]);
-  const schedule = await house.client.schedules.create({
+  const schedule = await system.client.schedules.create({
     ...{ machine_id: machine, name: tag, command: 'true', cron: '@yearly', catch_up: 'none' },
   });
-  await house.client.schedules.run({ schedule_id: schedule.id });
-  const { items } = await house.client.schedules.history({ schedule_id: schedule.id });
+  await system.client.schedules.run({ schedule_id: schedule.id });
+  const { items } = await system.client.schedules.history({ schedule_id: schedule.id });
   expect(session.status).toBe('CONNECTED');
   return {
     machine,
@@ -198,12 +205,15 @@ async function furnish(house: House, { machineId: machine }: AgentHandle, tag: s
     join_token: token.id,
     schedule: schedule.id,
     run: items[0]?.id ?? '',
-    ...(await deliveredTo(house, machine)),
+    ...(await deliveredTo(system, machine)),
   };
 }
 
 /** A webhook, and a delivery of it that fails: nothing may go there. */
-async function deliveredTo({ client }: House, machine: string): Promise<Pick<Ids, 'webhook' | 'delivery'>> {
+async function deliveredTo(
+  { client }: TestSystem,
+  machine: string,
+): Promise<Pick<Ids, 'webhook' | 'delivery'>> {
   const { id } = await client.webhooks.create({
     url: 'http://localhost:1/',
     events: ['command.*'],
@@ -215,7 +225,7 @@ async function deliveredTo({ client }: House, machine: string): Promise<Pick<Ids
 }
 
 /** Nothing is under way any more but what goes on for ever, so that whatever changes has a cause. */
-async function settled({ client }: House): Promise<void> {
+async function settled({ client }: TestSystem): Promise<void> {
   const { items: webhooks } = await client.webhooks.list();
   const busy = async (): Promise<number> => {
     const running = await client.commands.list({ status: 'running' });
@@ -261,7 +271,7 @@ export function addressOf(scene: Scene, route: Route, options: Ask = {}): string
     encodeURIComponent(String(params[name])),
   );
   const search = new URLSearchParams({ ...(query as Record<string, string>), ...options.query });
-  return `${scene.house.url}${route.base}${path}?${search.toString()}`;
+  return `${scene.system.url}${route.base}${path}?${search.toString()}`;
 }
 
 export async function ask(scene: Scene, route: Route, options: Ask = {}): Promise<Answer> {
@@ -269,7 +279,7 @@ export async function ask(scene: Scene, route: Route, options: Ask = {}): Promis
   const { body, type } =
     options.body === undefined ? bodyOf(route, raw, scene.known) : { body: options.body };
   const answer = await call(addressOf(scene, route, options), options.method ?? route.method, {
-    key: options.key === undefined ? scene.house.key : options.key,
+    key: options.key === undefined ? scene.system.key : options.key,
     ...(body !== undefined && { body }),
     headers: { ...(type && { 'Content-Type': type }), ...options.headers },
   });
@@ -307,11 +317,11 @@ export function refusalIn(answer: Answer): string {
 const byThemselves = /^(audit|key_|machine_facts|metrics|announced|sqlite_)/;
 
 /** What must be the same before and after calls that are refused: everything kept, to the last column. */
-function kept({ house, folder, agents }: Scene): Record<string, unknown> {
+function kept({ system, folder, agents }: Scene): Record<string, unknown> {
   return {
-    state: JSON.parse(readFileSync(join(house.dataDir, 'state.json'), 'utf8')),
-    history: rowsOf(join(house.dataDir, 'history.db')),
-    files: [folder, house.dataDir, ...agents.map(({ dataDir }) => dataDir)].map((directory) =>
+    state: JSON.parse(readFileSync(join(system.dataDir, 'state.json'), 'utf8')),
+    history: rowsOf(join(system.dataDir, 'history.db')),
+    files: [folder, system.dataDir, ...agents.map(({ dataDir }) => dataDir)].map((directory) =>
       readdirSync(directory, { recursive: true, encoding: 'utf8' })
         // A machine's own log is written a moment later.
         .filter((name) => !name.startsWith('activity.'))

@@ -1,4 +1,4 @@
-// The import rules of the house, one row each. A broken row prints the files and the reason for the rule.
+// The import rules of the project, one row each. A broken row prints the files and the reason for the rule.
 // Every row also proves on made-up files that it can fail.
 import { execFileSync } from 'node:child_process';
 import { readdirSync, readFileSync } from 'node:fs';
@@ -295,10 +295,10 @@ const order: Rule[] = [
       (target, path) => ['test', 'scripts'].some((room) => inRoom(target, room) && !inRoom(path, room)),
     ),
     breaks: [
-      { 'broker/a.ts': "import '../test/proxy.ts';" },
+      { 'broker/a.ts': "import '../test/tcp-proxy.ts';" },
       { 'test/a.ts': "import '../scripts/generate.ts';" },
     ],
-    keeps: { 'test/a.ts': "import './proxy.ts';", 'scripts/bench/a.ts': "import '../start.ts';" },
+    keeps: { 'test/a.ts': "import './tcp-proxy.ts';", 'scripts/bench/a.ts': "import '../start.ts';" },
   },
   {
     name: 'imports form no cycle',

@@ -9,35 +9,35 @@ import { openHistory } from '../broker/history.ts';
 import { startBroker } from '../broker/start/index.ts';
 import type { Deed } from '../shared/api/audit.ts';
 import { readSettings } from '../shared/settings.ts';
-import { leapingClock, soon } from './command-bench.ts';
-import { type House, openHouse, quiet, temporaryFolder } from './house.ts';
-import { giveAway } from './secrets.ts';
-import { all, hearing, line, refusalOf, streamsOf } from './streams-bench.ts';
+import { leapingClock, soon } from './commands-fixture.ts';
+import { giveAway } from './find-leaked-secrets.ts';
+import { all, hearing, line, refusalOf, streamsOf } from './grpc-fixture.ts';
+import { quiet, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
-type Query = Parameters<House['client']['audit']['list']>[0];
+type Query = Parameters<TestSystem['client']['audit']['list']>[0];
 
-async function rows({ client }: House, query: Query = {}) {
+async function rows({ client }: TestSystem, query: Query = {}) {
   return (await client.audit.list({ sort: 'created_at', limit: 100, ...query })).items;
 }
 
 /** `action result`, in the order in which it happened. */
-async function entries(house: House, query: Query = {}): Promise<string[]> {
-  return (await rows(house, query)).map(({ action, result }) => `${action} ${result}`);
+async function entries(system: TestSystem, query: Query = {}): Promise<string[]> {
+  return (await rows(system, query)).map(({ action, result }) => `${action} ${result}`);
 }
 
-/** A house with one machine and a folder on it. */
+/** A system with one machine and a folder on it. */
 async function onMachine() {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
-  return { house, machine_id, folder: temporaryFolder('audit') };
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
+  return { system, machine_id, folder: temporaryFolder('audit') };
 }
 
 // ---- What is refused
 
 describe('a refusal', () => {
   test('is recorded with its code for a valid key, and not for an invalid one', async () => {
-    const { house, machine_id } = await onMachine();
-    const { key, client } = await house.keyed(['machines:write', 'commands:execute'], { tags: ['none'] });
+    const { system, machine_id } = await onMachine();
+    const { key, client } = await system.keyed(['machines:write', 'commands:execute'], { tags: ['none'] });
     const { id, name } = await client.keys.me();
     const asked = [
       ['PATCH', `/machines/${machine_id}`, { name: 'x' }],
@@ -49,27 +49,27 @@ describe('a refusal', () => {
       ['GET', '/api-keys', undefined],
     ] as const;
     for (const [method, path, body] of asked) {
-      expect((await house.call(method, path, { key, body })).status).toBeGreaterThanOrEqual(400);
-      expect((await house.call(method, path, { key: 'wrong', body })).status).toBe(401);
+      expect((await system.call(method, path, { key, body })).status).toBeGreaterThanOrEqual(400);
+      expect((await system.call(method, path, { key: 'wrong', body })).status).toBe(401);
     }
-    expect(await entries(house, { key: id })).toEqual([
+    expect(await entries(system, { key: id })).toEqual([
       'machines.update forbidden',
       'webhooks.create forbidden',
       'commands.create invalid_request',
       'commands.create validation_failed',
       'commands.cancel command_not_found',
     ]);
-    const [first] = await rows(house, { key: id });
+    const [first] = await rows(system, { key: id });
     expect(first).toMatchObject({ key_name: name, machine_id, what: {}, address: '127.0.0.1' });
-    expect((await entries(house)).filter((row) => row.includes('unauthorized'))).toEqual([]);
+    expect((await entries(system)).filter((row) => row.includes('unauthorized'))).toEqual([]);
   });
 
   test('of the machine is recorded as well, and found by its request id', async () => {
-    const { house, machine_id, folder } = await onMachine();
-    const answer = await house.call('DELETE', `/machines/${machine_id}/files?path=${folder}/none`);
+    const { system, machine_id, folder } = await onMachine();
+    const answer = await system.call('DELETE', `/machines/${machine_id}/files?path=${folder}/none`);
     expect(answer.body.error.code).toBe('file_not_found');
     const request_id = answer.headers.get('x-request-id') ?? '';
-    expect(await rows(house, { request_id })).toMatchObject([
+    expect(await rows(system, { request_id })).toMatchObject([
       {
         action: 'files.remove',
         machine_id,
@@ -82,16 +82,16 @@ describe('a refusal', () => {
 
   test('repeated seventy times makes sixty rows, and one with the number left out', async () => {
     const clock = leapingClock();
-    const house = await openHouse();
-    const { key, client } = await house.keyed(['machines:read']);
+    const system = await startFarhand();
+    const { key, client } = await system.keyed(['machines:read']);
     const { id } = await client.keys.me();
-    for (let n = 0; n < 70; n += 1) await house.call('POST', '/commands', { key, body: {} });
-    expect(await entries(house, { key: id })).toEqual(Array(60).fill('commands.create forbidden'));
+    for (let n = 0; n < 70; n += 1) await system.call('POST', '/commands', { key, body: {} });
+    expect(await entries(system, { key: id })).toEqual(Array(60).fill('commands.create forbidden'));
     clock.leap(60_000);
-    const [last] = await rows(house, { key: id, action: 'refusals' });
+    const [last] = await rows(system, { key: id, action: 'refusals' });
     expect(last).toMatchObject({ key_id: id, machine_id: null, what: { left_out: 10 }, result: 'forbidden' });
-    await house.call('POST', '/commands', { key, body: {} });
-    expect((await entries(house, { key: id, action: 'commands.create' })).length).toBe(61);
+    await system.call('POST', '/commands', { key, body: {} });
+    expect((await entries(system, { key: id, action: 'commands.create' })).length).toBe(61);
   });
 
   test('of a request without a valid key is in the log, with its address and no secret, a few times a minute', async () => {
@@ -116,17 +116,17 @@ describe('a refusal', () => {
 // ---- What was done
 
 test('files, commands, input and settings are recorded by path and command line, never by content', async () => {
-  const { house, machine_id, folder } = await onMachine();
+  const { system, machine_id, folder } = await onMachine();
   const secret = 'correct-horse-battery';
-  const { client } = house;
+  const { client } = system;
   await client.files.write({ machine_id, path: join(folder, 'a'), content: secret });
   await client.files.put({ machine_id, path: join(folder, 'b'), content: new Blob([secret]) });
   await client.files.upload({ machine_id, path: join(folder, 'c'), content: new Blob([secret]) });
   const late = new FormData();
   late.set('file', new Blob([secret]));
   late.set('path', join(folder, 'd'));
-  const headers = { Authorization: `Bearer ${house.key}` };
-  const url = `${house.url}/api/v1/machines/${machine_id}/files/upload`;
+  const headers = { Authorization: `Bearer ${system.key}` };
+  const url = `${system.url}/api/v1/machines/${machine_id}/files/upload`;
   expect((await fetch(url, { method: 'POST', body: late, headers })).status).toBe(201);
   await client.files.read({ machine_id, path: join(folder, 'a') });
   await client.commands.create({ machine_id, command: 'cat', stdin: secret, env: { PASSWORD: secret } });
@@ -135,7 +135,7 @@ test('files, commands, input and settings are recorded by path and command line,
   await client.commands.input({ command_id: cat.id, data: secret, end: true });
   await client.webhooks.create({ url: `http://example.org/?${secret}`, events: ['command.*'], secret });
   giveAway(secret);
-  const found = await rows(house);
+  const found = await rows(system);
   expect(found.slice(-8).map(({ action, what }) => [action, what.path ?? what.command ?? ''])).toEqual([
     ['files.write', join(folder, 'a')],
     ['files.put', join(folder, 'b')],
@@ -151,20 +151,20 @@ test('files, commands, input and settings are recorded by path and command line,
 });
 
 test('gRPC calls are recorded like REST calls, except those that only read', async () => {
-  const { house, machine_id, folder } = await onMachine();
-  const client = await streamsOf(house);
+  const { system, machine_id, folder } = await onMachine();
+  const client = await streamsOf(system);
   const path = join(folder, 'a');
-  const before = (await rows(house)).length;
+  const before = (await rows(system)).length;
   await client.writeFile([{ open: { machine_id, path } }, { chunk: Buffer.from('x') }, { commit: {} }]);
   await all(client.readFile({ machine_id, path }));
   const asked = line<object>({ start: { machine_id, command: 'cat' } });
   const heard = all(client.exec(asked.requests));
-  await soon(async () => (await house.client.commands.list({ status: 'running' })).total).toBe(1);
+  await soon(async () => (await system.client.commands.list({ status: 'running' })).total).toBe(1);
   asked.send({ signal: 'SIGTERM' });
   await heard;
   const failed = await refusalOf(client.exec([{ start: { machine_id: 'mach_none', command: 'true' } }]));
   expect(failed.code).toBe('machine_not_found');
-  const found = (await rows(house)).slice(before);
+  const found = (await rows(system)).slice(before);
   expect(found.map(({ action, result }) => `${action} ${result}`)).toEqual([
     'files.put ok',
     'commands.create ok',
@@ -180,8 +180,8 @@ test('gRPC calls are recorded like REST calls, except those that only read', asy
 });
 
 test('the same signal over gRPC is recorded once a minute, each other one too', async () => {
-  const { house, machine_id } = await onMachine();
-  const client = await streamsOf(house);
+  const { system, machine_id } = await onMachine();
+  const client = await streamsOf(system);
   const command = "trap 'echo caught' USR1; echo ready; while :; do sleep 0.05; done";
   const asked = line<object>({ start: { machine_id, command } });
   const { heard, take } = hearing();
@@ -192,7 +192,7 @@ test('the same signal over gRPC is recorded once a minute, each other one too', 
     if (lines > sent) asked.send({ signal: lines < 4 ? 'SIGUSR1' : 'SIGKILL' });
     sent = lines;
   }
-  const signals = await rows(house, { action: 'commands.signal' });
+  const signals = await rows(system, { action: 'commands.signal' });
   expect(signals.map(({ what, result }) => [what.signal, result])).toEqual([
     ['SIGUSR1', 'ok'],
     ['SIGKILL', 'ok'],
@@ -200,11 +200,11 @@ test('the same signal over gRPC is recorded once a minute, each other one too', 
 });
 
 test('a declared change and its row are one commit', async () => {
-  const { house, machine_id } = await onMachine();
-  await house.client.machines.update({ machine_id, name: 'renamed' });
-  const { machines, outbox } = JSON.parse(readFileSync(join(house.dataDir, 'state.json'), 'utf8'));
+  const { system, machine_id } = await onMachine();
+  await system.client.machines.update({ machine_id, name: 'renamed' });
+  const { machines, outbox } = JSON.parse(readFileSync(join(system.dataDir, 'state.json'), 'utf8'));
   expect(machines[0].name).toBe('renamed');
-  const [row] = await rows(house, { action: 'machines.update' });
+  const [row] = await rows(system, { action: 'machines.update' });
   expect(outbox).toContainEqual(
     expect.objectContaining({ kind: 'audit', id: row?.id, deed: expect.objectContaining({ machine_id }) }),
   );
@@ -213,7 +213,7 @@ test('a declared change and its row are one commit', async () => {
 /** A broker that counts the transactions of its history, and those of them that record something. */
 async function counting() {
   const count = { writes: 0, appending: 0 };
-  const house = await openHouse({
+  const system = await startFarhand({
     tuning: {
       rooms({ history }) {
         const write = history.write.bind(history);
@@ -233,67 +233,68 @@ async function counting() {
       },
     },
   });
-  return { house, count };
+  return { system, count };
 }
 
 test('a change of a file, its event and its row are one transaction', async () => {
-  const { house, count } = await counting();
-  const { machineId: machine_id } = await house.agent();
+  const { system, count } = await counting();
+  const { machineId: machine_id } = await system.agent();
   const path = join(temporaryFolder('audit'), 'file');
-  await house.client.files.write({ machine_id, path, content: 'x' });
+  await system.client.files.write({ machine_id, path, content: 'x' });
   count.appending = 0;
-  await house.client.files.write({ machine_id, path, content: 'y' });
-  await house.client.files.remove({ machine_id, path });
+  await system.client.files.write({ machine_id, path, content: 'y' });
+  await system.client.files.remove({ machine_id, path });
   expect(count.appending).toBe(2);
-  expect(await entries(house, { machine_id })).toEqual([
+  expect(await entries(system, { machine_id })).toEqual([
     'files.write ok',
     'files.write ok',
     'files.remove ok',
   ]);
-  const { items } = await house.client.events.list({ machine_id, sort: 'created_at' });
+  const { items } = await system.client.events.list({ machine_id, sort: 'created_at' });
   expect(items.slice(-3).map(({ type }) => type)).toEqual(['file.uploaded', 'file.uploaded', 'file.deleted']);
 });
 
 test('a command and its row are one transaction, without one more', async () => {
-  const { house, count } = await counting();
-  const agent = await house.agent();
+  const { system, count } = await counting();
+  const agent = await system.agent();
   await agent.close();
-  await soon(async () => (await house.client.machines.list({ status: 'offline' })).total).toBe(1);
+  await soon(async () => (await system.client.machines.list({ status: 'offline' })).total).toBe(1);
   count.writes = 0;
   const params = { machine_id: agent.machineId, command: 'true', queue_for: 60_000 };
-  const { id } = await house.client.commands.async(params);
+  const { id } = await system.client.commands.async(params);
   expect(count.writes).toBe(1);
-  expect(await rows(house, { action: 'commands.async' })).toMatchObject([{ what: { command_id: id } }]);
+  expect(await rows(system, { action: 'commands.async' })).toMatchObject([{ what: { command_id: id } }]);
 });
 
 test('a batch has a row for each of its machines, and a repeat says that it did nothing', async () => {
-  const house = await openHouse();
-  const machine_ids = [(await house.agent()).machineId, (await house.agent()).machineId];
-  const ask = () => house.client.batches.create({ machine_ids, command: 'true' }, { idempotencyKey: 'once' });
+  const system = await startFarhand();
+  const machine_ids = [(await system.agent()).machineId, (await system.agent()).machineId];
+  const ask = () =>
+    system.client.batches.create({ machine_ids, command: 'true' }, { idempotencyKey: 'once' });
   const { id } = await ask();
-  const found = await rows(house, { action: 'batches.create' });
+  const found = await rows(system, { action: 'batches.create' });
   expect(found.map(({ machine_id }) => machine_id)).toEqual(machine_ids);
   expect(found[0]?.what).toEqual({ command: 'true', batch_id: id });
   await ask();
-  const again = (await rows(house, { action: 'batches.create' })).slice(2);
+  const again = (await rows(system, { action: 'batches.create' })).slice(2);
   expect(again).toMatchObject([{ result: 'ok', what: { replayed: true } }]);
 });
 
 // ---- Who may read it
 
 test('a limited admin reads the rows of its machines and its own, without details of other machines', async () => {
-  const house = await openHouse();
-  const [mine, other] = [(await house.agent()).machineId, (await house.agent()).machineId];
-  const { key, client } = await house.keyed(['admin'], { machine_ids: [mine] });
+  const system = await startFarhand();
+  const [mine, other] = [(await system.agent()).machineId, (await system.agent()).machineId];
+  const { key, client } = await system.keyed(['admin'], { machine_ids: [mine] });
   expect(
-    (await house.call('GET', '/audit', { key: (await house.keyed(['machines:read'])).key })).status,
+    (await system.call('GET', '/audit', { key: (await system.keyed(['machines:read'])).key })).status,
   ).toBe(403);
   const folder = temporaryFolder('audit');
-  await house.client.files.write({ machine_id: other, path: join(folder, 'theirs'), content: '' });
-  await house.client.files.write({ machine_id: mine, path: join(folder, 'mine'), content: '' });
+  await system.client.files.write({ machine_id: other, path: join(folder, 'theirs'), content: '' });
+  await system.client.files.write({ machine_id: mine, path: join(folder, 'mine'), content: '' });
   const copy = { source: join(folder, 'theirs'), destination: join(folder, 'copied') };
-  await house.client.files.copy({ machine_id: other, ...copy, destination_machine_id: mine });
-  await house.client.joinTokens.create({});
+  await system.client.files.copy({ machine_id: other, ...copy, destination_machine_id: mine });
+  await system.client.joinTokens.create({});
   await client.keys.create({ name: 'own', scopes: ['files:read'], machine_ids: [mine] });
   const seen = await client.audit.list({ sort: 'created_at' });
   expect(seen.items.map(({ action, machine_id, what }) => [action, machine_id, what.path])).toEqual([
@@ -303,10 +304,10 @@ test('a limited admin reads the rows of its machines and its own, without detail
   ]);
   expect(seen.total).toBe(3);
   expect(JSON.stringify(seen)).not.toMatch(new RegExp(`${other}|theirs`));
-  const copied = await rows(house, { action: 'files.copy' });
+  const copied = await rows(system, { action: 'files.copy' });
   expect(new Set(copied.map(({ machine_id }) => machine_id))).toEqual(new Set([mine, other]));
   expect(copied[0]?.what).toMatchObject(copy);
-  expect((await house.call('DELETE', '/audit', { key })).status).toBe(405);
+  expect((await system.call('DELETE', '/audit', { key })).status).toBe(405);
 });
 
 test('rows are deleted by age and by number, the oldest first, and one deed is recorded once', async () => {

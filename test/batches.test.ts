@@ -5,31 +5,31 @@ import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
 import type { Tuning } from '../broker/start/index.ts';
 import type { MachineId } from '../shared/api/route.ts';
-import { type Gate, gate, leapingClock, listen, nextCall, reporting, soon } from './command-bench.ts';
-import { type AgentHandle, type House, openHouse, temporaryFolder } from './house.ts';
-import { openProxy } from './proxy.ts';
+import { type Gate, gate, leapingClock, listen, nextCall, reporting, soon } from './commands-fixture.ts';
 import { joinScripted, scriptedMachine } from './scripted-agent.ts';
+import { type AgentHandle, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { openProxy } from './tcp-proxy.ts';
 
 const hour = 3_600_000;
 
-/** A house with so many machines, named m0, m1, … */
+/** A system with so many machines, named m0, m1, … */
 async function fleet(count: number, tagsOf: (n: number) => string = () => '') {
-  const house = await openHouse();
+  const system = await startFarhand();
   const agents: AgentHandle[] = [];
-  for (let n = 0; n < count; n += 1) agents.push(await house.agent({ name: `m${n}`, tags: tagsOf(n) }));
+  for (let n = 0; n < count; n += 1) agents.push(await system.agent({ name: `m${n}`, tags: tagsOf(n) }));
   const ids = agents.map(({ machineId }) => machineId);
-  return { house, agents, ids, ...batchesOf(house) };
+  return { system, agents, ids, ...batchesOf(system) };
 }
 
-function batchesOf(house: House) {
-  const { client } = house;
+function batchesOf(system: TestSystem) {
+  const { client } = system;
   return {
     run: (command: string, more: object) => client.batches.create({ command, wait: 50_000, ...more }),
     get: (batch_id: string) => client.batches.get({ batch_id }),
     /** The batch once every member has ended. */
     async ended(batch_id: string) {
       const { results } = await client.batches.get({ batch_id });
-      await Promise.all(results.map(({ id }) => listen(house, id)));
+      await Promise.all(results.map(({ id }) => listen(system, id)));
       return client.batches.get({ batch_id });
     },
   };
@@ -67,48 +67,48 @@ const refused: [what: string, params: object][] = [
 ];
 
 test('a batch that breaks the schema, or has no machine, is refused with 422, and nothing is stored', async () => {
-  const { house, ids } = await fleet(1, () => 'a');
+  const { system, ids } = await fleet(1, () => 'a');
   for (const [what, params] of refused) {
     const all = 'machine_ids' in params && params.machine_ids === 'all' && { machine_ids: ids };
     const body = { command: 'true', ...params, ...all };
-    const answer = await house.call('POST', '/commands/batch', { body });
+    const answer = await system.call('POST', '/commands/batch', { body });
     expect([what, answer.status, answer.body.error.code]).toEqual([what, 422, 'validation_failed']);
     expect(answer.body.error.details.issues.length).toBeGreaterThan(0);
   }
-  expect((await house.client.batches.list()).total).toBe(0);
-  expect((await house.client.commands.list()).total).toBe(0);
+  expect((await system.client.batches.list()).total).toBe(0);
+  expect((await system.client.commands.list()).total).toBe(0);
 });
 
 test('an unknown machine is 404, one beyond the key 403, and no machine runs anything', async () => {
-  const { house, ids } = await fleet(2);
-  const limited = await house.keyed(['commands:execute', 'commands:read'], { machine_ids: [ids[0]!] });
+  const { system, ids } = await fleet(2);
+  const limited = await system.keyed(['commands:execute', 'commands:read'], { machine_ids: [ids[0]!] });
   for (const [key, machine_ids, status, code] of [
-    [house.key, [ids[0], 'mach_none'], 404, 'machine_not_found'],
+    [system.key, [ids[0], 'mach_none'], 404, 'machine_not_found'],
     [limited.key, ids, 403, 'forbidden'],
     [limited.key, ['mach_none'], 403, 'forbidden'],
   ] as const) {
     const body = { machine_ids, command: 'true' };
-    const answer = await house.call('POST', '/commands/batch', { key, body });
+    const answer = await system.call('POST', '/commands/batch', { key, body });
     expect([answer.status, answer.body.error.code]).toEqual([status, code]);
   }
-  expect((await house.client.commands.list()).total).toBe(0);
+  expect((await system.client.commands.list()).total).toBe(0);
 });
 
 test('an id that names no batch is batch_not_found, and a key without the scope is forbidden', async () => {
-  const { house, ids, run } = await fleet(1);
+  const { system, ids, run } = await fleet(1);
   for (const method of ['GET', 'DELETE']) {
-    const { status, body } = await house.call(method, '/batches/batch_none');
+    const { status, body } = await system.call(method, '/batches/batch_none');
     expect([status, body.error.code]).toEqual([404, 'batch_not_found']);
   }
   const { id } = await run('true', { machine_ids: ids });
-  const reader = await house.keyed(['commands:read']);
-  expect((await house.call('DELETE', `/batches/${id}`, { key: reader.key })).status).toBe(403);
+  const reader = await system.keyed(['commands:read']);
+  expect((await system.call('DELETE', `/batches/${id}`, { key: reader.key })).status).toBe(403);
   const body = { machine_ids: ids, command: 'true' };
-  expect((await house.call('POST', '/commands/batch', { key: reader.key, body })).status).toBe(403);
+  expect((await system.call('POST', '/commands/batch', { key: reader.key, body })).status).toBe(403);
 });
 
 test('a batch runs on each machine once, reports the result of each, and its members can be listed', async () => {
-  const { house, ids, run } = await fleet(3);
+  const { system, ids, run } = await fleet(3);
   const batch = await run('echo "$WORD"; cat; [ ! -e $FILE ]', {
     ...{
       machine_ids: [...ids, ids[0], ids[1]],
@@ -138,27 +138,27 @@ test('a batch runs on each machine once, reports the result of each, and its mem
   expect(batch.results.map(({ machine_id }) => machine_id)).toEqual(ids);
   for (const result of batch.results)
     expect(result).toMatchObject({ batch_id: batch.id, status: 'completed', stdout: 'w\nin', exit_code: 0 });
-  const members = await house.client.commands.list({ batch_id: batch.id });
+  const members = await system.client.commands.list({ batch_id: batch.id });
   expect(members.total).toBe(3);
-  await house.client.commands.create({ machine_id: ids[0]!, command: 'true' });
-  expect((await house.client.commands.list({ batch_id: batch.id })).total).toBe(3);
+  await system.client.commands.create({ machine_id: ids[0]!, command: 'true' });
+  expect((await system.client.commands.list({ batch_id: batch.id })).total).toBe(3);
   const { results: _, ...listed } = batch;
-  expect((await house.client.batches.list()).items).toEqual([listed]);
-  expect((await house.call('GET', '/commands?batch_id=batch_none')).body.error.code).toBe('batch_not_found');
+  expect((await system.client.batches.list()).items).toEqual([listed]);
+  expect((await system.call('GET', '/commands?batch_id=batch_none')).body.error.code).toBe('batch_not_found');
 });
 
 test('by tags it runs where all of them are and where the key reaches, and nowhere else', async () => {
-  const { house, ids, run } = await fleet(4, (n) => ['web,prod', 'web', 'web,prod', 'prod'][n]!);
+  const { system, ids, run } = await fleet(4, (n) => ['web,prod', 'web', 'web,prod', 'prod'][n]!);
   const machinesOf = (batch: { results: { machine_id: string }[] }) =>
     new Set(batch.results.map(({ machine_id }) => machine_id));
   expect(machinesOf(await run('true', { tags: ['prod', 'web'] }))).toEqual(new Set([ids[0], ids[2]]));
-  const limited = await house.keyed(['commands:execute', 'commands:read'], {
+  const limited = await system.keyed(['commands:execute', 'commands:read'], {
     machine_ids: [ids[2]!, ids[3]!],
   });
   const theirs = await limited.client.batches.create({ command: 'true', tags: ['web'] });
   expect(machinesOf(theirs)).toEqual(new Set([ids[2]]));
   // Nor does it run where the key cannot see it.
-  expect((await house.client.commands.list({ batch_id: theirs.id })).total).toBe(1);
+  expect((await system.client.commands.list({ batch_id: theirs.id })).total).toBe(1);
   await expect(limited.client.batches.create({ command: 'true', tags: ['other'] })).rejects.toMatchObject({
     status: 422,
   });
@@ -174,7 +174,7 @@ test('a batch that did not complete everywhere is failed, and counts say why', a
 });
 
 test('no more than its concurrency ever run at once, and all of them run in the end', async () => {
-  const { house, ids, run, get, ended } = await fleet(7);
+  const { system, ids, run, get, ended } = await fleet(7);
   const { wait, open } = gate();
   const marks = marked(wait);
   const { id, results, status } = await run(marks.command, { machine_ids: ids, concurrency: 3, wait: 0 });
@@ -194,7 +194,7 @@ test('no more than its concurrency ever run at once, and all of them run in the 
   expect(await ended(id)).toMatchObject({ status: 'completed', counts: { completed: 7 } });
   expect(marks.ran()).toBe(7);
   expect(results.map(({ machine_id }) => machine_id)).toEqual(ids);
-  expect((await house.client.commands.list({ status: 'queued' })).total).toBe(0);
+  expect((await system.client.commands.list({ status: 'queued' })).total).toBe(0);
 });
 
 test('when more than max_failures did not complete the rest is expired and never runs', async () => {
@@ -234,13 +234,13 @@ test('offline members count as failures: with max_failures 0 nothing follows the
 });
 
 test('offline members that may wait delay no other member, and run when their machine is back', async () => {
-  const { house, ids, agents, run, get, ended } = await fleet(3);
+  const { system, ids, agents, run, get, ended } = await fleet(3);
   await agents[0]!.close();
   const { id } = await run('echo here', { machine_ids: ids, concurrency: 1, queue_for: hour, wait: 0 });
   await soon(async () => (await get(id)).counts).toMatchObject({ completed: 2, queued: 1 });
   const { results, status, finished_at } = await get(id);
   expect([results[0]?.status, status, finished_at]).toEqual(['queued', 'running', null]);
-  await house.agent({ dataDir: agents[0]!.dataDir });
+  await system.agent({ dataDir: agents[0]!.dataDir });
   expect(await ended(id)).toMatchObject({ status: 'completed', counts: { completed: 3 } });
 });
 
@@ -255,35 +255,35 @@ test('members that wait expire in their time, and the batch ends with them', asy
 });
 
 test('DELETE cancels what runs and what waits, and answers when all of it has ended', async () => {
-  const { house, ids, run, get } = await fleet(4);
+  const { system, ids, run, get } = await fleet(4);
   const { wait } = gate();
   const marks = marked(wait);
   const { id, results } = await run(marks.command, { machine_ids: ids, concurrency: 2, wait: 0 });
   await Promise.all(
-    results.slice(0, 2).map((one) => listen(house, one.id, undefined, ({ stdout }) => stdout.length > 0)),
+    results.slice(0, 2).map((one) => listen(system, one.id, undefined, ({ stdout }) => stdout.length > 0)),
   );
-  const cancelled = await house.client.batches.cancel({ batch_id: id });
+  const cancelled = await system.client.batches.cancel({ batch_id: id });
   expect(cancelled).toMatchObject({ status: 'cancelled', counts: { cancelled: 4 } });
   expect(cancelled.results.map(({ started_at }) => started_at === null)).toEqual([false, false, true, true]);
-  expect(await house.client.batches.cancel({ batch_id: id })).toEqual(cancelled);
+  expect(await system.client.batches.cancel({ batch_id: id })).toEqual(cancelled);
   expect(await get(id)).toEqual(cancelled);
   expect(marks.ran()).toBe(2);
 });
 
 test('cancelling one that has ended changes nothing, however it ended', async () => {
-  const { house, ids, run } = await fleet(1);
+  const { system, ids, run } = await fleet(1);
   for (const [command, status] of [
     ['true', 'completed'],
     ['false', 'failed'],
   ] as const) {
     const batch = await run(command, { machine_ids: ids });
     expect(batch.status).toBe(status);
-    expect(await house.client.batches.cancel({ batch_id: batch.id })).toEqual(batch);
+    expect(await system.client.batches.cancel({ batch_id: batch.id })).toEqual(batch);
   }
 });
 
 test('the command of a batch is stored once, and its secrets only while it is open', async () => {
-  const { house, ids, run } = await fleet(2);
+  const { system, ids, run } = await fleet(2);
   const { wait, open } = gate();
   const secret = { env: { TOKEN: 'hidden-9f2' }, stdin: 'hidden-7c1' };
   const batch = await run(`${wait}; echo $TOKEN; cat`, {
@@ -293,7 +293,7 @@ test('the command of a batch is stored once, and its secrets only while it is op
     ...secret,
   });
   const kept = (): number => {
-    const database = new DatabaseSync(join(house.dataDir, 'history.db'), { readOnly: true });
+    const database = new DatabaseSync(join(system.dataDir, 'history.db'), { readOnly: true });
     const count = (table: string) =>
       database.prepare(`SELECT count(*) AS n FROM ${table} WHERE spec LIKE '%hidden-9f2%'`).get()?.n;
     const both = Number(count('commands')) * 10 + Number(count('batches'));
@@ -303,17 +303,17 @@ test('the command of a batch is stored once, and its secrets only while it is op
   expect(kept()).toBe(1);
   open();
   open();
-  const ended = await Promise.all(batch.results.map(({ id }) => listen(house, id)));
+  const ended = await Promise.all(batch.results.map(({ id }) => listen(system, id)));
   expect(ended.map(({ stdout }) => stdout.toString())).toEqual(Array(2).fill('hidden-9f2\nhidden-7c1'));
   await soon(kept).toBe(0);
 });
 
 test('a command as long as a single one may be goes to a list of ten thousand, and is stored once', async () => {
-  const { house, ids, agents, run } = await fleet(2);
+  const { system, ids, agents, run } = await fleet(2);
   const machine_ids = Array.from({ length: 10_000 }, (_, n) => ids[n % 2]!);
   const text = `echo ran; : ${'x'.repeat(131_000)}`;
   const tooMany = { machine_ids: [...machine_ids, ids[0]], command: 'true' };
-  expect((await house.call('POST', '/commands/batch', { body: tooMany })).status).toBe(422);
+  expect((await system.call('POST', '/commands/batch', { body: tooMany })).status).toBe(422);
   const batch = await run(text, { machine_ids });
   expect(batch).toMatchObject({ status: 'completed', total: 2, command: text });
   expect(batch.results.map(({ stdout }) => stdout)).toEqual(['ran\n', 'ran\n']);
@@ -321,18 +321,18 @@ test('a command as long as a single one may be goes to a list of ten thousand, a
   const args = ['-c', 'echo "$0"', 'y'.repeat(60_000)];
   const waiting = await run('sh', { args, machine_ids: [ids[1]], queue_for: hour, wait: 0 });
 
-  const commandsOf = async ({ client }: House) =>
+  const commandsOf = async ({ client }: TestSystem) =>
     (await client.commands.list({ sort: 'created_at' })).items.map((one) => [one.command, one.args]);
   const expected = [...[text, text].map((one) => [one, null]), ['sh', args]];
-  expect(await commandsOf(house)).toEqual(expected);
-  const { items } = await house.client.events.list({ type: 'command.completed' });
+  expect(await commandsOf(system)).toEqual(expected);
+  const { items } = await system.client.events.list({ type: 'command.completed' });
   expect(items.map(({ data }) => data.command)).toEqual(Array(2).fill(text.slice(0, 4096)));
-  await house.broker.close();
-  const database = new DatabaseSync(join(house.dataDir, 'history.db'), { readOnly: true });
+  await system.broker.close();
+  const database = new DatabaseSync(join(system.dataDir, 'history.db'), { readOnly: true });
   const stored = database.prepare('SELECT command, args FROM commands').all();
   database.close();
   expect(stored).toEqual(Array(3).fill({ command: '', args: null }));
-  const again = await openHouse({ dataDir: house.dataDir });
+  const again = await startFarhand({ dataDir: system.dataDir });
   expect(await commandsOf(again)).toEqual(expected);
   await again.agent({ dataDir: agents[1]!.dataDir });
   const [last] = await batchesOf(again)
@@ -342,39 +342,39 @@ test('a command as long as a single one may be goes to a list of ten thousand, a
   expect(await again.client.commands.get({ command_id: last!.id })).toMatchObject({ command: 'sh', args });
 });
 
-/** A house with so many machines that have never been linked. */
+/** A system with so many machines that have never been linked. */
 async function largeFleet(count: number) {
   const stores: Parameters<NonNullable<Tuning['rooms']>>[0][] = [];
-  const house = await openHouse({ tuning: { rooms: (opened) => void stores.push(opened) } });
-  const { identity } = await scriptedMachine(house);
+  const system = await startFarhand({ tuning: { rooms: (opened) => void stores.push(opened) } });
+  const { identity } = await scriptedMachine(system);
   const { state, history } = stores[0]!;
   const first = state.machines.get(identity.machineId)!;
   const ids = Array.from({ length: count }, (_, n) => `mach_${String(n).padStart(22, '0')}` as MachineId);
   await state.change((draft) => {
     for (const id of ids) draft.put('machines', { ...first, id, name: id, public_key: id });
   });
-  return { house, history, ids };
+  return { system, history, ids };
 }
 
 test('a batch of many machines lists all of them at once, and DELETE ends all', async () => {
-  const { house, ids } = await largeFleet(1_100);
+  const { system, ids } = await largeFleet(1_100);
   const many = { machine_ids: ids, command: 'true', queue_for: hour, wait: 0 };
-  const made = await house.client.batches.create(many);
+  const made = await system.client.batches.create(many);
   expect(made).toMatchObject({ status: 'running', total: 1_100, counts: { queued: 1_100 } });
   expect(made.results.map(({ machine_id }) => machine_id)).toEqual(ids);
   const last = { command_id: made.results.at(-1)!.id };
-  expect(await house.client.commands.get(last)).toMatchObject({ status: 'queued', batch_id: made.id });
-  expect((await house.client.commands.cancel(last)).status).toBe('cancelled');
-  expect((await house.client.batches.list()).items).toMatchObject([{ id: made.id, total: 1_100 }]);
-  const cancelled = await house.client.batches.cancel({ batch_id: made.id });
+  expect(await system.client.commands.get(last)).toMatchObject({ status: 'queued', batch_id: made.id });
+  expect((await system.client.commands.cancel(last)).status).toBe('cancelled');
+  expect((await system.client.batches.list()).items).toMatchObject([{ id: made.id, total: 1_100 }]);
+  const cancelled = await system.client.batches.cancel({ batch_id: made.id });
   expect(cancelled).toMatchObject({ status: 'cancelled', counts: { cancelled: 1_100 } });
   expect(cancelled.results.map(({ id }) => id)).toEqual(made.results.map(({ id }) => id));
-  const rows = (await house.call('GET', '/audit?action=batches.create&limit=1')).body.meta.total;
+  const rows = (await system.call('GET', '/audit?action=batches.create&limit=1')).body.meta.total;
   expect(rows).toBe(1_100);
 });
 
 test('a batch that cannot be stored is refused whole, and the next one is stored', async () => {
-  const { house, history, ids } = await largeFleet(600);
+  const { system, history, ids } = await largeFleet(600);
   const write = history.write.bind(history);
   let fails = true;
   history.write = (change) =>
@@ -385,7 +385,7 @@ test('a batch that cannot be stored is refused whole, and the next one is stored
       return result;
     });
   const many = { machine_ids: ids, command: 'true', queue_for: hour, wait: 0 };
-  const totals = async ({ client }: House) => [
+  const totals = async ({ client }: TestSystem) => [
     (await client.batches.list()).total,
     (await client.commands.list()).total,
   ];
@@ -393,22 +393,22 @@ test('a batch that cannot be stored is refused whole, and the next one is stored
     [500, [0, 0]],
     [201, [1, 600]],
   ] as const) {
-    const answer = await house.call('POST', '/commands/batch', { body: many });
-    expect([answer.status, await totals(house)]).toEqual([status, stored]);
+    const answer = await system.call('POST', '/commands/batch', { body: many });
+    expect([answer.status, await totals(system)]).toEqual([status, stored]);
     fails = false;
   }
-  await house.broker.close();
-  const again = await openHouse({ dataDir: house.dataDir });
+  await system.broker.close();
+  const again = await startFarhand({ dataDir: system.dataDir });
   expect(await totals(again)).toEqual([1, 600]);
   expect((await again.client.batches.list()).items).toMatchObject([{ counts: { queued: 600 } }]);
 });
 
 test('a limited key sees the results of its machines only, and may not cancel what runs on others', async () => {
-  const { house, ids, run } = await fleet(3);
+  const { system, ids, run } = await fleet(3);
   const { wait, open } = gate();
   const batch = await run(`${wait}; exit 0`, { machine_ids: ids.slice(0, 2), wait: 0 });
-  const mine = await house.keyed(['commands:execute', 'commands:read'], { machine_ids: [ids[0]!] });
-  const none = await house.keyed(['commands:execute', 'commands:read'], { machine_ids: [ids[2]!] });
+  const mine = await system.keyed(['commands:execute', 'commands:read'], { machine_ids: [ids[0]!] });
+  const none = await system.keyed(['commands:execute', 'commands:read'], { machine_ids: [ids[2]!] });
   const seen = await mine.client.batches.get({ batch_id: batch.id });
   expect([seen.total, seen.results.map(({ machine_id }) => machine_id)]).toEqual([1, [ids[0]]]);
   expect((await mine.client.batches.list()).items).toMatchObject([{ id: batch.id, total: 1 }]);
@@ -418,14 +418,14 @@ test('a limited key sees the results of its machines only, and may not cancel wh
     ['DELETE', none],
     ['GET', none],
   ] as const) {
-    const { status, body } = await house.call(method, `/batches/${batch.id}`, { key });
+    const { status, body } = await system.call(method, `/batches/${batch.id}`, { key });
     expect([method, status, body.error.code]).toEqual([method, 403, 'forbidden']);
   }
-  const theirs = await house.call('GET', `/commands?batch_id=${batch.id}`, { key: mine.key });
+  const theirs = await system.call('GET', `/commands?batch_id=${batch.id}`, { key: mine.key });
   expect(theirs.body.meta.total).toBe(1);
   open();
   open();
-  const ended = await Promise.all(batch.results.map(({ id }) => listen(house, id)));
+  const ended = await Promise.all(batch.results.map(({ id }) => listen(system, id)));
   expect(ended.map(({ events }) => events.at(-1)?.data)).toMatchObject([
     { status: 'completed' },
     { status: 'completed' },
@@ -433,20 +433,24 @@ test('a limited key sees the results of its machines only, and may not cancel wh
 });
 
 test('over a restart of the broker a batch goes on, keeps its concurrency and runs nothing twice', async () => {
-  const house = await openHouse();
-  const proxy = await openProxy(house.grpc);
+  const system = await startFarhand();
+  const proxy = await openProxy(system.grpc);
   const agents = [];
-  for (let n = 0; n < 4; n += 1) agents.push(await house.agent({ through: proxy.address }));
+  for (let n = 0; n < 4; n += 1) agents.push(await system.agent({ through: proxy.address }));
   const { wait, open } = gate();
   const marks = marked(wait);
   const machine_ids = agents.map(({ machineId }) => machineId);
-  const { id, results } = await batchesOf(house).run(marks.command, { machine_ids, concurrency: 2, wait: 0 });
+  const { id, results } = await batchesOf(system).run(marks.command, {
+    machine_ids,
+    concurrency: 2,
+    wait: 0,
+  });
   await Promise.all(
-    results.slice(0, 2).map((one) => listen(house, one.id, undefined, ({ stdout }) => stdout.length > 0)),
+    results.slice(0, 2).map((one) => listen(system, one.id, undefined, ({ stdout }) => stdout.length > 0)),
   );
   proxy.forbid();
-  await house.broker.close();
-  const again = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
+  await system.broker.close();
+  const again = await startFarhand({ dataDir: system.dataDir, flags: ['--grpc', system.grpc] });
   const { get, ended } = batchesOf(again);
   const back = agents.map(({ linked }) => linked(true));
   proxy.allow();
@@ -466,15 +470,15 @@ test('over a restart of the broker a batch goes on, keeps its concurrency and ru
 
 test('members whose machines are not back a minute after a restart are expired, and not before', async () => {
   const clock = leapingClock();
-  const { house, ids, agents, run } = await fleet(2);
+  const { system, ids, agents, run } = await fleet(2);
   const { wait } = gate();
   const { id, results } = await run(wait, { machine_ids: ids, concurrency: 1, wait: 0 });
-  await soon(async () => (await house.client.commands.get({ command_id: results[0]!.id })).status).toBe(
+  await soon(async () => (await system.client.commands.get({ command_id: results[0]!.id })).status).toBe(
     'running',
   );
   for (const agent of agents) await agent.close();
-  await house.broker.close();
-  const again = await openHouse({ dataDir: house.dataDir });
+  await system.broker.close();
+  const again = await startFarhand({ dataDir: system.dataDir });
   await again.agent({ dataDir: agents[0]!.dataDir });
   await soon(async () => (await again.client.batches.get({ batch_id: id })).counts).toMatchObject({
     lost: 1,
@@ -487,11 +491,11 @@ test('members whose machines are not back a minute after a restart are expired, 
 });
 
 test('a machine that lies about its start again and again gets no second slot for its member', async () => {
-  const house = await openHouse();
-  const liar = await scriptedMachine(house);
-  const honest = [await scriptedMachine(house), await scriptedMachine(house)];
+  const system = await startFarhand();
+  const liar = await scriptedMachine(system);
+  const honest = [await scriptedMachine(system), await scriptedMachine(system)];
   const machine_ids = [liar, ...honest].map(({ identity }) => identity.machineId);
-  await house.client.batches.create({
+  await system.client.batches.create({
     command: 'true',
     machine_ids,
     concurrency: 1,
@@ -505,8 +509,8 @@ test('a machine that lies about its start again and again gets no second slot fo
   const again = await nextCall(liar, 'StartProcess');
   const first = honest.map((agent) => agent.next('call'));
   const early = Promise.race(first.map((call) => call.then(() => 'early')));
-  await house.client.machines.list();
-  expect(await Promise.race([early, house.client.machines.list().then(() => 'not yet')])).toBe('not yet');
+  await system.client.machines.list();
+  expect(await Promise.race([early, system.client.machines.list().then(() => 'not yet')])).toBe('not yet');
   const second = reporting(liar, again.call_id);
   second.started();
   second.exited(0);
@@ -515,30 +519,30 @@ test('a machine that lies about its start again and again gets no second slot fo
 });
 
 test('batches are listed newest first, page by page', async () => {
-  const { house, ids, run } = await fleet(1);
+  const { system, ids, run } = await fleet(1);
   const made: string[] = [];
   for (const n of [1, 2, 3]) made.push((await run(`echo ${n}`, { machine_ids: ids })).id);
-  const page = await house.client.batches.list({ limit: 2 });
+  const page = await system.client.batches.list({ limit: 2 });
   expect([page.total, page.has_more, page.items.map(({ command }) => command)]).toEqual([
     3,
     true,
     ['echo 3', 'echo 2'],
   ]);
-  const rest = await house.client.batches.list({ limit: 2, offset: 2, sort: '-created_at' });
+  const rest = await system.client.batches.list({ limit: 2, offset: 2, sort: '-created_at' });
   expect(rest.items.map(({ id }) => id)).toEqual(made.slice(0, 1));
-  expect((await house.call('GET', '/batches?sort=name')).status).toBe(400);
+  expect((await system.call('GET', '/batches?sort=name')).status).toBe(400);
 });
 
 test('a machine that never was online is an offline one', async () => {
-  const { house, ids, run } = await fleet(1);
-  const { machineId } = await joinScripted(house);
+  const { system, ids, run } = await fleet(1);
+  const { machineId } = await joinScripted(system);
   const batch = await run('true', { machine_ids: [machineId, ...ids] });
   expect(batch.results.map(({ reason }) => reason)).toEqual(['machine_offline', null]);
 });
 
 test('a member whose owner does not allow commands fails, and the others run', async () => {
-  const { house, ids, run } = await fleet(1);
-  const locked = await house.agent({ flags: ['--allow', 'metrics'] });
+  const { system, ids, run } = await fleet(1);
+  const locked = await system.agent({ flags: ['--allow', 'metrics'] });
   const batch = await run('echo here', { machine_ids: [locked.machineId, ...ids] });
   expect(batch).toMatchObject({ status: 'failed', counts: { completed: 1, failed: 1 } });
   expect(batch.results[0]?.reason).toMatch(/^permission_denied/);

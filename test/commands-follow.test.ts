@@ -11,42 +11,42 @@ import {
   output,
   reporting,
   soon,
-} from './command-bench.ts';
-import { openHouse } from './house.ts';
+} from './commands-fixture.ts';
 import { scriptedMachine } from './scripted-agent.ts';
+import { startFarhand } from './start-farhand.ts';
 
 async function scripted() {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const commands = commandsOn(house, agent.identity.machineId);
-  return { house, agent, ...commands };
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const commands = commandsOn(system, agent.identity.machineId);
+  return { system, agent, ...commands };
 }
 
 test.each(['1', '1.2.3', 'a.b', '-1.0', '1.', '1e3.0', '1000000000000000000.0'])(
   'a Last-Event-ID of %s is refused',
   async (last) => {
-    const { house, run } = await bench();
+    const { system, run } = await bench();
     const { id } = await run('true');
     const headers = { 'Last-Event-ID': last };
-    const { status, body } = await house.call('GET', `/commands/${id}/stream`, { headers });
+    const { status, body } = await system.call('GET', `/commands/${id}/stream`, { headers });
     expect([status, body.error.code]).toEqual([400, 'invalid_request']);
   },
 );
 
 test('events hold both streams with offsets and ids, text cut between characters, the rest in base64, the exit last', async () => {
-  const { house, agent, begin } = await scripted();
+  const { system, agent, begin } = await scripted();
   const id = await begin('true');
   const call = await nextCall(agent, 'StartProcess');
   const report = reporting(agent, call.call_id);
   const euro = Buffer.from('€');
   report.started();
   report.stdout(0, Buffer.concat([Buffer.from('a'), euro.subarray(0, 2)]));
-  const received = await listen(house, id, nothingReceived(), ({ events }) => events.length === 1);
+  const received = await listen(system, id, nothingReceived(), ({ events }) => events.length === 1);
   // The first bytes of a character wait for the others, and the id does not count them.
   expect(received.events).toEqual([
     { event: 'output', id: '1.0', data: { stream: 'stdout', offset: 0, data: 'a', encoding: 'utf-8' } },
   ]);
-  const rest = listen(house, id, received);
+  const rest = listen(system, id, received);
   report.stdout(3, Buffer.concat([euro.subarray(2), Buffer.from('\0b')]));
   await soon(() => received.events.length).toBe(2);
   report.stdout(6, Buffer.from([0xff]));
@@ -63,30 +63,30 @@ test('events hold both streams with offsets and ids, text cut between characters
     ['exit', '8.0', expect.objectContaining({ status: 'completed', exit_code: 0, stdout_bytes: 8 })],
   ]);
   // After the end it is still sent, from any offset.
-  const again = await listen(house, id, { ...nothingReceived(), at: '8.0' });
+  const again = await listen(system, id, { ...nothingReceived(), at: '8.0' });
   expect(again.events).toEqual(received.events.slice(-1));
-  const cutBefore = await listen(house, id, {
+  const cutBefore = await listen(system, id, {
     ...nothingReceived(),
     at: '7.0',
     stdout: received.stdout.subarray(0, 7),
   });
   expect(cutBefore.events).toEqual(received.events.slice(-2));
-  expect((await listen(house, id)).stdout).toEqual(received.stdout);
+  expect((await listen(system, id)).stdout).toEqual(received.stdout);
 });
 
 test('the head of a stream of events comes at once, though the command is silent', async () => {
-  const { house, begin } = await bench();
+  const { system, begin } = await bench();
   const { wait, open } = gate();
   const id = await begin(wait);
   const stop = new AbortController();
   // Resolves at the head.
-  await house.client.commands.stream({ command_id: id }, { signal: stop.signal });
+  await system.client.commands.stream({ command_id: id }, { signal: stop.signal });
   stop.abort();
   open();
 });
 
 test('a stream that is cut many times at random resumes exactly: nothing twice, nothing missing', async () => {
-  const { house, begin, ended } = await bench();
+  const { system, begin, ended } = await bench();
   const { wait, open } = gate();
   const shell = `seq 1 30000; seq 1 5000 >&2; printf '\\303'; ${wait}; printf '\\251\\377'; seq 1 30000; head -c 300000 /dev/urandom | tee /dev/stderr | wc -c`;
   const id = await begin(shell);
@@ -95,7 +95,7 @@ test('a stream that is cut many times at random resumes exactly: nothing twice, 
   while (!received.exit) {
     const so = received.events.length;
     const most = Math.floor(Math.random() * 2);
-    await listen(house, id, received, ({ events }) => events.length > so + most);
+    await listen(system, id, received, ({ events }) => events.length > so + most);
     cuts += 1;
     if (received.stdout.length > 100_000 && cuts > 0) {
       open();
@@ -106,13 +106,13 @@ test('a stream that is cut many times at random resumes exactly: nothing twice, 
   const { stdout_bytes, stderr_bytes } = await ended(id);
   expect([received.stdout.length, received.stderr.length]).toEqual([stdout_bytes, stderr_bytes]);
   for (const stream of ['stdout', 'stderr'] as const) {
-    const whole = await bytesOf(await output(house, id, `stream=${stream}`));
+    const whole = await bytesOf(await output(system, id, `stream=${stream}`));
     expect(received[stream].equals(whole)).toBe(true);
   }
 });
 
 test('the id of a gap is where the gap ends: who is cut there misses nothing', async () => {
-  const { house, agent, begin } = await scripted();
+  const { system, agent, begin } = await scripted();
   const id = await begin('true');
   const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
   report.started();
@@ -121,29 +121,29 @@ test('the id of a gap is where the gap ends: who is cut there misses nothing', a
   report.stdout(10, 'def');
   report.exited(13);
   report.end();
-  await listen(house, id);
-  const received = await listen(house, id, nothingReceived(), ({ gaps }) => gaps.length > 0);
+  await listen(system, id);
+  const received = await listen(system, id, nothingReceived(), ({ gaps }) => gaps.length > 0);
   expect([received.gaps, received.at]).toEqual([[[3, 10]], '10.0']);
-  await listen(house, id, received);
+  await listen(system, id, received);
   expect(received.stdout.toString()).toBe('abcdef');
 });
 
 test('whose key is revoked is cut off in the middle, from bytes and events', async () => {
-  const { house, begin } = await bench();
+  const { system, begin } = await bench();
   const { wait, open } = gate();
   const id = await begin(`echo begun; ${wait}`);
-  const { key, client } = await house.keyed(['commands:read']);
+  const { key, client } = await system.keyed(['commands:read']);
   const reading = [
-    await output({ url: house.url, key }, id, 'follow=true'),
-    await output({ url: house.url, key }, id, '', {}, 'stream'),
+    await output({ url: system.url, key }, id, 'follow=true'),
+    await output({ url: system.url, key }, id, '', {}, 'stream'),
   ];
-  await house.client.keys.remove({ key_id: (await client.keys.me()).id });
+  await system.client.keys.remove({ key_id: (await client.keys.me()).id });
   for (const response of reading) await expect(response.text()).rejects.toThrow();
   open();
 });
 
 test('an agent whose offsets overlap is heard once, and one that repeats or falls back changes nothing', async () => {
-  const { house, agent, begin, ended } = await scripted();
+  const { system, agent, begin, ended } = await scripted();
   const id = await begin('true');
   const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
   report.started();
@@ -160,11 +160,11 @@ test('an agent whose offsets overlap is heard once, and one that repeats or fall
   report.exited(4);
   report.end();
   expect(await ended(id)).toMatchObject({ stdout: 'abcdefghijkl', stdout_bytes: 12, stdout_start: 0 });
-  expect(await (await output(house, id)).text()).toBe('abcdefghijkl');
+  expect(await (await output(system, id)).text()).toBe('abcdefghijkl');
 });
 
 test('gaps in the middle and at the end are counted and reported, and the output is marked as incomplete', async () => {
-  const { house, agent, begin, ended, get } = await scripted();
+  const { system, agent, begin, ended, get } = await scripted();
   const id = await begin('true');
   const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
   report.started();
@@ -174,7 +174,7 @@ test('gaps in the middle and at the end are counted and reported, and the output
   report.end();
   const record = await ended(id);
   expect(record).toMatchObject({ stdout_bytes: 20, stdout_truncated: true, status: 'completed' });
-  const received = await listen(house, id);
+  const received = await listen(system, id);
   expect([received.stdout.toString(), received.gaps]).toEqual([
     'abcdef',
     [
@@ -182,12 +182,12 @@ test('gaps in the middle and at the end are counted and reported, and the output
       [13, 20],
     ],
   ]);
-  await expect(output(house, id).then((response) => response.text())).rejects.toThrow();
+  await expect(output(system, id).then((response) => response.text())).rejects.toThrow();
   expect(await get(id)).toEqual(record);
 });
 
 test('a small output that lacks its end says where what can be had starts', async () => {
-  const { house, agent, begin, ended } = await scripted();
+  const { system, agent, begin, ended } = await scripted();
   const id = await begin('true');
   const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
   report.started();
@@ -195,13 +195,13 @@ test('a small output that lacks its end says where what can be had starts', asyn
   report.exited(20);
   report.end();
   const { stdout_start, stdout_bytes } = await ended(id);
-  const response = await output(house, id);
+  const response = await output(system, id);
   expect(response.headers.get('x-output-offset')).toBe(String(stdout_start));
   expect(stdout_bytes).toBe(20);
 });
 
 test('an agent that sends absurd offsets, or output after the end, spoils its own command alone', async () => {
-  const { house, agent, begin, ended, get } = await scripted();
+  const { system, agent, begin, ended, get } = await scripted();
   const good = await begin('true');
   const goodReport = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
   goodReport.started();
@@ -213,8 +213,8 @@ test('an agent that sends absurd offsets, or output after the end, spoils its ow
   farReport.stdout(Number.MAX_SAFE_INTEGER - 3, 'abc');
   farReport.exited(Number.MAX_SAFE_INTEGER);
   expect(await ended(far)).toMatchObject({ stdout_bytes: Number.MAX_SAFE_INTEGER, stdout_truncated: true });
-  expect((await listen(house, far)).exit).toBe(true);
-  expect(await answerOf(await output(house, far, 'offset=0'))).toMatchObject([
+  expect((await listen(system, far)).exit).toBe(true);
+  expect(await answerOf(await output(system, far, 'offset=0'))).toMatchObject([
     416,
     'range_not_satisfiable',
     {},
@@ -234,6 +234,6 @@ test('an agent that sends absurd offsets, or output after the end, spoils its ow
   expect(record).toMatchObject({ status: 'completed', stdout: 'before after', stdout_bytes: 12 });
   farReport.stdout(0, 'again');
   goodReport.end();
-  expect(await (await output(house, good)).text()).toBe('before after');
+  expect(await (await output(system, good)).text()).toBe('before after');
   expect(await get(good)).toEqual(record);
 });

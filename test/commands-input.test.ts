@@ -1,27 +1,27 @@
 // Input and signals for commands that run.
 import { expect, test } from 'vitest';
-import { openHouse } from './house.ts';
+import { startFarhand } from './start-farhand.ts';
 
 async function onMachine() {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
   const start = async (body: object): Promise<string> => {
-    const answer = await house.call('POST', '/commands', { body: { machine_id, wait: 0, ...body } });
+    const answer = await system.call('POST', '/commands', { body: { machine_id, wait: 0, ...body } });
     return answer.body.data.id;
   };
-  const say = (id: string, body: object) => house.call('POST', `/commands/${id}/input`, { body });
+  const say = (id: string, body: object) => system.call('POST', `/commands/${id}/input`, { body });
   const outputOf = async (id: string, stream = 'stdout'): Promise<Uint8Array> => {
-    const response = await fetch(`${house.url}/api/v1/commands/${id}/output?stream=${stream}&follow=true`, {
-      headers: { Authorization: `Bearer ${house.key}` },
+    const response = await fetch(`${system.url}/api/v1/commands/${id}/output?stream=${stream}&follow=true`, {
+      headers: { Authorization: `Bearer ${system.key}` },
     });
     return new Uint8Array(await response.arrayBuffer());
   };
   /** Resolves once it has written that many bytes. */
   const wrote = (id: string, bytes: number) =>
     expect
-      .poll(async () => (await house.client.commands.get({ command_id: id })).stdout_bytes)
+      .poll(async () => (await system.client.commands.get({ command_id: id })).stdout_bytes)
       .toBeGreaterThanOrEqual(bytes);
-  return { house, machine_id, start, say, outputOf, wrote };
+  return { system, machine_id, start, say, outputOf, wrote };
 }
 
 const codeOf = ({ status, body }: { status: number; body: { error?: { code: string } } }) => [
@@ -30,7 +30,7 @@ const codeOf = ({ status, body }: { status: number; body: { error?: { code: stri
 ];
 
 test('input is refused for a command that has none, whose input was closed, or that has ended', async () => {
-  const { house, machine_id, start, say, wrote } = await onMachine();
+  const { system, machine_id, start, say, wrote } = await onMachine();
   const without = await start({ command: 'echo; sleep 600' });
   await wrote(without, 1);
   expect(codeOf(await say(without, { data: 'x' }))).toEqual([409, 'conflict']);
@@ -39,9 +39,9 @@ test('input is refused for a command that has none, whose input was closed, or t
   expect((await say(received, { data: 'x', end: true })).body.data).toEqual({ taken: 1 });
   expect(codeOf(await say(received, { data: 'y' }))).toEqual([409, 'conflict']);
   expect(codeOf(await say(received, { data: 'y', offset: 7 }))).toEqual([409, 'conflict']);
-  await house.client.commands.cancel({ command_id: received });
+  await system.client.commands.cancel({ command_id: received });
   expect(codeOf(await say(received, { data: 'x' }))).toEqual([409, 'conflict']);
-  const { items } = await house.client.machines.list();
+  const { items } = await system.client.machines.list();
   expect(items.map(({ id }) => id)).toEqual([machine_id]);
 });
 
@@ -58,7 +58,7 @@ test('a command that does not read its input makes more of it unavailable, and o
 });
 
 test('input follows stdin in order, in any encoding, and a repeat with its offset counts once', async () => {
-  const { house, start, say, outputOf, wrote } = await onMachine();
+  const { system, start, say, outputOf, wrote } = await onMachine();
   const id = await start({ command: 'cat', stdin: 'first\n', input: true });
   await wrote(id, 6);
   const bytes = Buffer.from([0, 255, 254, 10, 13]);
@@ -70,7 +70,7 @@ test('input follows stdin in order, in any encoding, and a repeat with its offse
   expect(
     Buffer.from(await outputOf(id)).equals(Buffer.concat([Buffer.from('first\n'), bytes, Buffer.from(long)])),
   ).toBe(true);
-  expect(await house.client.commands.get({ command_id: id })).toMatchObject({ status: 'completed' });
+  expect(await system.client.commands.get({ command_id: id })).toMatchObject({ status: 'completed' });
 });
 
 test('two that give input at once lose nothing, and their pieces stay together', async () => {
@@ -88,17 +88,17 @@ test('two that give input at once lose nothing, and their pieces stay together',
 });
 
 test('a signal reaches the command, and one that does not run is a conflict', async () => {
-  const { house, start, wrote } = await onMachine();
+  const { system, start, wrote } = await onMachine();
   const id = await start({ command: `trap 'echo got it; exit 7' USR1; echo; while :; do sleep 0.05; done` });
   await wrote(id, 1);
-  const bad = await house.call('POST', `/commands/${id}/signal`, { body: { signal: 'SIGSEGV' } });
+  const bad = await system.call('POST', `/commands/${id}/signal`, { body: { signal: 'SIGSEGV' } });
   expect(codeOf(bad)).toEqual([422, 'validation_failed']);
-  expect((await house.call('POST', `/commands/${id}/signal`, { body: { signal: 'SIGUSR1' } })).status).toBe(
+  expect((await system.call('POST', `/commands/${id}/signal`, { body: { signal: 'SIGUSR1' } })).status).toBe(
     200,
   );
   await expect
-    .poll(async () => house.client.commands.get({ command_id: id }))
+    .poll(async () => system.client.commands.get({ command_id: id }))
     .toMatchObject({ status: 'failed', exit_code: 7, stdout: '\ngot it\n' });
-  const late = await house.call('POST', `/commands/${id}/signal`, { body: { signal: 'SIGUSR1' } });
+  const late = await system.call('POST', `/commands/${id}/signal`, { body: { signal: 'SIGUSR1' } });
   expect(codeOf(late)).toEqual([409, 'conflict']);
 });

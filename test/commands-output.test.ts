@@ -17,9 +17,9 @@ import {
   output,
   reporting,
   soon,
-} from './command-bench.ts';
-import { openHouse, temporaryFolder } from './house.ts';
+} from './commands-fixture.ts';
 import { scriptedMachine } from './scripted-agent.ts';
+import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
 const mib = 1024 * 1024;
 const windowBytes = 64 * mib;
@@ -54,41 +54,41 @@ test.each([
   ['an offset beyond every number', undefined, 'offset=9007199254740993', 400, 'invalid_request'],
   ['a follow that is no boolean', undefined, 'follow=yes', 400, 'invalid_request'],
 ])('%s is refused', async (_what, id, query, status, code) => {
-  const { house, run } = await bench();
-  const response = await output(house, id ?? (await run('true')).id, query);
+  const { system, run } = await bench();
+  const response = await output(system, id ?? (await run('true')).id, query);
   expect(await answerOf(response)).toMatchObject([status, code, {}]);
 });
 
 test('an offset beyond the end is 416 and reports the length, also with follow once the command has ended', async () => {
-  const { house, run } = await bench();
+  const { system, run } = await bench();
   const { id } = await run('printf abc; printf e >&2');
   for (const query of ['offset=4', 'offset=4&follow=true', 'offset=4&follow=false']) {
     const expected = [416, 'range_not_satisfiable', { start: 0, end: 3 }];
-    expect(await answerOf(await output(house, id, query))).toEqual(expected);
+    expect(await answerOf(await output(system, id, query))).toEqual(expected);
   }
-  expect(await answerOf(await output(house, id, 'stream=stderr&offset=2'))).toMatchObject([
+  expect(await answerOf(await output(system, id, 'stream=stderr&offset=2'))).toMatchObject([
     416,
     'range_not_satisfiable',
     {},
   ]);
-  expect(await answerOf(await output(house, id, 'offset=3'))).toEqual([200, '3', '']);
+  expect(await answerOf(await output(system, id, 'offset=3'))).toEqual([200, '3', '']);
 });
 
 test('a key without commands:read, or that does not reach the machine, learns nothing', async () => {
-  const { house, run } = await bench();
+  const { system, run } = await bench();
   const { id } = await run('echo secret');
-  const blind = await house.keyed(['commands:execute']);
-  const elsewhere = await house.keyed(['commands:read'], { tags: ['none'] });
+  const blind = await system.keyed(['commands:execute']);
+  const elsewhere = await system.keyed(['commands:read'], { tags: ['none'] });
   for (const { key } of [blind, elsewhere]) {
     for (const path of ['output', 'output?follow=true', 'stream']) {
-      const { status, body } = await house.call('GET', `/commands/${id}/${path}`, { key });
+      const { status, body } = await system.call('GET', `/commands/${id}/${path}`, { key });
       expect([path, status, body.error.code]).toEqual([path, 403, 'forbidden']);
     }
   }
 });
 
 test('a part of the output, of either stream, has its length and says where it starts', async () => {
-  const { house, run } = await bench();
+  const { system, run } = await bench();
   const { id } = await run('printf 0123456789; printf errors >&2');
   for (const [query, offset, text] of [
     ['', '0', '0123456789'],
@@ -98,66 +98,66 @@ test('a part of the output, of either stream, has its length and says where it s
     ['stream=stderr', '0', 'errors'],
     ['stream=stderr&offset=2', '2', 'rors'],
   ] as const) {
-    const response = await output(house, id, query);
+    const response = await output(system, id, query);
     expect(response.headers.get('content-length')).toBe(String(text.length));
     expect(response.headers.get('x-content-type-options')).toBe('nosniff');
     expect(await answerOf(response)).toEqual([200, offset, text]);
-    const head = await output(house, id, query, {
+    const head = await output(system, id, query, {
       method: 'HEAD',
-      headers: { Authorization: `Bearer ${house.key}` },
+      headers: { Authorization: `Bearer ${system.key}` },
     });
     expect(head.headers.get('content-length')).toBe(String(text.length));
     expect([head.status, head.headers.get('x-output-offset')]).toEqual([200, offset]);
   }
-  expect(existsSync(join(house.dataDir, 'output', id))).toBe(false);
+  expect(existsSync(join(system.dataDir, 'output', id))).toBe(false);
 });
 
 test('bytes of every value come as they were written, followed and later', async () => {
-  const { house, run } = await bench();
+  const { system, run } = await bench();
   const all = Buffer.from(Array.from({ length: 256 * 256 }, (_, n) => (n % 257) & 255));
   const stdin = all.toString('base64');
   const { id } = await run('base64 -d | tee /dev/stderr', { stdin });
   for (const query of ['', 'stream=stderr', 'follow=true', 'stream=stderr&follow=true']) {
-    expect((await bytesOf(await output(house, id, query))).equals(all)).toBe(true);
+    expect((await bytesOf(await output(system, id, query))).equals(all)).toBe(true);
   }
-  expect((await bytesOf(await output(house, id, 'offset=40000'))).equals(all.subarray(40_000))).toBe(true);
+  expect((await bytesOf(await output(system, id, 'offset=40000'))).equals(all.subarray(40_000))).toBe(true);
 });
 
 test('a line of 10 MB is the same to the byte, followed and later by offset, and the record keeps its last MiB', async () => {
-  const { house, begin, ended } = await bench();
+  const { system, begin, ended } = await bench();
   const { wait, open } = gate();
   const line = `head -c 7500000 /dev/zero | tr '\\0' x; seq 1 300000 | tr -d '\\n'`;
   const id = await begin(`${wait}; ${line}`);
-  const following = output(house, id, 'follow=true');
+  const following = output(system, id, 'follow=true');
   open();
   expect(await digestOfBody(await following)).toBe(digestOf(line));
   const { stdout, stdout_bytes, stdout_start, stdout_truncated } = await ended(id);
   expect([stdout.length, stdout_start, stdout_truncated]).toEqual([mib, 0, true]);
   expect(stdout_bytes).toBeGreaterThan(9_000_000);
-  expect(await digestOfBody(await output(house, id))).toBe(digestOf(line));
-  const tail = await output(house, id, `offset=${stdout_bytes - mib}`);
+  expect(await digestOfBody(await output(system, id))).toBe(digestOf(line));
+  const tail = await output(system, id, `offset=${stdout_bytes - mib}`);
   expect([tail.headers.get('content-length'), await tail.text()]).toEqual([String(mib), stdout]);
 });
 
 test('a follower gets the head at once, then each byte as it is written, and the end with the command', async () => {
-  const { house, begin } = await bench();
+  const { system, begin } = await bench();
   const first = gate();
   const second = gate();
   const id = await begin(`${first.wait}; printf one; ${second.wait}; printf two; exit 3`);
   // A command that writes nothing yet: the answer is there all the same.
-  const response = await output(house, id, 'follow=true');
+  const response = await output(system, id, 'follow=true');
   expect([response.status, response.headers.get('x-output-offset')]).toEqual([200, '0']);
   expect(response.headers.get('content-length')).toBeNull();
   const reader = response.body!.getReader();
   first.open();
   expect(await until(reader, 'one')).toBe('one');
   // From an offset, also one that is not written yet.
-  const later = await output(house, id, 'follow=true&offset=5');
-  const inside = await output(house, id, 'follow=true&offset=1');
+  const later = await output(system, id, 'follow=true&offset=5');
+  const inside = await output(system, id, 'follow=true&offset=1');
   expect(later.headers.get('x-output-offset')).toBe('5');
   // Not followed: what there is now.
-  expect(await answerOf(await output(house, id))).toEqual([200, '0', 'one']);
-  expect(await answerOf(await output(house, id, 'offset=4'))).toMatchObject([
+  expect(await answerOf(await output(system, id))).toEqual([200, '0', 'one']);
+  expect(await answerOf(await output(system, id, 'offset=4'))).toMatchObject([
     416,
     'range_not_satisfiable',
     {},
@@ -166,42 +166,42 @@ test('a follower gets the head at once, then each byte as it is written, and the
   expect(await until(reader, 'two')).toBe('two');
   expect(await reader.read()).toEqual({ done: true, value: undefined });
   expect([await later.text(), await inside.text()]).toEqual(['o', 'netwo']);
-  expect(await answerOf(await output(house, id, 'follow=true&offset=2'))).toEqual([200, '2', 'etwo']);
+  expect(await answerOf(await output(system, id, 'follow=true&offset=2'))).toEqual([200, '2', 'etwo']);
 });
 
 test('HEAD with follow answers at once, though the command goes on', async () => {
-  const { house, begin } = await bench();
+  const { system, begin } = await bench();
   const { wait, open } = gate();
   const id = await begin(wait);
-  const headers = { Authorization: `Bearer ${house.key}` };
-  const head = await output(house, id, 'follow=true', { method: 'HEAD', headers });
+  const headers = { Authorization: `Bearer ${system.key}` };
+  const head = await output(system, id, 'follow=true', { method: 'HEAD', headers });
   expect([head.status, head.headers.get('content-length')]).toEqual([200, null]);
   open();
 });
 
 test('a command that has not started yet can be followed, and is heard from its first byte to its last', async () => {
-  const house = await openHouse();
-  const agent = await house.agent();
+  const system = await startFarhand();
+  const agent = await system.agent();
   await agent.close();
-  const { begin } = commandsOn(house, agent.machineId);
+  const { begin } = commandsOn(system, agent.machineId);
   const id = await begin('printf first; printf last', { queue_for: 600_000 });
-  const bytes = await output(house, id, 'follow=true');
+  const bytes = await output(system, id, 'follow=true');
   expect(bytes.status).toBe(200);
-  const received = listen(house, id);
-  await house.agent({ dataDir: agent.dataDir });
+  const received = listen(system, id);
+  await system.agent({ dataDir: agent.dataDir });
   expect(await bytes.text()).toBe('firstlast');
   expect((await received).stdout.toString()).toBe('firstlast');
 });
 
 test('a command that never runs ends those who follow it', async () => {
-  const house = await openHouse();
-  const agent = await house.agent();
+  const system = await startFarhand();
+  const agent = await system.agent();
   await agent.close();
-  const { begin } = commandsOn(house, agent.machineId);
+  const { begin } = commandsOn(system, agent.machineId);
   const id = await begin('true', { queue_for: 600_000 });
-  const bytes = await output(house, id, 'follow=true');
-  const received = listen(house, id);
-  await house.client.commands.cancel({ command_id: id });
+  const bytes = await output(system, id, 'follow=true');
+  const received = listen(system, id);
+  await system.client.commands.cancel({ command_id: id });
   expect(await bytes.text()).toBe('');
   expect((await received).events).toMatchObject([
     { event: 'exit', data: { status: 'cancelled' }, id: '0.0' },
@@ -209,20 +209,20 @@ test('a command that never runs ends those who follow it', async () => {
 });
 
 test('clients that go away in the middle harm neither the command nor each other', async () => {
-  const { house, begin, ended } = await bench();
+  const { system, begin, ended } = await bench();
   const { wait, open } = gate();
   const id = await begin(`seq 1 100000; ${wait}; seq 100001 200000`);
   const leaving = Array.from({ length: 10 }, async (_, n) => {
     const stop = new AbortController();
     const query = `follow=true&offset=${n}`;
-    const response = await output(house, id, query, {
-      headers: { Authorization: `Bearer ${house.key}` },
+    const response = await output(system, id, query, {
+      headers: { Authorization: `Bearer ${system.key}` },
       signal: stop.signal,
     });
     await response.body!.getReader().read();
     stop.abort();
   });
-  const staying = output(house, id, 'follow=true');
+  const staying = output(system, id, 'follow=true');
   await Promise.all(leaving);
   open();
   expect(await digestOfBody(await staying)).toBe(digestOf('seq 1 200000'));
@@ -230,7 +230,7 @@ test('clients that go away in the middle harm neither the command nor each other
 });
 
 test('when more than 64 MiB were written the last 64 MiB stay, the record says from where, and what went is 416', async () => {
-  const { house, run } = await bench();
+  const { system, run } = await bench();
   const numbers = 'seq 1 11000000';
   const { id, stdout_bytes, stdout_start, stdout } = await run(`${numbers}; echo end >&2`);
   expect(stdout_start).toBeGreaterThan(0);
@@ -239,14 +239,14 @@ test('when more than 64 MiB were written the last 64 MiB stay, the record says f
   expect(stdout.endsWith('\n10999999\n11000000\n')).toBe(true);
   const gone = [416, 'range_not_satisfiable', { start: stdout_start, end: stdout_bytes }];
   for (const query of ['offset=0', `offset=${stdout_start - 1}`, 'offset=0&follow=true']) {
-    expect(await answerOf(await output(house, id, query))).toEqual(gone);
+    expect(await answerOf(await output(system, id, query))).toEqual(gone);
   }
-  const kept = await output(house, id);
+  const kept = await output(system, id);
   expect(kept.headers.get('x-output-offset')).toBe(String(stdout_start));
   expect(await digestOfBody(kept)).toBe(digestOf(`${numbers} | tail -c +${stdout_start + 1}`));
   // The events say so with a gap.
   const stop = new AbortController();
-  const events = await house.client.commands.stream({ command_id: id }, { signal: stop.signal });
+  const events = await system.client.commands.stream({ command_id: id }, { signal: stop.signal });
   for await (const { event, data } of events) {
     expect([event, data]).toEqual(['gap', { stream: 'stdout', from: 0, to: stdout_start }]);
     break;
@@ -255,75 +255,75 @@ test('when more than 64 MiB were written the last 64 MiB stay, the record says f
 });
 
 test('output of ended commands is limited: the oldest files go, their records and last MiB stay', async () => {
-  const { house, run, get } = await bench({ brokerFlags: ['--keep-output', '5MiB'] });
+  const { system, run, get } = await bench({ brokerFlags: ['--keep-output', '5MiB'] });
   const [first, second] = [await run('seq 1 500000'), await run('seq 2 500000')];
   expect(first.stdout_start).toBe(0);
-  const folder = join(house.dataDir, 'output');
+  const folder = join(system.dataDir, 'output');
   await soon(() => readdirSync(folder)).toEqual([second.id]);
   const start = first.stdout_bytes - mib;
   expect(await get(first.id)).toEqual({ ...first, stdout_start: start });
-  expect(await answerOf(await output(house, first.id, 'offset=0'))).toEqual([
+  expect(await answerOf(await output(system, first.id, 'offset=0'))).toEqual([
     416,
     'range_not_satisfiable',
     { start, end: first.stdout_bytes },
   ]);
-  expect(await answerOf(await output(house, first.id))).toEqual([200, String(start), first.stdout]);
-  expect(await digestOfBody(await output(house, second.id, 'offset=0'))).toBe(digestOf('seq 2 500000'));
+  expect(await answerOf(await output(system, first.id))).toEqual([200, String(start), first.stdout]);
+  expect(await digestOfBody(await output(system, second.id, 'offset=0'))).toBe(digestOf('seq 2 500000'));
 });
 
 test('with their age commands go, and their files; what room they took others may take again', async () => {
   const clock = leapingClock();
-  const { house, agent, run } = await bench({
+  const { system, agent, run } = await bench({
     brokerFlags: ['--keep-output', '5MiB', '--keep-history', '2d'],
   });
-  const folder = join(house.dataDir, 'output');
+  const folder = join(system.dataDir, 'output');
   const old = await run('seq 1 500000');
   expect(readdirSync(folder)).toEqual([old.id]);
   await agent.close();
   clock.leap(49 * 3_600_000);
   await soon(() => readdirSync(folder)).toEqual([]);
-  expect(await answerOf(await output(house, old.id))).toMatchObject([404, 'command_not_found', {}]);
-  const again = await house.agent({ dataDir: agent.dataDir });
-  const { run: later } = commandsOn(house, again.machineId);
+  expect(await answerOf(await output(system, old.id))).toMatchObject([404, 'command_not_found', {}]);
+  const again = await system.agent({ dataDir: agent.dataDir });
+  const { run: later } = commandsOn(system, again.machineId);
   const young = await later('seq 2 500000');
   // A whole command later its files are still there.
   await later('true');
-  expect(await digestOfBody(await output(house, young.id, 'offset=0'))).toBe(digestOf('seq 2 500000'));
+  expect(await digestOfBody(await output(system, young.id, 'offset=0'))).toBe(digestOf('seq 2 500000'));
 });
 
 test('at a start files of unknown commands go, those of known ones stay, and nothing else in the folder hinders', async () => {
-  const { house, agent, run } = await bench();
+  const { system, agent, run } = await bench();
   const kept = await run('seq 1 50000');
   const small = await run('echo small');
   await agent.close();
-  await house.broker.close();
-  const folder = join(house.dataDir, 'output');
+  await system.broker.close();
+  const folder = join(system.dataDir, 'output');
   mkdirSync(join(folder, 'cmd_unknown0000000000000', 'stdout'), { recursive: true });
   writeFileSync(join(folder, 'cmd_unknown0000000000000', 'stdout', '0000000000000000'), 'stray');
   mkdirSync(join(folder, small.id));
   writeFileSync(join(folder, 'stray'), 'stray');
-  const again = await openHouse({ dataDir: house.dataDir });
+  const again = await startFarhand({ dataDir: system.dataDir });
   expect(readdirSync(folder)).toEqual([kept.id]);
   expect(await digestOfBody(await output(again, kept.id))).toBe(digestOf('seq 1 50000'));
   expect(await answerOf(await output(again, small.id))).toEqual([200, '0', 'small\n']);
 });
 
 test('removed or shortened output files cut the answer, and the events report a gap', async () => {
-  const { house, run } = await bench();
+  const { system, run } = await bench();
   const { id, stdout_bytes } = await run('seq 1 200000');
-  const [name = ''] = readdirSync(join(house.dataDir, 'output', id, 'stdout'));
-  writeFileSync(join(house.dataDir, 'output', id, 'stdout', name), 'short');
+  const [name = ''] = readdirSync(join(system.dataDir, 'output', id, 'stdout'));
+  writeFileSync(join(system.dataDir, 'output', id, 'stdout', name), 'short');
   // Cut before or after its head: never a part that looks like the whole.
-  await expect(output(house, id).then((cut) => cut.text())).rejects.toThrow();
-  expect((await listen(house, id)).gaps).toEqual([[5, stdout_bytes]]);
+  await expect(output(system, id).then((cut) => cut.text())).rejects.toThrow();
+  expect((await listen(system, id)).gaps).toEqual([[5, stdout_bytes]]);
 });
 
 test('the database holds no more of an output than its last MiB', async () => {
-  const { house, agent, run } = await bench();
+  const { system, agent, run } = await bench();
   const { id } = await run('head -c 5000000 /dev/zero');
   await agent.close();
-  await house.broker.close();
-  const database = new DatabaseSync(join(house.dataDir, 'history.db'));
+  await system.broker.close();
+  const database = new DatabaseSync(join(system.dataDir, 'history.db'));
   const length = (table: string) =>
     database.prepare(`SELECT length(stdout) AS n FROM ${table} WHERE id = ?`).get(id);
   // Lists read the one, a single command the other; both go together.
@@ -334,25 +334,25 @@ test('the database holds no more of an output than its last MiB', async () => {
 });
 
 test('a command whose output cannot be synced to disk promises no more than the end that its record stores', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const { begin, ended } = commandsOn(house, agent.identity.machineId);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const { begin, ended } = commandsOn(system, agent.identity.machineId);
   const id = await begin('some output');
   const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
   const bytes = Buffer.alloc(3 * mib, 'x');
   report.started();
   for (let at = 0; at < bytes.length; at += 32_768) report.stdout(at, bytes.subarray(at, at + 32_768));
-  const folder = join(house.dataDir, 'output', id, 'stdout');
+  const folder = join(system.dataDir, 'output', id, 'stdout');
   await soon(() => (existsSync(folder) ? statSync(join(folder, '0'.repeat(16))).size : 0)).toBe(3 * mib);
   rmSync(folder, { recursive: true });
   report.exited(bytes.length);
   expect(await ended(id)).toMatchObject({ stdout_bytes: 3 * mib, stdout_start: 2 * mib });
-  expect(await answerOf(await output(house, id, 'offset=0'))).toMatchObject([
+  expect(await answerOf(await output(system, id, 'offset=0'))).toMatchObject([
     416,
     'range_not_satisfiable',
     {},
   ]);
-  expect((await bytesOf(await output(house, id))).length).toBe(mib);
+  expect((await bytesOf(await output(system, id))).length).toBe(mib);
 });
 
 /** Bytes of a file that a power cut would lose: cachestat(2), Linux 6.5. Undefined where that cannot be asked. */
@@ -373,9 +373,9 @@ test('a command has all of its output on the disk before its record says so, and
   const probe = join(temporaryFolder('dirty'), 'probe');
   writeFileSync(probe, 'x'.repeat(mib));
   if (!unsyncedBytes(probe)) context.skip('needs Linux 6.5 and a file system that delays writing');
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const { begin, ended } = commandsOn(house, agent.identity.machineId);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const { begin, ended } = commandsOn(system, agent.identity.machineId);
   const id = await begin('much output');
   const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
   const bytes = Buffer.alloc(5 * mib, 'x');
@@ -383,7 +383,7 @@ test('a command has all of its output on the disk before its record says so, and
   for (let at = 0; at < bytes.length; at += 32_768) report.stdout(at, bytes.subarray(at, at + 32_768));
   report.exited(bytes.length);
   expect((await ended(id)).stdout_bytes).toBe(bytes.length);
-  const folder = join(house.dataDir, 'output', id, 'stdout');
+  const folder = join(system.dataDir, 'output', id, 'stdout');
   const names = readdirSync(folder);
   expect(names).toHaveLength(2);
   expect(names.map((name) => unsyncedBytes(join(folder, name)))).toEqual([0, 0]);

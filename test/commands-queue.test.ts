@@ -12,46 +12,46 @@ import {
   nextCall,
   scriptedAway,
   soon,
-} from './command-bench.ts';
-import { type House, openHouse, temporaryFolder } from './house.ts';
+} from './commands-fixture.ts';
 import { joinScripted } from './scripted-agent.ts';
+import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 const hour = 3_600_000;
 
 /** A machine that was here once and has gone. */
-async function away(house?: House) {
-  const broker = house ?? (await openHouse());
+async function away(system?: TestSystem) {
+  const broker = system ?? (await startFarhand());
   const agent = await broker.agent();
   await agent.close();
-  const back = (on: House = broker) => on.agent({ dataDir: agent.dataDir, joinToken: 'used' });
-  return { house: broker, machine_id: agent.machineId, back, ...commandsOn(broker, agent.machineId) };
+  const back = (on: TestSystem = broker) => on.agent({ dataDir: agent.dataDir, joinToken: 'used' });
+  return { system: broker, machine_id: agent.machineId, back, ...commandsOn(broker, agent.machineId) };
 }
 
 /** What the database has of a command's spec now. */
-function specOf(house: House, id: string): unknown {
-  const database = new DatabaseSync(join(house.dataDir, 'history.db'), { readOnly: true });
+function specOf(system: TestSystem, id: string): unknown {
+  const database = new DatabaseSync(join(system.dataDir, 'history.db'), { readOnly: true });
   const row = database.prepare('SELECT spec FROM commands WHERE id = ?').get(id);
   database.close();
   return row?.spec;
 }
 
-async function failures({ client }: House, id: string) {
+async function failures({ client }: TestSystem, id: string) {
   const { items } = await client.events.list({ type: 'command.failed', limit: 100 });
   return items.filter(({ data }) => data.command_id === id).map(({ data }) => data.status);
 }
 
 test('without queue_for an offline machine refuses every way to run something, and nothing is stored', async () => {
-  const { house, machine_id } = await away();
+  const { system, machine_id } = await away();
   for (const path of ['/commands', '/commands/async']) {
-    const { status, body } = await house.call('POST', path, { body: { machine_id, command: 'true' } });
+    const { status, body } = await system.call('POST', path, { body: { machine_id, command: 'true' } });
     expect([status, body.error.code, body.error.details]).toEqual([503, 'machine_offline', { machine_id }]);
   }
-  expect((await house.client.commands.list()).total).toBe(0);
+  expect((await system.client.commands.list()).total).toBe(0);
 });
 
 test.each([0, -1, 1.5, 31 * 24 * hour + 1, '1h', null])('a queue_for of %j is refused', async (queue_for) => {
-  const { house, machine_id } = await away();
-  const { status, body } = await house.call('POST', '/commands', {
+  const { system, machine_id } = await away();
+  const { status, body } = await system.call('POST', '/commands', {
     body: { machine_id, command: 'true', queue_for },
   });
   expect([status, body.error.code]).toEqual([422, 'validation_failed']);
@@ -65,20 +65,20 @@ test('the longest queue_for is no short one', async () => {
 });
 
 test('a machine that never was online lets a command wait, and refuses one that may not', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await joinScripted(house);
-  const refused = await house.call('POST', '/commands', { body: { machine_id, command: 'true' } });
+  const system = await startFarhand();
+  const { machineId: machine_id } = await joinScripted(system);
+  const refused = await system.call('POST', '/commands', { body: { machine_id, command: 'true' } });
   expect([refused.status, refused.body.error.code]).toEqual([503, 'machine_offline']);
-  const waiting = await house.call('POST', '/commands/async', {
+  const waiting = await system.call('POST', '/commands/async', {
     body: { machine_id, command: 'true', queue_for: hour },
   });
   expect([waiting.status, waiting.body.data?.status]).toEqual([201, 'queued']);
 });
 
 test('with queue_for a command waits, reports its deadline, and runs once when the machine comes online', async () => {
-  const { house, machine_id, back, ended } = await away();
+  const { system, machine_id, back, ended } = await away();
   const file = join(temporaryFolder('once'), 'ran');
-  const waiting = await house.call('POST', '/commands', {
+  const waiting = await system.call('POST', '/commands', {
     body: {
       machine_id,
       command: `echo ran >> ${file}; echo "$0 $WORD"; cat`,
@@ -91,23 +91,23 @@ test('with queue_for a command waits, reports its deadline, and runs once when t
   const { data } = waiting.body;
   expect([waiting.status, data.status, data.started_at]).toEqual([201, 'queued', null]);
   expect(Date.parse(data.queued_until) - Date.parse(data.created_at)).toBe(hour);
-  expect((await house.client.commands.list({ status: 'queued' })).items.map(({ id }) => id)).toEqual([
+  expect((await system.client.commands.list({ status: 'queued' })).items.map(({ id }) => id)).toEqual([
     data.id,
   ]);
-  expect((await house.client.commands.ofMachine({ machine_id, status: 'queued' })).total).toBe(1);
+  expect((await system.client.commands.ofMachine({ machine_id, status: 'queued' })).total).toBe(1);
   await back();
   expect(await ended(data.id)).toMatchObject({
     status: 'completed',
     stdout: '/bin/sh w\nin',
     queued_until: null,
   });
-  expect((await house.client.commands.list({ status: 'queued' })).total).toBe(0);
+  expect((await system.client.commands.list({ status: 'queued' })).total).toBe(0);
   expect(readFileSync(file, 'utf8')).toBe('ran\n');
 });
 
 test('waiting commands start in the order in which they came', async () => {
-  const house = await openHouse();
-  const { begin, back } = await scriptedAway(house);
+  const system = await startFarhand();
+  const { begin, back } = await scriptedAway(system);
   const ids: string[] = [];
   for (let n = 0; n < 30; n += 1) ids.push(await begin(`echo ${n}`, { queue_for: hour }));
   const agent = await back();
@@ -118,10 +118,10 @@ test('waiting commands start in the order in which they came', async () => {
 
 test('a command past its deadline is expired, reports that, and never runs', async () => {
   const clock = leapingClock();
-  const { house, begin, back, ended, run } = await away();
+  const { system, begin, back, ended, run } = await away();
   const file = join(temporaryFolder('expired'), 'ran');
   const id = await begin(`echo ran > ${file}`, { queue_for: 50_000 });
-  const followed = listen(house, id);
+  const followed = listen(system, id);
   clock.leap(50_001);
   expect((await followed).events).toMatchObject([
     { event: 'exit', data: { status: 'expired', reason: 'queue_expired' } },
@@ -129,18 +129,18 @@ test('a command past its deadline is expired, reports that, and never runs', asy
   expect(await ended(id)).toMatchObject({
     ...{ status: 'expired', reason: 'queue_expired', exit_code: null, started_at: null, queued_until: null },
   });
-  expect(await failures(house, id)).toEqual(['expired']);
-  expect(specOf(house, id)).toBeNull();
+  expect(await failures(system, id)).toEqual(['expired']);
+  expect(specOf(system, id)).toBeNull();
   await back();
   expect((await run(`test -e ${file}`)).exit_code).toBe(1);
 });
 
 test('a request that waits for a queued command is answered when that ends', async () => {
-  const { house, machine_id, back } = await away();
-  const answer = house.call('POST', '/commands', {
+  const { system, machine_id, back } = await away();
+  const answer = system.call('POST', '/commands', {
     body: { machine_id, command: 'echo now', queue_for: hour, wait: 50_000 },
   });
-  await soon(async () => (await house.client.commands.list({ status: 'queued' })).total).toBe(1);
+  await soon(async () => (await system.client.commands.list({ status: 'queued' })).total).toBe(1);
   await back();
   expect(await answer).toMatchObject({
     status: 201,
@@ -149,75 +149,81 @@ test('a request that waits for a queued command is answered when that ends', asy
 });
 
 test('DELETE of one that waits cancels it at once, once, and it never runs', async () => {
-  const { house, begin, back, run } = await away();
+  const { system, begin, back, run } = await away();
   const file = join(temporaryFolder('cancelled'), 'ran');
   const id = await begin(`echo ran > ${file}`, { queue_for: hour });
-  const { body } = await house.call('DELETE', `/commands/${id}`);
+  const { body } = await system.call('DELETE', `/commands/${id}`);
   expect(body.data).toMatchObject({ status: 'cancelled', started_at: null, reason: null });
-  expect((await house.call('DELETE', `/commands/${id}`)).body.data).toEqual(body.data);
-  expect(await failures(house, id)).toEqual(['cancelled']);
-  expect(specOf(house, id)).toBeNull();
+  expect((await system.call('DELETE', `/commands/${id}`)).body.data).toEqual(body.data);
+  expect(await failures(system, id)).toEqual(['cancelled']);
+  expect(specOf(system, id)).toBeNull();
   await back();
   expect((await run(`test -e ${file}`)).exit_code).toBe(1);
 });
 
 test('input and signals for one that waits are a conflict', async () => {
-  const { house, begin } = await away();
+  const { system, begin } = await away();
   const id = await begin('cat', { queue_for: hour, input: true });
   for (const [path, body] of [
     ['input', { data: 'x' }],
     ['signal', { signal: 'SIGTERM' }],
   ] as const) {
-    const answer = await house.call('POST', `/commands/${id}/${path}`, { body });
+    const answer = await system.call('POST', `/commands/${id}/${path}`, { body });
     expect([answer.status, answer.body.error.code]).toEqual([409, 'conflict']);
   }
 });
 
 test('a purge cancels what waits for that machine and touches nothing else', async () => {
-  const { house, machine_id, run, begin: beginHere } = await bench();
+  const { system, machine_id, run, begin: beginHere } = await bench();
   const { wait, open } = gate();
   const running = await beginHere(wait);
-  const there = await away(house);
+  const there = await away(system);
   const waiting = [
     await there.begin('echo 1', { queue_for: hour }),
     await there.begin('echo 2', { queue_for: hour }),
   ];
-  expect(await house.client.commands.purge({ machine_id })).toEqual({ cancelled: [] });
-  const limited = await house.keyed(['commands:execute'], { machine_ids: [machine_id] });
-  const refused = await house.call('DELETE', `/machines/${there.machine_id}/commands`, { key: limited.key });
+  expect(await system.client.commands.purge({ machine_id })).toEqual({ cancelled: [] });
+  const limited = await system.keyed(['commands:execute'], { machine_ids: [machine_id] });
+  const refused = await system.call('DELETE', `/machines/${there.machine_id}/commands`, { key: limited.key });
   expect(refused.status).toBe(403);
-  expect((await house.call('DELETE', '/machines/mach_none/commands')).status).toBe(404);
-  expect(await house.client.commands.purge({ machine_id: there.machine_id })).toEqual({ cancelled: waiting });
+  expect((await system.call('DELETE', '/machines/mach_none/commands')).status).toBe(404);
+  expect(await system.client.commands.purge({ machine_id: there.machine_id })).toEqual({
+    cancelled: waiting,
+  });
   for (const id of waiting) expect((await there.get(id)).status).toBe('cancelled');
   open();
-  expect((await listen(house, running)).events.at(-1)?.data).toMatchObject({ status: 'completed' });
+  expect((await listen(system, running)).events.at(-1)?.data).toMatchObject({ status: 'completed' });
   expect((await run('true')).status).toBe('completed');
 });
 
 test('with its machine removed what waits is expired, and what runs is lost', async () => {
-  const { house, machine_id, begin, ended } = await away();
+  const { system, machine_id, begin, ended } = await away();
   const id = await begin('true', { queue_for: hour });
-  await house.client.machines.remove({ machine_id });
+  await system.client.machines.remove({ machine_id });
   expect(await ended(id)).toMatchObject({ status: 'expired', reason: 'machine_removed' });
-  expect(specOf(house, id)).toBeNull();
+  expect(specOf(system, id)).toBeNull();
 });
 
 test('a revoked key’s waiting commands are cancelled at once; those of others stay', async () => {
-  const { house, begin, ended, get, machine_id } = await away();
-  const { client } = await house.keyed(['commands:execute', 'commands:read']);
+  const { system, begin, ended, get, machine_id } = await away();
+  const { client } = await system.keyed(['commands:execute', 'commands:read']);
   const theirs = await client.commands.async({ machine_id, command: 'true', queue_for: hour });
   const mine = await begin('true', { queue_for: hour });
-  await house.client.keys.remove({ key_id: theirs.requested_by ?? '' });
+  await system.client.keys.remove({ key_id: theirs.requested_by ?? '' });
   expect(await ended(theirs.id)).toMatchObject({ status: 'cancelled', reason: 'key_revoked' });
   expect((await get(mine)).status).toBe('queued');
 });
 
 test('a key that expires while its command waits starts nothing', async () => {
   const clock = leapingClock();
-  const { house, machine_id, back, ended } = await away();
+  const { system, machine_id, back, ended } = await away();
   const expires_at = new Date(Date.now() + hour).toISOString();
-  const { key } = await house.client.keys.create({ name: 'short', scopes: ['commands:execute'], expires_at });
-  const { body } = await house.call('POST', '/commands/async', {
+  const { key } = await system.client.keys.create({
+    name: 'short',
+    scopes: ['commands:execute'],
+    expires_at,
+  });
+  const { body } = await system.call('POST', '/commands/async', {
     key,
     body: { machine_id, command: 'true', queue_for: 9 * hour },
   });
@@ -227,7 +233,7 @@ test('a key that expires while its command waits starts nothing', async () => {
 });
 
 test('over a restart of the broker all of it is kept, and each runs once', async () => {
-  const { house, begin, back } = await away();
+  const { system, begin, back } = await away();
   const folder = temporaryFolder('restart');
   const spec = { env: { WORD: 'wörd' }, stdin: 'stdin\0!', cwd: folder, queue_for: hour };
   const ids = [
@@ -238,10 +244,10 @@ test('over a restart of the broker all of it is kept, and each runs once', async
     await begin('echo ran >> second; exit 4', spec),
   ];
   const cancelled = await begin('echo ran >> third', spec);
-  await house.client.commands.cancel({ command_id: cancelled });
-  const before = await house.client.commands.get({ command_id: ids[0]! });
-  await house.broker.close();
-  const again = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
+  await system.client.commands.cancel({ command_id: cancelled });
+  const before = await system.client.commands.get({ command_id: ids[0]! });
+  await system.broker.close();
+  const again = await startFarhand({ dataDir: system.dataDir, flags: ['--grpc', system.grpc] });
   const { get, ended, run } = commandsOn(again, before.machine_id);
   expect(await get(before.id)).toEqual(before);
   const waiting = await again.client.commands.async({
@@ -262,11 +268,11 @@ test('over a restart of the broker all of it is kept, and each runs once', async
 
 test('a command that expired while no broker ran is expired at the start, though its machine comes online', async () => {
   const clock = leapingClock();
-  const { house, machine_id, begin } = await away();
+  const { system, machine_id, begin } = await away();
   const id = await begin('true', { queue_for: 60_000 });
-  await house.broker.close();
+  await system.broker.close();
   clock.leap(60_001);
-  const again = await openHouse({ dataDir: house.dataDir });
+  const again = await startFarhand({ dataDir: system.dataDir });
   expect(await commandsOn(again, machine_id).ended(id)).toMatchObject({
     status: 'expired',
     reason: 'queue_expired',
@@ -274,22 +280,22 @@ test('a command that expired while no broker ran is expired at the start, though
 });
 
 test('secrets of a spec are in the database while it waits and no longer', async () => {
-  const { house, begin, back, ended } = await away();
+  const { system, begin, back, ended } = await away();
   const { wait, open } = gate();
   const id = await begin(`echo up; ${wait}`, { env: { TOKEN: 'hunter2' }, queue_for: hour });
-  expect(specOf(house, id)).toContain('hunter2');
-  const up = listen(house, id, undefined, ({ stdout }) => stdout.length > 0);
+  expect(specOf(system, id)).toContain('hunter2');
+  const up = listen(system, id, undefined, ({ stdout }) => stdout.length > 0);
   await back();
   await up;
-  await soon(() => specOf(house, id)).toBeNull();
+  await soon(() => specOf(system, id)).toBeNull();
   open();
   await ended(id);
   const now = await begin('true', { env: { TOKEN: 'hunter3' } }).catch(() => '');
-  expect(specOf(house, now)).toBeNull();
+  expect(specOf(system, now)).toBeNull();
 });
 
 test('a repeat with the same Idempotency-Key makes nothing new, by each way to run something, also after a restart', async () => {
-  const { house, machine_id } = await away();
+  const { system, machine_id } = await away();
   const asked = [
     ['/commands', { machine_id, command: 'true', queue_for: hour, wait: 0 }],
     ['/commands/async', { machine_id, command: 'true', queue_for: hour }],
@@ -298,18 +304,18 @@ test('a repeat with the same Idempotency-Key makes nothing new, by each way to r
   const first: unknown[] = [];
   for (const [n, [path, body]] of asked.entries()) {
     const headers = { 'Idempotency-Key': `k${n}` };
-    const made = await house.call('POST', path, { body, headers });
+    const made = await system.call('POST', path, { body, headers });
     expect(made.status).toBe(201);
     first.push(made.body.data);
-    expect((await house.call('POST', path, { body, headers })).body.data).toEqual(made.body.data);
-    const other = await house.call('POST', path, { body: { ...body, command: 'false' }, headers });
+    expect((await system.call('POST', path, { body, headers })).body.data).toEqual(made.body.data);
+    const other = await system.call('POST', path, { body: { ...body, command: 'false' }, headers });
     expect([other.status, other.body.error.code]).toEqual([422, 'idempotency_mismatch']);
   }
-  await house.broker.close();
-  const again = await openHouse({ dataDir: house.dataDir });
+  await system.broker.close();
+  const again = await startFarhand({ dataDir: system.dataDir });
   for (const [n, [path, body]] of asked.entries()) {
     const headers = { 'Idempotency-Key': `k${n}` };
-    const repeat = await again.call('POST', path, { key: house.key, body, headers });
+    const repeat = await again.call('POST', path, { key: system.key, body, headers });
     expect([repeat.status, repeat.headers.get('idempotency-replayed')]).toEqual([201, 'true']);
     expect(repeat.body.data).toEqual(first[n]);
   }
@@ -317,18 +323,18 @@ test('a repeat with the same Idempotency-Key makes nothing new, by each way to r
 });
 
 test('lists show each machine its own commands, and a limited key only those of machines it reaches', async () => {
-  const house = await openHouse();
-  const [one, two] = [await away(house), await away(house)];
+  const system = await startFarhand();
+  const [one, two] = [await away(system), await away(system)];
   const mine = await one.begin('true', { queue_for: hour });
   const other = await two.begin('true', { queue_for: hour });
-  const { client } = await house.keyed(['commands:read'], { machine_ids: [one.machine_id] });
+  const { client } = await system.keyed(['commands:read'], { machine_ids: [one.machine_id] });
   const ids = async (list: Promise<{ items: { id: string }[] }>) => (await list).items.map(({ id }) => id);
-  expect(await ids(house.client.commands.list({ sort: 'created_at' }))).toEqual([mine, other]);
-  expect(await ids(house.client.commands.ofMachine({ machine_id: two.machine_id }))).toEqual([other]);
+  expect(await ids(system.client.commands.list({ sort: 'created_at' }))).toEqual([mine, other]);
+  expect(await ids(system.client.commands.ofMachine({ machine_id: two.machine_id }))).toEqual([other]);
   expect(await ids(client.commands.list({ status: 'queued' }))).toEqual([mine]);
   await expect(client.commands.ofMachine({ machine_id: two.machine_id })).rejects.toMatchObject({
     status: 403,
   });
-  const { status } = await house.call('GET', '/commands?status=waiting');
+  const { status } = await system.call('GET', '/commands?status=waiting');
   expect(status).toBe(400);
 });

@@ -3,15 +3,15 @@ import { execFileSync } from 'node:child_process';
 import { existsSync, readFileSync, unlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
-import { openHouse, temporaryFolder } from './house.ts';
-import { openProxy } from './proxy.ts';
 import { connectScripted, joinScripted, scriptedMachine } from './scripted-agent.ts';
+import { startFarhand, temporaryFolder } from './start-farhand.ts';
+import { openProxy } from './tcp-proxy.ts';
 
 async function onMachine(flags: string[] = []) {
-  const house = await openHouse();
-  const { machineId: machine_id, close } = await house.agent({ flags });
-  const run = (body: object) => house.call('POST', '/commands', { body: { machine_id, ...body } });
-  return { house, machine_id, run, close };
+  const system = await startFarhand();
+  const { machineId: machine_id, close } = await system.agent({ flags });
+  const run = (body: object) => system.call('POST', '/commands', { body: { machine_id, ...body } });
+  return { system, machine_id, run, close };
 }
 
 /** Whether the process named in a file still runs; a dead one that its new parent has not fetched yet does not. */
@@ -42,32 +42,32 @@ test.each([
   ['a bad variable name', { command: 'true', env: { 'A-B': 'x' } }],
   ['an unknown field', { command: 'true', shell: 'bash' }],
 ])('%s is validation_failed', async (_what, body) => {
-  const { run, house } = await onMachine();
+  const { run, system } = await onMachine();
   const answer = await run(body);
   expect([answer.status, answer.body.error.code]).toEqual([422, 'validation_failed']);
-  expect((await house.client.commands.list()).total).toBe(0);
+  expect((await system.client.commands.list()).total).toBe(0);
 });
 
 test('an offline machine and a locked one refuse before anything is stored', async () => {
-  const { house, run, close } = await onMachine(['--allow', 'metrics,exec']);
+  const { system, run, close } = await onMachine(['--allow', 'metrics,exec']);
   const locked = await run({ command: 'id', user: 'root' });
   expect([locked.status, locked.body.error.code]).toEqual([403, 'permission_denied']);
   await close();
   const offline = await run({ command: 'true' });
   expect([offline.status, offline.body.error.code]).toEqual([503, 'machine_offline']);
-  expect((await house.client.commands.list()).total).toBe(0);
+  expect((await system.client.commands.list()).total).toBe(0);
 });
 
 test('a machine with 64 open commands refuses one more before it is stored, and files stay reachable', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
   const machine_id = agent.identity.machineId;
-  const run = () => house.call('POST', '/commands', { body: { machine_id, command: 'sleep 600', wait: 0 } });
+  const run = () => system.call('POST', '/commands', { body: { machine_id, command: 'sleep 600', wait: 0 } });
   for (let n = 0; n < 64; n += 1) expect((await run()).status).toBe(201);
   const refused = await run();
   expect([refused.status, refused.body.error.code]).toEqual([503, 'unavailable']);
-  expect((await house.client.commands.list()).total).toBe(64);
-  const reading = house.call('GET', `/machines/${machine_id}/files`);
+  expect((await system.client.commands.list()).total).toBe(64);
+  const reading = system.call('GET', `/machines/${machine_id}/files`);
   let call = await agent.next('call');
   while (call.method !== 'ListFiles') call = await agent.next('call');
   const stream = agent.answer(call.call_id);
@@ -78,9 +78,9 @@ test('a machine with 64 open commands refuses one more before it is stored, and 
 });
 
 test('a list holds only the end of each output, marked as truncated', async () => {
-  const { run, house } = await onMachine();
+  const { run, system } = await onMachine();
   const { body } = await run({ command: 'seq 1 5000' });
-  const { items } = await house.client.commands.list();
+  const { items } = await system.client.commands.list();
   expect(items[0]).toMatchObject({
     id: body.data.id,
     stdout_truncated: true,
@@ -98,9 +98,9 @@ test.skipIf(!mayMount)(
     const dataDir = temporaryFolder('full');
     execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', dataDir]);
     onTestFinished(() => void execFileSync('umount', ['-l', dataDir]));
-    const house = await openHouse({ dataDir });
-    const agent = await scriptedMachine(house);
-    const { body } = await house.call('POST', '/commands', {
+    const system = await startFarhand({ dataDir });
+    const agent = await scriptedMachine(system);
+    const { body } = await system.call('POST', '/commands', {
       body: { machine_id: agent.identity.machineId, command: 'true', wait: 0 },
     });
     const stream = agent.answer((await agent.next('call')).call_id);
@@ -108,17 +108,17 @@ test.skipIf(!mayMount)(
     expect(() => writeFileSync(filler, Buffer.alloc(8 * 1024 * 1024))).toThrow(/ENOSPC/);
     // Whatever was left open in the write-ahead log is used up too.
     for (let n = 0, full = false; n < 2000 && !full; n += 1) {
-      full = (await house.call('POST', '/join-tokens', { body: {} })).status === 503;
+      full = (await system.call('POST', '/join-tokens', { body: {} })).status === 503;
     }
     stream.write({ error: { code: 'unavailable', message: 'too many', details: '{}' } });
     stream.end();
-    const refused = await house.call('PATCH', `/machines/${agent.identity.machineId}`, {
+    const refused = await system.call('PATCH', `/machines/${agent.identity.machineId}`, {
       body: { name: 'x' },
     });
     expect([refused.status, refused.body.error.code]).toEqual([503, 'unavailable']);
     unlinkSync(filler);
     await expect
-      .poll(async () => (await house.client.commands.get({ command_id: body.data.id })).status, {
+      .poll(async () => (await system.client.commands.get({ command_id: body.data.id })).status, {
         timeout: 15_000,
       })
       .toBe('failed');
@@ -126,7 +126,7 @@ test.skipIf(!mayMount)(
 );
 
 test('the record of a command that was waited for is complete', async () => {
-  const { run, machine_id, house } = await onMachine();
+  const { run, machine_id, system } = await onMachine();
   const { status, body } = await run({
     command: 'echo "$GREETING"; cat; pwd; echo oops >&2; exit 3',
     env: { GREETING: 'hällo' },
@@ -162,8 +162,8 @@ test('the record of a command that was waited for is complete', async () => {
     batch_id: null,
     requested_by: expect.stringMatching(/^key_/),
   });
-  expect(await house.client.commands.get({ command_id: body.data.id })).toEqual(body.data);
-  const events = await house.client.events.list({ limit: 100 });
+  expect(await system.client.commands.get({ command_id: body.data.id })).toEqual(body.data);
+  const events = await system.client.events.list({ limit: 100 });
   const types = events.items.filter(({ data }) => data.command_id === body.data.id).map(({ type }) => type);
   expect(types).toEqual(['command.failed', 'command.started']);
 });
@@ -193,12 +193,12 @@ test('at its timeout the whole tree dies: children with setsid and daemonised gr
 });
 
 test('wait: 0 answers at once, DELETE cancels, and the end is one', async () => {
-  const { run, house } = await onMachine();
+  const { run, system } = await onMachine();
   const started = await run({ command: 'sleep 600', wait: 0 });
   expect(['queued', 'running']).toContain(started.body.data.status);
-  const cancelled = await house.call('DELETE', `/commands/${started.body.data.id}`);
+  const cancelled = await system.call('DELETE', `/commands/${started.body.data.id}`);
   expect(cancelled.body.data).toMatchObject({ status: 'cancelled', id: started.body.data.id });
-  const again = await house.call('DELETE', `/commands/${started.body.data.id}`);
+  const again = await system.call('DELETE', `/commands/${started.body.data.id}`);
   expect(again.body.data).toEqual(cancelled.body.data);
 });
 
@@ -213,49 +213,49 @@ test('the record keeps the last MiB and says what is missing', async () => {
 });
 
 test('a key that is revoked while it waits gets no answer, and the command goes on', async () => {
-  const { house, machine_id } = await onMachine();
-  const { key } = await house.keyed(['commands:execute', 'commands:read']);
+  const { system, machine_id } = await onMachine();
+  const { key } = await system.keyed(['commands:execute', 'commands:read']);
   const go = join(temporaryFolder('revoked'), 'go');
   const body = { machine_id, command: `while [ ! -e ${go} ]; do sleep 0.02; done; echo secret` };
-  const waiting = house.call('POST', '/commands', { key, body });
-  await expect.poll(async () => (await house.client.commands.list({ status: 'running' })).total).toBe(1);
-  const { items } = await house.client.keys.list();
-  await house.client.keys.remove({ key_id: items.find(({ name }) => name === 'limited')?.id ?? '' });
+  const waiting = system.call('POST', '/commands', { key, body });
+  await expect.poll(async () => (await system.client.commands.list({ status: 'running' })).total).toBe(1);
+  const { items } = await system.client.keys.list();
+  await system.client.keys.remove({ key_id: items.find(({ name }) => name === 'limited')?.id ?? '' });
   const refused = await waiting;
   expect([refused.status, refused.body.error.code]).toEqual([401, 'unauthorized']);
   writeFileSync(go, '');
-  await expect.poll(async () => (await house.client.commands.list({ status: 'completed' })).total).toBe(1);
+  await expect.poll(async () => (await system.client.commands.list({ status: 'completed' })).total).toBe(1);
 });
 
 test('a repeat with the same idempotency key after a lost wait gets the current record', async () => {
-  const { run, house, machine_id } = await onMachine();
+  const { run, system, machine_id } = await onMachine();
   const go = join(temporaryFolder('again'), 'go');
   const body = { machine_id, command: `while [ ! -e ${go} ]; do sleep 0.02; done; echo done` };
   const ask = (signal?: AbortSignal) =>
-    house.call('POST', '/commands', {
+    system.call('POST', '/commands', {
       body,
       headers: { 'Idempotency-Key': 'once' },
       ...(signal && { signal }),
     });
   const leaving = new AbortController();
   const left = ask(leaving.signal);
-  await expect.poll(async () => (await house.client.commands.list({ status: 'running' })).total).toBe(1);
+  await expect.poll(async () => (await system.client.commands.list({ status: 'running' })).total).toBe(1);
   leaving.abort();
   await expect(left).rejects.toThrow();
   writeFileSync(go, '');
-  await expect.poll(async () => (await house.client.commands.list({ status: 'completed' })).total).toBe(1);
+  await expect.poll(async () => (await system.client.commands.list({ status: 'completed' })).total).toBe(1);
   expect((await ask()).body.data).toMatchObject({ status: 'completed', stdout: 'done\n' });
   expect((await run({ command: 'true' })).status).toBe(201);
 });
 
 test('a link that is cut in the middle loses no output and runs nothing twice', async () => {
-  const house = await openHouse();
-  const proxy = await openProxy(house.grpc);
+  const system = await startFarhand();
+  const proxy = await openProxy(system.grpc);
   onTestFinished(() => proxy.close());
-  const agent = await house.agent({ through: proxy.address });
+  const agent = await system.agent({ through: proxy.address });
   const folder = temporaryFolder('cut');
   const go = join(folder, 'go');
-  const { body } = await house.call('POST', '/commands', {
+  const { body } = await system.call('POST', '/commands', {
     body: {
       machine_id: agent.machineId,
       command: `echo ran >> ${folder}/ran; seq 1 20000; while [ ! -e ${go} ]; do sleep 0.05; done; seq 20001 40000`,
@@ -263,7 +263,7 @@ test('a link that is cut in the middle loses no output and runs nothing twice', 
     },
   });
   await expect
-    .poll(async () => (await house.client.commands.get({ command_id: body.data.id })).stdout_bytes)
+    .poll(async () => (await system.client.commands.get({ command_id: body.data.id })).stdout_bytes)
     .toBeGreaterThan(1000);
   const back = agent.linked(true);
   proxy.cut();
@@ -271,34 +271,34 @@ test('a link that is cut in the middle loses no output and runs nothing twice', 
   writeFileSync(go, '');
   await back;
   await expect
-    .poll(async () => (await house.client.commands.get({ command_id: body.data.id })).status, {
+    .poll(async () => (await system.client.commands.get({ command_id: body.data.id })).status, {
       timeout: 10_000,
     })
     .toBe('completed');
-  const { stdout } = await house.client.commands.get({ command_id: body.data.id });
+  const { stdout } = await system.client.commands.get({ command_id: body.data.id });
   expect(stdout).toBe(Array.from({ length: 40_000 }, (_, n) => `${n + 1}\n`).join(''));
   expect(readFileSync(join(folder, 'ran'), 'utf8')).toBe('ran\n');
 });
 
 test('an agent that gets no second connection sends a large output over its first', async () => {
-  const house = await openHouse();
-  const proxy = await openProxy(house.grpc);
+  const system = await startFarhand();
+  const proxy = await openProxy(system.grpc);
   onTestFinished(() => proxy.close());
-  const { machineId: machine_id } = await house.agent({ through: proxy.address });
+  const { machineId: machine_id } = await system.agent({ through: proxy.address });
   proxy.refuse();
-  const { body } = await house.call('POST', '/commands', {
+  const { body } = await system.call('POST', '/commands', {
     body: { machine_id, command: 'seq 1 100000; sleep 0.1' },
   });
   expect(body.data).toMatchObject({ status: 'completed', stdout_bytes: 588_895 });
 });
 
 test('a broker that restarts follows what still ran', async () => {
-  const house = await openHouse();
-  const proxy = await openProxy(house.grpc);
+  const system = await startFarhand();
+  const proxy = await openProxy(system.grpc);
   onTestFinished(() => proxy.close());
-  const agent = await house.agent({ through: proxy.address });
+  const agent = await system.agent({ through: proxy.address });
   const go = join(temporaryFolder('restart'), 'go');
-  const { body } = await house.call('POST', '/commands', {
+  const { body } = await system.call('POST', '/commands', {
     body: {
       machine_id: agent.machineId,
       command: `echo a; while [ ! -e ${go} ]; do sleep 0.05; done; echo b`,
@@ -306,11 +306,11 @@ test('a broker that restarts follows what still ran', async () => {
     },
   });
   await expect
-    .poll(async () => (await house.client.commands.get({ command_id: body.data.id })).stdout)
+    .poll(async () => (await system.client.commands.get({ command_id: body.data.id })).stdout)
     .toBe('a\n');
   proxy.forbid();
-  await house.broker.close();
-  const again = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
+  await system.broker.close();
+  const again = await startFarhand({ dataDir: system.dataDir, flags: ['--grpc', system.grpc] });
   const back = agent.linked(true);
   proxy.allow();
   await back;
@@ -324,9 +324,9 @@ test('a broker that restarts follows what still ran', async () => {
 });
 
 test('an agent that refuses after the command is stored makes it failed, never a 5xx', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const answer = house.call('POST', '/commands', {
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const answer = system.call('POST', '/commands', {
     body: { machine_id: agent.identity.machineId, command: 'true' },
   });
   const stream = agent.answer((await agent.next('call')).call_id);
@@ -339,21 +339,21 @@ test('an agent that refuses after the command is stored makes it failed, never a
 });
 
 test('unknown to the same journal is expired, unknown to another is lost', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   for (const [journal_id, status, reason] of [
     ['journal', 'expired', 'unknown_id'],
     ['another', 'lost', 'no_report'],
   ] as const) {
-    const identity = await joinScripted(house);
-    const first = await connectScripted(house.grpc, identity);
+    const identity = await joinScripted(system);
+    const first = await connectScripted(system.grpc, identity);
     await first.next('welcome');
-    const { body } = await house.call('POST', '/commands', {
+    const { body } = await system.call('POST', '/commands', {
       body: { machine_id: identity.machineId, command: 'true', wait: 0 },
     });
     await first.next('call');
     first.control.cancel();
     await first.ended;
-    const second = await connectScripted(house.grpc, identity, { journal_id });
+    const second = await connectScripted(system.grpc, identity, { journal_id });
     const follow = await second.next('call');
     expect(second.decode(follow)).toMatchObject({ id: body.data.id, stdout_offset: 0 });
     const stream = second.answer(follow.call_id);
@@ -362,21 +362,21 @@ test('unknown to the same journal is expired, unknown to another is lost', async
     stream.write({ end: {} });
     stream.end();
     await expect
-      .poll(async () => await house.client.commands.get({ command_id: body.data.id }))
+      .poll(async () => await system.client.commands.get({ command_id: body.data.id }))
       .toMatchObject({ status, reason });
   }
 });
 
 test('a newer link of the same machine takes an open command over, and nothing is started again', async () => {
-  const house = await openHouse();
-  const identity = await joinScripted(house);
-  const first = await connectScripted(house.grpc, identity);
+  const system = await startFarhand();
+  const identity = await joinScripted(system);
+  const first = await connectScripted(system.grpc, identity);
   await first.next('welcome');
-  const { body } = await house.call('POST', '/commands', {
+  const { body } = await system.call('POST', '/commands', {
     body: { machine_id: identity.machineId, command: 'true', wait: 0 },
   });
   first.answer((await first.next('call')).call_id);
-  const second = await connectScripted(house.grpc, identity, { instance_id: 'second' });
+  const second = await connectScripted(system.grpc, identity, { instance_id: 'second' });
   const follow = await second.next('call');
   expect([follow.method, second.decode(follow)]).toEqual([
     'FollowProcess',
@@ -385,9 +385,9 @@ test('a newer link of the same machine takes an open command over, and nothing i
 });
 
 test('an agent that reports twice ends a command once', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const answer = house.call('POST', '/commands', {
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const answer = system.call('POST', '/commands', {
     body: { machine_id: agent.identity.machineId, command: 'true' },
   });
   const stream = agent.answer((await agent.next('call')).call_id);
@@ -402,19 +402,19 @@ test('an agent that reports twice ends a command once', async () => {
   }
   const { body } = await answer;
   expect(body.data).toMatchObject({ status: 'completed', exit_code: 0 });
-  const { items } = await house.client.events.list({ type: 'command.failed' });
+  const { items } = await system.client.events.list({ type: 'command.failed' });
   expect(items).toEqual([]);
 });
 
 test('removing a machine makes its open commands lost', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const { body } = await house.call('POST', '/commands', {
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const { body } = await system.call('POST', '/commands', {
     body: { machine_id: agent.identity.machineId, command: 'sleep 600', wait: 0 },
   });
-  await house.client.machines.remove({ machine_id: agent.identity.machineId });
+  await system.client.machines.remove({ machine_id: agent.identity.machineId });
   await expect
-    .poll(async () => await house.client.commands.get({ command_id: body.data.id }))
+    .poll(async () => await system.client.commands.get({ command_id: body.data.id }))
     .toMatchObject({ status: 'lost', reason: 'machine_removed' });
 });
 
@@ -424,15 +424,15 @@ test.skipIf(!mayMount)(
     const dataDir = temporaryFolder('runaway');
     execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=24m', 'tmpfs', dataDir]);
     onTestFinished(() => void execFileSync('umount', ['-l', dataDir]));
-    const house = await openHouse({ dataDir });
-    const { machineId: machine_id } = await house.agent();
-    const { id: command_id } = await house.client.commands.async({ machine_id, command: 'yes' });
+    const system = await startFarhand({ dataDir });
+    const { machineId: machine_id } = await system.agent();
+    const { id: command_id } = await system.client.commands.async({ machine_id, command: 'yes' });
     await expect
-      .poll(async () => (await house.client.commands.get({ command_id })).stdout_bytes, { timeout: 20_000 })
+      .poll(async () => (await system.client.commands.get({ command_id })).stdout_bytes, { timeout: 20_000 })
       .toBeGreaterThan(100_000_000);
-    const other = await house.client.commands.create({ machine_id, command: 'echo still here' });
+    const other = await system.client.commands.create({ machine_id, command: 'echo still here' });
     expect(other).toMatchObject({ status: 'completed', stdout: 'still here\n' });
-    const ended = await house.client.commands.cancel({ command_id });
+    const ended = await system.client.commands.cancel({ command_id });
     expect(ended).toMatchObject({ status: 'cancelled', stdout_truncated: true });
   },
 );

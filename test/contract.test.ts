@@ -20,8 +20,8 @@ import {
   refusalIn,
   table,
 } from './all-routes.ts';
-import { shared } from './at-end.ts';
-import { call, openHouse } from './house.ts';
+import { shared } from './close-after-tests.ts';
+import { call, startFarhand } from './start-farhand.ts';
 
 const scenery = shared(openScene);
 
@@ -82,7 +82,7 @@ test.each(['machine_ids', 'tags'] as const)(
         ...(Object.fromEntries(given) as Record<string, string>),
         limit: '100',
       });
-      const { body } = await call(`${scene.house.url}${route.base}${path}?${search.toString()}`, 'GET', {
+      const { body } = await call(`${scene.system.url}${route.base}${path}?${search.toString()}`, 'GET', {
         key,
       });
       const text = JSON.stringify(body);
@@ -105,7 +105,7 @@ test('a key cannot create a key that reaches a machine outside its own reach', a
   const key = await scene.limited(['admin']);
   const requests = [[scene.there.machine], [scene.here.machine, scene.there.machine], undefined];
   await expectRefusals(scene, requests, async (machine_ids) => {
-    const answer = await scene.house.call('POST', '/api-keys', {
+    const answer = await scene.system.call('POST', '/api-keys', {
       key,
       body: { name: 'more', scopes: ['files:read'], ...(machine_ids && { machine_ids }) },
     });
@@ -122,7 +122,7 @@ test.each([
   const scene = await scenery();
   const key = await scene.limited([scope], by);
   await expectRefusals(scene, [`/machines/${scene.here.machine}`], async (path) => {
-    const answer = await scene.house.call('PATCH', path, { key, body: { tags: ['here', 'more'] } });
+    const answer = await scene.system.call('PATCH', path, { key, body: { tags: ['here', 'more'] } });
     return [path, refusalIn(answer), '403 forbidden'];
   });
 });
@@ -152,13 +152,13 @@ test('the routes that need no key are exactly these, and answer without one and 
 // ---- Nothing of the table is forgotten
 
 test('every route has a handler: a broker starts, and no route answers that it does not exist', async () => {
-  const { house, known } = await scenery();
+  const { system, known } = await scenery();
   const nowhere = Object.fromEntries(nouns.map((noun) => [noun, 'none'])) as Ids;
   for (const { name, route } of table) {
     const { params } = rawOf(route, nowhere, known);
     const path = route.path.replaceAll(/\{(\w+)\}/g, (_, param: string) => String(params[param]));
-    const headers = { Authorization: `Bearer ${house.key}` };
-    const answer = await fetch(`${house.url}${route.base}${path}`, { method: route.method, headers });
+    const headers = { Authorization: `Bearer ${system.key}` };
+    const answer = await fetch(`${system.url}${route.base}${path}`, { method: route.method, headers });
     // Those that go on as long as somebody listens.
     if (answer.headers.get('content-type') === 'text/event-stream') await answer.body?.cancel();
     // A checkout has no packages until somebody makes them; it says so.
@@ -172,8 +172,8 @@ test('every route has a handler: a broker starts, and no route answers that it d
 });
 
 test('every route has an operation in the OpenAPI document, and the document has no other', async () => {
-  const house = await openHouse();
-  const { body } = await house.call('GET', '/openapi.json');
+  const system = await startFarhand();
+  const { body } = await system.call('GET', '/openapi.json');
   const received = Object.entries(
     body.paths as Record<string, Record<string, { operationId: string }>>,
   ).flatMap(([path, operations]) =>

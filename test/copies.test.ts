@@ -4,24 +4,24 @@ import { createHash, randomBytes } from 'node:crypto';
 import { mkdirSync, readdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { openHouse, temporaryFolder } from './house.ts';
 import { scriptedMachine } from './scripted-agent.ts';
+import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
 async function twoMachines() {
-  const house = await openHouse();
-  const here = (await house.agent({ name: 'here' })).machineId;
-  const there = (await house.agent({ name: 'there' })).machineId;
+  const system = await startFarhand();
+  const here = (await system.agent({ name: 'here' })).machineId;
+  const there = (await system.agent({ name: 'there' })).machineId;
   const folder = temporaryFolder('copies');
   mkdirSync(join(folder, 'to'));
   const copy = (source: string, destination: string, more = {}) =>
-    house.client.files.copy({
+    system.client.files.copy({
       machine_id: here,
       destination_machine_id: there,
       source: join(folder, source),
       destination: join(folder, 'to', destination),
       ...more,
     });
-  return { house, here, there, folder, copy };
+  return { system, here, there, folder, copy };
 }
 
 test('a copy that cannot be made leaves nothing at the destination', async () => {
@@ -50,11 +50,11 @@ test('a copy that cannot be made leaves nothing at the destination', async () =>
 });
 
 test('a byte that changes on its way is noticed by the sender’s digest, and nothing is written', async () => {
-  const house = await openHouse();
-  const there = (await house.agent()).machineId;
-  const liar = await scriptedMachine(house);
+  const system = await startFarhand();
+  const there = (await system.agent()).machineId;
+  const liar = await scriptedMachine(system);
   const folder = temporaryFolder('liar');
-  const copying = house.client.files.copy({
+  const copying = system.client.files.copy({
     machine_id: liar.identity.machineId,
     destination_machine_id: there,
     source: '/a',
@@ -85,9 +85,9 @@ test('a byte that changes on its way is noticed by the sender’s digest, and no
 });
 
 test('a key that does not reach the other machine gets the same refusal whether that exists or not', async () => {
-  const { house, here, there, folder } = await twoMachines();
+  const { system, here, there, folder } = await twoMachines();
   writeFileSync(join(folder, 'file'), 'x');
-  const { client } = await house.keyed(['files:read', 'files:write'], { machine_ids: [here] });
+  const { client } = await system.keyed(['files:read', 'files:write'], { machine_ids: [here] });
   for (const destination_machine_id of [there, 'mach_0000000000000000000000']) {
     const body = {
       machine_id: here,
@@ -100,7 +100,7 @@ test('a key that does not reach the other machine gets the same refusal whether 
 });
 
 test('a copied file has the bytes and mode of the original, and an event reports it as uploaded', async () => {
-  const { house, there, folder, copy } = await twoMachines();
+  const { system, there, folder, copy } = await twoMachines();
   const content = randomBytes(3_000_001);
   writeFileSync(join(folder, 'file'), content, { mode: 0o640 });
   const copied = await copy('file', 'file');
@@ -112,7 +112,7 @@ test('a copied file has the bytes and mode of the original, and an event reports
     bytes_copied: content.length,
   });
   expect(readFileSync(join(folder, 'to/file')).equals(content)).toBe(true);
-  const { items } = await house.client.events.list({ type: 'file.uploaded' });
+  const { items } = await system.client.events.list({ type: 'file.uploaded' });
   expect(items[0]?.data).toMatchObject({
     machine_id: there,
     path: join(folder, 'to/file'),

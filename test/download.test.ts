@@ -5,38 +5,38 @@ import { mkdirSync, truncateSync, utimesSync, writeFileSync } from 'node:fs';
 import { request } from 'node:http';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { shared } from './at-end.ts';
-import { type House, openHouse, temporaryFolder } from './house.ts';
+import { shared } from './close-after-tests.ts';
 import { scriptedMachine } from './scripted-agent.ts';
+import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 async function openMachine() {
-  const house = await openHouse();
-  return { house, machineId: (await house.agent()).machineId };
+  const system = await startFarhand();
+  return { system, machineId: (await system.agent()).machineId };
 }
 
 const machine = shared(openMachine);
 
 async function onMachine(opened = machine()) {
-  const { house, machineId } = await opened;
+  const { system, machineId } = await opened;
   const folder = temporaryFolder('download');
   const download = (path: string, headers: Record<string, string> = {}, method = 'GET', more = '') =>
     fetch(
-      `${house.url}/api/v1/machines/${machineId}/files/download?path=${encodeURIComponent(path)}${more}`,
+      `${system.url}/api/v1/machines/${machineId}/files/download?path=${encodeURIComponent(path)}${more}`,
       {
         method,
-        headers: { Authorization: `Bearer ${house.key}`, ...headers },
+        headers: { Authorization: `Bearer ${system.key}`, ...headers },
       },
     );
-  return { house, machineId, folder, download };
+  return { system, machineId, folder, download };
 }
 
 const codeOf = async (response: Response): Promise<unknown> =>
   ((await response.json()) as { error: { code: string } }).error.code;
 
 /** Waits for an event of a type in the log. */
-async function eventsOf(house: House, type: 'file.downloaded') {
+async function eventsOf(system: TestSystem, type: 'file.downloaded') {
   for (;;) {
-    const { items } = await house.client.events.list({ type });
+    const { items } = await system.client.events.list({ type });
     if (items.length > 0) return items;
   }
 }
@@ -69,11 +69,11 @@ test('a range beyond the end is 416 and names the size', async () => {
 });
 
 test('a file that shrinks while it is sent never ends as if it were whole', async () => {
-  const { house, machineId, folder } = await onMachine();
+  const { system, machineId, folder } = await onMachine();
   const path = join(folder, 'big');
   writeFileSync(path, randomBytes(64 * 1024 * 1024));
-  const asked = request(`${house.url}/api/v1/machines/${machineId}/files/download?path=${path}`, {
-    headers: { Authorization: `Bearer ${house.key}` },
+  const asked = request(`${system.url}/api/v1/machines/${machineId}/files/download?path=${path}`, {
+    headers: { Authorization: `Bearer ${system.key}` },
   });
   asked.end();
   const [response] = await once(asked, 'response');
@@ -89,12 +89,12 @@ test('a file that shrinks while it is sent never ends as if it were whole', asyn
 });
 
 test('a machine that sends more or less than it announced cuts the answer', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
   const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 10, mode: 0o644 };
   for (const sent of [5, 15]) {
-    const answer = fetch(`${house.url}/api/v1/machines/${agent.identity.machineId}/files/download?path=/a`, {
-      headers: { Authorization: `Bearer ${house.key}` },
+    const answer = fetch(`${system.url}/api/v1/machines/${agent.identity.machineId}/files/download?path=/a`, {
+      headers: { Authorization: `Bearer ${system.key}` },
     });
     const stream = agent.answer((await agent.next('call')).call_id);
     stream.write({
@@ -115,7 +115,7 @@ test('a machine that sends more or less than it announced cuts the answer', asyn
 });
 
 test('a download has the type, name, size and validators of its file, and HEAD has the same', async () => {
-  const { house, folder, download } = await onMachine(openMachine());
+  const { system, folder, download } = await onMachine(openMachine());
   const path = join(folder, '日 "x"\n.ts');
   const content = randomBytes(700_001);
   writeFileSync(path, content);
@@ -133,7 +133,7 @@ test('a download has the type, name, size and validators of its file, and HEAD h
   const head = await download(path, {}, 'HEAD');
   const same = ['content-type', 'content-length', 'etag', 'last-modified', 'content-disposition'];
   for (const name of same) expect([name, head.headers.get(name)]).toEqual([name, get.headers.get(name)]);
-  const [event] = await eventsOf(house, 'file.downloaded');
+  const [event] = await eventsOf(system, 'file.downloaded');
   expect(event?.data).toMatchObject({ path, size: 700_001 });
 });
 
@@ -203,14 +203,14 @@ test('an empty file, a file of /proc and a file in another range of bytes come w
 });
 
 test('a client that goes away in the middle frees the machine', async () => {
-  const { house, machineId, folder } = await onMachine(openMachine());
+  const { system, machineId, folder } = await onMachine(openMachine());
   writeFileSync(join(folder, 'big'), Buffer.alloc(64 * 1024 * 1024));
   // More than may be open at once: each must have been given back.
   for (let n = 0; n < 40; n += 1) {
     const abort = new AbortController();
     const answer = await fetch(
-      `${house.url}/api/v1/machines/${machineId}/files/download?path=${join(folder, 'big')}`,
-      { headers: { Authorization: `Bearer ${house.key}` }, signal: abort.signal },
+      `${system.url}/api/v1/machines/${machineId}/files/download?path=${join(folder, 'big')}`,
+      { headers: { Authorization: `Bearer ${system.key}` }, signal: abort.signal },
     );
     expect(answer.status).toBe(200);
     abort.abort();
@@ -218,11 +218,11 @@ test('a client that goes away in the middle frees the machine', async () => {
 });
 
 test('thirty-two stalled downloads delay neither lists nor contents; one more is rate limited', async () => {
-  const { house, machineId, folder } = await onMachine(openMachine());
+  const { system, machineId, folder } = await onMachine(openMachine());
   mkdirSync(join(folder, 'd'));
   writeFileSync(join(folder, 'd/a'), 'x');
   writeFileSync(join(folder, 'big'), Buffer.alloc(64 * 1024 * 1024));
-  const client = house.client.files;
+  const client = system.client.files;
   const stalled = await Promise.all(
     Array.from({ length: 32 }, () => client.download({ machine_id: machineId, path: join(folder, 'big') })),
   );

@@ -3,7 +3,7 @@ import { getSystemErrorName } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { publicError } from '../broker/admission/public-error.ts';
 import { AppError, fromErrno } from '../shared/errors.ts';
-import { quiet } from './house.ts';
+import { quiet } from './start-farhand.ts';
 
 /** As Node throws it, without a name where it has none. */
 const systemError = (errno: number): Error =>

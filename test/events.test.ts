@@ -1,8 +1,8 @@
 // Event streams over SSE and gRPC: resumed after an event, filtered, and limited to what a key may read.
 import { expect, test } from 'vitest';
-import { soon } from './command-bench.ts';
-import { type House, openHouse, temporaryFolder } from './house.ts';
-import { refusalOf, streamsOf } from './streams-bench.ts';
+import { soon } from './commands-fixture.ts';
+import { refusalOf, streamsOf } from './grpc-fixture.ts';
+import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 interface Seen {
   id: string;
@@ -17,7 +17,7 @@ interface Params {
 }
 
 type Way = (
-  house: House,
+  system: TestSystem,
   key: string,
 ) => Promise<(params: Params, signal?: AbortSignal) => AsyncIterable<Seen> | Promise<AsyncIterable<Seen>>>;
 
@@ -41,8 +41,8 @@ const ways: Record<'SSE' | 'gRPC', Way> = {
       })();
     };
   },
-  async gRPC(house, key) {
-    const client = await streamsOf(house, key);
+  async gRPC(system, key) {
+    const client = await streamsOf(system, key);
     return async function* ({ types = [], machine_id, after }, signal) {
       const params = {
         types,
@@ -67,7 +67,7 @@ async function some(
 }
 
 /** What the log has, oldest first. */
-async function logged({ client }: House, types?: RegExp): Promise<Seen[]> {
+async function logged({ client }: TestSystem, types?: RegExp): Promise<Seen[]> {
   const { items } = await client.events.list({ sort: 'created_at', limit: 100 });
   const seen = items.map(({ id, type, data }) => ({ id, type, machine: data.machine_id }));
   return types ? seen.filter(({ type }) => types.test(type)) : seen;
@@ -75,9 +75,9 @@ async function logged({ client }: House, types?: RegExp): Promise<Seen[]> {
 
 for (const [name, way] of Object.entries(ways)) {
   test(`over ${name} an unknown, deleted or unreadable event to resume after is refused, and so is an unknown type`, async () => {
-    const house = await openHouse();
-    const [mine, other] = [await house.agent(), await house.agent()];
-    const follow = await way(house, house.key);
+    const system = await startFarhand();
+    const [mine, other] = [await system.agent(), await system.agent()];
+    const follow = await way(system, system.key);
     for (const after of ['evt_nowhere', '0', 'x']) {
       const refused = await refusalOf(some(1, follow({ after })));
       expect(refused).toMatchObject({ code: 'range_not_satisfiable', details: { last_event_id: after } });
@@ -85,39 +85,39 @@ for (const [name, way] of Object.entries(ways)) {
     for (const types of [['machine.nothing'], ['nothing.*'], ['machine.online', '']]) {
       expect(await refusalOf(some(1, follow({ types })))).toMatchObject({ code: 'invalid_request' });
     }
-    const { key } = await house.keyed(['machines:read'], { machine_ids: [mine.machineId] });
-    const limited = await way(house, key);
-    const foreign = (await logged(house)).find(({ machine }) => machine === other.machineId);
+    const { key } = await system.keyed(['machines:read'], { machine_ids: [mine.machineId] });
+    const limited = await way(system, key);
+    const foreign = (await logged(system)).find(({ machine }) => machine === other.machineId);
     expect(await refusalOf(some(1, limited({ after: foreign?.id ?? '' })))).toMatchObject({
       code: 'range_not_satisfiable',
     });
   });
 
   test(`over ${name} a stream resumed after an event has each later one once, in order, and goes on live`, async () => {
-    const house = await openHouse();
-    const { machineId: machine_id } = await house.agent();
-    for (let n = 0; n < 10; n += 1) await house.client.commands.create({ machine_id, command: 'true' });
+    const system = await startFarhand();
+    const { machineId: machine_id } = await system.agent();
+    for (let n = 0; n < 10; n += 1) await system.client.commands.create({ machine_id, command: 'true' });
     // machine.online follows the link by two seconds, at any place among these.
-    const before = await logged(house, /^command\./);
-    const follow = await way(house, house.key);
+    const before = await logged(system, /^command\./);
+    const follow = await way(system, system.key);
     const events = await follow({ after: before[4]?.id ?? '', types: ['command.*'] });
     const rest = some(before.length - 5 + 2, events);
-    await house.client.commands.create({ machine_id, command: 'true' });
+    await system.client.commands.create({ machine_id, command: 'true' });
     const seen = await rest;
-    expect(seen).toEqual((await logged(house, /^command\./)).slice(5));
+    expect(seen).toEqual((await logged(system, /^command\./)).slice(5));
     expect(seen.slice(-2).map(({ type }) => type)).toEqual(['command.started', 'command.completed']);
   });
 
   test(`over ${name} a filter by types or machine leaves out the rest, and a key gets only events of its machines`, async () => {
-    const house = await openHouse();
-    const [mine, other] = [await house.agent(), await house.agent()];
-    const [first] = await logged(house);
+    const system = await startFarhand();
+    const [mine, other] = [await system.agent(), await system.agent()];
+    const [first] = await logged(system);
     for (const { machineId: machine_id } of [other, mine]) {
-      await house.client.commands.create({ machine_id, command: 'true' });
+      await system.client.commands.create({ machine_id, command: 'true' });
     }
     const after = first?.id ?? '';
-    const follow = await way(house, house.key);
-    const commands = await logged(house, /^command\./);
+    const follow = await way(system, system.key);
+    const commands = await logged(system, /^command\./);
     expect(await some(4, follow({ after, types: ['command.*'] }))).toEqual(commands);
     expect(await some(2, follow({ after, types: ['command.completed', 'file.deleted'] }))).toEqual(
       commands.filter(({ type }) => type === 'command.completed'),
@@ -126,22 +126,22 @@ for (const [name, way] of Object.entries(ways)) {
     expect(await some(2, follow({ after, types: ['command.*'], machine_id: mine.machineId }))).toEqual(
       ofMine,
     );
-    const { key } = await house.keyed(['machines:read', 'commands:read'], { machine_ids: [mine.machineId] });
-    const limited = await way(house, key);
-    const own = (await logged(house)).filter(({ machine }) => machine === mine.machineId);
+    const { key } = await system.keyed(['machines:read', 'commands:read'], { machine_ids: [mine.machineId] });
+    const limited = await way(system, key);
+    const own = (await logged(system)).filter(({ machine }) => machine === mine.machineId);
     expect(await some(own.length - 1, limited({ after: own[0]?.id ?? '' }))).toEqual(own.slice(1));
   });
 
   test(`over ${name} a key gets only families that it has the scope for, and resumes after no other`, async () => {
-    const house = await openHouse();
-    const { machineId: machine_id } = await house.agent();
+    const system = await startFarhand();
+    const { machineId: machine_id } = await system.agent();
     const path = `${temporaryFolder('events')}/x`;
-    await house.client.commands.create({ machine_id, command: 'true' });
-    await house.client.files.write({ machine_id, path, content: '' });
-    await house.agent();
-    const all = await logged(house);
-    const { key } = await house.keyed(['machines:read', 'files:read']);
-    const follow = await way(house, key);
+    await system.client.commands.create({ machine_id, command: 'true' });
+    await system.client.files.write({ machine_id, path, content: '' });
+    await system.agent();
+    const all = await logged(system);
+    const { key } = await system.keyed(['machines:read', 'files:read']);
+    const follow = await way(system, key);
     const command = all.findIndex(({ type }) => type === 'command.started');
     const expected = all.slice(command).filter(({ type }) => /^(machine|file)\./.test(type));
     expect(expected.map(({ type }) => type)).toContain('file.uploaded');
@@ -152,11 +152,11 @@ for (const [name, way] of Object.entries(ways)) {
   });
 
   test(`over ${name} a stream that resumes after no event has only new events`, async () => {
-    const house = await openHouse();
-    const { machineId: machine_id } = await house.agent();
+    const system = await startFarhand();
+    const { machineId: machine_id } = await system.agent();
     const path = `${temporaryFolder('events')}/x`;
-    await house.client.files.write({ machine_id, path, content: '' });
-    const follow = await way(house, house.key);
+    await system.client.files.write({ machine_id, path, content: '' });
+    const follow = await way(system, system.key);
     const heard: Seen[] = [];
     const stop = new AbortController();
     const listening = (async () => {
@@ -164,12 +164,12 @@ for (const [name, way] of Object.entries(ways)) {
     })().catch(() => undefined);
     // It may take a moment until it follows.
     await soon(async () => {
-      await house.client.files.write({ machine_id, path, content: '' });
+      await system.client.files.write({ machine_id, path, content: '' });
       return heard.length;
     }).toBeGreaterThan(0);
     stop.abort();
     await listening;
-    const files = await logged(house, /^file\./);
+    const files = await logged(system, /^file\./);
     const from = files.findIndex(({ id }) => id === heard[0]?.id);
     expect(from).toBeGreaterThan(0);
     expect(heard).toEqual(files.slice(from, from + heard.length));
@@ -177,25 +177,25 @@ for (const [name, way] of Object.entries(ways)) {
 }
 
 test('the header of a stream names an event that its key may read', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
-  await house.client.commands.create({ machine_id, command: 'true' });
-  const { key } = await house.keyed(['machines:read']);
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
+  await system.client.commands.create({ machine_id, command: 'true' });
+  const { key } = await system.keyed(['machines:read']);
   const stop = new AbortController();
   const headers = { Authorization: `Bearer ${key}` };
-  const answer = await fetch(`${house.url}/api/v1/events/stream`, { headers, signal: stop.signal });
+  const answer = await fetch(`${system.url}/api/v1/events/stream`, { headers, signal: stop.signal });
   stop.abort();
   const named = answer.headers.get('x-last-event-id');
-  expect((await logged(house)).find(({ id }) => id === named)?.type).toMatch(/^machine\./);
+  expect((await logged(system)).find(({ id }) => id === named)?.type).toMatch(/^machine\./);
 });
 
 test('the list of events has only families that its key has the scope for, on full pages', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
-  for (let n = 0; n < 3; n += 1) await house.client.commands.create({ machine_id, command: 'true' });
-  for (let n = 0; n < 2; n += 1) await house.agent();
-  const { client } = await house.keyed(['machines:read']);
-  const expected = await logged(house, /^machine\./);
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
+  for (let n = 0; n < 3; n += 1) await system.client.commands.create({ machine_id, command: 'true' });
+  for (let n = 0; n < 2; n += 1) await system.agent();
+  const { client } = await system.keyed(['machines:read']);
+  const expected = await logged(system, /^machine\./);
   const page = await client.events.list({ sort: 'created_at', limit: 1, offset: 1 });
   expect([page.total, page.items.map(({ id }) => id)]).toEqual([expected.length, [expected[1]?.id]]);
   expect((await client.events.list({ type: 'command.started' })).total).toBe(0);
@@ -204,13 +204,13 @@ test('the list of events has only families that its key has the scope for, on fu
 
 test('after a restart of the broker a stream resumes without loss', async () => {
   const dataDir = temporaryFolder('broker');
-  const first = await openHouse({ dataDir });
+  const first = await startFarhand({ dataDir });
   const { machineId: machine_id } = await first.agent();
   await first.client.commands.create({ machine_id, command: 'true' });
   const [last] = await logged(first);
   await first.broker.close();
-  const house = await openHouse({ dataDir });
-  const follow = await ways.gRPC(house, house.key);
-  const expected = (await logged(house)).slice(1);
+  const system = await startFarhand({ dataDir });
+  const follow = await ways.gRPC(system, system.key);
+  const expected = (await logged(system)).slice(1);
   expect(await some(expected.length, follow({ after: last?.id ?? '' }))).toEqual(expected);
 });

@@ -13,32 +13,32 @@ import {
 import { readdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
-import { shared } from './at-end.ts';
-import { type CallOptions, type House, openHouse, temporaryFolder } from './house.ts';
+import { shared } from './close-after-tests.ts';
+import { type CallOptions, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 async function openMachine(flags: string[] = []) {
-  const house = await openHouse();
-  return { house, agent: await house.agent({ flags }) };
+  const system = await startFarhand();
+  return { system, agent: await system.agent({ flags }) };
 }
 
 const machine = shared(openMachine);
 
 /** With flags of its own it is another one. */
 async function onMachine(flags: string[] = []) {
-  const { house, agent } = await (flags.length > 0 ? openMachine(flags) : machine());
+  const { system, agent } = await (flags.length > 0 ? openMachine(flags) : machine());
   const folder = temporaryFolder('files');
   const files = `/machines/${agent.machineId}/files`;
-  return { house, agent, folder, files };
+  return { system, agent, folder, files };
 }
 
-const content = (house: House, files: string, path: string, query = '') =>
-  house.call('GET', `${files}/content?path=${encodeURIComponent(path)}${query}`);
+const content = (system: TestSystem, files: string, path: string, query = '') =>
+  system.call('GET', `${files}/content?path=${encodeURIComponent(path)}${query}`);
 
-const write = (house: House, files: string, body: object, options: CallOptions = {}) =>
-  house.call('PUT', `${files}/content`, { ...options, body });
+const write = (system: TestSystem, files: string, body: object, options: CallOptions = {}) =>
+  system.call('PUT', `${files}/content`, { ...options, body });
 
 test('an unreadable path is refused with the code of its reason', async () => {
-  const { house, folder, files } = await onMachine();
+  const { system, folder, files } = await onMachine();
   writeFileSync(join(folder, 'file'), 'x');
   for (const [path, status, code] of [
     [join(folder, 'none'), 404, 'file_not_found'],
@@ -48,13 +48,13 @@ test('an unreadable path is refused with the code of its reason', async () => {
     [`${folder}/${'x'.repeat(300)}`, 400, 'invalid_path'],
     [`${folder}/a\0b`, 400, 'invalid_path'],
   ] as const) {
-    const answer = await content(house, files, path);
+    const answer = await content(system, files, path);
     expect([path, answer.status, answer.body.error.code]).toEqual([path, status, code]);
   }
 });
 
 test('a write with a bad body changes nothing', async () => {
-  const { house, folder, files } = await onMachine();
+  const { system, folder, files } = await onMachine();
   const path = join(folder, 'a');
   for (const body of [
     { path, content: '\ud800' },
@@ -63,95 +63,100 @@ test('a write with a bad body changes nothing', async () => {
     { path, content: 'x', owner: 'root' },
     { content: 'x' },
   ]) {
-    const answer = await write(house, files, body);
+    const answer = await write(system, files, body);
     expect([answer.status, answer.body.error.code]).toEqual([422, 'validation_failed']);
   }
   expect(existsSync(path)).toBe(false);
 });
 
 test('If-Match with another ETag is precondition_failed and keeps the old content', async () => {
-  const { house, folder, files } = await onMachine();
+  const { system, folder, files } = await onMachine();
   const path = join(folder, 'a');
   writeFileSync(path, 'old');
-  const refused = await write(house, files, { path, content: 'new' }, { headers: { 'If-Match': '"other"' } });
+  const refused = await write(
+    system,
+    files,
+    { path, content: 'new' },
+    { headers: { 'If-Match': '"other"' } },
+  );
   expect([refused.status, refused.body.error.code]).toEqual([412, 'precondition_failed']);
   expect(readFileSync(path, 'utf8')).toBe('old');
-  const etag = (await content(house, files, path)).headers.get('etag') ?? '';
-  const taken = await write(house, files, { path, content: 'new' }, { headers: { 'If-Match': etag } });
+  const etag = (await content(system, files, path)).headers.get('etag') ?? '';
+  const taken = await write(system, files, { path, content: 'new' }, { headers: { 'If-Match': etag } });
   expect(taken.status).toBe(200);
   expect(taken.headers.get('etag')).not.toBe(etag);
   expect(readFileSync(path, 'utf8')).toBe('new');
 });
 
 test('a file over 10 MiB is file_too_large as content, and a part of it is not', async () => {
-  const { house, folder, files } = await onMachine();
+  const { system, folder, files } = await onMachine();
   const path = join(folder, 'big');
   writeFileSync(path, Buffer.alloc(10 * 1024 * 1024 + 1, 'a'));
-  const whole = await content(house, files, path);
+  const whole = await content(system, files, path);
   expect([whole.status, whole.body.error.code]).toEqual([413, 'file_too_large']);
-  const part = await content(house, files, path, '&offset=-3&length=2');
+  const part = await content(system, files, path, '&offset=-3&length=2');
   expect(part.body.data).toEqual({ path, content: 'aa', size: 10 * 1024 * 1024 + 1, encoding: 'utf-8' });
 });
 
 test('the agent refuses its own data directory, and everything outside its roots', async () => {
   const root = temporaryFolder('root');
-  const { house, agent, folder, files } = await onMachine(['--root', `${root}`]);
+  const { system, agent, folder, files } = await onMachine(['--root', `${root}`]);
   writeFileSync(join(folder, 'outside'), 'x');
   symlinkSync(join(folder, 'outside'), join(root, 'link'));
   for (const path of [join(agent.dataDir, 'identity.json'), join(folder, 'outside'), join(root, 'link')]) {
-    const answer = await content(house, files, path);
+    const answer = await content(system, files, path);
     expect([path, answer.status, answer.body.error.code]).toEqual([path, 403, 'permission_denied']);
   }
-  const outside = await write(house, files, { path: join(folder, 'new'), content: 'x' });
+  const outside = await write(system, files, { path: join(folder, 'new'), content: 'x' });
   expect([outside.status, outside.body.error.code]).toEqual([403, 'permission_denied']);
 });
 
 test('an agent started without files:write reads but does not write', async () => {
-  const { house, folder, files } = await onMachine(['--allow', 'metrics,files:read']);
+  const { system, folder, files } = await onMachine(['--allow', 'metrics,files:read']);
   writeFileSync(join(folder, 'a'), 'x');
-  expect((await content(house, files, join(folder, 'a'))).body.data.content).toBe('x');
-  const refused = await write(house, files, { path: join(folder, 'b'), content: 'x' });
+  expect((await content(system, files, join(folder, 'a'))).body.data.content).toBe('x');
+  const refused = await write(system, files, { path: join(folder, 'b'), content: 'x' });
   expect([refused.status, refused.body.error.code]).toEqual([403, 'permission_denied']);
   expect(existsSync(join(folder, 'b'))).toBe(false);
 });
 
 test('a written file is read back to the byte, as text or as base64', async () => {
-  const { house, folder, files } = await onMachine();
+  const { system, folder, files } = await onMachine();
   const path = join(folder, 'deep/er/grüße.txt');
   const text = 'first\nzweite Zeile 🙂\u2028\0end';
-  const made = await write(house, files, { path, content: text, create_parents: true, mode: '0640' });
+  const made = await write(system, files, { path, content: text, create_parents: true, mode: '0640' });
   expect(made.body.data).toEqual({ path, size: Buffer.byteLength(text), created: true });
   expect(readFileSync(path, 'utf8')).toBe(text);
   expect(statSync(path).mode & 0o777).toBe(0o640);
-  const read = await content(house, files, path);
+  const read = await content(system, files, path);
   expect(read.body.data).toEqual({ path, content: text, size: Buffer.byteLength(text), encoding: 'utf-8' });
 
   const bytes = Buffer.from(Array.from({ length: 256 }, (_, n) => n));
-  const again = await write(house, files, { path, content: bytes.toString('base64'), encoding: 'base64' });
+  const again = await write(system, files, { path, content: bytes.toString('base64'), encoding: 'base64' });
   expect(again.body.data).toEqual({ path, size: 256, created: false });
   expect(readFileSync(path)).toEqual(bytes);
   expect(statSync(path).mode & 0o777).toBe(0o640);
-  const raw = await content(house, files, path);
+  const raw = await content(system, files, path);
   expect(raw.body.data).toMatchObject({ encoding: 'base64', content: bytes.toString('base64') });
   expect(await readdir(join(folder, 'deep/er'))).toEqual(['grüße.txt']);
 });
 
 test('12 MiB of content pass in one PUT, more than the limit does not', async () => {
-  const { house, folder, files } = await onMachine();
+  const { system, folder, files } = await onMachine();
   const path = join(folder, 'large');
-  const large = await write(house, files, { path, content: 'y'.repeat(12 * 1024 * 1024) });
+  const large = await write(system, files, { path, content: 'y'.repeat(12 * 1024 * 1024) });
   expect(large.body.data).toMatchObject({ size: 12 * 1024 * 1024 });
-  const larger = await write(house, files, { path, content: 'z'.repeat(16 * 1024 * 1024) });
+  const larger = await write(system, files, { path, content: 'z'.repeat(16 * 1024 * 1024) });
   expect([larger.status, larger.body.error.code]).toEqual([413, 'payload_too_large']);
   expect(statSync(path).size).toBe(12 * 1024 * 1024);
 });
 
 test('a listing has directories first, then names, hides dot files, and pages', async () => {
-  const { house, folder, files } = await onMachine();
+  const { system, folder, files } = await onMachine();
   mkdirSync(join(folder, 'sub'));
   for (const name of ['b', 'a', '.hidden']) writeFileSync(join(folder, name), name, { mode: 0o600 });
   symlinkSync('sub', join(folder, 'to-sub'));
-  const list = async (query = '') => (await house.call('GET', `${files}?path=${folder}${query}`)).body.data;
+  const list = async (query = '') => (await system.call('GET', `${files}?path=${folder}${query}`)).body.data;
   const all = await list();
   expect(all.path).toBe(folder);
   expect(all.files.map(({ name }: { name: string }) => name)).toEqual(['sub', 'to-sub', 'a', 'b']);
@@ -161,22 +166,22 @@ test('a listing has directories first, then names, hides dot files, and pages', 
   expect((await list('&hidden=true')).files.map(({ name }: { name: string }) => name)).toContain('.hidden');
   const page = await list('&limit=2&offset=1');
   expect(page.files.map(({ name }: { name: string }) => name)).toEqual(['to-sub', 'a']);
-  const { body } = await house.call('GET', `${files}?path=${folder}&limit=2&offset=1`);
+  const { body } = await system.call('GET', `${files}?path=${folder}&limit=2&offset=1`);
   expect(body.meta).toMatchObject({ total: 4, limit: 2, offset: 1, has_more: true });
 });
 
 test('/proc files of size 0 are read whole', async () => {
-  const { house, files } = await onMachine();
-  const { body } = await content(house, files, `/proc/${process.ppid}/status`);
+  const { system, files } = await onMachine();
+  const { body } = await content(system, files, `/proc/${process.ppid}/status`);
   expect(body.data.content).toContain('Name:');
   expect(body.data.size).toBe(Buffer.byteLength(body.data.content));
 });
 
 test('files on an offline machine are machine_offline with a Retry-After', async () => {
-  const { house, agent } = await openMachine();
+  const { system, agent } = await openMachine();
   const files = `/machines/${agent.machineId}/files`;
   await agent.close();
-  const answer = await content(house, files, '/etc/os-release');
+  const answer = await content(system, files, '/etc/os-release');
   expect([answer.status, answer.body.error.code, answer.headers.get('retry-after')]).toEqual([
     503,
     'machine_offline',
@@ -185,7 +190,7 @@ test('files on an offline machine are machine_offline with a Retry-After', async
 });
 
 test('a file request with missing or invalid fields is refused, and does nothing', async () => {
-  const { house, files } = await onMachine();
+  const { system, files } = await onMachine();
   for (const [method, path, body, status] of [
     ['GET', '/stat', undefined, 400],
     ['GET', '/stat?path=/tmp&checksum=md5', undefined, 400],
@@ -204,18 +209,18 @@ test('a file request with missing or invalid fields is refused, and does nothing
     ['POST', '/extract', undefined, 400],
     ['PUT', '/raw', undefined, 400],
   ] as const) {
-    const answer = await house.call(method, files + path, { body });
+    const answer = await system.call(method, files + path, { body });
     expect([method, path, answer.status]).toEqual([method, path, status]);
   }
 });
 
 test('the root and the home cannot be deleted, nor a full directory without recursive', async () => {
   const root = temporaryFolder('root');
-  const { house, files } = await onMachine(['--root', root]);
+  const { system, files } = await onMachine(['--root', root]);
   mkdirSync(join(root, 'd'));
   writeFileSync(join(root, 'd/a'), 'x');
   const remove = (path: string, more = '') =>
-    house.call('DELETE', `${files}?path=${encodeURIComponent(path)}${more}`);
+    system.call('DELETE', `${files}?path=${encodeURIComponent(path)}${more}`);
   for (const path of ['/', '~', root, `${root}/d/..`]) {
     const answer = await remove(path, '&recursive=true');
     expect([path, answer.status, answer.body.error.code]).toEqual([path, 403, 'permission_denied']);
@@ -224,15 +229,15 @@ test('the root and the home cannot be deleted, nor a full directory without recu
   expect([full.status, full.body.error.code]).toEqual([409, 'directory_not_empty']);
   const gone = await remove(join(root, 'd'), '&recursive=true');
   expect([gone.status, gone.body.data]).toEqual([200, { deleted: true, path: join(root, 'd') }]);
-  const { items } = await house.client.events.list({ type: 'file.deleted' });
+  const { items } = await system.client.events.list({ type: 'file.deleted' });
   expect(items.map(({ data }) => data)).toMatchObject([{ path: join(root, 'd'), recursive: true }]);
 });
 
 test('a directory is made, a file moved, copied, changed and described', async () => {
-  const { house, folder, agent } = await onMachine();
+  const { system, folder, agent } = await onMachine();
   const at = (name: string) => join(folder, name);
   const machine_id = agent.machineId;
-  const { files } = house.client;
+  const { files } = system.client;
   expect(await files.mkdir({ machine_id, path: at('d/e'), parents: true, mode: '0700' })).toMatchObject({
     path: at('d/e'),
     type: 'directory',
@@ -258,13 +263,13 @@ test('a directory is made, a file moved, copied, changed and described', async (
 });
 
 test('a directory goes out as a tar and comes in again, and GNU tar agrees', async () => {
-  const { house, folder, agent } = await onMachine();
+  const { system, folder, agent } = await onMachine();
   const machine_id = agent.machineId;
   mkdirSync(join(folder, 'd/below'), { recursive: true });
   writeFileSync(join(folder, 'd/below/a'), 'x');
   symlinkSync('below/a', join(folder, 'd/link'));
   for (const archive of ['tar', 'tar.gz'] as const) {
-    const sent = await house.client.files.download({ machine_id, path: join(folder, 'd'), archive });
+    const sent = await system.client.files.download({ machine_id, path: join(folder, 'd'), archive });
     expect(sent.headers.get('content-disposition')).toBe(`attachment; filename="d.${archive}"`);
     const bytes = Buffer.from(await sent.arrayBuffer());
     mkdirSync(join(folder, archive));
@@ -273,7 +278,7 @@ test('a directory goes out as a tar and comes in again, and GNU tar agrees', asy
     });
     expect(execFileSync('diff', ['-r', join(folder, 'd'), join(folder, archive)]).toString()).toBe('');
     const path = join(folder, `again.${archive}`);
-    const taken = await house.client.files.extract({ machine_id, path, content: bytes });
+    const taken = await system.client.files.extract({ machine_id, path, content: bytes });
     expect(taken).toMatchObject({
       path,
       files: 1,
@@ -283,17 +288,17 @@ test('a directory goes out as a tar and comes in again, and GNU tar agrees', asy
     expect(execFileSync('diff', ['-r', join(folder, 'd'), path]).toString()).toBe('');
   }
   await expect(
-    house.client.files.extract({ machine_id, path: join(folder, 'bad'), content: 'no tar' }),
+    system.client.files.extract({ machine_id, path: join(folder, 'bad'), content: 'no tar' }),
   ).rejects.toMatchObject({ status: 400, code: 'invalid_request' });
 });
 
 test('a search ends with a line that says whether it is all', async () => {
-  const { house, folder, agent } = await onMachine();
+  const { system, folder, agent } = await onMachine();
   const machine_id = agent.machineId;
   for (const name of ['a.txt', 'c.bin']) writeFileSync(join(folder, name), 'one\ntwo needle\nthree');
   const search = async (more: object) => {
     const lines = [];
-    for await (const line of await house.client.files.search({ machine_id, path: folder, ...more }))
+    for await (const line of await system.client.files.search({ machine_id, path: folder, ...more }))
       lines.push(line);
     return lines;
   };
@@ -308,9 +313,9 @@ test('a search ends with a line that says whether it is all', async () => {
 });
 
 test('a watch reports that it is ready, then each change, and ends with its client', async () => {
-  const { house, folder, agent } = await onMachine();
+  const { system, folder, agent } = await onMachine();
   const stop = new AbortController();
-  const events = await house.client.files.watch(
+  const events = await system.client.files.watch(
     { machine_id: agent.machineId, path: folder },
     { signal: stop.signal },
   );
@@ -331,35 +336,35 @@ test('a watch reports that it is ready, then each change, and ends with its clie
 });
 
 test('the unprefixed routes need no machine while there is only one, and never leave a key’s reach', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   const folder = temporaryFolder('anywhere');
   const path = join(folder, 'a');
-  const none = await house.call('GET', `/files?path=${folder}`);
+  const none = await system.call('GET', `/files?path=${folder}`);
   expect([none.status, none.body.error.details.issues[0].path]).toEqual([400, 'machine_id']);
-  const one = (await house.agent()).machineId;
-  const { key } = await house.keyed(['files:read', 'files:write'], {
+  const one = (await system.agent()).machineId;
+  const { key } = await system.keyed(['files:read', 'files:write'], {
     tags: ['other'],
   });
-  const outside = await house.call('GET', `/files?path=${folder}`, { key });
+  const outside = await system.call('GET', `/files?path=${folder}`, { key });
   expect([outside.status, outside.body.error.code]).toEqual([403, 'forbidden']);
-  const written = await house.call('PUT', '/files/content', { body: { path, content: 'x' } });
+  const written = await system.call('PUT', '/files/content', { body: { path, content: 'x' } });
   expect([written.status, written.body.data]).toEqual([200, { path, size: 1, created: true }]);
-  expect((await house.call('GET', `/files/content?path=${path}`)).body.data.content).toBe('x');
-  expect((await house.call('GET', `/files?path=${folder}`)).body.data.files).toHaveLength(1);
-  const two = (await house.agent()).machineId;
+  expect((await system.call('GET', `/files/content?path=${path}`)).body.data.content).toBe('x');
+  expect((await system.call('GET', `/files?path=${folder}`)).body.data.files).toHaveLength(1);
+  const two = (await system.agent()).machineId;
   for (const [method, query, body] of [
     ['GET', `/files?path=${folder}`, undefined],
     ['GET', `/files/content?path=${path}`, undefined],
     ['PUT', '/files/content', { path, content: 'y' }],
     ['DELETE', `/files?path=${path}`, undefined],
   ] as const) {
-    const unnamed = await house.call(method, query, { body });
+    const unnamed = await system.call(method, query, { body });
     expect([method, unnamed.status, unnamed.body.error.code]).toEqual([method, 400, 'invalid_request']);
     expect(unnamed.body.error.message).toContain('machine_id');
   }
-  const named = await house.call('PUT', '/files/content', { body: { path, content: 'z', machine_id: two } });
+  const named = await system.call('PUT', '/files/content', { body: { path, content: 'z', machine_id: two } });
   expect(named.body.data).toEqual({ path, size: 1, created: false });
-  expect((await house.call('DELETE', `/files?path=${path}&machine_id=${one}`)).body.data).toEqual({
+  expect((await system.call('DELETE', `/files?path=${path}&machine_id=${one}`)).body.data).toEqual({
     deleted: true,
     path,
   });
@@ -381,14 +386,14 @@ const mayMount = process.getuid?.() === 0 && existsSync('/usr/bin/mount');
 test.skipIf(!mayMount)(
   'a full disk is no_space, keeps the old content and no leftovers (needs root to mount)',
   async () => {
-    const { house, agent } = await onMachine();
+    const { system, agent } = await onMachine();
     const disk = mounted('size=4m');
     if (!disk) return expect.fail('mounting a tmpfs is not allowed here');
     const machine_id = agent.machineId;
     const path = join(disk, 'a');
     writeFileSync(path, 'old');
     const content = new Uint8Array(8 * 1024 * 1024);
-    const { files } = house.client;
+    const { files } = system.client;
     const full = { status: 507, code: 'no_space' };
     await expect(files.put({ machine_id, path, content })).rejects.toMatchObject(full);
     await expect(files.upload({ machine_id, path, content: new Blob([content]) })).rejects.toMatchObject(
@@ -407,14 +412,14 @@ test.skipIf(!mayMount)(
 );
 
 test.skipIf(!mayMount)('a read-only disk is permission_denied (needs root to mount)', async () => {
-  const { house, agent } = await onMachine();
+  const { system, agent } = await onMachine();
   const disk = mounted('size=1m');
   if (!disk) return expect.fail('mounting a tmpfs is not allowed here');
   writeFileSync(join(disk, 'a'), 'old');
   execFileSync('mount', ['-o', 'remount,ro', disk]);
   const machine_id = agent.machineId;
   const path = join(disk, 'a');
-  const { files } = house.client;
+  const { files } = system.client;
   const refused = { status: 403, code: 'permission_denied' };
   await expect(files.write({ machine_id, path, content: 'new' })).rejects.toMatchObject(refused);
   await expect(files.remove({ machine_id, path })).rejects.toMatchObject(refused);

@@ -2,8 +2,8 @@
 // removed is still found by its id.
 import { expect, test, vi } from 'vitest';
 import { ask, type Named, openScene, refusalIn, type Scene, table } from './all-routes.ts';
-import { shared } from './at-end.ts';
-import { type House, openHouse } from './house.ts';
+import { shared } from './close-after-tests.ts';
+import { startFarhand, type TestSystem } from './start-farhand.ts';
 
 // Many requests: a busy machine is slow, not wrong.
 vi.setConfig({ testTimeout: 60_000 });
@@ -17,7 +17,7 @@ const timeOf = (item: Item): string => String(item.created_at ?? item.at ?? item
 /** A scene whose things differ in whatever one filters by. */
 async function openVaried(): Promise<Scene> {
   const scene = await openScene();
-  const { client } = scene.house;
+  const { client } = scene.system;
   const { machine: machine_id } = scene.here;
   await client.webhooks.create({ url: 'https://example.org/', events: ['*'], enabled: false });
   await client.commands.create({ machine_id, command: 'head -c 9000 /dev/zero' });
@@ -51,14 +51,14 @@ test('every route refuses parameters that it does not have, and names those it h
 });
 
 async function page(
-  { house, here }: Scene,
+  { system, here }: Scene,
   { route }: Named,
   query: Record<string, string>,
 ): Promise<Item[]> {
   // Only what must be there, and what is asked for.
   const path = route.path.replaceAll(/\{(\w+)_id\}/g, (_, noun: string) => here[noun as 'machine']);
   const search = new URLSearchParams({ limit: '100', ...query });
-  const { status, body } = await house.call('GET', `${path}?${search.toString()}`);
+  const { status, body } = await system.call('GET', `${path}?${search.toString()}`);
   expect([path, query, status, body.error]).toEqual([path, query, 200, undefined]);
   expect(body.meta.total).toBe(body.data.length);
   return body.data;
@@ -67,9 +67,9 @@ async function page(
 const idsOf = (items: Item[]): string[] => items.map(({ id }) => id);
 
 /** Where a page does not show a field, the item itself does. */
-async function withField({ house }: Scene, name: string, items: Item[]): Promise<Item[]> {
+async function withField({ system }: Scene, name: string, items: Item[]): Promise<Item[]> {
   if (items[0] && name in items[0]) return items;
-  const whole = items.map(({ id }) => house.client.schedules.get({ schedule_id: id }));
+  const whole = items.map(({ id }) => system.client.schedules.get({ schedule_id: id }));
   return (await Promise.all(whole)).map((one) => ({ ...one }));
 }
 
@@ -132,7 +132,7 @@ test('every list takes what the contract promises: id, since and until, and each
 
 test('batches and events are filtered by a machine that they have, and audit by a key that may be revoked', async () => {
   const scene = await anyScene();
-  const { client } = scene.house;
+  const { client } = scene.system;
   const { here, there } = scene;
   const of = async (machine_id: string) =>
     (await client.batches.list({ machine_id })).items.map(({ id }) => id);
@@ -154,7 +154,7 @@ test('batches and events are filtered by a machine that they have, and audit by 
 
 test('the status of a batch is that of the machines that a key reaches, as a filter too', async () => {
   const scene = await anyScene();
-  const { client, keyed } = scene.house;
+  const { client, keyed } = scene.system;
   const half = await client.batches.create({
     ...{
       machine_ids: [scene.here.machine, scene.there.machine],
@@ -178,60 +178,60 @@ test('the status of a batch is that of the machines that a key reaches, as a fil
 const filtered = ['audit', 'commands', 'events', 'sessions', 'schedules', 'batches'];
 
 interface Past {
-  house: House;
+  system: TestSystem;
   machine: string;
   /** Keys by their limit: it names the machine, another one, or the tag that the machine had. */
   keys: Record<'named' | 'elsewhere' | 'tagged', string>;
 }
 
 async function openPast(): Promise<Past> {
-  const house = await openHouse();
+  const system = await startFarhand();
   const [gone, stays] = [
-    await house.agent({ name: 'gone', tags: 'web' }),
-    await house.agent({ name: 'stays' }),
+    await system.agent({ name: 'gone', tags: 'web' }),
+    await system.agent({ name: 'stays' }),
   ];
   const machine = gone.machineId;
-  await house.client.commands.create({ machine_id: machine, command: 'true' });
-  await house.client.batches.create({ machine_ids: [machine], command: 'true' });
-  await house.client.sessions.create({ machine_id: machine, shell: 'cat' });
+  await system.client.commands.create({ machine_id: machine, command: 'true' });
+  await system.client.batches.create({ machine_ids: [machine], command: 'true' });
+  await system.client.sessions.create({ machine_id: machine, shell: 'cat' });
   const limited = async (limits: { machine_ids?: string[]; tags?: string[] }) =>
-    (await house.keyed(['admin'], limits)).key;
+    (await system.keyed(['admin'], limits)).key;
   const keys = {
     named: await limited({ machine_ids: [machine, stays.machineId] }),
     elsewhere: await limited({ machine_ids: [stays.machineId] }),
     tagged: await limited({ tags: ['web'] }),
   };
-  await house.client.machines.remove({ machine_id: machine });
+  await system.client.machines.remove({ machine_id: machine });
   // It stops for good, and says so.
   await gone.ended.catch(() => undefined);
-  return { house, machine, keys };
+  return { system, machine, keys };
 }
 
 const aPast = shared(openPast);
 
 test('the history of a removed machine is found by its id; an id that never was is 404', async () => {
-  const { house, machine, keys } = await aPast();
+  const { system, machine, keys } = await aPast();
   const received = async (path: string, key: string) => {
-    const { status, body } = await house.call('GET', path, { key });
+    const { status, body } = await system.call('GET', path, { key });
     return status === 200 ? body.meta.total > 0 : refusalIn({ status, body, headers: new Headers() });
   };
   for (const noun of filtered) {
     const path = `/${noun}?machine_id=`;
     // Its schedules went with it.
     const some = noun !== 'schedules';
-    for (const key of [house.key, keys.named])
+    for (const key of [system.key, keys.named])
       expect([path, await received(path + machine, key)]).toEqual([path, some]);
     for (const key of [keys.elsewhere, keys.tagged]) {
-      const { status } = await house.call('GET', path + machine, { key });
+      const { status } = await system.call('GET', path + machine, { key });
       expect([path, status]).toEqual([path, 403]);
     }
-    const { status, body } = await house.call('GET', `${path}mach_never`);
+    const { status, body } = await system.call('GET', `${path}mach_never`);
     expect([path, status, body.error?.code]).toEqual([path, 404, 'machine_not_found']);
   }
 });
 
 test('requests that need a machine are 404 once it is removed: its own paths, files, and bodies', async () => {
-  const { house, machine } = await aPast();
+  const { system, machine } = await aPast();
   const asked: [method: string, path: string, body?: object][] = [
     ['GET', `/machines/${machine}`],
     ['GET', `/machines/${machine}/commands`],
@@ -242,18 +242,18 @@ test('requests that need a machine are 404 once it is removed: its own paths, fi
     ['POST', '/schedules', { machine_id: machine, name: 'x', command: 'true', cron: '@daily' }],
   ];
   for (const [method, path, body] of asked) {
-    const answer = await house.call(method, path, body && { body });
+    const answer = await system.call(method, path, body && { body });
     expect([method, path, answer.body.error?.code]).toEqual([method, path, 'machine_not_found']);
   }
 });
 
 test('a stream of events about a machine goes on when that is removed, and reports the removal', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
   const received: string[] = [];
   const enough = new AbortController();
-  const stream = await house.client.events.stream({ machine_id }, { signal: enough.signal });
-  await house.client.machines.remove({ machine_id });
+  const stream = await system.client.events.stream({ machine_id }, { signal: enough.signal });
+  await system.client.machines.remove({ machine_id });
   for await (const { event } of stream) {
     received.push(event);
     if (event === 'machine.removed') break;

@@ -8,8 +8,8 @@ import { Events } from '../broker/events.ts';
 import { type History, type OutboxEntry, openHistory } from '../broker/history.ts';
 import { rowsSince } from '../broker/history-table.ts';
 import { now } from '../shared/clock.ts';
-import { openHouse, quiet, temporaryFolder } from './house.ts';
-import { openReceiver, openWebhookHouse } from './receivers.ts';
+import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
+import { openReceiver, startWebhookSystem } from './webhook-receivers.ts';
 
 const table = ['CREATE TABLE notes (id TEXT NOT NULL UNIQUE, at INTEGER NOT NULL, text TEXT NOT NULL)'];
 
@@ -49,14 +49,14 @@ function openBench(): Bench {
 
 /** A folder where a broker ran and declared something, closed again. */
 async function usedFolder(): Promise<string> {
-  const house = await openHouse();
-  await house.broker.close();
-  return house.dataDir;
+  const system = await startFarhand();
+  await system.broker.close();
+  return system.dataDir;
 }
 
 /** A folder as a broker leaves it that is killed: nothing is written to it while it is copied. */
 async function killedFolder(): Promise<string> {
-  const { dataDir } = await openHouse();
+  const { dataDir } = await startFarhand();
   const copy = temporaryFolder('killed');
   for (const name of ['state.json', 'authority.json', 'history.db', 'history.db-wal']) {
     cpSync(join(dataDir, name), join(copy, name));
@@ -80,36 +80,40 @@ describe('a start is refused', () => {
   test('when history.db belongs to another installation', async () => {
     const [mine, other] = [await usedFolder(), await usedFolder()];
     renameSync(join(other, 'history.db'), join(mine, 'history.db'));
-    await expect(openHouse({ dataDir: mine })).rejects.toMatchObject(refused('belong to two installations'));
+    await expect(startFarhand({ dataDir: mine })).rejects.toMatchObject(
+      refused('belong to two installations'),
+    );
   });
 
   test('when a newer broker wrote history.db', async () => {
     const dataDir = await usedFolder();
     change(join(dataDir, 'history.db'), 'PRAGMA user_version = 2');
-    await expect(openHouse({ dataDir })).rejects.toMatchObject(refused('newer farhand-broker'));
+    await expect(startFarhand({ dataDir })).rejects.toMatchObject(refused('newer farhand-broker'));
   });
 
   test('when one noun’s tables are newer than this broker knows', async () => {
     const dataDir = await usedFolder();
     change(join(dataDir, 'history.db'), "UPDATE migrations SET steps = steps + 1 WHERE noun = 'commands'");
-    await expect(openHouse({ dataDir })).rejects.toMatchObject(refused('commands of a newer farhand-broker'));
+    await expect(startFarhand({ dataDir })).rejects.toMatchObject(
+      refused('commands of a newer farhand-broker'),
+    );
   });
 
   test('when history.db is no database', async () => {
     const dataDir = await usedFolder();
     writeFileSync(join(dataDir, 'history.db'), 'x'.repeat(8192));
-    await expect(openHouse({ dataDir })).rejects.toMatchObject(refused('--new-history'));
+    await expect(startFarhand({ dataDir })).rejects.toMatchObject(refused('--new-history'));
   });
 
   test('when history.db is missing, and accepted with --new-history and ever after', async () => {
     const dataDir = await usedFolder();
     rmSync(join(dataDir, 'history.db'));
-    await expect(openHouse({ dataDir })).rejects.toMatchObject(refused('--new-history'));
+    await expect(startFarhand({ dataDir })).rejects.toMatchObject(refused('--new-history'));
     expect(existsSync(join(dataDir, 'history.db'))).toBe(false);
-    const again = await openHouse({ dataDir, flags: ['--new-history'] });
+    const again = await startFarhand({ dataDir, flags: ['--new-history'] });
     const { machineId } = await again.agent();
     await again.broker.close();
-    const { client } = await openHouse({ dataDir });
+    const { client } = await startFarhand({ dataDir });
     expect((await client.events.list({ machine_id: machineId, type: 'machine.registered' })).total).toBe(1);
   });
 });
@@ -119,10 +123,10 @@ describe('a history.db that has lost its content', () => {
     const dataDir = await usedFolder();
     truncateSync(join(dataDir, 'history.db'));
     for (const _start of ['first', 'second']) {
-      await expect(openHouse({ dataDir })).rejects.toMatchObject(refused('is empty'));
+      await expect(startFarhand({ dataDir })).rejects.toMatchObject(refused('is empty'));
       expect(statSync(join(dataDir, 'history.db')).size).toBe(0);
     }
-    await openHouse({ dataDir, flags: ['--new-history'] });
+    await startFarhand({ dataDir, flags: ['--new-history'] });
   });
 
   test('is refused when all of it was in a -wal that is gone', async () => {
@@ -130,9 +134,9 @@ describe('a history.db that has lost its content', () => {
     rmSync(join(dataDir, 'history.db'));
     change(join(dataDir, 'history.db'), 'PRAGMA journal_mode = WAL');
     for (const _start of ['first', 'second']) {
-      await expect(openHouse({ dataDir })).rejects.toMatchObject(refused('--new-history'));
+      await expect(startFarhand({ dataDir })).rejects.toMatchObject(refused('--new-history'));
     }
-    await openHouse({ dataDir, flags: ['--new-history'] });
+    await startFarhand({ dataDir, flags: ['--new-history'] });
   });
 
   test.each<[string, (wal: string) => void]>([
@@ -144,11 +148,11 @@ describe('a history.db that has lost its content', () => {
       const dataDir = await killedFolder();
       lose(join(dataDir, 'history.db-wal'));
       for (const _start of ['first', 'second']) {
-        await expect(openHouse({ dataDir })).rejects.toMatchObject(refused('--old-history'));
+        await expect(startFarhand({ dataDir })).rejects.toMatchObject(refused('--old-history'));
       }
-      const again = await openHouse({ dataDir, flags: ['--old-history'] });
+      const again = await startFarhand({ dataDir, flags: ['--old-history'] });
       await again.broker.close();
-      await openHouse({ dataDir });
+      await startFarhand({ dataDir });
     },
   );
 });
@@ -157,20 +161,20 @@ describe('a history.db that has lost nothing is accepted', () => {
   test('after a clean end, after kill -9 and after both', async () => {
     const dataDir = await killedFolder();
     for (const _start of ['first', 'second']) {
-      const { broker } = await openHouse({ dataDir });
+      const { broker } = await startFarhand({ dataDir });
       await broker.close();
       expect(existsSync(join(dataDir, 'history.db-wal'))).toBe(false);
     }
   });
 
   test('from a backup of a broker that runs', async () => {
-    const { dataDir } = await openHouse();
+    const { dataDir } = await startFarhand();
     const copy = temporaryFolder('restored');
     await withSocket(dataDir, async (_client, post) => {
       cpSync((await post('/local/backup')).directory, copy, { recursive: true });
     });
     expect(existsSync(join(copy, 'history.db-wal'))).toBe(false);
-    await openHouse({ dataDir: copy });
+    await startFarhand({ dataDir: copy });
   });
 
   test('of version 0.1.0, which does not know whether there must be a -wal', async () => {
@@ -178,7 +182,7 @@ describe('a history.db that has lost nothing is accepted', () => {
     const older =
       "ALTER TABLE installation DROP COLUMN running; DELETE FROM migrations WHERE noun = 'history'";
     change(join(dataDir, 'history.db'), older);
-    await openHouse({ dataDir });
+    await startFarhand({ dataDir });
   });
 
   test('when its end could not be written for lack of space', async () => {
@@ -467,9 +471,9 @@ test('a query that fails rejects alone, and history that is closed rejects every
 });
 
 test('totals of lists stay exact through inserts, changes of status, replaced rows and deletions', async () => {
-  const house = await openWebhookHouse();
-  const { client, history } = house;
-  const { machineId: machine_id } = await house.agent();
+  const system = await startWebhookSystem();
+  const { client, history } = system;
+  const { machineId: machine_id } = await system.agent();
   const receiver = await openReceiver();
   const webhook = await client.webhooks.create({
     url: receiver.url,
@@ -483,7 +487,7 @@ test('totals of lists stay exact through inserts, changes of status, replaced ro
     (await client.webhooks.deliveries({ webhook_id: webhook.id, status: 'delivered' })).total;
   await receiver.heard(3);
   await expect.poll(() => delivered()).toBe(3);
-  const file = new DatabaseSync(join(house.dataDir, 'history.db'));
+  const file = new DatabaseSync(join(system.dataDir, 'history.db'));
   onTestFinished(() => file.close());
   const expectExact = (): void => {
     const counted = {

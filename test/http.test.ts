@@ -10,9 +10,9 @@ import { queryOf } from '../broker/admission/parse-request.ts';
 import { toWire } from '../shared/agent-rpcs.ts';
 import { allRoutes } from '../shared/api/route-table.ts';
 import { AppError, codes, isCode } from '../shared/errors.ts';
-import { shared } from './at-end.ts';
-import { type Answer, call, type House, openHouse, temporaryFolder } from './house.ts';
+import { shared } from './close-after-tests.ts';
 import { joinScripted, type ScriptedAgent, scriptedMachine, statusOf } from './scripted-agent.ts';
+import { type Answer, call, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 const mebibyte = 1024 * 1024;
 
@@ -24,8 +24,8 @@ interface WireAnswer {
   text: string;
 }
 
-async function dialHttp(house: House): Promise<Socket> {
-  const { hostname, port } = new URL(house.url);
+async function dialHttp(system: TestSystem): Promise<Socket> {
+  const { hostname, port } = new URL(system.url);
   const socket = connect(Number(port), hostname);
   // A broker that refuses before it has read everything may reset the connection.
   socket.on('error', () => undefined);
@@ -43,8 +43,8 @@ function everything(socket: Socket): Promise<string> {
 }
 
 /** Sends bytes as they are and reads answers until the broker closes the connection. */
-async function wire(house: House, ...bytes: (string | Buffer)[]): Promise<WireAnswer[]> {
-  const socket = await dialHttp(house);
+async function wire(system: TestSystem, ...bytes: (string | Buffer)[]): Promise<WireAnswer[]> {
+  const socket = await dialHttp(system);
   const answered = everything(socket);
   for (const part of bytes) socket.write(part);
   return answersIn(await answered);
@@ -84,8 +84,8 @@ function requestText({ method = 'GET', target, key, headers = {}, body }: Wanted
   return `${method} ${target} HTTP/1.1\r\n${lines.join('')}\r\n${body ?? ''}`;
 }
 
-async function ask(house: House, wanted: Wanted): Promise<WireAnswer> {
-  const [answer, ...more] = await wire(house, requestText(wanted));
+async function ask(system: TestSystem, wanted: Wanted): Promise<WireAnswer> {
+  const [answer, ...more] = await wire(system, requestText(wanted));
   expect(more).toEqual([]);
   if (!answer) throw new Error(`${wanted.target}: the connection was closed without an answer`);
   return answer;
@@ -107,27 +107,27 @@ function refusal(answer: Answer | WireAnswer): string {
   return `${answer.status} ${code}`;
 }
 
-async function expectAlive(house: House): Promise<void> {
-  const { status, body } = await house.call('GET', '/auth/me');
+async function expectAlive(system: TestSystem): Promise<void> {
+  const { status, body } = await system.call('GET', '/auth/me');
   expect([status, body.data?.name]).toEqual([200, 'test']);
-  expect((await call(`${house.url}/readyz`, 'GET')).status).toBe(200);
+  expect((await call(`${system.url}/readyz`, 'GET')).status).toBe(200);
 }
 
-/** A house and a machine in it that is registered and never comes. */
-const aHouse = shared(openHouse);
+/** A system and a machine in it that is registered and never comes. */
+const aSystem = shared(startFarhand);
 
-async function openQuietHouse(): Promise<{ house: House; machine: string }> {
-  const house = await openHouse();
-  const { machineId } = await joinScripted(house, 'quiet');
-  return { house, machine: `/machines/${machineId}` };
+async function startQuietSystem(): Promise<{ system: TestSystem; machine: string }> {
+  const system = await startFarhand();
+  const { machineId } = await joinScripted(system, 'quiet');
+  return { system, machine: `/machines/${machineId}` };
 }
 
-const quietHouse = shared(openQuietHouse);
+const quietSystem = shared(startQuietSystem);
 
 // ---- Paths and methods
 
 test('a path that does not exist is 401 without a key and 404 with one', async () => {
-  const house = await aHouse();
+  const system = await aSystem();
   for (const path of [
     '/',
     '/favicon.ico',
@@ -138,9 +138,9 @@ test('a path that does not exist is 401 without a key and 404 with one', async (
     '/api/v1/nothing',
   ]) {
     for (const method of ['GET', 'POST', 'OPTIONS', 'PROPFIND']) {
-      const without = await call(house.url + path, method);
-      const wrong = await call(house.url + path, method, { key: 'service_apikey_wrong' });
-      const known = await call(house.url + path, method, { key: house.key });
+      const without = await call(system.url + path, method);
+      const wrong = await call(system.url + path, method, { key: 'service_apikey_wrong' });
+      const known = await call(system.url + path, method, { key: system.key });
       expect([method, path, ...[without, wrong, known].map(refusal)]).toEqual([
         method,
         path,
@@ -150,12 +150,12 @@ test('a path that does not exist is 401 without a key and 404 with one', async (
       ]);
     }
   }
-  const head = await fetch(`${house.url}/nothing`, { method: 'HEAD' });
+  const head = await fetch(`${system.url}/nothing`, { method: 'HEAD' });
   expect([head.status, await head.text()]).toEqual([401, '']);
 });
 
 test('a method that a path does not have is 405 with Allow, and 401 without a key that the path needs', async () => {
-  const house = await aHouse();
+  const system = await aSystem();
   const methods = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS', 'PROPFIND'];
   const paths = Map.groupBy(allRoutes(), ({ route }) => `${route.base}${route.path}`);
   for (const [path, routes] of paths) {
@@ -163,9 +163,9 @@ test('a method that a path does not have is 405 with Allow, and 401 without a ke
     // `async` may also be meant as an id.
     const alike = [...paths].filter(([other]) => matches(other, path)).flatMap(([, some]) => some);
     if (alike.length > routes.length) continue;
-    const url = house.url + path.replaceAll(/\{\w+\}/g, 'x');
+    const url = system.url + path.replaceAll(/\{\w+\}/g, 'x');
     for (const method of methods.filter((one) => !offered.includes(one))) {
-      const answer = await call(url, method, { key: house.key });
+      const answer = await call(url, method, { key: system.key });
       expect([method, path, refusal(answer)]).toEqual([method, path, '405 method_not_allowed']);
       const allow = answer.headers.get('allow')?.split(', ') ?? [];
       expect(allow.toSorted()).toEqual([...offered, ...(offered.includes('GET') ? ['HEAD'] : [])].toSorted());
@@ -183,11 +183,11 @@ test('a path without parameters is its own route, also where it fits the paramet
     const first = all.find((one) => one.method === method && matches(one.path, path));
     expect([method, first?.path]).toEqual([method, path]);
   }
-  const house = await aHouse();
-  const { key } = house;
+  const system = await aSystem();
+  const { key } = system;
   const preview = '/api/v1/schedules/preview';
-  expect((await call(`${house.url}${preview}?cron=@daily`, 'GET', { key })).status).toBe(200);
-  const metrics = await fetch(`${house.url}/metrics`, { headers: { authorization: `Bearer ${key}` } });
+  expect((await call(`${system.url}${preview}?cron=@daily`, 'GET', { key })).status).toBe(200);
+  const metrics = await fetch(`${system.url}/metrics`, { headers: { authorization: `Bearer ${key}` } });
   const counted = (await metrics.text()).split('\n').filter((line) => line.includes('/schedules/'));
   expect(counted.length).toBeGreaterThan(0);
   expect(counted.filter((line) => !line.includes(`"${preview}"`))).toEqual([]);
@@ -241,11 +241,11 @@ const trickyPaths = [
 ];
 
 test('a path that only resembles a route is 401 without a key, 404 with one, and never what it resembles', async () => {
-  const { house } = await quietHouse();
+  const { system } = await quietSystem();
   for (const target of trickyPaths) {
-    const known = refusal(await ask(house, { target, key: house.key }));
+    const known = refusal(await ask(system, { target, key: system.key }));
     // "." and ".." are ids of machines that do not exist.
-    expect([target, refusal(await ask(house, { target })), known]).toEqual([
+    expect([target, refusal(await ask(system, { target })), known]).toEqual([
       target,
       '401 unauthorized',
       expect.stringMatching(/^404 (route|machine)_not_found$/),
@@ -254,27 +254,27 @@ test('a path that only resembles a route is 401 without a key, 404 with one, and
 });
 
 test('an absolute URI in the request line is its plain path and nothing else: the same key, the same query', async () => {
-  const { house } = await quietHouse();
-  const { key } = await house.keyed(['files:read']);
+  const { system } = await quietSystem();
+  const { key } = await system.keyed(['files:read']);
   for (const origin of ['http://broker', 'HTTPS://elsewhere:99', 'http://user:password@broker']) {
     const target = `${origin}/api/v1/machines`;
-    expect([origin, refusal(await ask(house, { target }))]).toEqual([origin, '401 unauthorized']);
-    expect([origin, refusal(await ask(house, { target, key }))]).toEqual([origin, '403 forbidden']);
-    const query = await ask(house, { target: `${target}?limit=0`, key: house.key });
+    expect([origin, refusal(await ask(system, { target }))]).toEqual([origin, '401 unauthorized']);
+    expect([origin, refusal(await ask(system, { target, key }))]).toEqual([origin, '403 forbidden']);
+    const query = await ask(system, { target: `${target}?limit=0`, key: system.key });
     expect([origin, refusal(query)]).toEqual([origin, '400 invalid_request']);
-    const { status, text } = await ask(house, { target: `${target}?limit=1`, key: house.key });
+    const { status, text } = await ask(system, { target: `${target}?limit=1`, key: system.key });
     expect([origin, status, JSON.parse(text).meta?.total]).toEqual([origin, 200, 1]);
   }
 });
 
 test('a Host header changes nothing about a request, whatever is in it', async () => {
-  const { house } = await quietHouse();
+  const { system } = await quietSystem();
   const target = '/api/v1/machines?limit=1';
   const hosts = ['', '[', 'a b', 'b/x?limit=7&z=', 'b/x#', 'b?', 'b:99999', 'user@[', 'user@b', '[::1]:8420'];
   const received: string[] = [];
   for (const host of hosts) {
-    const without = await ask(house, { target, headers: { Host: host } });
-    const known = await ask(house, { target, key: house.key, headers: { Host: host } });
+    const without = await ask(system, { target, headers: { Host: host } });
+    const known = await ask(system, { target, key: system.key, headers: { Host: host } });
     const limit = JSON.parse(known.text || '{}').meta?.limit;
     received.push(`${host}: ${without.status}, ${known.status} with limit ${limit}`);
   }
@@ -284,17 +284,17 @@ test('a Host header changes nothing about a request, whatever is in it', async (
 });
 
 test('headers that name another method, path or address change nothing about a request', async () => {
-  const { house, machine } = await quietHouse();
-  const { key } = await house.keyed(['machines:read']);
+  const { system, machine } = await quietSystem();
+  const { key } = await system.keyed(['machines:read']);
   for (const name of ['X-HTTP-Method-Override', 'X-HTTP-Method', 'X-Method-Override']) {
     const headers = { [name]: 'DELETE' };
-    expect(refusal(await house.call('GET', `${machine}?_method=DELETE`, { headers }))).toBe(
+    expect(refusal(await system.call('GET', `${machine}?_method=DELETE`, { headers }))).toBe(
       '400 invalid_request',
     );
-    const read = await house.call('GET', machine, { headers });
+    const read = await system.call('GET', machine, { headers });
     expect([name, read.status, read.body.data.name]).toEqual([name, 200, 'quiet']);
-    expect(refusal(await house.call('POST', machine, { headers }))).toBe('405 method_not_allowed');
-    const written = await house.call('DELETE', machine, { key, headers: { [name]: 'GET' } });
+    expect(refusal(await system.call('POST', machine, { headers }))).toBe('405 method_not_allowed');
+    const written = await system.call('DELETE', machine, { key, headers: { [name]: 'GET' } });
     expect([name, refusal(written)]).toEqual([name, '403 forbidden']);
   }
   for (const headers of [
@@ -304,13 +304,13 @@ test('headers that name another method, path or address change nothing about a r
     { Forwarded: 'for=127.0.0.1;host=localhost;proto=https' },
     { 'X-Forwarded-Host': 'localhost', 'X-Forwarded-Prefix': '/docs' },
   ]) {
-    const without = await house.call('GET', '/machines', {
+    const without = await system.call('GET', '/machines', {
       key: null,
       headers,
     });
     expect(refusal(without)).toBe('401 unauthorized');
   }
-  await expectAlive(house);
+  await expectAlive(system);
 });
 
 // ---- Bodies
@@ -331,44 +331,44 @@ const bodyKinds: [what: string, body: string, headers: Record<string, string>][]
 ];
 
 test('a body that is not JSON, or says that it is something else, is invalid_request, and nothing changes', async () => {
-  const { house, machine } = await quietHouse();
+  const { system, machine } = await quietSystem();
   const received: unknown[] = [];
   for (const [what, body, headers] of bodyKinds) {
-    received.push([what, refusal(await house.call('PATCH', machine, { body, headers }))]);
+    received.push([what, refusal(await system.call('PATCH', machine, { body, headers }))]);
   }
   expect(received).toEqual(bodyKinds.map(([what]) => [what, '400 invalid_request']));
-  expect((await house.call('GET', machine)).body.data.name).toBe('quiet');
+  expect((await system.call('GET', machine)).body.data.name).toBe('quiet');
 });
 
 test('a body that is JSON but no object is refused, also where no field is required', async () => {
-  const { house, machine } = await quietHouse();
+  const { system, machine } = await quietSystem();
   const bodies = ['[]', '[{"name":"x"}]', '5', '"name"', 'true', 'null'];
   const received: unknown[] = [];
-  for (const body of bodies) received.push([body, refusal(await house.call('PATCH', machine, { body }))]);
+  for (const body of bodies) received.push([body, refusal(await system.call('PATCH', machine, { body }))]);
   expect(received).toEqual(
     bodies.map((body) => [body, expect.stringMatching(/^(400 invalid_request|422 validation_failed)$/)]),
   );
-  expect((await house.call('GET', machine)).body.data.name).toBe('quiet');
+  expect((await system.call('GET', machine)).body.data.name).toBe('quiet');
 });
 
 test('bytes that are not UTF-8 are invalid_request, never text with other characters', async () => {
-  const { house, machine } = await quietHouse();
+  const { system, machine } = await quietSystem();
   const [answer] = await wire(
-    house,
+    system,
     requestText({
       method: 'PATCH',
       target: `/api/v1${machine}`,
-      key: house.key,
+      key: system.key,
       headers: { 'Content-Type': 'application/json', 'Content-Length': '12' },
     }),
     Buffer.from('{"name":"\xff"}', 'latin1'),
   );
   expect(answer && refusal(answer)).toBe('400 invalid_request');
-  expect((await house.call('GET', machine)).body.data.name).toBe('quiet');
+  expect((await system.call('GET', machine)).body.data.name).toBe('quiet');
 });
 
 test('JSON is taken with any JSON type, without a type, with a charset, and as it is without an encoding', async () => {
-  const { house, machine } = await quietHouse();
+  const { system, machine } = await quietSystem();
   const types = [
     { 'Content-Type': 'application/json' },
     { 'Content-Type': 'Application/JSON; Charset=UTF-8' },
@@ -378,10 +378,10 @@ test('JSON is taken with any JSON type, without a type, with a charset, and as i
   ];
   for (const [n, headers] of types.entries()) {
     const body = JSON.stringify({ name: `name ${n}` });
-    const answer = await ask(house, {
+    const answer = await ask(system, {
       method: 'PATCH',
       target: `/api/v1${machine}`,
-      key: house.key,
+      key: system.key,
       headers,
       body,
     });
@@ -390,14 +390,14 @@ test('JSON is taken with any JSON type, without a type, with a charset, and as i
 });
 
 test('a declared body over 1 MiB is 413 before a byte of it is sent, and the connection is closed', async () => {
-  const { house, machine } = await quietHouse();
+  const { system, machine } = await quietSystem();
   for (const length of [mebibyte + 1, 1e12]) {
     const answers = await wire(
-      house,
+      system,
       requestText({
         method: 'PATCH',
         target: `/api/v1${machine}`,
-        key: house.key,
+        key: system.key,
         headers: {
           'Content-Type': 'application/json',
           'Content-Length': String(length),
@@ -411,31 +411,31 @@ test('a declared body over 1 MiB is 413 before a byte of it is sent, and the con
 });
 
 test('a chunked body is 413 as soon as it is over 1 MiB, while the client still sends', async () => {
-  const { house, machine } = await quietHouse();
+  const { system, machine } = await quietSystem();
   const head = requestText({
     method: 'PATCH',
     target: `/api/v1${machine}`,
-    key: house.key,
+    key: system.key,
     headers: { 'Content-Type': 'application/json', 'Transfer-Encoding': 'chunked', Connection: 'keep-alive' },
   });
   const chunk = `${(mebibyte + 1).toString(16)}\r\n${' '.repeat(mebibyte + 1)}\r\n`;
-  expect((await wire(house, head, chunk)).map(refusal)).toEqual(['413 payload_too_large']);
+  expect((await wire(system, head, chunk)).map(refusal)).toEqual(['413 payload_too_large']);
 });
 
 test('a body of exactly 1 MiB is taken, and file content may have 16 MiB', async () => {
-  const { house, machine } = await quietHouse();
+  const { system, machine } = await quietSystem();
   const full = '{"name":"full"}'.padEnd(mebibyte);
-  expect((await house.call('PATCH', machine, { body: full })).body.data.name).toBe('full');
+  expect((await system.call('PATCH', machine, { body: full })).body.data.name).toBe('full');
   const target = `/api/v1${machine}/files/content`;
   const content = { 'Content-Type': 'application/json' };
   const within = { path: '/x', content: ' '.repeat(2 * mebibyte) };
-  expect(refusal(await house.call('PUT', `${machine}/files/content`, { body: within }))).toBe(
+  expect(refusal(await system.call('PUT', `${machine}/files/content`, { body: within }))).toBe(
     '503 machine_offline',
   );
-  const over = await ask(house, {
+  const over = await ask(system, {
     method: 'PUT',
     target,
-    key: house.key,
+    key: system.key,
     headers: { ...content, 'Content-Length': String(16 * mebibyte + 1) },
   });
   expect(refusal(over)).toBe('413 payload_too_large');
@@ -448,20 +448,20 @@ test.each<[string, [string, string]]>([
   ['arrays', ['[', ']']],
   ['objects', ['{"a":', '}']],
 ])('%s nested 33 deep are invalid_request, and so are 10,000 and as many as fit', async (_what, pair) => {
-  const { house, machine } = await quietHouse();
+  const { system, machine } = await quietSystem();
   const body = (levels: number): string => `{"name":${nested(levels - 1, pair).replace('":}', '":0}')}}`;
   const deepest = Math.floor((mebibyte - 20) / (pair[0].length + 1));
   for (const levels of [33, 34, 10_000, deepest]) {
-    const answer = await house.call('PATCH', machine, { body: body(levels) });
+    const answer = await system.call('PATCH', machine, { body: body(levels) });
     expect([levels, refusal(answer)]).toEqual([levels, '400 invalid_request']);
   }
   // 32 levels are read; then it is the schema that says no.
-  expect(refusal(await house.call('PATCH', machine, { body: body(32) }))).toBe('422 validation_failed');
-  await expectAlive(house);
+  expect(refusal(await system.call('PATCH', machine, { body: body(32) }))).toBe('422 validation_failed');
+  await expectAlive(system);
 });
 
 test('keys of Object.prototype in a body are validation_failed and pollute nothing', async () => {
-  const { house, machine } = await openQuietHouse();
+  const { system, machine } = await startQuietSystem();
   const bodies = [
     '{"__proto__":{"polluted":true}}',
     '{"__proto__":null}',
@@ -471,36 +471,36 @@ test('keys of Object.prototype in a body are validation_failed and pollute nothi
     '{"name":"x","hasOwnProperty":1}',
   ];
   const received: unknown[] = [];
-  for (const body of bodies) received.push([body, refusal(await house.call('PATCH', machine, { body }))]);
+  for (const body of bodies) received.push([body, refusal(await system.call('PATCH', machine, { body }))]);
   expect(received).toEqual(bodies.map((body) => [body, '422 validation_failed']));
-  expect((await house.call('GET', machine)).body.data.name).toBe('quiet');
+  expect((await system.call('GET', machine)).body.data.name).toBe('quiet');
   expect(Object.hasOwn(Object.prototype, 'polluted')).toBe(false);
 });
 
 test('names of Object.prototype in a path, a query or a header mean nothing', async () => {
-  const house = await aHouse();
+  const system = await aSystem();
   for (const name of ['__proto__', 'constructor', 'toString', 'hasOwnProperty']) {
-    expect(refusal(await house.call('GET', `/machines/${name}`))).toBe('404 machine_not_found');
-    expect(refusal(await house.call('GET', `/commands/${name}`))).toBe('404 command_not_found');
-    const docs = await call(`${house.url}/docs/${name}`, 'GET');
+    expect(refusal(await system.call('GET', `/machines/${name}`))).toBe('404 machine_not_found');
+    expect(refusal(await system.call('GET', `/commands/${name}`))).toBe('404 command_not_found');
+    const docs = await call(`${system.url}/docs/${name}`, 'GET');
     expect(refusal(docs)).toBe('404 route_not_found');
-    const list = await house.call('GET', '/machines', { headers: { [name]: 'x' } });
+    const list = await system.call('GET', '/machines', { headers: { [name]: 'x' } });
     expect(list.status).toBe(200);
-    const filtered = await house.call('GET', `/machines?${name}=x&${name}[y]=z`);
+    const filtered = await system.call('GET', `/machines?${name}=x&${name}[y]=z`);
     expect(refusal(filtered)).toBe('400 invalid_request');
   }
 });
 
 test('unknown fields of a body are validation_failed, and the details name them', async () => {
-  const { house, machine } = await quietHouse();
-  const answer = await house.call('PATCH', machine, { body: { name: 'x', Name: 'y', hostname: 'z' } });
+  const { system, machine } = await quietSystem();
+  const answer = await system.call('PATCH', machine, { body: { name: 'x', Name: 'y', hostname: 'z' } });
   expect(refusal(answer)).toBe('422 validation_failed');
   const { issues } = answer.body.error.details;
   expect(issues).toEqual([{ path: '', message: expect.stringMatching(/Name.*hostname/) }]);
 });
 
 test('a body of 1 MB with 80,000 unknown fields is refused in few words before it is parsed', async () => {
-  const { house } = await quietHouse();
+  const { system } = await quietSystem();
   const many = Object.fromEntries(Array.from({ length: 80_000 }, (_, n) => [`f${n}`, 1]));
   const bodies: [path: string, body: object][] = [
     ['/schedules', many],
@@ -508,18 +508,18 @@ test('a body of 1 MB with 80,000 unknown fields is refused in few words before i
     ['/commands', { env: many }],
   ];
   for (const [path, body] of bodies) {
-    const answer = await house.call('POST', path, { body });
+    const answer = await system.call('POST', path, { body });
     expect(refusal(answer)).toBe('422 validation_failed');
     expect(answer.body.error.message).toBe('body: has too many fields: send at most 400');
     expect(answer.body.error.details.issues).toHaveLength(1);
   }
   // Not parsed: else this would be the refusal.
   const cut = JSON.stringify(many).slice(0, -1);
-  expect(refusal(await house.call('POST', '/schedules', { body: cut }))).toBe('422 validation_failed');
+  expect(refusal(await system.call('POST', '/schedules', { body: cut }))).toBe('422 validation_failed');
 });
 
 test('a refusal names at most 20 of what is wrong, and nothing of it at length', async () => {
-  const { house, machine } = await quietHouse();
+  const { system, machine } = await quietSystem();
   const id = machine.split('/').at(-1);
   const some = (n: number, name: string) =>
     Object.fromEntries(Array.from({ length: n }, (_, i) => [name + i, 1]));
@@ -534,7 +534,7 @@ test('a refusal names at most 20 of what is wrong, and nothing of it at length',
     ['/api-keys', { name: 'x', scopes: ['admin'], machine_ids: Array.from({ length: 30_000 }, () => id) }, 1],
   ];
   for (const [path, body, issues] of wrong) {
-    const answer = await house.call('POST', path, { body });
+    const answer = await system.call('POST', path, { body });
     expect(refusal(answer)).toBe('422 validation_failed');
     expect(answer.body.error.details.issues).toHaveLength(issues);
     expect(JSON.stringify(answer.body).length).toBeLessThan(5_000);
@@ -542,41 +542,41 @@ test('a refusal names at most 20 of what is wrong, and nothing of it at length',
       path === '/schedules' && 'no0' in body ? 20 : 0,
     );
   }
-  const nowhere = await house.call('POST', '/commands', { body: { machine_id: long, command: 'x' } });
+  const nowhere = await system.call('POST', '/commands', { body: { machine_id: long, command: 'x' } });
   expect(refusal(nowhere)).toBe('404 machine_not_found');
   expect(JSON.stringify(nowhere.body).length).toBeLessThan(2_000);
   const query = Array.from({ length: 1_500 }, (_, n) => `no${n}=1`).join('&');
-  const answer = await house.call('GET', `/machines?${query}`);
+  const answer = await system.call('GET', `/machines?${query}`);
   expect(refusal(answer)).toBe('400 invalid_request');
   expect(answer.body.error.details.issues).toHaveLength(20);
 });
 
 test('a boolean is true or false and nothing else: in a query invalid_request, in a body validation_failed', async () => {
-  const { house, machine } = await quietHouse();
+  const { system, machine } = await quietSystem();
   const inQuery = ['1', '0', 'yes', 'TRUE', 'True', '', ' true', 'null', 'true&hidden=true'];
   const inBody = [1, 0, 'true', 'false', '', null, [], {}];
   const received: unknown[] = [];
   for (const value of inQuery) {
-    received.push([value, refusal(await house.call('GET', `${machine}/files?hidden=${value}`))]);
+    received.push([value, refusal(await system.call('GET', `${machine}/files?hidden=${value}`))]);
   }
   for (const value of inBody) {
     const body = { path: '/x', content: '', create_parents: value };
-    received.push([value, refusal(await house.call('PUT', `${machine}/files/content`, { body }))]);
+    received.push([value, refusal(await system.call('PUT', `${machine}/files/content`, { body }))]);
   }
   expect(received).toEqual([
     ...inQuery.map((value) => [value, '400 invalid_request']),
     ...inBody.map((value) => [value, '422 validation_failed']),
   ]);
   for (const value of [true, false]) {
-    const listed = await house.call('GET', `${machine}/files?hidden=${value}`);
+    const listed = await system.call('GET', `${machine}/files?hidden=${value}`);
     const body = { path: '/x', content: '', create_parents: value };
-    const written = await house.call('PUT', `${machine}/files/content`, { body });
+    const written = await system.call('PUT', `${machine}/files/content`, { body });
     expect([listed, written].map(refusal)).toEqual(['503 machine_offline', '503 machine_offline']);
   }
 });
 
 test('an empty body is accepted where no field is required, with and without Content-Type, declared and chunked', async () => {
-  const { house, machine } = await quietHouse();
+  const { system, machine } = await quietSystem();
   const kinds: [headers: Record<string, string>, body: string][] = [
     [{}, ''],
     [{ 'Content-Type': 'application/json' }, ''],
@@ -593,21 +593,22 @@ test('an empty body is accepted where no field is required, with and without Con
       ['POST', '/join-tokens', 201],
     ] as const) {
       const [answer] = await wire(
-        house,
-        requestText({ method, target: `/api/v1${path}`, key: house.key, headers }) + body,
+        system,
+        requestText({ method, target: `/api/v1${path}`, key: system.key, headers }) + body,
       );
       expect([headers, method, answer?.status]).toEqual([headers, method, status]);
     }
-    const { key_id } = await house.client.keys
+    const { key_id } = await system.client.keys
       .create({ name: 'spare', scopes: ['files:read'] })
       .then(({ id }) => ({ key_id: id }));
     const [removed] = await wire(
-      house,
-      requestText({ method: 'DELETE', target: `/api/v1/api-keys/${key_id}`, key: house.key, headers }) + body,
+      system,
+      requestText({ method: 'DELETE', target: `/api/v1/api-keys/${key_id}`, key: system.key, headers }) +
+        body,
     );
     expect([headers, 'DELETE', removed?.status]).toEqual([headers, 'DELETE', 200]);
   }
-  const required = await ask(house, { method: 'POST', target: '/api/v1/api-keys', key: house.key });
+  const required = await ask(system, { method: 'POST', target: '/api/v1/api-keys', key: system.key });
   expect(refusal(required)).toBe('422 validation_failed');
 });
 
@@ -658,27 +659,27 @@ const garbage: [what: string, bytes: string, expected: RegExp][] = [
 ];
 
 test.each(garbage)('%s gets an envelope, and the broker lives on', async (_what, bytes, expected) => {
-  const house = await aHouse();
-  const socket = await dialHttp(house);
+  const system = await aSystem();
+  const socket = await dialHttp(system);
   const answered = everything(socket);
   socket.write(Buffer.from(bytes, 'latin1'));
   const [answer] = answersIn(await answered);
   expect(answer && refusal(answer)).toMatch(expected);
-  await expectAlive(house);
+  await expectAlive(system);
 });
 
 test('unknown expectations and upgrades are refused in the envelope, or ignored', async () => {
-  const house = await aHouse();
+  const system = await aSystem();
   for (const headers of [{ Expect: 'miracles' }, { Connection: 'Upgrade, close', Upgrade: 'websocket' }]) {
-    const answer = await ask(house, { target: '/healthz', headers });
+    const answer = await ask(system, { target: '/healthz', headers });
     if (answer.status === 200) expect(answer.text).toBe('ok\n');
     else expect([headers, refusal(answer)]).toEqual([headers, expect.stringMatching(/^4\d\d /)]);
   }
 });
 
 test('headers just under 16 KiB are read', async () => {
-  const house = await aHouse();
-  const answer = await ask(house, { target: '/healthz', headers: { X: 'x'.repeat(16_000) } });
+  const system = await aSystem();
+  const answer = await ask(system, { target: '/healthz', headers: { X: 'x'.repeat(16_000) } });
   expect([answer.status, answer.text]).toEqual([200, 'ok\n']);
 });
 
@@ -698,70 +699,70 @@ test('reading a query takes a time that grows with its names, not with their squ
 });
 
 test('a refused body is never taken for the next request of its connection', async () => {
-  const { house, machine } = await openQuietHouse();
-  const inner = requestText({ method: 'DELETE', target: `/api/v1${machine}`, key: house.key });
+  const { system, machine } = await startQuietSystem();
+  const inner = requestText({ method: 'DELETE', target: `/api/v1${machine}`, key: system.key });
   const refused = requestText({
     method: 'PATCH',
     target: `/api/v1${machine}`,
     headers: { Connection: 'keep-alive', 'Content-Type': 'text/plain' },
     body: inner,
   });
-  const answers = await wire(house, refused, requestText({ target: '/healthz' }));
+  const answers = await wire(system, refused, requestText({ target: '/healthz' }));
   expect(answers.map(({ status }) => status)).toEqual([401, 200]);
   const large = requestText({
     method: 'PATCH',
     target: `/api/v1${machine}`,
-    key: house.key,
+    key: system.key,
     headers: { Connection: 'keep-alive', 'Content-Length': String(2 * mebibyte) },
   });
-  expect((await wire(house, large, inner)).map(({ status }) => status)).toEqual([413]);
-  expect((await house.call('GET', machine)).body.data.name).toBe('quiet');
+  expect((await wire(system, large, inner)).map(({ status }) => status)).toEqual([413]);
+  expect((await system.call('GET', machine)).body.data.name).toBe('quiet');
 });
 
 test('clients that go away in the middle of headers or a body leave nothing behind', async () => {
-  const { house, machine } = await openQuietHouse();
+  const { system, machine } = await startQuietSystem();
   const target = `/api/v1${machine}`;
   const headers = { 'Content-Type': 'application/json', 'Content-Length': '1000' };
   const starts = [
     'GET /heal',
     `GET ${target} HTTP/1.1\r\nHost: b\r\nAuth`,
-    requestText({ method: 'PATCH', target, key: house.key, headers }),
-    `${requestText({ method: 'PATCH', target, key: house.key, headers })}{"name":"half`,
-    `${requestText({ method: 'PATCH', target, key: house.key, headers: { 'Transfer-Encoding': 'chunked' } })}5\r\n{"na`,
+    requestText({ method: 'PATCH', target, key: system.key, headers }),
+    `${requestText({ method: 'PATCH', target, key: system.key, headers })}{"name":"half`,
+    `${requestText({ method: 'PATCH', target, key: system.key, headers: { 'Transfer-Encoding': 'chunked' } })}5\r\n{"na`,
   ];
   const sockets = await Promise.all(
     Array.from({ length: 100 }, async (_, n) => {
-      const socket = await dialHttp(house);
+      const socket = await dialHttp(system);
       socket.write(starts[n % starts.length] ?? '');
       return socket;
     }),
   );
-  await expectAlive(house);
+  await expectAlive(system);
   for (const [n, socket] of sockets.entries()) {
     if (n % 2) socket.resetAndDestroy();
     else socket.end();
   }
   for (const socket of sockets.filter((_, n) => n % 2)) if (!socket.closed) await once(socket, 'close');
-  await expectAlive(house);
-  expect((await house.call('GET', machine)).body.data.name).toBe('quiet');
+  await expectAlive(system);
+  expect((await system.call('GET', machine)).body.data.name).toBe('quiet');
   for (const socket of sockets) socket.destroy();
 });
 
 // ---- Headers of every answer
 
 test('a sane X-Request-Id is kept, in the header and in meta; any other is replaced by one of ours', async () => {
-  const house = await aHouse();
+  const system = await aSystem();
   const sane = ['a', 'A-b_c.1', 'x'.repeat(64), '01234567-89ab-cdef-0123-456789abcdef'];
   for (const id of sane) {
-    const good = await house.call('GET', '/machines', { headers: { 'X-Request-Id': id } });
+    const good = await system.call('GET', '/machines', { headers: { 'X-Request-Id': id } });
     expect([good.headers.get('x-request-id'), good.body.meta.request_id]).toEqual([id, id]);
-    const bad = await house.call('GET', '/nothing', { headers: { 'X-Request-Id': id } });
+    const bad = await system.call('GET', '/nothing', { headers: { 'X-Request-Id': id } });
     expect(bad.headers.get('x-request-id')).toBe(id);
   }
   for (const id of ['', 'x'.repeat(65), 'a b', 'a/b', 'a"b', '<b>', 'a,b', '\u00fc', '{x}']) {
-    const { headers, text } = await ask(house, {
+    const { headers, text } = await ask(system, {
       target: '/api/v1/machines',
-      key: house.key,
+      key: system.key,
       headers: { 'X-Request-Id': id },
     });
     expect([id, headers.get('x-request-id')]).toEqual([id, expect.stringMatching(requestId)]);
@@ -769,12 +770,12 @@ test('a sane X-Request-Id is kept, in the header and in meta; any other is repla
   }
   const twice =
     'GET /healthz HTTP/1.1\r\nHost: b\r\nConnection: close\r\nX-Request-Id: a\r\nX-Request-Id: b\r\n\r\n';
-  const [answer] = await wire(house, twice);
+  const [answer] = await wire(system, twice);
   expect(answer?.headers.get('x-request-id')).toMatch(requestId);
 });
 
 test('no answer lets another origin read it, not even to a preflight', async () => {
-  const house = await aHouse();
+  const system = await aSystem();
   const origin = {
     Origin: 'https://evil.example',
     'Access-Control-Request-Method': 'DELETE',
@@ -782,14 +783,14 @@ test('no answer lets another origin read it, not even to a preflight', async () 
   };
   for (const [method, path, key] of [
     ['OPTIONS', '/api/v1/machines', null],
-    ['OPTIONS', '/api/v1/machines', house.key],
+    ['OPTIONS', '/api/v1/machines', system.key],
     ['OPTIONS', '/docs', null],
-    ['GET', '/api/v1/machines', house.key],
+    ['GET', '/api/v1/machines', system.key],
     ['GET', '/api/v1/machines', null],
     ['GET', '/api/v1/openapi.json', null],
     ['GET', '/healthz', null],
   ] as const) {
-    const { status, headers } = await call(house.url + path, method, { key, headers: origin });
+    const { status, headers } = await call(system.url + path, method, { key, headers: origin });
     const cors = [...headers.keys()].filter((name) => name.startsWith('access-control-'));
     expect([method, path, cors]).toEqual([method, path, []]);
     expect(status === 200).toBe(method === 'GET' && (key !== null || path !== '/api/v1/machines'));
@@ -799,22 +800,22 @@ test('no answer lets another origin read it, not even to a preflight', async () 
 });
 
 test('HEAD answers every GET route with the same status and type, and without a body', async () => {
-  const house = await aHouse();
-  const { machineId: machine_id } = await house.agent();
+  const system = await aSystem();
+  const { machineId: machine_id } = await system.agent();
   const folder = temporaryFolder('head');
   writeFileSync(join(folder, 'file'), 'x');
-  const { id: command_id } = await house.client.commands.create({ machine_id, command: 'true' });
-  const { id: batch_id } = await house.client.batches.create({ machine_ids: [machine_id], command: 'true' });
-  const { session_id } = await house.client.sessions.create({ machine_id });
+  const { id: command_id } = await system.client.commands.create({ machine_id, command: 'true' });
+  const { id: batch_id } = await system.client.batches.create({ machine_ids: [machine_id], command: 'true' });
+  const { session_id } = await system.client.sessions.create({ machine_id });
   const params = { machine_id, name: 'yearly', command: 'true', cron: '@yearly' };
-  const { id: schedule_id } = await house.client.schedules.create(params);
-  await house.client.schedules.run({ schedule_id });
-  const run_id = (await house.client.schedules.history({ schedule_id })).items[0]?.id ?? '';
-  const { id: webhook_id } = await house.client.webhooks.create({
+  const { id: schedule_id } = await system.client.schedules.create(params);
+  await system.client.schedules.run({ schedule_id });
+  const run_id = (await system.client.schedules.history({ schedule_id })).items[0]?.id ?? '';
+  const { id: webhook_id } = await system.client.webhooks.create({
     url: 'https://example.org/',
     events: ['*'],
   });
-  const { id: key_id } = await house.client.keys.me();
+  const { id: key_id } = await system.client.keys.me();
   const ids = { machine_id, command_id, batch_id, session_id, schedule_id, run_id, webhook_id, key_id };
   const values: Record<string, string> = { ...ids, file: 'page.js' };
   // A WebSocket is no answer to a GET, and a checkout need not have packages.
@@ -834,9 +835,9 @@ test('HEAD answers every GET route with the same status and type, and without a 
     const ending = new AbortController();
     const answers = await Promise.all(
       ['GET', 'HEAD'].map((method) =>
-        fetch(house.url + route.base + path + query, {
+        fetch(system.url + route.base + path + query, {
           method,
-          headers: { Authorization: `Bearer ${house.key}` },
+          headers: { Authorization: `Bearer ${system.key}` },
           ...(method === 'GET' && { signal: ending.signal }),
         }),
       ),
@@ -856,7 +857,7 @@ test('HEAD answers every GET route with the same status and type, and without a 
 // ---- The pages
 
 test('files of the reference page are a list of ours: no path leads out of it', async () => {
-  const house = await aHouse();
+  const system = await aSystem();
   for (const target of [
     '/docs/package.json',
     '/docs/index.html',
@@ -876,19 +877,19 @@ test('files of the reference page are a list of ours: no path leads out of it', 
     '/docs/__proto__',
     '/docs//etc/passwd',
   ]) {
-    const answer = await ask(house, { target });
+    const answer = await ask(system, { target });
     expect([target, refusal(answer)]).toEqual([
       target,
       expect.stringMatching(/^(404 route_not_found|401 unauthorized)$/),
     ]);
-    const known = await ask(house, { target, key: house.key });
+    const known = await ask(system, { target, key: system.key });
     expect([target, refusal(known)]).toEqual([target, '404 route_not_found']);
   }
 });
 
 test('the reference page loads nothing but our own files, and no key is needed for any of them', async () => {
-  const house = await aHouse();
-  const page = await call(`${house.url}/docs`, 'GET');
+  const system = await aSystem();
+  const page = await call(`${system.url}/docs`, 'GET');
   expect([page.status, page.headers.get('content-type')]).toEqual([200, 'text/html; charset=utf-8']);
   const policy = page.headers.get('content-security-policy') ?? '';
   expect(policy).toContain("default-src 'none'");
@@ -898,11 +899,11 @@ test('the reference page loads nothing but our own files, and no key is needed f
   expect([...String(page.body).matchAll(/<style([^>]*)>/g)].map(([, given]) => given)).toEqual([
     ` nonce="${nonce}"`,
   ]);
-  const again = await call(`${house.url}/docs`, 'GET');
+  const again = await call(`${system.url}/docs`, 'GET');
   expect(again.headers.get('content-security-policy')).not.toBe(policy);
   const links = [...String(page.body).matchAll(/\s(?:src|href)="([^"]*)"/g)].map(([, link = '']) => link);
   expect(links).toEqual(['docs/page.js']);
-  const address = new URL('docs/page.js', `${house.url}/docs`);
+  const address = new URL('docs/page.js', `${system.url}/docs`);
   const script = await call(address.href, 'GET');
   const [, renderer = ''] = /from '([^']*)'/.exec(script.body) ?? [];
   const library = await call(new URL(renderer, address).href, 'GET');
@@ -910,36 +911,36 @@ test('the reference page loads nothing but our own files, and no key is needed f
     expect([status, headers.get('content-type')]).toEqual([200, 'text/javascript; charset=utf-8']);
   }
   const [, document = ''] = /init\('([^']*)', \{ disableTelemetry: true/.exec(script.body) ?? [];
-  const described = await call(new URL(document, `${house.url}/docs`).href, 'GET');
+  const described = await call(new URL(document, `${system.url}/docs`).href, 'GET');
   expect([described.status, described.body.openapi]).toEqual([200, expect.stringMatching(/^3\.1/)]);
 });
 
 test('a browser is sent from / to the reference page; programs get their 401, and an icon is no warning', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   const accept = 'text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8';
-  const page = await fetch(`${house.url}/`, { headers: { Accept: accept }, redirect: 'manual' });
+  const page = await fetch(`${system.url}/`, { headers: { Accept: accept }, redirect: 'manual' });
   expect([page.status, page.headers.get('location')]).toEqual([302, '/docs']);
-  const icon = await call(`${house.url}/favicon.ico`, 'GET');
-  expect([refusal(icon), house.log.filter((line) => line.includes('"level":40'))]).toEqual([
+  const icon = await call(`${system.url}/favicon.ico`, 'GET');
+  expect([refusal(icon), system.log.filter((line) => line.includes('"level":40'))]).toEqual([
     '401 unauthorized',
     [],
   ]);
   for (const Accept of ['*/*', 'application/json'])
-    expect(refusal(await call(`${house.url}/`, 'GET', { headers: { Accept } }))).toBe('401 unauthorized');
-  expect(refusal(await call(`${house.url}/`, 'GET', { key: house.key }))).toBe('404 route_not_found');
-  const posted = await call(`${house.url}/`, 'POST', { headers: { Accept: accept } });
+    expect(refusal(await call(`${system.url}/`, 'GET', { headers: { Accept } }))).toBe('401 unauthorized');
+  expect(refusal(await call(`${system.url}/`, 'GET', { key: system.key }))).toBe('404 route_not_found');
+  const posted = await call(`${system.url}/`, 'POST', { headers: { Accept: accept } });
   expect(refusal(posted)).toBe('401 unauthorized');
 });
 
 test('/metrics needs a key that may read machines, and paths of unauthenticated requests do not become labels', async () => {
-  const house = await openHouse();
-  const url = `${house.url}/metrics`;
+  const system = await startFarhand();
+  const url = `${system.url}/metrics`;
   expect(refusal(await call(url, 'GET'))).toBe('401 unauthorized');
-  const { key } = await house.keyed(['files:read']);
+  const { key } = await system.keyed(['files:read']);
   expect(refusal(await call(url, 'GET', { key }))).toBe('403 forbidden');
-  await call(`${house.url}/a-path-without-a-route`, 'GET');
-  await house.call('GET', '/machines/mach_of_nobody');
-  const { key: reader } = await house.keyed(['machines:read']);
+  await call(`${system.url}/a-path-without-a-route`, 'GET');
+  await system.call('GET', '/machines/mach_of_nobody');
+  const { key: reader } = await system.keyed(['machines:read']);
   const { status, headers, body } = await call(url, 'GET', { key: reader });
   expect([status, headers.get('content-type')]).toEqual([
     200,
@@ -952,10 +953,10 @@ test('/metrics needs a key that may read machines, and paths of unauthenticated 
 
 // ---- Clients that go away, and machines that answer nonsense
 
-/** A call of the house's own key, and a way to hang up. */
-function askAndLeave(house: House, method: string, path: string, body?: unknown) {
+/** A call of the system's own key, and a way to hang up. */
+function askAndLeave(system: TestSystem, method: string, path: string, body?: unknown) {
   const gone = new AbortController();
-  const answer = house.call(method, path, { signal: gone.signal, ...(body !== undefined && { body }) });
+  const answer = system.call(method, path, { signal: gone.signal, ...(body !== undefined && { body }) });
   // A test may end before its answer.
   answer.catch(() => undefined);
   const leave = async (): Promise<void> => {
@@ -970,25 +971,25 @@ test.each([
   ['ReadFile', 'GET', 'files/content?path=/x', undefined],
   ['WriteFile', 'PUT', 'files/content', { path: '/x', content: 'y' }],
 ])('a client that goes away gives up %s on its machine too', async (name, method, path, body) => {
-  const house = await aHouse();
-  const agent = await scriptedMachine(house);
-  const { leave } = askAndLeave(house, method, `/machines/${agent.identity.machineId}/${path}`, body);
+  const system = await aSystem();
+  const agent = await scriptedMachine(system);
+  const { leave } = askAndLeave(system, method, `/machines/${agent.identity.machineId}/${path}`, body);
   const { call_id, method: called } = await agent.next('call');
   expect(called).toBe(name);
   await leave();
   expect(await agent.next('cancel')).toEqual({ call_id });
-  await expectAlive(house);
+  await expectAlive(system);
 });
 
 test.each(['refuses it', 'has begun'])(
   'asking for the head of a watch is over when its machine %s, and the connection takes more',
   async (how) => {
-    const house = await aHouse();
-    const agent = await scriptedMachine(house);
+    const system = await aSystem();
+    const agent = await scriptedMachine(system);
     const asked = (way: string, more: string): string =>
-      `${way} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${house.key}\r\n${more}\r\n`;
+      `${way} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${system.key}\r\n${more}\r\n`;
     // fetch would hang up after it: the next request of this connection is what waits.
-    const socket = await dialHttp(house);
+    const socket = await dialHttp(system);
     const received = everything(socket);
     socket.write(asked(`HEAD /api/v1/machines/${agent.identity.machineId}/files/watch?path=/x`, ''));
     socket.write(asked('GET /healthz', 'Connection: close\r\n'));
@@ -1015,9 +1016,13 @@ interface StartedCommand {
 }
 
 /** A command that waits for its end on a scripted machine, as far as `event` has it. */
-async function startCommand(house: House, agent: ScriptedAgent, event?: object): Promise<StartedCommand> {
+async function startCommand(
+  system: TestSystem,
+  agent: ScriptedAgent,
+  event?: object,
+): Promise<StartedCommand> {
   const machine_id = agent.identity.machineId;
-  const { leave } = askAndLeave(house, 'POST', '/commands', { machine_id, command: 'x', wait: 50_000 });
+  const { leave } = askAndLeave(system, 'POST', '/commands', { machine_id, command: 'x', wait: 50_000 });
   let started = await agent.next('call');
   // An earlier command may still be on its way to be forgotten.
   while (started.method !== 'StartProcess') started = await agent.next('call');
@@ -1038,19 +1043,19 @@ async function startCommand(house: House, agent: ScriptedAgent, event?: object):
 }
 
 test('a client that goes away never gives up its command', async () => {
-  const house = await aHouse();
-  const agent = await scriptedMachine(house);
-  const command = await startCommand(house, agent, { started: { pid: 1, started_at_ms: Date.now() } });
+  const system = await aSystem();
+  const agent = await scriptedMachine(system);
+  const command = await startCommand(system, agent, { started: { pid: 1, started_at_ms: Date.now() } });
   await command.leave();
   // A file call given up after it is cancelled: by then the broker knows that both clients left.
-  const file = askAndLeave(house, 'GET', `/machines/${agent.identity.machineId}/files`);
+  const file = askAndLeave(system, 'GET', `/machines/${agent.identity.machineId}/files`);
   const { call_id, method } = await agent.next('call');
   expect(method).toBe('ListFiles');
   await file.leave();
   expect(await agent.next('cancel')).toEqual({ call_id });
   command.exit({ outcome: 'PROCESS_OUTCOME_EXITED', started_at_ms: Date.now(), finished_at_ms: Date.now() });
   await vi.waitFor(async () => {
-    const { status, exit_code } = (await house.call('GET', `/commands/${command.id}`)).body.data;
+    const { status, exit_code } = (await system.call('GET', `/commands/${command.id}`)).body.data;
     expect([status, exit_code]).toEqual(['completed', 0]);
   });
   // Nothing but the end of its record was ever asked of the machine.
@@ -1107,9 +1112,9 @@ test.each<[string, string, string, unknown, object[]]>([
 ])(
   'a machine that answers with %s is machine_error, and the broker lives on',
   async (_what, method, path, body, parts) => {
-    const house = await aHouse();
-    const agent = await scriptedMachine(house);
-    const { answer } = askAndLeave(house, method, `/machines/${agent.identity.machineId}/${path}`, body);
+    const system = await aSystem();
+    const agent = await scriptedMachine(system);
+    const { answer } = askAndLeave(system, method, `/machines/${agent.identity.machineId}/${path}`, body);
     const called = await agent.next('call');
     const stream = agent.answer(called.call_id);
     stream.resume();
@@ -1118,24 +1123,24 @@ test.each<[string, string, string, unknown, object[]]>([
     stream.end();
     expect(refusal(await answer)).toBe('503 machine_error');
     expect((await answer).headers.get('x-evil')).toBe(null);
-    await expectAlive(house);
+    await expectAlive(system);
   },
 );
 
 test('a machine whose report has a time that no calendar has spoils no answer', async () => {
-  const house = await aHouse();
-  const { identity } = await scriptedMachine(house, {
+  const system = await aSystem();
+  const { identity } = await scriptedMachine(system, {
     metrics: { recorded_at_ms: 9e18, memory: {}, disk: {} },
   });
-  const status = await house.call('GET', `/machines/${identity.machineId}/status`);
+  const status = await system.call('GET', `/machines/${identity.machineId}/status`);
   expect([status.status, status.body.error?.code]).not.toEqual([500, 'internal_error']);
-  expect((await house.call('GET', '/machines')).status).toBe(200);
+  expect((await system.call('GET', '/machines')).status).toBe(200);
 });
 
 /** Resolves once the event log holds a command's start or end. */
-async function logged(house: House, id: string, types: RegExp): Promise<void> {
+async function logged(system: TestSystem, id: string, types: RegExp): Promise<void> {
   await vi.waitFor(async () => {
-    const { items } = await house.client.events.list({ limit: 100 });
+    const { items } = await system.client.events.list({ limit: 100 });
     const found = items.filter(({ type, data }) => types.test(type) && data.command_id === id);
     expect(found).toHaveLength(1);
   });
@@ -1155,26 +1160,26 @@ test.each<[string, object | undefined, object]>([
   ['wrote more bytes than a database counts', undefined, { stdout_bytes: 1.8e19 }],
   ['writes on far beyond its end', output, { stdout_bytes: 2 ** 62 + 1 }],
 ])('a machine that says its command %s spoils no other command', async (_what, event, exit) => {
-  const house = await aHouse();
-  const agent = await scriptedMachine(house);
-  const bad = await startCommand(house, agent, event);
+  const system = await aSystem();
+  const agent = await scriptedMachine(system);
+  const bad = await startCommand(system, agent, event);
   bad.exit({ outcome: 'PROCESS_OUTCOME_EXITED', ...exit });
-  await logged(house, bad.id, /completed|failed/);
-  const good = await startCommand(house, agent);
+  await logged(system, bad.id, /completed|failed/);
+  const good = await startCommand(system, agent);
   good.exit({ outcome: 'PROCESS_OUTCOME_EXITED', started_at_ms: 1, finished_at_ms: 2 });
-  await logged(house, good.id, /completed|failed/);
+  await logged(system, good.id, /completed|failed/);
   const paths = [`/commands/${good.id}`, '/commands', '/events', `/commands/${bad.id}`];
   const received: unknown[] = [];
-  for (const path of paths) received.push([path, (await house.call('GET', path)).status]);
+  for (const path of paths) received.push([path, (await system.call('GET', path)).status]);
   expect(received).toEqual(paths.map((path) => [path, 200]));
 });
 
 test('a machine that says its command started at a time that no calendar has cannot keep the broker from starting', async () => {
-  const house = await aHouse();
-  const agent = await scriptedMachine(house);
-  const command = await startCommand(house, agent, { started: { pid: 1, started_at_ms: 9e18 } });
-  await logged(house, command.id, /started|failed/);
-  await house.broker.close();
-  const again = await openHouse({ dataDir: house.dataDir });
+  const system = await aSystem();
+  const agent = await scriptedMachine(system);
+  const command = await startCommand(system, agent, { started: { pid: 1, started_at_ms: 9e18 } });
+  await logged(system, command.id, /started|failed/);
+  await system.broker.close();
+  const again = await startFarhand({ dataDir: system.dataDir });
   expect((await again.call('GET', '/commands')).status).toBe(200);
 });

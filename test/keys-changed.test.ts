@@ -7,48 +7,52 @@ import { describe, expect, test } from 'vitest';
 import { withBroker } from '../broker/cli/connect-to-broker.ts';
 import { scopes } from '../shared/api/route.ts';
 import { Farhand } from '../shared/sdk/index.ts';
-import { leapingClock } from './command-bench.ts';
-import { type Answer, call, type House, openHouse } from './house.ts';
+import { leapingClock } from './commands-fixture.ts';
+import { type Answer, call, startFarhand, type TestSystem } from './start-farhand.ts';
 
 const hour = 3_600_000;
 const later = (hours: number): string => new Date(Date.now() + hours * hour).toISOString();
 const refusal = ({ status, body }: Answer): unknown[] => [status, body.error?.code];
 
-const knows = async (house: House, key: string): Promise<number> =>
-  (await house.call('GET', '/auth/me', { key })).status;
+const knows = async (system: TestSystem, key: string): Promise<number> =>
+  (await system.call('GET', '/auth/me', { key })).status;
 
 /** Two machines, and admin keys that reach the one tagged `a` alone. */
 async function divided() {
-  const house = await openHouse();
-  const [inside, outside] = [await house.agent({ tags: 'a' }), await house.agent({ tags: 'b' })];
-  const byId = await house.keyed(['admin'], { machine_ids: [inside.machineId] });
-  const byTag = await house.keyed(['admin'], { tags: ['a'] });
-  return { house, inside: inside.machineId, outside: outside.machineId, byId, byTag };
+  const system = await startFarhand();
+  const [inside, outside] = [await system.agent({ tags: 'a' }), await system.agent({ tags: 'b' })];
+  const byId = await system.keyed(['admin'], { machine_ids: [inside.machineId] });
+  const byTag = await system.keyed(['admin'], { tags: ['a'] });
+  return { system, inside: inside.machineId, outside: outside.machineId, byId, byTag };
 }
 
 describe('a change is refused', () => {
   test('of a key that is stronger than the one that changes it, and so are its new secret and a look at it', async () => {
-    const { house, inside, outside, byId, byTag } = await divided();
+    const { system, inside, outside, byId, byTag } = await divided();
     const wider = [
-      await house.client.keys.create({ name: 'all', scopes: ['files:read'] }),
-      await house.client.keys.create({ name: 'two', scopes: ['files:read'], machine_ids: [inside, outside] }),
-      await house.client.keys.create({ name: 'tags', scopes: ['files:read'], tags: ['a', 'b'] }),
+      await system.client.keys.create({ name: 'all', scopes: ['files:read'] }),
+      await system.client.keys.create({
+        name: 'two',
+        scopes: ['files:read'],
+        machine_ids: [inside, outside],
+      }),
+      await system.client.keys.create({ name: 'tags', scopes: ['files:read'], tags: ['a', 'b'] }),
     ];
     for (const { key } of [byId, byTag]) {
       for (const { id } of wider) {
         const path = `/api-keys/${id}`;
         // Made as narrow as the one that asks, it still is not its own.
         const body = { name: 'mine', tags: ['a'] };
-        expect(refusal(await house.call('PATCH', path, { key, body }))).toEqual([403, 'forbidden']);
-        expect(refusal(await house.call('POST', `${path}/rotate`, { key }))).toEqual([403, 'forbidden']);
-        expect(refusal(await house.call('GET', path, { key }))).toEqual([403, 'forbidden']);
+        expect(refusal(await system.call('PATCH', path, { key, body }))).toEqual([403, 'forbidden']);
+        expect(refusal(await system.call('POST', `${path}/rotate`, { key }))).toEqual([403, 'forbidden']);
+        expect(refusal(await system.call('GET', path, { key }))).toEqual([403, 'forbidden']);
       }
     }
-    for (const { key } of wider) expect(await knows(house, key)).toBe(200);
+    for (const { key } of wider) expect(await knows(system, key)).toBe(200);
   });
 
   test('that makes a key stronger than the one that changes it: itself, or another', async () => {
-    const { house, inside, outside, byId, byTag } = await divided();
+    const { system, inside, outside, byId, byTag } = await divided();
     const requests = [
       { machine_ids: null, tags: null },
       { machine_ids: [inside, outside] },
@@ -60,21 +64,21 @@ describe('a change is refused', () => {
       const other = await client.keys.create({ name: 'other', scopes: ['files:read'], ...limits });
       for (const { id } of [own, other]) {
         for (const body of requests) {
-          const answer = await house.call('PATCH', `/api-keys/${id}`, { key, body });
+          const answer = await system.call('PATCH', `/api-keys/${id}`, { key, body });
           expect([limit, body, ...refusal(answer)]).toEqual([limit, body, 403, 'forbidden']);
         }
       }
-      expect(await house.client.keys.get({ key_id: own.id })).toMatchObject(limits);
+      expect(await system.client.keys.get({ key_id: own.id })).toMatchObject(limits);
     }
   });
 
   test('that lets a key outlive the one that changes it, by its end or by a new secret', async () => {
-    const house = await openHouse();
+    const system = await startFarhand();
     const expires_at = later(1);
-    const short = await house.client.keys.create({ name: 'short', scopes: ['admin'], expires_at });
-    const long = await house.client.keys.create({ name: 'long', scopes: ['files:read'] });
+    const short = await system.client.keys.create({ name: 'short', scopes: ['admin'], expires_at });
+    const long = await system.client.keys.create({ name: 'long', scopes: ['files:read'] });
     const ask = (id: string, how: string, body: object): Promise<Answer> =>
-      house.call(how === '' ? 'PATCH' : 'POST', `/api-keys/${id}${how}`, { key: short.key, body });
+      system.call(how === '' ? 'PATCH' : 'POST', `/api-keys/${id}${how}`, { key: short.key, body });
     for (const id of [short.id, long.id]) {
       for (const how of ['', '/rotate']) {
         for (const params of [{ expires_at: null }, { expires_at: later(2) }]) {
@@ -84,19 +88,19 @@ describe('a change is refused', () => {
     }
     // As it is it lasts longer, too.
     expect(refusal(await ask(long.id, '/rotate', {}))).toEqual([403, 'forbidden']);
-    expect(await knows(house, long.key)).toBe(200);
+    expect(await knows(system, long.key)).toBe(200);
     expect((await ask(long.id, '', { expires_at })).status).toBe(200);
   });
 
   test('of what is no key, and of what a key has not', async () => {
-    const house = await openHouse();
-    const { id } = await house.client.keys.create({ name: 'one', scopes: ['files:read'] });
+    const system = await startFarhand();
+    const { id } = await system.client.keys.create({ name: 'one', scopes: ['files:read'] });
     for (const [method, path] of [
       ['GET', '/api-keys/key_none'],
       ['PATCH', '/api-keys/key_none'],
       ['POST', '/api-keys/key_none/rotate'],
     ] as const) {
-      expect(refusal(await house.call(method, path))).toEqual([404, 'key_not_found']);
+      expect(refusal(await system.call(method, path))).toEqual([404, 'key_not_found']);
     }
     for (const body of [
       { hash: 'x' },
@@ -105,129 +109,129 @@ describe('a change is refused', () => {
       { expires_at: 'soon' },
       { name: '' },
     ]) {
-      expect((await house.call('PATCH', `/api-keys/${id}`, { body })).status).toBe(422);
+      expect((await system.call('PATCH', `/api-keys/${id}`, { body })).status).toBe(422);
     }
     for (const body of [{ grace: -1 }, { grace: 8 * 24 * hour }, { name: 'x' }]) {
-      expect((await house.call('POST', `/api-keys/${id}/rotate`, { body })).status).toBe(422);
+      expect((await system.call('POST', `/api-keys/${id}/rotate`, { body })).status).toBe(422);
     }
   });
 });
 
 describe('a change', () => {
   test('holds from its answer on, in both directions, and after a restart', async () => {
-    const { house, inside, outside } = await divided();
-    const made = await house.client.keys.create({
+    const { system, inside, outside } = await divided();
+    const made = await system.client.keys.create({
       name: 'one',
       scopes: ['machines:read'],
       machine_ids: [inside],
     });
-    const looks = (at: House): Promise<number[]> =>
+    const looks = (at: TestSystem): Promise<number[]> =>
       Promise.all(
         [inside, outside].map(
           async (id) => (await at.call('GET', `/machines/${id}`, { key: made.key })).status,
         ),
       );
-    const change = (body: object) => house.client.keys.update({ key_id: made.id, ...body });
-    expect(await looks(house)).toEqual([200, 403]);
+    const change = (body: object) => system.client.keys.update({ key_id: made.id, ...body });
+    expect(await looks(system)).toEqual([200, 403]);
     await change({ machine_ids: null });
-    expect(await looks(house)).toEqual([200, 200]);
+    expect(await looks(system)).toEqual([200, 200]);
     await change({ tags: ['b'] });
-    expect(await looks(house)).toEqual([403, 200]);
+    expect(await looks(system)).toEqual([403, 200]);
     await change({ scopes: ['files:read'] });
-    expect(await looks(house)).toEqual([403, 403]);
+    expect(await looks(system)).toEqual([403, 403]);
     const expires_at = later(-1);
     expect(await change({ name: 'two', expires_at })).toMatchObject({
       ...{ id: made.id, name: 'two', scopes: ['files:read'], machine_ids: null, tags: ['b'], expires_at },
     });
-    expect(await looks(house)).toEqual([401, 401]);
-    await house.broker.close();
-    const again = await openHouse({ dataDir: house.dataDir });
+    expect(await looks(system)).toEqual([401, 401]);
+    await system.broker.close();
+    const again = await startFarhand({ dataDir: system.dataDir });
     expect(await looks(again)).toEqual([401, 401]);
   });
 
   test('may make an admin weaker by its own hand, and ends it', async () => {
-    const { house, inside, byTag } = await divided();
+    const { system, inside, byTag } = await divided();
     const own = await byTag.client.keys.me();
     await byTag.client.keys.update({ key_id: own.id, scopes: ['machines:read'] });
-    expect((await house.call('GET', `/machines/${inside}`, { key: byTag.key })).status).toBe(200);
-    expect((await house.call('GET', '/api-keys', { key: byTag.key })).status).toBe(403);
+    expect((await system.call('GET', `/machines/${inside}`, { key: byTag.key })).status).toBe(200);
+    expect((await system.call('GET', '/api-keys', { key: byTag.key })).status).toBe(403);
   });
 });
 
 test('the last admin key may revoke itself: the broker’s own box makes another', async () => {
-  const house = await openHouse();
-  const own = await house.client.keys.me();
-  expect(await house.client.keys.remove({ key_id: own.id })).toEqual({
+  const system = await startFarhand();
+  const own = await system.client.keys.me();
+  expect(await system.client.keys.remove({ key_id: own.id })).toEqual({
     deleted: true,
     schedules: [],
     webhooks: [],
   });
-  expect(await knows(house, house.key)).toBe(401);
-  const { key } = await withBroker({ dataDir: house.dataDir, url: undefined, apiKey: undefined }, (local) =>
+  expect(await knows(system, system.key)).toBe(401);
+  const { key } = await withBroker({ dataDir: system.dataDir, url: undefined, apiKey: undefined }, (local) =>
     local.keys.create({ name: 'again', scopes: ['admin'] }),
   );
-  expect(await knows(house, key)).toBe(200);
+  expect(await knows(system, key)).toBe(200);
 });
 
 test('only a request with its secret learns that a key has expired', async () => {
-  const house = await openHouse();
-  const { key } = await house.client.keys.create({ name: 'x', scopes: ['admin'], expires_at: later(-1) });
+  const system = await startFarhand();
+  const { key } = await system.client.keys.create({ name: 'x', scopes: ['admin'], expires_at: later(-1) });
   const message = async (given: string): Promise<string> =>
-    (await house.call('GET', '/auth/me', { key: given })).body.error.message;
+    (await system.call('GET', '/auth/me', { key: given })).body.error.message;
   expect(await message(key)).toMatch(/expired/);
   expect(await message(`${key.slice(0, -1)}_`)).not.toMatch(/expired/);
 });
 
 describe('a new secret', () => {
   test('ends the one before at once, for the same key with the same rights', async () => {
-    const house = await openHouse();
-    const { key, ...made } = await house.client.keys.create({ name: 'ci', scopes: ['admin'], tags: ['a'] });
-    const { key: next, ...rotated } = await house.client.keys.rotate({ key_id: made.id });
+    const system = await startFarhand();
+    const { key, ...made } = await system.client.keys.create({ name: 'ci', scopes: ['admin'], tags: ['a'] });
+    const { key: next, ...rotated } = await system.client.keys.rotate({ key_id: made.id });
     expect([rotated, next === key]).toEqual([made, false]);
-    expect([await knows(house, key), await knows(house, next)]).toEqual([401, 200]);
-    await house.broker.close();
-    const again = await openHouse({ dataDir: house.dataDir });
+    expect([await knows(system, key), await knows(system, next)]).toEqual([401, 200]);
+    await system.broker.close();
+    const again = await startFarhand({ dataDir: system.dataDir });
     expect([await knows(again, key), await knows(again, next)]).toEqual([401, 200]);
   });
 
   test('with a grace leaves the one before good until then, but not the one before that', async () => {
     const clock = leapingClock();
-    const house = await openHouse();
-    const first = await house.client.keys.create({ name: 'ci', scopes: ['machines:read'] });
-    const second = await house.client.keys.rotate({ key_id: first.id, grace: hour });
+    const system = await startFarhand();
+    const first = await system.client.keys.create({ name: 'ci', scopes: ['machines:read'] });
+    const second = await system.client.keys.rotate({ key_id: first.id, grace: hour });
     const all = async (...keys: { key: string }[]): Promise<number[]> =>
-      Promise.all(keys.map(({ key }) => knows(house, key)));
+      Promise.all(keys.map(({ key }) => knows(system, key)));
     expect(await all(first, second)).toEqual([200, 200]);
-    const third = await house.client.keys.rotate({ key_id: first.id, grace: hour });
+    const third = await system.client.keys.rotate({ key_id: first.id, grace: hour });
     expect(await all(first, second, third)).toEqual([401, 200, 200]);
     clock.leap(hour + 1);
     expect(await all(first, second, third)).toEqual([401, 401, 200]);
   });
 
   test('is in one answer only: a repeat is a conflict, and no file has it', async () => {
-    const house = await openHouse();
-    const { id } = await house.client.keys.create({ name: 'ci', scopes: ['machines:read'] });
+    const system = await startFarhand();
+    const { id } = await system.client.keys.create({ name: 'ci', scopes: ['machines:read'] });
     const ask = (): Promise<Answer> =>
-      house.call('POST', `/api-keys/${id}/rotate`, {
+      system.call('POST', `/api-keys/${id}/rotate`, {
         headers: { 'Idempotency-Key': 'once' },
         body: { grace: 9 },
       });
     const { data } = (await ask()).body;
     const repeat = await ask();
     expect([...refusal(repeat), repeat.body.error.details]).toEqual([409, 'conflict', { id }]);
-    expect(await knows(house, data.key)).toBe(200);
-    expect(readFileSync(join(house.dataDir, 'state.json'), 'utf8')).not.toContain(data.key);
-    const printed = JSON.stringify(await house.client.keys.list());
+    expect(await knows(system, data.key)).toBe(200);
+    expect(readFileSync(join(system.dataDir, 'state.json'), 'utf8')).not.toContain(data.key);
+    const printed = JSON.stringify(await system.client.keys.list());
     expect(printed).not.toMatch(/hash|previous|until/);
   });
 
   test('leaves the commands, schedules and webhooks of the key as they are', async () => {
-    const house = await openHouse();
-    const agent = await house.agent();
+    const system = await startFarhand();
+    const agent = await system.agent();
     const machine_id = agent.machineId;
     await agent.close();
-    const made = await house.client.keys.create({ name: 'ci', scopes: ['admin'] });
-    const client = new Farhand({ baseUrl: house.url, apiKey: made.key });
+    const made = await system.client.keys.create({ name: 'ci', scopes: ['admin'] });
+    const client = new Farhand({ baseUrl: system.url, apiKey: made.key });
     const waiting = await client.commands.async({ machine_id, command: 'true', queue_for: hour });
     const { id: webhook_id } = await client.webhooks.create({
       url: 'http://example.org/',
@@ -239,48 +243,48 @@ describe('a new secret', () => {
       command: 'true',
       cron: '@yearly',
     });
-    await house.client.keys.rotate({ key_id: made.id });
-    expect((await house.client.commands.get({ command_id: waiting.id })).status).toBe('queued');
-    expect(await house.client.webhooks.get({ webhook_id })).toMatchObject({
+    await system.client.keys.rotate({ key_id: made.id });
+    expect((await system.client.commands.get({ command_id: waiting.id })).status).toBe('queued');
+    expect(await system.client.webhooks.get({ webhook_id })).toMatchObject({
       enabled: true,
       disabled_reason: null,
     });
-    const { schedules, webhooks } = await house.client.keys.remove({ key_id: made.id });
+    const { schedules, webhooks } = await system.client.keys.remove({ key_id: made.id });
     expect([schedules, webhooks]).toEqual([[schedule.id], [webhook_id]]);
-    const { status, reason } = await house.client.commands.get({ command_id: waiting.id });
+    const { status, reason } = await system.client.commands.get({ command_id: waiting.id });
     expect([status, reason]).toEqual(['cancelled', 'key_revoked']);
-    expect((await house.client.webhooks.get({ webhook_id })).disabled_reason).toBe('key_revoked');
+    expect((await system.client.webhooks.get({ webhook_id })).disabled_reason).toBe('key_revoked');
   });
 });
 
 test('the last use of a key is listed, written once a minute, and never into the state', async () => {
   const clock = leapingClock();
-  const house = await openHouse();
-  const { id: key_id, key } = await house.client.keys.create({ name: 'ci', scopes: ['machines:read'] });
+  const system = await startFarhand();
+  const { id: key_id, key } = await system.client.keys.create({ name: 'ci', scopes: ['machines:read'] });
   const generation = (): number =>
-    JSON.parse(readFileSync(join(house.dataDir, 'state.json'), 'utf8')).generation;
+    JSON.parse(readFileSync(join(system.dataDir, 'state.json'), 'utf8')).generation;
   const received = async (): Promise<number> =>
-    Date.parse((await house.client.keys.get({ key_id })).last_used_at ?? '');
+    Date.parse((await system.client.keys.get({ key_id })).last_used_at ?? '');
   const written = (): number => {
-    const history = new DatabaseSync(join(house.dataDir, 'history.db'), { readOnly: true });
+    const history = new DatabaseSync(join(system.dataDir, 'history.db'), { readOnly: true });
     const row = history.prepare('SELECT last_used_at AS at FROM key_uses WHERE key_id = ?').get(key_id);
     history.close();
     return Number(row?.at);
   };
   const before = generation();
-  await knows(house, key);
+  await knows(system, key);
   const [first, kept] = [await received(), written()];
   expect(kept).toBe(first);
   clock.leap(30_000);
-  await knows(house, key);
+  await knows(system, key);
   expect(await received()).toBeGreaterThanOrEqual(first + 30_000);
   expect(written()).toBe(kept);
   clock.leap(31_000);
-  await knows(house, key);
+  await knows(system, key);
   expect([await received(), generation()]).toEqual([written(), before]);
   const last = written();
-  await house.broker.close();
-  const again = await openHouse({ dataDir: house.dataDir });
+  await system.broker.close();
+  const again = await startFarhand({ dataDir: system.dataDir });
   expect(await again.client.keys.get({ key_id })).toMatchObject({
     last_used_at: new Date(last).toISOString(),
     last_used_ip: '127.0.0.1',
@@ -291,10 +295,10 @@ test('the chapter on keys explains each scope, and metrics of all machines need 
   const chapter = readFileSync(join(import.meta.dirname, '../docs/keys.md'), 'utf8');
   const received = [...chapter.matchAll(/^\| `([a-z]+(?::[a-z]+)?)` \|/gm)].map(([, scope]) => scope);
   expect(received).toEqual([...scopes]);
-  const house = await openHouse();
+  const system = await startFarhand();
   const ask = async (limits: object): Promise<number> => {
-    const { key } = await house.keyed(['machines:read'], limits);
-    return (await call(`${house.url}/metrics`, 'GET', { key })).status;
+    const { key } = await system.keyed(['machines:read'], limits);
+    return (await call(`${system.url}/metrics`, 'GET', { key })).status;
   };
   expect([await ask({ tags: ['a'] }), await ask({})]).toEqual([403, 200]);
 });

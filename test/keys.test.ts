@@ -11,8 +11,8 @@ import type { EnrollRequest } from '../proto/types/farhand/link/v1/EnrollRequest
 import { type Clock, setClock } from '../shared/clock.ts';
 import { rawPublicKey } from '../shared/identity-proof.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
-import { type Answer, type CallOptions, call, type House, openHouse } from './house.ts';
 import { connectScripted, joinScripted, scriptedMachine } from './scripted-agent.ts';
+import { type Answer, type CallOptions, call, startFarhand, type TestSystem } from './start-farhand.ts';
 
 const hour = 3_600_000;
 
@@ -34,14 +34,14 @@ function moveClock(ms: number): void {
 const sha256 = (secret: string): string => createHash('sha256').update(secret).digest('hex');
 
 /** Everything the broker has on disk, as one text. */
-function diskOf({ dataDir }: House): string {
+function diskOf({ dataDir }: TestSystem): string {
   return readdirSync(dataDir)
     .filter((name) => !['broker.sock', 'spool'].includes(name))
     .map((name) => readFileSync(join(dataDir, name), 'latin1'))
     .join('\n');
 }
 
-function documents({ dataDir }: House) {
+function documents({ dataDir }: TestSystem) {
   return JSON.parse(readFileSync(join(dataDir, 'state.json'), 'utf8')) as {
     keys: { id: string; hash: string }[];
     join_tokens: { id: string; hash: string; uses_left: number }[];
@@ -72,75 +72,75 @@ const strangers: Record<string, (key: string) => Record<string, string>> = {
 
 describe('401', () => {
   test('for no key and for every wrong one, with the envelope, the scheme and no secret', async () => {
-    const house = await openHouse();
+    const system = await startFarhand();
     for (const [what, headers] of Object.entries(strangers)) {
       for (const path of ['/auth/me', '/machines/mach_none', '/nothing/here']) {
-        const answer = await house.call('GET', path, { key: null, headers: headers(house.key) });
+        const answer = await system.call('GET', path, { key: null, headers: headers(system.key) });
         expect([what, path, ...refusal(answer)]).toEqual([what, path, 401, 'unauthorized']);
         expect(answer.headers.get('www-authenticate')).toBe('Bearer');
         expect(answer.body.error.details).toEqual({});
-        expect(JSON.stringify(answer.body)).not.toContain(house.key.slice(-20));
+        expect(JSON.stringify(answer.body)).not.toContain(system.key.slice(-20));
       }
     }
   });
 
   test('for a key in the query string', async () => {
-    const house = await openHouse();
+    const system = await startFarhand();
     for (const name of ['key', 'api_key', 'token', 'access_token']) {
-      const answer = await house.call('GET', `/auth/me?${name}=${house.key}`, { key: null });
+      const answer = await system.call('GET', `/auth/me?${name}=${system.key}`, { key: null });
       expect([name, answer.status]).toEqual([name, 401]);
     }
   });
 
   test('for an expired key, from the very moment on', async () => {
-    const house = await openHouse();
+    const system = await startFarhand();
     const expires_at = new Date(Date.now() + hour).toISOString();
-    const { key } = await house.client.keys.create({ name: 'brief', scopes: ['machines:read'], expires_at });
-    expect((await house.call('GET', '/machines', { key })).status).toBe(200);
+    const { key } = await system.client.keys.create({ name: 'brief', scopes: ['machines:read'], expires_at });
+    expect((await system.call('GET', '/machines', { key })).status).toBe(200);
     moveClock(hour - 60_000);
-    expect((await house.call('GET', '/machines', { key })).status).toBe(200);
+    expect((await system.call('GET', '/machines', { key })).status).toBe(200);
     moveClock(hour);
-    expect(refusal(await house.call('GET', '/machines', { key }))).toEqual([401, 'unauthorized']);
-    expect((await house.call('GET', '/machines')).status).toBe(200);
+    expect(refusal(await system.call('GET', '/machines', { key }))).toEqual([401, 'unauthorized']);
+    expect((await system.call('GET', '/machines')).status).toBe(200);
   });
 
   test('for a revoked key, from the answer on and after a restart', async () => {
-    const house = await openHouse();
-    const made = await house.client.keys.create({ name: 'brief', scopes: ['machines:read'] });
-    expect((await house.call('GET', '/machines', { key: made.key })).status).toBe(200);
-    const removed = await house.call('DELETE', `/api-keys/${made.id}`);
+    const system = await startFarhand();
+    const made = await system.client.keys.create({ name: 'brief', scopes: ['machines:read'] });
+    expect((await system.call('GET', '/machines', { key: made.key })).status).toBe(200);
+    const removed = await system.call('DELETE', `/api-keys/${made.id}`);
     expect([removed.status, removed.body.data]).toEqual([
       200,
       { deleted: true, schedules: [], webhooks: [] },
     ]);
-    expect(refusal(await house.call('GET', '/machines', { key: made.key }))).toEqual([401, 'unauthorized']);
-    expect(refusal(await house.call('DELETE', `/api-keys/${made.id}`))).toEqual([404, 'key_not_found']);
-    await house.broker.close();
-    const again = await openHouse({ dataDir: house.dataDir });
+    expect(refusal(await system.call('GET', '/machines', { key: made.key }))).toEqual([401, 'unauthorized']);
+    expect(refusal(await system.call('DELETE', `/api-keys/${made.id}`))).toEqual([404, 'key_not_found']);
+    await system.broker.close();
+    const again = await startFarhand({ dataDir: system.dataDir });
     expect((await again.call('GET', '/machines', { key: made.key })).status).toBe(401);
-    expect((await again.call('GET', '/machines', { key: house.key })).status).toBe(200);
+    expect((await again.call('GET', '/machines', { key: system.key })).status).toBe(200);
   });
 });
 
 test('GET /auth/me answers the key of the request, and takes any key', async () => {
-  const house = await openHouse();
-  const agent = await house.agent();
+  const system = await startFarhand();
+  const agent = await system.agent();
   const expires_at = new Date(Date.now() + hour).toISOString();
   const limits = { machine_ids: [agent.machineId], tags: ['dev'], expires_at };
   const params = { name: 'ci', scopes: ['files:read' as const], ...limits };
-  const { key, ...made } = await house.client.keys.create(params);
-  const me = await house.call('GET', '/auth/me', { key });
+  const { key, ...made } = await system.client.keys.create(params);
+  const me = await system.call('GET', '/auth/me', { key });
   const used = { last_used_at: expect.any(String), last_used_ip: '127.0.0.1' };
   expect([me.status, me.body.data]).toEqual([200, { ...made, ...used }]);
   expect(made).toEqual({
     id: expect.stringMatching(/^key_[0-9A-Za-z]{22}$/),
     created_at: expect.any(String),
-    created_by: (await house.client.keys.me()).id,
+    created_by: (await system.client.keys.me()).id,
     last_used_at: null,
     last_used_ip: null,
     ...params,
   });
-  expect((await house.call('GET', '/auth/me')).body.data).toMatchObject({
+  expect((await system.call('GET', '/auth/me')).body.data).toMatchObject({
     scopes: ['admin'],
     machine_ids: null,
     tags: null,
@@ -149,14 +149,14 @@ test('GET /auth/me answers the key of the request, and takes any key', async () 
 });
 
 test('a secret is in one answer only: no list, file or log of the broker has it, the state only its hash', async () => {
-  const house = await openHouse();
-  const made = await house.call('POST', '/api-keys', {
+  const system = await startFarhand();
+  const made = await system.call('POST', '/api-keys', {
     body: { name: 'ci', scopes: ['machines:read'] },
     headers: { 'Idempotency-Key': 'once' },
   });
   const { id, key } = made.body.data as { id: string; key: string };
   expect([made.status, key]).toEqual([201, expect.stringMatching(/^service_apikey_[0-9A-Za-z]{43}$/)]);
-  const list = await house.call('GET', '/api-keys');
+  const list = await system.call('GET', '/api-keys');
   expect(list.body.data).toContainEqual(expect.objectContaining({ id, name: 'ci' }));
   expect(Object.keys(list.body.data[0]).sort()).toEqual(
     [
@@ -164,28 +164,28 @@ test('a secret is in one answer only: no list, file or log of the broker has it,
       ...['machine_ids', 'name', 'scopes', 'tags'],
     ].sort(),
   );
-  expect(documents(house).keys.find((one) => one.id === id)?.hash).toBe(sha256(key));
+  expect(documents(system).keys.find((one) => one.id === id)?.hash).toBe(sha256(key));
   const secret = key.replace('service_apikey_', '');
   expect(JSON.stringify(list.body)).not.toContain(secret);
-  expect(diskOf(house)).not.toContain(secret);
+  expect(diskOf(system)).not.toContain(secret);
 });
 
 // ---- How far a key reaches
 
-/** A house with one machine tagged `a`, one tagged `b`, and admin keys limited to the first. */
-async function dividedHouse() {
-  const house = await openHouse();
-  const [inside, outside] = [await house.agent({ tags: 'a' }), await house.agent({ tags: 'b' })];
-  const byId = await house.keyed(['admin'], { machine_ids: [inside.machineId] });
-  const byTag = await house.keyed(['admin'], { tags: ['a'] });
-  return { house, inside: inside.machineId, outside: outside.machineId, byId, byTag };
+/** A system with one machine tagged `a`, one tagged `b`, and admin keys limited to the first. */
+async function dividedSystem() {
+  const system = await startFarhand();
+  const [inside, outside] = [await system.agent({ tags: 'a' }), await system.agent({ tags: 'b' })];
+  const byId = await system.keyed(['admin'], { machine_ids: [inside.machineId] });
+  const byTag = await system.keyed(['admin'], { tags: ['a'] });
+  return { system, inside: inside.machineId, outside: outside.machineId, byId, byTag };
 }
 
 describe('a key is no way to a stronger one:', () => {
   test('one that expires makes none that lasts longer', async () => {
-    const house = await openHouse();
+    const system = await startFarhand();
     const until = (hours: number): string => new Date(Date.now() + hours * 3_600_000).toISOString();
-    const { key } = await house.client.keys.create({
+    const { key } = await system.client.keys.create({
       name: 'short',
       scopes: ['admin'],
       expires_at: until(1),
@@ -196,13 +196,13 @@ describe('a key is no way to a stronger one:', () => {
       [until(0.5), 201],
     ] as const) {
       const body = { name: 'x', scopes: ['admin'], expires_at };
-      expect((await house.call('POST', '/api-keys', { key, body })).status).toBe(status);
+      expect((await system.call('POST', '/api-keys', { key, body })).status).toBe(status);
     }
   });
 
   test('without admin it makes, lists and removes no keys and no join tokens', async () => {
-    const house = await openHouse();
-    const { key } = await house.keyed([
+    const system = await startFarhand();
+    const { key } = await system.keyed([
       'machines:read',
       'machines:write',
       'files:read',
@@ -216,7 +216,7 @@ describe('a key is no way to a stronger one:', () => {
       'webhooks:read',
       'webhooks:write',
     ]);
-    const before = documents(house);
+    const before = documents(system);
     const own = before.keys.at(-1)!.id;
     for (const [method, path, body] of [
       ['POST', '/api-keys', { name: 'x', scopes: ['machines:read'] }],
@@ -227,16 +227,16 @@ describe('a key is no way to a stronger one:', () => {
       ['POST', '/join-tokens', {}],
       ['GET', '/join-tokens', undefined],
     ] as const) {
-      const answer = await house.call(method, path, { key, body });
+      const answer = await system.call(method, path, { key, body });
       expect([method, path, ...refusal(answer)]).toEqual([method, path, 403, 'forbidden']);
       expect(answer.body.error.details).toEqual({ required_scope: 'admin' });
     }
-    expect(documents(house)).toEqual(before);
+    expect(documents(system)).toEqual(before);
   });
 
   test('limited to machines or tags it makes none that reaches others', async () => {
-    const { house, inside, outside, byId, byTag } = await dividedHouse();
-    const before = documents(house).keys.length;
+    const { system, inside, outside, byId, byTag } = await dividedSystem();
+    const before = documents(system).keys.length;
     const requests = {
       'no limit': {},
       'another machine': { machine_ids: [outside] },
@@ -249,7 +249,7 @@ describe('a key is no way to a stronger one:', () => {
     for (const [what, limits] of Object.entries(requests)) {
       for (const [limit, { key }] of Object.entries({ byId, byTag })) {
         const body = { name: 'x', scopes: ['admin'], ...limits };
-        const answer = await house.call('POST', '/api-keys', { key, body });
+        const answer = await system.call('POST', '/api-keys', { key, body });
         expect([what, limit, ...refusal(answer)]).toEqual([what, limit, 403, 'forbidden']);
       }
     }
@@ -262,28 +262,28 @@ describe('a key is no way to a stronger one:', () => {
     await expect(
       byTag.client.keys.create({ name: 'x', scopes: ['admin'], machine_ids: [inside] }),
     ).rejects.toMatchObject({ status: 403 });
-    expect(documents(house).keys).toHaveLength(before);
+    expect(documents(system).keys).toHaveLength(before);
   });
 
   test('limited it makes one as limited, which reaches no further', async () => {
-    const { house, inside, outside, byId, byTag } = await dividedHouse();
+    const { system, inside, outside, byId, byTag } = await dividedSystem();
     const scopes = ['machines:read' as const];
     for (const { key } of [
       await byId.client.keys.create({ name: 'x', scopes, machine_ids: [inside] }),
       await byTag.client.keys.create({ name: 'x', scopes, tags: ['a'] }),
     ]) {
-      expect((await house.call('GET', `/machines/${inside}`, { key })).status).toBe(200);
-      expect((await house.call('GET', `/machines/${outside}`, { key })).status).toBe(403);
+      expect((await system.call('GET', `/machines/${inside}`, { key })).status).toBe(200);
+      expect((await system.call('GET', `/machines/${outside}`, { key })).status).toBe(403);
     }
   });
 
   test('limited it neither sees nor removes one that reaches others', async () => {
-    const { house, inside, outside, byId, byTag } = await dividedHouse();
-    await house.keyed(['machines:read'], { machine_ids: [inside, outside] });
-    await house.keyed(['machines:read'], { tags: ['a', 'b'] });
-    const idsOf = async ({ client }: Pick<House, 'client'>): Promise<string[]> =>
+    const { system, inside, outside, byId, byTag } = await dividedSystem();
+    await system.keyed(['machines:read'], { machine_ids: [inside, outside] });
+    await system.keyed(['machines:read'], { tags: ['a', 'b'] });
+    const idsOf = async ({ client }: Pick<TestSystem, 'client'>): Promise<string[]> =>
       (await client.keys.list()).items.map(({ id }) => id);
-    const all = (await house.client.keys.list()).items;
+    const all = (await system.client.keys.list()).items;
     for (const { client } of [byId, byTag]) {
       const own = await client.keys.me();
       expect(await idsOf({ client })).toEqual([own.id]);
@@ -295,33 +295,33 @@ describe('a key is no way to a stronger one:', () => {
         });
       }
     }
-    expect(await idsOf(house)).toEqual(all.map(({ id }) => id));
+    expect(await idsOf(system)).toEqual(all.map(({ id }) => id));
   });
 
   test('limited it changes no tags, for tags decide what keys reach', async () => {
-    const { house, inside, byId, byTag } = await dividedHouse();
+    const { system, inside, byId, byTag } = await dividedSystem();
     for (const { client } of [byId, byTag]) {
       await expect(client.machines.update({ machine_id: inside, tags: ['a', 'b'] })).rejects.toMatchObject({
         status: 403,
       });
     }
-    expect((await house.client.machines.get({ machine_id: inside })).tags).toEqual(['a']);
+    expect((await system.client.machines.get({ machine_id: inside })).tags).toEqual(['a']);
   });
 
   test('revoked while its request is under way it makes nothing any more', async () => {
-    const { house, byTag } = await dividedHouse();
+    const { system, byTag } = await dividedSystem();
     const own = await byTag.client.keys.me();
-    const half = await heldRequest(house, byTag.key);
+    const half = await heldRequest(system, byTag.key);
     await byTag.client.keys.remove({ key_id: own.id });
-    const before = documents(house);
+    const before = documents(system);
     const { status } = await half.finish(JSON.stringify({ name: 'x', scopes: ['admin'] }));
     expect([401, 403]).toContain(status);
-    expect(documents(house)).toEqual(before);
+    expect(documents(system)).toEqual(before);
   });
 });
 
 /** A POST /api-keys that is let in before its body is sent: the broker says 100 Continue once it looks at it. */
-async function heldRequest({ url }: House, key: string) {
+async function heldRequest({ url }: TestSystem, key: string) {
   const held = request(`${url}/api/v1/api-keys`, {
     method: 'POST',
     headers: {
@@ -355,12 +355,12 @@ describe('a repeat with the same Idempotency-Key', () => {
     ['/api-keys', { name: 'ci', scopes: ['machines:read'] }],
     ['/join-tokens', { name: 'ci' }],
   ])('on POST %s is a conflict that names what was made, also after a restart', async (path, body) => {
-    const first = await openHouse();
+    const first = await startFarhand();
     const made = await first.call('POST', path, keyed('one', body));
     expect([made.status, made.headers.get('idempotency-replayed')]).toEqual([201, null]);
     const before = documents(first);
-    const repeat = async (house: House): Promise<void> => {
-      const answer = await house.call('POST', path, { ...keyed('one', body), key: first.key });
+    const repeat = async (system: TestSystem): Promise<void> => {
+      const answer = await system.call('POST', path, { ...keyed('one', body), key: first.key });
       expect([...refusal(answer), answer.body.error.details]).toEqual([
         409,
         'conflict',
@@ -370,27 +370,27 @@ describe('a repeat with the same Idempotency-Key', () => {
     await repeat(first);
     expect(documents(first)).toEqual(before);
     await first.broker.close();
-    const second = await openHouse({ dataDir: first.dataDir });
+    const second = await startFarhand({ dataDir: first.dataDir });
     await repeat(second);
     expect(documents(second).join_tokens).toEqual(before.join_tokens);
-    // The house has made one key more for itself.
+    // The system has made one key more for itself.
     expect(documents(second).keys.slice(0, -1)).toEqual(before.keys);
   });
 
   test('but with another body or path is idempotency_mismatch and makes nothing', async () => {
-    const house = await openHouse();
+    const system = await startFarhand();
     const body = { name: 'ci', scopes: ['machines:read'] };
-    expect((await house.call('POST', '/api-keys', keyed('one', body))).status).toBe(201);
-    const before = documents(house);
+    expect((await system.call('POST', '/api-keys', keyed('one', body))).status).toBe(201);
+    const before = documents(system);
     for (const [path, other] of [
       ['/api-keys', { ...body, name: 'other' }],
       ['/api-keys', { ...body, scopes: ['admin'] }],
       ['/join-tokens', {}],
     ] as const) {
-      const answer = await house.call('POST', path, keyed('one', other));
+      const answer = await system.call('POST', path, keyed('one', other));
       expect([path, ...refusal(answer)]).toEqual([path, 422, 'idempotency_mismatch']);
     }
-    expect(documents(house)).toEqual(before);
+    expect(documents(system)).toEqual(before);
   });
 
   test.each([
@@ -398,9 +398,9 @@ describe('a repeat with the same Idempotency-Key', () => {
     ['a letter outside ASCII', 'ä'],
     ['256 characters', 'x'.repeat(256)],
   ])('is refused when the key has %s', async (_what, value) => {
-    const house = await openHouse();
-    const answer = await call(`${house.url}/api/v1/join-tokens`, 'POST', {
-      key: house.key,
+    const system = await startFarhand();
+    const answer = await call(`${system.url}/api/v1/join-tokens`, 'POST', {
+      key: system.key,
       headers: { 'Idempotency-Key': value },
       body: {},
     });
@@ -408,16 +408,16 @@ describe('a repeat with the same Idempotency-Key', () => {
   });
 
   test('after a request that made nothing is a first one again', async () => {
-    const house = await openHouse();
-    const agent = await house.agent();
+    const system = await startFarhand();
+    const agent = await system.agent();
     await agent.close();
     const body = { machine_id: agent.machineId, command: 'true' };
-    expect(refusal(await house.call('POST', '/commands', keyed('one', body)))).toEqual([
+    expect(refusal(await system.call('POST', '/commands', keyed('one', body)))).toEqual([
       503,
       'machine_offline',
     ]);
-    const back = await house.agent({ dataDir: agent.dataDir });
-    const answer = await house.call('POST', '/commands', keyed('one', body));
+    const back = await system.agent({ dataDir: agent.dataDir });
+    const answer = await system.call('POST', '/commands', keyed('one', body));
     expect([answer.status, answer.body.data.status, back.machineId]).toEqual([
       201,
       'completed',
@@ -426,25 +426,25 @@ describe('a repeat with the same Idempotency-Key', () => {
   });
 
   test('by another API key is a request of its own', async () => {
-    const house = await openHouse();
-    const other = await house.keyed(['admin']);
+    const system = await startFarhand();
+    const other = await system.keyed(['admin']);
     const body = { name: 'ci' };
-    expect((await house.call('POST', '/join-tokens', keyed('one', body))).status).toBe(201);
-    const answer = await house.call('POST', '/join-tokens', { ...keyed('one', body), key: other.key });
+    expect((await system.call('POST', '/join-tokens', keyed('one', body))).status).toBe(201);
+    const answer = await system.call('POST', '/join-tokens', { ...keyed('one', body), key: other.key });
     expect(answer.status).toBe(201);
   });
 
   test('after 24 hours is a first one again, and not before', async () => {
-    const house = await openHouse();
-    expect((await house.call('POST', '/join-tokens', keyed('one', {}))).status).toBe(201);
+    const system = await startFarhand();
+    expect((await system.call('POST', '/join-tokens', keyed('one', {}))).status).toBe(201);
     moveClock(24 * hour - 60_000);
-    expect((await house.call('POST', '/join-tokens', keyed('one', {}))).status).toBe(409);
+    expect((await system.call('POST', '/join-tokens', keyed('one', {}))).status).toBe(409);
     moveClock(24 * hour + 60_000);
-    expect((await house.call('POST', '/join-tokens', keyed('one', {}))).status).toBe(201);
+    expect((await system.call('POST', '/join-tokens', keyed('one', {}))).status).toBe(201);
   });
 
   test('on POST /commands runs it once and gives the same record, also after a restart', async () => {
-    const first = await openHouse();
+    const first = await startFarhand();
     const agent = await first.agent();
     const body = { machine_id: agent.machineId, command: 'echo ran >> ran.txt', cwd: agent.dataDir };
     const ran = await first.call('POST', '/commands', keyed('one', body));
@@ -453,8 +453,8 @@ describe('a repeat with the same Idempotency-Key', () => {
       'completed',
       null,
     ]);
-    const repeat = async (house: House): Promise<void> => {
-      const answer = await house.call('POST', '/commands', { ...keyed('one', body), key: first.key });
+    const repeat = async (system: TestSystem): Promise<void> => {
+      const answer = await system.call('POST', '/commands', { ...keyed('one', body), key: first.key });
       expect([answer.status, answer.headers.get('idempotency-replayed')]).toEqual([201, 'true']);
       expect(answer.body.data).toEqual(ran.body.data);
       expect(answer.body.meta.request_id).not.toBe(ran.body.meta.request_id);
@@ -462,34 +462,34 @@ describe('a repeat with the same Idempotency-Key', () => {
     await Promise.all([repeat(first), repeat(first)]);
     await agent.close();
     await first.broker.close();
-    const second = await openHouse({ dataDir: first.dataDir });
+    const second = await startFarhand({ dataDir: first.dataDir });
     await repeat(second);
     expect((await second.client.commands.list()).total).toBe(1);
     expect(readFileSync(join(agent.dataDir, 'ran.txt'), 'utf8')).toBe('ran\n');
   });
 
   test('on POST /commands gives the first answer, not how things are now', async () => {
-    const house = await openHouse();
-    const { machineId } = await house.agent();
+    const system = await startFarhand();
+    const { machineId } = await system.agent();
     const params = keyed('one', { machine_id: machineId, command: 'sleep 300', wait: 0 });
-    const first = await house.call('POST', '/commands', params);
-    const ended = await house.call('DELETE', `/commands/${first.body.data.id}`);
+    const first = await system.call('POST', '/commands', params);
+    const ended = await system.call('DELETE', `/commands/${first.body.data.id}`);
     expect(ended.body.data.status).toBe('cancelled');
-    const answer = await house.call('POST', '/commands', params);
+    const answer = await system.call('POST', '/commands', params);
     expect(answer.body.data).toEqual(first.body.data);
     expect(answer.body.data.finished_at).toBe(null);
   });
 
   test('while the first is still under way is a conflict, and the command starts once', async () => {
-    const house = await openHouse();
-    const machine = await scriptedMachine(house);
+    const system = await startFarhand();
+    const machine = await scriptedMachine(system);
     const { machineId } = machine.identity;
     const body = { machine_id: machineId, command: 'true', wait: 50_000 };
-    const first = house.call('POST', '/commands', keyed('one', body));
+    const first = system.call('POST', '/commands', keyed('one', body));
     await machine.next('call');
-    expect(refusal(await house.call('POST', '/commands', keyed('one', body)))).toEqual([409, 'conflict']);
-    expect((await house.client.commands.list()).total).toBe(1);
-    await house.client.machines.remove({ machine_id: machineId });
+    expect(refusal(await system.call('POST', '/commands', keyed('one', body)))).toEqual([409, 'conflict']);
+    expect((await system.client.commands.list()).total).toBe(1);
+    await system.client.machines.remove({ machine_id: machineId });
     expect((await first).body.data).toMatchObject({ status: 'lost', reason: 'machine_removed' });
   });
 });
@@ -510,13 +510,13 @@ function enrolment(token: string, more: Partial<EnrollRequest> = {}): EnrollRequ
 }
 
 /** The broker's authority, as an agent would have fetched it. */
-function authorityOf({ dataDir }: House): string {
+function authorityOf({ dataDir }: TestSystem): string {
   const file = readFileSync(join(dataDir, 'authority.json'), 'utf8');
   return (JSON.parse(file) as { certificate: string }).certificate;
 }
 
-async function enrol(house: House, params: EnrollRequest): Promise<string> {
-  return (await enrollWith(house.grpc, authorityOf(house), params)).machine_id;
+async function enrol(system: TestSystem, params: EnrollRequest): Promise<string> {
+  return (await enrollWith(system.grpc, authorityOf(system), params)).machine_id;
 }
 
 /** The one text for every reason. */
@@ -528,58 +528,58 @@ const notGood = {
 
 describe('a join token is refused', () => {
   test('when it was never made', async () => {
-    const house = await openHouse();
-    const token = (await house.client.joinTokens.create({})).token;
+    const system = await startFarhand();
+    const token = (await system.client.joinTokens.create({})).token;
     const guess = enrolment(token, { token: 'a'.repeat(43) });
-    await expect(enrol(house, guess)).rejects.toMatchObject(notGood);
-    const hash = enrolment(token, { token: documents(house).join_tokens[0]!.hash });
-    await expect(enrol(house, hash)).rejects.toMatchObject(notGood);
-    expect((await house.client.machines.list()).total).toBe(0);
+    await expect(enrol(system, guess)).rejects.toMatchObject(notGood);
+    const hash = enrolment(token, { token: documents(system).join_tokens[0]!.hash });
+    await expect(enrol(system, hash)).rejects.toMatchObject(notGood);
+    expect((await system.client.machines.list()).total).toBe(0);
   });
 
   test('when it is used up, also by two that come at once', async () => {
-    const house = await openHouse();
-    const { token } = await house.client.joinTokens.create({});
+    const system = await startFarhand();
+    const { token } = await system.client.joinTokens.create({});
     const outcomes = await Promise.allSettled([
-      enrol(house, enrolment(token)),
-      enrol(house, enrolment(token)),
-      enrol(house, enrolment(token)),
+      enrol(system, enrolment(token)),
+      enrol(system, enrolment(token)),
+      enrol(system, enrolment(token)),
     ]);
     expect(outcomes.map(({ status }) => status).sort()).toEqual(['fulfilled', 'rejected', 'rejected']);
     expect(outcomes.filter(({ status }) => status === 'rejected')).toEqual(
       Array(2).fill({ status: 'rejected', reason: expect.objectContaining(notGood) }),
     );
-    await expect(house.agent({ joinToken: token })).rejects.toMatchObject(notGood);
-    expect((await house.client.machines.list()).total).toBe(1);
+    await expect(system.agent({ joinToken: token })).rejects.toMatchObject(notGood);
+    expect((await system.client.machines.list()).total).toBe(1);
   });
 
   test('when it has expired', async () => {
-    const house = await openHouse();
-    const { token, expires_at, created_at } = await house.client.joinTokens.create({ expires_in: 1_000 });
+    const system = await startFarhand();
+    const { token, expires_at, created_at } = await system.client.joinTokens.create({ expires_in: 1_000 });
     expect(Date.parse(expires_at) - Date.parse(created_at)).toBeLessThan(1_100);
     moveClock(2_000);
-    await expect(house.agent({ joinToken: token })).rejects.toMatchObject(notGood);
-    expect((await house.client.machines.list()).total).toBe(0);
+    await expect(system.agent({ joinToken: token })).rejects.toMatchObject(notGood);
+    expect((await system.client.machines.list()).total).toBe(0);
   });
 
   test('when it was deleted', async () => {
-    const house = await openHouse();
-    const { id, token } = await house.client.joinTokens.create({});
-    expect((await house.call('DELETE', `/join-tokens/${id}`)).body.data).toEqual({ deleted: true });
-    expect(refusal(await house.call('DELETE', `/join-tokens/${id}`))).toEqual([404, 'join_token_not_found']);
-    await expect(house.agent({ joinToken: token })).rejects.toMatchObject(notGood);
-    expect((await house.client.machines.list()).total).toBe(0);
+    const system = await startFarhand();
+    const { id, token } = await system.client.joinTokens.create({});
+    expect((await system.call('DELETE', `/join-tokens/${id}`)).body.data).toEqual({ deleted: true });
+    expect(refusal(await system.call('DELETE', `/join-tokens/${id}`))).toEqual([404, 'join_token_not_found']);
+    await expect(system.agent({ joinToken: token })).rejects.toMatchObject(notGood);
+    expect((await system.client.machines.list()).total).toBe(0);
   });
 
   test('for the key pair of a machine that joined with another', async () => {
-    const house = await openHouse();
-    const [first, second] = [await house.joinToken(), await house.joinToken()];
+    const system = await startFarhand();
+    const [first, second] = [await system.joinToken(), await system.joinToken()];
     const params = enrolment(first);
-    await enrol(house, params);
-    await expect(enrol(house, { ...params, token: parseJoinToken(second).secret })).rejects.toMatchObject(
+    await enrol(system, params);
+    await expect(enrol(system, { ...params, token: parseJoinToken(second).secret })).rejects.toMatchObject(
       notGood,
     );
-    expect((await house.client.machines.list()).total).toBe(1);
+    expect((await system.client.machines.list()).total).toBe(1);
   });
 
   test.each<[string, Partial<EnrollRequest>]>([
@@ -588,46 +588,46 @@ describe('a join token is refused', () => {
     ['a public key of another length', { public_key: Buffer.alloc(31) }],
     ['no host', { host: null }],
   ])('with %s, and is not used up by that', async (_what, bad) => {
-    const house = await openHouse();
-    const { token } = await house.client.joinTokens.create({});
-    await expect(enrol(house, enrolment(token, bad))).rejects.toMatchObject({ name: 'StartError' });
-    expect(documents(house).join_tokens[0]!.uses_left).toBe(1);
+    const system = await startFarhand();
+    const { token } = await system.client.joinTokens.create({});
+    await expect(enrol(system, enrolment(token, bad))).rejects.toMatchObject({ name: 'StartError' });
+    expect(documents(system).join_tokens[0]!.uses_left).toBe(1);
   });
 });
 
 describe('a join token', () => {
   test('is in one answer only, and works for as many machines as it has uses', async () => {
-    const house = await openHouse();
-    const { token, install, install_missing, ...made } = await house.client.joinTokens.create({
+    const system = await startFarhand();
+    const { token, install, install_missing, ...made } = await system.client.joinTokens.create({
       ...{ name: 'rack', uses: 2 },
     });
     // A checkout has packages once somebody has made them.
     expect([install, install_missing].filter((text) => text === null)).toHaveLength(1);
     expect(token).toMatch(/^farhand_join_[0-9A-Za-z]{43}\.[0-9a-f]{64}(\.[0-9a-f]{64})?$/);
     expect(made).toMatchObject({ name: 'rack', uses: 2, uses_left: 2, tags: null });
-    const agents = [await house.agent({ joinToken: token }), await house.agent({ joinToken: token })];
+    const agents = [await system.agent({ joinToken: token }), await system.agent({ joinToken: token })];
     expect(new Set(agents.map(({ machineId }) => machineId)).size).toBe(2);
-    await expect(house.agent({ joinToken: token })).rejects.toMatchObject(notGood);
-    const list = await house.call('GET', '/join-tokens');
+    await expect(system.agent({ joinToken: token })).rejects.toMatchObject(notGood);
+    const list = await system.call('GET', '/join-tokens');
     expect(list.body.data).toEqual([{ ...made, uses_left: 0 }]);
-    expect(diskOf(house)).not.toContain(parseJoinToken(token).secret);
+    expect(diskOf(system)).not.toContain(parseJoinToken(token).secret);
   });
 
   test('lasts an hour and one use by default', async () => {
-    const house = await openHouse();
-    const made = await house.client.joinTokens.create({});
+    const system = await startFarhand();
+    const made = await system.client.joinTokens.create({});
     expect(made.uses).toBe(1);
     expect(Math.round((Date.parse(made.expires_at) - Date.parse(made.created_at)) / 60_000)).toBe(60);
     moveClock(hour - 60_000);
-    await house.agent({ joinToken: made.token });
+    await system.agent({ joinToken: made.token });
   });
 
   test('with tags fixes them for every machine, one without leaves them to the agent', async () => {
-    const house = await openHouse();
+    const system = await startFarhand();
     const tagsOf = async (tags?: string[]): Promise<string[]> => {
-      const { token } = await house.client.joinTokens.create(tags ? { tags } : {});
-      const { machineId } = await house.agent({ joinToken: token, tags: 'own' });
-      return (await house.client.machines.get({ machine_id: machineId })).tags;
+      const { token } = await system.client.joinTokens.create(tags ? { tags } : {});
+      const { machineId } = await system.agent({ joinToken: token, tags: 'own' });
+      return (await system.client.machines.get({ machine_id: machineId })).tags;
     };
     expect(await tagsOf(['fixed', 'prod'])).toEqual(['fixed', 'prod']);
     expect(await tagsOf([])).toEqual([]);
@@ -635,49 +635,49 @@ describe('a join token', () => {
   });
 
   test('used again with the same key pair gives the same machine, registered once', async () => {
-    const house = await openHouse();
-    const { token } = await house.client.joinTokens.create({ uses: 2 });
+    const system = await startFarhand();
+    const { token } = await system.client.joinTokens.create({ uses: 2 });
     const params = enrolment(token);
-    const id = await enrol(house, params);
-    expect(await enrol(house, { ...params, name: 'other', tags: ['other'] })).toBe(id);
-    expect(await Promise.all([enrol(house, params), enrol(house, params)])).toEqual([id, id]);
-    expect((await house.client.machines.list()).items).toMatchObject([
+    const id = await enrol(system, params);
+    expect(await enrol(system, { ...params, name: 'other', tags: ['other'] })).toBe(id);
+    expect(await Promise.all([enrol(system, params), enrol(system, params)])).toEqual([id, id]);
+    expect((await system.client.machines.list()).items).toMatchObject([
       { id, name: 'new', hostname: 'new', tags: [] },
     ]);
-    expect((await house.client.events.list({ type: 'machine.registered' })).total).toBe(1);
-    expect(documents(house).join_tokens[0]!.uses_left).toBe(1);
+    expect((await system.client.events.list({ type: 'machine.registered' })).total).toBe(1);
+    expect(documents(system).join_tokens[0]!.uses_left).toBe(1);
     moveClock(2 * hour);
-    expect(await enrol(house, params)).toBe(id);
-    await expect(enrol(house, enrolment(token))).rejects.toMatchObject(notGood);
+    expect(await enrol(system, params)).toBe(id);
+    await expect(enrol(system, enrolment(token))).rejects.toMatchObject(notGood);
   });
 
   test('is not needed again, and the machine’s name and tags are the broker’s from then on', async () => {
-    const house = await openHouse();
-    const agent = await house.agent({ name: 'old', tags: 'a' });
+    const system = await startFarhand();
+    const agent = await system.agent({ name: 'old', tags: 'a' });
     await agent.close();
-    await house.client.machines.update({ machine_id: agent.machineId, name: 'renamed' });
-    const back = await house.agent({ dataDir: agent.dataDir, joinToken: 'gone', name: 'x', tags: 'y' });
+    await system.client.machines.update({ machine_id: agent.machineId, name: 'renamed' });
+    const back = await system.agent({ dataDir: agent.dataDir, joinToken: 'gone', name: 'x', tags: 'y' });
     expect(back.machineId).toBe(agent.machineId);
-    expect(await house.client.machines.get({ machine_id: back.machineId })).toMatchObject({
+    expect(await system.client.machines.get({ machine_id: back.machineId })).toMatchObject({
       name: 'renamed',
       tags: ['a'],
     });
   });
 
   test('gives no name and no tags but once: whatever an agent says of itself later', async () => {
-    const house = await openHouse();
-    const identity = await joinScripted(house, 'first');
+    const system = await startFarhand();
+    const identity = await joinScripted(system, 'first');
     // What no agent of ours sends, an older or a hostile one might.
     const params = { name: 'renamed', tags: ['prod'], host: { hostname: 'moved', os: 'linux', arch: 'x64' } };
-    const agent = await connectScripted(house.grpc, identity, params);
+    const agent = await connectScripted(system.grpc, identity, params);
     await agent.next('welcome');
-    expect(await house.client.machines.get({ machine_id: identity.machineId })).toMatchObject({
+    expect(await system.client.machines.get({ machine_id: identity.machineId })).toMatchObject({
       name: 'first',
       tags: [],
       hostname: 'moved',
       status: 'online',
     });
-    const { key } = await house.keyed(['machines:read'], { tags: ['prod'] });
-    expect((await house.call('GET', '/machines', { key })).body.data).toEqual([]);
+    const { key } = await system.keyed(['machines:read'], { tags: ['prod'] });
+    expect((await system.call('GET', '/machines', { key })).body.data).toEqual([]);
   });
 });

@@ -9,8 +9,8 @@ import { coalesce } from '../agent/link/coalesce-frames.ts';
 import type { Reply } from '../proto/types/farhand/link/v1/Reply.ts';
 import { frameOf, messageOf, toWire } from '../shared/agent-rpcs.ts';
 import { AppError } from '../shared/errors.ts';
-import { call as http, openHouse, temporaryFolder } from './house.ts';
 import { type ScriptedAgent, scriptedMachine, statusOf } from './scripted-agent.ts';
+import { call as http, startFarhand, temporaryFolder } from './start-farhand.ts';
 
 const content = ({ identity }: ScriptedAgent): string =>
   `/machines/${identity.machineId}/files/content?path=/a`;
@@ -28,12 +28,12 @@ function whole(agent: ScriptedAgent, text: string): { messages: Buffer[] } {
 }
 
 test('an error in a reply ends a streaming call, also one whose requests have not been asked for', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
   const error = { code: 'permission_denied', message: 'no', details: '{"why":"so"}' };
   for (const calling of [
-    () => house.call('GET', content(agent)),
-    () => house.call('PUT', puts(agent), { body: written }),
+    () => system.call('GET', content(agent)),
+    () => system.call('PUT', puts(agent), { body: written }),
   ]) {
     const answer = calling();
     agent.send({ reply: { call_id: (await agent.next('call')).call_id, error } });
@@ -42,8 +42,8 @@ test('an error in a reply ends a streaming call, also one whose requests have no
 });
 
 test('a reply of the wrong kind is machine_error, and the link lives on', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
   const { identity } = agent;
   const response = agent.encode('StatFile', { etag: '"1"' });
   const unasked = agent.encode('WriteFile', { path: Buffer.from('/a'), size: 1, etag: '"1"' });
@@ -58,24 +58,24 @@ test('a reply of the wrong kind is machine_error, and the link lives on', async 
     ['GET', `/machines/${identity.machineId}/files/stat?path=/a`, {}],
   ];
   for (const [method, path, result] of wrong) {
-    const answer = house.call(method, path, method === 'PUT' ? { body: written } : {});
+    const answer = system.call(method, path, method === 'PUT' ? { body: written } : {});
     agent.send({ reply: { call_id: (await agent.next('call')).call_id, ...result } });
     expect(await answer).toMatchObject(refused);
   }
-  expect((await house.client.machines.get({ machine_id: identity.machineId })).status).toBe('online');
+  expect((await system.client.machines.get({ machine_id: identity.machineId })).status).toBe('online');
 });
 
 test('whichever way an answer comes first is the answer; the other finds no call', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const replied = house.call('GET', content(agent));
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const replied = system.call('GET', content(agent));
   const first = await agent.next('call');
   agent.send({ reply: { call_id: first.call_id, messages: whole(agent, 'reply') } });
   expect((await replied).body.data.content).toBe('reply');
   agent.send({ reply: { call_id: first.call_id, messages: whole(agent, 'again') } });
   expect(await statusOf(agent.answer(first.call_id))).toBe(grpcStatus.NOT_FOUND);
 
-  const streamed = house.call('GET', content(agent));
+  const streamed = system.call('GET', content(agent));
   const { call_id } = await agent.next('call');
   const stream = agent.answer(call_id);
   // The broker’s own End proves that it has the stream.
@@ -88,11 +88,11 @@ test('whichever way an answer comes first is the answer; the other finds no call
 });
 
 test('the agent is notified when a caller has gone, and a reply that comes then is ignored', async () => {
-  const house = await openHouse({ tuning: { link: { openCalls: 1 } } });
-  const agent = await scriptedMachine(house);
+  const system = await startFarhand({ tuning: { link: { openCalls: 1 } } });
+  const agent = await scriptedMachine(system);
   const gone = new AbortController();
-  const path = `${house.url}/api/v1${content(agent)}`;
-  const answer = http(path, 'GET', { key: house.key, signal: gone.signal });
+  const path = `${system.url}/api/v1${content(agent)}`;
+  const answer = http(path, 'GET', { key: system.key, signal: gone.signal });
   const { call_id } = await agent.next('call');
   gone.abort();
   await expect(answer).rejects.toThrow();
@@ -100,16 +100,16 @@ test('the agent is notified when a caller has gone, and a reply that comes then 
   agent.send({ reply: { call_id, messages: whole(agent, 'late') } });
   // Its place is free again, and a reply frees the next one’s.
   for (const text of ['one', 'two']) {
-    const next = house.call('GET', content(agent));
+    const next = system.call('GET', content(agent));
     agent.send({ reply: { call_id: (await agent.next('call')).call_id, messages: whole(agent, text) } });
     expect((await next).body.data.content).toBe(text);
   }
 });
 
 test('a link that is lost before the reply costs machine_offline', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const answer = house.call('GET', content(agent));
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const answer = system.call('GET', content(agent));
   await agent.next('call');
   agent.close();
   agent.control.cancel();
@@ -117,9 +117,9 @@ test('a link that is lost before the reply costs machine_offline', async () => {
 });
 
 test('a watch that a far machine refuses is refused, however long that takes', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const answer = house.call('GET', `/machines/${agent.identity.machineId}/files/watch?path=/a`);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const answer = system.call('GET', `/machines/${agent.identity.machineId}/files/watch?path=/a`);
   const { call_id } = await agent.next('call');
   // Longer than the head of an answer waits that may have nothing to say.
   await setTimeout(100);
@@ -176,17 +176,17 @@ test('answers of too many bytes, frames or turns stay on their stream, and their
 });
 
 test('a real agent’s answers are the same on either way: empty, small, at the edge and large', async () => {
-  const house = await openHouse();
-  await house.agent();
-  const { items } = await house.client.machines.list();
+  const system = await startFarhand();
+  await system.agent();
+  const { items } = await system.client.machines.list();
   const machine_id = items[0]?.id ?? '';
   const folder = temporaryFolder('content');
   for (const size of [0, 1, 1_000, 61_000, 61_440, 65_536, 300_000]) {
     const path = join(folder, String(size));
     writeFileSync(path, 'x'.repeat(size));
-    const { body } = await house.call('GET', `/machines/${machine_id}/files/content?path=${path}`);
+    const { body } = await system.call('GET', `/machines/${machine_id}/files/content?path=${path}`);
     expect([size, body.data.content.length, body.data.size]).toEqual([size, size, size]);
   }
-  const missing = await house.call('GET', `/machines/${machine_id}/files/content?path=${folder}/none`);
+  const missing = await system.call('GET', `/machines/${machine_id}/files/content?path=${folder}/none`);
   expect([missing.status, missing.body.error.code]).toEqual([404, 'file_not_found']);
 });

@@ -7,15 +7,15 @@ import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, onTestFinished, test } from 'vitest';
 import { loadIdentity } from '../agent/identity.ts';
 import { signProof } from '../shared/identity-proof.ts';
-import { call as http, openHouse, temporaryFolder } from './house.ts';
-import { openProxy } from './proxy.ts';
 import { connectScripted, joinScripted, scriptedMachine, statusOf } from './scripted-agent.ts';
+import { call as http, startFarhand, temporaryFolder } from './start-farhand.ts';
+import { openProxy } from './tcp-proxy.ts';
 
 const files = (machineId: string): string => `/machines/${machineId}/files/content?path=/etc/os-release`;
 
 test('a broker with another certificate authority is refused before anything is sent to it', async () => {
-  const [house, other] = [await openHouse(), await openHouse()];
-  const joinToken = await house.joinToken();
+  const [system, other] = [await startFarhand(), await startFarhand()];
+  const joinToken = await system.joinToken();
   const joining = loadIdentity(temporaryFolder('agent'), {
     broker: other.grpc,
     joinToken,
@@ -27,91 +27,91 @@ test('a broker with another certificate authority is refused before anything is 
 });
 
 test('an agent that joined one broker does not link to another', async () => {
-  const [house, other] = [await openHouse(), await openHouse()];
-  const identity = await joinScripted(house);
+  const [system, other] = [await startFarhand(), await startFarhand()];
+  const identity = await joinScripted(system);
   await expect(connectScripted(other.grpc, identity)).rejects.toThrow(/before a challenge/);
 });
 
 test('a join token works once, and knowing a machine id is worth nothing', async () => {
-  const house = await openHouse();
-  const joinToken = await house.joinToken();
-  const params = { broker: house.grpc, joinToken, name: 'a', tags: [] };
+  const system = await startFarhand();
+  const joinToken = await system.joinToken();
+  const params = { broker: system.grpc, joinToken, name: 'a', tags: [] };
   await loadIdentity(temporaryFolder('agent'), params);
   await expect(loadIdentity(temporaryFolder('agent'), params)).rejects.toMatchObject({ name: 'StartError' });
-  expect((await house.client.machines.list()).total).toBe(1);
+  expect((await system.client.machines.list()).total).toBe(1);
 });
 
 test('a hello signed with another key is unauthenticated, and the machine stays offline', async () => {
-  const house = await openHouse();
-  const identity = await joinScripted(house);
+  const system = await startFarhand();
+  const identity = await joinScripted(system);
   const thief = { ...identity, privateKey: generateKeyPairSync('ed25519').privateKey };
-  const agent = await connectScripted(house.grpc, thief);
+  const agent = await connectScripted(system.grpc, thief);
   expect(await agent.ended).toBe(grpcStatus.UNAUTHENTICATED);
-  expect((await house.client.machines.get({ machine_id: identity.machineId })).status).toBe('offline');
+  expect((await system.client.machines.get({ machine_id: identity.machineId })).status).toBe('offline');
 });
 
 test('a signature for another nonce is worth nothing', async () => {
-  const house = await openHouse();
-  const identity = await joinScripted(house);
+  const system = await startFarhand();
+  const identity = await joinScripted(system);
   const old = { nonce: Buffer.alloc(32), machine_id: identity.machineId, fingerprint: identity.fingerprint };
-  const agent = await connectScripted(house.grpc, identity, {
+  const agent = await connectScripted(system.grpc, identity, {
     signature: signProof(old, identity.privateKey),
   });
   expect(await agent.ended).toBe(grpcStatus.UNAUTHENTICATED);
 });
 
 test('a first message that is no hello ends the stream', async () => {
-  const house = await openHouse();
-  const agent = await connectScripted(house.grpc, await joinScripted(house), null);
+  const system = await startFarhand();
+  const agent = await connectScripted(system.grpc, await joinScripted(system), null);
   agent.send({ heartbeat: {} });
   expect(await agent.ended).toBe(grpcStatus.INVALID_ARGUMENT);
 });
 
 test('a connection that does not authenticate in time is cut: silent, after TLS, and after the challenge', async () => {
-  const house = await openHouse({ tuning: { proofMs: 300 } });
-  const [host = '', port = ''] = house.grpc.split(':');
+  const system = await startFarhand({ tuning: { proofMs: 300 } });
+  const [host = '', port = ''] = system.grpc.split(':');
   const silent = connect(Number(port), host);
   silent.on('error', () => undefined);
   const silentEnd = once(silent.resume(), 'close');
   const secured = tlsConnect({ host, port: Number(port), rejectUnauthorized: false, ALPNProtocols: ['h2'] });
   secured.on('error', () => undefined);
   const securedEnd = once(secured.resume(), 'close');
-  const identity = await joinScripted(house);
-  const challenged = await connectScripted(house.grpc, identity, null);
+  const identity = await joinScripted(system);
+  const challenged = await connectScripted(system.grpc, identity, null);
   await Promise.all([silentEnd, securedEnd, challenged.ended]);
   // One that did prove itself outlives the deadline.
-  const proven = await connectScripted(house.grpc, identity);
+  const proven = await connectScripted(system.grpc, identity);
   await proven.next('welcome');
   const late = connect(Number(port), host);
   late.on('error', () => undefined);
   await once(late.resume(), 'close');
-  expect(await house.client.machines.get({ machine_id: identity.machineId })).toMatchObject({
+  expect(await system.client.machines.get({ machine_id: identity.machineId })).toMatchObject({
     status: 'online',
   });
 });
 
 test('an unknown call id opens no stream', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
   const stream = agent.answer('call_0000000000000000000000');
   expect(await statusOf(stream)).toBe(grpcStatus.NOT_FOUND);
 });
 
 test('an older agent answers not_supported instead of hanging', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house, { methods: ['ListFiles'] });
-  const { status, body } = await house.call('GET', files(agent.identity.machineId));
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system, { methods: ['ListFiles'] });
+  const { status, body } = await system.call('GET', files(agent.identity.machineId));
   expect([status, body.error.code]).toEqual([501, 'not_supported']);
 });
 
 test('a refusal of the agent keeps its code, and an unknown code becomes machine_error', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
   for (const [code, status, seen] of [
     ['file_not_found', 404, 'file_not_found'],
     ['toString', 503, 'machine_error'],
   ] as const) {
-    const answer = house.call('GET', files(agent.identity.machineId));
+    const answer = system.call('GET', files(agent.identity.machineId));
     const stream = agent.answer((await agent.next('call')).call_id);
     stream.write({ error: { code, message: 'x', details: 'not json' } });
     stream.end();
@@ -123,13 +123,13 @@ test('a refusal of the agent keeps its code, and an unknown code becomes machine
 });
 
 test('an answer that stops without End is no success, however it stops', async () => {
-  const house = await openHouse();
-  const proxy = await openProxy(house.grpc);
+  const system = await startFarhand();
+  const proxy = await openProxy(system.grpc);
   onTestFinished(() => proxy.close());
   for (const how of ['half-close', 'cancel', 'connection'] as const) {
-    const agent = await connectScripted(proxy.address, await joinScripted(house));
+    const agent = await connectScripted(proxy.address, await joinScripted(system));
     await agent.next('welcome');
-    const answer = house.call('GET', files(agent.identity.machineId));
+    const answer = system.call('GET', files(agent.identity.machineId));
     const stream = agent.answer((await agent.next('call')).call_id);
     const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 10 };
     stream.write({ message: agent.encode('ReadFile', { head: { entry, etag: '"1"', length: 10 } }) });
@@ -145,21 +145,21 @@ test('an answer that stops without End is no success, however it stops', async (
 });
 
 test('bytes that are no message of the method are machine_error, and the link lives on', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const answer = house.call('GET', files(agent.identity.machineId));
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const answer = system.call('GET', files(agent.identity.machineId));
   const stream = agent.answer((await agent.next('call')).call_id);
   stream.write({ message: Buffer.from([0xff, 0xff, 0xff]) });
   expect((await answer).body.error.code).toBe('machine_error');
-  expect(await house.client.machines.get({ machine_id: agent.identity.machineId })).toMatchObject({
+  expect(await system.client.machines.get({ machine_id: agent.identity.machineId })).toMatchObject({
     status: 'online',
   });
 });
 
 test('answering one call twice changes nothing: the second stream finds no call', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const answer = house.call('GET', files(agent.identity.machineId));
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const answer = system.call('GET', files(agent.identity.machineId));
   const { call_id } = await agent.next('call');
   const first = agent.answer(call_id);
   const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 2 };
@@ -175,11 +175,11 @@ test('answering one call twice changes nothing: the second stream finds no call'
 });
 
 test('an agent that never answers costs its caller a machine_timeout or the caller’s own patience', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
   const gone = new AbortController();
-  const answer = http(`${house.url}/api/v1${files(agent.identity.machineId)}`, 'GET', {
-    key: house.key,
+  const answer = http(`${system.url}/api/v1${files(agent.identity.machineId)}`, 'GET', {
+    key: system.key,
     signal: gone.signal,
   });
   const { call_id } = await agent.next('call');
@@ -191,11 +191,11 @@ test('an agent that never answers costs its caller a machine_timeout or the call
 });
 
 test('a client that goes away in the middle of a file ends the stream on the agent', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
   const gone = new AbortController();
-  const answer = http(`${house.url}/api/v1${files(agent.identity.machineId)}`, 'GET', {
-    key: house.key,
+  const answer = http(`${system.url}/api/v1${files(agent.identity.machineId)}`, 'GET', {
+    key: system.key,
     signal: gone.signal,
   });
   const { call_id } = await agent.next('call');
@@ -209,72 +209,72 @@ test('a client that goes away in the middle of a file ends the stream on the age
 });
 
 test('a link that falls silent is ended, and its machine is offline', async () => {
-  const house = await openHouse({ tuning: { link: { heartbeatMs: 50, silenceMs: 200 } } });
-  const agent = await scriptedMachine(house);
+  const system = await startFarhand({ tuning: { link: { heartbeatMs: 50, silenceMs: 200 } } });
+  const agent = await scriptedMachine(system);
   await agent.next('heartbeat');
   await agent.ended;
-  expect(await house.client.machines.get({ machine_id: agent.identity.machineId })).toMatchObject({
+  expect(await system.client.machines.get({ machine_id: agent.identity.machineId })).toMatchObject({
     status: 'offline',
   });
 });
 
 test('two agents with one identity: the newer replaces the older, frames of the older are ignored, an event reports it', async () => {
-  const house = await openHouse();
-  const identity = await joinScripted(house);
-  const older = await connectScripted(house.grpc, identity, { instance_id: 'one' });
+  const system = await startFarhand();
+  const identity = await joinScripted(system);
+  const older = await connectScripted(system.grpc, identity, { instance_id: 'one' });
   await older.next('welcome');
-  const newer = await connectScripted(house.grpc, identity, { instance_id: 'two' });
+  const newer = await connectScripted(system.grpc, identity, { instance_id: 'two' });
   await newer.next('welcome');
   await older.next('fenced');
-  const answer = house.call('GET', files(identity.machineId));
+  const answer = system.call('GET', files(identity.machineId));
   const { call_id } = await newer.next('call');
   older.send({ reply: { call_id, error: { code: 'file_not_found', message: 'a lie' } } });
   const stream = newer.answer(call_id);
   stream.write({ error: { code: 'io_error', message: 'the truth', details: '{}' } });
   stream.end();
   expect((await answer).body.error.code).toBe('io_error');
-  const events = await house.client.events.list({ type: 'machine.fenced' });
+  const events = await system.client.events.list({ type: 'machine.fenced' });
   expect(events.items.map(({ data }) => data.machine_id)).toEqual([identity.machineId]);
 });
 
 test('a machine offers at most so many streaming calls; one more is unavailable', async () => {
-  const house = await openHouse({ tuning: { link: { openCalls: 2 } } });
-  const agent = await scriptedMachine(house);
+  const system = await startFarhand({ tuning: { link: { openCalls: 2 } } });
+  const agent = await scriptedMachine(system);
   const waiting = new AbortController();
-  const path = `${house.url}/api/v1${files(agent.identity.machineId)}`;
+  const path = `${system.url}/api/v1${files(agent.identity.machineId)}`;
   const open = [1, 2].map(() =>
-    http(path, 'GET', { key: house.key, signal: waiting.signal }).catch(() => undefined),
+    http(path, 'GET', { key: system.key, signal: waiting.signal }).catch(() => undefined),
   );
   await agent.next('call');
   await agent.next('call');
-  const third = await house.call('GET', files(agent.identity.machineId));
+  const third = await system.call('GET', files(agent.identity.machineId));
   expect([third.status, third.body.error.code]).toEqual([503, 'unavailable']);
   waiting.abort();
   await Promise.all(open);
 });
 
 test('a report that breaks the contract is dropped, and the last good one stays', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
   agent.send({ heartbeat: { metrics: { cpu_usage: 1e9, recorded_at_ms: 2 } } });
   agent.send({ heartbeat: { metrics: { cpu_usage: 7, recorded_at_ms: 3 } } });
   agent.send({ heartbeat: { metrics: { cpu_usage: Number.NaN, recorded_at_ms: 4 } } });
   // A small answer is taken after what was sent before it.
-  const answer = house.call('GET', files(agent.identity.machineId));
+  const answer = system.call('GET', files(agent.identity.machineId));
   const stream = agent.answer((await agent.next('call')).call_id);
   stream.write({ error: { code: 'io_error', message: '', details: '' } });
   stream.end();
   await answer;
-  const status = await house.client.machines.status({ machine_id: agent.identity.machineId });
+  const status = await system.client.machines.status({ machine_id: agent.identity.machineId });
   expect(status.cpu.usage).toBe(7);
 });
 
 test('an agent that never stops sending what it was asked for costs one refusal, not the broker’s memory', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
   const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 10 };
   const chunk = agent.encode('ReadFile', { chunk: Buffer.alloc(1_000_000) });
-  const reading = house.call('GET', files(agent.identity.machineId));
+  const reading = system.call('GET', files(agent.identity.machineId));
   const file = agent.answer((await agent.next('call')).call_id);
   const fileEnded = statusOf(file);
   file.write({ message: agent.encode('ReadFile', { head: { entry, etag: '"1"' } }) });
@@ -283,7 +283,7 @@ test('an agent that never stops sending what it was asked for costs one refusal,
   expect(await fileEnded).toBe(grpcStatus.CANCELLED);
 
   const batch = agent.encode('ListFiles', { batch: { entries: [entry, entry] } });
-  const listing = house.call('GET', `/machines/${agent.identity.machineId}/files?limit=1`);
+  const listing = system.call('GET', `/machines/${agent.identity.machineId}/files?limit=1`);
   let call = await agent.next('call');
   while (call.method !== 'ListFiles') call = await agent.next('call');
   const directory = agent.answer(call.call_id);
@@ -294,16 +294,16 @@ test('an agent that never stops sending what it was asked for costs one refusal,
 });
 
 test('a fenced link loses its connection too, and a proven one that greets no more is not kept waiting', async () => {
-  const house = await openHouse();
-  const identity = await joinScripted(house);
-  const older = await connectScripted(house.grpc, identity);
+  const system = await startFarhand();
+  const identity = await joinScripted(system);
+  const older = await connectScripted(system.grpc, identity);
   await older.next('welcome');
-  const newer = await connectScripted(house.grpc, identity);
+  const newer = await connectScripted(system.grpc, identity);
   await newer.next('welcome');
   await older.next('fenced');
   // Its connection goes, and with it whatever else it might have opened on it.
   expect(await statusOf(older.answer('call_x'))).toBeGreaterThan(0);
-  expect(await house.client.machines.get({ machine_id: identity.machineId })).toMatchObject({
+  expect(await system.client.machines.get({ machine_id: identity.machineId })).toMatchObject({
     status: 'online',
   });
 });

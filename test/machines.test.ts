@@ -6,8 +6,8 @@ import { expect, onTestFinished, test } from 'vitest';
 import { openHistory } from '../broker/history.ts';
 import { MachineFacts } from '../broker/presence/machine-facts.ts';
 import { fakeClock } from './fake-clock.ts';
-import { openHouse, quiet, temporaryFolder } from './house.ts';
 import { scriptedMachine } from './scripted-agent.ts';
+import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 
 /** A report as it comes decoded from the wire. */
 function report(cpu_usage: number) {
@@ -19,7 +19,7 @@ function report(cpu_usage: number) {
 }
 
 test('an id that names no machine is machine_not_found on every machine route', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   for (const [method, path] of [
     ['GET', '/machines/mach_none'],
     ['GET', '/machines/x/status'],
@@ -27,7 +27,11 @@ test('an id that names no machine is machine_not_found on every machine route', 
     ['PATCH', '/machines/mach_none'],
     ['DELETE', '/machines/mach_none'],
   ] as const) {
-    const { status, body } = await house.call(method, path, method === 'PATCH' ? { body: { name: '' } } : {});
+    const { status, body } = await system.call(
+      method,
+      path,
+      method === 'PATCH' ? { body: { name: '' } } : {},
+    );
     expect([method, path, status, body.error.code]).toEqual([method, path, 404, 'machine_not_found']);
   }
 });
@@ -40,12 +44,12 @@ test.each([
   ['51 tags', { tags: Array.from({ length: 51 }, (_, n) => `t${n}`) }],
   ['an unknown field', { hostname: 'x' }],
 ])('PATCH refuses %s with validation_failed and changes nothing', async (_what, body) => {
-  const house = await openHouse();
-  const agent = await house.agent({ name: 'web-1' });
-  const answer = await house.call('PATCH', `/machines/${agent.machineId}`, { body });
+  const system = await startFarhand();
+  const agent = await system.agent({ name: 'web-1' });
+  const answer = await system.call('PATCH', `/machines/${agent.machineId}`, { body });
   expect([answer.status, answer.body.error.code]).toEqual([422, 'validation_failed']);
   expect(answer.body.error.details.issues.length).toBeGreaterThan(0);
-  expect((await house.client.machines.get({ machine_id: agent.machineId })).name).toBe('web-1');
+  expect((await system.client.machines.get({ machine_id: agent.machineId })).name).toBe('web-1');
 });
 
 test.each([
@@ -60,15 +64,15 @@ test.each([
   'include=agent_version,ip',
   'limit=1&limit=2',
 ])('a list refuses ?%s with invalid_request', async (query) => {
-  const house = await openHouse();
-  const { status, body } = await house.call('GET', `/machines?${query}`);
+  const system = await startFarhand();
+  const { status, body } = await system.call('GET', `/machines?${query}`);
   expect([status, body.error.code]).toEqual([400, 'invalid_request']);
 });
 
 test('a list item holds exactly the fields of the contract, the detail form three more', async () => {
-  const house = await openHouse();
-  const agent = await house.agent({ name: 'web-1', tags: 'prod,web' });
-  const list = await house.call('GET', '/machines');
+  const system = await startFarhand();
+  const agent = await system.agent({ name: 'web-1', tags: 'prod,web' });
+  const list = await system.call('GET', '/machines');
   expect(list.body.data).toEqual([
     {
       id: agent.machineId,
@@ -83,7 +87,7 @@ test('a list item holds exactly the fields of the contract, the detail form thre
     },
   ]);
   expect(list.body.meta).toMatchObject({ total: 1, limit: 20, offset: 0, has_more: false });
-  const detail = await house.call('GET', `/machines/${agent.machineId}`);
+  const detail = await system.call('GET', `/machines/${agent.machineId}`);
   expect(detail.body.data).toEqual({
     ...list.body.data[0],
     last_seen: expect.any(String),
@@ -94,35 +98,35 @@ test('a list item holds exactly the fields of the contract, the detail form thre
 });
 
 test('machines are filtered by status, all of the tags and part of the name, sorted and paged', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   for (const [name, tags] of [
     ['web-b', 'web,prod'],
     ['db', 'prod'],
     ['web-a', 'web'],
   ] as const) {
-    await house.agent({ name, tags });
+    await system.agent({ name, tags });
   }
   const names = async (query: string): Promise<string[]> =>
-    (await house.call('GET', `/machines?${query}`)).body.data.map((item: { name: string }) => item.name);
+    (await system.call('GET', `/machines?${query}`)).body.data.map((item: { name: string }) => item.name);
   expect(await names('sort=name')).toEqual(['db', 'web-a', 'web-b']);
   expect(await names('sort=-name')).toEqual(['web-b', 'web-a', 'db']);
   expect(await names('')).toEqual(['web-a', 'db', 'web-b']);
   expect(await names('tags=web,prod')).toEqual(['web-b']);
   expect(await names('search=WEB&sort=name')).toEqual(['web-a', 'web-b']);
   expect(await names('status=offline')).toEqual([]);
-  const page = await house.call('GET', '/machines?sort=name&limit=1&offset=1');
+  const page = await system.call('GET', '/machines?sort=name&limit=1&offset=1');
   expect(page.body.data[0].name).toBe('web-a');
   expect(page.body.meta).toMatchObject({ total: 3, limit: 1, offset: 1, has_more: true });
   expect(page.headers.get('link')).toBe('</api/v1/machines?sort=name&limit=1&offset=2>; rel="next"');
 });
 
 test('a list follows every change of its machines and of its key at once', async () => {
-  const house = await openHouse();
-  const web = await house.agent({ name: 'web', tags: 'web' });
-  const { machineId } = await house.agent({ name: 'db', tags: 'db' });
-  const limited = await house.client.keys.create({ name: 'web', scopes: ['machines:read'], tags: ['web'] });
-  const names = async (query: string, key = house.key): Promise<string[]> =>
-    (await house.call('GET', `/machines?${query}`, { key })).body.data.map(
+  const system = await startFarhand();
+  const web = await system.agent({ name: 'web', tags: 'web' });
+  const { machineId } = await system.agent({ name: 'db', tags: 'db' });
+  const limited = await system.client.keys.create({ name: 'web', scopes: ['machines:read'], tags: ['web'] });
+  const names = async (query: string, key = system.key): Promise<string[]> =>
+    (await system.call('GET', `/machines?${query}`, { key })).body.data.map(
       (item: { name: string }) => item.name,
     );
   const expectLists = async (all: string[], online: string[], allowed: string[]): Promise<void> => {
@@ -131,21 +135,21 @@ test('a list follows every change of its machines and of its key at once', async
     expect(await names('sort=name', limited.key)).toEqual(allowed);
   };
   await expectLists(['db', 'web'], ['db', 'web'], ['web']);
-  await house.client.machines.update({ machine_id: machineId, name: 'store', tags: ['web'] });
+  await system.client.machines.update({ machine_id: machineId, name: 'store', tags: ['web'] });
   await expectLists(['store', 'web'], ['store', 'web'], ['store', 'web']);
-  await house.client.machines.update({ machine_id: web.machineId, tags: [] });
+  await system.client.machines.update({ machine_id: web.machineId, tags: [] });
   await expectLists(['store', 'web'], ['store', 'web'], ['store']);
   await web.close();
   await expect.poll(() => names('status=offline')).toEqual(['web']);
   await expectLists(['store', 'web'], ['store'], ['store']);
-  await house.client.machines.remove({ machine_id: machineId });
+  await system.client.machines.remove({ machine_id: machineId });
   await expectLists(['web'], [], []);
 });
 
 test('status reports the real CPU, memory and disk of the machine', async () => {
-  const house = await openHouse();
-  const { machineId } = await house.agent();
-  const status = await house.client.machines.status({ machine_id: machineId });
+  const system = await startFarhand();
+  const { machineId } = await system.agent();
+  const status = await system.client.machines.status({ machine_id: machineId });
   expect(status.connected).toBe(true);
   expect(status.cpu.cores).toBe(cpus().length);
   expect(status.memory.total).toBe(totalmem());
@@ -159,21 +163,21 @@ test('status reports the real CPU, memory and disk of the machine', async () => 
 });
 
 test('the disks of an older agent have no available space', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   const space = { total: 100, used: 40, free: 60 };
   const disks = [{ mount: '/', filesystem: 'ext4', space }];
   const old = { recorded_at_ms: 1, cpu_cores: 1, memory: space, disk: space, disks };
-  const { identity } = await scriptedMachine(house, { metrics: old });
-  const status = await house.client.machines.status({ machine_id: identity.machineId });
+  const { identity } = await scriptedMachine(system, { metrics: old });
+  const status = await system.client.machines.status({ machine_id: identity.machineId });
   expect([status.disk, status.disks]).toEqual([space, [{ mount: '/', filesystem: 'ext4', ...space }]]);
 });
 
 test('list items are exactly the spec’s, and have the version and the clock of the agent where they are included', async () => {
-  const house = await openHouse();
-  await house.agent({ name: 'web-1' });
-  await house.agent({ name: 'no-reports', flags: ['--allow', 'exec'] });
+  const system = await startFarhand();
+  await system.agent({ name: 'web-1' });
+  await system.agent({ name: 'no-reports', flags: ['--allow', 'exec'] });
   const keys = async (query: string): Promise<string[][]> =>
-    (await house.call('GET', `/machines?sort=-name&${query}`)).body.data.map(Object.keys);
+    (await system.call('GET', `/machines?sort=-name&${query}`)).body.data.map(Object.keys);
   const plain = ['id', 'name', 'status', 'os', 'arch', 'hostname', 'tags', 'created_at', 'last_seen'];
   expect(await keys('')).toEqual([plain, plain]);
   expect(await keys('include=agent_version')).toEqual(Array(2).fill([...plain, 'agent_version']));
@@ -184,13 +188,13 @@ test('list items are exactly the spec’s, and have the version and the clock of
 });
 
 test('a machine whose clock is far off is named in the log once, until it was right again, and in its status', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   const metrics = { cpu_cores: 1, memory: {}, disk: {} };
   const at = (offset: number) => ({ ...metrics, recorded_at_ms: Date.now() + offset });
-  const agent = await scriptedMachine(house, { metrics: at(-86_400_000) });
+  const agent = await scriptedMachine(system, { metrics: at(-86_400_000) });
   const { machineId: machine_id } = agent.identity;
   const offset = async (): Promise<number> =>
-    (await house.client.machines.status({ machine_id })).clock_offset_ms ?? 0;
+    (await system.client.machines.status({ machine_id })).clock_offset_ms ?? 0;
   const near = async (ms: number): Promise<void> =>
     await expect.poll(async () => Math.abs((await offset()) - ms) < 10_000).toBe(true);
   await near(-86_400_000);
@@ -198,7 +202,7 @@ test('a machine whose clock is far off is named in the log once, until it was ri
     agent.send({ heartbeat: { metrics: at(ms) } });
     await near(ms);
   }
-  const lines = house.log.filter((line) => line.includes('clock is')).map((line) => JSON.parse(line));
+  const lines = system.log.filter((line) => line.includes('clock is')).map((line) => JSON.parse(line));
   expect(lines).toEqual([
     expect.objectContaining({
       level: 40,
@@ -216,10 +220,10 @@ test('a machine whose clock is far off is named in the log once, until it was ri
 });
 
 test('an offline machine has its last known status with connected false', async () => {
-  const house = await openHouse();
-  const agent = await house.agent();
+  const system = await startFarhand();
+  const agent = await system.agent();
   await agent.close();
-  const status = await house.client.machines.status({ machine_id: agent.machineId });
+  const status = await system.client.machines.status({ machine_id: agent.machineId });
   expect(status.connected).toBe(false);
   expect(status.memory.total).toBe(totalmem());
 });
@@ -250,42 +254,45 @@ test('the history of metrics is averaged per step and bounded to 48 hours', asyn
 });
 
 test('metrics over REST refuse an instant that is none, and answer what was asked for', async () => {
-  const house = await openHouse();
-  const { machineId } = await house.agent();
-  const bad = await house.call('GET', `/machines/${machineId}/metrics?since=yesterday`);
+  const system = await startFarhand();
+  const { machineId } = await system.agent();
+  const bad = await system.call('GET', `/machines/${machineId}/metrics?since=yesterday`);
   expect([bad.status, bad.body.error.code]).toEqual([400, 'invalid_request']);
-  const good = await house.call('GET', `/machines/${machineId}/metrics?since=2026-01-01T00:00:00Z&step=60`);
+  const good = await system.call('GET', `/machines/${machineId}/metrics?since=2026-01-01T00:00:00Z&step=60`);
   expect(good.body.data).toMatchObject({ since: '2026-01-01T00:00:00.000Z', step: 60, points: [] });
 });
 
 test('PATCH renames and retags, and what was not sent stays', async () => {
-  const house = await openHouse();
-  const agent = await house.agent({ name: 'old', tags: 'a' });
-  const renamed = await house.client.machines.update({ machine_id: agent.machineId, name: 'new' });
+  const system = await startFarhand();
+  const agent = await system.agent({ name: 'old', tags: 'a' });
+  const renamed = await system.client.machines.update({ machine_id: agent.machineId, name: 'new' });
   expect([renamed.name, renamed.tags]).toEqual(['new', ['a']]);
-  const retagged = await house.client.machines.update({ machine_id: agent.machineId, tags: ['x', 'y', 'x'] });
+  const retagged = await system.client.machines.update({
+    machine_id: agent.machineId,
+    tags: ['x', 'y', 'x'],
+  });
   expect([retagged.name, retagged.tags]).toEqual(['new', ['x', 'y']]);
 });
 
 test('a removed machine is gone at once, and its agent stops for good', async () => {
-  const house = await openHouse();
-  const agent = await house.agent();
-  const removed = await house.call('DELETE', `/machines/${agent.machineId}`);
+  const system = await startFarhand();
+  const agent = await system.agent();
+  const removed = await system.call('DELETE', `/machines/${agent.machineId}`);
   expect([removed.status, removed.body.data]).toEqual([200, { deleted: true }]);
   await expect(agent.ended).rejects.toMatchObject({ name: 'StartError', exitCode: 78 });
-  expect((await house.call('GET', `/machines/${agent.machineId}`)).status).toBe(404);
+  expect((await system.call('GET', `/machines/${agent.machineId}`)).status).toBe(404);
 });
 
 test('an agent removed while it was offline stops when it reconnects', async () => {
-  const house = await openHouse();
-  const agent = await house.agent();
+  const system = await startFarhand();
+  const agent = await system.agent();
   await agent.close();
-  await house.client.machines.remove({ machine_id: agent.machineId });
-  await expect(house.agent({ dataDir: agent.dataDir })).rejects.toMatchObject({ exitCode: 78 });
+  await system.client.machines.remove({ machine_id: agent.machineId });
+  await expect(system.agent({ dataDir: agent.dataDir })).rejects.toMatchObject({ exitCode: 78 });
 });
 
 test('white space around tags is no part of them: in new ones, in those that version 0.1.0 stored, in filters, keys and batches', async () => {
-  const first = await openHouse();
+  const first = await startFarhand();
   const body = { tags: [' ', 'x'] };
   const agent = await first.agent({ tags: ' a , b ' });
   const { machineId: machine_id, dataDir } = agent;
@@ -304,40 +311,40 @@ test('white space around tags is no part of them: in new ones, in those that ver
   state.machines[0].tags = [' a', 'a', '  ', 'c d '];
   state.keys.find(({ id }: { id: string }) => id === key.id).tags = ['c d '];
   writeFileSync(file, JSON.stringify(state));
-  const house = await openHouse({ dataDir: first.dataDir, flags: ['--accept-state'] });
-  await house.agent({ dataDir });
+  const system = await startFarhand({ dataDir: first.dataDir, flags: ['--accept-state'] });
+  await system.agent({ dataDir });
   const limited = { key: key.key };
   for (const wanted of ['a', ' a', 'c d', 'a, c d ']) {
-    const answer = await house.call('GET', `/machines?tags=${encodeURIComponent(wanted)}`, limited);
+    const answer = await system.call('GET', `/machines?tags=${encodeURIComponent(wanted)}`, limited);
     expect([wanted, answer.body.data.map((one: { tags: string[] }) => one.tags)]).toEqual([
       wanted,
       [['a', 'c d']],
     ]);
   }
-  const { results } = await house.client.batches.create({ tags: [' a '], command: 'true' });
+  const { results } = await system.client.batches.create({ tags: [' a '], command: 'true' });
   expect(results.map((one) => one.machine_id)).toEqual([machine_id]);
 });
 
 test('tags that decide what a key reaches are changed by admin only', async () => {
-  const house = await openHouse();
-  const agent = await house.agent({ tags: 'dev' });
-  const { client } = await house.keyed(['machines:read', 'machines:write']);
+  const system = await startFarhand();
+  const agent = await system.agent({ tags: 'dev' });
+  const { client } = await system.keyed(['machines:read', 'machines:write']);
   await client.machines.update({ machine_id: agent.machineId, tags: ['dev', 'x'] });
-  await house.keyed(['machines:read'], { tags: ['prod'] });
+  await system.keyed(['machines:read'], { tags: ['prod'] });
   await expect(client.machines.update({ machine_id: agent.machineId, tags: ['prod'] })).rejects.toMatchObject(
     {
       status: 403,
       details: { required_scope: 'admin' },
     },
   );
-  await house.client.machines.update({ machine_id: agent.machineId, tags: ['prod'] });
+  await system.client.machines.update({ machine_id: agent.machineId, tags: ['prod'] });
 });
 
 test('a key limited by tag sees the machines with that tag and no others', async () => {
-  const house = await openHouse();
-  await house.agent({ name: 'in', tags: 'team-a' });
-  const outside = await house.agent({ name: 'out' });
-  const { client } = await house.keyed(['machines:read'], { tags: ['team-a'] });
+  const system = await startFarhand();
+  await system.agent({ name: 'in', tags: 'team-a' });
+  const outside = await system.agent({ name: 'out' });
+  const { client } = await system.keyed(['machines:read'], { tags: ['team-a'] });
   const { items, total } = await client.machines.list();
   expect([items.map((item) => item.name), total]).toEqual([['in'], 1]);
   await expect(client.machines.get({ machine_id: outside.machineId })).rejects.toMatchObject({ status: 403 });
@@ -347,9 +354,9 @@ test('a key limited by tag sees the machines with that tag and no others', async
 });
 
 test('a key limited to some machines cannot deal with join tokens, not even with admin', async () => {
-  const house = await openHouse();
-  const token = await house.client.joinTokens.create({});
-  const { client } = await house.keyed(['admin'], { tags: ['team-a'] });
+  const system = await startFarhand();
+  const token = await system.client.joinTokens.create({});
+  const { client } = await system.keyed(['admin'], { tags: ['team-a'] });
   const denied = { status: 403, code: 'forbidden' };
   await expect(client.joinTokens.create({ tags: ['team-a'] })).rejects.toMatchObject(denied);
   await expect(client.joinTokens.list()).rejects.toMatchObject(denied);

@@ -9,7 +9,7 @@ import { deliveryBody, webhookTypes } from '../shared/api/events.ts';
 import { allRoutes } from '../shared/api/route-table.ts';
 import { codes, isCode } from '../shared/errors.ts';
 import { addressOf, everything, openScene } from './all-routes.ts';
-import { call, openHouse, temporaryFolder } from './house.ts';
+import { call, startFarhand, temporaryFolder } from './start-farhand.ts';
 
 type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
 
@@ -51,7 +51,7 @@ interface Document {
 }
 
 async function served(): Promise<{ url: string; text: string; document: Document }> {
-  const { url } = await openHouse();
+  const { url } = await startFarhand();
   const response = await fetch(`${url}/api/v1/openapi.json`);
   expect([response.status, response.headers.get('content-type')]).toEqual([
     200,
@@ -143,8 +143,8 @@ test('the served document is OpenAPI 3.1 and names this broker as its server', a
   expect(document.openapi).toMatch(/^3\.1\.\d+$/);
   expect(document.servers).toMatchObject([{ url }]);
   expect(document.info.version).toMatch(/^\d+\.\d+\.\d+/);
-  const house = await openHouse({ flags: ['--public-url', 'https://farhand.example.org'] });
-  const { body } = await call(`${house.url}/api/v1/openapi.json`, 'GET');
+  const system = await startFarhand({ flags: ['--public-url', 'https://farhand.example.org'] });
+  const { body } = await call(`${system.url}/api/v1/openapi.json`, 'GET');
   expect(body.servers).toMatchObject([{ url: 'https://farhand.example.org' }]);
 });
 
@@ -343,7 +343,7 @@ test('the error responses of a route are listed by status, each with its codes',
 
 test('every JSON body has an example, and each works when it is sent', async () => {
   const scene = await openScene();
-  const { client, key } = scene.house;
+  const { client, key } = scene.system;
   const { machine: machine_id, session: session_id } = scene.here;
   const input = await client.commands.create({ machine_id, command: 'cat', input: true, wait: 100 });
   const { client_id } = await client.sessions.attach({ session_id });
@@ -366,14 +366,14 @@ test('every JSON body has an example, and each works when it is sent', async () 
 });
 
 test('the data of every event matches the schema of its delivery, without further fields', async () => {
-  const { house, here } = await openScene();
+  const { system, here } = await openScene();
   const path = join(temporaryFolder('events'), 'file');
-  await house.client.files.write({ machine_id: here.machine, path, content: 'x' });
-  await house.client.files.remove({ machine_id: here.machine, path });
-  await house.client.sessions.attach({ session_id: here.session });
-  await house.client.sessions.end({ session_id: here.session });
+  await system.client.files.write({ machine_id: here.machine, path, content: 'x' });
+  await system.client.files.remove({ machine_id: here.machine, path });
+  await system.client.sessions.attach({ session_id: here.session });
+  await system.client.sessions.end({ session_id: here.session });
   const seen = new Set<string>();
-  for await (const event of house.client.events.list()) {
+  for await (const event of system.client.events.list()) {
     if (!webhookTypes.some((type) => type === event.type)) continue;
     seen.add(event.type);
     const { data } = deliveryBody(event.type).shape;
@@ -396,7 +396,7 @@ test('the data of every event matches the schema of its delivery, without furthe
 });
 
 test('the document and the parts of the reference page are made once, and answered with 304 to a client that has them', async () => {
-  const { url } = await openHouse();
+  const { url } = await startFarhand();
   for (const path of ['/api/v1/openapi.json', '/docs/redoc.standalone.js', '/docs/page.js']) {
     const first = await fetch(url + path);
     const etag = first.headers.get('etag') ?? '';

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { machineIn } from '../agent/identity.ts';
 import { readRegularFile } from '../shared/regular-file.ts';
-import { temporaryFolder } from './house.ts';
+import { temporaryFolder } from './start-farhand.ts';
 
 const checkout = join(import.meta.dirname, '..');
 

@@ -2,19 +2,19 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { bench, gate, nextCall, soon } from './command-bench.ts';
-import { openHouse, temporaryFolder } from './house.ts';
+import { bench, gate, nextCall, soon } from './commands-fixture.ts';
 import { joinScripted, scriptedMachine } from './scripted-agent.ts';
+import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
 /** Far enough away not to fire in a test. */
 const yearly = '0 0 29 2 *';
 
-/** A house with one machine, and schedules on it. */
+/** A system with one machine, and schedules on it. */
 async function scheduled() {
-  const { house, machine_id, agent } = await bench();
-  const { client } = house;
+  const { system, machine_id, agent } = await bench();
+  const { client } = system;
   return {
-    ...{ house, client, agent, machine_id },
+    ...{ system, client, agent, machine_id },
     make: (more: object = {}) =>
       client.schedules.create({ machine_id, name: 'nightly', command: 'true', cron: yearly, ...more }),
     runsOf: async (schedule_id: string) => (await client.schedules.history({ schedule_id })).items,
@@ -53,14 +53,14 @@ const bad: [field: string, params: object][] = [
 ];
 
 test('a bad field is 422 with its name, when it is made and when it is changed', async () => {
-  const { house, machine_id, make } = await scheduled();
+  const { system, machine_id, make } = await scheduled();
   const { id } = await make();
-  const before = await house.client.schedules.get({ schedule_id: id });
+  const before = await system.client.schedules.get({ schedule_id: id });
   for (const [field, params] of bad) {
     const body = { machine_id, name: 'x', command: 'true', cron: yearly, ...params };
     for (const answer of [
-      await house.call('POST', '/schedules', { body }),
-      await house.call('PATCH', `/schedules/${id}`, { body: params }),
+      await system.call('POST', '/schedules', { body }),
+      await system.call('PATCH', `/schedules/${id}`, { body: params }),
     ]) {
       const { code, details } = answer.body.error;
       expect([answer.status, code, details?.issues[0].path]).toEqual([
@@ -70,18 +70,18 @@ test('a bad field is 422 with its name, when it is made and when it is changed',
       ]);
     }
   }
-  expect((await house.client.schedules.list()).total).toBe(1);
-  expect(await house.client.schedules.get({ schedule_id: id })).toEqual(before);
+  expect((await system.client.schedules.list()).total).toBe(1);
+  expect(await system.client.schedules.get({ schedule_id: id })).toEqual(before);
 });
 
 test('an expression of 100,000 letters is refused in 10 ms', async () => {
-  const { house, machine_id } = await scheduled();
+  const { system, machine_id } = await scheduled();
   const took: number[] = [];
   for (const cron of ['* '.repeat(50_000), '1,'.repeat(50_000), `*/${'9'.repeat(100_000)} * * * *`]) {
     for (let round = 0; round < 5; round += 1) {
       const begun = performance.now();
       const body = { machine_id, name: 'x', command: 'true', cron };
-      expect((await house.call('POST', '/schedules', { body })).status).toBe(422);
+      expect((await system.call('POST', '/schedules', { body })).status).toBe(422);
       took.push(performance.now() - begun);
     }
   }
@@ -90,26 +90,26 @@ test('an expression of 100,000 letters is refused in 10 ms', async () => {
 });
 
 test('a schedule without a required field is 422, on an unknown machine 404', async () => {
-  const { house, machine_id } = await scheduled();
+  const { system, machine_id } = await scheduled();
   for (const field of ['machine_id', 'name', 'command', 'cron']) {
     const body = { machine_id, name: 'x', command: 'true', cron: yearly, [field]: undefined };
-    const { status, body: answer } = await house.call('POST', '/schedules', { body });
+    const { status, body: answer } = await system.call('POST', '/schedules', { body });
     expect([status, answer.error.details.issues[0].path]).toEqual([422, field]);
   }
   const body = { machine_id: 'mach_none', name: 'x', command: 'true', cron: yearly };
-  const { status, body: answer } = await house.call('POST', '/schedules', { body });
+  const { status, body: answer } = await system.call('POST', '/schedules', { body });
   expect([status, answer.error.code]).toEqual([404, 'machine_not_found']);
 });
 
 test('to make, change or run a schedule a key must be one that may run commands', async () => {
-  const { house, machine_id, make } = await scheduled();
-  const { key } = await house.keyed(['schedules:write', 'schedules:read']);
+  const { system, machine_id, make } = await scheduled();
+  const { key } = await system.keyed(['schedules:write', 'schedules:read']);
   const { id } = await make();
   const body = { machine_id, name: 'x', command: 'true', cron: yearly };
   for (const answer of [
-    await house.call('POST', '/schedules', { key, body }),
-    await house.call('PATCH', `/schedules/${id}`, { key, body: { enabled: false } }),
-    await house.call('POST', `/schedules/${id}/run`, { key }),
+    await system.call('POST', '/schedules', { key, body }),
+    await system.call('PATCH', `/schedules/${id}`, { key, body: { enabled: false } }),
+    await system.call('POST', `/schedules/${id}/run`, { key }),
   ]) {
     const { code, details } = answer.body.error;
     expect([answer.status, code, details]).toEqual([
@@ -118,17 +118,17 @@ test('to make, change or run a schedule a key must be one that may run commands'
       { required_scope: 'commands:execute' },
     ]);
   }
-  expect((await house.call('DELETE', `/schedules/${id}`, { key })).body.data).toEqual({ deleted: true });
+  expect((await system.call('DELETE', `/schedules/${id}`, { key })).body.data).toEqual({ deleted: true });
 });
 
 test('a key limited to one machine sees and moves schedules on that one only', async () => {
-  const { house, client, make } = await scheduled();
-  const other = await house.agent();
+  const { system, client, make } = await scheduled();
+  const other = await system.agent();
   const [here, there] = [
     await make({ name: 'here' }),
     await make({ name: 'there', machine_id: other.machineId }),
   ];
-  const limited = await house.keyed(['schedules:read', 'schedules:write', 'commands:execute'], {
+  const limited = await system.keyed(['schedules:read', 'schedules:write', 'commands:execute'], {
     machine_ids: [other.machineId],
   });
   const seen = await limited.client.schedules.list();
@@ -144,13 +144,13 @@ test('a key limited to one machine sees and moves schedules on that one only', a
 });
 
 test('of a schedule that was moved a key sees only the runs on machines that it reaches', async () => {
-  const { house, client, make, ranOnce, machine_id, runsOf } = await scheduled();
-  const { machineId: other } = await house.agent();
+  const { system, client, make, ranOnce, machine_id, runsOf } = await scheduled();
+  const { machineId: other } = await system.agent();
   const { id: schedule_id } = await make({ command: 'echo secret' });
   const there = await ranOnce(schedule_id);
   await client.schedules.update({ schedule_id, machine_id: other });
   const limited = (machine: string) =>
-    house.keyed(['schedules:read', 'schedules:write', 'commands:execute'], { machine_ids: [machine] });
+    system.keyed(['schedules:read', 'schedules:write', 'commands:execute'], { machine_ids: [machine] });
   const { client: moved } = await limited(other);
   expect(await moved.schedules.history({ schedule_id })).toMatchObject({ total: 0, items: [] });
   expect((await moved.schedules.get({ schedule_id })).last_run).toBeNull();
@@ -164,9 +164,9 @@ test('of a schedule that was moved a key sees only the runs on machines that it 
 });
 
 test('the clock of a machine decides neither the order of runs, nor since, nor which one was the last', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const { client } = house;
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const { client } = system;
   const params = { machine_id: agent.identity.machineId, name: 'x', command: 'true', cron: yearly };
   const { id: schedule_id } = await client.schedules.create(params);
   const begun = new Date().toISOString();
@@ -224,8 +224,8 @@ test('a schedule has the fields of the interface, in lists fewer than by itself'
 });
 
 test('lists filter by machine and by enabled, and sort by name and by the next run', async () => {
-  const { house, client, machine_id, make } = await scheduled();
-  const { machineId: other } = await joinScripted(house);
+  const { system, client, machine_id, make } = await scheduled();
+  const { machineId: other } = await joinScripted(system);
   await make({ name: 'c', cron: '0 0 1 1 *', timezone: 'UTC' });
   await make({ name: 'a', enabled: false });
   await make({ name: 'b', machine_id: other, cron: '0 0 2 1 *' });
@@ -237,8 +237,8 @@ test('lists filter by machine and by enabled, and sort by name and by the next r
   expect(await names({ machine_id })).toEqual(['a', 'c']);
   expect(await names({ enabled: 'true' })).toEqual(['b', 'c']);
   expect(await names({ enabled: 'false', machine_id: other })).toEqual([]);
-  expect((await house.call('GET', '/schedules?enabled=1')).status).toBe(400);
-  expect((await house.call('GET', '/schedules?machine_id=mach_none')).status).toBe(404);
+  expect((await system.call('GET', '/schedules?enabled=1')).status).toBe(400);
+  expect((await system.call('GET', '/schedules?machine_id=mach_none')).status).toBe(404);
 });
 
 test('an update changes only the fields it names; a disabled schedule has no next run', async () => {
@@ -259,7 +259,7 @@ test('an update changes only the fields it names; a disabled schedule has no nex
 });
 
 test('a preview has the next times and the expression in words', async () => {
-  const { house, client } = await scheduled();
+  const { system, client } = await scheduled();
   const from = '2026-03-07T12:00:00Z';
   expect(
     await client.schedules.preview({ cron: '30 2 * * *', timezone: 'America/New_York', count: '2', from }),
@@ -268,12 +268,12 @@ test('a preview has the next times and the expression in words', async () => {
     next_runs: ['2026-03-08T07:00:00.000Z', '2026-03-09T06:30:00.000Z'],
   });
   expect((await client.schedules.preview({ cron: '@hourly' })).next_runs).toHaveLength(5);
-  const never = await house.call('GET', `/schedules/preview?cron=${encodeURIComponent('0 0 31 2 *')}`);
+  const never = await system.call('GET', `/schedules/preview?cron=${encodeURIComponent('0 0 31 2 *')}`);
   expect([never.status, never.body.error.details.issues[0].path]).toEqual([422, 'cron']);
-  const nowhere = await house.call('GET', '/schedules/preview?cron=@daily&timezone=Mars');
+  const nowhere = await system.call('GET', '/schedules/preview?cron=@daily&timezone=Mars');
   expect([nowhere.status, nowhere.body.error.details.issues[0].path]).toEqual([422, 'timezone']);
-  expect((await house.call('GET', '/schedules/preview?cron=@daily&count=101')).status).toBe(400);
-  expect((await house.call('GET', '/schedules/preview?cron=@daily&from=2026-02-30T00:00:00Z')).status).toBe(
+  expect((await system.call('GET', '/schedules/preview?cron=@daily&count=101')).status).toBe(400);
+  expect((await system.call('GET', '/schedules/preview?cron=@daily&from=2026-02-30T00:00:00Z')).status).toBe(
     400,
   );
   const early = await client.schedules.preview({ cron: '@yearly', count: '1', from: '0001-01-01T00:00:00Z' });
@@ -281,14 +281,14 @@ test('a preview has the next times and the expression in words', async () => {
 });
 
 test('run by hand: answered as running, then a row of history with its output', async () => {
-  const { house, client, machine_id, make, runsOf } = await scheduled();
+  const { system, client, machine_id, make, runsOf } = await scheduled();
   const { wait, open } = gate();
   const folder = temporaryFolder('cwd');
   const { id: schedule_id } = await make({
     ...{ command: `pwd; echo $NAME; ${wait}; echo bad >&2; exit 3`, cwd: folder, env: { NAME: 'Ada' } },
     ...{ enabled: false },
   });
-  const { status, body } = await house.call('POST', `/schedules/${schedule_id}/run`);
+  const { status, body } = await system.call('POST', `/schedules/${schedule_id}/run`);
   const { command_id } = body.data;
   expect([status, body.data]).toEqual([
     200,
@@ -325,12 +325,12 @@ test('run by hand: answered as running, then a row of history with its output', 
 });
 
 test('a repeat with the same Idempotency-Key runs nothing twice', async () => {
-  const { house, make, runsOf } = await scheduled();
+  const { system, make, runsOf } = await scheduled();
   const { id } = await make();
   const headers = { 'Idempotency-Key': 'once' };
   const [first, again] = [
-    await house.call('POST', `/schedules/${id}/run`, { headers }),
-    await house.call('POST', `/schedules/${id}/run`, { headers }),
+    await system.call('POST', `/schedules/${id}/run`, { headers }),
+    await system.call('POST', `/schedules/${id}/run`, { headers }),
   ];
   expect(again.body.data).toEqual(first.body.data);
   expect(again.headers.get('idempotency-replayed')).toBe('true');
@@ -338,27 +338,28 @@ test('a repeat with the same Idempotency-Key runs nothing twice', async () => {
 });
 
 test('a repeat with the same Idempotency-Key gets the run whose answer was lost', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
   const params = { machine_id: agent.identity.machineId, name: 'slow', command: 'true', cron: yearly };
-  const { id: schedule_id } = await house.client.schedules.create(params);
+  const { id: schedule_id } = await system.client.schedules.create(params);
   const headers = { 'Idempotency-Key': 'lost' };
   const leaving = new AbortController();
-  const call = () => house.call('POST', `/schedules/${schedule_id}/run`, { headers, signal: leaving.signal });
+  const call = () =>
+    system.call('POST', `/schedules/${schedule_id}/run`, { headers, signal: leaving.signal });
   const first = expect(call()).rejects.toThrow();
   const { id: command_id } = await nextCall(agent, 'StartProcess');
   leaving.abort();
   await first;
-  const again = () => house.call('POST', `/schedules/${schedule_id}/run`, { headers });
+  const again = () => system.call('POST', `/schedules/${schedule_id}/run`, { headers });
   await soon(async () => (await again()).body.data).toEqual({ command_id, status: 'running' });
-  expect((await house.client.schedules.history({ schedule_id })).total).toBe(1);
+  expect((await system.client.schedules.history({ schedule_id })).total).toBe(1);
 });
 
 test('run by hand on a machine that is away: 503, a row that says so, and the event', async () => {
-  const { house, client, make, runsOf } = await scheduled();
-  const { machineId: machine_id } = await joinScripted(house, 'away');
+  const { system, client, make, runsOf } = await scheduled();
+  const { machineId: machine_id } = await joinScripted(system, 'away');
   const { id } = await make({ machine_id, notify: { on_failure: true } });
-  const answer = await house.call('POST', `/schedules/${id}/run`);
+  const answer = await system.call('POST', `/schedules/${id}/run`);
   expect([answer.status, answer.body.error.code]).toEqual([503, 'machine_offline']);
   const [row, ...more] = await runsOf(id);
   expect(row).toMatchObject({
@@ -377,10 +378,10 @@ test('run by hand on a machine that is away: 503, a row that says so, and the ev
 });
 
 test('a command that the machine does not allow is a row of history', async () => {
-  const { house, make, runsOf } = await scheduled();
-  const locked = await house.agent({ flags: ['--allow', 'metrics'] });
+  const { system, make, runsOf } = await scheduled();
+  const locked = await system.agent({ flags: ['--allow', 'metrics'] });
   const { id } = await make({ machine_id: locked.machineId });
-  expect((await house.call('POST', `/schedules/${id}/run`)).status).toBe(403);
+  expect((await system.call('POST', `/schedules/${id}/run`)).status).toBe(403);
   expect(await runsOf(id)).toMatchObject([
     { status: 'failed', exit_code: -1, stderr: expect.stringContaining('permission_denied') },
   ]);
@@ -417,7 +418,7 @@ test('ends are events where notify says so, in the transaction of the end', asyn
 });
 
 test('history filters by status and since, page by page, newest first', async () => {
-  const { house, client, make, ranOnce } = await scheduled();
+  const { system, client, make, ranOnce } = await scheduled();
   const { id: schedule_id } = await make();
   const first = await ranOnce(schedule_id);
   await client.schedules.update({ schedule_id, command: 'false' });
@@ -430,15 +431,15 @@ test('history filters by status and since, page by page, newest first', async ()
   expect(await ids({ status: 'failed' })).toEqual([third?.id, second?.id]);
   expect(await ids({ since })).toEqual([third?.id]);
   expect(await ids({ limit: 1, offset: 1, sort: 'started_at' })).toEqual([second?.id]);
-  expect((await house.call('GET', `/schedules/${schedule_id}/history?status=queued`)).status).toBe(400);
+  expect((await system.call('GET', `/schedules/${schedule_id}/history?status=queued`)).status).toBe(400);
 });
 
 test('with its machine its schedules go, in the same commit; their history stays', async () => {
-  const { house, client, make, ranOnce, machine_id } = await scheduled();
-  const { machineId: other } = await joinScripted(house);
+  const { system, client, make, ranOnce, machine_id } = await scheduled();
+  const { machineId: other } = await joinScripted(system);
   const [{ id }, kept] = [await make(), await make({ machine_id: other })];
   const run = await ranOnce(id);
-  const stateOf = () => JSON.parse(readFileSync(join(house.dataDir, 'state.json'), 'utf8'));
+  const stateOf = () => JSON.parse(readFileSync(join(system.dataDir, 'state.json'), 'utf8'));
   const { generation } = stateOf();
   await client.machines.remove({ machine_id });
   const after = stateOf();
@@ -451,7 +452,7 @@ test('with its machine its schedules go, in the same commit; their history stays
 });
 
 test('removing a schedule leaves its running command running', async () => {
-  const { house, client, make } = await scheduled();
+  const { system, client, make } = await scheduled();
   const { wait, open } = gate();
   const { id: schedule_id } = await make({ command: wait });
   const { command_id } = await client.schedules.run({ schedule_id });
@@ -459,17 +460,17 @@ test('removing a schedule leaves its running command running', async () => {
   open();
   await soon(async () => (await client.commands.get({ command_id })).status).toBe('completed');
   expect((await client.schedules.history({ schedule_id })).items).toMatchObject([{ status: 'completed' }]);
-  expect((await house.call('DELETE', `/schedules/${schedule_id}`)).status).toBe(404);
-  expect((await house.call('POST', `/schedules/${schedule_id}/run`)).status).toBe(404);
+  expect((await system.call('DELETE', `/schedules/${schedule_id}`)).status).toBe(404);
+  expect((await system.call('POST', `/schedules/${schedule_id}/run`)).status).toBe(404);
 });
 
 test('schedules and their history outlive the broker', async () => {
-  const { house, client, make, ranOnce } = await scheduled();
+  const { system, client, make, ranOnce } = await scheduled();
   const { id } = await make({ notify: { on_failure: true }, env: { A: 'b' } });
   const run = await ranOnce(id);
   const before = await client.schedules.get({ schedule_id: id });
-  await house.broker.close();
-  const again = await openHouse({ dataDir: house.dataDir });
+  await system.broker.close();
+  const again = await startFarhand({ dataDir: system.dataDir });
   expect(await again.client.schedules.get({ schedule_id: id })).toEqual(before);
   expect((await again.client.schedules.history({ schedule_id: id })).items).toEqual([run]);
 });

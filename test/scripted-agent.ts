@@ -10,7 +10,7 @@ import type { ConnectResponse__Output } from '../proto/types/farhand/link/v1/Con
 import type { Hello } from '../proto/types/farhand/link/v1/Hello.ts';
 import { methods, protocolVersion } from '../shared/agent-rpcs.ts';
 import { signProof } from '../shared/identity-proof.ts';
-import { type House, temporaryFolder } from './house.ts';
+import { type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 type Kind = Exclude<keyof ConnectResponse__Output, 'message'>;
 
@@ -43,11 +43,11 @@ const metrics = { recorded_at_ms: 1, cpu_cores: 1, memory: {}, disk: {} };
 
 /** Joins as a new machine without connecting. */
 export async function joinScripted(
-  house: Pick<House, 'grpc' | 'joinToken'>,
+  system: Pick<TestSystem, 'grpc' | 'joinToken'>,
   name = 'scripted',
 ): Promise<Identity> {
-  const joinToken = await house.joinToken();
-  return loadIdentity(temporaryFolder('scripted'), { broker: house.grpc, joinToken, name, tags: [] });
+  const joinToken = await system.joinToken();
+  return loadIdentity(temporaryFolder('scripted'), { broker: system.grpc, joinToken, name, tags: [] });
 }
 
 /** Connects with an identity; the hello is a good one, changed by `hello`. Resolves at the challenge. */
@@ -105,8 +105,11 @@ export async function connectScripted(
 }
 
 /** A machine that is linked and does only what the test says. */
-export async function scriptedMachine(house: House, hello: Partial<Hello> = {}): Promise<ScriptedAgent> {
-  const agent = await connectScripted(house.grpc, await joinScripted(house), hello);
+export async function scriptedMachine(
+  system: TestSystem,
+  hello: Partial<Hello> = {},
+): Promise<ScriptedAgent> {
+  const agent = await connectScripted(system.grpc, await joinScripted(system), hello);
   await agent.next('welcome');
   return agent;
 }

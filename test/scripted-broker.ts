@@ -13,7 +13,7 @@ import { callKey, fromWire, linkService, type Method, methods } from '../shared/
 import { newId, newSecret } from '../shared/ids.ts';
 import { joinTokenText } from '../shared/join-token.ts';
 import { readSettings } from '../shared/settings.ts';
-import { quiet, temporaryFolder } from './house.ts';
+import { quiet, temporaryFolder } from './start-farhand.ts';
 
 export interface Outcome {
   /** The code of the refusal; "ok" without any. */

@@ -6,7 +6,7 @@ import { gzipSync } from 'node:zlib';
 import { build } from 'esbuild';
 import { expect, test } from 'vitest';
 import type * as Sdk from '../shared/sdk/index.ts';
-import { openHouse } from './house.ts';
+import { startFarhand } from './start-farhand.ts';
 
 const root = join(import.meta.dirname, '..');
 
@@ -26,7 +26,7 @@ async function bundle(): Promise<string> {
 }
 
 test('it bundles for a browser without a word of Node, works where there is no Node, and is as small as docs/sdk.md says', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   const code = await bundle();
   // What a browser has, and nothing else.
   const { fetch, Headers, Response, Blob, FormData, URL, URLSearchParams, AbortController, WebSocket } =
@@ -49,12 +49,12 @@ test('it bundles for a browser without a word of Node, works where there is no N
   });
   runInContext(code, page);
   const { Farhand } = runInContext('sdk', page) as typeof Sdk;
-  const client = new Farhand({ baseUrl: house.url, apiKey: house.key });
+  const client = new Farhand({ baseUrl: system.url, apiKey: system.key });
   const made = await client.keys.create({ name: 'made here', scopes: ['files:read'] });
   const names: string[] = [];
   for await (const { name } of client.keys.list({ limit: 1, sort: 'name' })) names.push(name);
   expect([names, made.name]).toEqual([['made here', 'test'], 'made here']);
-  await house.agent({ name: 'seen' });
+  await system.agent({ name: 'seen' });
   for await (const { data } of client.events.stream({
     last_event_id: (await client.events.list()).items.at(-1)?.id,
   })) {

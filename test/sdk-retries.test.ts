@@ -5,8 +5,8 @@ import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { Farhand, FarhandError } from '../shared/sdk/index.ts';
-import { openHouse, temporaryFolder } from './house.ts';
-import { openProxy } from './proxy.ts';
+import { startFarhand, temporaryFolder } from './start-farhand.ts';
+import { openProxy } from './tcp-proxy.ts';
 
 type Answer = (response: ServerResponse) => void;
 
@@ -103,15 +103,15 @@ test.each([
 });
 
 test('a call to an unreachable broker is retried, whatever the call, because nothing was sent', async () => {
-  const house = await openHouse();
-  await house.broker.close();
+  const system = await startFarhand();
+  await system.broker.close();
   for (const [name, call] of Object.entries(calls)) {
     let asked = 0;
     const counting: typeof fetch = (...args) => {
       asked += 1;
       return fetch(...args);
     };
-    const error = await failure(call(new Farhand({ baseUrl: house.url, apiKey: 'k', fetch: counting })));
+    const error = await failure(call(new Farhand({ baseUrl: system.url, apiKey: 'k', fetch: counting })));
     expect([name, error.code, asked]).toEqual([name, 'no_answer', 3]);
   }
 });
@@ -182,15 +182,15 @@ test('a stream of content is sent once only', async () => {
 });
 
 test('a command whose answer is lost on the way runs once, and the repeat returns it', async () => {
-  const house = await openHouse();
-  const { machineId } = await house.agent();
-  const proxy = await openProxy(new URL(house.url).host);
+  const system = await startFarhand();
+  const { machineId } = await system.agent();
+  const proxy = await openProxy(new URL(system.url).host);
   onTestFinished(() => proxy.close());
   const file = join(temporaryFolder('sdk'), 'runs');
   let asked = 0;
   const client = new Farhand({
     baseUrl: `http://${proxy.address}`,
-    apiKey: house.key,
+    apiKey: system.key,
     fetch: async (...args) => {
       asked += 1;
       const answer = fetch(...args);
@@ -203,7 +203,7 @@ test('a command whose answer is lost on the way runs once, and the repeat return
   });
   const command = `echo ran >> ${file}; sleep 1; echo said`;
   const { id } = await client.commands.create({ machine_id: machineId, command });
-  expect((await house.client.commands.list()).items.map((one) => one.id)).toEqual([id]);
+  expect((await system.client.commands.list()).items.map((one) => one.id)).toEqual([id]);
   await expect.poll(async () => (await client.commands.get({ command_id: id })).stdout).toBe('said\n');
   expect([readFileSync(file, 'utf8'), asked > 1]).toEqual(['ran\n', true]);
 });

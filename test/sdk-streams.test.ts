@@ -9,9 +9,9 @@ import { Readable } from 'node:stream';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { Farhand, FarhandError } from '../shared/sdk/index.ts';
 import { fakeClock } from './fake-clock.ts';
-import { openHouse, temporaryFolder } from './house.ts';
-import { openProxy } from './proxy.ts';
-import { openWebhookHouse } from './receivers.ts';
+import { startFarhand, temporaryFolder } from './start-farhand.ts';
+import { openProxy } from './tcp-proxy.ts';
+import { startWebhookSystem } from './webhook-receivers.ts';
 
 /** A server that answers as the test says; gives a client of it. */
 async function served(answer: (response: ServerResponse, request: IncomingMessage, count: number) => void) {
@@ -65,9 +65,9 @@ test('a body that ends in good order, but short of what was announced, rejects t
 });
 
 test('content goes up as a string, bytes, a Blob or a stream, plain and in a form, and comes down the same', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
-  const { files } = house.client;
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
+  const { files } = system.client;
   const bytes = Uint8Array.from({ length: 300_000 }, (_, n) => n % 251);
   const sha256 = createHash('sha256').update(bytes).digest('hex');
   const file = join(temporaryFolder('sdk'), 'source');
@@ -97,7 +97,7 @@ test('content goes up as a string, bytes, a Blob or a stream, plain and in a for
 // ---- Lists
 
 test('a list is one page when it is awaited and all of it when it is iterated, and asks nothing before', async () => {
-  const { client, url, key } = await openHouse();
+  const { client, url, key } = await startFarhand();
   for (let n = 0; n < 7; n += 1) await client.keys.create({ name: `k${n}`, scopes: ['files:read'] });
   let asked = 0;
   const counting = new Farhand({
@@ -124,7 +124,7 @@ test('a list is one page when it is awaited and all of it when it is iterated, a
 });
 
 test('items created or removed between two pages make no other item come twice or be left out', async () => {
-  const { client } = await openHouse();
+  const { client } = await startFarhand();
   const make = (name: string) => client.keys.create({ name, scopes: ['files:read'] });
   const made = [];
   for (let n = 0; n < 9; n += 1) made.push(await make(`k${n}`));
@@ -166,11 +166,11 @@ test('events are parsed as the standard says: any line end, split anywhere, comm
 });
 
 test('a refused stream rejects, and so does a resume after an event that is no longer stored', async () => {
-  const house = await openHouse();
-  await expect(all(house.client.commands.stream({ command_id: 'cmd_none' }))).rejects.toMatchObject({
+  const system = await startFarhand();
+  await expect(all(system.client.commands.stream({ command_id: 'cmd_none' }))).rejects.toMatchObject({
     code: 'command_not_found',
   });
-  await expect(house.client.events.stream({ last_event_id: 'evt_gone' })).rejects.toMatchObject({
+  await expect(system.client.events.stream({ last_event_id: 'evt_gone' })).rejects.toMatchObject({
     code: 'range_not_satisfiable',
   });
   const { client } = await served((response, _request, count) => {
@@ -199,12 +199,12 @@ test('with retries: 0, and for a stream that cannot resume, a cut is an error', 
 });
 
 test('events go on after every cut: none is lost and none comes twice, also before the first has come', async () => {
-  const house = await openWebhookHouse();
-  const proxy = await openProxy(new URL(house.url).host);
+  const system = await startWebhookSystem();
+  const proxy = await openProxy(new URL(system.url).host);
   onTestFinished(() => proxy.close());
-  const client = new Farhand({ baseUrl: `http://${proxy.address}`, apiKey: house.key });
+  const client = new Farhand({ baseUrl: `http://${proxy.address}`, apiKey: system.key });
   const gone = new AbortController();
-  await house.happen('machine.offline', { n: -1 });
+  await system.happen('machine.offline', { n: -1 });
   const stream = await client.events.stream({ types: 'machine.online' }, { signal: gone.signal });
   const seen: unknown[] = [];
   const reading = (async () => {
@@ -213,9 +213,9 @@ test('events go on after every cut: none is lost and none comes twice, also befo
   const ended = expect(reading).rejects.toThrow('enough');
   for (let n = 0; n < 6; n += 1) {
     proxy.forbid();
-    await house.happen('machine.online', { n });
+    await system.happen('machine.online', { n });
     proxy.allow();
-    await house.happen('machine.online', { n: n + 0.5 });
+    await system.happen('machine.online', { n: n + 0.5 });
     await vi.waitFor(() => expect(seen.length).toBe(2 * (n + 1)), { timeout: 10_000 });
   }
   gone.abort(new Error('enough'));
@@ -224,11 +224,11 @@ test('events go on after every cut: none is lost and none comes twice, also befo
 });
 
 test('a command’s stream goes on to the byte after cuts, and ends with its exit', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
-  const proxy = await openProxy(new URL(house.url).host);
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
+  const proxy = await openProxy(new URL(system.url).host);
   onTestFinished(() => proxy.close());
-  const client = new Farhand({ baseUrl: `http://${proxy.address}`, apiKey: house.key });
+  const client = new Farhand({ baseUrl: `http://${proxy.address}`, apiKey: system.key });
   const loop =
     'i=0; while [ $i -lt 2000 ]; do i=$((i+1)); echo line $i; [ $((i%400)) -eq 0 ] && sleep 0.1; done; exit 3';
   const { id } = await client.commands.async({ machine_id, command: loop });

@@ -5,7 +5,7 @@ import { expect, onTestFinished, test } from 'vitest';
 import type { Action, ClientPort, CloseReason } from '../broker/sessions/client-port.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { openTerminal, type Terminal, type TerminalNote } from '../shared/sdk/terminal.ts';
-import { openDoor, path } from './terminal-door.ts';
+import { openDoor, path } from './fake-terminal-socket.ts';
 
 const ready = { type: 'ready', client_id: 'cli_one', offset: 100, cols: 80, rows: 24 } as const;
 

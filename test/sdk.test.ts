@@ -5,8 +5,8 @@ import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { Farhand, FarhandError } from '../shared/sdk/index.ts';
-import { type House, openHouse, temporaryFolder } from './house.ts';
 import { scriptedMachine } from './scripted-agent.ts';
+import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 /** What a call rejected with; fails when it did not. */
 async function failure(call: Promise<unknown>): Promise<FarhandError> {
@@ -34,12 +34,12 @@ function addressOf(request: Parameters<typeof fetch>[0]): string {
 }
 
 /** A client that notes what it sends and what comes back. */
-function noting(house: House, baseUrl = house.url) {
+function noting(system: TestSystem, baseUrl = system.url) {
   const sent: { method: string; url: string; headers: Headers; body: unknown }[] = [];
   const answers: Response[] = [];
   const client = new Farhand({
     baseUrl,
-    apiKey: house.key,
+    apiKey: system.key,
     fetch: async (url, init) => {
       sent.push({
         method: init?.method ?? '',
@@ -58,8 +58,8 @@ function noting(house: House, baseUrl = house.url) {
 // ---- What goes wrong
 
 test('a refusal is a FarhandError with the code, status, details and request id of the broker’s answer', async () => {
-  const house = await openHouse();
-  const { client, answers } = noting(house);
+  const system = await startFarhand();
+  const { client, answers } = noting(system);
   const error = await failure(client.machines.get({ machine_id: 'mach_none' }));
   expect(error).toMatchObject({
     name: 'FarhandError',
@@ -73,13 +73,13 @@ test('a refusal is a FarhandError with the code, status, details and request id 
 });
 
 test('every kind of refusal reaches its caller: no key, no right, no such thing, a bad query, a bad body, a machine away', async () => {
-  const house = await openHouse();
-  const away = await house.agent({ name: 'away' });
+  const system = await startFarhand();
+  const away = await system.agent({ name: 'away' });
   await away.close();
   const machine_id = away.machineId;
-  const { client: reader } = await house.keyed(['machines:read']);
-  const stranger = new Farhand({ baseUrl: house.url });
-  const { client } = house;
+  const { client: reader } = await system.keyed(['machines:read']);
+  const stranger = new Farhand({ baseUrl: system.url });
+  const { client } = system;
   const calls: [() => Promise<unknown>, number, string, object][] = [
     [() => stranger.machines.list(), 401, 'unauthorized', {}],
     [() => reader.files.list({ machine_id }), 403, 'forbidden', { required_scope: 'files:read' }],
@@ -134,17 +134,17 @@ test('a success that is not the broker’s own is a FarhandError too, never a re
 });
 
 test('the error of an unreachable broker names its origin, with the error of fetch as its cause', async () => {
-  const house = await openHouse();
-  await house.broker.close();
-  const error = await failure(house.client.machines.list());
+  const system = await startFarhand();
+  await system.broker.close();
+  const error = await failure(system.client.machines.list());
   expect(error).toMatchObject({ status: 0, code: 'no_answer', requestId: '', cause: expect.any(TypeError) });
-  expect(error.message).toBe(`no answer from ${house.url}: ECONNREFUSED`);
+  expect(error.message).toBe(`no answer from ${system.url}: ECONNREFUSED`);
 });
 
 test('an id is a piece of a path and stays one, whatever is in it', async () => {
-  const house = await openHouse();
-  await house.agent();
-  const { client, sent } = noting(house);
+  const system = await startFarhand();
+  await system.agent();
+  const { client, sent } = noting(system);
   const ids = ['a/b', '../keys', 'a?b=c', 'a#b', 'a%2Fb', 'a b', 'ü', '__proto__', '; rm', '\\..\\..'];
   for (const machine_id of ids) {
     const error = await failure(client.machines.status({ machine_id }));
@@ -160,8 +160,8 @@ test('an id is a piece of a path and stays one, whatever is in it', async () => 
 test.each(['.', '..', ''])(
   'an id of "%s" names no machine and leads to no other route',
   async (machine_id) => {
-    const house = await openHouse();
-    const { client, sent } = noting(house);
+    const system = await startFarhand();
+    const { client, sent } = noting(system);
     const calls = [
       () => client.machines.get({ machine_id }),
       () => client.machines.remove({ machine_id }),
@@ -176,29 +176,29 @@ test.each(['.', '..', ''])(
 );
 
 test('a call whose signal has fired already sends nothing, and one that fires meanwhile is given up', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
   const { machineId: machine_id } = agent.identity;
   const before = AbortSignal.abort();
   await expect(
-    house.client.keys.create({ name: 'x', scopes: ['admin'] }, { signal: before }),
+    system.client.keys.create({ name: 'x', scopes: ['admin'] }, { signal: before }),
   ).rejects.toThrow(/abort/i);
-  expect((await house.client.keys.list()).items.map(({ name }) => name)).toEqual(['test']);
+  expect((await system.client.keys.list()).items.map(({ name }) => name)).toEqual(['test']);
   const gone = new AbortController();
-  const listing = house.client.files.list({ machine_id }, { signal: gone.signal });
+  const listing = system.client.files.list({ machine_id }, { signal: gone.signal });
   const { call_id } = await agent.next('call');
   gone.abort();
   await expect(listing).rejects.toMatchObject({ name: 'AbortError' });
   expect(await agent.next('cancel')).toEqual({ call_id });
-  expect((await house.client.machines.list()).total).toBe(1);
+  expect((await system.client.machines.list()).total).toBe(1);
 });
 
 // ---- What goes right
 
 test('machines are listed, read, changed and removed', async () => {
-  const house = await openHouse();
-  const { client } = house;
-  const [one, two] = [await house.agent({ name: 'one', tags: 'a' }), await house.agent({ name: 'two' })];
+  const system = await startFarhand();
+  const { client } = system;
+  const [one, two] = [await system.agent({ name: 'one', tags: 'a' }), await system.agent({ name: 'two' })];
   const list = await client.machines.list({ sort: 'name', limit: 1 });
   expect(list).toMatchObject({ total: 2, limit: 1, offset: 0, has_more: true });
   expect(list.items.map(({ id, name, status }) => [id, name, status])).toEqual([
@@ -221,9 +221,9 @@ test('machines are listed, read, changed and removed', async () => {
 });
 
 test('files are written, listed and read back to the byte', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
-  const { files } = house.client;
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
+  const { files } = system.client;
   const folder = temporaryFolder('sdk');
   const path = join(folder, 'naïve & 100% #1?.txt');
   const text = 'zwölf\r\n\u{1f600}\0';
@@ -266,9 +266,9 @@ test('files are written, listed and read back to the byte', async () => {
 });
 
 test('commands run, are listed and read, and are cancelled', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
-  const { commands } = house.client;
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
+  const { commands } = system.client;
   const done = await commands.create({ machine_id, command: 'echo out; echo err >&2; exit 3' });
   expect(done).toMatchObject({ status: 'failed', exit_code: 3, stdout: 'out\n', stderr: 'err\n' });
   const plain = await commands.create({
@@ -290,15 +290,15 @@ test('commands run, are listed and read, and are cancelled', async () => {
 });
 
 test('a query holds booleans, numbers and Dates as the broker reads them, and nothing that is undefined', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
   const folder = temporaryFolder('sdk');
   for (const name of ['.hidden', 'seen']) writeFileSync(join(folder, name), '');
   const names = async (hidden?: boolean): Promise<string[]> =>
     (
       await client.files.list({ machine_id, path: folder, ...(hidden !== undefined && { hidden }) })
     ).files.map(({ name }) => name);
-  const { client, sent } = noting(house);
+  const { client, sent } = noting(system);
   expect([await names(true), await names(false), await names()]).toEqual([
     ['.hidden', 'seen'],
     ['seen'],
@@ -323,7 +323,7 @@ test('a query holds booleans, numbers and Dates as the broker reads them, and no
 });
 
 test('a Date in a body is sent as a timestamp', async () => {
-  const { client } = await openHouse();
+  const { client } = await startFarhand();
   const expires_at = new Date(Date.now() + 60_000);
   const made = await client.keys.create({
     name: 'soon',
@@ -338,9 +338,9 @@ test('a Date in a body is sent as a timestamp', async () => {
 });
 
 test('if_match is sent as If-Match, and not in the body: a file is replaced only where it is the one that was seen', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
-  const { client, sent, answers } = noting(house);
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
+  const { client, sent, answers } = noting(system);
   const path = join(temporaryFolder('sdk'), 'file');
   const none = await failure(client.files.write({ machine_id, path, content: 'a', if_match: '*' }));
   expect([none.status, none.code]).toEqual([412, 'precondition_failed']);
@@ -356,9 +356,9 @@ test('if_match is sent as If-Match, and not in the body: a file is replaced only
 });
 
 test('a repeat with the same idempotencyKey gets the first answer, and nothing runs twice', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
-  const { client, sent } = noting(house);
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
+  const { client, sent } = noting(system);
   const file = join(temporaryFolder('sdk'), 'runs');
   const command = { machine_id, command: `echo ran >> ${file}` };
   const settings = { idempotencyKey: 'once-1' };
@@ -377,7 +377,7 @@ test('a repeat with the same idempotencyKey gets the first answer, and nothing r
 });
 
 test('keys and join tokens are created, listed and withdrawn, and a key returns its identity', async () => {
-  const { client, url } = await openHouse();
+  const { client, url } = await startFarhand();
   const made = await client.keys.create({ name: 'reader', scopes: ['machines:read'] });
   const reader = new Farhand({ baseUrl: url, apiKey: made.key });
   expect(await reader.keys.me()).toMatchObject({ id: made.id, name: 'reader', scopes: ['machines:read'] });
@@ -399,7 +399,7 @@ test('keys and join tokens are created, listed and withdrawn, and a key returns 
 });
 
 test('routes that answer no JSON envelope give their text', async () => {
-  const { client, grpc } = await openHouse();
+  const { client, grpc } = await startFarhand();
   expect(await client.service.healthz()).toBe('ok\n');
   expect(await client.service.readyz()).toBe('ready\n');
   expect(JSON.parse(await client.service.openapi()).openapi).toMatch(/^3\.1/);
@@ -409,8 +409,8 @@ test('routes that answer no JSON envelope give their text', async () => {
 });
 
 test('a base URL may end in a slash or have a path of its own', async () => {
-  const house = await openHouse();
-  const slashed = noting(house, `${house.url}/`);
+  const system = await startFarhand();
+  const slashed = noting(system, `${system.url}/`);
   expect((await slashed.client.machines.list()).total).toBe(0);
   const asked: string[] = [];
   const proxied = new Farhand({
@@ -429,16 +429,18 @@ test('a base URL may end in a slash or have a path of its own', async () => {
 });
 
 test('many calls at once do not mix up their answers', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
   const folder = temporaryFolder('sdk');
   const numbers = Array.from({ length: 24 }, (_, n) => n);
   await Promise.all(
-    numbers.map((n) => house.client.files.write({ machine_id, path: join(folder, `${n}`), content: `${n}` })),
+    numbers.map((n) =>
+      system.client.files.write({ machine_id, path: join(folder, `${n}`), content: `${n}` }),
+    ),
   );
   const read = await Promise.all(
-    numbers.map((n) => house.client.files.read({ machine_id, path: join(folder, `${n}`) })),
+    numbers.map((n) => system.client.files.read({ machine_id, path: join(folder, `${n}`) })),
   );
   expect(read.map(({ content }) => content)).toEqual(numbers.map(String));
-  await vi.waitFor(async () => expect((await house.client.machines.list()).items[0]?.status).toBe('online'));
+  await vi.waitFor(async () => expect((await system.client.machines.list()).items[0]?.status).toBe('online'));
 });

@@ -1,10 +1,10 @@
 // Clients of a terminal: their output, their rights, and when they are detached.
 import { expect, onTestFinished, test } from 'vitest';
-import { leapingClock, soon } from './command-bench.ts';
-import { openHouse } from './house.ts';
-import { openProxy } from './proxy.ts';
+import { leapingClock, soon } from './commands-fixture.ts';
 import { joinScripted } from './scripted-agent.ts';
-import { attached, begin, bench, eventsOf, join, keeper, linkMachine, ticketIn } from './session-bench.ts';
+import { attached, begin, bench, eventsOf, join, keeper, linkMachine, ticketIn } from './sessions-fixture.ts';
+import { startFarhand } from './start-farhand.ts';
+import { openProxy } from './tcp-proxy.ts';
 
 const kib = 1024;
 
@@ -17,7 +17,7 @@ test('a client gets the offset of the output, all of it, and only then how the s
   line.head(1_000, { cols: 99, rows: 33 });
   line.output(1_000, 'before ');
   kept.exit({ exit_code: 3 });
-  await soon(async () => (await one.house.client.sessions.get({ session_id })).status).toBe('DISCONNECTED');
+  await soon(async () => (await one.system.client.sessions.get({ session_id })).status).toBe('DISCONNECTED');
   // The agent keeps what is still to be read: the note would have come before this.
   clock.leap(100);
   await begin(one);
@@ -56,7 +56,7 @@ test('an observer sees everything and changes nothing', async () => {
   observer.line.output(0, 'seen');
   await observer.gets(4);
   expect(['input', 'size', 'signal'].filter((kind) => observer.line.has(kind))).toEqual([]);
-  expect(await one.house.client.sessions.get({ session_id })).toMatchObject({ cols: 80, rows: 24 });
+  expect(await one.system.client.sessions.get({ session_id })).toMatchObject({ cols: 80, rows: 24 });
 });
 
 test('sizes and signals go to the terminal; the last size of a second is stored, and other clients are notified', async () => {
@@ -73,10 +73,10 @@ test('sizes and signals go to the terminal; the last size of a second is stored,
   ]);
   observer.line.resized(121, 41);
   expect(await observer.note('size')).toEqual({ type: 'size', cols: 121, rows: 41 });
-  const listed = async () => (await one.house.client.sessions.list()).items[0];
+  const listed = async () => (await one.system.client.sessions.list()).items[0];
   await soon(listed).toMatchObject({ cols: 121, rows: 41 });
-  await one.house.broker.close();
-  const again = await openHouse({ dataDir: one.house.dataDir });
+  await one.system.broker.close();
+  const again = await startFarhand({ dataDir: one.system.dataDir });
   expect(await again.client.sessions.get({ session_id })).toMatchObject({ cols: 121, rows: 41 });
 });
 
@@ -154,28 +154,28 @@ test('a client whose offset is no longer stored gets a notice that it fell behin
   port.line.refuse('range_not_satisfiable');
   expect(await port.parted()).toEqual({ why: 'fell_behind' });
   await port.served;
-  expect((await eventsOf(one.house, session_id)).at(-1)).toBe('client_detached CONNECTED operator');
+  expect((await eventsOf(one.system, session_id)).at(-1)).toBe('client_detached CONNECTED operator');
 });
 
 test.each(['revoked', 'retagged', 'expired'])('a client whose key is %s is detached at once', async (how) => {
-  const house = await openHouse();
-  const one = await bench({ house });
+  const system = await startFarhand();
+  const one = await bench({ system });
   const { machine_id } = one;
-  await house.client.machines.update({ machine_id, tags: ['ours'] });
+  await system.client.machines.update({ machine_id, tags: ['ours'] });
   const { session_id } = await begin(one);
   const limits = how === 'retagged' ? { tags: ['ours'] } : {};
   const clock = leapingClock();
   const expires = how === 'expired' ? { expires_at: new Date(Date.now() + 3_600_000).toISOString() } : {};
-  const key = await house.keyed(['sessions:attach'], { ...limits, ...expires });
+  const key = await system.keyed(['sessions:attach'], { ...limits, ...expires });
   const port = await join(one, session_id, {}, key.client);
   const stays = await join(one, session_id);
-  const { id } = (await house.client.keys.list({ sort: '-created_at' })).items[0] ?? {};
-  if (how === 'revoked') await house.client.keys.remove({ key_id: id ?? '' });
-  if (how === 'retagged') await house.client.machines.update({ machine_id, tags: [] });
+  const { id } = (await system.client.keys.list({ sort: '-created_at' })).items[0] ?? {};
+  if (how === 'revoked') await system.client.keys.remove({ key_id: id ?? '' });
+  if (how === 'retagged') await system.client.machines.update({ machine_id, tags: [] });
   // The link has nothing to say meanwhile, and a second less is not an hour.
   if (how === 'expired') clock.leap(3_600_000);
   expect(await port.parted()).toEqual({ why: 'forbidden' });
-  const { attached_clients } = await house.client.sessions.get({ session_id });
+  const { attached_clients } = await system.client.sessions.get({ session_id });
   if (how !== 'expired')
     expect(attached_clients.map(({ client_id }) => client_id)).toEqual([stays.client_id]);
 });
@@ -184,12 +184,12 @@ test('a ticket that is not used within 30 s expires, and its client is detached'
   const clock = leapingClock();
   const one = await bench();
   const { session_id } = await begin(one);
-  const { stream_url } = await one.house.client.sessions.attach({ session_id });
+  const { stream_url } = await one.system.client.sessions.attach({ session_id });
   clock.leap(29_000);
-  expect((await one.house.client.sessions.get({ session_id })).attached_count).toBe(1);
+  expect((await one.system.client.sessions.get({ session_id })).attached_count).toBe(1);
   clock.leap(1_000);
-  expect(one.house.broker.sessions.redeem(ticketIn(stream_url))).toBeUndefined();
-  await soon(async () => (await eventsOf(one.house, session_id)).at(-1)).toBe(
+  expect(one.system.broker.sessions.redeem(ticketIn(stream_url))).toBeUndefined();
+  await soon(async () => (await eventsOf(one.system, session_id)).at(-1)).toBe(
     'client_detached CONNECTED operator',
   );
 });
@@ -198,30 +198,30 @@ test('a broker that stops notifies its clients, and their sessions live on', asy
   const one = await bench();
   const { session_id } = await begin(one);
   const port = await join(one, session_id);
-  const waiting = await one.house.client.sessions.attach({ session_id });
+  const waiting = await one.system.client.sessions.attach({ session_id });
   port.line.head();
   await port.note('ready');
   port.hold();
   port.line.output(0, 'never taken');
   await port.gets(1);
   const begun = performance.now();
-  await one.house.broker.close();
+  await one.system.broker.close();
   expect(performance.now() - begun).toBeLessThan(4_000);
   expect(await port.parted()).toEqual({ why: 'stopping' });
-  const again = await openHouse({ dataDir: one.house.dataDir });
+  const again = await startFarhand({ dataDir: one.system.dataDir });
   const events = await eventsOf(again, session_id);
   expect(events.filter((event) => event.startsWith('client_detached'))).toHaveLength(2);
   expect(waiting.client_id).not.toBe(port.client_id);
 });
 
 test('over a lost link a client misses nothing and sees nothing twice, and what it types meanwhile waits', async () => {
-  const house = await openHouse();
-  const proxy = await openProxy(house.grpc);
+  const system = await startFarhand();
+  const proxy = await openProxy(system.grpc);
   onTestFinished(() => proxy.close());
-  const identity = await joinScripted(house);
+  const identity = await joinScripted(system);
   const machine = await linkMachine(proxy.address, identity);
-  const { session_id } = await begin({ house, machine });
-  const { line, ...port } = await join({ house, machine }, session_id);
+  const { session_id } = await begin({ system, machine });
+  const { line, ...port } = await join({ system, machine }, session_id);
   line.head();
   line.output(0, 'one ');
   line.output(4, 'two ');

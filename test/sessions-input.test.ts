@@ -1,7 +1,7 @@
 // Unacknowledged input of a terminal, over lost links and with agents that count it well or badly.
 import { expect, test } from 'vitest';
-import { leapingClock } from './command-bench.ts';
-import { attached, begin, bench, join, keeper } from './session-bench.ts';
+import { leapingClock } from './commands-fixture.ts';
+import { attached, begin, bench, join, keeper } from './sessions-fixture.ts';
 
 const kib = 1024;
 const size = { cols: 80, rows: 24 };
@@ -97,7 +97,7 @@ test('input in flight when a link was lost is sent again from the acknowledged o
   const again = await client.lostLink();
   client.type('gh');
   // The offset is not known yet.
-  await client.one.house.client.sessions.get({ session_id: client.session_id });
+  await client.one.system.client.sessions.get({ session_id: client.session_id });
   expect(again.has('input')).toBe(false);
   again.head(1, size, { known: true, input_taken: 4 });
   expect(await again.input(4)).toBe('efgh');

@@ -3,20 +3,20 @@ import { createHash } from 'node:crypto';
 import { existsSync, readFileSync, statSync } from 'node:fs';
 import { join as path } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
-import { soon } from './command-bench.ts';
-import { type AgentOptions, openHouse, temporaryFolder } from './house.ts';
-import { openProxy } from './proxy.ts';
-import { openPort, ticketIn } from './session-bench.ts';
+import { soon } from './commands-fixture.ts';
+import { openPort, ticketIn } from './sessions-fixture.ts';
+import { type AgentOptions, startFarhand, temporaryFolder } from './start-farhand.ts';
+import { openProxy } from './tcp-proxy.ts';
 
-/** A house with one real machine behind a proxy. */
+/** A system with one real machine behind a proxy. */
 async function bench(params: AgentOptions = {}) {
-  const house = await openHouse();
-  const proxy = await openProxy(house.grpc);
+  const system = await startFarhand();
+  const proxy = await openProxy(system.grpc);
   onTestFinished(() => proxy.close());
-  const agent = await house.agent({ ...params, through: proxy.address });
-  const { sessions } = house.client;
+  const agent = await system.agent({ ...params, through: proxy.address });
+  const { sessions } = system.client;
   return {
-    house,
+    system,
     proxy,
     agent,
     open: (script: string, more: object = {}) =>
@@ -25,7 +25,7 @@ async function bench(params: AgentOptions = {}) {
     async join(session_id: string, more: { mode?: 'operator' | 'observer'; offset?: number } = {}) {
       const { stream_url } = await sessions.attach({ session_id, ...more });
       const port = openPort();
-      void house.broker.sessions.redeem(ticketIn(stream_url))?.serve(port.port);
+      void system.broker.sessions.redeem(ticketIn(stream_url))?.serve(port.port);
       return port;
     },
   };
@@ -60,17 +60,17 @@ test('the owner of a machine can forbid terminals', async () => {
 });
 
 test('ending a session ends everything in it, however it hides', async () => {
-  const { open, join, get, house, agent } = await bench();
+  const { open, join, get, system, agent } = await bench();
   const { id } = await open('trap "" HUP TERM; setsid sleep 600 & sleep 600; sleep 600');
   const port = await join(id);
   await port.note('ready');
   // Processes that carry its mark.
   const left = async (): Promise<number> => {
     const command = `grep -lsz '${id}' /proc/[0-9]*/environ | wc -l`;
-    return Number((await house.client.commands.create({ machine_id: agent.machineId, command })).stdout);
+    return Number((await system.client.commands.create({ machine_id: agent.machineId, command })).stdout);
   };
   await soon(left).toBeGreaterThanOrEqual(3);
-  const ended = await house.client.sessions.end({ session_id: id });
+  const ended = await system.client.sessions.end({ session_id: id });
   expect(ended).toMatchObject({ status: 'DISCONNECTED', reason: 'ended' });
   expect(await port.parted()).toMatchObject({ why: 'ended', reason: 'ended' });
   expect(await left()).toBe(0);
@@ -157,24 +157,24 @@ test('a machine that comes back too late has ended its terminal by itself', asyn
 });
 
 test('a restarted agent has lost its terminals, and reports that', async () => {
-  const { house, open, get, agent } = await bench();
+  const { system, open, get, agent } = await bench();
   const { id } = await open('sleep 600');
   await agent.close();
   await soon(async () => (await get(id)).status).not.toBe('CONNECTED');
-  await house.agent({ dataDir: agent.dataDir });
+  await system.agent({ dataDir: agent.dataDir });
   await soon(async () => (await get(id)).status).toBe('DISCONNECTED');
   expect((await get(id)).reason).toBe('agent_restarted');
 });
 
 test('a broker that is restarted finds its terminals and their output as they were', async () => {
-  const { house, open, join, proxy, agent } = await bench();
+  const { system, open, join, proxy, agent } = await bench();
   const { id } = await open('stty -echo; echo first; read go; echo second; read go');
   const before = await join(id);
   await before.gets(7);
   proxy.forbid();
-  await house.broker.close();
+  await system.broker.close();
   expect(await before.parted()).toEqual({ why: 'stopping' });
-  const again = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
+  const again = await startFarhand({ dataDir: system.dataDir, flags: ['--grpc', system.grpc] });
   const back = agent.linked(true);
   proxy.allow();
   await back;

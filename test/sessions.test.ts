@@ -1,8 +1,7 @@
 // Sessions over REST: what is refused, each state with its event, who is attached.
 import { expect, test } from 'vitest';
 import type { Caller } from '../shared/api/route-table.ts';
-import { soon } from './command-bench.ts';
-import { openHouse } from './house.ts';
+import { soon } from './commands-fixture.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import {
   attached,
@@ -15,7 +14,8 @@ import {
   openPort,
   refuse,
   ticketIn,
-} from './session-bench.ts';
+} from './sessions-fixture.ts';
+import { startFarhand } from './start-farhand.ts';
 
 /** `409 conflict` of a refusal. */
 async function refusal(promise: Promise<unknown>): Promise<string> {
@@ -27,21 +27,21 @@ async function refusal(promise: Promise<unknown>): Promise<string> {
 }
 
 test('a session that cannot be opened is refused before anything is stored', async () => {
-  const house = await openHouse();
-  const away = await scriptedMachine(house);
+  const system = await startFarhand();
+  const away = await scriptedMachine(system);
   away.control.cancel();
-  const locked = await scriptedMachine(house, { capabilities: ['exec'] });
-  const old = await scriptedMachine(house, { methods: ['StartProcess'] });
-  await soon(async () => (await house.client.machines.list({ status: 'online' })).total).toBe(2);
-  const open = (machine_id: string) => refusal(house.client.sessions.create({ machine_id }));
+  const locked = await scriptedMachine(system, { capabilities: ['exec'] });
+  const old = await scriptedMachine(system, { methods: ['StartProcess'] });
+  await soon(async () => (await system.client.machines.list({ status: 'online' })).total).toBe(2);
+  const open = (machine_id: string) => refusal(system.client.sessions.create({ machine_id }));
   expect(await open(away.identity.machineId)).toBe('machine_offline');
   expect(await open(locked.identity.machineId)).toBe('permission_denied');
   expect(await open(old.identity.machineId)).toBe('not_supported');
   expect(await open('mach_none')).toBe('machine_not_found');
-  expect((await house.client.sessions.list()).total).toBe(0);
-  const { items } = await house.client.audit.list({ action: 'sessions.create' });
+  expect((await system.client.sessions.list()).total).toBe(0);
+  const { items } = await system.client.audit.list({ action: 'sessions.create' });
   const kept = items.filter(({ result }) => result === 'ok');
-  const events = await house.client.events.list({ type: 'session.created' });
+  const events = await system.client.events.list({ type: 'session.created' });
   expect([events.total, kept.length]).toEqual([0, 0]);
 });
 
@@ -50,12 +50,12 @@ test('a machine has no more than 32 sessions that are open', async () => {
   const made = [];
   for (let n = 0; n < 32; n += 1) made.push(await begin(one));
   const params = { machine_id: one.machine_id };
-  expect(await refusal(one.house.client.sessions.create(params))).toBe('unavailable');
+  expect(await refusal(one.system.client.sessions.create(params))).toBe('unavailable');
   made[0]?.kept.exit();
-  await soon(() => refusal(one.house.client.sessions.get({ session_id: 'sess_x' }))).toBe(
+  await soon(() => refusal(one.system.client.sessions.get({ session_id: 'sess_x' }))).toBe(
     'session_not_found',
   );
-  await soon(async () => (await one.house.client.sessions.list({ status: 'DISCONNECTED' })).total).toBe(1);
+  await soon(async () => (await one.system.client.sessions.list({ status: 'DISCONNECTED' })).total).toBe(1);
   await begin(one);
 });
 
@@ -71,15 +71,15 @@ test('a terminal is opened as asked for, and events report its states in order',
   expect(session).toMatchObject({ status: 'CONNECTED', machine_hostname: 'scripted', attached_count: 0 });
   expect(session).toMatchObject({ id: session_id, cols: 100, rows: 30, shell: '/bin/dash', ended_at: null });
   kept.exit({ exit_code: 143, signal: 'SIGTERM' });
-  const get = () => one.house.client.sessions.get({ session_id });
+  const get = () => one.system.client.sessions.get({ session_id });
   await soon(async () => (await get()).status).toBe('DISCONNECTED');
   expect(await get()).toMatchObject({ exit_code: 143, signal: 'SIGTERM', reason: null });
-  expect(await eventsOf(one.house, session_id)).toEqual([
+  expect(await eventsOf(one.system, session_id)).toEqual([
     'created PENDING',
     'connected CONNECTED',
     'disconnected DISCONNECTED',
   ]);
-  const { items } = await one.house.client.events.list({ type: 'session.connected' });
+  const { items } = await one.system.client.events.list({ type: 'session.connected' });
   expect(items[0]?.data).toEqual({
     machine_id: one.machine_id,
     machine_name: 'scripted',
@@ -94,62 +94,62 @@ test.each([
   ['refuses', 'permission_denied', 'permission_denied: no'],
   ['is full', 'unavailable', 'unavailable: no'],
 ])('a session that its agent %s answers as DISCONNECTED with the reason', async (_, code, reason) => {
-  const { house, machine, machine_id } = await bench();
-  const made = house.client.sessions.create({ machine_id });
+  const { system, machine, machine_id } = await bench();
+  const made = system.client.sessions.create({ machine_id });
   refuse(machine, await machine.next('OpenTerminal'), code);
   const session = await made;
   expect(session).toMatchObject({ status: 'DISCONNECTED', reason, exit_code: null, connected_at: null });
-  expect(await eventsOf(house, session.id)).toEqual(['created PENDING', 'disconnected DISCONNECTED']);
+  expect(await eventsOf(system, session.id)).toEqual(['created PENDING', 'disconnected DISCONNECTED']);
 });
 
 test('a shell that could not start answers as DISCONNECTED with the reason', async () => {
-  const { house, machine, machine_id } = await bench();
-  const made = house.client.sessions.create({ machine_id, shell: '/nowhere' });
+  const { system, machine, machine_id } = await bench();
+  const made = system.client.sessions.create({ machine_id, shell: '/nowhere' });
   const call = await machine.next('OpenTerminal');
   keeper(machine, call).exit({ outcome: 'PROCESS_OUTCOME_NOT_STARTED', reason: 'no such program' });
   expect(await made).toMatchObject({ status: 'DISCONNECTED', reason: 'no such program', exit_code: null });
 });
 
 test('a repeat with the same Idempotency-Key opens no second terminal', async () => {
-  const { house, machine, machine_id } = await bench();
+  const { system, machine, machine_id } = await bench();
   const params = { body: { machine_id }, headers: { 'Idempotency-Key': 'one' } };
-  const made = house.call('POST', '/sessions', params);
+  const made = system.call('POST', '/sessions', params);
   keeper(machine, await machine.next('OpenTerminal')).started();
   const first = await made;
-  const again = await house.call('POST', '/sessions', params);
+  const again = await system.call('POST', '/sessions', params);
   expect([first.status, again.status, again.body.data]).toEqual([201, 201, first.body.data]);
   expect(again.headers.get('idempotency-replayed')).toBe('true');
-  expect([machine.waiting('OpenTerminal'), (await house.client.sessions.list()).total]).toEqual([0, 1]);
+  expect([machine.waiting('OpenTerminal'), (await system.client.sessions.list()).total]).toEqual([0, 1]);
 });
 
 test('ending a session hangs its terminal up and answers when it is over', async () => {
   const one = await bench();
   const { session_id, kept } = await begin(one);
-  const ended = one.house.client.sessions.end({ session_id });
+  const ended = one.system.client.sessions.end({ session_id });
   const kill = await one.machine.next('KillProcess');
   expect(kill.request).toEqual({ id: session_id, grace_ms: 2_000 });
   ok(one.machine, kill);
   kept.exit({ outcome: 'PROCESS_OUTCOME_CANCELLED', exit_code: 129, signal: 'SIGHUP' });
   const end = { status: 'DISCONNECTED', reason: 'ended', exit_code: 129, signal: 'SIGHUP' };
   expect(await ended).toMatchObject(end);
-  expect(await one.house.client.sessions.end({ session_id })).toMatchObject(end);
+  expect(await one.system.client.sessions.end({ session_id })).toMatchObject(end);
 });
 
 test('sessions are listed by status, machine and host name, and only those of machines a key reaches', async () => {
-  const house = await openHouse();
-  const [here, there] = [await bench({ house }), await bench({ house })];
+  const system = await startFarhand();
+  const [here, there] = [await bench({ system }), await bench({ system })];
   const first = await begin(here);
   const second = await begin(there);
   first.kept.exit();
-  const ids = async (query: Parameters<typeof house.client.sessions.list>[0], { client } = house) =>
+  const ids = async (query: Parameters<typeof system.client.sessions.list>[0], { client } = system) =>
     (await client.sessions.list({ sort: 'created_at', ...query })).items.map(({ id }) => id);
   await soon(() => ids({ status: 'DISCONNECTED' })).toEqual([first.session_id]);
   expect(await ids({})).toEqual([first.session_id, second.session_id]);
   expect(await ids({ machine_id: there.machine_id })).toEqual([second.session_id]);
   expect(await ids({ machine_hostname: 'scripted', limit: 1, offset: 1 })).toEqual([second.session_id]);
   expect(await ids({ machine_hostname: 'other' })).toEqual([]);
-  const limited = await house.keyed(['sessions:read'], { machine_ids: [here.machine_id] });
-  expect(await ids({}, { ...house, client: limited.client })).toEqual([first.session_id]);
+  const limited = await system.keyed(['sessions:read'], { machine_ids: [here.machine_id] });
+  expect(await ids({}, { ...system, client: limited.client })).toEqual([first.session_id]);
   expect(await refusal(limited.client.sessions.get({ session_id: second.session_id }))).toBe('forbidden');
 });
 
@@ -157,7 +157,7 @@ test('attaching to what has ended is a conflict, to what never was 404', async (
   const one = await bench();
   const { session_id, kept } = await begin(one);
   kept.exit();
-  const attach = (id: string) => refusal(one.house.client.sessions.attach({ session_id: id }));
+  const attach = (id: string) => refusal(one.system.client.sessions.attach({ session_id: id }));
   await soon(() => attach(session_id)).toBe('conflict');
   expect(await attach('sess_none')).toBe('session_not_found');
 });
@@ -165,11 +165,11 @@ test('attaching to what has ended is a conflict, to what never was 404', async (
 test('a ticket is good once, and only the right one', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
-  const made = await one.house.client.sessions.attach({ session_id, mode: 'observer' });
+  const made = await one.system.client.sessions.attach({ session_id, mode: 'observer' });
   expect(made.stream_url).toMatch(
     new RegExp(`^ws://127.0.0.1:\\d+/api/v1/sessions/${session_id}/stream\\?ticket=[0-9A-Za-z]{43}$`),
   );
-  const { sessions } = one.house.broker;
+  const { sessions } = one.system.broker;
   const ticket = ticketIn(made.stream_url);
   expect(sessions.redeem(`${ticket}x`)).toBeUndefined();
   expect(sessions.redeem('')).toBeUndefined();
@@ -179,17 +179,17 @@ test('a ticket is good once, and only the right one', async () => {
 });
 
 test('a ticket says where the broker is reached from outside', async () => {
-  const house = await openHouse({ flags: ['--public-url', 'https://far.example/hand/'] });
-  const one = await bench({ house });
+  const system = await startFarhand({ flags: ['--public-url', 'https://far.example/hand/'] });
+  const one = await bench({ system });
   const { session_id } = await begin(one);
-  const { stream_url } = await house.client.sessions.attach({ session_id });
+  const { stream_url } = await system.client.sessions.attach({ session_id });
   expect(stream_url).toMatch(`wss://far.example/hand/api/v1/sessions/${session_id}/stream?ticket=`);
 });
 
 test('attached clients are listed in the session and in events, and detaching never ends it', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
-  const { client } = one.house;
+  const { client } = one.system;
   const first = await join(one, session_id);
   const second = await join(one, session_id, { mode: 'observer' });
   expect(await client.sessions.get({ session_id })).toMatchObject({
@@ -204,7 +204,7 @@ test('attached clients are listed in the session and in events, and detaching ne
   expect(await refusal(client.sessions.detach({ session_id, client_id: 'cli_none' }))).toBe(
     'client_not_found',
   );
-  const other = await one.house.keyed(['sessions:attach']);
+  const other = await one.system.keyed(['sessions:attach']);
   expect(await refusal(other.client.sessions.detach({ session_id }))).toBe('invalid_request');
   expect(await other.client.sessions.detach({ session_id, client_id: first.client_id })).toEqual({
     detached: true,
@@ -213,7 +213,7 @@ test('attached clients are listed in the session and in events, and detaching ne
   expect(await client.sessions.detach({ session_id })).toEqual({ detached: true });
   expect(await second.parted()).toEqual({ why: 'detached' });
   expect(await client.sessions.get({ session_id })).toMatchObject({ status: 'CONNECTED', attached_count: 0 });
-  expect((await eventsOf(one.house, session_id)).slice(2)).toEqual([
+  expect((await eventsOf(one.system, session_id)).slice(2)).toEqual([
     'client_attached CONNECTED operator',
     'client_attached CONNECTED observer',
     'client_detached CONNECTED operator',
@@ -227,13 +227,13 @@ test('a client that goes away is detached', async () => {
   const port = await join(one, session_id);
   port.leave();
   await port.served;
-  expect((await eventsOf(one.house, session_id)).at(-1)).toBe('client_detached CONNECTED operator');
+  expect((await eventsOf(one.system, session_id)).at(-1)).toBe('client_detached CONNECTED operator');
 });
 
 test('a machine has no more than 128 clients', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
-  const attach = () => one.house.client.sessions.attach({ session_id });
+  const attach = () => one.system.client.sessions.attach({ session_id });
   for (let n = 0; n < 128; n += 32) await Promise.all(Array.from({ length: 32 }, attach));
   expect(await refusal(attach())).toBe('unavailable');
 });
@@ -248,13 +248,13 @@ test('the record of who did what knows who opened, attached, typed and ended, an
   expect(await port.line.input(11)).toBe('secretwords');
   observer.type('me too');
   await observer.note('refused');
-  const end = one.house.client.sessions.end({ session_id });
+  const end = one.system.client.sessions.end({ session_id });
   ok(one.machine, await one.machine.next('KillProcess'));
   kept.exit();
   await end;
   // Keys and tokens were made before.
   const list = (query: object = {}) =>
-    one.house.client.audit.list({ sort: 'created_at', machine_id: one.machine_id, ...query });
+    one.system.client.audit.list({ sort: 'created_at', machine_id: one.machine_id, ...query });
   await soon(async () => (await list()).items.map(({ action, result }) => `${action} ${result}`)).toEqual([
     'sessions.create ok',
     'sessions.attach ok',
@@ -298,7 +298,7 @@ test('gRPC joins without a ticket, as far as its key reaches', async () => {
     commit: () => undefined,
     during: () => caller,
   };
-  const { sessions } = one.house.broker;
+  const { sessions } = one.system.broker;
   const params = { session_id, mode: 'operator' } as const;
   expect(await refusal(sessions.join({ ...params, session_id: 'sess_x' }, caller))).toBe('session_not_found');
   expect(await refusal(sessions.join(params, { ...caller, reaches: () => false }))).toBe('forbidden');

@@ -3,22 +3,22 @@ import { expect, test } from 'vitest';
 import type { AttachSessionRequest } from '../proto/types/farhand/client/v1/AttachSessionRequest.ts';
 import type { AttachSessionResponse__Output } from '../proto/types/farhand/client/v1/AttachSessionResponse.ts';
 import type { Streams } from '../shared/grpc-client.ts';
-import { soon } from './command-bench.ts';
-import { openHouse } from './house.ts';
-import { line, refusalOf, streamsOf } from './streams-bench.ts';
+import { soon } from './commands-fixture.ts';
+import { line, refusalOf, streamsOf } from './grpc-fixture.ts';
+import { startFarhand } from './start-farhand.ts';
 
-/** A house with a machine and a session whose shell says nothing by itself. */
+/** A system with a machine and a session whose shell says nothing by itself. */
 async function scene() {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
-  const { session_id } = await house.client.sessions.create({
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
+  const { session_id } = await system.client.sessions.create({
     machine_id,
     shell: '/bin/sh',
     env: { PS1: '' },
     cols: 90,
     rows: 20,
   });
-  return { house, machine_id, session_id, client: await streamsOf(house) };
+  return { system, machine_id, session_id, client: await streamsOf(system) };
 }
 
 /** A client of a terminal, and what it has heard. */
@@ -44,12 +44,12 @@ function attach(client: Streams, session_id: string, more: object = {}) {
 }
 
 test('an attach without permission is refused as over REST: scope, machine, session, and a session that is over', async () => {
-  const { house, session_id, client } = await scene();
-  const { machineId: elsewhere } = await house.agent();
-  const reader = await streamsOf(house, (await house.keyed(['sessions:read'])).key);
+  const { system, session_id, client } = await scene();
+  const { machineId: elsewhere } = await system.agent();
+  const reader = await streamsOf(system, (await system.keyed(['sessions:read'])).key);
   const foreign = await streamsOf(
-    house,
-    (await house.keyed(['sessions:attach'], { machine_ids: [elsewhere] })).key,
+    system,
+    (await system.keyed(['sessions:attach'], { machine_ids: [elsewhere] })).key,
   );
   expect(await refusalOf(attach(reader, session_id).ended)).toMatchObject({
     code: 'forbidden',
@@ -60,23 +60,23 @@ test('an attach without permission is refused as over REST: scope, machine, sess
     code: 'session_not_found',
     details: { session_id: 'sess_none' },
   });
-  await house.client.sessions.end({ session_id });
+  await system.client.sessions.end({ session_id });
   expect(await refusalOf(attach(client, session_id).ended)).toMatchObject({ code: 'conflict' });
 });
 
 test('an invalid action ends the call, and the session goes on', async () => {
-  const { house, session_id, client } = await scene();
+  const { system, session_id, client } = await scene();
   for (const bad of [{ size: { cols: 0, rows: 5 } }, { signal: 'SIGSEGV' }, { open: { session_id } }]) {
     const attached = attach(client, session_id);
     await soon(() => attached.kind('attached').length).toBe(1);
     attached.send(bad);
     expect((await refusalOf(attached.ended)).code).toMatch(/^(validation_failed|invalid_request)$/);
   }
-  expect((await house.client.sessions.get({ session_id })).status).toBe('CONNECTED');
+  expect((await system.client.sessions.get({ session_id })).status).toBe('CONNECTED');
 });
 
 test('an operator sends input and gets output, the input of an observer is refused, and both get the end last', async () => {
-  const { house, session_id, client } = await scene();
+  const { system, session_id, client } = await scene();
   const operator = attach(client, session_id);
   await soon(() => operator.kind('attached')[0]?.attached).toMatchObject({ size: { cols: 90, rows: 20 } });
   operator.type('echo one$((1+1))three\n');
@@ -93,7 +93,7 @@ test('an operator sends input and gets output, the input of an observer is refus
   await Promise.all([operator.ended, observer.ended]);
   for (const { heard } of [operator, observer]) expect(heard.at(-1)?.end).toMatchObject({ exit_code: 7 });
   expect(observer.text()).not.toContain('not');
-  expect((await house.client.sessions.get({ session_id })).attached_count).toBe(0);
+  expect((await system.client.sessions.get({ session_id })).attached_count).toBe(0);
 });
 
 test('a client that half-closes its call still gets all output to the end', async () => {
@@ -109,17 +109,17 @@ test('a client that half-closes its call still gets all output to the end', asyn
 });
 
 test('a client that is detached, or whose key is revoked, gets that reason, and the session goes on', async () => {
-  const { house, session_id, client } = await scene();
-  const { key, client: own } = await house.keyed(['sessions:attach', 'sessions:read']);
-  const theirs = attach(await streamsOf(house, key), session_id);
+  const { system, session_id, client } = await scene();
+  const { key, client: own } = await system.keyed(['sessions:attach', 'sessions:read']);
+  const theirs = attach(await streamsOf(system, key), session_id);
   const ours = attach(client, session_id);
   await soon(() => theirs.kind('attached').length + ours.kind('attached').length).toBe(2);
   const client_id = ours.kind('attached')[0]?.attached?.client_id ?? '';
-  await house.client.sessions.detach({ session_id, client_id });
+  await system.client.sessions.detach({ session_id, client_id });
   expect(await refusalOf(ours.ended)).toMatchObject({ code: 'conflict' });
   const { id: key_id } = await own.keys.me();
-  await house.client.keys.remove({ key_id });
+  await system.client.keys.remove({ key_id });
   expect(await refusalOf(theirs.ended)).toMatchObject({ code: 'unauthorized' });
-  await soon(async () => (await house.client.sessions.get({ session_id })).attached_count).toBe(0);
-  expect((await house.client.sessions.get({ session_id })).status).toBe('CONNECTED');
+  await soon(async () => (await system.client.sessions.get({ session_id })).attached_count).toBe(0);
+  expect((await system.client.sessions.get({ session_id })).status).toBe('CONNECTED');
 });

@@ -11,31 +11,31 @@ import { streamsService } from '../shared/agent-rpcs.ts';
 import type { Scope } from '../shared/api/route.ts';
 import { type Code, codes } from '../shared/errors.ts';
 import { connect, type Streams } from '../shared/grpc-client.ts';
-import { shared } from './at-end.ts';
-import { gate, soon } from './command-bench.ts';
-import { type CallOptions, type House, openHouse, temporaryFolder } from './house.ts';
-import { all, caOf, hearing, line, refusalOf, streamsOf } from './streams-bench.ts';
+import { shared } from './close-after-tests.ts';
+import { gate, soon } from './commands-fixture.ts';
+import { all, caOf, hearing, line, refusalOf, streamsOf } from './grpc-fixture.ts';
+import { type CallOptions, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
-/** A house with one machine, and a client with every right. */
+/** A system with one machine, and a client with every right. */
 async function openScene() {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
-  return { house, machine_id };
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
+  return { system, machine_id };
 }
 
 const sharedScene = shared(openScene);
 
 async function scene(opened = sharedScene()) {
-  const { house, machine_id } = await opened;
-  return { house, machine_id, client: await streamsOf(house) };
+  const { system, machine_id } = await opened;
+  return { system, machine_id, client: await streamsOf(system) };
 }
 
 /** A client for each key, made when it is first wanted. */
-async function clientsOf(house: House): Promise<(apiKey: string) => Streams> {
-  const ca = await caOf(house);
+async function clientsOf(system: TestSystem): Promise<(apiKey: string) => Streams> {
+  const ca = await caOf(system);
   const made = new Map<string, Streams>();
   return (apiKey) => {
-    const client = made.get(apiKey) ?? connect({ address: house.grpc, ca, apiKey });
+    const client = made.get(apiKey) ?? connect({ address: system.grpc, ca, apiKey });
     if (!made.has(apiKey)) onTestFinished(() => client.close());
     made.set(apiKey, client);
     return client;
@@ -124,29 +124,29 @@ const twins: Twin[] = [
 ];
 
 test('every rpc refuses in the order of REST, with its codes and details', async () => {
-  const house = await openHouse();
-  const machines = await Promise.all([house.agent(), house.agent()]);
+  const system = await startFarhand();
+  const machines = await Promise.all([system.agent(), system.agent()]);
   const [mine = '', foreign = ''] = machines.map(({ machineId }) => machineId);
   const commands = await Promise.all(
-    [mine, foreign].map((machine_id) => house.client.commands.create({ machine_id, command: 'true' })),
+    [mine, foreign].map((machine_id) => system.client.commands.create({ machine_id, command: 'true' })),
   );
   const ids = { machine: [mine, foreign], command: commands.map(({ id }) => id) };
-  const scopeless = (await house.keyed(['webhooks:read'])).key;
-  const clientOf = await clientsOf(house);
+  const scopeless = (await system.keyed(['webhooks:read'])).key;
+  const clientOf = await clientsOf(system);
   for (const { rpc, scope, noun, stream, rest } of twins) {
-    const limited = (await house.keyed([scope], { machine_ids: [mine] })).key;
+    const limited = (await system.keyed([scope], { machine_ids: [mine] })).key;
     const [own = '', other = ''] = ids[noun];
     const cases: [key: string, id: string, code: string | undefined][] = [
       ['service_apikey_none', 'nowhere', 'unauthorized'],
       [scopeless, 'nowhere', 'forbidden'],
       [limited, other, 'forbidden'],
       [limited, 'nowhere', noun === 'machine' ? 'forbidden' : 'command_not_found'],
-      [house.key, 'nowhere', `${noun}_not_found`],
+      [system.key, 'nowhere', `${noun}_not_found`],
       [limited, own, undefined],
     ];
     for (const [key, id, code] of cases) {
       const { method, path, ...params } = rest(id, true);
-      const { status, body } = await house.call(method, path, { key, ...params });
+      const { status, body } = await system.call(method, path, { key, ...params });
       const refused = await refusalOf(stream(clientOf(key), id, true));
       const { code: received, details, message, requestId } = refused;
       expect([rpc, { code: received, details, message }]).toEqual([rpc, body.error]);
@@ -158,7 +158,7 @@ test('every rpc refuses in the order of REST, with its codes and details', async
 });
 
 test('a call that begins with another message, or with a second start, is refused, and nothing runs', async () => {
-  const { client, machine_id, house } = await scene();
+  const { client, machine_id, system } = await scene();
   const start = { machine_id, command: 'true' };
   expect(await refusalOf(client.exec([{ stdin: Buffer.from('x') }]))).toMatchObject({
     code: 'invalid_request',
@@ -170,28 +170,28 @@ test('a call that begins with another message, or with a second start, is refuse
   expect(await refusalOf(client.attachSession([{ input: Buffer.from('x') }]))).toMatchObject({
     code: 'invalid_request',
   });
-  expect((await house.client.commands.list()).total).toBe(0);
+  expect((await system.client.commands.list()).total).toBe(0);
   const held = gate();
   const twice = client.exec([{ start: { ...start, command: held.wait } }, { start }]);
   expect(await refusalOf(twice)).toMatchObject({ code: 'invalid_request' });
-  expect((await house.client.commands.list()).total).toBe(1);
+  expect((await system.client.commands.list()).total).toBe(1);
   held.open();
 });
 
 test('an offline machine is reported before a command is accepted', async () => {
-  const { house, machine_id, client } = await scene(openScene());
-  const agent = await house.agent();
+  const { system, machine_id, client } = await scene(openScene());
+  const agent = await system.agent();
   await agent.close();
-  await soon(async () => (await house.client.machines.get({ machine_id: agent.machineId })).status).toBe(
+  await soon(async () => (await system.client.machines.get({ machine_id: agent.machineId })).status).toBe(
     'offline',
   );
   const refused = await refusalOf(client.exec([{ start: { machine_id: agent.machineId, command: 'true' } }]));
   expect(refused).toMatchObject({ code: 'machine_offline', status: 503 });
-  expect((await house.client.commands.list({ machine_id })).total).toBe(0);
+  expect((await system.client.commands.list({ machine_id })).total).toBe(0);
 });
 
 test('a signal that may not be sent, and a message that is too large, end the call and not the command', async () => {
-  const { house, machine_id, client } = await scene();
+  const { system, machine_id, client } = await scene();
   const held = gate();
   const start = { machine_id, command: held.wait };
   expect(await refusalOf(client.exec([{ start }, { signal: 'SIGSEGV' }]))).toMatchObject({
@@ -199,7 +199,7 @@ test('a signal that may not be sent, and a message that is too large, end the ca
   });
   const large = client.exec([{ start }, { stdin: Buffer.alloc(2 * 1024 * 1024) }]);
   await refusalOf(large);
-  const { items } = await house.client.commands.list();
+  const { items } = await system.client.commands.list();
   expect(items.map(({ status }) => status).sort()).not.toContain('cancelled');
   for (const _ of items) held.open();
 });
@@ -306,31 +306,31 @@ test('a signal reaches a command, and one for a command that is over is harmless
 });
 
 test('a client that leaves keeps its command running, with its input open, unless it set otherwise', async () => {
-  const { client, house, machine_id } = await scene();
+  const { client, system, machine_id } = await scene();
   const leave = async (more: object): Promise<string> => {
     const asked = line({ start: { machine_id, command: 'cat', ...more } });
     for await (const { accepted } of client.exec(asked.requests)) if (accepted) return accepted.command_id;
     throw new Error('it was not accepted');
   };
   const [stays, goes] = [await leave({}), await leave({ cancel_on_disconnect: true })];
-  const statusOf = async (command_id: string) => (await house.client.commands.get({ command_id })).status;
+  const statusOf = async (command_id: string) => (await system.client.commands.get({ command_id })).status;
   await soon(() => statusOf(goes)).toBe('cancelled');
   await soon(() => statusOf(stays)).toBe('running');
-  await house.client.commands.input({ command_id: stays, data: 'late', end: true });
-  await soon(async () => (await house.client.commands.get({ command_id: stays })).stdout).toBe('late');
+  await system.client.commands.input({ command_id: stays, data: 'late', end: true });
+  await soon(async () => (await system.client.commands.get({ command_id: stays })).stdout).toBe('late');
 });
 
 test('a cancellation that arrives in two parts still ends no input', async () => {
-  const { house, machine_id } = await scene();
-  const ca = await caOf(house);
-  const session = connectHttp2(`https://${house.grpc}`, { ca, checkServerIdentity: () => undefined });
+  const { system, machine_id } = await scene();
+  const ca = await caOf(system);
+  const session = connectHttp2(`https://${system.grpc}`, { ca, checkServerIdentity: () => undefined });
   onTestFinished(() => session.destroy());
   const call = session.request({
     ':method': 'POST',
     ':path': streamsService.Exec.path,
     'content-type': 'application/grpc',
     te: 'trailers',
-    authorization: `Bearer ${house.key}`,
+    authorization: `Bearer ${system.key}`,
   });
   const start = streamsService.Exec.requestSerialize({ start: { machine_id, command: 'cat' } });
   const head = Buffer.alloc(5);
@@ -343,16 +343,16 @@ test('a cancellation that arrives in two parts still ends no input', async () =>
   for (let turns = 0; turns < 8; turns += 1) await new Promise((resolve) => setImmediate(resolve));
   call.close(constants.NGHTTP2_CANCEL);
   await once(call, 'close');
-  const { items } = await house.client.commands.list({ machine_id });
+  const { items } = await system.client.commands.list({ machine_id });
   const { id: command_id = '' } = items[0] ?? {};
-  const got = () => house.client.commands.get({ command_id });
-  await house.client.commands.input({ command_id, data: 'late', end: true });
+  const got = () => system.client.commands.get({ command_id });
+  await system.client.commands.input({ command_id, data: 'late', end: true });
   await soon(async () => (await got()).status).toBe('completed');
   expect((await got()).stdout).toBe('late');
 });
 
 test('a repeat with the same idempotency key finds the same command, and its input counts once', async () => {
-  const { client, house, machine_id } = await scene(openScene());
+  const { client, system, machine_id } = await scene(openScene());
   const start = { machine_id, command: 'cat' };
   const asked = line<ExecRequest>({ start }, { stdin: Buffer.from('ab') });
   const options = { idempotencyKey: 'once' };
@@ -370,12 +370,12 @@ test('a repeat with the same idempotency key finds the same command, and its inp
   expect(heard.stdout.toString()).toBe('abc');
   const other = client.exec([{ start: { machine_id, command: 'true' } }], options);
   expect(await refusalOf(other)).toMatchObject({ code: 'idempotency_mismatch' });
-  expect((await house.client.commands.list()).total).toBe(1);
+  expect((await system.client.commands.list()).total).toBe(1);
 });
 
 test('a command is followed from offsets on, during its life and after it', async () => {
-  const { client, house, machine_id } = await scene();
-  const { id: command_id } = await house.client.commands.create({
+  const { client, system, machine_id } = await scene();
+  const { id: command_id } = await system.client.commands.create({
     machine_id,
     command: 'printf 0123456789; echo x >&2',
   });
@@ -474,39 +474,39 @@ test('changes are sent as they happen, after a first message that says it watche
 // ---- What ends a call
 
 test('a key that is revoked ends its open calls at once', async () => {
-  const { house, machine_id } = await scene(openScene());
-  const { key } = await house.keyed(['commands:execute', 'machines:read', 'files:read']);
-  const client = await streamsOf(house, key);
+  const { system, machine_id } = await scene(openScene());
+  const { key } = await system.keyed(['commands:execute', 'machines:read', 'files:read']);
+  const client = await streamsOf(system, key);
   const asked = line({ start: { machine_id, command: 'cat' } });
   const open = [
     client.exec(asked.requests),
     client.events({}),
     client.watchFiles({ machine_id, path: temporaryFolder('watched') }),
   ].map((messages) => refusalOf(messages));
-  await soon(async () => (await house.client.commands.list({ status: 'running' })).total).toBe(1);
-  const { items } = await house.client.keys.list();
+  await soon(async () => (await system.client.commands.list({ status: 'running' })).total).toBe(1);
+  const { items } = await system.client.keys.list();
   const { id: key_id = '' } = items.find(({ scopes }) => scopes.length === 3) ?? {};
-  await house.client.keys.remove({ key_id });
+  await system.client.keys.remove({ key_id });
   for (const refused of await Promise.all(open)) expect(refused).toMatchObject({ code: 'unauthorized' });
 });
 
 test('a broker that stops asks its callers to reconnect', async () => {
-  const { house, client } = await scene(openScene());
+  const { system, client } = await scene(openScene());
   const events = client.events({});
   const ended = refusalOf(events);
   const held = client.watchFiles({
-    machine_id: (await house.client.machines.list()).items[0]!.id,
+    machine_id: (await system.client.machines.list()).items[0]!.id,
     path: '/tmp',
   });
   expect((await held.next()).done).toBe(false);
-  await house.broker.close();
+  await system.broker.close();
   expect(await ended).toMatchObject({ code: 'unavailable' });
 });
 
 test('a client refuses a broker whose certificate authority it does not have', async () => {
-  const { house } = await scene();
-  const other = await openHouse();
-  const stranger = await streamsOf(other, other.key, house.grpc);
+  const { system } = await scene();
+  const other = await startFarhand();
+  const stranger = await streamsOf(other, other.key, system.grpc);
   expect(await refusalOf(stranger.events({}))).toMatchObject({
     code: 'unavailable',
     details: { grpc_status: 'UNAVAILABLE' },

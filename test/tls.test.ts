@@ -17,10 +17,10 @@ import { brokerSettings } from '../broker/config.ts';
 import { startBroker } from '../broker/start/index.ts';
 import { type Clock, setClock } from '../shared/clock.ts';
 import { readSettings } from '../shared/settings.ts';
-import { openHouse, quiet, temporaryFolder } from './house.ts';
-import { needs } from './needs.ts';
-import { program } from './programs.ts';
+import { needs } from './required-programs.ts';
 import { connectScripted, joinScripted } from './scripted-agent.ts';
+import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
+import { program } from './start-process.ts';
 
 const day = 86_400_000;
 
@@ -47,9 +47,9 @@ async function pair(folder: string, name: string): Promise<{ cert: string; key: 
   return { cert, key };
 }
 
-/** A house whose REST API goes over TLS; its own client, which trusts no such certificate, is of no use. */
+/** A system whose REST API goes over TLS; its own client, which trusts no such certificate, is of no use. */
 const openSecure = (flags: string[], tuning = {}, dataDir?: string) =>
-  openHouse({ flags, tuning, ...(dataDir && { dataDir }) });
+  startFarhand({ flags, tuning, ...(dataDir && { dataDir }) });
 
 async function securely(url: string, options: Parameters<typeof connect>[1] = {}): Promise<TLSSocket> {
   const { hostname: host, port } = new URL(url);
@@ -158,8 +158,8 @@ test('half a pair, two keys that do not belong together, no PEM, no file: 78 and
 
 test('a damaged key of the REST API stops the start and is named', async () => {
   const dataDir = temporaryFolder('broker');
-  const house = await openSecure(['--tls'], {}, dataDir);
-  await house.broker.close();
+  const system = await openSecure(['--tls'], {}, dataDir);
+  await system.broker.close();
   writeFileSync(join(dataDir, 'rest-key.json'), '{"private_key": 5}');
   await expect(openSecure(['--tls'], {}, dataDir)).rejects.toThrow(/rest-key\.json is damaged/);
 });
@@ -196,27 +196,27 @@ test('plain HTTP on the TLS port gets an error that says so in the envelope; noi
 needs('curl')(
   'curl connects with the pin that the broker prints, without trust in any certificate; another pin fails',
   async () => {
-    const house = await openSecure(['--tls']);
-    const bearer = `Authorization: Bearer ${house.key}`;
-    await expect(curl(`${house.url}/healthz`)).rejects.toThrow(/certificate/);
-    const { tls_pin: pin } = JSON.parse(await curl('-k', '-H', bearer, `${house.url}/api/v1/info`)).data;
+    const system = await openSecure(['--tls']);
+    const bearer = `Authorization: Bearer ${system.key}`;
+    await expect(curl(`${system.url}/healthz`)).rejects.toThrow(/certificate/);
+    const { tls_pin: pin } = JSON.parse(await curl('-k', '-H', bearer, `${system.url}/api/v1/info`)).data;
     expect(pin).toMatch(/^sha256\/\/[+/0-9A-Za-z]{43}=$/);
-    expect(await curl('-k', '--pinnedpubkey', pin, `${house.url}/healthz`)).toBe('ok\n');
+    expect(await curl('-k', '--pinnedpubkey', pin, `${system.url}/healthz`)).toBe('ok\n');
     const other = `sha256//${Buffer.alloc(32).toString('base64')}`;
-    await expect(curl('-k', '--pinnedpubkey', other, `${house.url}/healthz`)).rejects.toThrow(/pinned/);
-    expect((await openHouse().then(({ client }) => client.service.info())).tls_pin).toBe(null);
+    await expect(curl('-k', '--pinnedpubkey', other, `${system.url}/healthz`)).rejects.toThrow(/pinned/);
+    expect((await startFarhand().then(({ client }) => client.service.info())).tls_pin).toBe(null);
   },
 );
 
 test('the leaf names every way to this broker, and the agents’ own authority stands for it', async () => {
-  const house = await openSecure(['--tls', '--public-url', 'https://farhand.example.org:8443']);
-  const leaf = await certificateOf(house.url);
+  const system = await openSecure(['--tls', '--public-url', 'https://farhand.example.org:8443']);
+  const leaf = await certificateOf(system.url);
   for (const name of ['farhand.example.org', 'localhost']) expect(leaf.checkHost(name)).toBe(name);
   for (const address of ['127.0.0.1', '::1']) expect(leaf.checkIP(address)).toBe(address);
   expect(leaf.checkHost('elsewhere.example.org')).toBe(undefined);
-  const { certificate: ca } = JSON.parse(readFileSync(join(house.dataDir, 'authority.json'), 'utf8'));
-  expect((await get(`${house.url}/healthz`, ca)).body).toBe('ok\n');
-  await expect(get(`${house.url}/healthz`, undefined)).rejects.toThrow();
+  const { certificate: ca } = JSON.parse(readFileSync(join(system.dataDir, 'authority.json'), 'utf8'));
+  expect((await get(`${system.url}/healthz`, ca)).body).toBe('ok\n');
+  await expect(get(`${system.url}/healthz`, undefined)).rejects.toThrow();
 });
 
 test('the key is private, and outlives restarts and renewal: the pin stays, the leaf does not', async () => {
@@ -272,25 +272,25 @@ test('only a certificate from files makes browsers keep to TLS', async () => {
 });
 
 test('a terminal goes over TLS, and only pages that came over TLS may open it', async () => {
-  const house = await openSecure(['--tls']);
-  const headers = { Authorization: `Bearer ${house.key}`, 'Content-Type': 'application/json' };
+  const system = await openSecure(['--tls']);
+  const headers = { Authorization: `Bearer ${system.key}`, 'Content-Type': 'application/json' };
   const post = async (path: string, body: object) => {
     const options = { method: 'POST', headers, rejectUnauthorized: false, agent: false };
-    const asked = request(`${house.url}/api/v1${path}`, options).end(JSON.stringify(body));
+    const asked = request(`${system.url}/api/v1${path}`, options).end(JSON.stringify(body));
     const [response] = await once(asked, 'response');
     return JSON.parse(await text(response)).data;
   };
   const { token: joinToken } = await post('/join-tokens', {});
-  const { machineId: machine_id } = await house.agent({ joinToken });
+  const { machineId: machine_id } = await system.agent({ joinToken });
   const { session_id } = await post('/sessions', { machine_id, shell: '/bin/sh' });
   const attach = async (): Promise<string> => (await post(`/sessions/${session_id}/attach`, {})).stream_url;
-  const origin = `http://${new URL(house.url).host}`;
+  const origin = `http://${new URL(system.url).host}`;
   const foreign = new WebSocket(await attach(), { rejectUnauthorized: false, origin });
   const [error] = await once(foreign, 'error');
   expect(String(error)).toMatch(/403/);
   const address = await attach();
   expect(address).toMatch(/^wss:/);
-  const own = new WebSocket(address, { rejectUnauthorized: false, origin: house.url });
+  const own = new WebSocket(address, { rejectUnauthorized: false, origin: system.url });
   onTestFinished(() => own.terminate());
   await once(own, 'open');
 });
@@ -300,13 +300,13 @@ test('a terminal goes over TLS, and only pages that came over TLS may open it', 
 test('a leaf of the link is renewed by wall time while agents stay linked, and those that dial later get in', async () => {
   const clock = movedClock();
   clock.move(-35 * day);
-  const house = await openHouse();
+  const system = await startFarhand();
   // As after a long sleep: wall time has gone on, the timers have not.
   clock.move(35 * day);
-  const identity = await joinScripted(house);
-  const linked = await connectScripted(house.grpc, identity);
+  const identity = await joinScripted(system);
+  const linked = await connectScripted(system.grpc, identity);
   await linked.next('welcome');
-  const url = `https://${house.grpc}`;
+  const url = `https://${system.grpc}`;
   const leaf = async () => {
     const socket = await securely(url, { ALPNProtocols: ['h2'] });
     const certificate = socket.getPeerX509Certificate();
@@ -325,19 +325,19 @@ test('a leaf of the link is renewed by wall time while agents stay linked, and t
   await new Promise((resolve) => setImmediate(resolve));
   expect((await leaf())?.serialNumber).toBe(fresh?.serialNumber);
   const { machine_id } = { machine_id: identity.machineId };
-  expect((await house.client.machines.get({ machine_id })).status).toBe('online');
-  const late = await connectScripted(house.grpc, await joinScripted(house, 'late'));
+  expect((await system.client.machines.get({ machine_id })).status).toBe('online');
+  const late = await connectScripted(system.grpc, await joinScripted(system, 'late'));
   await late.next('welcome');
 });
 
 test('a clock that is set back makes a new leaf, too: one from the future is not valid yet', async () => {
   const clock = movedClock();
-  const house = await openSecure(['--tls']);
+  const system = await openSecure(['--tls']);
   clock.move(-2 * day);
-  const old = await certificateOf(house.url);
+  const old = await certificateOf(system.url);
   clock.tick();
   await vi.waitFor(async () =>
-    expect((await certificateOf(house.url)).serialNumber).not.toBe(old.serialNumber),
+    expect((await certificateOf(system.url)).serialNumber).not.toBe(old.serialNumber),
   );
 });
 

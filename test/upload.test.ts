@@ -5,22 +5,22 @@ import { request } from 'node:http';
 import { connect } from 'node:net';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { shared } from './at-end.ts';
-import { openHouse, temporaryFolder } from './house.ts';
+import { shared } from './close-after-tests.ts';
 import { scriptedMachine } from './scripted-agent.ts';
+import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
 async function openMachine() {
-  const house = await openHouse();
-  return { house, machineId: (await house.agent()).machineId };
+  const system = await startFarhand();
+  return { system, machineId: (await system.agent()).machineId };
 }
 
 const machine = shared(openMachine);
 
 async function onMachine(opened = machine()) {
-  const { house, machineId } = await opened;
+  const { system, machineId } = await opened;
   const folder = temporaryFolder('upload');
-  const files = `${house.url}/api/v1/machines/${machineId}/files`;
-  const headers = { Authorization: `Bearer ${house.key}` };
+  const files = `${system.url}/api/v1/machines/${machineId}/files`;
+  const headers = { Authorization: `Bearer ${system.key}` };
   const send = async (
     path: string,
     init: Omit<RequestInit, 'headers'> & { headers?: Record<string, string> },
@@ -29,7 +29,7 @@ async function onMachine(opened = machine()) {
     // biome-ignore lint/suspicious/noExplicitAny: outside JSON
     return { status: response.status, body: (await response.json()) as any };
   };
-  return { house, machineId, folder, files, headers, send };
+  return { system, machineId, folder, files, headers, send };
 }
 
 /** A form with its parts in the order given. */
@@ -83,7 +83,7 @@ test('a form that says too little, or what it does not know, is refused and writ
 test.each([0.01, 0.5, 0.99, 1])(
   'a form cut off at %f leaves the old content and nothing else',
   async (share) => {
-    const { house, machineId, folder } = await onMachine();
+    const { system, machineId, folder } = await onMachine();
     const path = join(folder, 'a');
     writeFileSync(path, 'old');
     const boundary = 'edge';
@@ -98,9 +98,9 @@ test.each([0.01, 0.5, 0.99, 1])(
     ]);
     const last = `--${boundary}--\r\n`;
     const head = (length: number): string =>
-      `POST /api/v1/machines/${machineId}/files/upload HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${house.key}\r\n` +
+      `POST /api/v1/machines/${machineId}/files/upload HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${system.key}\r\n` +
       `Content-Type: multipart/form-data; boundary=${boundary}\r\nContent-Length: ${length}\r\n\r\n`;
-    const { hostname, port } = new URL(house.url);
+    const { hostname, port } = new URL(system.url);
     const socket = connect(Number(port), hostname);
     // The whole announced: the connection breaks. Just this much announced: the form itself is short.
     const short = body.subarray(0, Math.floor(body.length * share));
@@ -117,7 +117,7 @@ test.each([0.01, 0.5, 0.99, 1])(
       if (announced === short.length) expect(Buffer.concat(answer).toString()).toContain('400 Bad Request');
     }
     // The next upload to that place is answered after the last one was cleared away, or else it would be seen.
-    const after = await house.client.files.put({
+    const after = await system.client.files.put({
       machine_id: machineId,
       path: join(folder, 'b'),
       content: 'b',
@@ -130,12 +130,12 @@ test.each([0.01, 0.5, 0.99, 1])(
 );
 
 test('a plain body that is cut off changes nothing', async () => {
-  const { house, machineId, folder } = await onMachine();
+  const { system, machineId, folder } = await onMachine();
   const path = join(folder, 'a');
   writeFileSync(path, 'old');
-  const upload = request(`${house.url}/api/v1/machines/${machineId}/files/raw?path=${path}`, {
+  const upload = request(`${system.url}/api/v1/machines/${machineId}/files/raw?path=${path}`, {
     method: 'PUT',
-    headers: { Authorization: `Bearer ${house.key}`, 'Content-Length': '1000000' },
+    headers: { Authorization: `Bearer ${system.key}`, 'Content-Length': '1000000' },
   });
   upload.on('error', () => undefined);
   upload.write(Buffer.alloc(500_000));
@@ -146,7 +146,7 @@ test('a plain body that is cut off changes nothing', async () => {
 });
 
 test('a machine that refuses early is heard while the client still sends', async () => {
-  const { house, folder, files, headers } = await onMachine();
+  const { system, folder, files, headers } = await onMachine();
   const answer = await fetch(`${files}/raw?path=${folder}`, {
     method: 'PUT',
     headers,
@@ -156,16 +156,16 @@ test('a machine that refuses early is heard while the client still sends', async
     400,
     'is_a_directory',
   ]);
-  expect((await house.call('GET', '/machines')).status).toBe(200);
+  expect((await system.call('GET', '/machines')).status).toBe(200);
 });
 
 test('a refused upload with Expect: 100-continue is never asked for', async () => {
-  const { house, machineId, folder } = await onMachine();
+  const { system, machineId, folder } = await onMachine();
   for (const [key, path, status] of [
     ['service_apikey_wrong', join(folder, 'a'), 401],
-    [house.key, join(folder, 'a'), 200],
+    [system.key, join(folder, 'a'), 200],
   ] as const) {
-    const upload = request(`${house.url}/api/v1/machines/${machineId}/files/raw?path=${path}`, {
+    const upload = request(`${system.url}/api/v1/machines/${machineId}/files/raw?path=${path}`, {
       method: 'PUT',
       headers: { Authorization: `Bearer ${key}`, 'Content-Length': '3', Expect: '100-continue' },
     });
@@ -204,7 +204,7 @@ test('overwrite=false keeps what is there, before and after the file', async () 
 });
 
 test('a form is taken in either order, with its fields anywhere and its path in the query', async () => {
-  const { folder, send, house } = await onMachine(openMachine());
+  const { folder, send, system } = await onMachine(openMachine());
   const content = randomBytes(3_000_000);
   const sha256 = createHash('sha256').update(content).digest('hex');
   const at = (name: string) => join(folder, name);
@@ -224,8 +224,8 @@ test('a form is taken in either order, with its fields anywhere and its path in 
     expect(statSync(at(name)).mode & 0o777).toBe(0o600);
   }
   // What waited on the broker has no name there, and is gone.
-  expect(readdirSync(join(house.dataDir, 'spool'))).toEqual([]);
-  const { items } = await house.client.events.list({ type: 'file.uploaded' });
+  expect(readdirSync(join(system.dataDir, 'spool'))).toEqual([]);
+  const { items } = await system.client.events.list({ type: 'file.uploaded' });
   expect(items.map(({ data }) => String(data.path)).sort()).toEqual(
     ['first', 'last', 'query', 'split'].map(at).sort(),
   );
@@ -286,20 +286,20 @@ test('a repeat with the same Idempotency-Key gets the first answer and writes no
 });
 
 test('an upload slower than the machine’s patience is none of the machine’s business', async () => {
-  const house = await openHouse({ tuning: { link: { callIdleMs: 200 } } });
-  const { machineId } = await house.agent();
+  const system = await startFarhand({ tuning: { link: { callIdleMs: 200 } } });
+  const { machineId } = await system.agent();
   const path = join(temporaryFolder('slow'), 'a');
-  const upload = request(`${house.url}/api/v1/machines/${machineId}/files/raw?path=${path}`, {
+  const upload = request(`${system.url}/api/v1/machines/${machineId}/files/raw?path=${path}`, {
     method: 'PUT',
-    headers: { Authorization: `Bearer ${house.key}`, 'Content-Length': '6' },
+    headers: { Authorization: `Bearer ${system.key}`, 'Content-Length': '6' },
   });
   const answered = new Promise<number | undefined>((resolve) =>
     upload.on('response', (r) => resolve(r.statusCode)),
   );
   upload.write('abc');
   // Another machine is out of patience first, which began later and is no longer.
-  const silent = await scriptedMachine(house);
-  const never = house.client.files.read({ machine_id: silent.identity.machineId, path: '/a' });
+  const silent = await scriptedMachine(system);
+  const never = system.client.files.read({ machine_id: silent.identity.machineId, path: '/a' });
   silent.answer((await silent.next('call')).call_id);
   await expect(never).rejects.toMatchObject({ code: 'machine_timeout' });
   upload.end('def');
@@ -308,9 +308,9 @@ test('an upload slower than the machine’s patience is none of the machine’s 
 });
 
 test('a machine that never answers a whole upload is machine_timeout', async () => {
-  const house = await openHouse({ tuning: { link: { callIdleMs: 200 } } });
-  const agent = await scriptedMachine(house);
-  const answer = house.client.files.put({ machine_id: agent.identity.machineId, path: '/a', content: 'x' });
+  const system = await startFarhand({ tuning: { link: { callIdleMs: 200 } } });
+  const agent = await scriptedMachine(system);
+  const answer = system.client.files.put({ machine_id: agent.identity.machineId, path: '/a', content: 'x' });
   agent.answer((await agent.next('call')).call_id).resume();
   await expect(answer).rejects.toMatchObject({ code: 'machine_timeout' });
 });

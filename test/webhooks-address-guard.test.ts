@@ -4,8 +4,8 @@ import { connect, createServer, isIPv4 } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { AddressGuard, type Network, networkOf } from '../broker/webhooks/address-guard.ts';
-import { type House, openHouse } from './house.ts';
-import { openReceiver, openWebhookHouse } from './receivers.ts';
+import { startFarhand, type TestSystem } from './start-farhand.ts';
+import { openReceiver, startWebhookSystem } from './webhook-receivers.ts';
 
 const guardOf = (...allowed: Network[]) => new AddressGuard(allowed, async () => []);
 
@@ -105,14 +105,14 @@ test.each(['', 'example.org', '127.1', '0x7f000001', '1', '999.1.1.1', 'fe80::1%
 );
 
 test('every form of such an address is refused when a webhook is created, with the field url', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   for (const [what, host] of refused) {
     const url = `https://${host}:8443/hook`;
-    const { status, body } = await house.call('POST', '/webhooks', { body: { url, events: ['*'] } });
+    const { status, body } = await system.call('POST', '/webhooks', { body: { url, events: ['*'] } });
     expect([what, status, body.error.details.issues?.[0].path]).toEqual([what, 422, 'url']);
   }
-  const { id } = await house.client.webhooks.create({ url: 'https://example.org/', events: ['*'] });
-  const { status } = await house.call('PATCH', `/webhooks/${id}`, { body: { url: 'https://[::1]/' } });
+  const { id } = await system.client.webhooks.create({ url: 'https://example.org/', events: ['*'] });
+  const { status } = await system.call('PATCH', `/webhooks/${id}`, { body: { url: 'https://[::1]/' } });
   expect(status).toBe(422);
 });
 
@@ -134,9 +134,9 @@ test.each([
   ['a name below it', 'any.localhost'],
   ['a trailing dot', 'localhost.'],
 ])('a name of this machine (%s) is refused at the delivery', async (_what, name) => {
-  const [house, trap] = [await openHouse(), await openTrap()];
-  const { id } = await house.client.webhooks.create({ url: `http://${name}:${trap.port}/`, events: ['*'] });
-  const result = await house.client.webhooks.test({ webhook_id: id });
+  const [system, trap] = [await startFarhand(), await openTrap()];
+  const { id } = await system.client.webhooks.create({ url: `http://${name}:${trap.port}/`, events: ['*'] });
+  const result = await system.client.webhooks.test({ webhook_id: id });
   expect(result).toMatchObject({ delivered: false, status_code: null });
   expect(result.error).toContain('not public');
   expect(trap.calls()).toBe(0);
@@ -149,10 +149,13 @@ test('a name with one address that is not public is refused, whichever it is', a
     'last.example': ['93.184.215.14', '2606:2800:21f:cb07:6820:80da:af6b:8b2c', '::ffff:127.0.0.1'],
     'none.example': [],
   };
-  const house = await openHouse({ tuning: { resolve: async (name) => answers[name] ?? [] } });
+  const system = await startFarhand({ tuning: { resolve: async (name) => answers[name] ?? [] } });
   for (const [name, addresses] of Object.entries(answers)) {
-    const { id } = await house.client.webhooks.create({ url: `http://${name}:${trap.port}/`, events: ['*'] });
-    const { delivered, error } = await house.client.webhooks.test({ webhook_id: id });
+    const { id } = await system.client.webhooks.create({
+      url: `http://${name}:${trap.port}/`,
+      events: ['*'],
+    });
+    const { delivered, error } = await system.client.webhooks.test({ webhook_id: id });
     expect([name, delivered, error]).toEqual([
       name,
       false,
@@ -165,36 +168,36 @@ test('a name with one address that is not public is refused, whichever it is', a
 test('a name whose address changes between two deliveries is checked at each', async () => {
   const [receiver, trap] = [await openReceiver(), await openTrap()];
   const addresses = ['127.0.0.9'];
-  const house = await openWebhookHouse({
+  const system = await startWebhookSystem({
     flags: ['--webhook-allow', '127.0.0.1'],
     tuning: { resolve: async () => [addresses.shift() ?? '127.0.0.1'] },
   });
-  const { id } = await house.client.webhooks.create({
+  const { id } = await system.client.webhooks.create({
     url: `http://turns.example:${receiver.port}/`,
     events: ['*'],
   });
-  const first = await house.client.webhooks.test({ webhook_id: id });
+  const first = await system.client.webhooks.test({ webhook_id: id });
   expect(first.error).toContain('turns.example resolves to an address that is not public');
-  expect(await house.client.webhooks.test({ webhook_id: id })).toMatchObject({ delivered: true });
+  expect(await system.client.webhooks.test({ webhook_id: id })).toMatchObject({ delivered: true });
   expect(receiver.got).toHaveLength(1);
   expect(trap.calls()).toBe(0);
 });
 
 test('an internal receiver is no longer called once the broker starts without its --webhook-allow', async () => {
   const trap = await openTrap();
-  const before = await openWebhookHouse();
+  const before = await startWebhookSystem();
   const url = `http://127.0.0.1:${trap.port}/`;
   const { id } = await before.client.webhooks.create({ url, events: ['*'] });
   await before.broker.close();
-  const house = await openHouse({ dataDir: before.dataDir });
-  const { delivered, error } = await house.client.webhooks.test({ webhook_id: id });
+  const system = await startFarhand({ dataDir: before.dataDir });
+  const { delivered, error } = await system.client.webhooks.test({ webhook_id: id });
   expect([delivered, error]).toEqual([false, expect.stringContaining('not public')]);
   expect(trap.calls()).toBe(0);
 });
 
 /** Places of a broker's listeners, also where only all addresses of this machine are named. */
-function listenersOf(house: House, hosts: readonly string[]): string[] {
-  const ports = [new URL(house.url).port, house.grpc.split(':')[1]];
+function listenersOf(system: TestSystem, hosts: readonly string[]): string[] {
+  const ports = [new URL(system.url).port, system.grpc.split(':')[1]];
   return ports.flatMap((port) =>
     hosts.flatMap((host) => [`http://${host}:${port}`, `https://${host}:${port}`]),
   );
@@ -213,7 +216,7 @@ test('the broker’s own listeners are refused when a webhook is created or chan
     if (!found) throw new Error('no such name');
     return found;
   };
-  const house = await openHouse({ flags: everywhere, tuning: { resolve } });
+  const system = await startFarhand({ flags: everywhere, tuning: { resolve } });
   const own = Object.values(networkInterfaces())
     .flatMap((one) => one ?? [])
     .filter(({ address }) => isIPv4(address));
@@ -225,10 +228,10 @@ test('the broker’s own listeners are refused when a webhook is created or chan
     'HERE.example',
     'sixth.example',
   ];
-  const { id } = await house.client.webhooks.create({ url: 'https://example.org/', events: ['*'] });
-  for (const url of listenersOf(house, places)) {
-    const made = await house.call('POST', '/webhooks', { body: { url, events: ['*'] } });
-    const changed = await house.call('PATCH', `/webhooks/${id}`, { body: { url } });
+  const { id } = await system.client.webhooks.create({ url: 'https://example.org/', events: ['*'] });
+  for (const url of listenersOf(system, places)) {
+    const made = await system.call('POST', '/webhooks', { body: { url, events: ['*'] } });
+    const changed = await system.call('PATCH', `/webhooks/${id}`, { body: { url } });
     for (const { status, body } of [made, changed]) {
       expect([url, status, body.error?.details.issues]).toEqual([
         url,
@@ -237,22 +240,22 @@ test('the broker’s own listeners are refused when a webhook is created or chan
       ]);
     }
   }
-  const others = listenersOf(house, ['93.184.215.14', 'there.example', 'unknown.example']);
+  const others = listenersOf(system, ['93.184.215.14', 'there.example', 'unknown.example']);
   for (const url of [...others, 'http://127.0.0.1:1/', 'http://here.example:1/']) {
-    const { status } = await house.call('POST', '/webhooks', { body: { url, events: ['*'] } });
+    const { status } = await system.call('POST', '/webhooks', { body: { url, events: ['*'] } });
     expect([url, status]).toEqual([url, 201]);
   }
 });
 
 test('the broker’s own listeners are refused at the delivery, though --webhook-allow names their address', async () => {
   let addresses: string[] = [];
-  const house = await openHouse({ flags: everywhere, tuning: { resolve: async () => addresses } });
-  for (const url of listenersOf(house, ['turns.example'])) {
+  const system = await startFarhand({ flags: everywhere, tuning: { resolve: async () => addresses } });
+  for (const url of listenersOf(system, ['turns.example'])) {
     addresses = ['93.184.215.14'];
-    const { id } = await house.client.webhooks.create({ url: `${url}/healthz`, events: ['*'] });
+    const { id } = await system.client.webhooks.create({ url: `${url}/healthz`, events: ['*'] });
     for (const address of ['127.0.0.1', '0.0.0.0']) {
       addresses = [address];
-      const { status_code, error } = await house.client.webhooks.test({ webhook_id: id });
+      const { status_code, error } = await system.client.webhooks.test({ webhook_id: id });
       expect([url, address, status_code, error]).toEqual([
         ...[url, address, null],
         'webhooks must not call this broker itself',
@@ -275,21 +278,21 @@ test('a connection to a listener of the broker itself is destroyed, whatever the
 test('the address of a name is in no answer: not of a test, a delivery, or a change', async () => {
   const secret = '10.11.12.13';
   const resolve = async () => [secret, '93.184.215.14'];
-  const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'], tuning: { resolve } });
-  const { id } = await house.client.webhooks.create({ url: 'http://intra.corp/', events: ['machine.*'] });
-  const result = await house.call('POST', `/webhooks/${id}/test`);
+  const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'], tuning: { resolve } });
+  const { id } = await system.client.webhooks.create({ url: 'http://intra.corp/', events: ['machine.*'] });
+  const result = await system.call('POST', `/webhooks/${id}/test`);
   expect(result.body.data).toMatchObject({
     delivered: false,
     error:
       'intra.corp resolves to an address that is not public; to call it, add it to --webhook-allow of the broker',
   });
-  await house.happen('machine.online');
+  await system.happen('machine.online');
   const delivered = await vi.waitFor(async () => {
-    const answer = await house.call('GET', `/webhooks/${id}/deliveries`);
+    const answer = await system.call('GET', `/webhooks/${id}/deliveries`);
     expect(answer.body.data).toMatchObject([{ attempts: [{ error: result.body.data.error }] }]);
     return answer;
   });
-  const changed = await house.call('PATCH', `/webhooks/${id}`, { body: { enabled: false } });
+  const changed = await system.call('PATCH', `/webhooks/${id}`, { body: { enabled: false } });
   expect(changed.body.data.last_delivery.error).toBe(result.body.data.error);
   expect(JSON.stringify([result.body, delivered.body, changed.body])).not.toContain(secret);
 });

@@ -4,9 +4,9 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { expect, onTestFinished, test } from 'vitest';
-import { temporaryFolder } from './house.ts';
-import { has } from './needs.ts';
-import { openReceiver, openWebhookHouse, type Received } from './receivers.ts';
+import { has } from './required-programs.ts';
+import { temporaryFolder } from './start-farhand.ts';
+import { openReceiver, type Received, startWebhookSystem } from './webhook-receivers.ts';
 
 const root = join(import.meta.dirname, '..');
 const secret = 'a "secret" with $igns ~ and \\';
@@ -21,10 +21,10 @@ function recipe(language: string): string {
 
 /** A delivery as it came over the wire. */
 async function delivered(): Promise<{ body: Buffer; header: string }> {
-  const house = await openWebhookHouse();
+  const system = await startWebhookSystem();
   const receiver = await openReceiver();
-  await house.client.webhooks.create({ url: receiver.url, events: ['machine.*'], secret });
-  await house.happen('machine.online', { text: 'Grüße\u2028🚀' });
+  await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'], secret });
+  await system.happen('machine.online', { text: 'Grüße\u2028🚀' });
   const [{ body, headers }] = (await receiver.heard(1)) as [Received];
   return { body, header: String(headers['x-service-signature']) };
 }
@@ -67,7 +67,7 @@ test.for([
 );
 
 test('the example receiver takes what is signed and refuses what is not', async () => {
-  const house = await openWebhookHouse();
+  const system = await startWebhookSystem();
   const child = spawn(process.execPath, [join(root, 'scripts/examples/receiver.ts'), '0'], {
     env: { ...process.env, SECRET: secret },
     stdio: ['ignore', 'pipe', 'inherit'],
@@ -76,15 +76,15 @@ test('the example receiver takes what is signed and refuses what is not', async 
   const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
   const line = async (): Promise<string> => String((await lines.next()).value);
   const url = /http\S+/.exec(await line())?.[0] ?? '';
-  const signed = await house.client.webhooks.create({ url, events: ['machine.online'], secret });
+  const signed = await system.client.webhooks.create({ url, events: ['machine.online'], secret });
   // A name without a line separator: the lines are read one by one.
-  await house.happen('machine.online', { n: 1 }, { id: 'mach_1', name: 'web' });
+  await system.happen('machine.online', { n: 1 }, { id: 'mach_1', name: 'web' });
   expect(await line()).toMatch(/^new machine\.online evt_\w+ .*"n":1/);
-  const { items } = await house.client.webhooks.deliveries({ webhook_id: signed.id });
+  const { items } = await system.client.webhooks.deliveries({ webhook_id: signed.id });
   const { id: delivery_id } = items[0]!;
-  await house.client.webhooks.redeliver({ webhook_id: signed.id, delivery_id });
+  await system.client.webhooks.redeliver({ webhook_id: signed.id, delivery_id });
   expect(await line()).toMatch(/^again machine\.online/);
-  const forged = await house.client.webhooks.create({ url, events: ['*'], secret: 'another' });
-  const result = await house.client.webhooks.test({ webhook_id: forged.id });
+  const forged = await system.client.webhooks.create({ url, events: ['*'], secret: 'another' });
+  const result = await system.client.webhooks.test({ webhook_id: forged.id });
   expect(result).toMatchObject({ delivered: false, status_code: 401 });
 });

@@ -5,7 +5,7 @@ import { renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { resolveName } from '../broker/webhooks/resolve-name.ts';
-import { temporaryFolder } from './house.ts';
+import { temporaryFolder } from './start-farhand.ts';
 
 /** Asks a name server that does with a query what the test says: answer with this code, or nothing. */
 async function openNames({ hosts = '', answer = (_query: string): number | undefined => undefined }) {

@@ -3,14 +3,14 @@ import { readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { groups } from '../shared/api/events.ts';
-import { openHouse, temporaryFolder } from './house.ts';
-import { openReceiver, openWebhookHouse } from './receivers.ts';
+import { startFarhand, temporaryFolder } from './start-farhand.ts';
+import { openReceiver, startWebhookSystem } from './webhook-receivers.ts';
 
 const url = 'https://receiver.example.org/hook';
 
 describe('a webhook is refused', () => {
   test('with 422 and the name of the field that is wrong', async () => {
-    const house = await openHouse();
+    const system = await startFarhand();
     const refused: [string, object, string][] = [
       ['without a url', { events: ['*'] }, 'url'],
       ['with a url that is none', { url: 'receiver', events: ['*'] }, 'url'],
@@ -38,22 +38,22 @@ describe('a webhook is refused', () => {
       ['with no machines', { url, events: ['*'], machine_ids: [] }, 'machine_ids'],
     ];
     for (const [what, body, path] of refused) {
-      const { status, body: answer } = await house.call('POST', '/webhooks', { body });
+      const { status, body: answer } = await system.call('POST', '/webhooks', { body });
       expect([what, status, answer.error.code]).toEqual([what, 422, 'validation_failed']);
       expect([what, answer.error.details.issues[0].path]).toEqual([what, path]);
     }
-    expect((await house.client.webhooks.list({})).total).toBe(0);
+    expect((await system.client.webhooks.list({})).total).toBe(0);
   });
 
   test('with 403 and the missing scope when its key may not read its events', async () => {
-    const house = await openHouse();
-    const { key } = await house.keyed(['webhooks:write', 'machines:read', 'commands:read']);
+    const system = await startFarhand();
+    const { key } = await system.keyed(['webhooks:write', 'machines:read', 'commands:read']);
     const missing = { 'session.created': 'sessions:read', 'file.*': 'files:read', '*': 'sessions:read' };
     for (const [event, scope] of Object.entries(missing)) {
-      const answer = await house.call('POST', '/webhooks', { key, body: { url, events: [event] } });
+      const answer = await system.call('POST', '/webhooks', { key, body: { url, events: [event] } });
       expect([answer.status, answer.body.error.details.required_scope]).toEqual([403, scope]);
     }
-    const { status } = await house.call('POST', '/webhooks', {
+    const { status } = await system.call('POST', '/webhooks', {
       key,
       body: { url, events: ['machine.*', 'command.failed'] },
     });
@@ -62,9 +62,9 @@ describe('a webhook is refused', () => {
 });
 
 test('a webhook is created, answered without its secret, changed, found again after a restart and removed', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   const secret = 'a very secret secret';
-  const { status, body } = await house.call('POST', '/webhooks', {
+  const { status, body } = await system.call('POST', '/webhooks', {
     body: { url, events: ['machine.*'], secret },
   });
   expect(status).toBe(201);
@@ -81,9 +81,9 @@ test('a webhook is created, answered without its secret, changed, found again af
     updated_at: expect.any(String),
   });
   const webhook_id = made.id;
-  expect(await house.client.webhooks.get({ webhook_id })).toEqual(made);
+  expect(await system.client.webhooks.get({ webhook_id })).toEqual(made);
   const change = { url: `${url}2`, events: ['*'], secret: 'another', enabled: false };
-  const { body: changed } = await house.call('PATCH', `/webhooks/${webhook_id}`, { body: change });
+  const { body: changed } = await system.call('PATCH', `/webhooks/${webhook_id}`, { body: change });
   expect(changed.data).toMatchObject({
     url: `${url}2`,
     events: ['*'],
@@ -91,55 +91,55 @@ test('a webhook is created, answered without its secret, changed, found again af
     disabled_reason: null,
   });
   expect(JSON.stringify(changed)).not.toContain('another');
-  const list = async (query: string) => (await house.call('GET', `/webhooks?${query}`)).body.data.length;
+  const list = async (query: string) => (await system.call('GET', `/webhooks?${query}`)).body.data.length;
   expect([await list('enabled=true'), await list('enabled=false'), await list('')]).toEqual([0, 1, 1]);
-  await house.broker.close();
+  await system.broker.close();
 
-  const stored = readFileSync(join(house.dataDir, 'state.json'), 'utf8');
+  const stored = readFileSync(join(system.dataDir, 'state.json'), 'utf8');
   expect(stored).not.toMatch(/a very secret|another/);
-  expect(statSync(join(house.dataDir, 'webhooks.key')).mode & 0o777).toBe(0o600);
-  const again = await openHouse({ dataDir: house.dataDir });
+  expect(statSync(join(system.dataDir, 'webhooks.key')).mode & 0o777).toBe(0o600);
+  const again = await startFarhand({ dataDir: system.dataDir });
   expect((await again.client.webhooks.get({ webhook_id })).url).toBe(`${url}2`);
   expect(await again.client.webhooks.remove({ webhook_id })).toEqual({ deleted: true });
   expect((await again.call('GET', `/webhooks/${webhook_id}`)).body.error.code).toBe('webhook_not_found');
 });
 
 test('every type of the specification and schedule.failed is accepted, each by itself', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   const types = Object.values(groups).flatMap(({ types }) => [...types]);
   expect(types).toHaveLength(18);
-  const made = await house.client.webhooks.create({ url, events: [...types, ...types] });
+  const made = await system.client.webhooks.create({ url, events: [...types, ...types] });
   expect(made.events).toEqual(types);
 });
 
 test('a secret that is changed to other characters than printable ASCII is refused, and the old one stays', async () => {
-  const house = await openHouse();
-  const { id } = await house.client.webhooks.create({ url, events: ['*'], secret: 'old' });
-  const { status, body } = await house.call('PATCH', `/webhooks/${id}`, { body: { secret: '🔑' } });
+  const system = await startFarhand();
+  const { id } = await system.client.webhooks.create({ url, events: ['*'], secret: 'old' });
+  const { status, body } = await system.call('PATCH', `/webhooks/${id}`, { body: { secret: '🔑' } });
   expect([status, body.error.details.issues[0].path]).toEqual([422, 'secret']);
-  expect((await house.client.webhooks.update({ webhook_id: id, secret: 'new ~!' })).id).toBe(id);
+  expect((await system.client.webhooks.update({ webhook_id: id, secret: 'new ~!' })).id).toBe(id);
 });
 
 test('a POST repeated with its Idempotency-Key creates one webhook', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   const request = { body: { url, events: ['*'], secret: 'x' }, headers: { 'Idempotency-Key': 'once' } };
   const [first, second] = [
-    await house.call('POST', '/webhooks', request),
-    await house.call('POST', '/webhooks', request),
+    await system.call('POST', '/webhooks', request),
+    await system.call('POST', '/webhooks', request),
   ];
   expect(second.body.data).toEqual(first.body.data);
-  expect((await house.client.webhooks.list({})).total).toBe(1);
+  expect((await system.client.webhooks.list({})).total).toBe(1);
 });
 
 describe('a key uses only webhooks whose events it may read', () => {
   test('it neither sees nor changes one of a key with more scopes or more machines, nor its URL', async () => {
-    const house = await openHouse();
-    const { machineId } = await house.agent({ tags: 'web' });
-    const { id } = await house.client.webhooks.create({ url, events: ['file.*'] });
+    const system = await startFarhand();
+    const { machineId } = await system.agent({ tags: 'web' });
+    const { id } = await system.client.webhooks.create({ url, events: ['file.*'] });
     const keys = [
-      await house.keyed(['webhooks:read', 'webhooks:write']),
-      await house.keyed(['webhooks:read', 'webhooks:write', 'files:read'], { machine_ids: [machineId] }),
-      await house.keyed(['webhooks:read', 'webhooks:write', 'files:read'], { tags: ['web'] }),
+      await system.keyed(['webhooks:read', 'webhooks:write']),
+      await system.keyed(['webhooks:read', 'webhooks:write', 'files:read'], { machine_ids: [machineId] }),
+      await system.keyed(['webhooks:read', 'webhooks:write', 'files:read'], { tags: ['web'] }),
     ];
     for (const { key, client } of keys) {
       expect((await client.webhooks.list({})).total).toBe(0);
@@ -152,33 +152,38 @@ describe('a key uses only webhooks whose events it may read', () => {
         ['POST', `/webhooks/${id}/redeliver`, { since: '2026-01-01T00:00:00Z' }],
       ];
       for (const [method, path, body] of tries) {
-        const answer = await house.call(method, path, { key, body });
+        const answer = await system.call(method, path, { key, body });
         expect([method, path, answer.status]).toEqual([method, path, 403]);
       }
     }
-    const equal = await house.keyed(['webhooks:read', 'files:read']);
+    const equal = await system.keyed(['webhooks:read', 'files:read']);
     expect((await equal.client.webhooks.list({})).total).toBe(1);
   });
 
   test('it adds no events that it may not read, though the key of that webhook may', async () => {
-    const house = await openHouse();
-    const { id } = await house.client.webhooks.create({ url, events: ['machine.*'] });
-    const { key } = await house.keyed(['webhooks:read', 'webhooks:write', 'machines:read']);
-    const patch = (body: unknown) => house.call('PATCH', `/webhooks/${id}`, { key, body });
+    const system = await startFarhand();
+    const { id } = await system.client.webhooks.create({ url, events: ['machine.*'] });
+    const { key } = await system.keyed(['webhooks:read', 'webhooks:write', 'machines:read']);
+    const patch = (body: unknown) => system.call('PATCH', `/webhooks/${id}`, { key, body });
     for (const event of ['*', 'command.started']) {
       const { status, body } = await patch({ url: `${url}/mine`, events: ['machine.*', event] });
       expect([event, status, body.error?.code]).toEqual([event, 403, 'forbidden']);
     }
-    expect(await house.client.webhooks.get({ webhook_id: id })).toMatchObject({ url, events: ['machine.*'] });
+    expect(await system.client.webhooks.get({ webhook_id: id })).toMatchObject({
+      url,
+      events: ['machine.*'],
+    });
     expect((await patch({ events: ['machine.offline'] })).status).toBe(200);
   });
 
   test('one of a limited key stays within the limits of that key, also when another key changes it', async () => {
-    const house = await openHouse();
-    const [here, there] = [await house.agent({ name: 'here' }), await house.agent({ name: 'there' })];
-    const limited = await house.keyed(['webhooks:write', 'machines:read'], { machine_ids: [here.machineId] });
+    const system = await startFarhand();
+    const [here, there] = [await system.agent({ name: 'here' }), await system.agent({ name: 'there' })];
+    const limited = await system.keyed(['webhooks:write', 'machines:read'], {
+      machine_ids: [here.machineId],
+    });
     const own = await limited.client.webhooks.create({ url, events: ['machine.*'] });
-    const patch = (body: unknown) => house.call('PATCH', `/webhooks/${own.id}`, { body });
+    const patch = (body: unknown) => system.call('PATCH', `/webhooks/${own.id}`, { body });
     expect((await patch({ events: ['file.*'] })).body.error.details).toEqual({
       required_scope: 'files:read',
     });
@@ -189,76 +194,76 @@ describe('a key uses only webhooks whose events it may read', () => {
 });
 
 test('a webhook belongs to the key that set its URL: it sends what that key may read, until that key is revoked', async () => {
-  const house = await openWebhookHouse();
+  const system = await startWebhookSystem();
   const [first, second] = [await openReceiver(), await openReceiver()];
-  const maker = await house.client.keys.create({
+  const maker = await system.client.keys.create({
     name: 'maker',
     scopes: ['webhooks:write', 'machines:read'],
   });
-  const mover = await house.client.keys.create({
+  const mover = await system.client.keys.create({
     name: 'mover',
     scopes: ['webhooks:write', 'machines:read'],
   });
   const asked = { url: first.url, events: ['machine.*'] };
-  const made = await house.call('POST', '/webhooks', { key: maker.key, body: asked });
+  const made = await system.call('POST', '/webhooks', { key: maker.key, body: asked });
   const webhook_id = made.body.data.id;
-  const patch = (key: string, body: object) => house.call('PATCH', `/webhooks/${webhook_id}`, { key, body });
+  const patch = (key: string, body: object) => system.call('PATCH', `/webhooks/${webhook_id}`, { key, body });
   // With the same URL it still belongs to its key, also when another key removes events.
   await patch(mover.key, { ...asked, events: ['machine.online', 'machine.offline'] });
   await patch(mover.key, { url: second.url });
   await patch(maker.key, { events: ['machine.*'] });
-  expect((await house.client.keys.remove({ key_id: maker.id })).webhooks).toEqual([]);
-  await house.happen('machine.online');
+  expect((await system.client.keys.remove({ key_id: maker.id })).webhooks).toEqual([]);
+  await system.happen('machine.online');
   await second.heard(1);
-  expect((await house.client.keys.remove({ key_id: mover.id })).webhooks).toEqual([webhook_id]);
-  await house.happen('machine.offline');
-  const { enabled, disabled_reason } = await house.client.webhooks.get({ webhook_id });
+  expect((await system.client.keys.remove({ key_id: mover.id })).webhooks).toEqual([webhook_id]);
+  await system.happen('machine.offline');
+  const { enabled, disabled_reason } = await system.client.webhooks.get({ webhook_id });
   expect([enabled, disabled_reason]).toEqual([false, 'key_revoked']);
   expect([first.types(), second.types()]).toEqual([[], ['machine.online']]);
 });
 
 test('a webhook whose key was revoked is disabled, and belongs to the key that enables it', async () => {
-  const house = await openWebhookHouse();
+  const system = await startWebhookSystem();
   const receiver = await openReceiver();
-  const other = await house.client.keys.create({
+  const other = await system.client.keys.create({
     name: 'other',
     scopes: ['webhooks:write', 'machines:read'],
   });
-  const made = await house.call('POST', '/webhooks', {
+  const made = await system.call('POST', '/webhooks', {
     key: other.key,
     body: { url: receiver.url, events: ['machine.*'] },
   });
   const webhook_id = made.body.data.id;
-  await house.client.keys.remove({ key_id: other.id });
-  expect(await house.client.webhooks.get({ webhook_id })).toMatchObject({
+  await system.client.keys.remove({ key_id: other.id });
+  expect(await system.client.webhooks.get({ webhook_id })).toMatchObject({
     enabled: false,
     disabled_reason: 'key_revoked',
   });
-  await house.happen('machine.online');
-  const enabled = await house.client.webhooks.update({ webhook_id, enabled: true });
+  await system.happen('machine.online');
+  const enabled = await system.client.webhooks.update({ webhook_id, enabled: true });
   expect(enabled).toMatchObject({ enabled: true, disabled_reason: null });
-  await house.happen('machine.offline');
+  await system.happen('machine.offline');
   await receiver.heard(1);
   expect(receiver.types()).toEqual(['machine.offline']);
 });
 
 test('a broker that lost its key file starts, delivers nothing unsigned, and takes a new secret', async () => {
-  const first = await openWebhookHouse();
+  const first = await startWebhookSystem();
   const receiver = await openReceiver();
   const { id } = await first.client.webhooks.create({ url: receiver.url, events: ['*'], secret: 'old' });
   await first.broker.close();
   rmSync(join(first.dataDir, 'webhooks.key'));
-  const house = await openWebhookHouse({ dataDir: first.dataDir });
+  const system = await startWebhookSystem({ dataDir: first.dataDir });
   const path = `/webhooks/${id}`;
-  expect((await house.call('GET', path)).body.data).toMatchObject({
+  expect((await system.call('GET', path)).body.data).toMatchObject({
     enabled: false,
     disabled_reason: 'secret_unreadable',
   });
-  await house.happen('machine.online');
-  expect((await house.call('POST', `${path}/test`)).status).toBe(409);
-  const { body } = await house.call('PATCH', path, { body: { secret: 'new' } });
+  await system.happen('machine.online');
+  expect((await system.call('POST', `${path}/test`)).status).toBe(409);
+  const { body } = await system.call('PATCH', path, { body: { secret: 'new' } });
   expect(body.data.enabled).toBe(true);
-  await house.happen('machine.offline');
+  await system.happen('machine.offline');
   const [got] = await receiver.heard(1);
   expect(got?.headers).toMatchObject({
     'x-service-event': 'machine.offline',
@@ -267,11 +272,11 @@ test('a broker that lost its key file starts, delivers nothing unsigned, and tak
 });
 
 test('a broker whose key file is damaged does not start', async () => {
-  const house = await openHouse();
-  await house.client.webhooks.create({ url, events: ['*'], secret: 'x' });
-  await house.broker.close();
-  writeFileSync(join(house.dataDir, 'webhooks.key'), 'no key');
-  await expect(openHouse({ dataDir: house.dataDir })).rejects.toMatchObject({ exitCode: 78 });
+  const system = await startFarhand();
+  await system.client.webhooks.create({ url, events: ['*'], secret: 'x' });
+  await system.broker.close();
+  writeFileSync(join(system.dataDir, 'webhooks.key'), 'no key');
+  await expect(startFarhand({ dataDir: system.dataDir })).rejects.toMatchObject({ exitCode: 78 });
 });
 
 const notNetworks = [
@@ -294,7 +299,7 @@ const notNetworks = [
 test('a broker does not start with a --webhook-allow that is no network in full', async () => {
   const dataDir = temporaryFolder('broker');
   for (const range of notNetworks) {
-    await expect(openHouse({ dataDir, flags: ['--webhook-allow', range] })).rejects.toMatchObject({
+    await expect(startFarhand({ dataDir, flags: ['--webhook-allow', range] })).rejects.toMatchObject({
       exitCode: 78,
       message: expect.stringContaining(`--webhook-allow ${range}:`),
     });

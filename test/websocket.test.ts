@@ -11,8 +11,8 @@ import type { Action, ClientPort, CloseReason } from '../broker/sessions/client-
 import { startBroker } from '../broker/start/index.ts';
 import { readSettings } from '../shared/settings.ts';
 import { fakeClock } from './fake-clock.ts';
-import { call, type House, openHouse, temporaryFolder } from './house.ts';
-import { handshake, openDoor, path } from './terminal-door.ts';
+import { handshake, openDoor, path } from './fake-terminal-socket.ts';
+import { call, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 async function take(actions: AsyncIterable<Action>, count: number): Promise<Action[]> {
   const taken: Action[] = [];
@@ -301,10 +301,10 @@ test('a client whose input is not read is closed within 45 s, for it may have di
 // ---- In the broker
 
 /** A session that runs cat, and a client of it. */
-async function openSession(house: House) {
-  const { machineId: machine_id } = await house.agent();
-  const { session_id } = await house.client.sessions.create({ machine_id, shell: '/bin/cat' });
-  const { stream_url } = await house.client.sessions.attach({ session_id });
+async function openSession(system: TestSystem) {
+  const { machineId: machine_id } = await system.agent();
+  const { session_id } = await system.client.sessions.create({ machine_id, shell: '/bin/cat' });
+  const { stream_url } = await system.client.sessions.attach({ session_id });
   return { session_id, stream_url };
 }
 
@@ -328,8 +328,8 @@ async function upgrade(
 }
 
 test('a refusal is in the envelope with a request id, and a path without a terminal answers as without an upgrade', async () => {
-  const house = await openHouse();
-  const { stream_url } = await openSession(house);
+  const system = await startFarhand();
+  const { stream_url } = await openSession(system);
   const url = stream_url.replace(/^ws/, 'http');
   const plain = await call(url, 'GET');
   expect([plain.status, plain.body.error.code]).toEqual([400, 'invalid_request']);
@@ -338,7 +338,7 @@ test('a refusal is in the envelope with a request id, and a path without a termi
   expect([refused.status, JSON.parse(refused.body).error.code]).toEqual([401, 'unauthorized']);
   const foreign = await upgrade(url, { Origin: 'https://evil.example' });
   expect([foreign.status, JSON.parse(foreign.body).error.code]).toEqual([403, 'forbidden']);
-  const Authorization = `Bearer ${house.key}`;
+  const Authorization = `Bearer ${system.key}`;
   for (const path of [
     '/healthz',
     '/nowhere',
@@ -348,8 +348,8 @@ test('a refusal is in the envelope with a request id, and a path without a termi
   ]) {
     for (const headers of [{}, { Authorization }]) {
       const [without, asked] = [
-        await fetch(house.url + path, { headers }),
-        await upgrade(house.url + path, headers),
+        await fetch(system.url + path, { headers }),
+        await upgrade(system.url + path, headers),
       ];
       expect([path, asked.status]).toEqual([path, without.status]);
     }
@@ -380,17 +380,17 @@ test('a quiet terminal outlives the time after which a silent request is cut', a
 });
 
 test('a broker that stops parts its terminals with 1001, and does not wait for one that does not answer', async () => {
-  const house = await openHouse();
-  const { session_id, stream_url } = await openSession(house);
+  const system = await startFarhand();
+  const { session_id, stream_url } = await openSession(system);
   const good = new WebSocket(stream_url);
   const closed = once(good, 'close');
   await once(good, 'message');
-  const deaf = new WebSocket((await house.client.sessions.attach({ session_id })).stream_url);
+  const deaf = new WebSocket((await system.client.sessions.attach({ session_id })).stream_url);
   onTestFinished(() => deaf.terminate());
   await once(deaf, 'message');
   deaf.pause();
   const started = performance.now();
-  await house.broker.close();
+  await system.broker.close();
   expect(performance.now() - started).toBeLessThan(8_000);
   expect((await closed)[0]).toBe(1001);
 });

@@ -7,8 +7,8 @@ import { AuditLog } from '../../agent/audit-log/index.ts';
 import { Lines } from '../../agent/audit-log/json-lines-file.ts';
 import { brokerText } from '../../agent/link/dial.ts';
 import { fakeClock } from '../fake-clock.ts';
-import { quiet, temporaryFolder } from '../house.ts';
 import { scriptedBroker } from '../scripted-broker.ts';
+import { quiet, temporaryFolder } from '../start-farhand.ts';
 
 type Line = Record<string, unknown>;
 

@@ -3,7 +3,7 @@ import { mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'n
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { Lines } from '../../agent/audit-log/json-lines-file.ts';
-import { type AgentHandle, openHouse, quiet, temporaryFolder } from '../house.ts';
+import { type AgentHandle, quiet, startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 type Line = Record<string, unknown>;
 
@@ -22,17 +22,17 @@ const read = (file: string): Line[] =>
 const of = (lines: Line[], method: string): Line[] => lines.filter((line) => line.method === method);
 
 test('calls that the owner does not allow are logged with the key that made them', async () => {
-  const house = await openHouse();
-  const agent = await house.agent({ flags: ['--allow', 'metrics,files:read'] });
-  const { key, client } = await house.keyed(['files:write', 'files:read']);
+  const system = await startFarhand();
+  const agent = await system.agent({ flags: ['--allow', 'metrics,files:read'] });
+  const { key, client } = await system.keyed(['files:write', 'files:read']);
   const { id } = await client.keys.me();
   const { machineId: machine_id } = agent;
   const move = { source: '/tmp/never', destination: '/tmp/ever' };
-  expect((await house.call('POST', `/machines/${machine_id}/files/move`, { key, body: move })).status).toBe(
+  expect((await system.call('POST', `/machines/${machine_id}/files/move`, { key, body: move })).status).toBe(
     403,
   );
   const put = { path: '/tmp/never', content: 'secret' };
-  expect((await house.call('PUT', `/machines/${machine_id}/files/content`, { key, body: put })).status).toBe(
+  expect((await system.call('PUT', `/machines/${machine_id}/files/content`, { key, body: put })).status).toBe(
     403,
   );
   const lines = await linesOf(agent);
@@ -49,21 +49,21 @@ test('calls that the owner does not allow are logged with the key that made them
 });
 
 test('contents, input and environment are never in it, paths and commands are', async () => {
-  const house = await openHouse();
-  const agent = await house.agent();
+  const system = await startFarhand();
+  const agent = await system.agent();
   const { machineId: machine_id } = agent;
   const folder = temporaryFolder('activity');
   const files = `/machines/${machine_id}/files`;
   const body = { path: join(folder, 'a'), content: 'S3CRET' };
-  expect((await house.call('PUT', `${files}/content`, { body })).status).toBeLessThan(300);
-  expect((await house.call('GET', `${files}/content?path=${folder}/a`)).status).toBe(200);
-  expect((await house.call('GET', `${files}/content?path=${folder}/none`)).status).toBe(404);
-  expect((await house.call('GET', `${files}/search?path=${folder}&content=S3CRET`)).status).toBe(200);
+  expect((await system.call('PUT', `${files}/content`, { body })).status).toBeLessThan(300);
+  expect((await system.call('GET', `${files}/content?path=${folder}/a`)).status).toBe(200);
+  expect((await system.call('GET', `${files}/content?path=${folder}/none`)).status).toBe(404);
+  expect((await system.call('GET', `${files}/search?path=${folder}&content=S3CRET`)).status).toBe(200);
   const order = { machine_id, command: 'cat', env: { TOKEN: 'S3CRET' }, stdin: 'S3CRET', cwd: folder };
-  expect((await house.call('POST', '/commands', { body: order })).body.data.exit_code).toBe(0);
+  expect((await system.call('POST', '/commands', { body: order })).body.data.exit_code).toBe(0);
   const failing = { machine_id, command: 'sh', args: ['-c', 'exit 3'] };
-  expect((await house.call('POST', '/commands', { body: failing })).body.data.exit_code).toBe(3);
-  await house.call('GET', `/machines/${machine_id}/status`);
+  expect((await system.call('POST', '/commands', { body: failing })).body.data.exit_code).toBe(3);
+  await system.call('GET', `/machines/${machine_id}/status`);
 
   const lines = await linesOf(agent);
   expect(readFileSync(join(agent.dataDir, 'activity.log'), 'utf8')).not.toContain('S3CRET');
@@ -83,18 +83,18 @@ test('contents, input and environment are never in it, paths and commands are', 
 });
 
 test('a schedule’s command stands under the key of the schedule, a terminal under that of its client', async () => {
-  const house = await openHouse();
-  const agent = await house.agent();
+  const system = await startFarhand();
+  const agent = await system.agent();
   const { machineId: machine_id } = agent;
-  const { id } = await house.client.keys.me();
+  const { id } = await system.client.keys.me();
   const params = { machine_id, name: 'nightly', cron: '0 0 1 1 *', command: 'true' };
-  const schedule = (await house.call('POST', '/schedules', { body: params })).body.data.id;
-  const { command_id } = (await house.call('POST', `/schedules/${schedule}/run`)).body.data;
+  const schedule = (await system.call('POST', '/schedules', { body: params })).body.data.id;
+  const { command_id } = (await system.call('POST', `/schedules/${schedule}/run`)).body.data;
   await expect
-    .poll(async () => (await house.call('GET', `/commands/${command_id}`)).body.data.status)
+    .poll(async () => (await system.call('GET', `/commands/${command_id}`)).body.data.status)
     .toBe('completed');
-  const session = await house.client.sessions.create({ machine_id, shell: '/bin/sh' });
-  await house.client.sessions.end({ session_id: session.id });
+  const session = await system.client.sessions.create({ machine_id, shell: '/bin/sh' });
+  await system.client.sessions.end({ session_id: session.id });
   const lines = await linesOf(agent);
   expect(of(lines, 'StartProcess')[0]).toMatchObject({ id: command_id, key_id: id, key_name: 'test' });
   expect(of(lines, 'OpenTerminal')[0]).toMatchObject({
@@ -107,17 +107,17 @@ test('a schedule’s command stands under the key of the schedule, a terminal un
 });
 
 test('it is private, out of reach of the file API, and a command is in it before the second is over', async () => {
-  const house = await openHouse();
-  const agent = await house.agent();
+  const system = await startFarhand();
+  const agent = await system.agent();
   const { machineId: machine_id, dataDir } = agent;
   const file = join(dataDir, 'activity.log');
-  await house.call('POST', '/commands', { body: { machine_id, command: 'true' } });
+  await system.call('POST', '/commands', { body: { machine_id, command: 'true' } });
   await expect.poll(() => readFileSync(file, 'utf8'), { timeout: 5_000 }).toContain('StartProcess');
   expect(statSync(file).mode & 0o777).toBe(0o600);
   expect(of(read(file), 'StartProcess')).toHaveLength(2);
   const files = `/machines/${machine_id}/files`;
-  expect((await house.call('GET', `${files}/content?path=${file}`)).status).toBe(403);
-  expect((await house.call('DELETE', `${files}?path=${file}`)).status).toBe(403);
+  expect((await system.call('GET', `${files}/content?path=${file}`)).status).toBe(403);
+  expect((await system.call('DELETE', `${files}?path=${file}`)).status).toBe(403);
 });
 
 test('a file that is full becomes the first of four old ones, and half a line stays alone', async () => {

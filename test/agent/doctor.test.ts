@@ -8,7 +8,7 @@ import { expect, onTestFinished, test, vi } from 'vitest';
 import { doctor } from '../../agent/doctor.ts';
 import { loadIdentity } from '../../agent/identity.ts';
 import { setClock } from '../../shared/clock.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 const day = 86_400_000;
 
@@ -17,24 +17,24 @@ function examine(dataDir: string, broker: string) {
 }
 
 test('prints what is wrong with an agent and how to fix it, with exit code 1', async () => {
-  const [house, other] = [await openHouse(), await openHouse()];
-  const [agent, removed] = [await house.agent(), await house.agent()];
-  await house.client.machines.remove({ machine_id: removed.machineId });
+  const [system, other] = [await startFarhand(), await startFarhand()];
+  const [agent, removed] = [await system.agent(), await system.agent()];
+  await system.client.machines.remove({ machine_id: removed.machineId });
   await expect(removed.ended).rejects.toThrow();
   const [open, damaged] = [temporaryFolder('open'), temporaryFolder('damaged')];
   chmodSync(open, 0o755);
   writeFileSync(join(damaged, 'identity.json'), '{', { mode: 0o600 });
   const cases: [string, string, RegExp][] = [
-    [open, house.grpc, /^fail {2}directory +other users can use .*chmod/ms],
+    [open, system.grpc, /^fail {2}directory +other users can use .*chmod/ms],
     [
       temporaryFolder('empty'),
-      house.grpc,
+      system.grpc,
       /^fail {2}identity +this machine has not joined .*join-tokens create/ms,
     ],
-    [damaged, house.grpc, /^fail {2}identity +\S+ is damaged: remove it and join again/ms],
+    [damaged, system.grpc, /^fail {2}identity +\S+ is damaged: remove it and join again/ms],
     [
       removed.dataDir,
-      house.grpc,
+      system.grpc,
       /^fail {2}identity +mach_\w+ was removed from the broker.*join-tokens create/ms,
     ],
     [agent.dataDir, other.grpc, /^fail {2}broker .*another broker uses this address/ms],
@@ -49,10 +49,10 @@ test('prints what is wrong with an agent and how to fix it, with exit code 1', a
 });
 
 test('finds nothing wrong with an agent that is linked, as the program’s own verb', async () => {
-  const house = await openHouse();
-  const { dataDir, machineId } = await house.agent();
+  const system = await startFarhand();
+  const { dataDir, machineId } = await system.agent();
   const main = join(import.meta.dirname, '../../agent/main.ts');
-  const flags = ['--data-dir', dataDir, '--broker', house.grpc];
+  const flags = ['--data-dir', dataDir, '--broker', system.grpc];
   const child = spawn(process.execPath, [main, 'doctor', ...flags], { stdio: ['ignore', 'pipe', 'inherit'] });
   const [text, [code]] = await Promise.all([read(child.stdout), once(child, 'exit')]);
   expect([code, text]).toEqual([0, expect.stringContaining(`ok    identity   ${machineId}\n`)]);
@@ -60,7 +60,7 @@ test('finds nothing wrong with an agent that is linked, as the program’s own v
 });
 
 test('an agent whose clock is behind the broker’s certificate names its clock, when it links and when it joins', async () => {
-  const first = await openHouse();
+  const first = await startFarhand();
   const agent = await first.agent();
   await first.broker.close();
   onTestFinished(() => setClock());
@@ -72,13 +72,13 @@ test('an agent whose clock is behind the broker’s certificate names its clock,
       return () => clearTimeout(timer);
     },
   });
-  const house = await openHouse({ dataDir: first.dataDir, flags: ['--grpc', first.grpc] });
+  const system = await startFarhand({ dataDir: first.dataDir, flags: ['--grpc', first.grpc] });
   setClock();
   const fault = /certificate is not yet valid by the clock of this machine \(20\d\d-\S+Z\): set the clock/;
   await vi.waitFor(() => expect(agent.logged.join('')).toMatch(fault), { timeout: 15_000 });
-  const params = { broker: house.grpc, joinToken: await house.joinToken(), name: 'late', tags: [] };
+  const params = { broker: system.grpc, joinToken: await system.joinToken(), name: 'late', tags: [] };
   await expect(loadIdentity(temporaryFolder('late'), params)).rejects.toThrow(fault);
-  const { text, code } = await examine(agent.dataDir, house.grpc);
+  const { text, code } = await examine(agent.dataDir, system.grpc);
   expect([code, text]).toEqual([1, expect.stringMatching(/^fail {2}clock .*\n[\s\S]*clock: timedatectl/m)]);
   expect(text).toMatch(fault);
 });

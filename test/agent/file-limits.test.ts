@@ -21,8 +21,8 @@ import { watchQuota } from '../../agent/files/watch.ts';
 import type { SearchFilesResponse } from '../../proto/types/farhand/agent/v1/SearchFilesResponse.ts';
 import type { WatchFilesResponse } from '../../proto/types/farhand/agent/v1/WatchFilesResponse.ts';
 import { AppError } from '../../shared/errors.ts';
+import { call, Disk, refused } from '../disk-fixture.ts';
 import { fakeClock } from '../fake-clock.ts';
-import { call, Disk, refused } from '../files-disk.ts';
 
 let disk: Disk;
 let files: Files;

@@ -4,8 +4,8 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { allCapabilities, type Capability, requiredCapabilities } from '../../agent/allowed-capabilities.ts';
 import { type Method, methods } from '../../shared/agent-rpcs.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
 import { type ScriptedBroker, scriptedBroker } from '../scripted-broker.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 const all = [...methods.values()].map(({ name }): [Method, readonly Capability[]] => [
   name,
@@ -113,14 +113,14 @@ describe('over REST', () => {
   ];
 
   test('each route answers 403 and names the capability that is missing', async () => {
-    const house = await openHouse();
-    const { machineId: machine_id } = await house.agent({ flags: ['--allow', 'metrics'] });
+    const system = await startFarhand();
+    const { machineId: machine_id } = await system.agent({ flags: ['--allow', 'metrics'] });
     const refusal = (capability: Capability) => ({
       status: 403,
       body: { error: { code: 'permission_denied', details: { capability } } },
     });
     for (const [capability, method, path, sent] of without) {
-      const answer = await house.call(
+      const answer = await system.call(
         method,
         `/machines/${machine_id}/files${path}`,
         sent ? { body: sent } : {},
@@ -128,52 +128,52 @@ describe('over REST', () => {
       expect([method, path, answer]).toMatchObject([method, path, refusal(capability)]);
     }
     const command = { machine_id, command: 'true' };
-    expect(await house.call('POST', '/commands', { body: command })).toMatchObject(refusal('exec'));
-    expect(await house.call('POST', '/sessions', { body: { machine_id } })).toMatchObject(
+    expect(await system.call('POST', '/commands', { body: command })).toMatchObject(refusal('exec'));
+    expect(await system.call('POST', '/sessions', { body: { machine_id } })).toMatchObject(
       refusal('terminal'),
     );
-    expect((await house.call('GET', `/machines/${machine_id}/status`)).status).toBe(200);
+    expect((await system.call('GET', `/machines/${machine_id}/status`)).status).toBe(200);
   });
 
   test('without the metrics capability a machine reports no facts, even after it did before', async () => {
-    const house = await openHouse();
-    const first = await house.agent();
+    const system = await startFarhand();
+    const first = await system.agent();
     await first.close();
-    const { machineId } = await house.agent({ dataDir: first.dataDir, flags: ['--allow', 'exec'] });
-    expect(await house.call('GET', `/machines/${machineId}/status`)).toMatchObject({
+    const { machineId } = await system.agent({ dataDir: first.dataDir, flags: ['--allow', 'exec'] });
+    expect(await system.call('GET', `/machines/${machineId}/status`)).toMatchObject({
       status: 403,
       body: { error: { code: 'permission_denied', details: { capability: 'metrics' } } },
     });
   });
 
   test('a command as another user needs the user capability, and changed capabilities are reported after a restart', async () => {
-    const house = await openHouse();
-    const first = await house.agent({ flags: ['--allow', 'metrics,exec'] });
+    const system = await startFarhand();
+    const first = await system.agent({ flags: ['--allow', 'metrics,exec'] });
     const { machineId: machine_id, dataDir } = first;
     const body = { machine_id, command: 'true', user: 'root' };
-    const refused = await house.call('POST', '/commands', { body });
+    const refused = await system.call('POST', '/commands', { body });
     expect(refused).toMatchObject({ status: 403, body: { error: { details: { capability: 'user' } } } });
     const capabilities = async () =>
-      (await house.call('GET', `/machines/${machine_id}`)).body.data.capabilities;
+      (await system.call('GET', `/machines/${machine_id}`)).body.data.capabilities;
     expect(await capabilities()).toEqual(['metrics', 'exec']);
     await first.close();
-    await house.agent({ dataDir, flags: ['--allow', 'files:read'] });
+    await system.agent({ dataDir, flags: ['--allow', 'files:read'] });
     expect(await capabilities()).toEqual(['files:read']);
   });
 
   test('a copy between machines needs files:read on one and files:write on the other', async () => {
-    const house = await openHouse();
+    const system = await startFarhand();
     const folder = temporaryFolder('between');
-    const reads = await house.agent({ name: 'reads', flags: ['--allow', 'files:read'] });
-    const writes = await house.agent({ name: 'writes', flags: ['--allow', 'files:write'] });
+    const reads = await system.agent({ name: 'reads', flags: ['--allow', 'files:read'] });
+    const writes = await system.agent({ name: 'writes', flags: ['--allow', 'files:write'] });
     const copy = (from: string, to: string) =>
-      house.call('POST', `/machines/${from}/files/copy`, {
+      system.call('POST', `/machines/${from}/files/copy`, {
         body: { source: '/etc/os-release', destination: join(folder, 'copy'), destination_machine_id: to },
       });
     expect((await copy(reads.machineId, writes.machineId)).status).toBeLessThan(300);
     expect(readFileSync(join(folder, 'copy'), 'utf8')).toBe(readFileSync('/etc/os-release', 'utf8'));
     expect(await copy(writes.machineId, reads.machineId)).toMatchObject({ status: 403 });
-    const both = await house.agent({ name: 'both', flags: ['--allow', 'files:read,files:write'] });
+    const both = await system.agent({ name: 'both', flags: ['--allow', 'files:read,files:write'] });
     const onto = await copy(both.machineId, reads.machineId);
     expect(onto).toMatchObject({ status: 403, body: { error: { details: { capability: 'files:write' } } } });
     const from = await copy(writes.machineId, both.machineId);

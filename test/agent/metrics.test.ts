@@ -258,7 +258,7 @@ vethab1: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0
   ]);
 });
 
-test('the clock of the house gives the time, and the uptime of the agent counts from open', async () => {
+test('the clock of the system gives the time, and the uptime of the agent counts from open', async () => {
   const clock = stoppedClock();
   const metrics = new MetricsReader(machine({}));
   clock.pass(2_500);

@@ -7,39 +7,39 @@ import { startAgent } from '../../agent/start.ts';
 import { brokerSettings } from '../../broker/config.ts';
 import { startBroker } from '../../broker/start/index.ts';
 import { readSettings } from '../../shared/settings.ts';
-import { openHouse, quiet, temporaryFolder } from '../house.ts';
-import { program } from '../programs.ts';
+import { quiet, startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { program } from '../start-process.ts';
 
 const start = (...argv: string[]) => startAgent(readSettings(agentSettings, { argv, env: {} }), quiet);
 
 test('a root that is not there is refused before the join token is used up', async () => {
-  const house = await openHouse();
-  const token = await house.joinToken();
+  const system = await startFarhand();
+  const token = await system.joinToken();
   const dataDir = temporaryFolder('agent');
-  const where = ['--broker', house.grpc, '--join-token', token, '--data-dir', dataDir];
+  const where = ['--broker', system.grpc, '--join-token', token, '--data-dir', dataDir];
   await expect(start(...where, '--root', `${dataDir}/none`)).rejects.toMatchObject({
     name: 'StartError',
     exitCode: 78,
     message: expect.stringContaining(`${dataDir}/none`),
   });
-  expect((await house.client.machines.list({})).items).toEqual([]);
-  await house.agent({ dataDir, joinToken: token, flags: ['--root', dataDir] });
+  expect((await system.client.machines.list({})).items).toEqual([]);
+  await system.agent({ dataDir, joinToken: token, flags: ['--root', dataDir] });
 });
 
 test.each(['processes', 'temporary.journal'])(
   'a start that fails at %s gives everything back',
   async (name) => {
-    const house = await openHouse();
-    const { dataDir, close } = await house.agent();
+    const system = await startFarhand();
+    const { dataDir, close } = await system.agent();
     await close();
     const place = join(dataDir, name);
     rmSync(place, { recursive: true, force: true });
     if (name === 'processes') writeFileSync(place, '');
     else mkdirSync(place);
-    const where = ['--broker', house.grpc, '--data-dir', dataDir];
+    const where = ['--broker', system.grpc, '--data-dir', dataDir];
     for (const _ of [1, 2]) await expect(start(...where)).rejects.toMatchObject({ code: /E\w+/ });
     rmSync(place, { recursive: true });
-    await house.agent({ dataDir });
+    await system.agent({ dataDir });
   },
 );
 
@@ -58,21 +58,21 @@ test.skipIf(process.getuid?.() !== 0)(
 );
 
 test('a removed machine joins again with another token, not with the one it came with', async () => {
-  const house = await openHouse();
-  const { token } = await house.client.joinTokens.create({ uses: 5 });
-  const first = await house.agent({ joinToken: token });
+  const system = await startFarhand();
+  const { token } = await system.client.joinTokens.create({ uses: 5 });
+  const first = await system.agent({ joinToken: token });
   const { dataDir, machineId } = first;
-  await house.client.commands.create({ machine_id: machineId, command: 'true' });
-  await house.client.machines.remove({ machine_id: machineId });
+  await system.client.commands.create({ machine_id: machineId, command: 'true' });
+  await system.client.machines.remove({ machine_id: machineId });
   await expect(first.ended).rejects.toThrow('a new join token');
-  await expect(house.agent({ dataDir, joinToken: token })).rejects.toThrow('has removed this machine');
+  await expect(system.agent({ dataDir, joinToken: token })).rejects.toThrow('has removed this machine');
   const log = readFileSync(join(dataDir, 'activity.log'), 'utf8');
-  const second = await house.agent({ dataDir });
+  const second = await system.agent({ dataDir });
   expect(second.machineId).not.toBe(machineId);
   expect(readFileSync(join(dataDir, 'activity.log'), 'utf8').startsWith(log)).toBe(true);
   // A machine that was not removed keeps its identity, whatever token it is given.
   await second.close();
-  expect((await house.agent({ dataDir })).machineId).toBe(second.machineId);
+  expect((await system.agent({ dataDir })).machineId).toBe(second.machineId);
   expect(existsSync(join(dataDir, 'lock.db'))).toBe(true);
 });
 
@@ -80,10 +80,10 @@ test.each([
   ['a flag and its value', (token: string) => ['--join-token', token]],
   ['one word', (token: string) => [`--join-token=${token}`]],
 ])('a join token given as %s is not in the command line of an agent that runs', async (_form, given) => {
-  const house = await openHouse();
-  const token = await house.joinToken();
+  const system = await startFarhand();
+  const token = await system.joinToken();
   const dataDir = temporaryFolder('agent');
-  const others = ['--broker', house.grpc, '--data-dir', dataDir, '--name', 'n'.repeat(100)];
+  const others = ['--broker', system.grpc, '--data-dir', dataDir, '--name', 'n'.repeat(100)];
   const agent = program('agent/main.ts', [...given(token), ...others]);
   await agent.line('linked');
   const line = readFileSync(`/proc/${agent.pid}/cmdline`, 'latin1');

@@ -9,8 +9,8 @@ import { expect, test, vi } from 'vitest';
 import { loadPtyMaker, Pty } from '../../agent/processes/terminals/pty.ts';
 import { newId } from '../../shared/ids.ts';
 import { createLogger } from '../../shared/logger.ts';
-import { needs } from '../needs.ts';
-import { call, openBench, sh, type Viewer } from '../terminal-bench.ts';
+import { needs } from '../required-programs.ts';
+import { call, openBench, sh, type Viewer } from '../terminals-fixture.ts';
 
 const root = join(import.meta.dirname, '../..');
 

@@ -21,12 +21,12 @@ import { requiredCapabilities } from '../../agent/allowed-capabilities.ts';
 import { createFiles, type Files } from '../../agent/files/index.ts';
 import { protectedPathsOf } from '../../agent/protected-paths.ts';
 import { type AgentCall, type MethodShape, methods } from '../../shared/agent-rpcs.ts';
-import { leapingClock } from '../command-bench.ts';
-import { call as asCall, mayMount, refused } from '../files-disk.ts';
-import { type Answer, type House, openHouse, quiet, temporaryFolder } from '../house.ts';
+import { leapingClock } from '../commands-fixture.ts';
+import { call as asCall, mayMount, refused } from '../disk-fixture.ts';
+import { type Answer, quiet, startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 
 interface Ground {
-  house: House;
+  system: TestSystem;
   machineId: string;
   /** Another machine, to copy to. */
   other: string;
@@ -44,11 +44,11 @@ async function openGround(): Promise<Ground> {
   const [data, config] = [join(holder, 'data'), join(holder, 'agent.toml')];
   writeFileSync(join(holder, 'harmless'), 'harmless machine_id');
   writeFileSync(config, 'name = "machine_id"\n', { mode: 0o600 });
-  const house = await openHouse();
-  const { machineId } = await house.agent({ dataDir: data, flags: ['--config', config] });
-  const { machineId: other } = await house.agent({ name: 'other' });
+  const system = await startFarhand();
+  const { machineId } = await system.agent({ dataDir: data, flags: ['--config', config] });
+  const { machineId: other } = await system.agent({ name: 'other' });
   const folder = temporaryFolder('ways');
-  return { house, machineId, other, holder, data, identity: join(data, 'identity.json'), config, folder };
+  return { system, machineId, other, holder, data, identity: join(data, 'identity.json'), config, folder };
 }
 
 /** A process of somebody else that stands in a directory and holds a file open as its standard input. */
@@ -153,7 +153,7 @@ type Operation = [name: string, run: (ground: Ground, path: string) => Promise<A
 const on =
   (method: string, tail: (path: string) => string, body?: (path: string, ground: Ground) => unknown) =>
   (ground: Ground, path: string): Promise<Answer> =>
-    ground.house.call(method, `/machines/${ground.machineId}/files${tail(path)}`, {
+    ground.system.call(method, `/machines/${ground.machineId}/files${tail(path)}`, {
       ...(body && { body: body(path, ground) }),
     });
 const at = (path: string): string => `path=${encodeURIComponent(path)}`;
@@ -370,9 +370,9 @@ describe('the data directory', () => {
   ];
   const archive = gzipSync(Buffer.alloc(1024));
   const extract = (ground: Ground, path: string): Promise<Answer> =>
-    fetch(`${ground.house.url}/api/v1/machines/${ground.machineId}/files/extract?${at(path)}`, {
+    fetch(`${ground.system.url}/api/v1/machines/${ground.machineId}/files/extract?${at(path)}`, {
       method: 'POST',
-      headers: { Authorization: `Bearer ${ground.house.key}`, 'Content-Type': 'application/octet-stream' },
+      headers: { Authorization: `Bearer ${ground.system.key}`, 'Content-Type': 'application/octet-stream' },
       body: archive,
     }).then(async ({ status, headers, ...rest }) => ({ status, headers, body: rest }));
   const operations: Operation[] = [
@@ -421,7 +421,7 @@ describe('the data directory', () => {
 
   test('goes with nothing above it: not moved, not replaced, not removed; not in archive, search or watch', async () => {
     const ground = await openGround();
-    const { house, machineId, holder, identity, folder, data } = ground;
+    const { system, machineId, holder, identity, folder, data } = ground;
     const moves: Operation[] = [
       ['delete', on('DELETE', (path) => `?${at(path)}&recursive=true`)],
       [
@@ -445,11 +445,11 @@ describe('the data directory', () => {
     await expectSafe(ground, [['the directory above', () => holder]], moves);
 
     const files = `/machines/${machineId}/files`;
-    const tar = await house.call('GET', `${files}/download?${at(holder)}&archive=tar`);
+    const tar = await system.call('GET', `${files}/download?${at(holder)}&archive=tar`);
     expect(tar.body).toContain('harmless');
     expect(tar.body).not.toContain('private_key');
     expect(tar.body).not.toContain('hidden');
-    const found = await house.call('GET', `${files}/search?${at(holder)}&content=machine_id`);
+    const found = await system.call('GET', `${files}/search?${at(holder)}&content=machine_id`);
     expect(found.body).toContain('harmless');
     for (const name of [data, hidden, 'private_key', 'agent.toml']) expect(found.body).not.toContain(name);
   });
@@ -468,7 +468,7 @@ describe('what the kernel shows of the agent', () => {
 
   test('is closed: memory, environment, arguments and open files, of its threads and its spawner too', async () => {
     const ground = await openGround();
-    const { house, machineId, folder, data } = ground;
+    const { system, machineId, folder, data } = ground;
     const tid = readdirSync('/proc/self/task').find((one) => Number(one) !== process.pid) ?? '';
     const fd = openSync(data, 'r');
     onTestFinished(() => closeSync(fd));
@@ -493,26 +493,26 @@ describe('what the kernel shows of the agent', () => {
       );
       calls.push([`search ${place}`, `${files}/search?${at(`${place}/.`)}&content=x`]);
       for (const [name, path] of calls) {
-        const answer = await house.call('GET', path);
+        const answer = await system.call('GET', path);
         if (answer.status !== 403) open.push(`${name}: ${answer.status}`);
       }
     }
     expect(open).toEqual([]);
     // Others' are files like any, but for their memory.
     const other = await bystander(folder, '/dev/null');
-    expect((await house.call('GET', `${files}/content?path=/proc/${other}/cmdline`)).status).toBe(200);
-    expect((await house.call('GET', `${files}/content?path=/proc/${other}/mem`)).status).not.toBe(200);
-    const searched = await house.call('GET', `${files}/search?path=/proc/${other}&name=mem&content=ELF`);
+    expect((await system.call('GET', `${files}/content?path=/proc/${other}/cmdline`)).status).toBe(200);
+    expect((await system.call('GET', `${files}/content?path=/proc/${other}/mem`)).status).not.toBe(200);
+    const searched = await system.call('GET', `${files}/search?path=/proc/${other}&name=mem&content=ELF`);
     expect(searched.body).not.toContain('"line"');
   });
 
   test('a command is given no variable of the agent’s own', async () => {
     process.env.FARHAND_JOIN_TOKEN = 'S3CRET';
     onTestFinished(() => void delete process.env.FARHAND_JOIN_TOKEN);
-    const house = await openHouse();
-    const { machineId: machine_id } = await house.agent();
+    const system = await startFarhand();
+    const { machineId: machine_id } = await system.agent();
     const body = { machine_id, command: 'env; tr "\\0" "\\n" < /proc/$PPID/environ' };
-    const { stdout } = (await house.call('POST', '/commands', { body })).body.data;
+    const { stdout } = (await system.call('POST', '/commands', { body })).body.data;
     expect(stdout).toContain('FARHAND_COMMAND_ID=');
     expect(stdout).not.toContain('S3CRET');
   });

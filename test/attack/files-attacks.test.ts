@@ -6,21 +6,21 @@ import { join } from 'node:path';
 import { setImmediate as turn } from 'node:timers/promises';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import type { Scope } from '../../shared/api/route.ts';
-import { type House, openHouse, temporaryFolder } from '../house.ts';
 import { scriptedMachine } from '../scripted-agent.ts';
+import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 
 const readsAndWrites: Scope[] = ['files:read', 'files:write'];
 
 async function onMachine(flags: string[] = []) {
-  const house = await openHouse();
-  const { machineId } = await house.agent({ flags });
+  const system = await startFarhand();
+  const { machineId } = await system.agent({ flags });
   const folder = temporaryFolder('adversary');
-  return { house, machineId, folder, files: `/machines/${machineId}/files` };
+  return { system, machineId, folder, files: `/machines/${machineId}/files` };
 }
 
 /** A request as bytes, of which the rest may follow; `answer` is all that comes back. */
-function raw(house: House, head: string[], begin: Buffer | string) {
-  const { hostname, port } = new URL(house.url);
+function raw(system: TestSystem, head: string[], begin: Buffer | string) {
+  const { hostname, port } = new URL(system.url);
   const socket = connect(Number(port), hostname);
   let received = '';
   socket.setEncoding('latin1');
@@ -40,7 +40,7 @@ const formType = 'Content-Type: multipart/form-data; boundary=XX';
 
 /** A form whose fields after the file are sent only when the machine has begun to write. */
 async function lateForm(
-  house: House,
+  system: TestSystem,
   files: string,
   folder: string,
   early: Buffer,
@@ -51,11 +51,11 @@ async function lateForm(
   const end = Buffer.concat([late, Buffer.from('--XX--\r\n')]);
   const head = [
     `POST /api/v1${files}/upload${query} HTTP/1.1`,
-    `Authorization: Bearer ${house.key}`,
+    `Authorization: Bearer ${system.key}`,
     formType,
     `Content-Length: ${file.length + end.length}`,
   ];
-  const sent = raw(house, head, file);
+  const sent = raw(system, head, file);
   const begun = () =>
     readdirSync(folder, { recursive: true }).some((name) => String(name).includes('.farhand-'));
   while (!begun() && !sent.received()) await turn();
@@ -64,16 +64,16 @@ async function lateForm(
 }
 
 test('a revoked key’s watch is closed and sends nothing more', async () => {
-  const { house, folder, files } = await onMachine();
-  const { key, client } = await house.keyed(readsAndWrites);
+  const { system, folder, files } = await onMachine();
+  const { key, client } = await system.keyed(readsAndWrites);
   const { id } = await client.keys.me();
   const watching = raw(
-    house,
+    system,
     [`GET /api/v1${files}/watch?path=${folder} HTTP/1.1`, `Authorization: Bearer ${key}`],
     '',
   );
   while (!watching.received().includes('ready')) await turn();
-  await house.client.keys.remove({ key_id: id });
+  await system.client.keys.remove({ key_id: id });
   writeFileSync(join(folder, 'secret'), 'x');
   const received = new Promise((resolve) => {
     watching.socket.on('data', () => watching.received().includes('secret') && resolve('reported'));
@@ -82,30 +82,30 @@ test('a revoked key’s watch is closed and sends nothing more', async () => {
 });
 
 test('an upload whose key is revoked under way is not written', async () => {
-  const { house, folder, files } = await onMachine();
-  const { key, client } = await house.keyed(readsAndWrites);
+  const { system, folder, files } = await onMachine();
+  const { key, client } = await system.keyed(readsAndWrites);
   const { id } = await client.keys.me();
   const head = [
     `PUT /api/v1${files}/raw?path=${folder}/a HTTP/1.1`,
     `Authorization: Bearer ${key}`,
     'Content-Length: 10',
   ];
-  const sent = raw(house, head, '01234');
+  const sent = raw(system, head, '01234');
   while (readdirSync(folder).length === 0) await turn();
-  await house.client.keys.remove({ key_id: id });
+  await system.client.keys.remove({ key_id: id });
   sent.socket.write('56789');
   await sent.answer;
   expect(readdirSync(folder)).not.toContain('a');
 });
 
 test('an Idempotency-Key with another content is idempotency_mismatch, not the first answer', async () => {
-  const { house, folder, files } = await onMachine();
+  const { system, folder, files } = await onMachine();
   const upload = (content: string) =>
-    fetch(`${house.url}/api/v1${files}/upload`, {
+    fetch(`${system.url}/api/v1${files}/upload`, {
       method: 'POST',
       body: Buffer.concat([part('path', `${folder}/a`), part('file', content), Buffer.from('--XX--\r\n')]),
       headers: {
-        Authorization: `Bearer ${house.key}`,
+        Authorization: `Bearer ${system.key}`,
         'Content-Type': 'multipart/form-data; boundary=XX',
         'Idempotency-Key': 'one',
       },
@@ -116,20 +116,20 @@ test('an Idempotency-Key with another content is idempotency_mismatch, not the f
 });
 
 test('a path that is no base64 is refused, and does not mean the home', async () => {
-  const { house, files } = await onMachine();
-  const answer = await house.call('GET', `${files}/stat?path=!!!!&path_encoding=base64`);
+  const { system, files } = await onMachine();
+  const answer = await system.call('GET', `${files}/stat?path=!!!!&path_encoding=base64`);
   expect(answer.body.data?.path).not.toBe(homedir());
   expect([400, 422]).toContain(answer.status);
-  const made = await house.call('POST', `${files}/mkdir`, {
+  const made = await system.call('POST', `${files}/mkdir`, {
     body: { path: '====', path_encoding: 'base64' },
   });
   expect([400, 422]).toContain(made.status);
 });
 
 test('a path whose bytes are not UTF-8 is refused, never written under another name', async () => {
-  const { house, folder, files } = await onMachine();
-  const headers = { Authorization: `Bearer ${house.key}` };
-  const url = `${house.url}/api/v1${files}`;
+  const { system, folder, files } = await onMachine();
+  const headers = { Authorization: `Bearer ${system.key}` };
+  const url = `${system.url}/api/v1${files}`;
   const body = Buffer.concat([
     part('path', `${folder}/caf\xe9`, 'latin1'),
     part('file', 'x'),
@@ -153,9 +153,9 @@ async function cleared(folder: string): Promise<void> {
 }
 
 test('create_parents after the file is refused, never ignored', async () => {
-  const { house, folder, files } = await onMachine();
+  const { system, folder, files } = await onMachine();
   const late = part('create_parents', 'true');
-  expect(await lateForm(house, files, folder, part('path', `${folder}/b`), late)).toBe(422);
+  expect(await lateForm(system, files, folder, part('path', `${folder}/b`), late)).toBe(422);
   await cleared(folder);
 });
 
@@ -164,16 +164,16 @@ test('a path_encoding after the file is heard or refused, never ignored', async 
   const home = temporaryFolder('home');
   vi.stubEnv('HOME', home);
   onTestFinished(() => void vi.unstubAllEnvs());
-  const { house, folder, files } = await onMachine();
+  const { system, folder, files } = await onMachine();
   const path = part('path', Buffer.from(join(folder, 'a')).toString('base64url'));
-  expect(await lateForm(house, files, home, path, part('path_encoding', 'base64'))).toBe(422);
+  expect(await lateForm(system, files, home, path, part('path_encoding', 'base64'))).toBe(422);
   await cleared(home);
 });
 
 test('a path after the file that contradicts the one in the query is refused', async () => {
-  const { house, folder, files } = await onMachine();
+  const { system, folder, files } = await onMachine();
   const status = await lateForm(
-    house,
+    system,
     files,
     folder,
     Buffer.alloc(0),
@@ -185,9 +185,9 @@ test('a path after the file that contradicts the one in the query is refused', a
 });
 
 test('details of an agent’s error nested without end do not cost the envelope', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const answer = house.call('GET', `/machines/${agent.identity.machineId}/files/stat?path=/a`);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const answer = system.call('GET', `/machines/${agent.identity.machineId}/files/stat?path=/a`);
   const details = `{"a":${'['.repeat(25_000)}${']'.repeat(25_000)}}`;
   const { call_id } = await agent.next('call');
   agent.send({ reply: { call_id, error: { code: 'conflict', message: 'm', details } } });
@@ -196,36 +196,36 @@ test('details of an agent’s error nested without end do not cost the envelope'
 });
 
 test('an expectation that is not known is answered in the envelope', async () => {
-  const { house, files } = await onMachine();
+  const { system, files } = await onMachine();
   const head = [
     `GET /api/v1${files}?path=/ HTTP/1.1`,
-    `Authorization: Bearer ${house.key}`,
+    `Authorization: Bearer ${system.key}`,
     'Expect: wonders',
   ];
-  expect(await raw(house, head, '').answer).toContain('{"data":{"path":"/"');
+  expect(await raw(system, head, '').answer).toContain('{"data":{"path":"/"');
 });
 
 test('a directory with symlinks to absolute paths is copied to another machine', async () => {
-  const { house, machineId, folder } = await onMachine();
-  const other = await house.agent();
+  const { system, machineId, folder } = await onMachine();
+  const other = await system.agent();
   mkdirSync(join(folder, 'a'));
   symlinkSync('/usr/bin/env', join(folder, 'a/link'));
-  const copied = await house.call('POST', `/machines/${machineId}/files/copy`, {
+  const copied = await system.call('POST', `/machines/${machineId}/files/copy`, {
     body: { source: `${folder}/a`, destination: `${folder}/b`, destination_machine_id: other.machineId },
   });
   expect([copied.status, copied.body.error?.message]).toEqual([201, undefined]);
 });
 
 test('HEAD of an empty file is no download', async () => {
-  const { house, folder, files } = await onMachine();
+  const { system, folder, files } = await onMachine();
   writeFileSync(join(folder, 'empty'), '');
   writeFileSync(join(folder, 'full'), 'x');
-  const url = `${house.url}/api/v1${files}/download?path=${folder}`;
-  const headers = { Authorization: `Bearer ${house.key}` };
+  const url = `${system.url}/api/v1${files}/download?path=${folder}`;
+  const headers = { Authorization: `Bearer ${system.key}` };
   await fetch(`${url}/empty`, { method: 'HEAD', headers });
   await (await fetch(`${url}/full`, { headers })).text();
   for (;;) {
-    const { items } = await house.client.events.list({ type: 'file.downloaded' });
+    const { items } = await system.client.events.list({ type: 'file.downloaded' });
     const paths = items.map(({ data }) => data.path);
     if (!paths.includes(`${folder}/full`)) continue;
     expect(paths).toEqual([`${folder}/full`]);
@@ -234,18 +234,18 @@ test('HEAD of an empty file is no download', async () => {
 });
 
 test('an unprefixed route answers an outsider 403 before it checks the rest', async () => {
-  const { house } = await onMachine();
-  const { key } = await house.keyed(readsAndWrites, { tags: ['elsewhere'] });
-  const read = await house.call('GET', '/files?path=/&limit=0', { key });
-  const write = await house.call('PUT', '/files/content', { key, body: { nonsense: 1 } });
+  const { system } = await onMachine();
+  const { key } = await system.keyed(readsAndWrites, { tags: ['elsewhere'] });
+  const read = await system.call('GET', '/files?path=/&limit=0', { key });
+  const write = await system.call('PUT', '/files/content', { key, body: { nonsense: 1 } });
   expect([read.status, write.status]).toEqual([403, 403]);
 });
 
 test('an unprefixed write that names two machines is refused', async () => {
-  const { house, machineId, folder } = await onMachine();
-  const other = await house.agent();
+  const { system, machineId, folder } = await onMachine();
+  const other = await system.agent();
   const body = { machine_id: other.machineId, path: `${folder}/a`, content: 'x' };
-  const answer = await house.call('PUT', `/files/content?machine_id=${machineId}`, { body });
+  const answer = await system.call('PUT', `/files/content?machine_id=${machineId}`, { body });
   expect([answer.status >= 400, readdirSync(folder)]).toEqual([true, []]);
 });
 
@@ -254,10 +254,10 @@ test('a symlink that leads out of the roots does not reveal its target', async (
   const outside = temporaryFolder('outside');
   writeFileSync(join(outside, 'there'), 'x');
   symlinkSync(outside, join(root, 'out'));
-  const { house, files } = await onMachine(['--root', root]);
+  const { system, files } = await onMachine(['--root', root]);
   const codes = await Promise.all(
     ['there', 'missing', 'there/below'].map(async (name) => {
-      const answer = await house.call('GET', `${files}?path=${root}/out/${name}`);
+      const answer = await system.call('GET', `${files}?path=${root}/out/${name}`);
       return [name, answer.body.error.code];
     }),
   );
@@ -265,12 +265,12 @@ test('a symlink that leads out of the roots does not reveal its target', async (
 });
 
 test('a part of a file in a PUT is refused, and does not become the whole', async () => {
-  const { house, folder, files } = await onMachine();
+  const { system, folder, files } = await onMachine();
   writeFileSync(join(folder, 'a'), '0123456789');
-  const answer = await fetch(`${house.url}/api/v1${files}/raw?path=${folder}/a`, {
+  const answer = await fetch(`${system.url}/api/v1${files}/raw?path=${folder}/a`, {
     method: 'PUT',
     body: 'xx',
-    headers: { Authorization: `Bearer ${house.key}`, 'Content-Range': 'bytes 2-3/10' },
+    headers: { Authorization: `Bearer ${system.key}`, 'Content-Range': 'bytes 2-3/10' },
   });
   expect([answer.status, readFileSync(join(folder, 'a'), 'utf8')]).toEqual([400, '0123456789']);
 });

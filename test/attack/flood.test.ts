@@ -10,6 +10,7 @@ import { expect, onTestFinished, test, vi } from 'vitest';
 import { ConnectionLimiter } from '../../broker/connection-limiter.ts';
 import { beginKeyedFirst, keylessPerTurn } from '../../broker/http/server.ts';
 import type { Tuning } from '../../broker/start/index.ts';
+import { refusalOf, streamsOf } from '../grpc-fixture.ts';
 import {
   callFields,
   endHeaders,
@@ -19,14 +20,13 @@ import {
   frameClient,
   kinds,
   messageHead,
-} from '../frames.ts';
-import { type House, openHouse, temporaryFolder } from '../house.ts';
-import { refusalOf, streamsOf } from '../streams-bench.ts';
+} from '../http2-frames.ts';
+import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 
 // ---- HTTP
 
-async function dial(house: House): Promise<Socket> {
-  const { hostname, port } = new URL(house.url);
+async function dial(system: TestSystem): Promise<Socket> {
+  const { hostname, port } = new URL(system.url);
   const socket = connect(Number(port), hostname);
   onTestFinished(() => void socket.destroy());
   socket.on('error', () => undefined);
@@ -38,8 +38,8 @@ const closed = (socket: Socket): Promise<void> =>
   new Promise((resolve) => socket.resume().once('close', () => resolve()));
 
 /** A request that has a key, on a connection that stays; resolves at the first bytes of its answer. */
-async function askOn(socket: Socket, house: House, path: string): Promise<string> {
-  socket.write(`GET /api/v1${path} HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer ${house.key}\r\n\r\n`);
+async function askOn(socket: Socket, system: TestSystem, path: string): Promise<string> {
+  socket.write(`GET /api/v1${path} HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer ${system.key}\r\n\r\n`);
   const [bytes] = await Promise.race([
     once(socket, 'data'),
     once(socket, 'close').then(() => [Buffer.from('cut')]),
@@ -50,60 +50,60 @@ async function askOn(socket: Socket, house: House, path: string): Promise<string
 const ok = 'HTTP/1.1 200 OK';
 
 test('a connection that says nothing, or its headers too slowly, is cut in time', async () => {
-  const house = await openHouse({ tuning: { silentMs: 300 } });
-  const silent = await dial(house);
-  const slow = await dial(house);
+  const system = await startFarhand({ tuning: { silentMs: 300 } });
+  const silent = await dial(system);
+  const slow = await dial(system);
   const dripping = setInterval(() => slow.write('X'), 50);
   onTestFinished(() => clearInterval(dripping));
   slow.write('GET /healthz HTTP/1.1\r\nHost: b\r\nX-Slow: ');
   const [, answer] = await Promise.all([closed(silent), text(slow).catch(() => '')]);
   expect(answer).toMatch(/^(HTTP\/1\.1 400 [\s\S]*did not arrive in time[\s\S]*)?$/);
-  expect((await house.call('GET', '/machines')).status).toBe(200);
+  expect((await system.call('GET', '/machines')).status).toBe(200);
 });
 
 const connections: Tuning['connections'] = { connections: 12, unauthenticated: 6 };
 
 test('unauthenticated connections are cut for new ones, the longest silent first; those with a key stay', async () => {
-  const house = await openHouse({ tuning: { connections } });
+  const system = await startFarhand({ tuning: { connections } });
   // One is idle, one hears events.
-  const [idle, busy] = [await dial(house), await dial(house)];
-  expect(await askOn(idle, house, '/machines')).toBe(ok);
-  expect(await askOn(busy, house, '/events/stream')).toBe(ok);
+  const [idle, busy] = [await dial(system), await dial(system)];
+  expect(await askOn(idle, system, '/machines')).toBe(ok);
+  expect(await askOn(busy, system, '/events/stream')).toBe(ok);
   const strangers: Socket[] = [];
   const gone = new Set<number>();
   for (let n = 0; n < 20; n += 1) {
-    const socket = await dial(house);
+    const socket = await dial(system);
     void closed(socket).then(() => gone.add(n));
     strangers.push(socket);
   }
   await vi.waitFor(() => expect(gone.size).toBe(14));
   expect([...gone].toSorted((a, b) => a - b)).toEqual(Array.from({ length: 14 }, (_, n) => n));
   expect([idle.destroyed, busy.destroyed]).toEqual([false, false]);
-  expect(await askOn(idle, house, '/machines')).toBe(ok);
-  expect((await house.call('GET', '/machines')).status).toBe(200);
+  expect(await askOn(idle, system, '/machines')).toBe(ok);
+  expect((await system.call('GET', '/machines')).status).toBe(200);
 });
 
 test('a new connection is cut when keys with open requests hold all slots; an idle one loses its slot', async () => {
-  const house = await openHouse({ tuning: { connections: { connections: 3, unauthenticated: 3 } } });
-  const busy = [await dial(house), await dial(house)];
-  for (const socket of busy) expect(await askOn(socket, house, '/events/stream')).toBe(ok);
-  const idle = await dial(house);
+  const system = await startFarhand({ tuning: { connections: { connections: 3, unauthenticated: 3 } } });
+  const busy = [await dial(system), await dial(system)];
+  for (const socket of busy) expect(await askOn(socket, system, '/events/stream')).toBe(ok);
+  const idle = await dial(system);
   const idleGone = closed(idle);
-  expect(await askOn(idle, house, '/machines')).toBe(ok);
-  const next = await dial(house);
+  expect(await askOn(idle, system, '/machines')).toBe(ok);
+  const next = await dial(system);
   await idleGone;
-  expect(await askOn(next, house, '/events/stream')).toBe(ok);
-  await closed(await dial(house));
+  expect(await askOn(next, system, '/events/stream')).toBe(ok);
+  await closed(await dial(system));
   expect([...busy, next].map((socket) => socket.destroyed)).toEqual([false, false, false]);
   busy[0]?.destroy();
-  await vi.waitFor(async () => expect(await askOn(await dial(house), house, '/machines')).toBe(ok));
+  await vi.waitFor(async () => expect(await askOn(await dial(system), system, '/machines')).toBe(ok));
 });
 
 test('sixteen requests in one breath are answered in order; more than may wait end their connection', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   const one = (n: number) => `GET /healthz HTTP/1.1\r\nHost: b\r\nX-Request-Id: n${n}\r\n\r\n`;
   const breath = (count: number): string => Array.from({ length: count }, (_, n) => one(n)).join('');
-  const socket = await dial(house);
+  const socket = await dial(system);
   let heard = '';
   socket.on('data', (bytes) => {
     heard += String(bytes);
@@ -114,21 +114,21 @@ test('sixteen requests in one breath are answered in order; more than may wait e
   await vi.waitFor(() => expect(ids()).toEqual(sixteen));
   socket.write(breath(16));
   await vi.waitFor(() => expect(ids()).toEqual([...sixteen, ...sixteen]));
-  const greedy = await dial(house);
+  const greedy = await dial(system);
   greedy.write(breath(1_500));
   await closed(greedy);
-  expect((await house.call('GET', '/machines')).status).toBe(200);
+  expect((await system.call('GET', '/machines')).status).toBe(200);
 });
 
 test('connections that never read the reference page hold little of it in memory', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   const before = process.memoryUsage().arrayBuffers;
-  const sockets = await Promise.all(Array.from({ length: 20 }, () => dial(house)));
+  const sockets = await Promise.all(Array.from({ length: 20 }, () => dial(system)));
   for (const socket of sockets) {
     socket.pause();
     socket.write('GET /docs/redoc.standalone.js HTTP/1.1\r\nHost: b\r\n\r\n'.repeat(16));
   }
-  for (let n = 0; n < 50; n += 1) expect((await house.call('GET', '/machines')).status).toBe(200);
+  for (let n = 0; n < 50; n += 1) expect((await system.call('GET', '/machines')).status).toBe(200);
   expect(process.memoryUsage().arrayBuffers - before).toBeLessThan(64 * 1024 * 1024);
 });
 
@@ -178,17 +178,17 @@ test('one source has a quarter of the connections without a key, and takes none 
 });
 
 test('half a million array elements are refused without half a million sentences about them', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   const tags = `[${'0,'.repeat(500_000)}0]`;
-  const { status, body } = await house.call('POST', '/join-tokens', { body: `{"tags":${tags}}` });
+  const { status, body } = await system.call('POST', '/join-tokens', { body: `{"tags":${tags}}` });
   expect([status, body.error.code]).toEqual([422, 'validation_failed']);
   expect(JSON.stringify(body).length).toBeLessThan(20_000);
-  expect((await house.call('GET', '/join-tokens')).body.meta.total).toBe(0);
+  expect((await system.call('GET', '/join-tokens')).body.meta.total).toBe(0);
 });
 
 test('every answer forbids browsers to store it, frame it or load anything from it', async () => {
-  const house = await openHouse();
-  const socket = await dial(house);
+  const system = await startFarhand();
+  const socket = await dial(system);
   socket.write('nonsense\r\n\r\n');
   const [malformed] = await once(socket, 'data');
   const wanted = {
@@ -208,12 +208,12 @@ test('every answer forbids browsers to store it, frame it or load anything from 
     ['GET', '/docs/page.js', null],
     ['GET', '/api/v1/openapi.json', null],
     ['GET', '/api/v1/machines', null],
-    ['GET', '/api/v1/machines', house.key],
-    ['GET', '/api/v1/nothing', house.key],
-    ['OPTIONS', '/api/v1/machines', house.key],
-    ['POST', '/api/v1/join-tokens', house.key],
+    ['GET', '/api/v1/machines', system.key],
+    ['GET', '/api/v1/nothing', system.key],
+    ['OPTIONS', '/api/v1/machines', system.key],
+    ['POST', '/api/v1/join-tokens', system.key],
   ] as const) {
-    const { headers } = await fetch(house.url + path, {
+    const { headers } = await fetch(system.url + path, {
       method,
       headers: key === null ? {} : { Authorization: `Bearer ${key}` },
     });
@@ -237,31 +237,31 @@ test('every answer forbids browsers to store it, frame it or load anything from 
 });
 
 test('a page elsewhere can send a simple POST, and nothing comes of it', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   for (const type of ['text/plain', 'application/x-www-form-urlencoded', 'multipart/form-data; boundary=x']) {
     const headers = { 'Content-Type': type, Origin: 'https://evil.example' };
-    const without = await house.call('POST', '/join-tokens', { key: null, body: '{"uses":1}', headers });
-    const known = await house.call('POST', '/join-tokens', { body: '{"uses":1}', headers });
+    const without = await system.call('POST', '/join-tokens', { key: null, body: '{"uses":1}', headers });
+    const known = await system.call('POST', '/join-tokens', { body: '{"uses":1}', headers });
     expect([type, without.status, known.status]).toEqual([type, 401, 400]);
   }
-  expect((await house.call('GET', '/join-tokens')).body.meta.total).toBe(0);
+  expect((await system.call('GET', '/join-tokens')).body.meta.total).toBe(0);
 });
 
 // ---- gRPC
 
 const enrolPath = '/farhand.link.v1.Link/Enroll';
 
-/** A house with a machine, and the promise that it is served in the end as at the start. */
+/** A system with a machine, and the promise that it is served in the end as at the start. */
 async function besieged(tuning: Tuning = {}) {
-  const house = await openHouse({ tuning });
-  const { machineId: machine_id } = await house.agent();
+  const system = await startFarhand({ tuning });
+  const { machineId: machine_id } = await system.agent();
   const folder = temporaryFolder('besieged');
   return {
-    house,
+    system,
     async standing(): Promise<void> {
-      const listed = await house.client.files.list({ machine_id, path: folder });
+      const listed = await system.client.files.list({ machine_id, path: folder });
       expect(listed).toBeTruthy();
-      expect((await house.client.machines.get({ machine_id })).status).toBe('online');
+      expect((await system.client.machines.get({ machine_id })).status).toBe('online');
     },
   };
 }
@@ -279,8 +279,8 @@ async function pour(client: FrameClient, count: number, next: (n: number) => Buf
 }
 
 test('streams that are opened and reset at once end their connection, and cost other clients nothing', async () => {
-  const { house, standing } = await besieged();
-  const client = await frameClient(house.grpc);
+  const { system, standing } = await besieged();
+  const client = await frameClient(system.grpc);
   const head = callFields(enrolPath);
   const cancel = Buffer.of(0, 0, 0, 8);
   await pour(client, 50_000, (n) => [
@@ -292,8 +292,8 @@ test('streams that are opened and reset at once end their connection, and cost o
 });
 
 test('headers that never end are cut off', async () => {
-  const { house, standing } = await besieged();
-  const client = await frameClient(house.grpc);
+  const { system, standing } = await besieged();
+  const client = await frameClient(system.grpc);
   await client.send(frame(kinds.headers, 0, 1, callFields(enrolPath)));
   const more = fields({ 'x-more': 'x'.repeat(100) });
   const sent = await pour(client, 100_000, () => [frame(kinds.continuation, 0, 1, more)]);
@@ -307,9 +307,9 @@ test.each([
   ['settings', () => frame(kinds.settings, 0, 0, Buffer.of(0, 4, 0, 0, 255, 255))],
   ['empty data', () => frame(kinds.data, 0, 1)],
 ])('a flood of %s ends, whether its answers are read or not', async (_what, next) => {
-  const { house, standing } = await besieged({ proofMs: 1_500 });
-  const reading = await frameClient(house.grpc);
-  const deaf = await frameClient(house.grpc);
+  const { system, standing } = await besieged({ proofMs: 1_500 });
+  const reading = await frameClient(system.grpc);
+  const deaf = await frameClient(system.grpc);
   deaf.socket.pause();
   await Promise.all(
     [reading, deaf].map(async (client) => {
@@ -323,8 +323,8 @@ test.each([
 });
 
 test('a connection without a key has 32 calls; the 33rd ends it, with a key it may have 512 at once', async () => {
-  const { house, standing } = await besieged();
-  const client = await frameClient(house.grpc);
+  const { system, standing } = await besieged();
+  const client = await frameClient(system.grpc);
   const open = (n: number) => frame(kinds.headers, endHeaders, 2 * n + 1, callFields(enrolPath));
   await client.send(...Array.from({ length: 32 }, (_, n) => open(n)));
   const pinged = once(client.socket, 'data');
@@ -333,14 +333,14 @@ test('a connection without a key has 32 calls; the 33rd ends it, with a key it m
   expect(client.socket.destroyed).toBe(false);
   await client.send(open(32));
   await client.closed;
-  const session = connectHttp2(`https://${house.grpc}`, { rejectUnauthorized: false });
+  const session = connectHttp2(`https://${system.grpc}`, { rejectUnauthorized: false });
   onTestFinished(() => session.destroy());
   const settings = await new Promise<{ maxConcurrentStreams?: number }>((resolve) =>
     session.once('remoteSettings', resolve),
   );
   expect(settings.maxConcurrentStreams).toBe(512);
   // All at once on one fresh connection: the first shows the key before any message is there.
-  const streams = await streamsOf(house);
+  const streams = await streamsOf(system);
   const command_id = `cmd_${'0'.repeat(22)}`;
   const refusals = Array.from({ length: 100 }, () => refusalOf(streams.followCommand({ command_id })));
   const codes = (await Promise.all(refusals)).map(({ code }) => code);
@@ -349,8 +349,8 @@ test('a connection without a key has 32 calls; the 33rd ends it, with a key it m
 });
 
 test('messages of unauthenticated calls end their connection at 256 KiB', async () => {
-  const { house, standing } = await besieged({ proofMs: 60_000 });
-  const client = await frameClient(house.grpc);
+  const { system, standing } = await besieged({ proofMs: 60_000 });
+  const client = await frameClient(system.grpc);
   const chunk = Buffer.alloc(16 * 1024);
   await client.send(frame(kinds.headers, endHeaders, 1, callFields(enrolPath)));
   await client.send(frame(kinds.data, 0, 1, messageHead(1024 * 1024)));
@@ -371,8 +371,8 @@ test('messages of unauthenticated calls end their connection at 256 KiB', async 
 const bomb = () => gzipSync(Buffer.alloc(64 * 1024 * 1024));
 
 test('a connection without a key that announces packed messages is cut before any is unpacked', async () => {
-  const { house, standing } = await besieged({ proofMs: 60_000 });
-  const client = await frameClient(house.grpc);
+  const { system, standing } = await besieged({ proofMs: 60_000 });
+  const client = await frameClient(system.grpc);
   await client.send(frame(kinds.headers, endHeaders, 1, callFields(enrolPath, { 'grpc-encoding': 'gzip' })));
   await client.closed;
   await standing();
@@ -383,8 +383,8 @@ test.each([
   ['a message that is no protobuf', messageHead(4), Buffer.from('\xff\xff\xff\xff', 'latin1')],
   ['a small message of somebody with a key that unpacks to 64 MiB', null, bomb()],
 ])('%s is refused on its own', async (_what, head, body) => {
-  const { house, standing } = await besieged();
-  const session = connectHttp2(`https://${house.grpc}`, { rejectUnauthorized: false });
+  const { system, standing } = await besieged();
+  const session = connectHttp2(`https://${system.grpc}`, { rejectUnauthorized: false });
   onTestFinished(() => session.destroy());
   const call = session.request({
     ':method': 'POST',
@@ -392,7 +392,7 @@ test.each([
     'content-type': 'application/grpc',
     te: 'trailers',
     'grpc-encoding': head ? 'identity' : 'gzip',
-    ...(!head && { authorization: `Bearer ${house.key}` }),
+    ...(!head && { authorization: `Bearer ${system.key}` }),
   });
   call.on('error', () => undefined);
   const status = new Promise<number>((resolve) => {
@@ -411,14 +411,14 @@ test.each([
 });
 
 test('silent connections at the port of agents are cut for an agent', async () => {
-  const { house, standing } = await besieged();
-  const [host = '', port = ''] = house.grpc.split(':');
+  const { system, standing } = await besieged();
+  const [host = '', port = ''] = system.grpc.split(':');
   const sockets = Array.from({ length: 700 }, () => connect(Number(port), host));
   for (const socket of sockets) socket.on('error', () => undefined);
   onTestFinished(() => {
     for (const socket of sockets) socket.destroy();
   });
   await Promise.all(sockets.map((socket) => once(socket, 'connect').catch(() => undefined)));
-  await house.agent({ name: 'late' });
+  await system.agent({ name: 'late' });
   await standing();
 });

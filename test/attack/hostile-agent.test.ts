@@ -7,7 +7,6 @@ import type { AnswerStream } from '../../agent/link/dial.ts';
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import { frameOf } from '../../shared/agent-rpcs.ts';
 import { newId } from '../../shared/ids.ts';
-import { type AgentHandle, type House, openHouse, temporaryFolder } from '../house.ts';
 import {
   connectScripted,
   joinScripted,
@@ -15,9 +14,10 @@ import {
   scriptedMachine,
   statusOf,
 } from '../scripted-agent.ts';
+import { type AgentHandle, startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 
 interface Bench {
-  house: House;
+  system: TestSystem;
   neighbour: AgentHandle;
   hostile: ScriptedAgent;
   /** The neighbour's file and command are answered, soon. */
@@ -25,27 +25,27 @@ interface Bench {
 }
 
 async function bench(): Promise<Bench> {
-  const house = await openHouse();
-  const neighbour = await house.agent({ name: 'neighbour' });
+  const system = await startFarhand();
+  const neighbour = await system.agent({ name: 'neighbour' });
   const file = join(temporaryFolder('neighbour'), 'file');
   writeFileSync(file, 'as ever');
   const { machineId: machine_id } = neighbour;
   const served = async (): Promise<void> => {
     const begun = performance.now();
-    const read = await house.call('GET', `/machines/${machine_id}/files/content?path=${file}`);
+    const read = await system.call('GET', `/machines/${machine_id}/files/content?path=${file}`);
     expect(read.body.data.content).toBe('as ever');
-    const ran = await house.call('POST', '/commands', { body: { machine_id, command: 'echo as ever' } });
+    const ran = await system.call('POST', '/commands', { body: { machine_id, command: 'echo as ever' } });
     expect(ran.body.data).toMatchObject({ status: 'completed', stdout: 'as ever\n' });
     // Some milliseconds on an idle box.
     expect(performance.now() - begun).toBeLessThan(10_000);
   };
-  return { house, neighbour, hostile: await scriptedMachine(house), served };
+  return { system, neighbour, hostile: await scriptedMachine(system), served };
 }
 
 const machineOf = ({ identity }: ScriptedAgent): string => identity.machineId;
 const content = (agent: ScriptedAgent): string => `/machines/${machineOf(agent)}/files/content?path=/a`;
-const execute = ({ house, hostile }: Bench, more = {}) =>
-  house.call('POST', '/commands', { body: { machine_id: machineOf(hostile), command: 'x', ...more } });
+const execute = ({ system, hostile }: Bench, more = {}) =>
+  system.call('POST', '/commands', { body: { machine_id: machineOf(hostile), command: 'x', ...more } });
 
 const fileOf = (text: string) => ({
   entry: { name: Buffer.from('a'), path: Buffer.from('/a'), size: text.length },
@@ -71,14 +71,14 @@ function whole(agent: ScriptedAgent, text: string) {
 }
 
 test('an answer to a call of another machine or to an old call is ignored', async () => {
-  const { house, hostile, served } = await bench();
-  const victim = await scriptedMachine(house);
-  const asked = house.call('GET', content(victim));
+  const { system, hostile, served } = await bench();
+  const victim = await scriptedMachine(system);
+  const asked = system.call('GET', content(victim));
   const { call_id } = await victim.next('call');
   hostile.send({ reply: { call_id, messages: whole(hostile, 'forged') } });
   hostile.send({ reply: { call_id, error: { code: 'file_not_found', message: 'forged' } } });
   // What it says next is heard after what it said before.
-  const own = house.call('GET', content(hostile));
+  const own = system.call('GET', content(hostile));
   hostile.send({ reply: { call_id: (await hostile.next('call')).call_id, messages: whole(hostile, 'own') } });
   expect((await own).body.data.content).toBe('own');
   victim.send({ reply: { call_id, messages: whole(victim, 'true') } });
@@ -90,12 +90,12 @@ test('an answer to a call of another machine or to an old call is ignored', asyn
 
 test('ids of another machine’s commands and sessions in a hello or a report change nothing there', async () => {
   const all = await bench();
-  const { house, neighbour, hostile } = all;
+  const { system, neighbour, hostile } = all;
   const { machineId: machine_id } = neighbour;
   const body = { machine_id, command: 'read line; echo "$line"', input: true };
-  const { id } = (await house.call('POST', '/commands/async', { body })).body.data;
-  const session = await house.client.sessions.create({ machine_id, shell: '/bin/sh' });
-  const again = await connectScripted(house.grpc, hostile.identity, {
+  const { id } = (await system.call('POST', '/commands/async', { body })).body.data;
+  const session = await system.client.sessions.create({ machine_id, shell: '/bin/sh' });
+  const again = await connectScripted(system.grpc, hostile.identity, {
     process_ids: [id, session.id, `${id}x`, '../../etc', 'x'.repeat(10_000)],
   });
   await again.next('welcome');
@@ -106,15 +106,17 @@ test('ids of another machine’s commands and sessions in a hello or a report ch
   const over = again.encode('StartProcess', { event: { exit } });
   again.send({ reply: { call_id: call.call_id, messages: { messages: [started, over] } } });
   expect((await asked).body.data).toMatchObject({ status: 'completed', machine_id: machineOf(hostile) });
-  expect((await house.call('GET', `/commands/${id}`)).body.data.status).toBe('running');
-  expect((await house.client.sessions.get({ session_id: session.id })).status).toBe('CONNECTED');
-  await house.call('POST', `/commands/${id}/input`, { body: { data: 'mine\n', end: true } });
-  await expect.poll(async () => (await house.call('GET', `/commands/${id}`)).body.data.stdout).toBe('mine\n');
+  expect((await system.call('GET', `/commands/${id}`)).body.data.status).toBe('running');
+  expect((await system.client.sessions.get({ session_id: session.id })).status).toBe('CONNECTED');
+  await system.call('POST', `/commands/${id}/input`, { body: { data: 'mine\n', end: true } });
+  await expect
+    .poll(async () => (await system.call('GET', `/commands/${id}`)).body.data.stdout)
+    .toBe('mine\n');
 });
 
 test('output without end is kept within its window, and the record says from where', async () => {
   const all = await bench();
-  const { house, hostile, served } = all;
+  const { system, hostile, served } = all;
   await served();
   const before = process.memoryUsage().rss;
   const running = execute(all, { wait: 0 });
@@ -139,7 +141,7 @@ test('output without end is kept within its window, and the record says from whe
   }
   over = true;
   await flooding;
-  const cancelled = house.call('DELETE', `/commands/${id}`);
+  const cancelled = system.call('DELETE', `/commands/${id}`);
   const exit = {
     outcome: 'PROCESS_OUTCOME_CANCELLED',
     started_at_ms: 1,
@@ -155,21 +157,21 @@ test('output without end is kept within its window, and the record says from whe
 });
 
 test('an agent that never reads its calls is cut when too much waits for it', async () => {
-  const { house, hostile, served } = await bench();
+  const { system, hostile, served } = await bench();
   hostile.control.pause();
   const body = { path: `/${'x'.repeat(15_000)}` };
   // Its window takes 6 MiB of them, and 4 more may wait.
   const asked = Array.from({ length: 900 }, () =>
-    house.call('POST', `/machines/${machineOf(hostile)}/files/mkdir`, { body }),
+    system.call('POST', `/machines/${machineOf(hostile)}/files/mkdir`, { body }),
   );
   await served();
   for (const { status } of await Promise.all(asked)) expect(status).toBe(503);
-  expect((await house.call('GET', `/machines/${machineOf(hostile)}`)).body.data.status).toBe('offline');
+  expect((await system.call('GET', `/machines/${machineOf(hostile)}`)).body.data.status).toBe('offline');
 });
 
 test('a flood of reports, of replies or of heartbeats ends its own link only', async () => {
   const all = await bench();
-  const { house, served } = all;
+  const { system, served } = all;
   const disks = Array.from({ length: 200 }, (_, index) => ({
     mount: `/${index}`,
     filesystem: 'x',
@@ -181,7 +183,7 @@ test('a flood of reports, of replies or of heartbeats ends its own link only', a
     { reply: { call_id: newId('call'), response: Buffer.alloc(1_000) } },
     {},
   ]) {
-    const hostile = await connectScripted(house.grpc, await joinScripted(house));
+    const hostile = await connectScripted(system.grpc, await joinScripted(system));
     await hostile.next('welcome');
     const flooding = (async () => {
       for (let sent = 0; sent < 20_000 && hostile.control.writable; sent += 1) {
@@ -207,7 +209,7 @@ test('thousands of answers to calls that were never made are ignored', async () 
 });
 
 test('a hello with what cannot be is refused, and what was known of the machine stays', async () => {
-  const { house, hostile, served } = await bench();
+  const { system, hostile, served } = await bench();
   const host = { hostname: 'scripted', os: 'linux', arch: 'x64' };
   for (const hello of [
     { host: { ...host, hostname: 'a\u0000\u001b[2J' } },
@@ -216,23 +218,23 @@ test('a hello with what cannot be is refused, and what was known of the machine 
     { instance_id: '\u009b2J' },
     { capabilities: Array.from({ length: 10_000 }, (_, one) => `c${one}`) },
   ]) {
-    const again = await connectScripted(house.grpc, hostile.identity, hello);
+    const again = await connectScripted(system.grpc, hostile.identity, hello);
     expect(await again.ended).not.toBe(grpcStatus.OK);
   }
-  const known = (await house.call('GET', `/machines/${machineOf(hostile)}`)).body.data;
+  const known = (await system.call('GET', `/machines/${machineOf(hostile)}`)).body.data;
   expect(known).toMatchObject({ hostname: 'scripted', name: 'scripted', capabilities: { length: 6 } });
   await served();
 });
 
 test('a machine joins under no name that a terminal would obey', async () => {
-  const house = await openHouse();
+  const system = await startFarhand();
   for (const name of ['a\u001b[2J', 'a\u0000', '', 'x'.repeat(1_000)])
-    await expect(joinScripted(house, name)).rejects.toThrow(/refused/);
-  expect((await house.client.machines.list()).total).toBe(0);
+    await expect(joinScripted(system, name)).rejects.toThrow(/refused/);
+  expect((await system.client.machines.list()).total).toBe(0);
 });
 
 test('a report with what cannot be is dropped', async () => {
-  const { house, hostile, served } = await bench();
+  const { system, hostile, served } = await bench();
   for (const wrong of [
     { cpu_usage: Number.NaN, uptime_s: Number.POSITIVE_INFINITY },
     { uptime_s: -1 },
@@ -240,15 +242,15 @@ test('a report with what cannot be is dropped', async () => {
     { disks: Array.from({ length: 300 }, () => ({ mount: 'x', filesystem: 'x' })) },
     { network: [{ name: 'x'.repeat(500_000) }] },
   ]) {
-    const agent = await connectScripted(house.grpc, hostile.identity);
+    const agent = await connectScripted(system.grpc, hostile.identity);
     await agent.next('welcome');
     agent.send({
       heartbeat: { metrics: { recorded_at_ms: 1, cpu_cores: 77, memory: {}, disk: {}, ...wrong } },
     });
-    const asked = house.call('GET', content(agent));
+    const asked = system.call('GET', content(agent));
     agent.send({ reply: { call_id: (await agent.next('call')).call_id, messages: whole(agent, 'x') } });
     await asked;
-    const { status, body } = await house.call('GET', `/machines/${machineOf(hostile)}/status`);
+    const { status, body } = await system.call('GET', `/machines/${machineOf(hostile)}/status`);
     expect([status, body.data.cpu.cores]).toEqual([200, 1]);
   }
   await served();
@@ -286,23 +288,23 @@ const absurd: [what: string, answer: (agent: ScriptedAgent) => Buffer[]][] = [
 ];
 
 test('an impossible file is refused, cut off or passed on as it came, and the link lives on', async () => {
-  const { house, hostile, served } = await bench();
+  const { system, hostile, served } = await bench();
   for (const [what, answer] of absurd) {
     for (const path of [content(hostile), content(hostile).replace('content', 'download')]) {
-      const asked = house.call('GET', path).catch(() => ({ status: 0 }));
+      const asked = system.call('GET', path).catch(() => ({ status: 0 }));
       const messages = { messages: answer(hostile) };
       hostile.send({ reply: { call_id: (await hostile.next('call')).call_id, messages } });
       expect([what, [0, 200, 503].includes((await asked).status)]).toEqual([what, true]);
     }
   }
   await served();
-  expect((await house.call('GET', `/machines/${machineOf(hostile)}`)).body.data.status).toBe('online');
+  expect((await system.call('GET', `/machines/${machineOf(hostile)}`)).body.data.status).toBe('online');
 });
 
 test('a listing with names that no file has, and without end, costs its own reader alone', async () => {
-  const { house, hostile, served } = await bench();
-  const asked = fetch(`${house.url}/api/v1/machines/${machineOf(hostile)}/files?path=/a`, {
-    headers: { Authorization: `Bearer ${house.key}` },
+  const { system, hostile, served } = await bench();
+  const asked = fetch(`${system.url}/api/v1/machines/${machineOf(hostile)}/files?path=/a`, {
+    headers: { Authorization: `Bearer ${system.key}` },
   });
   const { call_id } = await hostile.next('call');
   const stream = hostile.answer(call_id);
@@ -364,8 +366,8 @@ async function calledFor(agent: ScriptedAgent, method: string): Promise<Call__Ou
 }
 
 test('a frame of a size that no frame may have ends one stream', async () => {
-  const { house, hostile, served } = await bench();
-  const asked = house.call('GET', content(hostile));
+  const { system, hostile, served } = await bench();
+  const asked = system.call('GET', content(hostile));
   const stream = hostile.answer((await hostile.next('call')).call_id);
   // The client's own limit is above the broker's.
   stream.write(frameOf(Buffer.alloc(1_900_000)) as never);

@@ -1,19 +1,19 @@
 // More failed and abandoned calls than HTTP/2 allows resets on a connection: the link goes on.
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test } from 'vitest';
-import { openHouse, temporaryFolder } from '../house.ts';
 import { type ScriptedAgent, scriptedMachine, statusOf } from '../scripted-agent.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 const content = ({ identity }: ScriptedAgent): string =>
   `/machines/${identity.machineId}/files/content?path=/a`;
 
 test('more failures than HTTP/2 allows resets leave the link as it was', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
   const error = { code: 'file_not_found', message: '', details: '{}' };
   // HTTP/2 ends a connection that resets more than a thousand streams at once: an error is no reason for one.
   for (let n = 0; n < 1_200; n += 1) {
-    const answer = house.call('GET', content(agent));
+    const answer = system.call('GET', content(agent));
     const stream = agent.answer((await agent.next('call')).call_id);
     stream.write({ error });
     stream.end();
@@ -23,17 +23,17 @@ test('more failures than HTTP/2 allows resets leave the link as it was', async (
 });
 
 test('more callers that went away than HTTP/2 allows resets leave the link as it was', async () => {
-  const house = await openHouse();
-  await house.agent();
-  const { items } = await house.client.machines.list();
+  const system = await startFarhand();
+  await system.agent();
+  const { items } = await system.client.machines.list();
   const path = `/machines/${items[0]?.id}/files/watch?path=${temporaryFolder('watched')}`;
-  const headers = { Authorization: `Bearer ${house.key}` };
+  const headers = { Authorization: `Bearer ${system.key}` };
   let turns = 0;
   async function watcher(): Promise<void> {
     while (turns < 1_300) {
       turns += 1;
       const gone = new AbortController();
-      const { status, body } = await fetch(`${house.url}/api/v1${path}`, { headers, signal: gone.signal });
+      const { status, body } = await fetch(`${system.url}/api/v1${path}`, { headers, signal: gone.signal });
       expect([turns, status]).toEqual([turns, 200]);
       gone.abort();
       await expect(body?.getReader().read()).rejects.toThrow();

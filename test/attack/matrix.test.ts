@@ -26,7 +26,7 @@ import {
   refusalIn,
   type Scene,
 } from '../all-routes.ts';
-import { caOf } from '../streams-bench.ts';
+import { caOf } from '../grpc-fixture.ts';
 
 // Some thousand requests: a busy machine is slow, not wrong.
 vi.setConfig({ testTimeout: 60_000 });
@@ -36,8 +36,8 @@ vi.setConfig({ testTimeout: 60_000 });
 type Stranger = [what: string, authorization: string | undefined];
 
 /** What somebody may send who has no good key, by what it is. */
-async function strangers({ house }: Scene): Promise<Stranger[]> {
-  const { client, key } = house;
+async function strangers({ system }: Scene): Promise<Stranger[]> {
+  const { client, key } = system;
   const expired = await client.keys.create({
     name: 'expired',
     scopes: ['admin'],
@@ -57,8 +57,8 @@ async function strangers({ house }: Scene): Promise<Stranger[]> {
 }
 
 /** More of them: how a key is read is the same for every route, so that some routes stand for all. */
-async function oddities({ house, here }: Scene): Promise<Stranger[]> {
-  const { client, key } = house;
+async function oddities({ system, here }: Scene): Promise<Stranger[]> {
+  const { client, key } = system;
   const { token } = await client.joinTokens.create({ name: 'no key' });
   return [
     ['an empty key', 'Bearer '],
@@ -79,10 +79,10 @@ async function oddities({ house, here }: Scene): Promise<Stranger[]> {
 }
 
 /** For each scope a key with all others; admin holds every scope, so that it lacks admin too. */
-async function keysWithout({ house }: Scene): Promise<Map<string, string>> {
+async function keysWithout({ system }: Scene): Promise<Map<string, string>> {
   const made = scopes.map(async (needed) => {
     const others = scopes.filter((scope) => scope !== needed && scope !== 'admin');
-    return [needed, (await house.keyed(others)).key] as const;
+    return [needed, (await system.keyed(others)).key] as const;
   });
   return new Map(await Promise.all(made));
 }
@@ -109,7 +109,7 @@ interface Case {
 }
 
 async function withoutKey(scene: Scene, routes: Named[]): Promise<Case[]> {
-  const { key } = scene.house;
+  const { key } = scene.system;
   const expected = '401 unauthorized';
   const [everywhere, somewhere] = [await strangers(scene), await oddities(scene)];
   const samples = ['machines.list', 'commands.create', 'files.upload', 'keys.remove', 'service.metrics'];
@@ -219,7 +219,7 @@ test.each(inParts(2))(
       return [asked, JSON.stringify(received), JSON.stringify(demanded)];
     });
     for (const { name, route } of routes.filter(({ route }) => route.method === 'GET')) {
-      const response = await fetch(`${scene.house.url}${route.base}${route.path}`, { method: 'HEAD' });
+      const response = await fetch(`${scene.system.url}${route.base}${route.path}`, { method: 'HEAD' });
       expect([name, response.status, await response.text()]).toEqual([name, 401, '']);
     }
   },
@@ -229,10 +229,10 @@ test.each(inParts(2))(
 function placesOf({
   known,
   here,
-  house,
+  system,
 }: Scene): Record<string, { params?: Ask; first?(): Promise<unknown> }> {
   const { path = '' } = known;
-  const write = () => house.client.files.write({ machine_id: here.machine, path, content: '' });
+  const write = () => system.client.files.write({ machine_id: here.machine, path, content: '' });
   return {
     // A change of nothing is none.
     'machines.update': { params: { body: { name: 'renamed' } } },
@@ -253,7 +253,7 @@ test('each of the same requests succeeds with the right key, and reaches its mac
   const order = (name: string): number =>
     Number(/remove|cancel|sessions\.end/.test(name)) + Number(name === 'machines.remove');
   const sorted = keyed.toSorted((a, b) => order(a.name) - order(b.name));
-  const { key } = await scene.house.keyed([...scopes]);
+  const { key } = await scene.system.keyed([...scopes]);
   const places = placesOf(scene);
   const received: unknown[] = [];
   const recorded: unknown[] = [];
@@ -264,7 +264,7 @@ test('each of the same requests succeeds with the right key, and reaches its mac
       ...(await outcomeOf(scene, route, { key, ids: scene.here, ...places[name]?.params })),
     ]);
     if (route.kind === 'events') continue;
-    const { items } = await scene.house.client.audit.list({ request_id: scene.requestIds.at(-1) ?? '' });
+    const { items } = await scene.system.client.audit.list({ request_id: scene.requestIds.at(-1) ?? '' });
     recorded.push([name, items.map(({ action, result, address }) => [action, result, address])]);
   }
   expect(received).toEqual(sorted.map(({ name, route }) => [name, route.status, undefined]));
@@ -362,10 +362,10 @@ interface Ring {
 
 /** Calls as bytes, so that nothing of ours stands between; each on a connection of its own. */
 async function dialler(scene: Scene): Promise<(ring: Ring) => Promise<Received>> {
-  const ca = credentials.createSsl(Buffer.from(await caOf(scene.house)));
+  const ca = credentials.createSsl(Buffer.from(await caOf(scene.system)));
   const options = { 'grpc.ssl_target_name_override': linkServerName, 'grpc.use_local_subchannel_pool': 1 };
   return async ({ path, messages, headers, begun, open }) => {
-    const client = new Client(scene.house.grpc, ca, options);
+    const client = new Client(scene.system.grpc, ca, options);
     const metadata = new Metadata();
     for (const [name, value] of Object.entries(headers)) metadata.set(name, value);
     const same = (bytes: Buffer): Buffer => bytes;
@@ -419,7 +419,7 @@ interface RpcCase {
 }
 
 async function rpcCases(scene: Scene): Promise<RpcCase[]> {
-  const { here, there, house } = scene;
+  const { here, there, system } = scene;
   const [without, limited, wrong] = [
     await keysWithout(scene),
     await limitedKeys(scene),
@@ -443,7 +443,11 @@ async function rpcCases(scene: Scene): Promise<RpcCase[]> {
       {
         asked: `${name} with a key in other metadata`,
         ...call,
-        headers: { 'x-api-key': house.key, cookie: house.key, 'proxy-authorization': `Bearer ${house.key}` },
+        headers: {
+          'x-api-key': system.key,
+          cookie: system.key,
+          'proxy-authorization': `Bearer ${system.key}`,
+        },
         expected: 'UNAUTHENTICATED unauthorized',
       },
       {
@@ -494,7 +498,7 @@ test('with the right key the very same calls begin', async () => {
   const ring = await dialler(scene);
   for (const [name, { path, requestSerialize, requestStream }] of streams) {
     const rpc = rpcs[name];
-    const { key } = await scene.house.keyed([rpc?.route.access as Scope], { tags: ['here'] });
+    const { key } = await scene.system.keyed([rpc?.route.access as Scope], { tags: ['here'] });
     const messages = rpc?.messages(scene.here, scene).map(requestSerialize) ?? [];
     const headers = authorized(`Bearer ${key}`);
     const received = await ring({ path, messages, headers, begun: true, open: requestStream });
@@ -505,16 +509,16 @@ test('with the right key the very same calls begin', async () => {
 // ---- The services of machines
 
 /** What somebody may send to a method of the link who is no machine, and what he gets; complete, by name. */
-async function linkMessages({ house, there }: Scene): Promise<Record<string, [object, string][]>> {
-  const used = await house.joinToken();
-  await house.agent({ name: 'joined', joinToken: used });
-  const expired = await house.client.joinTokens.create({ name: 'expired', expires_in: 60_000 });
-  const removed = await house.client.joinTokens.create({ name: 'removed' });
-  await house.client.joinTokens.remove({ join_token_id: removed.id });
+async function linkMessages({ system, there }: Scene): Promise<Record<string, [object, string][]>> {
+  const used = await system.joinToken();
+  await system.agent({ name: 'joined', joinToken: used });
+  const expired = await system.client.joinTokens.create({ name: 'expired', expires_in: 60_000 });
+  const removed = await system.client.joinTokens.create({ name: 'removed' });
+  await system.client.joinTokens.remove({ join_token_id: removed.id });
   const secretOf = (token: string): string => /^farhand_join_(\w+)\./.exec(token)?.[1] ?? '';
   const hashed = createHash('sha256').update(secretOf(expired.token)).digest('hex');
   const secrets = [
-    house.key,
+    system.key,
     'x'.repeat(43),
     used,
     secretOf(used),
@@ -554,7 +558,7 @@ test('the link refuses every client without a join token or a machine’s key, a
   const ring = await dialler(scene);
   const requests = [
     {},
-    authorized(`Bearer ${scene.house.key}`),
+    authorized(`Bearer ${scene.system.key}`),
     { [callKey]: 'call_0000000000000000000000' },
   ];
   const cases = definitionsOf(linkService).flatMap(([name, definition]) => {
@@ -575,14 +579,14 @@ test('the link refuses every client without a join token or a machine’s key, a
       expected,
     ];
   });
-  const { items } = await scene.house.client.machines.list();
+  const { items } = await scene.system.client.machines.list();
   expect(items.map(({ name }) => name).sort()).toEqual(['here', 'joined', 'there']);
 });
 
 test('the methods of agents are served to no client, whatever the key', async () => {
   const scene = await openScene();
   const ring = await dialler(scene);
-  const headers = authorized(`Bearer ${scene.house.key}`);
+  const headers = authorized(`Bearer ${scene.system.key}`);
   const paths = [
     ...[...methods.keys()].map((name) => `/farhand.agent.v1.Agent/${name}`),
     '/grpc.reflection.v1.ServerReflection/ServerReflectionInfo',

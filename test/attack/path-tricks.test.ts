@@ -31,7 +31,7 @@ interface Sent {
 function sender(scene: Scene): (sent: Sent) => Promise<number> {
   const agent = new Agent({ keepAlive: true, maxSockets: 4 });
   onTestFinished(() => agent.destroy());
-  const { hostname: host, port } = new URL(scene.house.url);
+  const { hostname: host, port } = new URL(scene.system.url);
   return async ({ method, target, headers, body }) => {
     const length = body === undefined ? [] : ['Content-Length', String(Buffer.byteLength(body))];
     const all = ['Host', 'broker', ...headers, ...length];
@@ -113,10 +113,10 @@ function genuine(
 }
 
 /** For each scope a key with all the others. */
-async function weakKeys({ house }: Scene): Promise<Map<string, string>> {
+async function weakKeys({ system }: Scene): Promise<Map<string, string>> {
   const made = scopes.map(async (needed) => {
     const others = scopes.filter((scope) => scope !== needed && scope !== 'admin');
-    return [needed, (await house.keyed(others)).key] as const;
+    return [needed, (await system.keyed(others)).key] as const;
   });
   return new Map(await Promise.all(made));
 }
@@ -140,7 +140,7 @@ const casesOf = (scene: Scene, routes: Named[], weak: Map<string, string>): Case
     const { method } = route;
     const { path, query, body, type } = genuine(scene, route);
     const target = path + query;
-    const second = bearer(scene.house.key);
+    const second = bearer(scene.system.key);
     return askersOf(route, weak).flatMap(({ who, refused, own }) => {
       const headers = [...type, ...own];
       const plain = { method, target, headers, body, refused };
@@ -187,14 +187,14 @@ test('unknown methods do nothing, even with an admin key', async () => {
     const { path, query } = genuine(scene, route);
     const target = path + query;
     const without = await send({ method, target, headers: [] });
-    const status = await send({ method, target, headers: bearer(scene.house.key) });
+    const status = await send({ method, target, headers: bearer(scene.system.key) });
     return [`${name} with ${method}`, `${without} ${status}`, '401 405'];
   });
 });
 
 /** Statuses of all that is answered until the broker closes the connection. */
-async function wire({ house }: Scene, text: string): Promise<number[]> {
-  const { hostname, port } = new URL(house.url);
+async function wire({ system }: Scene, text: string): Promise<number[]> {
+  const { hostname, port } = new URL(system.url);
   const socket = connect(Number(port), hostname);
   const chunks: Buffer[] = [];
   socket.on('error', () => undefined);
@@ -210,9 +210,9 @@ async function wire({ house }: Scene, text: string): Promise<number[]> {
 
 test('a request hidden in the body of another is never carried out, however its length is given', async () => {
   const scene = await openScene();
-  const { key } = await scene.house.keyed(['machines:read']);
+  const { key } = await scene.system.keyed(['machines:read']);
   const target = `/api/v1/machines/${scene.there.machine}`;
-  const hidden = `DELETE ${target} HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer ${scene.house.key}\r\n\r\n`;
+  const hidden = `DELETE ${target} HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer ${scene.system.key}\r\n\r\n`;
   const open = `PATCH ${target} HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer ${key}\r\nContent-Type: application/json\r\n`;
   const length = `Content-Length: ${hidden.length}\r\n`;
   const chunked = 'Transfer-Encoding: chunked\r\n';

@@ -10,8 +10,8 @@ import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { connectionLimits, logAcceptErrors } from '../../broker/connection-limiter.ts';
 import { createLogger } from '../../shared/logger.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
-import { temporaryFolder } from '../house.ts';
-import { program } from '../programs.ts';
+import { temporaryFolder } from '../start-farhand.ts';
+import { program } from '../start-process.ts';
 
 const fileLimit = 256;
 const limited = ['sh', '-c', `ulimit -n ${fileLimit}; exec "$@"`, 'sh'];

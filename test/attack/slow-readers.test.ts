@@ -4,11 +4,11 @@ import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { get as httpGet, type IncomingMessage } from 'node:http';
 import { expect, onTestFinished, test } from 'vitest';
-import { bench, gate, leapingClock, output, soon } from '../command-bench.ts';
-import type { House } from '../house.ts';
+import { bench, gate, leapingClock, output, soon } from '../commands-fixture.ts';
+import type { TestSystem } from '../start-farhand.ts';
 
 /** GET output as a client that reads only when the test resumes it: until then its socket fills. */
-async function pausedOutput({ url, key }: House, path: string): Promise<IncomingMessage> {
+async function pausedOutput({ url, key }: TestSystem, path: string): Promise<IncomingMessage> {
   const request = httpGet(`${url}/api/v1${path}`, { headers: { Authorization: `Bearer ${key}` } });
   onTestFinished(() => void request.destroy());
   const [response] = (await once(request, 'response')) as [IncomingMessage];
@@ -17,13 +17,13 @@ async function pausedOutput({ url, key }: House, path: string): Promise<Incoming
 }
 
 test('a fast reader beside one that stands still gets every byte; the other one finds a gap', async () => {
-  const { house, begin } = await bench();
+  const { system, begin } = await bench();
   const { wait, open } = gate();
   const numbers = 'seq 1 15000000';
   const id = await begin(`${wait}; ${numbers}`);
-  const slowBytes = await pausedOutput(house, `/commands/${id}/output?follow=true`);
-  const slowEvents = await pausedOutput(house, `/commands/${id}/stream`);
-  const fast = output(house, id, 'follow=true');
+  const slowBytes = await pausedOutput(system, `/commands/${id}/output?follow=true`);
+  const slowEvents = await pausedOutput(system, `/commands/${id}/stream`);
+  const fast = output(system, id, 'follow=true');
   open();
   const hash = createHash('sha256');
   for await (const piece of (await fast).body ?? []) hash.update(piece);
@@ -44,11 +44,11 @@ test('a fast reader beside one that stands still gets every byte; the other one 
 }, 40_000);
 
 test('a lone slow reader gets every byte of more than the window holds, for the command waits for it', async () => {
-  const { house, begin, get } = await bench();
+  const { system, begin, get } = await bench();
   const { wait, open } = gate();
   const numbers = 'seq 1 14000000';
   const id = await begin(`${wait}; ${numbers}`);
-  const slow = await pausedOutput(house, `/commands/${id}/output?follow=true`);
+  const slow = await pausedOutput(system, `/commands/${id}/output?follow=true`);
   open();
   const hash = createHash('sha256');
   let seen = 0;
@@ -75,10 +75,10 @@ test('a lone slow reader gets every byte of more than the window holds, for the 
 }, 40_000);
 
 test('a lone reader that stands still does not stop the command for ever, and is cut', async () => {
-  const { house, begin, get } = await bench();
+  const { system, begin, get } = await bench();
   const { wait, open } = gate();
   const id = await begin(`${wait}; head -c 200000000 /dev/zero`);
-  const still = await pausedOutput(house, `/commands/${id}/output?follow=true`);
+  const still = await pausedOutput(system, `/commands/${id}/output?follow=true`);
   open();
   // Its end is polled: who listens for events would be a reader of its own. That one is given up takes real time.
   const status = async () => (await get(id)).status;
@@ -92,10 +92,10 @@ test('a lone reader that stands still does not stop the command for ever, and is
 test('a lone reader that goes away no longer stalls the command', async () => {
   // No durations pass: who still counts as a reader holds it up for ever.
   leapingClock({ still: true });
-  const { house, begin, get } = await bench();
+  const { system, begin, get } = await bench();
   const { wait, open } = gate();
   const id = await begin(`${wait}; head -c 120000000 /dev/zero`);
-  const leaving = await pausedOutput(house, `/commands/${id}/output?follow=true`);
+  const leaving = await pausedOutput(system, `/commands/${id}/output?follow=true`);
   open();
   await soon(async () => (await get(id)).stdout_bytes).toBeGreaterThan(8_000_000);
   leaving.destroy();

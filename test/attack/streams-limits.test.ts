@@ -10,10 +10,10 @@ import type { ExecRequest } from '../../proto/types/farhand/client/v1/ExecReques
 import type { WriteFileRequest } from '../../proto/types/farhand/client/v1/WriteFileRequest.ts';
 import { linkServerName } from '../../shared/agent-rpcs.ts';
 import { connect } from '../../shared/grpc-client.ts';
-import { gate, soon } from '../command-bench.ts';
-import { type House, openHouse, temporaryFolder } from '../house.ts';
-import { openProxy } from '../proxy.ts';
-import { caOf, line, refusalOf, streamsOf } from '../streams-bench.ts';
+import { gate, soon } from '../commands-fixture.ts';
+import { caOf, line, refusalOf, streamsOf } from '../grpc-fixture.ts';
+import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
+import { openProxy } from '../tcp-proxy.ts';
 
 /** Whether this process has a file open. */
 function isOpen(path: string): boolean {
@@ -27,13 +27,13 @@ function isOpen(path: string): boolean {
 }
 
 /** A client of the standard health service, without a key. */
-async function healthOf(house: House) {
+async function healthOf(system: TestSystem) {
   // biome-ignore lint/suspicious/noExplicitAny: made from a proto at run time
   const loaded = loadPackageDefinition(loadSync(protoPath, { enums: String })) as any;
   const options = { 'grpc.ssl_target_name_override': linkServerName };
   const client = new loaded.grpc.health.v1.Health(
-    house.grpc,
-    credentials.createSsl(Buffer.from(await caOf(house))),
+    system.grpc,
+    credentials.createSsl(Buffer.from(await caOf(system))),
     options,
   );
   onTestFinished(() => client.close());
@@ -41,8 +41,8 @@ async function healthOf(house: House) {
 }
 
 test('health needs no key, and reports NOT_SERVING before the broker is gone', async () => {
-  const house = await openHouse();
-  const client = await healthOf(house);
+  const system = await startFarhand();
+  const client = await healthOf(system);
   const check = (service: string): Promise<string> =>
     new Promise((resolve, reject) => {
       client.check({ service }, (error: unknown, answer: { status: string }) =>
@@ -57,20 +57,20 @@ test('health needs no key, and reports NOT_SERVING before the broker is gone', a
   watch.on('data', ({ status }: { status: string }) => received.push(status));
   watch.on('error', () => undefined);
   await soon(() => received).toEqual(['SERVING']);
-  await house.broker.close();
+  await system.broker.close();
   await soon(() => received).toEqual(['SERVING', 'NOT_SERVING']);
 });
 
 test('a connection without a good key is cut, one with a key stays', async () => {
-  const house = await openHouse({ tuning: { proofMs: 500 } });
-  const { machineId: machine_id } = await house.agent();
-  const good = (await streamsOf(house)).watchFiles({ machine_id, path: temporaryFolder('watched') });
+  const system = await startFarhand({ tuning: { proofMs: 500 } });
+  const { machineId: machine_id } = await system.agent();
+  const good = (await streamsOf(system)).watchFiles({ machine_id, path: temporaryFolder('watched') });
   expect((await good.next()).done).toBe(false);
   let open = true;
   const heard = refusalOf(good).then(() => {
     open = false;
   });
-  const bad = await healthOf(house);
+  const bad = await healthOf(system);
   const cut = new Promise<number>((resolve) => {
     const watch = bad.watch({ service: '' });
     watch.on('data', () => undefined).on('error', (error: { code: number }) => resolve(error.code));
@@ -78,18 +78,18 @@ test('a connection without a good key is cut, one with a key stays', async () =>
   expect(await cut).toBe(grpcStatus.UNAVAILABLE);
   // It came before, and would have gone before.
   expect(open).toBe(true);
-  await house.broker.close();
+  await system.broker.close();
   await heard;
 });
 
 test('a reader that stops reading holds neither memory nor another reader', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
   const path = join(temporaryFolder('large'), 'file');
   const size = 112 * 1024 * 1024;
   writeFileSync(path, '');
   truncateSync(path, size);
-  const [slow, quick] = [await streamsOf(house), await streamsOf(house)];
+  const [slow, quick] = [await streamsOf(system), await streamsOf(system)];
   const before = process.memoryUsage().arrayBuffers;
   const stalled = slow.readFile({ machine_id, path });
   await stalled.next();
@@ -103,13 +103,13 @@ test('a reader that stops reading holds neither memory nor another reader', asyn
 });
 
 test('a client that stops reading or writing a file does not keep its place from others', async () => {
-  const house = await openHouse({ tuning: { stalledMs: 300 } });
-  const { machineId: machine_id } = await house.agent();
+  const system = await startFarhand({ tuning: { stalledMs: 300 } });
+  const { machineId: machine_id } = await system.agent();
   const folder = temporaryFolder('stalled');
   const path = join(folder, 'file');
   writeFileSync(path, '');
   truncateSync(path, 64 * 1024 * 1024);
-  const client = await streamsOf(house);
+  const client = await streamsOf(system);
   const reading = client.readFile({ machine_id, path });
   await reading.next();
   const writing = line<WriteFileRequest>({ open: { machine_id, path: join(folder, 'new') } });
@@ -121,11 +121,11 @@ test('a client that stops reading or writing a file does not keep its place from
 });
 
 test('a client that is cut off in the middle of a write leaves nothing, and a command keeps its open input', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
-  const proxy = await openProxy(house.grpc);
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
+  const proxy = await openProxy(system.grpc);
   onTestFinished(() => proxy.close());
-  const client = await streamsOf(house, house.key, proxy.address);
+  const client = await streamsOf(system, system.key, proxy.address);
   const folder = temporaryFolder('cut');
   const writing = line<WriteFileRequest>(
     { open: { machine_id, path: join(folder, 'file') } },
@@ -137,22 +137,22 @@ test('a client that is cut off in the middle of a write leaves nothing, and a co
   );
   const ends = [refusalOf(client.writeFile(writing.requests)), refusalOf(client.exec(running.requests))];
   await soon(() => readdirSync(folder).length).toBe(1);
-  const commandOf = async () => (await house.client.commands.list()).items[0];
+  const commandOf = async () => (await system.client.commands.list()).items[0];
   await soon(async () => (await commandOf())?.stdout).toBe('first ');
   proxy.cut();
   for (const refused of await Promise.all(ends)) expect(refused).toMatchObject({ code: 'unavailable' });
   await soon(() => readdirSync(folder)).toEqual([]);
   const { id: command_id = '' } = (await commandOf()) ?? {};
-  await house.client.commands.input({ command_id, data: 'second', end: true });
+  await system.client.commands.input({ command_id, data: 'second', end: true });
   await soon(async () => (await commandOf())?.stdout).toBe('first second');
 });
 
 test('a link that is lost while input comes takes none of it away and gives none of it twice', async () => {
-  const house = await openHouse();
-  const proxy = await openProxy(house.grpc);
+  const system = await startFarhand();
+  const proxy = await openProxy(system.grpc);
   onTestFinished(() => proxy.close());
-  const agent = await house.agent({ through: proxy.address });
-  const client = await streamsOf(house);
+  const agent = await system.agent({ through: proxy.address });
+  const client = await streamsOf(system);
   const held = gate();
   const input = randomBytes(2_500_000);
   const start = { machine_id: agent.machineId, command: `echo ready; ${held.wait}; sha256sum` };
@@ -177,14 +177,14 @@ test('a link that is lost while input comes takes none of it away and gives none
 });
 
 test('a client that is frozen is gone when it answers no ping', async () => {
-  const house = await openHouse({ tuning: { pings: { pingMs: 200, pongMs: 300 } } });
-  const { machineId: machine_id } = await house.agent();
-  const proxy = await openProxy(house.grpc);
+  const system = await startFarhand({ tuning: { pings: { pingMs: 200, pongMs: 300 } } });
+  const { machineId: machine_id } = await system.agent();
+  const proxy = await openProxy(system.grpc);
   onTestFinished(() => proxy.close());
-  const client = await streamsOf(house, house.key, proxy.address);
+  const client = await streamsOf(system, system.key, proxy.address);
   const asked = line<ExecRequest>({ start: { machine_id, command: 'cat', cancel_on_disconnect: true } });
   const running = refusalOf(client.exec(asked.requests));
-  const statusOf = async () => (await house.client.commands.list()).items[0]?.status;
+  const statusOf = async () => (await system.client.commands.list()).items[0]?.status;
   await soon(statusOf).toBe('running');
   proxy.stall();
   await soon(statusOf).toBe('cancelled');
@@ -192,9 +192,9 @@ test('a client that is frozen is gone when it answers no ping', async () => {
   await running;
 });
 
-test('a client of another house is refused by its key, whatever else it knows', async () => {
-  const [house, other] = [await openHouse(), await openHouse()];
-  const client = connect({ address: house.grpc, ca: await caOf(house), apiKey: other.key });
+test('a client of another system is refused by its key, whatever else it knows', async () => {
+  const [system, other] = [await startFarhand(), await startFarhand()];
+  const client = connect({ address: system.grpc, ca: await caOf(system), apiKey: other.key });
   onTestFinished(() => client.close());
   expect(await refusalOf(client.events({}))).toMatchObject({ code: 'unauthorized', status: 401 });
 });

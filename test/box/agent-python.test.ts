@@ -7,7 +7,7 @@ import { cpus } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { expect, onTestFinished, test } from 'vitest';
-import { type House, openHouse, temporaryFolder } from '../house.ts';
+import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 
 const root = join(import.meta.dirname, '../..');
 const python = '/usr/bin/python3';
@@ -33,8 +33,8 @@ function generate(): string {
 }
 
 /** The agent as a process of its own, ended with the test. */
-function startAgent(generated: string, house: House, joinToken: string) {
-  const args = [join(import.meta.dirname, 'agent.py'), house.grpc, temporaryFolder('agent'), joinToken];
+function startAgent(generated: string, system: TestSystem, joinToken: string) {
+  const args = [join(import.meta.dirname, 'agent.py'), system.grpc, temporaryFolder('agent'), joinToken];
   const env = { ...process.env, PYTHONPATH: generated, PYTHONDONTWRITEBYTECODE: '1' };
   const child = spawn(python, args, { env, stdio: ['ignore', 'ignore', 'pipe'] });
   onTestFinished(() => void child.kill('SIGKILL'));
@@ -64,12 +64,12 @@ function startAgent(generated: string, house: House, joinToken: string) {
 }
 
 /** A broker with that agent, linked. */
-async function linkedHouse() {
-  const house = await openHouse();
-  const agent = startAgent(generate(), house, await house.joinToken());
+async function linkedSystem() {
+  const system = await startFarhand();
+  const agent = startAgent(generate(), system, await system.joinToken());
   const { machine_id } = (await agent.line('linked')) as { machine_id: string };
   const folder = temporaryFolder('files');
-  return { house, agent, machine_id, at: (name: string): string => join(folder, name) };
+  return { system, agent, machine_id, at: (name: string): string => join(folder, name) };
 }
 
 /** Debian: python3-grpcio, python3-cryptography, protobuf-compiler and protobuf-compiler-grpc. */
@@ -79,8 +79,8 @@ const testPython = test.skipIf(missing());
 testPython(
   `an agent in Python refuses what it lacks and what cannot be, and changes nothing then ${needed}`,
   async () => {
-    const { house, machine_id, at } = await linkedHouse();
-    const { client } = house;
+    const { system, machine_id, at } = await linkedSystem();
+    const { client } = system;
     const path = at('file');
     await expect(client.files.read({ machine_id, path })).rejects.toMatchObject({ code: 'file_not_found' });
     await expect(client.files.mkdir({ machine_id, path })).rejects.toMatchObject({ code: 'not_supported' });
@@ -102,8 +102,8 @@ testPython(
 testPython(
   `an agent in Python lists, reads and writes files byte for byte, small and large ${needed}`,
   async () => {
-    const { house, machine_id, at } = await linkedHouse();
-    const { client, url, key } = house;
+    const { system, machine_id, at } = await linkedSystem();
+    const { client, url, key } = system;
 
     const path = at('new/small');
     await client.files.write({ machine_id, path, content: 'früh', create_parents: true, mode: '0640' });
@@ -134,10 +134,10 @@ testPython(
 testPython(
   `an agent in Python comes back after its broker restarts, and stops when it is removed ${needed}`,
   async () => {
-    const { house, agent, machine_id, at } = await linkedHouse();
+    const { system, agent, machine_id, at } = await linkedSystem();
     writeFileSync(at('file'), 'here');
-    await house.broker.close();
-    const { client } = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
+    await system.broker.close();
+    const { client } = await startFarhand({ dataDir: system.dataDir, flags: ['--grpc', system.grpc] });
     expect(await agent.line('linked')).toMatchObject({ machine_id });
     expect(await client.files.read({ machine_id, path: at('file') })).toMatchObject({ content: 'here' });
     expect(await client.machines.status({ machine_id })).toMatchObject({

@@ -12,7 +12,7 @@ import {
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { plan } from '../../agent/processes/launch-plan.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 const asRoot = process.getuid?.() === 0;
 const user = 'daemon';
@@ -34,13 +34,13 @@ function openFolder(): string {
 
 /** Runs commands as the other user on a real agent of root. */
 async function machine() {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
   const uid = execFileSync('id', ['-u', user], { encoding: 'utf8' }).trim();
   return {
     uid,
     run: (command: string, more: { args?: string[]; env?: Record<string, string>; cwd?: string } = {}) =>
-      house.client.commands.create({ machine_id, command, user, ...more }),
+      system.client.commands.create({ machine_id, command, user, ...more }),
   };
 }
 

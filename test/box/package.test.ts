@@ -21,8 +21,8 @@ import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { version } from '../../shared/version.ts';
-import { call, temporaryFolder } from '../house.ts';
-import { has, needs } from '../needs.ts';
+import { has, needs } from '../required-programs.ts';
+import { call, temporaryFolder } from '../start-farhand.ts';
 
 const root = join(import.meta.dirname, '../..');
 const execute = promisify(execFile);

@@ -4,7 +4,7 @@ import { readdirSync, readlinkSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test, vi } from 'vitest';
 import { wordsFor } from '../../broker/packages/install.ts';
-import { call, openHouse, temporaryFolder } from '../house.ts';
+import { call, startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 const name = 'farhand-agent-linux-x64.tar.gz';
 
@@ -36,8 +36,8 @@ function openBelow(directory: string): string[] {
 test('asking for the head of a package opens none, also when it goes meanwhile', async () => {
   const directory = temporaryFolder('packages');
   pack(directory, 'x'.repeat(100_000));
-  const house = await openHouse({ flags: ['--packages', directory] });
-  const url = `${house.url}/packages/${name}`;
+  const system = await startFarhand({ flags: ['--packages', directory] });
+  const url = `${system.url}/packages/${name}`;
   for (let n = 0; n < 20; n += 1) {
     const { status, headers, body } = await call(url, 'HEAD');
     expect([status, headers.get('content-length'), body]).toEqual([200, '100000', '']);
@@ -45,14 +45,14 @@ test('asking for the head of a package opens none, also when it goes meanwhile',
   expect(openBelow(directory)).toEqual([]);
   rmSync(join(directory, name));
   expect((await call(url, 'GET')).status).toBe(500);
-  expect((await call(`${house.url}/healthz`, 'GET')).status).toBe(200);
+  expect((await call(`${system.url}/healthz`, 'GET')).status).toBe(200);
 });
 
 test('a download that is not read holds no file open', async () => {
   const directory = temporaryFolder('packages');
   pack(directory, 'x'.repeat(32 * 1024 * 1024));
-  const house = await openHouse({ flags: ['--packages', directory] });
-  const download = await fetch(`${house.url}/packages/${name}`);
+  const system = await startFarhand({ flags: ['--packages', directory] });
+  const download = await fetch(`${system.url}/packages/${name}`);
   expect(download.status).toBe(200);
   await vi.waitFor(() => expect(openBelow(directory)).toEqual([]), 5_000);
   expect(sha256(await download.text())).toBe(sha256('x'.repeat(32 * 1024 * 1024)));
@@ -61,18 +61,18 @@ test('a download that is not read holds no file open', async () => {
 test('packages that are made anew beside a running broker are those that it offers, and tokens name them', async () => {
   const directory = temporaryFolder('packages');
   const first = pack(directory, 'old');
-  const house = await openHouse({ flags: ['--packages', directory] });
-  expect(await house.joinToken()).toContain(`.${first}`);
+  const system = await startFarhand({ flags: ['--packages', directory] });
+  expect(await system.joinToken()).toContain(`.${first}`);
   const second = pack(directory, 'new and longer');
-  const { headers, body } = await call(`${house.url}/packages/${name}`, 'GET');
+  const { headers, body } = await call(`${system.url}/packages/${name}`, 'GET');
   expect([headers.get('etag'), body]).toEqual([`"${sha256('new and longer')}"`, 'new and longer']);
-  expect(await house.joinToken()).toContain(`.${second}`);
+  expect(await system.joinToken()).toContain(`.${second}`);
   // While they are being made there are none.
   writeFileSync(join(directory, 'SHA256SUMS'), `${sha256('x')}  farhand-agent-other.tar.gz\n`);
-  expect((await call(`${house.url}/packages/${name}`, 'GET')).status).toBe(404);
-  expect((await house.client.joinTokens.create({})).install_missing).toContain('npm run package');
+  expect((await call(`${system.url}/packages/${name}`, 'GET')).status).toBe(404);
+  expect((await system.client.joinTokens.create({})).install_missing).toContain('npm run package');
   writeFileSync(join(directory, 'farhand-agent-other.tar.gz'), 'x');
-  expect((await call(`${house.url}/packages/farhand-agent-other.tar.gz`, 'GET')).body).toBe('x');
+  expect((await call(`${system.url}/packages/farhand-agent-other.tar.gz`, 'GET')).body).toBe('x');
 });
 
 test('the line takes nothing but https where the broker speaks it', () => {

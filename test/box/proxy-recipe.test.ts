@@ -9,7 +9,7 @@ import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { type RawData, WebSocket } from 'ws';
-import { openHouse, temporaryFolder } from '../house.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 const streamModule = '/usr/lib/nginx/modules/ngx_stream_module.so';
 const isHere = spawnSync('nginx', ['-v']).status === 0 && existsSync(streamModule);
@@ -74,7 +74,7 @@ test.skipIf(!isHere)(
     execFileSync('openssl', ['req', '-x509', ...made, ...named], { stdio: 'ignore' });
     const [restPort, linkPort] = [await freePort(), await freePort()];
     const url = `https://127.0.0.1:${restPort}`;
-    const house = await openHouse({ flags: ['--trusted-proxy', '127.0.0.1', '--public-url', url] });
+    const system = await startFarhand({ flags: ['--trusted-proxy', '127.0.0.1', '--public-url', url] });
     const [http, stream] = recipes();
     await nginx(
       folder,
@@ -82,16 +82,16 @@ test.skipIf(!isHere)(
         ['listen 443 ssl', `listen 127.0.0.1:${restPort} ssl`],
         ['/etc/ssl/farhand.crt', cert],
         ['/etc/ssl/farhand.key', key],
-        ['127.0.0.1:8420', new URL(house.url).host],
+        ['127.0.0.1:8420', new URL(system.url).host],
       ]),
       replaced(stream, [
         ['listen 8421', `listen 127.0.0.1:${linkPort}`],
-        ['127.0.0.1:8431', house.grpc],
+        ['127.0.0.1:8431', system.grpc],
       ]),
     );
     const ca = readFileSync(cert);
     const ask = async (method: string, path: string, headers = {}, body?: Buffer | string) => {
-      const bearer = { Authorization: `Bearer ${house.key}`, 'Content-Type': 'application/json' };
+      const bearer = { Authorization: `Bearer ${system.key}`, 'Content-Type': 'application/json' };
       // Not the proxy's own address, which is trusted.
       const options = { method, ca, localAddress: '127.0.0.2', headers: { ...bearer, ...headers } };
       const asked = request(`${url}/api/v1${path}`, options).end(body);
@@ -101,7 +101,7 @@ test.skipIf(!isHere)(
     const json = async (...params: Parameters<typeof ask>) =>
       JSON.parse(await text(await ask(...params))).data;
 
-    const { machineId: machine_id } = await house.agent({ through: `127.0.0.1:${linkPort}` });
+    const { machineId: machine_id } = await system.agent({ through: `127.0.0.1:${linkPort}` });
     expect(await json('GET', `/machines/${machine_id}`)).toMatchObject({ status: 'online' });
 
     // A client that names another address is not believed: no 30 wrong keys came from there.

@@ -4,7 +4,7 @@ import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, test, vi } from 'vitest';
 import { version } from '../../shared/version.ts';
-import { type Answer, call } from '../house.ts';
+import { type Answer, call } from '../start-farhand.ts';
 import { containerOfFile, type Ran } from './container.ts';
 
 const box = containerOfFile();

@@ -3,7 +3,7 @@ import { copyFileSync, readdirSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { describe, expect, test, vi } from 'vitest';
-import { type Answer, call, temporaryFolder } from '../house.ts';
+import { type Answer, call, temporaryFolder } from '../start-farhand.ts';
 import { containerOfFile, execute } from './container.ts';
 
 const box = containerOfFile();

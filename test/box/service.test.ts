@@ -14,9 +14,9 @@ import { place, unitText } from '../../shared/systemd/install.ts';
 import { openNotify } from '../../shared/systemd/notify.ts';
 import { version } from '../../shared/version.ts';
 import { fakeClock } from '../fake-clock.ts';
-import { openHouse, quiet, temporaryFolder } from '../house.ts';
-import { lacks, needs } from '../needs.ts';
+import { lacks, needs } from '../required-programs.ts';
 import { joinScripted } from '../scripted-agent.ts';
+import { quiet, startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { execute } from './container.ts';
 
 const command = ['/opt/some where/node', '/opt/50%/$main', '--config', '/etc/farhand/x.toml'];
@@ -85,7 +85,7 @@ describe('files that root stores for a service', () => {
 });
 
 test('the public address is reported as it was set, to agents and to clients', async () => {
-  const { client } = await openHouse({ flags: ['--public-grpc', '[2001:db8::1]:443'] });
+  const { client } = await startFarhand({ flags: ['--public-grpc', '[2001:db8::1]:443'] });
   expect((await client.service.info()).grpc_address).toBe('[2001:db8::1]:443');
   const reached = { url: 'https://b.example', grpc: '0.0.0.0:8421', publicGrpc: '', pin: '' };
   expect(scriptFor(reached)).toContain('broker=b.example:8421\n');
@@ -212,7 +212,7 @@ describe('a program that systemd has started', () => {
 });
 
 test('a broker shows that it is alive until it stops', async () => {
-  const { broker } = await openHouse();
+  const { broker } = await startFarhand();
   expect(broker.alive()).toBe(true);
   await broker.close();
   expect(broker.alive()).toBe(false);
@@ -220,15 +220,15 @@ test('a broker shows that it is alive until it stops', async () => {
 
 describe('an agent', () => {
   test('counts as hanging once its link neither turns nor tries again', async () => {
-    const house = await openHouse();
-    const identity = await joinScripted(house);
+    const system = await startFarhand();
+    const identity = await joinScripted(system);
     const due: number[] = [];
     const stuck = Promise.withResolvers<never>();
     const stopping = new AbortController();
     const asked = Promise.withResolvers<void>();
     // Nothing else is asked for before it has greeted.
     const options = {
-      broker: house.grpc,
+      broker: system.grpc,
       identity,
       handlers: {},
       capabilities: [],
@@ -253,13 +253,13 @@ describe('an agent', () => {
   });
 
   test('whose token lies in a file takes it away once it has joined', async () => {
-    const house = await openHouse();
+    const system = await startFarhand();
     const file = join(temporaryFolder('token'), 'join-token');
-    writeFileSync(file, `${await house.joinToken()}\n`);
-    const { dataDir, close } = await house.agent({ joinToken: '', flags: ['--join-token-file', file] });
+    writeFileSync(file, `${await system.joinToken()}\n`);
+    const { dataDir, close } = await system.agent({ joinToken: '', flags: ['--join-token-file', file] });
     await expect(execute('cat', [file])).resolves.toMatchObject({ code: 1 });
     await close();
     // It is not needed again.
-    await house.agent({ dataDir, joinToken: '', flags: ['--join-token-file', file] });
+    await system.agent({ dataDir, joinToken: '', flags: ['--join-token-file', file] });
   });
 });

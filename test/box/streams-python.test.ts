@@ -4,8 +4,8 @@ import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, test } from 'vitest';
-import { openHouse, temporaryFolder } from '../house.ts';
-import { caOf } from '../streams-bench.ts';
+import { caOf } from '../grpc-fixture.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 const root = join(import.meta.dirname, '../..');
 const python = '/usr/bin/python3';
@@ -24,18 +24,18 @@ function missing(): boolean {
 test.skipIf(missing())(
   'a program in Python does everything with client.proto alone (skipped where python3-grpcio, protoc or its plugin is missing)',
   async () => {
-    const house = await openHouse();
-    const { machineId: machine_id } = await house.agent();
-    const { session_id } = await house.client.sessions.create({ machine_id, shell: '/bin/sh' });
+    const system = await startFarhand();
+    const { machineId: machine_id } = await system.agent();
+    const { session_id } = await system.client.sessions.create({ machine_id, shell: '/bin/sh' });
     const folder = temporaryFolder('python');
     const plugin = execFileSync('sh', ['-c', 'command -v grpc_python_plugin'], { encoding: 'utf8' }).trim();
     const into = [`--python_out=${folder}`, `--grpc_out=${folder}`, `--plugin=protoc-gen-grpc=${plugin}`];
     execFileSync('protoc', ['-I', join(root, 'proto'), ...into, 'farhand/client/v1/client.proto']);
     const ca = join(folder, 'ca.pem');
-    writeFileSync(ca, await caOf(house));
+    writeFileSync(ca, await caOf(system));
     const path = join(folder, 'file');
     const script = join(import.meta.dirname, 'streams-client.py');
-    const args = [script, folder, house.grpc, ca, house.key, machine_id, session_id, path];
+    const args = [script, folder, system.grpc, ca, system.key, machine_id, session_id, path];
     const { stdout } = await promisify(execFile)(python, args, { timeout: 15_000 });
     expect(JSON.parse(stdout)).toEqual({
       exec: [true, 'done\n', 'failed', 3],

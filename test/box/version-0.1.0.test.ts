@@ -6,8 +6,8 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { Farhand } from '../../shared/sdk/index.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
-import { has } from '../needs.ts';
+import { has } from '../required-programs.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 const root = join(import.meta.dirname, '../..');
 const commit = 'c5aa056';
@@ -60,26 +60,28 @@ const local = ['--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
 describe.skipIf(!isHere())(`version 0.1.0 (needs git and its commit ${commit})`, () => {
   test('an agent of it works at the broker of today: files, commands, terminals, metrics', async () => {
     const old = checkout();
-    const house = await openHouse();
+    const system = await startFarhand();
     const dataDir = temporaryFolder('old-agent');
-    const args = ['--broker', house.grpc, '--data-dir', dataDir, '--join-token', await house.joinToken()];
+    const args = ['--broker', system.grpc, '--data-dir', dataDir, '--join-token', await system.joinToken()];
     await start(old, 'agent/main.ts', args, 'linked');
-    const { items } = await house.client.machines.list({ status: 'online' });
+    const { items } = await system.client.machines.list({ status: 'online' });
     expect(items).toHaveLength(1);
     const machine_id = items[0]?.id ?? '';
     const folder = temporaryFolder('files');
     const path = join(folder, 'a');
-    await house.client.files.write({ machine_id, path, content: 'from today\n' });
+    await system.client.files.write({ machine_id, path, content: 'from today\n' });
     expect(readFileSync(path, 'utf8')).toBe('from today\n');
-    expect((await house.client.files.read({ machine_id, path })).content).toBe('from today\n');
-    const made = await house.client.commands.create({ machine_id, command: `cat ${path}; exit 3` });
+    expect((await system.client.files.read({ machine_id, path })).content).toBe('from today\n');
+    const made = await system.client.commands.create({ machine_id, command: `cat ${path}; exit 3` });
     expect(made).toMatchObject({ status: 'failed', exit_code: 3, stdout: 'from today\n' });
-    const { session_id } = await house.client.sessions.create({ machine_id, shell: '/bin/cat' });
-    const terminal = await house.client.sessions.terminal(await house.client.sessions.attach({ session_id }));
+    const { session_id } = await system.client.sessions.create({ machine_id, shell: '/bin/cat' });
+    const terminal = await system.client.sessions.terminal(
+      await system.client.sessions.attach({ session_id }),
+    );
     await terminal.write('typed\r');
     for await (const bytes of terminal.output) if (Buffer.from(bytes).includes('typed')) break;
     terminal.detach();
-    const status = await house.client.machines.status({ machine_id });
+    const status = await system.client.machines.status({ machine_id });
     expect(status.memory.used + status.memory.free).toBe(status.memory.total);
   }, 60_000);
 
@@ -117,13 +119,13 @@ describe.skipIf(!isHere())(`version 0.1.0 (needs git and its commit ${commit})`,
       await once(one, 'exit');
     }
 
-    const house = await openHouse({ dataDir: brokerDir });
-    const today = new Farhand({ baseUrl: house.url, apiKey: key });
+    const system = await startFarhand({ dataDir: brokerDir });
+    const today = new Farhand({ baseUrl: system.url, apiKey: key });
     expect(await today.commands.get({ command_id })).toMatchObject({
       stdout: 'of old\n',
       status: 'completed',
     });
-    const same = await house.agent({ dataDir: agentDir, joinToken: '' });
+    const same = await system.agent({ dataDir: agentDir, joinToken: '' });
     expect(same.machineId).toBe(machine_id);
     await vi.waitFor(async () =>
       expect(await today.machines.get({ machine_id })).toMatchObject({ status: 'online', tags: ['kept'] }),

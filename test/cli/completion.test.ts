@@ -5,19 +5,19 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, test, vi } from 'vitest';
 import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
-import { openLine } from '../cli-bench.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
-import { lacks, needs } from '../needs.ts';
+import { openLine } from '../cli-fixture.ts';
+import { lacks, needs } from '../required-programs.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 /** In the background: the broker runs in this process. */
 const run = promisify(execFile);
 
 /** A person who has `farhand` in PATH, two machines, and a folder there. */
 async function openScene() {
-  const house = await openHouse();
-  await house.agent({ name: 'web-1', tags: 'web' });
-  const agent = await house.agent({ name: 'db 1' });
-  const farhand = openLine(house);
+  const system = await startFarhand();
+  await system.agent({ name: 'web-1', tags: 'web' });
+  const agent = await system.agent({ name: 'db 1' });
+  const farhand = openLine(system);
   const { file, env } = farhand.program;
   const bin = temporaryFolder('bin');
   writeFileSync(join(bin, 'farhand'), `#!/bin/sh\nexec ${process.execPath} ${file} "$@"\n`);
@@ -26,7 +26,7 @@ async function openScene() {
   mkdirSync(join(there, 'site'));
   writeFileSync(join(there, 'some file'), '');
   writeFileSync(join(there, 'evil\u001b[2J'), '');
-  return { house, agent, farhand, there, env: { ...env, PATH: `${bin}:${env.PATH}`, TERM: 'dumb' } };
+  return { system, agent, farhand, there, env: { ...env, PATH: `${bin}:${env.PATH}`, TERM: 'dumb' } };
 }
 
 needs('bash')(
@@ -72,8 +72,8 @@ needs('bash')(
 test.skipIf(lacks('bash') || !loadPtyMaker())(
   'TAB in an interactive bash completes a machine (needs bash, the pty library)',
   async () => {
-    const { house, agent, env } = await openScene();
-    const { client } = house;
+    const { system, agent, env } = await openScene();
+    const { client } = system;
     const args = ['--norc', '--noprofile', '-i'];
     const shell = { machine_id: agent.machineId, shell: 'bash', args, env };
     const { session_id } = await client.sessions.create(shell);

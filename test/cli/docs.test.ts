@@ -7,8 +7,8 @@ import type { Command } from 'commander';
 import { expect, test } from 'vitest';
 import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
 import { createProgram } from '../../broker/cli/program.ts';
-import { openLine } from '../cli-bench.ts';
-import { openHouse } from '../house.ts';
+import { openLine } from '../cli-fixture.ts';
+import { startFarhand } from '../start-farhand.ts';
 
 const page = readFileSync(join(import.meta.dirname, '../../docs/cli.md'), 'utf8');
 const blocks = [...page.matchAll(/```sh\n(.*?)```/gs)].map(([, code = '']) => code);
@@ -16,16 +16,16 @@ const blocks = [...page.matchAll(/```sh\n(.*?)```/gs)].map(([, code = '']) => co
 test.skipIf(!loadPtyMaker())(
   'the commands of docs/cli.md succeed and print what they should (needs the pty library)',
   async () => {
-    const house = await openHouse();
-    for (const name of ['web-1', 'web-2']) await house.agent({ name, tags: 'web' });
+    const system = await startFarhand();
+    for (const name of ['web-1', 'web-2']) await system.agent({ name, tags: 'web' });
     const { home, program } = openLine();
     const bin = join(home, 'bin');
     for (const folder of [bin, join(home, 'site')]) mkdirSync(folder);
     writeFileSync(join(bin, 'farhand'), `#!/bin/sh\nexec ${process.execPath} ${program.file} "$@"\n`);
     chmodSync(join(bin, 'farhand'), 0o755);
     writeFileSync(join(home, 'site/index.html'), 'Hello\n');
-    writeFileSync(join(home, 'key'), `${house.key}\n`);
-    const script = blocks.join('').replace('https://farhand.example.org', house.url);
+    writeFileSync(join(home, 'key'), `${system.key}\n`);
+    const script = blocks.join('').replace('https://farhand.example.org', system.url);
     const env = { ...program.env, PATH: `${bin}:${program.env.PATH}` };
     const { stdout } = await promisify(execFile)('sh', ['-ec', script], { cwd: home, env });
     for (const line of [

@@ -3,14 +3,14 @@ import { createHash, randomBytes } from 'node:crypto';
 import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test, vi } from 'vitest';
-import { openLine } from '../cli-bench.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
-import { openProxy } from '../proxy.ts';
+import { openLine } from '../cli-fixture.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { openProxy } from '../tcp-proxy.ts';
 
 async function openScene() {
-  const house = await openHouse();
-  const agent = await house.agent({ name: 'web-1', tags: 'web' });
-  return { house, agent, farhand: openLine(house) };
+  const system = await startFarhand();
+  const agent = await system.agent({ name: 'web-1', tags: 'web' });
+  return { system, agent, farhand: openLine(system) };
 }
 
 const patience = { timeout: 15_000, interval: 50 };
@@ -70,7 +70,7 @@ describe('farhand exec on one machine', () => {
   });
 
   test('ends if the command ignores its input, and if the reader of the output leaves', async () => {
-    const { house, farhand } = await openScene();
+    const { system, farhand } = await openScene();
     const { code } = await farhand('exec', ['web-1', '--', 'exit 5'], { input: Buffer.alloc(300_000) });
     expect(code).toBe(5);
     const running = farhand.start('exec', ['web-1', '--', 'while sleep 0.02; do echo line; done']);
@@ -78,18 +78,18 @@ describe('farhand exec on one machine', () => {
     running.child.stdout?.destroy();
     expect((await running.ended).code).toBe(141);
     await vi.waitFor(async () => {
-      const { items } = await house.client.commands.list({ limit: 1 });
+      const { items } = await system.client.commands.list({ limit: 1 });
       expect(items[0]?.status).toBe('cancelled');
     }, patience);
   });
 
   test('cancels on Ctrl-C with all that the command started, and leaves at once on the next', async () => {
-    const { house, farhand } = await openScene();
+    const { system, farhand } = await openScene();
     const running = farhand.start('exec', ['web-1', '--', 'echo on; sleep 300']);
     await running.says(/on/);
     running.child.kill('SIGINT');
     expect((await running.ended).code).toBe(130);
-    expect((await house.client.commands.list({ limit: 1 })).items[0]?.status).toBe('cancelled');
+    expect((await system.client.commands.list({ limit: 1 })).items[0]?.status).toBe('cancelled');
     const stubborn = farhand.start('exec', [
       'web-1',
       '--',
@@ -104,8 +104,8 @@ describe('farhand exec on one machine', () => {
   });
 
   test('continues where it was after its connection broke', async () => {
-    const { house, farhand } = await openScene();
-    const proxy = await openProxy(new URL(house.url).host);
+    const { system, farhand } = await openScene();
+    const proxy = await openProxy(new URL(system.url).host);
     const go = join(temporaryFolder('go'), 'go');
     const running = farhand.start(
       'exec',
@@ -123,7 +123,7 @@ describe('farhand exec on one machine', () => {
   });
 
   test('prints lines of JSON for programs, and only the id with --detach', async () => {
-    const { house, farhand } = await openScene();
+    const { system, farhand } = await openScene();
     const { out } = await farhand('exec', [
       'web-1',
       '-o',
@@ -145,7 +145,7 @@ describe('farhand exec on one machine', () => {
     const folder = temporaryFolder('detached');
     const detached = await farhand('exec', ['web-1', '--detach', '--', `sleep 0.2; touch ${folder}/done`]);
     const command_id = detached.out.trim();
-    expect((await house.client.commands.get({ command_id })).status).toMatch(/queued|running|completed/);
+    expect((await system.client.commands.get({ command_id })).status).toMatch(/queued|running|completed/);
     await vi.waitFor(() => expect(existsSync(join(folder, 'done'))).toBe(true), patience);
   });
 });
@@ -168,8 +168,8 @@ const forgery = String.raw`printf 'good\tday\r\n\033[1A\rother-1 | forged\rother
 
 describe('farhand exec on several machines', () => {
   test('prints no escape sequence, carriage return, C1 or bidi control of a machine before another one’s line', async () => {
-    const { house, farhand } = await openScene();
-    await house.agent({ name: 'other-1', tags: 'other' });
+    const { system, farhand } = await openScene();
+    await system.agent({ name: 'other-1', tags: 'other' });
     const { out, err } = await farhand('exec', ['web-1', 'other-1', '--', `${forgery}; ${forgery} >&2`]);
     const lines = (name: string) => [
       `${name} | good\tday`,
@@ -198,9 +198,9 @@ describe('farhand exec on several machines', () => {
   });
 
   test('prefixes each line with its machine, prints a summary, and exits with 1 if one failed', async () => {
-    const { house, farhand } = await openScene();
-    const db = await house.agent({ name: 'database-1', tags: 'web' });
-    await house.agent({ name: 'other-1', tags: 'other' });
+    const { system, farhand } = await openScene();
+    const db = await system.agent({ name: 'database-1', tags: 'web' });
+    await system.agent({ name: 'other-1', tags: 'other' });
     const [mixed, good, none] = await Promise.all([
       farhand('exec', [
         '--tag',
@@ -226,8 +226,8 @@ describe('farhand exec on several machines', () => {
   });
 
   test('starts no more machines after --max-failures', async () => {
-    const { house, farhand } = await openScene();
-    await house.agent({ name: 'web-2', tags: 'web' });
+    const { system, farhand } = await openScene();
+    await system.agent({ name: 'web-2', tags: 'web' });
     const flags = ['--concurrency', '1', '--max-failures', '0', '-o', 'json'];
     const { code, out } = await farhand('exec', ['--tag', 'web', ...flags, '--', 'exit 1']);
     const ends = out

@@ -20,16 +20,16 @@ import { join } from 'node:path';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../shared/tar/index.ts';
-import { open, openLine, type Running } from '../cli-bench.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
+import { open, openLine, type Running } from '../cli-fixture.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 async function openScene() {
-  const house = await openHouse();
-  const agent = await house.agent({ name: 'web-1' });
+  const system = await startFarhand();
+  const agent = await system.agent({ name: 'web-1' });
   return {
-    house,
+    system,
     agent,
-    farhand: openLine(house),
+    farhand: openLine(system),
     there: temporaryFolder('there'),
     here: temporaryFolder('here'),
   };
@@ -112,8 +112,8 @@ describe('farhand files', () => {
   });
 
   test('lists, copies, moves, creates, finds and deletes', async () => {
-    const { house, farhand, there } = await openScene();
-    await house.agent({ name: 'web-2' });
+    const { system, farhand, there } = await openScene();
+    await system.agent({ name: 'web-2' });
     plant(join(there, 'tree'));
     const list = await farhand('files ls', [`web-1:${there}/tree`]);
     expect(list.out).toMatch(/^0600 +\S+ +\S+ +4 B +\d{4}-\d\d-\d\d [\d:]+ {2}one$/m);
@@ -150,8 +150,8 @@ describe('farhand files touch', () => {
   const old = new Date('2001-02-03T04:05:06.789Z');
 
   test('refuses what it may not create or change, and leaves everything as it was', async () => {
-    const { house, agent, farhand, there, here } = await openScene();
-    await house.agent({ name: 'rooted', flags: ['--root', there] });
+    const { system, agent, farhand, there, here } = await openScene();
+    await system.agent({ name: 'rooted', flags: ['--root', there] });
     const [file, out] = [join(there, 'file'), join(here, 'out')];
     for (const path of [file, out]) {
       writeFileSync(path, 'x');
@@ -186,7 +186,7 @@ describe('farhand files touch', () => {
   });
 
   test('creates an empty file, and answers as stat does', async () => {
-    const { house, agent, farhand, there } = await openScene();
+    const { system, agent, farhand, there } = await openScene();
     const [path, timed] = [join(there, 'new'), join(there, 'timed')];
     const start = Date.now();
     const touched = await farhand.json('files touch', [`web-1:${path}`]);
@@ -194,7 +194,7 @@ describe('farhand files touch', () => {
     expect([mode & 0o7777, size]).toEqual([0o644, 0]);
     // The kernel's clock for files is a tick behind.
     expect([mtimeMs > start - 100, mtimeMs < Date.now() + 100]).toEqual([true, true]);
-    expect(touched).toEqual(await house.client.files.stat({ machine_id: agent.machineId, path }));
+    expect(touched).toEqual(await system.client.files.stat({ machine_id: agent.machineId, path }));
     const { out } = await farhand('files touch', [`web-1:${timed}`, '--modified-at', old.toISOString()]);
     expect([out, statSync(timed).mtime]).toEqual([`${timed}\n`, old]);
     // A symlink inside the roots is followed.
@@ -342,13 +342,13 @@ describe('farhand files, in edge cases', () => {
   test.skipIf(!loadPtyMaker())(
     'draws percent and time left of files and of directories, there and back (needs the pty library)',
     async () => {
-      const { house, agent, farhand, there, here } = await openScene();
+      const { system, agent, farhand, there, here } = await openScene();
       mkdirSync(join(here, 'tree/.hidden'), { recursive: true });
       writeFileSync(join(here, 'tree/.hidden/large'), '');
       truncateSync(join(here, 'tree/.hidden/large'), 64_000_000);
       const draws = async (...args: string[]): Promise<string> => {
         const { file, env } = farhand.program;
-        const { client } = house;
+        const { client } = system;
         const { session_id } = await client.sessions.create({
           ...{ machine_id: agent.machineId, shell: process.execPath, args: [file, 'files', ...args], env },
         });
@@ -374,8 +374,8 @@ describe('farhand files, in edge cases', () => {
   test('an error about a local path names the path and the next step', async () => {
     const scene = await openScene();
     const { farhand, there, here } = scene;
-    const { house } = scene;
-    await house.client.commands.create({
+    const { system } = scene;
+    await system.client.commands.create({
       machine_id: scene.agent.machineId,
       command: `echo x > ${there}/one`,
     });

@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import { closeSync, fstatSync, openSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { temporaryFolder } from '../house.ts';
+import { temporaryFolder } from '../start-farhand.ts';
 
 const checkout = join(import.meta.dirname, '../..');
 

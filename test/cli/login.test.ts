@@ -7,15 +7,15 @@ import { join } from 'node:path';
 import { createServer } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { loadAuthority } from '../../broker/link/authority.ts';
-import { open, openLine } from '../cli-bench.ts';
-import { type House, openHouse, temporaryFolder } from '../house.ts';
+import { open, openLine } from '../cli-fixture.ts';
 import { scriptedMachine } from '../scripted-agent.ts';
+import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 
-/** https before a house, of an authority of its own; counts what comes through to the house. */
-async function openTls(house: House) {
+/** https before a system, of an authority of its own; counts what comes through to the system. */
+async function openTls(system: TestSystem) {
   const authority = await loadAuthority(temporaryFolder('authority'), true);
   const context = await (await authority.rest(['127.0.0.1'])).leaf();
-  const { hostname, port } = new URL(house.url);
+  const { hostname, port } = new URL(system.url);
   let through = 0;
   const server = createServer(context, (socket) => {
     const behind = connect(Number(port), hostname);
@@ -41,14 +41,14 @@ const wrongPin = `sha256//${Buffer.alloc(32, 1).toString('base64')}`;
 
 describe('farhand login', () => {
   test('stores nothing if the key is wrong, no broker answers, or the key would cross a network unencrypted', async () => {
-    const house = await openHouse();
+    const system = await startFarhand();
     const farhand = openLine();
     const answers = await Promise.all([
-      farhand('login', [house.url, '--key-stdin'], { input: 'service_apikey_wrong\n' }),
+      farhand('login', [system.url, '--key-stdin'], { input: 'service_apikey_wrong\n' }),
       farhand('login', ['http://127.0.0.1:2', '--key-stdin'], { input: 'k\n' }),
       farhand('login', ['http://192.0.2.1:8420', '--key-stdin'], { input: 'k\n' }),
-      farhand('login', [house.url, '--key-stdin'], { input: '\n' }),
-      farhand('login', [house.url, '--key-stdin', '--pin', 'md5//x'], { input: 'k\n' }),
+      farhand('login', [system.url, '--key-stdin'], { input: '\n' }),
+      farhand('login', [system.url, '--key-stdin', '--pin', 'md5//x'], { input: 'k\n' }),
     ]);
     expect(answers.map(({ code }) => code)).toEqual([1, 1, 78, 2, 78]);
     expect(answers[2]?.err).toContain('others on the network could read the API key');
@@ -56,16 +56,16 @@ describe('farhand login', () => {
   });
 
   test('stores broker and key with mode 0600; whoami prints them, the environment takes precedence, logout removes them', async () => {
-    const house = await openHouse();
-    const limited = await house.keyed(['machines:read']);
+    const system = await startFarhand();
+    const limited = await system.keyed(['machines:read']);
     const farhand = openLine();
-    const { code, out, err } = await farhand('login', [`${house.url}/`, '--key-stdin'], {
-      input: `${house.key}\n`,
+    const { code, out, err } = await farhand('login', [`${system.url}/`, '--key-stdin'], {
+      input: `${system.key}\n`,
     });
     expect([code, err, out]).toEqual([
       0,
       '',
-      expect.stringContaining(`Logged in to ${house.url} as test (admin)`),
+      expect.stringContaining(`Logged in to ${system.url} as test (admin)`),
     ]);
     const folder = join(farhand.home, '.config/farhand');
     expect([statSync(folder).mode & 0o777, statSync(join(folder, 'config.json')).mode & 0o777]).toEqual([
@@ -73,7 +73,7 @@ describe('farhand login', () => {
     ]);
     expect(readdirSync(folder)).toEqual(['config.json']);
     expect(await farhand.json('whoami')).toMatchObject({
-      broker: house.url,
+      broker: system.url,
       name: 'test',
       scopes: ['admin'],
     });
@@ -89,11 +89,11 @@ describe('farhand login', () => {
   });
 
   test('verifies a broker with its own certificate by the pinned key, and sends nothing to any other', async () => {
-    const house = await openHouse();
-    const agent = await house.agent({ name: 'web-1' });
-    const tls = await openTls(house);
+    const system = await startFarhand();
+    const agent = await system.agent({ name: 'web-1' });
+    const tls = await openTls(system);
     const farhand = openLine();
-    const input = `${house.key}\n`;
+    const input = `${system.key}\n`;
     const [unknown, wrong] = await Promise.all([
       farhand('login', [tls.url, '--key-stdin'], { input }),
       farhand('login', [tls.url, '--key-stdin', '--pin', wrongPin], { input }),
@@ -113,13 +113,13 @@ describe('farhand login', () => {
     expect(await running.ended).toMatchObject({ code: 130, err: '' });
     // However its URL is written, and with another key, it is the same broker with the same pin.
     for (const FARHAND_URL of [`${tls.url}/`, `${tls.url}/api/v1`]) {
-      const env = { FARHAND_URL, FARHAND_API_KEY: house.key };
+      const env = { FARHAND_URL, FARHAND_API_KEY: system.key };
       expect((await farhand('machines list', [], { env })).code).toBe(0);
     }
     // The WebSocket of a terminal too.
     const shell = await farhand('shell', [agent.machineId], { input: 'exit 4\n' });
     expect([shell.code, shell.err]).toEqual([4, '']);
-    const session = await house.client.sessions.create({ machine_id: agent.machineId, shell: '/bin/cat' });
+    const session = await system.client.sessions.create({ machine_id: agent.machineId, shell: '/bin/cat' });
     const before = tls.through();
     const spoofed = await farhand('sessions attach', [session.session_id], {
       env: { FARHAND_PIN: wrongPin },
@@ -129,16 +129,16 @@ describe('farhand login', () => {
 });
 
 test('farhand login reads the environment, stores absolute paths, and reaches the broker before it asks for a key', async () => {
-  const house = await openHouse();
-  const tls = await openTls(house);
+  const system = await startFarhand();
+  const tls = await openTls(system);
   const farhand = openLine();
-  const input = `${house.key}\n`;
+  const input = `${system.key}\n`;
   const saved = () => JSON.parse(readFileSync(join(farhand.home, '.config/farhand/config.json'), 'utf8'));
   const pinned = await farhand('login', [`${tls.url}/`, '--key-stdin'], {
     input,
     env: { FARHAND_PIN: tls.pin },
   });
-  expect([pinned.code, saved()]).toEqual([0, { url: tls.url, api_key: house.key, pin: tls.pin }]);
+  expect([pinned.code, saved()]).toEqual([0, { url: tls.url, api_key: system.key, pin: tls.pin }]);
   writeFileSync(join(farhand.home, 'ca.pem'), tls.ca);
   expect((await farhand('login', [tls.url, '--key-stdin', '--ca', 'ca.pem'], { input })).code).toBe(0);
   expect(saved().ca).toBe(join(farhand.home, 'ca.pem'));
@@ -154,9 +154,9 @@ test('farhand login reads the environment, stores absolute paths, and reaches th
 
 describe('farhand doctor', () => {
   test('prints what is wrong and the next step, and exits with 1', async () => {
-    const house = await openHouse();
-    const tls = await openTls(house);
-    const farhand = openLine(house);
+    const system = await startFarhand();
+    const tls = await openTls(system);
+    const farhand = openLine(system);
     const alone = openLine();
     const open = temporaryFolder('open');
     chmodSync(open, 0o755);
@@ -181,10 +181,10 @@ describe('farhand doctor', () => {
   });
 
   test('finds nothing wrong with a good broker, and warns of offline machines', async () => {
-    const house = await openHouse();
-    const [, other] = [await house.agent({ name: 'web-1' }), await house.agent({ name: 'web-2' })];
-    const farhand = openLine(house);
-    const all = ['--data-dir', house.dataDir];
+    const system = await startFarhand();
+    const [, other] = [await system.agent({ name: 'web-1' }), await system.agent({ name: 'web-2' })];
+    const farhand = openLine(system);
+    const all = ['--data-dir', system.dataDir];
     const found: { state: string; check: string; what: string }[] = await farhand.json('doctor', all);
     expect(found.filter(({ state }) => state === 'fail')).toEqual([]);
     expect(found.map(({ check }) => check)).toEqual(
@@ -193,15 +193,15 @@ describe('farhand doctor', () => {
     await other.close();
     const { code, out } = await farhand('doctor');
     expect([code, out]).toEqual([0, expect.stringMatching(/^warn +machines +offline: web-2$/m)]);
-    expect(readFileSync(join(house.dataDir, 'state.json'), 'utf8')).not.toContain(house.key);
+    expect(readFileSync(join(system.dataDir, 'state.json'), 'utf8')).not.toContain(system.key);
   });
 
   test('names agents older than the broker, and machines with another clock', async () => {
-    const house = await openHouse();
-    await house.agent({ name: 'web-1' });
-    const farhand = openLine(house);
+    const system = await startFarhand();
+    await system.agent({ name: 'web-1' });
+    const farhand = openLine(system);
     const metrics = { recorded_at_ms: Date.now() - 86_400_000, cpu_cores: 1, memory: {}, disk: {} };
-    await scriptedMachine(house, { metrics });
+    await scriptedMachine(system, { metrics });
     const { code, out } = await farhand('doctor');
     expect(code).toBe(0);
     expect(out).toMatch(/^warn +agents +older than the broker \(\S+\): scripted \(0\.0\.0\)$/m);

@@ -2,15 +2,15 @@
 import { closeSync, openSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test, vi } from 'vitest';
-import { openLine } from '../cli-bench.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
+import { openLine } from '../cli-fixture.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 async function openScene() {
-  const house = await openHouse();
-  await house.agent({ name: 'web-1' });
+  const system = await startFarhand();
+  await system.agent({ name: 'web-1' });
   const folder = temporaryFolder('there');
   writeFileSync(join(folder, 'large'), Buffer.alloc(3_000_000, 'farhand '));
-  return { house, farhand: openLine(house), folder };
+  return { system, farhand: openLine(system), folder };
 }
 
 /** An open file for a child; it is closed with the test. */
@@ -59,9 +59,9 @@ test.each([
 });
 
 test('events, a list and the output of a command end so too', async () => {
-  const { house, farhand } = await openScene();
-  const { id } = await house.client.commands.create({
-    machine_id: (await house.client.machines.list()).items[0]?.id ?? '',
+  const { system, farhand } = await openScene();
+  const { id } = await system.client.commands.create({
+    machine_id: (await system.client.machines.list()).items[0]?.id ?? '',
     command: 'head -c 300000 /dev/zero',
   });
   const gone = (verb: string, args: string[]) => {
@@ -76,22 +76,23 @@ test('events, a list and the output of a command end so too', async () => {
 test.each(['stdout', 'stderr'] as const)(
   'exec ends with its command when its %s is not read',
   async (name) => {
-    const { house, farhand } = await openScene();
+    const { system, farhand } = await openScene();
     const both = 'while sleep 0.02; do echo line; echo line >&2; done';
     const running = farhand.start('exec', ['web-1', '--', both]);
     await running.says(/line/);
     running.child[name]?.destroy();
     expect((await running.ended).code).toBe(141);
     await vi.waitFor(
-      async () => expect((await house.client.commands.list({ limit: 1 })).items[0]?.status).toBe('cancelled'),
+      async () =>
+        expect((await system.client.commands.list({ limit: 1 })).items[0]?.status).toBe('cancelled'),
       { timeout: 15_000 },
     );
   },
 );
 
 test('much output of several machines makes no warning; input for them is text of at most 48 KiB', async () => {
-  const { house, farhand } = await openScene();
-  await Promise.all(Array.from({ length: 11 }, (_, at) => house.agent({ name: `db-${at}`, tags: 'db' })));
+  const { system, farhand } = await openScene();
+  await Promise.all(Array.from({ length: 11 }, (_, at) => system.agent({ name: `db-${at}`, tags: 'db' })));
   const running = farhand.start('exec', ['--tag', 'db', '--', 'head -c 200000 /dev/zero | tr "\\0" "\\n"']);
   running.child.stdout?.pause();
   await new Promise((resolve) => running.child.stdout?.once('readable', resolve));

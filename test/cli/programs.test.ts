@@ -19,8 +19,8 @@ import { withSocket } from '../../broker/cli/local-broker.ts';
 import { openState } from '../../broker/state/state.ts';
 import { takeDirectory } from '../../shared/directory-lock.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
-import { call, openHouse, temporaryFolder } from '../house.ts';
-import { shipped, shippedProgram } from '../shipped.ts';
+import { shipped, shippedProgram } from '../bundled-programs.ts';
+import { call, startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 const mains = {
   broker: shippedProgram('farhand-broker'),
@@ -188,13 +188,13 @@ describe('the command line ends', () => {
   });
 
   test('with 1 and the broker’s own words when it refuses, without the key', async () => {
-    const house = await openHouse();
-    const limited = await house.keyed(['machines:read']);
+    const system = await startFarhand();
+    const limited = await system.keyed(['machines:read']);
     for (const [key, code_] of [
       ['service_apikey_wrong', 'unauthorized'],
       [limited.key, 'forbidden'],
     ] as const) {
-      const env = { FARHAND_URL: house.url, FARHAND_API_KEY: key };
+      const env = { FARHAND_URL: system.url, FARHAND_API_KEY: key };
       const { code, stdout, stderr } = await run('cli', ['auth', 'create-key'], env);
       expect([code, stdout]).toEqual([1, '']);
       expect(stderr).toMatch(
@@ -361,23 +361,23 @@ describe('farhand join-tokens create', () => {
     const dataDir = temporaryFolder('broker');
     const { token } = await json<JoinToken>(['join-tokens', 'create', '--data-dir', dataDir]);
     expect(processesWith(dataDir)).toEqual([]);
-    const house = await openHouse({ dataDir });
-    await house.agent({ joinToken: token });
+    const system = await startFarhand({ dataDir });
+    await system.agent({ joinToken: token });
   });
 });
 
 describe('the command line finds its broker', () => {
   test('over FARHAND_URL with FARHAND_API_KEY, from any box', async () => {
-    const house = await openHouse();
-    const env = { FARHAND_URL: `${house.url}/`, FARHAND_API_KEY: house.key };
+    const system = await startFarhand();
+    const env = { FARHAND_URL: `${system.url}/`, FARHAND_API_KEY: system.key };
     const { key } = await json<{ key: string }>(['auth', 'create-key'], env);
-    expect((await me(house.url, key)).status).toBe(200);
+    expect((await me(system.url, key)).status).toBe(200);
     const { token } = await json<JoinToken>(['join-tokens', 'create'], env);
-    await house.agent({ joinToken: token });
+    await system.agent({ joinToken: token });
   });
 
   test('by --data-dir first, then FARHAND_URL, then FARHAND_DATA_DIR', async () => {
-    const [a, b] = [await openHouse(), await openHouse()];
+    const [a, b] = [await startFarhand(), await startFarhand()];
     const overHttp = { FARHAND_URL: a.url, FARHAND_API_KEY: a.key };
     const made = async (args: string[], env: Environment): Promise<string> => {
       const { key } = await json<{ key: string }>(['auth', 'create-key', ...args], env);
@@ -517,12 +517,12 @@ describe('SIGTERM ends the broker with 0 within 10 s', () => {
 });
 
 test('a broker asked twice to close, by two signals, has closed when either resolves', async () => {
-  const house = await openHouse();
-  await house.agent();
-  const first = house.broker.close();
-  await house.broker.close();
-  expect(existsSync(house.broker.socket)).toBe(false);
-  await openHouse({ dataDir: house.dataDir });
+  const system = await startFarhand();
+  await system.agent();
+  const first = system.broker.close();
+  await system.broker.close();
+  expect(existsSync(system.broker.socket)).toBe(false);
+  await startFarhand({ dataDir: system.dataDir });
   await first;
 });
 

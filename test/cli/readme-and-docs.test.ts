@@ -11,9 +11,9 @@ import { requiredCapabilities } from '../../agent/allowed-capabilities.ts';
 import { createProgram } from '../../broker/cli/program.ts';
 import { api } from '../../shared/api/route-table.ts';
 import { codes } from '../../shared/errors.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
-import { needs } from '../needs.ts';
-import { openWebhookHouse } from '../receivers.ts';
+import { needs } from '../required-programs.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { startWebhookSystem } from '../webhook-receivers.ts';
 
 const root = join(import.meta.dirname, '../..');
 const read = (page: string): string => readFileSync(join(root, page), 'utf8');
@@ -58,26 +58,26 @@ const prompt = term.onWriteParsed(() => {
 `;
 
 test('the TypeScript programs are well typed, run, and do what they say', async () => {
-  const house = await openWebhookHouse();
-  const { machineId } = await house.agent({ name: 'web-1', tags: 'demo' });
+  const system = await startWebhookSystem();
+  const { machineId } = await system.agent({ name: 'web-1', tags: 'demo' });
   const folder = project();
   const port = await freePort();
-  writeFileSync(join(folder, 'ca.pem'), await house.client.service.ca());
+  writeFileSync(join(folder, 'ca.pem'), await system.client.service.ca());
   const terminalChapter = blocks('docs/sdk.md', 'ts', '## A terminal');
   const programs = {
-    'readme.ts': blocks('README.md', 'ts').join('\n').replace('http://127.0.0.1:8420', house.url),
+    'readme.ts': blocks('README.md', 'ts').join('\n').replace('http://127.0.0.1:8420', system.url),
     'sdk.ts': blocks('docs/sdk.md', 'ts', '# TypeScript SDK', '## A terminal')
       .join('\n')
       .replace('listen(9000', `listen(${port}`),
     'terminal.ts': [terminalPrelude, ...terminalChapter, 'console.log(terminal.cols, ending);'].join('\n'),
-    'grpc.ts': blocks('docs/grpc.md', 'ts').join('\n').replace('127.0.0.1:8421', house.grpc),
+    'grpc.ts': blocks('docs/grpc.md', 'ts').join('\n').replace('127.0.0.1:8421', system.grpc),
   };
   for (const [name, code] of Object.entries(programs)) writeFileSync(join(folder, name), code);
   const env = {
     PATH: process.env.PATH,
-    FARHAND_URL: house.url,
-    FARHAND_API_KEY: house.key,
-    KEY: house.key,
+    FARHAND_URL: system.url,
+    FARHAND_API_KEY: system.key,
+    KEY: system.key,
     M: machineId,
   };
   const start = (name: string) => {
@@ -92,18 +92,18 @@ test('the TypeScript programs are well typed, run, and do what they say', async 
     ReturnType<typeof start>,
   ];
   // The last thing that it does is to listen.
-  const { id } = await house.client.webhooks.create({
+  const { id } = await system.client.webhooks.create({
     url: `http://127.0.0.1:${port}/`,
     events: ['*'],
     secret: 'for both of us',
     enabled: false,
   });
   await vi.waitFor(
-    async () => expect((await house.client.webhooks.test({ webhook_id: id })).status_code).toBe(200),
+    async () => expect((await system.client.webhooks.test({ webhook_id: id })).status_code).toBe(200),
     { timeout: 25_000, interval: 100 },
   );
-  await house.client.webhooks.update({ webhook_id: id, secret: 'another' });
-  expect((await house.client.webhooks.test({ webhook_id: id })).status_code).toBe(401);
+  await system.client.webhooks.update({ webhook_id: id, secret: 'another' });
+  expect((await system.client.webhooks.test({ webhook_id: id })).status_code).toBe(401);
   sdk.child.kill('SIGTERM');
   const output = await sdk.output;
   for (const line of [
@@ -146,10 +146,10 @@ api() { curl -sS -w '\\n' -H "Authorization: Bearer $KEY" -H 'Content-Type: appl
 needs('curl', 'tar')(
   'the shell blocks marked "run" succeed, in the order of their page',
   async () => {
-    const house = await openHouse();
-    const { machineId } = await house.agent({ name: 'laptop' });
+    const system = await startFarhand();
+    const { machineId } = await system.agent({ name: 'laptop' });
     const folder = temporaryFolder('docs');
-    const env = { PATH: process.env.PATH, KEY: house.key, API: `${house.url}/api/v1`, M: machineId };
+    const env = { PATH: process.env.PATH, KEY: system.key, API: `${system.url}/api/v1`, M: machineId };
     const outputs = new Map<string, string>();
     for (const page of guides) {
       const code = blocks(page, 'sh run').join('\n').replaceAll('/tmp/farhand', join(folder, 'files'));

@@ -16,7 +16,7 @@ import { loadAuthority } from '../../broker/link/authority.ts';
 import { StartError, UsageError } from '../../shared/errors.ts';
 import { nodeIsGood } from '../../shared/program.ts';
 import { givenSettings, helpText, readSettings, settingsText } from '../../shared/settings.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 type Environment = Record<string, string>;
 
@@ -273,7 +273,7 @@ async function takenAddress(): Promise<string> {
 test('a start that fails at its last address gives back the others', async () => {
   const dataDir = temporaryFolder('broker');
   const [http, grpc] = [await takenAddress(), `127.0.0.2:${(await takenAddress()).split(':')[1]}`];
-  const start = (address: string) => openHouse({ dataDir, flags: ['--http', address, '--grpc', grpc] });
+  const start = (address: string) => startFarhand({ dataDir, flags: ['--http', address, '--grpc', grpc] });
   await expect(start(http)).rejects.toMatchObject({ name: 'StartError', exitCode: 1 });
   await start('127.0.0.1:0');
 });
@@ -414,7 +414,7 @@ describe('REST in the clear', () => {
     '127.example.org:0',
   ])('on %s is refused without --insecure-http, before anything is written', async (http) => {
     const dataDir = join(temporaryFolder('broker'), 'new');
-    await expect(openHouse({ dataDir, flags: ['--http', http] })).rejects.toMatchObject({
+    await expect(startFarhand({ dataDir, flags: ['--http', http] })).rejects.toMatchObject({
       name: 'StartError',
       exitCode: 78,
       message: expect.stringContaining('--insecure-http'),
@@ -423,21 +423,21 @@ describe('REST in the clear', () => {
   });
 
   test('on every address is served with --insecure-http', async () => {
-    const house = await openHouse({ flags: ['--http', '0.0.0.0:0', '--insecure-http'] });
-    expect((await house.call('GET', '/auth/me')).status).toBe(200);
+    const system = await startFarhand({ flags: ['--http', '0.0.0.0:0', '--insecure-http'] });
+    expect((await system.call('GET', '/auth/me')).status).toBe(200);
   });
 
   test.each(['127.0.0.1:0', '127.0.0.2:0', 'localhost:0', ...(hasIpv6 ? ['[::1]:0'] : [])])(
     'on %s is served',
     async (http) => {
-      const house = await openHouse({ flags: ['--http', http] });
-      expect((await house.call('GET', '/auth/me')).status).toBe(200);
+      const system = await startFarhand({ flags: ['--http', http] });
+      expect((await system.call('GET', '/auth/me')).status).toBe(200);
     },
   );
 });
 
 test('an agent that waits to join says in words what is wrong with the address, and keeps nothing', async () => {
-  const [plain, secure] = [await openHouse(), await openHouse({ flags: ['--tls'] })];
+  const [plain, secure] = [await startFarhand(), await startFarhand({ flags: ['--tls'] })];
   const cases: [string, string, RegExp][] = [
     [plain.url, await plain.joinToken(), /is no port for agents; give --broker the port of .* 8421/],
     [secure.url, await plain.joinToken(), /is no port for agents; give --broker the port of .* 8421/],
@@ -485,10 +485,10 @@ async function openImpostor(): Promise<Impostor> {
 
 describe('an agent whose broker has another authority than its join token pins', () => {
   test('ends with 78, and has sent nothing and kept nothing', async () => {
-    const house = await openHouse();
+    const system = await startFarhand();
     const impostor = await openImpostor();
     const dataDir = temporaryFolder('agent');
-    const joinToken = await house.joinToken();
+    const joinToken = await system.joinToken();
     const args = ['--broker', impostor.address, '--join-token', joinToken, '--data-dir', dataDir];
     const { code, stderr } = await run('farhand-agent', args);
     expect(code).toBe(78);
@@ -498,11 +498,11 @@ describe('an agent whose broker has another authority than its join token pins',
     expect(impostor.heard).toBe(0);
     expect(readdirSync(dataDir)).not.toContain('identity.json');
     // Neither token nor directory is spoilt by that.
-    await house.agent({ joinToken, dataDir });
+    await system.agent({ joinToken, dataDir });
   });
 
   test('does not join another real broker either, which registers no machine', async () => {
-    const [mine, other] = [await openHouse(), await openHouse()];
+    const [mine, other] = [await startFarhand(), await startFarhand()];
     await expect(other.agent({ joinToken: await mine.joinToken() })).rejects.toMatchObject({
       name: 'StartError',
       exitCode: 78,
@@ -513,8 +513,8 @@ describe('an agent whose broker has another authority than its join token pins',
   });
 
   test('reveals nothing to a server that took over the address after it joined', async () => {
-    const house = await openHouse();
-    const { dataDir, close } = await house.agent();
+    const system = await startFarhand();
+    const { dataDir, close } = await system.agent();
     await close();
     const impostor = await openImpostor();
     void run('farhand-agent', ['--broker', impostor.address, '--data-dir', dataDir]);

@@ -7,24 +7,24 @@ import { DatabaseSync } from 'node:sqlite';
 import { Terminal as Screen } from '@xterm/headless';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import type { Terminal } from '../../shared/sdk/index.ts';
-import { type AgentHandle, type House, openHouse, temporaryFolder } from '../house.ts';
-import { lacks, needs } from '../needs.ts';
-import { openProxy } from '../proxy.ts';
-import { shipped, shippedProgram } from '../shipped.ts';
+import { shipped, shippedProgram } from '../bundled-programs.ts';
+import { lacks, needs } from '../required-programs.ts';
+import { type AgentHandle, startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
+import { openProxy } from '../tcp-proxy.ts';
 
 const main = shippedProgram('farhand');
 const patience = { timeout: 10_000, interval: 20 };
 
-async function openScene(): Promise<{ house: House; agent: AgentHandle }> {
-  const house = await openHouse();
-  return { house, agent: await house.agent({ name: 'web-1' }) };
+async function openScene(): Promise<{ system: TestSystem; agent: AgentHandle }> {
+  const system = await startFarhand();
+  return { system, agent: await system.agent({ name: 'web-1' }) };
 }
 
 // ---- Through the SDK
 
 /** A new session in an xterm, its shell without anybody's settings. */
-async function openScreen({ house, agent }: { house: House; agent: AgentHandle }, command: string[]) {
-  const { client } = house;
+async function openScreen({ system, agent }: { system: TestSystem; agent: AgentHandle }, command: string[]) {
+  const { client } = system;
   const [shell = '', ...args] = command;
   const { session_id } = await client.sessions.create({ machine_id: agent.machineId, shell, args });
   const terminal = await client.sessions.terminal(await client.sessions.attach({ session_id }));
@@ -105,8 +105,8 @@ describe('over an attach', () => {
   );
 
   test('two clients see one terminal; input of an observer is refused; a detached client is notified', async () => {
-    const { house, agent } = await openScene();
-    const { client } = house;
+    const { system, agent } = await openScene();
+    const { client } = system;
     const { session_id } = await client.sessions.create({ machine_id: agent.machineId, shell: '/bin/cat' });
     const operator = await client.sessions.terminal(await client.sessions.attach({ session_id }));
     const refusals: string[] = [];
@@ -138,7 +138,7 @@ interface Ended {
   stderr: string;
 }
 
-function environment({ url, key }: Pick<House, 'url' | 'key'>): NodeJS.ProcessEnv {
+function environment({ url, key }: Pick<TestSystem, 'url' | 'key'>): NodeJS.ProcessEnv {
   return {
     PATH: process.env.PATH,
     HOME: '/nowhere',
@@ -164,8 +164,8 @@ async function farhand(env: NodeJS.ProcessEnv, args: string[], input = ''): Prom
 
 describe('through pipes, farhand shell', () => {
   test('says what is wrong: no machine, an unknown one, an unknown session, two that share a name', async () => {
-    const { house } = await openScene();
-    const twins = [await house.agent({ name: 'twin' }), await house.agent({ name: 'twin' })];
+    const { system } = await openScene();
+    const twins = [await system.agent({ name: 'twin' }), await system.agent({ name: 'twin' })];
     const cases: [string[], number, RegExp][] = [
       [['shell'], 2, /name either a machine or --session/],
       [['shell', 'web-1', '--session', 'sess_x'], 2, /name either/],
@@ -175,7 +175,7 @@ describe('through pipes, farhand shell', () => {
       [['shell', '--session', 'sess_none'], 1, /no session has the id sess_none/],
       [['shell', 'twin'], 1, new RegExp(twins.map(({ machineId }) => machineId).join('|'))],
     ];
-    const answers = await Promise.all(cases.map(([args]) => farhand(environment(house), args)));
+    const answers = await Promise.all(cases.map(([args]) => farhand(environment(system), args)));
     for (const [at, [args, code, text]] of cases.entries()) {
       expect([args, answers[at]?.code]).toEqual([args, code]);
       expect(answers[at]?.stderr).toMatch(text);
@@ -184,9 +184,9 @@ describe('through pipes, farhand shell', () => {
   });
 
   test('sends its input, prints the output and exits with the code of the shell', async () => {
-    const { house, agent } = await openScene();
+    const { system, agent } = await openScene();
     const input = 'echo $((6 * 7)) 漢字\nexit 3\n';
-    const { code, stdout } = await farhand(environment(house), ['shell', agent.machineId], input);
+    const { code, stdout } = await farhand(environment(system), ['shell', agent.machineId], input);
     expect([code, stdout]).toEqual([3, expect.stringContaining('42 漢字')]);
   });
 
@@ -195,20 +195,20 @@ describe('through pipes, farhand shell', () => {
     ['whose last line has no end', 'echo $((6 * 7))', '42'],
     ['that is empty', '', ''],
   ])('ends with input %s', async (_what, input, output) => {
-    const { house } = await openScene();
-    const { code, stdout } = await farhand(environment(house), ['shell', 'web-1'], input);
+    const { system } = await openScene();
+    const { code, stdout } = await farhand(environment(system), ['shell', 'web-1'], input);
     expect([code, stdout]).toEqual([0, expect.stringContaining(output)]);
   });
 
   test('exits when the reader of its output leaves', async () => {
-    const { house, agent } = await openScene();
-    const { session_id } = await house.client.sessions.create({
+    const { system, agent } = await openScene();
+    const { session_id } = await system.client.sessions.create({
       machine_id: agent.machineId,
       shell: '/bin/sh',
       args: ['-c', 'while sleep 0.05; do echo line; done'],
     });
     const child = spawn(process.execPath, [main, 'shell', '--session', session_id, '--observe'], {
-      env: environment(house),
+      env: environment(system),
       stdio: ['ignore', 'pipe', 'ignore'],
     });
     onTestFinished(() => void child.kill('SIGKILL'));
@@ -216,16 +216,16 @@ describe('through pipes, farhand shell', () => {
     child.stdout.destroy();
     const [code] = await once(child, 'exit');
     expect(code).toBe(141);
-    await house.client.sessions.end({ session_id });
+    await system.client.sessions.end({ session_id });
   });
 
   test('works over the socket file on the broker’s own box, and so do list and end', async () => {
-    const { house } = await openScene();
-    const local = { PATH: process.env.PATH, HOME: '/nowhere', FARHAND_DATA_DIR: house.dataDir };
+    const { system } = await openScene();
+    const local = { PATH: process.env.PATH, HOME: '/nowhere', FARHAND_DATA_DIR: system.dataDir };
     const { code } = await farhand(local, ['shell', 'web-1'], 'exit 4\n');
     expect(code).toBe(4);
-    const machine_id = (await house.client.machines.list()).items[0]?.id ?? '';
-    const { session_id } = await house.client.sessions.create({ machine_id, shell: '/bin/cat' });
+    const machine_id = (await system.client.machines.list()).items[0]?.id ?? '';
+    const { session_id } = await system.client.sessions.create({ machine_id, shell: '/bin/cat' });
     const list = await farhand(local, ['sessions', 'list']);
     expect(list).toMatchObject({
       code: 0,
@@ -234,7 +234,7 @@ describe('through pipes, farhand shell', () => {
     // Besides the titles.
     expect(list.stdout.trim().split('\n')).toHaveLength(2);
     // However many have come and gone since.
-    const history = new DatabaseSync(join(house.dataDir, 'history.db'));
+    const history = new DatabaseSync(join(system.dataDir, 'history.db'));
     history.exec(`WITH RECURSIVE count (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n < 100)
       INSERT INTO sessions SELECT id || n, machine_id, machine_hostname, shell, status, created_at + 60000, connected_at,
         last_heartbeat_at, grace_period, grace_period_started_at, ended_at, exit_code, signal, reason, cols, rows,
@@ -293,10 +293,10 @@ describe('in tmux, farhand shell', () => {
   needs('tmux', 'vim')(
     'draws the screen of vim, follows the window, keeps wide characters, and ends with its code',
     async () => {
-      const { house } = await openScene();
+      const { system } = await openScene();
       const file = join(temporaryFolder('vim'), 'text');
       writeFileSync(file, `${wide}\nsecond\n`);
-      const tmux = openTmux(environment(house));
+      const tmux = openTmux(environment(system));
       tmux.shell('web-1; echo "code $?"');
       await tmux.says(/Ctrl-\] detaches/);
       tmux.line('PS1="far> "; clear; stty size');
@@ -334,8 +334,8 @@ describe('in tmux, farhand shell', () => {
   needs('tmux', 'vim')(
     'Ctrl-] detaches and restores the terminal, the session stays open and is attached to again',
     async () => {
-      const { house } = await openScene();
-      const tmux = openTmux(environment(house));
+      const { system } = await openScene();
+      const tmux = openTmux(environment(system));
       tmux.shell('web-1; echo "code $?"');
       await tmux.says(/Ctrl-\] detaches/);
       tmux.line('exec vim -u NONE -N -c "set mouse=a"');
@@ -343,7 +343,7 @@ describe('in tmux, farhand shell', () => {
       tmux.type('C-]');
       await tmux.says(/detached: the session stays open[\s\S]*code 0/);
       await restored(tmux);
-      const { items } = await house.client.sessions.list({ status: 'CONNECTED' });
+      const { items } = await system.client.sessions.list({ status: 'CONNECTED' });
       const session = items[0]?.session_id ?? '';
       tmux.shell(`--session ${session}; echo "code $?"`);
       await tmux.says(/^~$/m);
@@ -354,15 +354,15 @@ describe('in tmux, farhand shell', () => {
   );
 
   needs('tmux')('a window that is closed leaves its session running', async () => {
-    const { house } = await openScene();
-    const tmux = openTmux(environment(house));
+    const { system } = await openScene();
+    const tmux = openTmux(environment(system));
     tmux.shell('web-1');
     await tmux.says(/Ctrl-\] detaches/);
     const pid = tmux.child();
     tmux.closeWindow();
     await vi.waitFor(() => expect(existsSync(`/proc/${pid}`)).toBe(false), patience);
     await vi.waitFor(async () => {
-      const { items } = await house.client.sessions.list();
+      const { items } = await system.client.sessions.list();
       expect(items.map(({ status, attached_count }) => [status, attached_count])).toEqual([['CONNECTED', 0]]);
     }, patience);
   });
@@ -372,15 +372,15 @@ describe('in tmux, farhand shell', () => {
     ['the connection breaks', 'cut', /the connection broke; the session stays open/],
     ['it is ended by a signal', 'kill', /code 143/],
   ])('puts the terminal back when %s (needs tmux, vim)', async (_what, how, received) => {
-    const { house } = await openScene();
-    const proxy = await openProxy(new URL(house.url).host);
+    const { system } = await openScene();
+    const proxy = await openProxy(new URL(system.url).host);
     onTestFinished(() => proxy.close());
-    const tmux = openTmux(environment({ ...house, url: `http://${proxy.address}` }));
+    const tmux = openTmux(environment({ ...system, url: `http://${proxy.address}` }));
     tmux.shell('web-1; echo "code $?"');
     await tmux.says(/Ctrl-\] detaches/);
     tmux.line('exec vim -u NONE -N -c "set mouse=a"');
     await tmux.says(/^~$/m);
-    if (how === 'stop') void house.broker.close();
+    if (how === 'stop') void system.broker.close();
     if (how === 'cut') proxy.cut();
     if (how === 'kill') process.kill(tmux.child(), 'SIGTERM');
     await tmux.says(received);

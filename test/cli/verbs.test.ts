@@ -4,15 +4,15 @@ import { join } from 'node:path';
 import type { Command } from 'commander';
 import { describe, expect, test } from 'vitest';
 import { createProgram } from '../../broker/cli/program.ts';
-import { openLine } from '../cli-bench.ts';
-import { type House, openHouse, temporaryFolder } from '../house.ts';
-import { openReceiver } from '../receivers.ts';
+import { openLine } from '../cli-fixture.ts';
 import { scriptedMachine } from '../scripted-agent.ts';
+import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
+import { openReceiver } from '../webhook-receivers.ts';
 
 async function openScene() {
-  const house = await openHouse();
-  const agent = await house.agent({ name: 'web-1', tags: 'web' });
-  return { house, agent, farhand: openLine(house) };
+  const system = await startFarhand();
+  const agent = await system.agent({ name: 'web-1', tags: 'web' });
+  return { system, agent, farhand: openLine(system) };
 }
 
 // ---- What is not right
@@ -57,8 +57,8 @@ describe('the command line', () => {
   });
 
   test('an error has the next step if no broker is configured, answers or accepts the key', async () => {
-    const { house, farhand } = await openScene();
-    const limited = await house.keyed(['machines:read']);
+    const { system, farhand } = await openScene();
+    const limited = await system.keyed(['machines:read']);
     const [spaced, noUrl, nowhere, unreachable, stranger, limits] = await Promise.all([
       farhand('machines list', [], { env: { FARHAND_API_KEY: 'a b' } }),
       farhand('machines list', [], { env: { FARHAND_URL: 'http://me:word@127.0.0.1:2' } }),
@@ -87,10 +87,10 @@ describe('the command line', () => {
   });
 
   test('an irreversible verb needs a confirmation, or --yes without a terminal', async () => {
-    const { house, agent, farhand } = await openScene();
-    const key = await house.client.keys.create({ name: 'other', scopes: ['machines:read'] });
-    const token = await house.client.joinTokens.create({});
-    const schedule = await house.client.schedules.create({
+    const { system, agent, farhand } = await openScene();
+    const key = await system.client.keys.create({ name: 'other', scopes: ['machines:read'] });
+    const token = await system.client.joinTokens.create({});
+    const schedule = await system.client.schedules.create({
       name: 'backup',
       machine_id: agent.machineId,
       command: 'true',
@@ -109,21 +109,21 @@ describe('the command line', () => {
       expect([code, err]).toEqual([2, expect.stringContaining('add --yes')]);
     for (const { err } of answers.slice(4, 6))
       expect(err).toContain(`remove the schedule backup (${schedule.id})`);
-    expect((await house.client.schedules.list()).total).toBe(1);
-    expect((await house.client.machines.get({ machine_id: agent.machineId })).name).toBe('web-1');
-    expect((await house.client.keys.list()).total).toBe(2);
+    expect((await system.client.schedules.list()).total).toBe(1);
+    expect((await system.client.machines.get({ machine_id: agent.machineId })).name).toBe('web-1');
+    expect((await system.client.keys.list()).total).toBe(2);
   });
 
   test('control characters of a machine are replaced, and colours respect NO_COLOR', async () => {
-    const { house, agent, farhand } = await openScene();
+    const { system, agent, farhand } = await openScene();
     const folder = temporaryFolder('names');
-    await house.client.commands.create({
+    await system.client.commands.create({
       machine_id: agent.machineId,
       command: `mkdir ${folder}/x; touch "${folder}/x/$(printf 'a\\033[2Jb')" "${folder}/x/c\u061c\u200b\u2028d"`,
     });
     const disks = [{ mount: '/a\u001b[2Jb\nstatus', filesystem: 'x', space: { total: 2, used: 1, free: 1 } }];
     const metrics = { recorded_at_ms: 1, cpu_cores: 1, memory: {}, disk: {}, disks };
-    const { identity } = await scriptedMachine(house, { metrics });
+    const { identity } = await scriptedMachine(system, { metrics });
     const [json, status, piped, forced, both] = await Promise.all([
       farhand('files ls', [`web-1:${folder}/x`, '-o', 'json']),
       farhand('machines status', [identity.machineId]),
@@ -144,8 +144,8 @@ describe('the command line', () => {
 // ---- Verb by verb
 
 test('machines are listed, inspected, tagged, renamed and removed, by id or by name', async () => {
-  const { house, agent, farhand } = await openScene();
-  await house.agent({ name: 'db-1', tags: 'db' });
+  const { system, agent, farhand } = await openScene();
+  await system.agent({ name: 'db-1', tags: 'db' });
   const [unknown, list, tagged, one, status] = await Promise.all([
     farhand('machines get', ['web-9']),
     farhand('machines list'),
@@ -180,18 +180,18 @@ test('machines are listed, inspected, tagged, renamed and removed, by id or by n
     expect.stringMatching(/several machines are named db-1; .* \(online, last seen .* ago\), /),
   ]);
   expect(strange.code).toBe(2);
-  const [, strangely] = [await house.agent({ name: 'mach_db' }), await house.agent({ name: 'eu:db' })];
+  const [, strangely] = [await system.agent({ name: 'mach_db' }), await system.agent({ name: 'eu:db' })];
   expect((await farhand.json('machines get', ['mach_db'])).name).toBe('mach_db');
   expect((await farhand('files cat', ['eu:db:/etc/hosts'])).err).toMatch(
     /no machine is named eu; names: .*eu:db/,
   );
   for (const name of ['mach_db', strangely.machineId]) await farhand.json('machines remove', [name, '--yes']);
   expect(await farhand.json('machines remove', [agent.machineId, '--yes'])).toEqual({ deleted: true });
-  expect((await house.client.machines.list()).total).toBe(1);
+  expect((await system.client.machines.list()).total).toBe(1);
 });
 
 test('API keys are created with limits, listed, rotated and revoked; join tokens created, listed and revoked', async () => {
-  const { house, agent, farhand } = await openScene();
+  const { system, agent, farhand } = await openScene();
   const flags = [
     '--name',
     'deploy',
@@ -216,7 +216,7 @@ test('API keys are created with limits, listed, rotated and revoked; join tokens
   );
   expect(list.out + list.err).not.toContain('service_apikey_');
   await farhand.json('auth revoke-key', [made.id, '--yes']);
-  expect((await house.call('GET', '/auth/me', { key: rotated.key })).status).toBe(401);
+  expect((await system.call('GET', '/auth/me', { key: rotated.key })).status).toBe(401);
 
   const token = await farhand.json('join-tokens create', [
     '--uses',
@@ -234,8 +234,8 @@ test('API keys are created with limits, listed, rotated and revoked; join tokens
 });
 
 test('commands are listed, inspected, read and cancelled; batches inspected and cancelled', async () => {
-  const { house, agent, farhand } = await openScene();
-  const { client } = house;
+  const { system, agent, farhand } = await openScene();
+  const { client } = system;
   const done = await client.commands.create({
     machine_id: agent.machineId,
     command: 'printf "\\377out"; echo err >&2; exit 4',
@@ -263,7 +263,7 @@ test('commands are listed, inspected, read and cancelled; batches inspected and 
 });
 
 test('schedules are created, changed, enabled, disabled, run, inspected and removed', async () => {
-  const { house, farhand } = await openScene();
+  const { system, farhand } = await openScene();
   const shape = ['--name', 'backup', '--machine', 'web-1', '--command', 'echo done'];
   const [unshaped, bad] = await Promise.all([
     farhand('schedules create', shape),
@@ -300,7 +300,7 @@ test('schedules are created, changed, enabled, disabled, run, inspected and remo
   expect((await farhand.json('schedules disable', [made.id])).enabled).toBe(false);
   expect((await farhand.json('schedules enable', [made.id])).enabled).toBe(true);
   const { command_id } = await farhand.json('schedules run', [made.id]);
-  for await (const { event } of house.client.commands.stream({ command_id })) if (event === 'exit') break;
+  for await (const { event } of system.client.commands.stream({ command_id })) if (event === 'exit') break;
   const [list, one, history, preview] = await Promise.all([
     farhand('schedules list', ['--machine', 'web-1']),
     farhand('schedules get', [made.id]),
@@ -319,12 +319,12 @@ test('schedules are created, changed, enabled, disabled, run, inspected and remo
 });
 
 test('a schedule is found by id, or by a unique name', async () => {
-  const { house, agent, farhand } = await openScene();
-  const other = await house.agent({ name: 'db-1' });
+  const { system, agent, farhand } = await openScene();
+  const other = await system.agent({ name: 'db-1' });
   expect((await farhand('schedules get', ['backup'])).err).toBe('farhand: no schedule is named backup\n');
   const shape = { command: 'true', cron: '@yearly' };
   const make = (name: string, machine_id: string) =>
-    house.client.schedules.create({ ...shape, name, machine_id });
+    system.client.schedules.create({ ...shape, name, machine_id });
   const backup = await make('backup', agent.machineId);
   const twins = [
     await make('sched_twin', agent.machineId),
@@ -363,14 +363,14 @@ test('a schedule is found by id, or by a unique name', async () => {
     expect.objectContaining({ command_id, schedule_id: backup.id }),
   ]);
   // A key that may not read can still remove by id.
-  const { key } = await house.keyed(['schedules:write', 'commands:execute']);
+  const { key } = await system.keyed(['schedules:write', 'commands:execute']);
   const [blind, byName] = [
     await farhand('schedules delete', [twins[0].id, '--yes'], { env: { FARHAND_API_KEY: key } }),
     await farhand('schedules delete', ['backup', '--yes']),
   ];
   expect(blind.out).toBe(`removed  ${twins[0].id}\n`);
   expect(byName.out).toBe(`removed  backup (${backup.id})\n`);
-  const { items } = await house.client.schedules.list();
+  const { items } = await system.client.schedules.list();
   expect(items.map(({ id }) => id)).toEqual([twins[1].id]);
   for (let number = 0; number < 11; number++) await make(`a-${number}`, other.machineId);
   const many = await farhand('schedules get', ['backup']);
@@ -378,8 +378,8 @@ test('a schedule is found by id, or by a unique name', async () => {
 });
 
 test('webhooks are created, changed, tested, inspected and removed; the secret comes by standard input', async () => {
-  const house = await openHouse({ flags: ['--webhook-allow', '127.0.0.0/8'] });
-  const farhand = openLine(house);
+  const system = await startFarhand({ flags: ['--webhook-allow', '127.0.0.0/8'] });
+  const farhand = openLine(system);
   let status = 200;
   const receiver = await openReceiver((response) => void response.writeHead(status).end());
   const made = await farhand.json(
@@ -397,7 +397,7 @@ test('webhooks are created, changed, tested, inspected and removed; the secret c
   expect(
     (await farhand.json('webhooks update', [made.id, '--enable', '--events', 'machine.registered'])).enabled,
   ).toBe(true);
-  await house.agent({ name: 'web-1' });
+  await system.agent({ name: 'web-1' });
   await receiver.heard(3);
   const [list, one, deliveries] = await Promise.all([
     farhand('webhooks list'),
@@ -413,7 +413,7 @@ test('webhooks are created, changed, tested, inspected and removed; the secret c
 });
 
 test('events are listed, and followed as lines until Ctrl-C; the audit lists who did what', async () => {
-  const { house, farhand } = await openScene();
+  const { system, farhand } = await openScene();
   const list = await farhand('events', [
     '--machine',
     'web-1',
@@ -427,7 +427,7 @@ test('events are listed, and followed as lines until Ctrl-C; the audit lists who
   // No output says when it follows: machines change until it has printed one.
   const heard = following.says(/"type":"machine.registered".*"machine_name":"web-2"/);
   let names = 2;
-  const more = setInterval(() => void house.agent({ name: `web-${names++}` }), 1000);
+  const more = setInterval(() => void system.agent({ name: `web-${names++}` }), 1000);
   await following.says(/machine_name/).finally(() => clearInterval(more));
   following.child.kill('SIGINT');
   const { code, out } = await following.ended;
@@ -440,14 +440,14 @@ test('events are listed, and followed as lines until Ctrl-C; the audit lists who
 });
 
 test('farhand lists the history of a removed machine by its id, before and after a restart of the broker', async () => {
-  const house = await openHouse();
-  const { machineId: machine, ended } = await house.agent();
-  await house.client.commands.create({ machine_id: machine, command: 'true' });
-  await house.client.machines.remove({ machine_id: machine });
+  const system = await startFarhand();
+  const { machineId: machine, ended } = await system.agent();
+  await system.client.commands.create({ machine_id: machine, command: 'true' });
+  await system.client.machines.remove({ machine_id: machine });
   // It stops for good, and says so.
   await ended.catch(() => undefined);
   const verbs = ['commands list', 'events', 'audit'];
-  const look = async (at: Pick<House, 'url' | 'key'>) => {
+  const look = async (at: Pick<TestSystem, 'url' | 'key'>) => {
     const farhand = openLine(at);
     const printed = await Promise.all(
       verbs.map((verb) => farhand(verb, ['--machine', machine, '-o', 'json'])),
@@ -455,9 +455,9 @@ test('farhand lists the history of a removed machine by its id, before and after
     expect(printed.map(({ code, err }) => [code, err])).toEqual(verbs.map(() => [0, '']));
     return printed.map(({ out }) => JSON.parse(out).length > 0);
   };
-  expect(await look(house)).toEqual([true, true, true]);
-  await house.broker.close();
-  expect(await look(await openHouse({ dataDir: house.dataDir }))).toEqual([true, true, true]);
+  expect(await look(system)).toEqual([true, true, true]);
+  await system.broker.close();
+  expect(await look(await startFarhand({ dataDir: system.dataDir }))).toEqual([true, true, true]);
 });
 
 // ---- All of them

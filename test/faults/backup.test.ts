@@ -8,10 +8,10 @@ import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { withSocket } from '../../broker/cli/local-broker.ts';
 import { Farhand, type FarhandError } from '../../shared/sdk/index.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
+import { shippedProgram } from '../bundled-programs.ts';
 import { otherDisk } from '../other-disk.ts';
-import { program } from '../programs.ts';
-import { shippedProgram } from '../shipped.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { program } from '../start-process.ts';
 
 const main = shippedProgram('farhand');
 
@@ -98,7 +98,7 @@ async function appears(path: string, { ended }: Backup): Promise<void> {
 // ---- What goes wrong
 
 test('a backup needs a broker of this box and a new directory outside of its own', async () => {
-  const { dataDir } = await openHouse();
+  const { dataDir } = await startFarhand();
   const taken = temporaryFolder('taken');
   const cases: [string[], number, RegExp][] = [
     [['--to', place()], 2, /--data-dir/],
@@ -116,7 +116,7 @@ test('a backup needs a broker of this box and a new directory outside of its own
 });
 
 test('a backup cannot be made over HTTP, with any key', async () => {
-  const { url, key, dataDir } = await openHouse();
+  const { url, key, dataDir } = await startFarhand();
   const ask = async (headers: Record<string, string>) =>
     (await fetch(`${url}/local/backup`, { method: 'POST', headers })).status;
   expect([await ask({}), await ask({ Authorization: `Bearer ${key}` })]).toEqual([401, 404]);
@@ -231,18 +231,18 @@ const keyOf = (name: string) => ({ name, scopes: ['files:read' as const] });
 
 test('a backup can be made without a running broker, and a broker starts from it', async () => {
   const dataDir = temporaryFolder('broker');
-  const house = await openHouse({ dataDir });
-  await house.broker.close();
+  const system = await startFarhand({ dataDir });
+  await system.broker.close();
   const to = place();
   expect((await backup(['--data-dir', dataDir, '--to', to]).ended).code).toBe(0);
   expect(filesOf(to)).toEqual(whole);
-  const again = await openHouse({ dataDir: to });
-  const client = new Farhand({ baseUrl: again.url, apiKey: house.key });
+  const again = await startFarhand({ dataDir: to });
+  const client = new Farhand({ baseUrl: again.url, apiKey: system.key });
   expect((await client.keys.me()).name).toBe('test');
 });
 
 test('of two backups at once one is refused', async () => {
-  const { dataDir } = await openHouse();
+  const { dataDir } = await startFarhand();
   await withSocket(dataDir, async (_client, post) => {
     const both = await Promise.allSettled([post('/local/backup'), post('/local/backup')]);
     const refused = both.flatMap((one) => (one.status === 'rejected' ? [one.reason as FarhandError] : []));

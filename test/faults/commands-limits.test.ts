@@ -10,26 +10,26 @@ import {
   reporting,
   scriptedAway,
   soon,
-} from '../command-bench.ts';
-import { type House, openHouse } from '../house.ts';
+} from '../commands-fixture.ts';
 import { scriptedMachine } from '../scripted-agent.ts';
+import { startFarhand, type TestSystem } from '../start-farhand.ts';
 
 const hour = 3_600_000;
 
-function cancelOf(house: House, id: string): unknown {
-  const database = new DatabaseSync(join(house.dataDir, 'history.db'), { readOnly: true });
+function cancelOf(system: TestSystem, id: string): unknown {
+  const database = new DatabaseSync(join(system.dataDir, 'history.db'), { readOnly: true });
   const row = database.prepare('SELECT cancel FROM commands WHERE id = ?').get(id);
   database.close();
   return row?.cancel;
 }
 
 test('a busy machine refuses commands that may not wait, and starts waiting ones once a slot is free', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const { begin, get } = commandsOn(house, agent.identity.machineId);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const { begin, get } = commandsOn(system, agent.identity.machineId);
   const calls: { id: string; call_id: string }[] = [];
   // All at once, over connections that are open already: the limit holds for those that come together too.
-  await Promise.all(Array.from({ length: 80 }, () => house.client.commands.list()));
+  await Promise.all(Array.from({ length: 80 }, () => system.client.commands.list()));
   const crowd = await Promise.allSettled(Array.from({ length: 80 }, (_, n) => begin(`echo ${n}`)));
   expect(crowd.filter(({ status }) => status === 'fulfilled')).toHaveLength(64);
   for (let n = 0; n < 64; n += 1) calls.push(await nextCall(agent, 'StartProcess'));
@@ -44,9 +44,9 @@ test('a busy machine refuses commands that may not wait, and starts waiting ones
 });
 
 test('a slot is free only when its call has ended: a slow end expires no waiting command', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const { begin, get } = commandsOn(house, agent.identity.machineId);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const { begin, get } = commandsOn(system, agent.identity.machineId);
   const calls: { id: string; call_id: string }[] = [];
   for (let n = 0; n < 64; n += 1) {
     await begin(`echo ${n}`);
@@ -63,8 +63,8 @@ test('a slot is free only when its call has ended: a slow end expires no waiting
 });
 
 test('at most 1,000 commands wait for one machine, and one more is refused before it is stored', async () => {
-  const house = await openHouse();
-  const { begin, machine_id } = await scriptedAway(house);
+  const system = await startFarhand();
+  const { begin, machine_id } = await scriptedAway(system);
   for (let n = 0; n < 10; n += 1)
     await Promise.all(Array.from({ length: 99 }, () => begin('true', { queue_for: hour })));
   const last = await Promise.allSettled(Array.from({ length: 20 }, () => begin('true', { queue_for: hour })));
@@ -73,14 +73,14 @@ test('at most 1,000 commands wait for one machine, and one more is refused befor
     status: 503,
     code: 'unavailable',
   });
-  expect((await house.client.commands.list()).total).toBe(1_000);
-  const { cancelled } = await house.client.commands.purge({ machine_id });
+  expect((await system.client.commands.list()).total).toBe(1_000);
+  const { cancelled } = await system.client.commands.purge({ machine_id });
   expect(cancelled).toHaveLength(1_000);
 });
 
 test('a start that was lost on its way is sent again only while the command may wait', async () => {
-  const house = await openHouse();
-  const { begin, back, leave, ended, get } = await scriptedAway(house);
+  const system = await startFarhand();
+  const { begin, back, leave, ended, get } = await scriptedAway(system);
   let agent = await back();
   const patient = await begin('echo patient', { queue_for: hour, env: { A: 'b' } });
   expect((await nextCall(agent, 'StartProcess')).id).toBe(patient);
@@ -107,8 +107,8 @@ test('a start that was lost on its way is sent again only while the command may 
 
 test('a start that is sent again is followed once, though the earlier answer ends late', async () => {
   const clock = leapingClock();
-  const house = await openHouse();
-  const { begin, back, leave, ended } = await scriptedAway(house);
+  const system = await startFarhand();
+  const { begin, back, leave, ended } = await scriptedAway(system);
   let agent = await back();
   const id = await begin('echo again', { queue_for: hour });
   await nextCall(agent, 'StartProcess');
@@ -119,12 +119,12 @@ test('a start that is sent again is followed once, though the earlier answer end
   const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
   report.started();
   report.stdout(0, 'once');
-  await listen(house, id, undefined, ({ stdout }) => stdout.length > 0);
+  await listen(system, id, undefined, ({ stdout }) => stdout.length > 0);
   // It says again that it does not know it, though it has started it by now.
   old.unknown();
   old.end();
   // Who had lost sight of it would look for it now.
-  await house.client.commands.list();
+  await system.client.commands.list();
   clock.leap(2_000);
   const end = ended(id);
   const next = await begin('echo next');
@@ -134,9 +134,9 @@ test('a start that is sent again is followed once, though the earlier answer end
 });
 
 test('a start that was dropped or refused is sent again while the command may wait', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const { begin, ended } = commandsOn(house, agent.identity.machineId);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const { begin, ended } = commandsOn(system, agent.identity.machineId);
   const id = await begin('echo at last', { queue_for: hour });
   const first = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
   first.unknown('dropped');
@@ -156,8 +156,8 @@ test('a start that was dropped or refused is sent again while the command may wa
 });
 
 test('a command is lost if its agent refuses to report on it; a busy agent is asked again', async () => {
-  const house = await openHouse();
-  const { begin, back, leave, ended } = await scriptedAway(house);
+  const system = await startFarhand();
+  const { begin, back, leave, ended } = await scriptedAway(system);
   let agent = await back();
   const id = await begin('true');
   await nextCall(agent, 'StartProcess');
@@ -169,8 +169,8 @@ test('a command is lost if its agent refuses to report on it; a busy agent is as
 });
 
 test('a command that was running is lost, not expired, if its agent no longer knows it', async () => {
-  const house = await openHouse();
-  const { begin, back, leave, ended, get } = await scriptedAway(house);
+  const system = await startFarhand();
+  const { begin, back, leave, ended, get } = await scriptedAway(system);
   let agent = await back();
   const id = await begin('true', { queue_for: hour });
   reporting(agent, (await nextCall(agent, 'StartProcess')).call_id).started();
@@ -185,8 +185,8 @@ test('a command that was running is lost, not expired, if its agent no longer kn
 
 test('an unknown start past its deadline is expired and not sent again', async () => {
   const clock = leapingClock();
-  const house = await openHouse();
-  const { begin, back, leave, ended } = await scriptedAway(house);
+  const system = await startFarhand();
+  const { begin, back, leave, ended } = await scriptedAway(system);
   let agent = await back();
   const id = await begin('true', { queue_for: 5_000 });
   await nextCall(agent, 'StartProcess');
@@ -200,14 +200,14 @@ test('an unknown start past its deadline is expired and not sent again', async (
 });
 
 test('a command cancelled while its start is unconfirmed is not sent again', async () => {
-  const house = await openHouse();
-  const { begin, back, leave, ended } = await scriptedAway(house);
+  const system = await startFarhand();
+  const { begin, back, leave, ended } = await scriptedAway(system);
   let agent = await back();
   const id = await begin('true', { queue_for: hour });
   await nextCall(agent, 'StartProcess');
   await leave(agent);
-  const cancelling = house.call('DELETE', `/commands/${id}`);
-  await soon(() => cancelOf(house, id)).toBe(1);
+  const cancelling = system.call('DELETE', `/commands/${id}`);
+  await soon(() => cancelOf(system, id)).toBe(1);
   agent = await back();
   const report = reporting(agent, (await nextCall(agent, 'FollowProcess')).call_id);
   expect((await nextCall(agent, 'KillProcess')).id).toBe(id);

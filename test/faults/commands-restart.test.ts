@@ -5,10 +5,10 @@ import { once } from 'node:events';
 import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
-import { bench, bytesOf, gate, listen, nothingReceived, output } from '../command-bench.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
-import { program } from '../programs.ts';
-import { openProxy } from '../proxy.ts';
+import { bench, bytesOf, gate, listen, nothingReceived, output } from '../commands-fixture.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { program } from '../start-process.ts';
+import { openProxy } from '../tcp-proxy.ts';
 
 /** What a shell command writes. */
 function written(command: string): Buffer {
@@ -20,14 +20,14 @@ function digest(bytes: Uint8Array): string {
 }
 
 test('a link that is cut again and again in the middle of 100,000 lines loses and doubles nothing', async () => {
-  const { house, proxy, agent, begin, ended } = await bench();
+  const { system, proxy, agent, begin, ended } = await bench();
   const gates = Array.from({ length: 3 }, gate);
   const parts = gates.map(({ wait }, n) => `${wait}; seq ${n * 25_000 + 25_001} ${n * 25_000 + 50_000}`);
   const id = await begin(`seq 1 25000; ${parts.join('; ')}`);
   const received = nothingReceived();
   // Seen running: a link lost before that could mean that it never ran.
-  await listen(house, id, received, ({ stdout }) => stdout.length > 0);
-  const all = listen(house, id, received);
+  await listen(system, id, received, ({ stdout }) => stdout.length > 0);
+  const all = listen(system, id, received);
   for (const { open } of gates) {
     const back = agent.linked(true);
     const off = agent.linked(false);
@@ -39,26 +39,26 @@ test('a link that is cut again and again in the middle of 100,000 lines loses an
   await all;
   expect(digest(received.stdout)).toBe(digest(written('seq 1 100000')));
   expect(await ended(id)).toMatchObject({ status: 'completed', stdout_bytes: received.stdout.length });
-  expect(digest(await bytesOf(await output(house, id)))).toBe(digest(received.stdout));
+  expect(digest(await bytesOf(await output(system, id)))).toBe(digest(received.stdout));
 }, 40_000);
 
 test('a broker that is stopped midway asks its readers to reconnect, and goes on without losing a byte', async () => {
-  const { house, proxy, agent, begin } = await bench();
+  const { system, proxy, agent, begin } = await bench();
   const { wait, open } = gate();
   const id = await begin(`seq 1 50000; printf tiny >&2; ${wait}; seq 50001 100000; printf end >&2`);
   const received = nothingReceived();
-  await listen(house, id, received, ({ stdout }) => stdout.length === 288_894);
-  const cutOff = await output(house, id, 'follow=true');
-  const cutEvents = await output(house, id, '', {}, 'stream');
+  await listen(system, id, received, ({ stdout }) => stdout.length === 288_894);
+  const cutOff = await output(system, id, 'follow=true');
+  const cutEvents = await output(system, id, '', {}, 'stream');
   proxy.forbid();
   const cut = [expect(cutOff.text()).rejects.toThrow(), expect(cutEvents.text()).rejects.toThrow()];
   const begun = performance.now();
-  await house.broker.close();
+  await system.broker.close();
   // It asked them to: requests that go on are cut after 4 s only.
   expect(performance.now() - begun).toBeLessThan(3_500);
   await Promise.all(cut);
   open();
-  const again = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc] });
+  const again = await startFarhand({ dataDir: system.dataDir, flags: ['--grpc', system.grpc] });
   const back = agent.linked(true);
   proxy.allow();
   await back;
@@ -82,7 +82,7 @@ test('a broker killed with -9 in the middle goes on without losing or doubling a
   const client = new Farhand({ baseUrl: String(http), apiKey: key, retries: 0 });
   const proxy = await openProxy(String(grpc));
   onTestFinished(() => proxy.close());
-  const elsewhere = await openHouse();
+  const elsewhere = await startFarhand();
   const { token } = await client.joinTokens.create({ uses: 1 });
   const agent = await elsewhere.agent({ through: proxy.address, joinToken: token });
   const gates = [gate(), gate()];

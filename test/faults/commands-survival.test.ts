@@ -5,8 +5,8 @@ import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
-import { program } from '../programs.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { program } from '../start-process.ts';
 
 /** A broker and an agent as processes of their own. */
 async function programs() {
@@ -97,17 +97,17 @@ test('kill -9 of the agent: its command is lost with a reason, its output is the
 }, 30_000);
 
 test('a cancel that races the exit ends a command once, with one event', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
   const rounds = 100;
   const ended = new Map<string, string>();
   const lane = async (): Promise<void> => {
     while (ended.size < rounds) {
-      const { id: command_id } = await house.client.commands.async({ machine_id, command: 'true' });
+      const { id: command_id } = await system.client.commands.async({ machine_id, command: 'true' });
       ended.set(command_id, '');
       const [cancelled, got] = await Promise.all([
-        house.client.commands.cancel({ command_id }),
-        house.client.commands.get({ command_id }),
+        system.client.commands.cancel({ command_id }),
+        system.client.commands.get({ command_id }),
       ]);
       expect(['queued', 'running', cancelled.status]).toContain(got.status);
       ended.set(command_id, cancelled.status);
@@ -116,11 +116,11 @@ test('a cancel that races the exit ends a command once, with one event', async (
   await Promise.all([lane(), lane(), lane(), lane()]);
   for (const [command_id, status] of ended) {
     expect(['completed', 'cancelled']).toContain(status);
-    expect((await house.client.commands.get({ command_id })).status).toBe(status);
+    expect((await system.client.commands.get({ command_id })).status).toBe(status);
   }
   const events = new Map<string, string[]>();
   for (let offset = 0; ; offset += 100) {
-    const page = await house.client.events.list({ limit: 100, offset });
+    const page = await system.client.events.list({ limit: 100, offset });
     for (const { type, data } of page.items) {
       if (!/command\.(completed|failed|timeout)/.test(type)) continue;
       events.set(String(data.command_id), [
@@ -136,30 +136,34 @@ test('a cancel that races the exit ends a command once, with one event', async (
 });
 
 test('a cancel that comes before a large start has arrived ends the command all the same', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
   const stdin = 'x'.repeat(900_000);
   for (let n = 0; n < 5; n += 1) {
-    const { id: command_id } = await house.client.commands.async({ machine_id, command: 'sleep 600', stdin });
-    expect((await house.client.commands.cancel({ command_id })).status).toBe('cancelled');
+    const { id: command_id } = await system.client.commands.async({
+      machine_id,
+      command: 'sleep 600',
+      stdin,
+    });
+    expect((await system.client.commands.cancel({ command_id })).status).toBe('cancelled');
   }
 });
 
 test('a runaway writer is capped, its record says so, and no other command slows down', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
-  const { id: command_id } = await house.client.commands.async({ machine_id, command: 'yes' });
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
+  const { id: command_id } = await system.client.commands.async({ machine_id, command: 'yes' });
   const window = 64 * 1024 * 1024;
   await expect
-    .poll(async () => (await house.client.commands.get({ command_id })).stdout_start, { timeout: 20_000 })
+    .poll(async () => (await system.client.commands.get({ command_id })).stdout_start, { timeout: 20_000 })
     .toBeGreaterThan(window);
   for (let n = 0; n < 20; n += 1) {
-    expect((await house.client.commands.create({ machine_id, command: 'true' })).status).toBe('completed');
+    expect((await system.client.commands.create({ machine_id, command: 'true' })).status).toBe('completed');
   }
-  const ended = await house.client.commands.cancel({ command_id });
+  const ended = await system.client.commands.cancel({ command_id });
   expect(ended).toMatchObject({ status: 'cancelled', stdout_truncated: true });
   expect(ended.stdout_bytes - ended.stdout_start).toBeLessThan(window * 1.1);
   expect(ended.stdout).toHaveLength(1024 * 1024);
-  const gone = await house.call('GET', `/commands/${command_id}/output?offset=0`);
+  const gone = await system.call('GET', `/commands/${command_id}/output?offset=0`);
   expect([gone.status, gone.body.error.code]).toEqual([416, 'range_not_satisfiable']);
 }, 60_000);

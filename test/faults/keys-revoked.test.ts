@@ -5,10 +5,10 @@ import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import type { Scope } from '../../shared/api/route.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
-import { leapingClock, soon } from '../command-bench.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
+import { leapingClock, soon } from '../commands-fixture.ts';
+import { all, line, refusalOf, streamsOf } from '../grpc-fixture.ts';
 import { scriptedMachine } from '../scripted-agent.ts';
-import { all, line, refusalOf, streamsOf } from '../streams-bench.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 const needed: Scope[] = [
   ...(['machines:read', 'files:read', 'files:write', 'commands:read', 'commands:execute'] as const),
@@ -18,20 +18,20 @@ const hour = 3_600_000;
 
 /** A key, and by name everything that it holds open: each resolves once it is closed. */
 async function holding() {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent({ tags: 'ours' });
-  const made = await house.client.keys.create({
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent({ tags: 'ours' });
+  const made = await system.client.keys.create({
     ...{ name: 'holder', scopes: needed, tags: ['ours'] },
     expires_at: new Date(Date.now() + hour).toISOString(),
   });
-  const client = new Farhand({ baseUrl: house.url, apiKey: made.key });
+  const client = new Farhand({ baseUrl: system.url, apiKey: made.key });
   const folder = temporaryFolder('held');
   const { id: command_id } = await client.commands.async({ machine_id, command: 'sleep 300' });
-  const grpc = await streamsOf(house, made.key);
+  const grpc = await streamsOf(system, made.key);
   const asked = line<object>({ start: { machine_id, command: 'cat' } });
   const { id: session_id } = await client.sessions.create({ machine_id, shell: 'cat' });
   const terminal = await client.sessions.terminal(await client.sessions.attach({ session_id }));
-  const upload = begunUpload(house.url, machine_id, join(folder, 'a'), made.key);
+  const upload = begunUpload(system.url, machine_id, join(folder, 'a'), made.key);
   const open: Record<string, Promise<unknown>> = {
     events: overOf(client.events.stream({})),
     'a command’s events': overOf(client.commands.stream({ command_id })),
@@ -46,9 +46,9 @@ async function holding() {
     'a terminal': terminal.ended,
     'an upload': upload,
   };
-  await soon(async () => (await house.client.commands.list({ status: 'running' })).total).toBe(3);
+  await soon(async () => (await system.client.commands.list({ status: 'running' })).total).toBe(3);
   await soon(() => readdirSync(folder).length).toBe(1);
-  return { house, machine_id, key_id: made.id, key: made.key, open, folder };
+  return { system, machine_id, key_id: made.id, key: made.key, open, folder };
 }
 
 async function overOf(stream: Promise<AsyncIterable<unknown>>): Promise<void> {
@@ -90,8 +90,8 @@ test.each(['revoked', 'without its scopes', 'limited to others', 'expired', 'ret
   'a key that is %s has nothing open a second later, and writes nothing of an upload',
   async (how) => {
     const clock = leapingClock();
-    const { house, machine_id, key_id, open, folder } = await holding();
-    const { keys, machines } = house.client;
+    const { system, machine_id, key_id, open, folder } = await holding();
+    const { keys, machines } = system.client;
     if (how === 'revoked') await keys.remove({ key_id });
     if (how === 'without its scopes') await keys.update({ key_id, scopes: ['schedules:read'] });
     if (how === 'limited to others') await keys.update({ key_id, tags: ['others'] });
@@ -105,44 +105,44 @@ test.each(['revoked', 'without its scopes', 'limited to others', 'expired', 'ret
 );
 
 test('a new secret ends nothing that the key has open: its id and rights are the same', async () => {
-  const { house, key_id, key, open } = await holding();
-  await house.client.keys.rotate({ key_id });
-  expect((await house.call('GET', '/auth/me', { key })).status).toBe(401);
+  const { system, key_id, key, open } = await holding();
+  await system.client.keys.rotate({ key_id });
+  expect((await system.call('GET', '/auth/me', { key })).status).toBe(401);
   expect(await leftOf(open)).toEqual(Object.keys(open));
   // They are judged as before.
-  await house.client.keys.remove({ key_id });
+  await system.client.keys.remove({ key_id });
   expect(await leftOf(open)).toEqual([]);
 });
 
 test('a call goes on after its key gets a new secret: its signals are delivered', async () => {
-  const house = await openHouse();
-  const { machineId: machine_id } = await house.agent();
-  const { id: key_id, key } = await house.client.keys.create({ name: 'ci', scopes: ['commands:execute'] });
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
+  const { id: key_id, key } = await system.client.keys.create({ name: 'ci', scopes: ['commands:execute'] });
   const asked = line<object>({ start: { machine_id, command: 'cat' } });
-  const heard = all((await streamsOf(house, key)).exec(asked.requests));
-  await soon(async () => (await house.client.commands.list({ status: 'running' })).total).toBe(1);
-  await house.client.keys.rotate({ key_id });
+  const heard = all((await streamsOf(system, key)).exec(asked.requests));
+  await soon(async () => (await system.client.commands.list({ status: 'running' })).total).toBe(1);
+  await system.client.keys.rotate({ key_id });
   asked.send({ signal: 'SIGTERM' });
   expect((await heard).at(-1)).toMatchObject({ end: { signal: 'SIGTERM' } });
 });
 
 test('a stream of events narrows when its key is limited', async () => {
-  const house = await openHouse();
-  const [gone, left] = [await house.agent({ tags: 'gone' }), await house.agent({ tags: 'left' })];
-  const { client } = await house.keyed(['machines:read', 'commands:read'], { tags: ['gone', 'left'] });
+  const system = await startFarhand();
+  const [gone, left] = [await system.agent({ tags: 'gone' }), await system.agent({ tags: 'left' })];
+  const { client } = await system.keyed(['machines:read', 'commands:read'], { tags: ['gone', 'left'] });
   const { id: key_id } = await client.keys.me();
   const events = await client.events.stream({ types: 'command.completed' });
   const first = events[Symbol.asyncIterator]().next();
-  await house.client.keys.update({ key_id, tags: ['left'] });
+  await system.client.keys.update({ key_id, tags: ['left'] });
   for (const { machineId } of [gone, left])
-    await house.client.commands.create({ machine_id: machineId, command: 'true' });
+    await system.client.commands.create({ machine_id: machineId, command: 'true' });
   expect((await first).value?.data.data.machine_id).toBe(left.machineId);
 });
 
 test('work on files is given up on its machine, and answered with 401, when its key is revoked', async () => {
-  const house = await openHouse();
-  const agent = await scriptedMachine(house);
-  const { key, client } = await house.keyed(['files:read', 'files:write']);
+  const system = await startFarhand();
+  const agent = await scriptedMachine(system);
+  const { key, client } = await system.keyed(['files:read', 'files:write']);
   const { id: key_id } = await client.keys.me();
   const two = { source: '/a', destination: '/b' };
   const asked: [string, string, string, unknown?][] = [
@@ -156,12 +156,12 @@ test('work on files is given up on its machine, and answered with 401, when its 
   const answers: Promise<{ status: number }>[] = [];
   const calls: string[] = [];
   for (const [name, method, path, body] of asked) {
-    answers.push(house.call(method, `/machines/${agent.identity.machineId}/${path}`, { key, body }));
+    answers.push(system.call(method, `/machines/${agent.identity.machineId}/${path}`, { key, body }));
     const call = await agent.next('call');
     expect(call.method).toBe(name);
     calls.push(call.call_id);
   }
-  await house.client.keys.remove({ key_id });
+  await system.client.keys.remove({ key_id });
   const statuses = (await Promise.all(answers)).map(({ status }) => status);
   expect(statuses).toEqual(asked.map(() => 401));
   const cancelled: string[] = [];
@@ -172,18 +172,18 @@ test('work on files is given up on its machine, and answered with 401, when its 
 test.each(['on its machine', 'to another machine'])(
   'a copy of many files %s ends with its key within a second, and leaves nothing',
   async (where) => {
-    const house = await openHouse();
-    const [{ machineId: machine_id }, other] = [await house.agent(), await house.agent()];
-    const { key, client } = await house.keyed(['files:read', 'files:write']);
+    const system = await startFarhand();
+    const [{ machineId: machine_id }, other] = [await system.agent(), await system.agent()];
+    const { key, client } = await system.keyed(['files:read', 'files:write']);
     const { id: key_id } = await client.keys.me();
     const [from, to] = [temporaryFolder('many'), temporaryFolder('copied')];
     mkdirSync(join(from, 'tree'));
     for (let n = 0; n < 4_000; n += 1) writeFileSync(join(from, 'tree', String(n)), 'x');
     const across = where === 'on its machine' ? {} : { destination_machine_id: other.machineId };
     const body = { source: join(from, 'tree'), destination: join(to, 'tree'), ...across };
-    const copy = house.call('POST', `/machines/${machine_id}/files/copy`, { key, body });
+    const copy = system.call('POST', `/machines/${machine_id}/files/copy`, { key, body });
     await soon(() => readdirSync(to).length).toBe(1);
-    await house.client.keys.remove({ key_id });
+    await system.client.keys.remove({ key_id });
     const left = await leftOf({ copy });
     expect([left, (await copy).status]).toEqual([[], 401]);
     await soon(() => readdirSync(to)).toEqual([]);

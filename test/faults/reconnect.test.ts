@@ -3,9 +3,9 @@ import { once } from 'node:events';
 import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
-import { program } from '../programs.ts';
-import { openProxy } from '../proxy.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { program } from '../start-process.ts';
+import { openProxy } from '../tcp-proxy.ts';
 
 type Presence = 'machine.online' | 'machine.offline';
 
@@ -20,36 +20,36 @@ async function eventually(client: Farhand, type: Presence, name: string) {
 }
 
 test('kill -9 of an agent shows at once as offline, is recorded, and the same id comes back', async () => {
-  const house = await openHouse();
-  const other = await house.agent({ name: 'other' });
+  const system = await startFarhand();
+  const other = await system.agent({ name: 'other' });
   const dataDir = temporaryFolder('agent');
-  const args = ['--broker', house.grpc, '--data-dir', dataDir, '--name', 'victim'];
-  const first = program('agent/main.ts', [...args, '--join-token', await house.joinToken()]);
+  const args = ['--broker', system.grpc, '--data-dir', dataDir, '--name', 'victim'];
+  const first = program('agent/main.ts', [...args, '--join-token', await system.joinToken()]);
   await first.line('linked');
-  const { items } = await house.client.machines.list({ search: 'victim' });
+  const { items } = await system.client.machines.list({ search: 'victim' });
   const machine_id = items[0]?.id ?? '';
-  await eventually(house.client, 'machine.online', 'victim');
+  await eventually(system.client, 'machine.online', 'victim');
 
   first.kill('SIGKILL');
   await once(first, 'exit');
   await expect
-    .poll(async () => (await house.client.machines.get({ machine_id })).status, {
+    .poll(async () => (await system.client.machines.get({ machine_id })).status, {
       timeout: 1_000,
       interval: 5,
     })
     .toBe('offline');
-  await eventually(house.client, 'machine.offline', 'victim');
-  expect((await events(house.client, 'machine.offline', 'victim'))[0]?.data).toMatchObject({
+  await eventually(system.client, 'machine.offline', 'victim');
+  expect((await events(system.client, 'machine.offline', 'victim'))[0]?.data).toMatchObject({
     machine_id,
     machine_name: 'victim',
     last_seen: expect.any(String),
   });
-  expect((await house.client.machines.get({ machine_id: other.machineId })).status).toBe('online');
+  expect((await system.client.machines.get({ machine_id: other.machineId })).status).toBe('online');
 
   const second = program('agent/main.ts', args);
   await second.line('linked');
-  expect((await house.client.machines.get({ machine_id })).status).toBe('online');
-  expect((await house.client.machines.list()).total).toBe(2);
+  expect((await system.client.machines.get({ machine_id })).status).toBe('online');
+  expect((await system.client.machines.list()).total).toBe(2);
 });
 
 test('kill -9 of the broker: agents return by themselves and nothing declared is lost', async () => {
@@ -87,24 +87,24 @@ test('kill -9 of the broker: agents return by themselves and nothing declared is
 }, 40_000);
 
 test('a cut connection comes back, and a quick return makes no event', async () => {
-  const house = await openHouse();
-  const proxy = await openProxy(house.grpc);
+  const system = await startFarhand();
+  const proxy = await openProxy(system.grpc);
   onTestFinished(() => proxy.close());
-  const agent = await house.agent({ through: proxy.address, name: 'cut' });
-  await eventually(house.client, 'machine.online', 'cut');
+  const agent = await system.agent({ through: proxy.address, name: 'cut' });
+  await eventually(system.client, 'machine.online', 'cut');
   const back = agent.linked(true);
   proxy.cut();
   await agent.linked(false);
   await back;
-  expect((await house.client.machines.get({ machine_id: agent.machineId })).status).toBe('online');
-  expect(await events(house.client, 'machine.offline', 'cut')).toHaveLength(0);
+  expect((await system.client.machines.get({ machine_id: agent.machineId })).status).toBe('online');
+  expect(await events(system.client, 'machine.offline', 'cut')).toHaveLength(0);
 });
 
 test('a stalled connection is noticed by silence on both sides, and the machine comes back when it flows', async () => {
-  const house = await openHouse({ tuning: { link: { heartbeatMs: 100, silenceMs: 1_000 } } });
-  const proxy = await openProxy(house.grpc);
+  const system = await startFarhand({ tuning: { link: { heartbeatMs: 100, silenceMs: 1_000 } } });
+  const proxy = await openProxy(system.grpc);
   onTestFinished(() => proxy.close());
-  const agent = await house.agent({ through: proxy.address });
+  const agent = await system.agent({ through: proxy.address });
   const lost = agent.linked(false);
   proxy.stall();
   await lost;
@@ -112,7 +112,7 @@ test('a stalled connection is noticed by silence on both sides, and the machine 
   proxy.cut();
   proxy.resume();
   await back;
-  expect((await house.client.machines.get({ machine_id: agent.machineId })).status).toBe('online');
+  expect((await system.client.machines.get({ machine_id: agent.machineId })).status).toBe('online');
 });
 
 test('SIGTERM ends both programs with 0, and the broker asks its agents to reconnect', async () => {

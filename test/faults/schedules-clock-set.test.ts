@@ -1,17 +1,17 @@
 // Schedules and a wall clock that is set forward or back, while the broker runs or while it is down.
 import { expect, test } from 'vitest';
 import { monotonic, now } from '../../shared/clock.ts';
-import { houseAt, minutes, today } from '../schedule-bench.ts';
+import { minutes, systemAt, today } from '../schedules-fixture.ts';
 
 const minute = 60_000;
 const hour = 60 * minute;
 const year = 8766 * hour;
 
 /** What a clock was set over is decided after a minute: steps of a quarter see that in time. */
-const startedHouse = () => houseAt('12:00:30', today, 15_000);
+const startedSystem = () => systemAt('12:00:30', today, 15_000);
 
 test('a clock set two hours forward makes no burst: the times between are missed, or caught up where catch_up says so', async () => {
-  const { clock, at, make, until, fates, counted } = await startedHouse();
+  const { clock, at, make, until, fates, counted } = await startedSystem();
   const each = await make('each', '* * * * *');
   const last = await make('last', '* * * * *', { catch_up: 'last' });
   const all = await make('all', '* * * * *', { catch_up: 'all' });
@@ -33,14 +33,14 @@ test('a clock set two hours forward makes no burst: the times between are missed
 });
 
 test('a clock that is set two hours back runs no time again, and every other one', async () => {
-  const { clock, at, make, until, fates, counted, house } = await startedHouse();
+  const { clock, at, make, until, fates, counted, system } = await startedSystem();
   const { id } = await make('each', '* * * * *');
   await until('12:02:30');
   clock.set(at('10:58:30'));
   await until('11:00:30');
   clock.set(at('11:59:30'));
   await until('12:00:31');
-  const { next_run } = await house.client.schedules.get({ schedule_id: id });
+  const { next_run } = await system.client.schedules.get({ schedule_id: id });
   expect(next_run).toBe(`${today}T12:03:00.000Z`);
   await until('12:04:30');
   const passed = minutes('11:01:00', 59).map((time) => `${time} cron missed`);
@@ -50,7 +50,7 @@ test('a clock that is set two hours back runs no time again, and every other one
 });
 
 test('a clock that was hours ahead when the broker started fires again as soon as it is set right', async () => {
-  const { clock, at, away, make, down, up, until, fates, counted } = await startedHouse();
+  const { clock, at, away, make, down, up, until, fates, counted } = await startedSystem();
   const none = await make('none', '* * * * *');
   const last = await make('last', '* * * * *', { catch_up: 'last' });
   await down();
@@ -84,7 +84,7 @@ test('a clock that was hours ahead when the broker started fires again as soon a
 });
 
 test('a time that was missed only by a clock that was ahead has its fate after a restart too', async () => {
-  const { clock, at, make, down, up, until, fates } = await startedHouse();
+  const { clock, at, make, down, up, until, fates } = await startedSystem();
   const { id } = await make('late', '5 * * * *');
   clock.set(at('14:00:30'));
   await until('14:02:30');
@@ -118,9 +118,9 @@ const ended = ['completed', 'failed'];
 const seeds = (process.env.SEEDS ?? '1').split(',').map(Number);
 const episodes = Number(process.env.EPISODES ?? 4);
 
-/** A house with a schedule of each kind, and the time that its clock would show if it had never been set. */
-async function houseOfKinds() {
-  const bench = await startedHouse();
+/** A system with a schedule of each kind, and the time that its clock would show if it had never been set. */
+async function systemOfKinds() {
+  const bench = await startedSystem();
   const made: { id: string; name: string }[] = [];
   for (const kind of kinds) {
     // Half of them fail: those ran, too.
@@ -150,7 +150,7 @@ async function houseOfKinds() {
 test.each(seeds)(
   'each time after a clock was set right runs once, whatever it was set to before (seed %i)',
   async (seed) => {
-    const { bench, start, right, fates } = await houseOfKinds();
+    const { bench, start, right, fates } = await systemOfKinds();
     const { clock, pass, down, up, counted } = bench;
     const pick = seeded(seed);
     const wrong: { from: number; to: number }[] = [];

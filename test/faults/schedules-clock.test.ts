@@ -5,13 +5,13 @@ import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { withSocket } from '../../broker/cli/local-broker.ts';
 import { now } from '../../shared/clock.ts';
-import { gate, nextCall, reporting } from '../command-bench.ts';
-import { temporaryFolder } from '../house.ts';
-import { houseAt, minutes, type Run } from '../schedule-bench.ts';
+import { gate, nextCall, reporting } from '../commands-fixture.ts';
+import { minutes, type Run, systemAt } from '../schedules-fixture.ts';
 import { connectScripted } from '../scripted-agent.ts';
+import { temporaryFolder } from '../start-farhand.ts';
 
 test('over a spring gap a daily time runs once, right after it, and an hourly one goes by the clock', async () => {
-  const { make, until, fates, counted, house } = await houseAt('06:58:00', '2026-03-08');
+  const { make, until, fates, counted, system } = await systemAt('06:58:00', '2026-03-08');
   const timezone = 'America/New_York';
   const daily = await make('daily', '0,30 2 * * *', { timezone });
   const hourly = await make('hourly', '*/10 * * * *', { timezone });
@@ -20,13 +20,13 @@ test('over a spring gap a daily time runs once, right after it, and an hourly on
   expect(await fates(daily.id)).toEqual(['07:00 cron completed']);
   expect(await fates(hourly.id)).toEqual(['07:00 cron completed', '07:10 cron completed']);
   expect([counted('daily'), counted('hourly')]).toEqual([1, 2]);
-  const { next_run } = await house.client.schedules.get({ schedule_id: daily.id });
+  const { next_run } = await system.client.schedules.get({ schedule_id: daily.id });
   expect(next_run).toBe('2026-03-09T06:00:00.000Z');
 });
 
 test('over an autumn overlap a daily time runs once, and an hourly one both times', async () => {
   // Lord Howe repeats half an hour only.
-  const { make, until, fates, counted } = await houseAt('14:44:00', '2026-04-04');
+  const { make, until, fates, counted } = await systemAt('14:44:00', '2026-04-04');
   const timezone = 'Australia/Lord_Howe';
   const daily = await make('daily', '45 1 * * *', { timezone });
   const hourly = await make('hourly', '45 * * * *', { timezone });
@@ -43,7 +43,7 @@ test.each([
 ])(
   'down over %i times: missed, the last one, or all of them, as the schedule wants it',
   async (count, back) => {
-    const { clock, at, make, down, up, until, fates, runs, counted } = await houseAt('12:00:30');
+    const { clock, at, make, down, up, until, fates, runs, counted } = await systemAt('12:00:30');
     const [none, last, all, some] = [
       await make('none', '* * * * *'),
       await make('last', '* * * * *', { catch_up: 'last' }),
@@ -88,8 +88,8 @@ test.each([
 ])(
   'with a history that was %s, started with %j: %i runs in all',
   async (how, flags, count, rows) => {
-    const { house, clock, at, make, down, up, until, fates, counted } = await houseAt('12:00:30');
-    const { dataDir } = house;
+    const { system, clock, at, make, down, up, until, fates, counted } = await systemAt('12:00:30');
+    const { dataDir } = system;
     const { id } = await make('all', '* * * * *', { catch_up: 'all' });
     await until('12:03:30');
     const copy = temporaryFolder('copy');
@@ -110,7 +110,7 @@ test.each([
 );
 
 test('of more than a thousand missed times the rest share one row', async () => {
-  const { clock, at, make, down, up, runs } = await houseAt('12:00:00');
+  const { clock, at, make, down, up, runs } = await systemAt('12:00:00');
   const { id } = await make('each', '* 0-29 12 * * *');
   const missed = async (): Promise<Run[]> => (await runs(id)).filter(({ status }) => status === 'missed');
   await down();
@@ -127,13 +127,13 @@ test('of more than a thousand missed times the rest share one row', async () => 
 });
 
 test('a change of name keeps the times that are due; a change of the times begins anew', async () => {
-  const bench = await houseAt('12:00:30');
+  const bench = await systemAt('12:00:30');
   const { wait, open } = gate();
   const { id: schedule_id } = await bench.make('each', '* * * * *', { catch_up: 'all', command: wait });
   await bench.down();
   bench.clock.set(bench.at('12:03:40'));
   await bench.up();
-  const { client } = bench.house;
+  const { client } = bench.system;
   const statuses = async (): Promise<string[]> =>
     (await client.schedules.history({ schedule_id })).items.map(({ status }) => status);
   await expect.poll(statuses).toEqual(['running']);
@@ -147,12 +147,12 @@ test('a change of name keeps the times that are due; a change of the times begin
 });
 
 test('while a run is not over the next time is skipped, or runs beside it where that is allowed', async () => {
-  const { make, until, fates, house } = await houseAt('12:00:30');
+  const { make, until, fates, system } = await systemAt('12:00:30');
   const [one, two] = [gate(), gate()];
   const skip = await make('skip', '* * * * *', { command: one.wait, notify: { on_failure: true } });
   const allow = await make('allow', '* * * * *', { command: two.wait, overlap: 'allow' });
   const statuses = async (schedule_id: string): Promise<string[]> =>
-    (await house.client.schedules.history({ schedule_id })).items.map(({ status }) => status);
+    (await system.client.schedules.history({ schedule_id })).items.map(({ status }) => status);
   await until('12:01:01', 2);
   await expect.poll(() => statuses(skip.id)).toEqual(['running']);
   await expect.poll(() => statuses(allow.id)).toEqual(['running']);
@@ -176,16 +176,16 @@ test('while a run is not over the next time is skipped, or runs beside it where 
     '12:02 cron completed',
     '12:03 cron completed',
   ]);
-  const { items } = await house.client.schedules.history({ schedule_id: skip.id, status: 'skipped' });
+  const { items } = await system.client.schedules.history({ schedule_id: skip.id, status: 'skipped' });
   expect(items).toMatchObject([
     { exit_code: -1, duration: 0, command_id: null, stderr: expect.stringContaining('not over') },
   ]);
   // Skipping is what was asked for.
-  expect((await house.client.events.list({ type: 'schedule.failed' })).total).toBe(0);
+  expect((await system.client.events.list({ type: 'schedule.failed' })).total).toBe(0);
 });
 
 test('a machine that is on its way back after the start of the broker is waited for; later it is an offline one', async () => {
-  const { clock, at, away, make, down, up, until, fates, runs } = await houseAt('12:00:30');
+  const { clock, at, away, make, down, up, until, fates, runs } = await systemAt('12:00:30');
   const near = await make('near', '* * * * *', { catch_up: 'last' });
   const far = await make('far', '* * * * *', {
     machine_id: away,
@@ -206,14 +206,14 @@ test('a machine that is on its way back after the start of the broker is waited 
 });
 
 test('a run that ended while the broker was down is no overlap', async () => {
-  const bench = await houseAt('12:00:30');
+  const bench = await systemAt('12:00:30');
   const gates = [gate(), gate(), gate()];
   const [one, two, three] = gates;
   const none = await bench.make('none', '* * * * *', { command: one?.wait });
   const last = await bench.make('last', '1 * * * * *', { command: two?.wait, catch_up: 'last' });
   const held = await bench.make('held', '1 * * * * *', { command: three?.wait, catch_up: 'last' });
   await bench.until('12:01:10', 3);
-  const { commands } = bench.house.client;
+  const { commands } = bench.system.client;
   await expect.poll(async () => (await commands.list({ status: 'running' })).total).toBe(3);
   await bench.down();
   for (const ended of [one, two]) {
@@ -222,7 +222,7 @@ test('a run that ended while the broker was down is no overlap', async () => {
   bench.clock.set(bench.at('12:02:58'));
   await bench.up();
   const statuses = async (schedule_id: string): Promise<string[]> =>
-    (await bench.house.client.schedules.history({ schedule_id })).items
+    (await bench.system.client.schedules.history({ schedule_id })).items
       .toSorted((a, b) => ((a.scheduled_for ?? '') < (b.scheduled_for ?? '') ? -1 : 1))
       .map(({ scheduled_for, status }) => `${scheduled_for?.slice(11, 16)} ${status}`);
   await expect.poll(async () => (await statuses(none.id))[0]).toBe('12:01 completed');
@@ -237,8 +237,8 @@ test('a run that ended while the broker was down is no overlap', async () => {
 });
 
 test('on a machine that is away a time fails, also while an earlier run is not over there', async () => {
-  const { make, until, house, identity, clock } = await houseAt('12:00:30');
-  const agent = await connectScripted(house.grpc, identity);
+  const { make, until, system, identity, clock } = await systemAt('12:00:30');
+  const agent = await connectScripted(system.grpc, identity);
   await agent.next('welcome');
   const { id } = await make('far', '* * * * *', {
     machine_id: identity.machineId,
@@ -249,22 +249,22 @@ test('on a machine that is away a time fails, also while an earlier run is not o
   agent.control.cancel();
   await agent.ended;
   await until('12:02:30', 1);
-  const { items } = await house.client.schedules.history({ schedule_id: id });
+  const { items } = await system.client.schedules.history({ schedule_id: id });
   expect(items.map(({ status }) => status)).toEqual(['failed', 'running']);
   expect(items[0]?.stderr).toContain('machine_offline');
-  const received = await house.client.events.list({ type: 'schedule.failed' });
+  const received = await system.client.events.list({ type: 'schedule.failed' });
   expect(received.items.map(({ data }) => data.run_id)).toEqual([items[0]?.id]);
 });
 
 test('with catch_up all the newest time waits for the catch-up before it', async () => {
-  const bench = await houseAt('12:00:30');
+  const bench = await systemAt('12:00:30');
   const { wait, open } = gate();
   const { id } = await bench.make('all', '* * * * *', { catch_up: 'all', command: wait });
   await bench.down();
   bench.clock.set(bench.at('12:01:40'));
   await bench.up();
   await bench.until('12:02:20', 1);
-  expect((await bench.house.client.schedules.history({ schedule_id: id })).total).toBe(1);
+  expect((await bench.system.client.schedules.history({ schedule_id: id })).total).toBe(1);
   open();
   open();
   await expect
@@ -273,17 +273,17 @@ test('with catch_up all the newest time waits for the catch-up before it', async
 });
 
 test('schedules of a revoked key fail until another key changes them', async () => {
-  const { make, until, fates, runs, house, counted } = await houseAt('12:00:30');
-  const { client } = await house.keyed(['schedules:write', 'schedules:read', 'commands:execute']);
+  const { make, until, fates, runs, system, counted } = await systemAt('12:00:30');
+  const { client } = await system.keyed(['schedules:write', 'schedules:read', 'commands:execute']);
   const { id: schedule_id } = await make('taken', '* * * * *');
   const { requested_by } = await client.schedules.update({ schedule_id, notify: { on_failure: true } });
   await until('12:01:10');
-  const gone = await house.client.keys.remove({ key_id: requested_by });
+  const gone = await system.client.keys.remove({ key_id: requested_by });
   expect(gone).toEqual({ deleted: true, schedules: [schedule_id], webhooks: [] });
   await until('12:02:10');
   expect(await fates(schedule_id)).toEqual(['12:01 cron completed', '12:02 cron failed']);
   const [first, second] = await runs(schedule_id);
-  expect((await house.client.commands.get({ command_id: first?.command_id ?? '' })).requested_by).toBe(
+  expect((await system.client.commands.get({ command_id: first?.command_id ?? '' })).requested_by).toBe(
     requested_by,
   );
   expect(second).toMatchObject({
@@ -291,9 +291,9 @@ test('schedules of a revoked key fail until another key changes them', async () 
     command_id: null,
     stderr: expect.stringContaining('key_revoked'),
   });
-  const { items } = await house.client.events.list({ type: 'schedule.failed' });
+  const { items } = await system.client.events.list({ type: 'schedule.failed' });
   expect(items.map(({ data }) => data.run_id)).toEqual([second?.id]);
-  await house.client.schedules.update({ schedule_id, name: 'mine now' });
+  await system.client.schedules.update({ schedule_id, name: 'mine now' });
   await until('12:03:10');
   expect((await fates(schedule_id)).at(-1)).toBe('12:03 cron completed');
   expect(counted('taken')).toBe(2);

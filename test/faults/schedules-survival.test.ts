@@ -7,10 +7,10 @@ import { expect, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { sleep } from '../../shared/clock.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
-import { nextCall, reporting, soon } from '../command-bench.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
-import { program } from '../programs.ts';
+import { nextCall, reporting, soon } from '../commands-fixture.ts';
 import { type ScriptedAgent, scriptedMachine } from '../scripted-agent.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { program } from '../start-process.ts';
 
 // More by hand: KILLS=50 npx vitest run test/faults/schedules-survival.test.ts
 const kills = Number(process.env.KILLS ?? 3);
@@ -118,8 +118,8 @@ async function obey(agent: ScriptedAgent): Promise<void> {
 }
 
 test(`${crowd} schedules on one second of ${machines} machines all start within 5 s, and the loop stays free`, async () => {
-  const house = await openHouse();
-  const agents = await Promise.all(Array.from({ length: machines }, () => scriptedMachine(house)));
+  const system = await startFarhand();
+  const agents = await Promise.all(Array.from({ length: machines }, () => scriptedMachine(system)));
   for (const agent of agents) obey(agent).catch(() => {});
   // Far enough away for all of them to be made.
   const due = new Date(Math.ceil((Date.now() + 2000 + crowd * 12) / 1000) * 1000);
@@ -127,20 +127,20 @@ test(`${crowd} schedules on one second of ${machines} machines all start within 
   for (let made = 0; made < crowd; made += 50) {
     const some = Array.from({ length: Math.min(50, crowd - made) }, (_, index) => {
       const machine_id = agents[(made + index) % machines]?.identity.machineId ?? '';
-      return house.client.schedules.create({ machine_id, name: 'x', command: 'true', cron });
+      return system.client.schedules.create({ machine_id, name: 'x', command: 'true', cron });
     });
     await Promise.all(some);
   }
-  const { total } = await house.client.schedules.list();
+  const { total } = await system.client.schedules.list();
   expect(Date.now()).toBeLessThan(due.getTime());
   await sleep(due.getTime() - Date.now() - 100);
   const delay = monitorEventLoopDelay({ resolution: 5 });
   delay.enable();
   const ended = async (): Promise<number> =>
-    (await house.client.commands.list({ status: 'completed', limit: 1 })).total;
+    (await system.client.commands.list({ status: 'completed', limit: 1 })).total;
   await expect.poll(ended, { timeout: 20_000, interval: 200 }).toBe(total);
   delay.disable();
-  const { items } = await house.client.commands.list({ sort: '-created_at', limit: 1 });
+  const { items } = await system.client.commands.list({ sort: '-created_at', limit: 1 });
   // Of the last one: when it was on disk and on its way.
   const took = Date.parse(items[0]?.created_at ?? '') - due.getTime();
   const lag = Math.round(delay.max / 1e6);
@@ -150,8 +150,8 @@ test(`${crowd} schedules on one second of ${machines} machines all start within 
 }, 60_000);
 
 /** A broker whose state has these schedules too, each like the one that is there. */
-async function houseWith(cron: string, more: (one: object) => object[]) {
-  const first = await openHouse();
+async function systemWith(cron: string, more: (one: object) => object[]) {
+  const first = await startFarhand();
   const agent = await scriptedMachine(first);
   const machine_id = agent.identity.machineId;
   await first.client.schedules.create({ machine_id, name: 'x', command: 'true', cron });
@@ -160,13 +160,13 @@ async function houseWith(cron: string, more: (one: object) => object[]) {
   const state = JSON.parse(readFileSync(file, 'utf8'));
   state.schedules.push(...more(state.schedules[0]));
   writeFileSync(file, JSON.stringify(state));
-  return { first, open: () => openHouse({ dataDir: first.dataDir, flags: ['--accept-state'] }) };
+  return { first, open: () => startFarhand({ dataDir: first.dataDir, flags: ['--accept-state'] }) };
 }
 
 test('many missed times delay no schedule that is due now, and take a bounded number of rows', async () => {
   const yesterday = new Date(Date.now() - 86_400_000).toISOString();
   const params = { cron: '* * * * *', since: yesterday };
-  const { open } = await houseWith('* * * * * *', (one) =>
+  const { open } = await systemWith('* * * * * *', (one) =>
     Array.from({ length: 60 }, (_, n) => ({ ...one, ...params, id: `sched_${n}` })),
   );
   const { client } = await open();
@@ -205,7 +205,7 @@ test.each([
 ])(
   '10,000 schedules of %s are taken up in less than two seconds of work',
   async (_, cronOf) => {
-    const { open } = await houseWith('*/7 3 29 2 *', (one) =>
+    const { open } = await systemWith('*/7 3 29 2 *', (one) =>
       Array.from({ length: 10_000 }, (_, n) => ({
         ...one,
         ...{ id: `sched_${n}`, cron: cronOf(n), timezone: 'America/New_York' },

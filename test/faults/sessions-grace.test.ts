@@ -4,9 +4,7 @@ import { join as joinPath } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
-import { leapingClock, soon } from '../command-bench.ts';
-import { openHouse, temporaryFolder } from '../house.ts';
-import { program } from '../programs.ts';
+import { leapingClock, soon } from '../commands-fixture.ts';
 import { joinScripted } from '../scripted-agent.ts';
 import {
   attached,
@@ -21,7 +19,9 @@ import {
   openPort,
   refuse,
   ticketIn,
-} from '../session-bench.ts';
+} from '../sessions-fixture.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { program } from '../start-process.ts';
 
 /** The machine goes without a word. */
 function cut({ agent }: Machine): void {
@@ -29,9 +29,9 @@ function cut({ agent }: Machine): void {
 }
 
 test('a link that is back in time finds its terminal as it was', async () => {
-  const { house, machine, link } = await bench();
-  const { session_id } = await begin({ house, machine });
-  const get = () => house.client.sessions.get({ session_id });
+  const { system, machine, link } = await bench();
+  const { session_id } = await begin({ system, machine });
+  const get = () => system.client.sessions.get({ session_id });
   cut(machine);
   await soon(async () => (await get()).status).toBe('GRACE_PERIOD');
   expect((await get()).grace_period_started_at).not.toBeNull();
@@ -44,7 +44,7 @@ test('a link that is back in time finds its terminal as it was', async () => {
   expect((await get()).grace_period_started_at).toBeNull();
   kept.exit({ exit_code: 7 });
   await soon(get).toMatchObject({ status: 'DISCONNECTED', exit_code: 7 });
-  expect(await eventsOf(house, session_id)).toEqual([
+  expect(await eventsOf(system, session_id)).toEqual([
     'created PENDING',
     'connected CONNECTED',
     'grace_period GRACE_PERIOD',
@@ -56,13 +56,13 @@ test('a link that is back in time finds its terminal as it was', async () => {
 
 test('the terminal of an open session is neither ended nor forgotten', async () => {
   const clock = leapingClock();
-  const { house, machine, link } = await bench();
-  const { session_id } = await begin({ house, machine });
+  const { system, machine, link } = await bench();
+  const { session_id } = await begin({ system, machine });
   const back = await link({ process_ids: [session_id] });
   const kept = keeper(back, await back.next('KeepTerminal'));
   // Any notice comes before this.
   clock.leap(100);
-  const ended = house.client.sessions.end({ session_id });
+  const ended = system.client.sessions.end({ session_id });
   ok(back, await back.next('KillProcess'));
   expect([back.waiting('KillProcess'), back.waiting('ForgetProcesses')]).toEqual([0, 0]);
   kept.exit();
@@ -70,11 +70,11 @@ test('the terminal of an open session is neither ended nor forgotten', async () 
 });
 
 test('a newer link takes a terminal over', async () => {
-  const { house, machine, link } = await bench();
-  const { session_id } = await begin({ house, machine });
+  const { system, machine, link } = await bench();
+  const { session_id } = await begin({ system, machine });
   const newer = await link();
   keeper(newer, await newer.next('KeepTerminal')).started();
-  await soon(async () => (await eventsOf(house, session_id)).slice(2)).toEqual([
+  await soon(async () => (await eventsOf(system, session_id)).slice(2)).toEqual([
     'grace_period GRACE_PERIOD',
     'connected CONNECTED',
   ]);
@@ -82,10 +82,10 @@ test('a newer link takes a terminal over', async () => {
 
 test('a link that comes too late has its terminal ended and forgotten', async () => {
   const clock = leapingClock();
-  const { house, machine, link } = await bench();
-  const { session_id } = await begin({ house, machine }, { grace_period: 60_000 });
-  const port = await join({ house, machine }, session_id);
-  const get = () => house.client.sessions.get({ session_id });
+  const { system, machine, link } = await bench();
+  const { session_id } = await begin({ system, machine }, { grace_period: 60_000 });
+  const port = await join({ system, machine }, session_id);
+  const get = () => system.client.sessions.get({ session_id });
   cut(machine);
   await soon(async () => (await get()).status).toBe('GRACE_PERIOD');
   clock.leap(59_000);
@@ -103,13 +103,13 @@ test('a link that comes too late has its terminal ended and forgotten', async ()
 
 test('a terminal that its agent does not confirm in time is over, and ended there', async () => {
   const clock = leapingClock();
-  const { house, machine, link } = await bench();
-  const { session_id } = await begin({ house, machine }, { grace_period: 5_000 });
+  const { system, machine, link } = await bench();
+  const { session_id } = await begin({ system, machine }, { grace_period: 5_000 });
   cut(machine);
   const back = await link({ process_ids: [session_id] });
   await back.next('KeepTerminal');
   clock.leap(5_000);
-  const get = () => house.client.sessions.get({ session_id });
+  const get = () => system.client.sessions.get({ session_id });
   await soon(get).toMatchObject({ status: 'DISCONNECTED', reason: 'grace_period_over' });
   expect((await back.next('KillProcess')).request.id).toBe(session_id);
   expect((await back.next('ForgetProcesses')).request.ids).toEqual([session_id]);
@@ -117,14 +117,14 @@ test('a terminal that its agent does not confirm in time is over, and ended ther
 
 test('a session ends even if its agent never reports its end', async () => {
   const clock = leapingClock();
-  const { house, machine } = await bench();
-  const { session_id } = await begin({ house, machine });
-  const ended = house.client.sessions.end({ session_id });
+  const { system, machine } = await bench();
+  const { session_id } = await begin({ system, machine });
+  const ended = system.client.sessions.end({ session_id });
   ok(machine, await machine.next('KillProcess'));
   clock.leap(10_000);
   expect((await ended).status).toBe('CONNECTED');
   clock.leap(5_000);
-  const get = () => house.client.sessions.get({ session_id });
+  const get = () => system.client.sessions.get({ session_id });
   await soon(get).toMatchObject({ status: 'DISCONNECTED', reason: 'ended', exit_code: null });
   expect((await machine.next('KillProcess')).request.id).toBe(session_id);
 });
@@ -133,12 +133,12 @@ test.each([
   ['knows nothing of it', {}, { outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'unknown_id' }, 'lost'],
   ['was restarted', { instance_id: 'next' }, { outcome: 'PROCESS_OUTCOME_LOST' }, 'agent_restarted'],
 ])('a session whose agent %s is DISCONNECTED', async (_, hello, exit, reason) => {
-  const { house, machine, link } = await bench();
-  const { session_id } = await begin({ house, machine });
+  const { system, machine, link } = await bench();
+  const { session_id } = await begin({ system, machine });
   cut(machine);
   const back = await link(hello);
   keeper(back, await back.next('KeepTerminal')).exit(exit);
-  const get = () => house.client.sessions.get({ session_id });
+  const get = () => system.client.sessions.get({ session_id });
   await soon(get).toMatchObject({ status: 'DISCONNECTED', reason, exit_code: null });
 });
 
@@ -156,7 +156,7 @@ test.each(['range_not_satisfiable', 'session_not_found'])(
     await client.status('GRACE_PERIOD');
     const back = await one.link({ instance_id: 'next' });
     // Its end is written late: until then the client looks for the rest.
-    const history = new DatabaseSync(joinPath(one.house.dataDir, 'history.db'));
+    const history = new DatabaseSync(joinPath(one.system.dataDir, 'history.db'));
     onTestFinished(() => history.close());
     history.exec(`CREATE TRIGGER late BEFORE UPDATE ON sessions WHEN NEW.ended_at IS NOT NULL
       BEGIN SELECT RAISE(ABORT, 'not yet'); END`);
@@ -170,38 +170,38 @@ test.each(['range_not_satisfiable', 'session_not_found'])(
 );
 
 test('a session whose agent refuses to keep it is lost, one whose agent is busy is asked for again', async () => {
-  const { house, machine, link } = await bench();
-  const { session_id } = await begin({ house, machine });
+  const { system, machine, link } = await bench();
+  const { session_id } = await begin({ system, machine });
   cut(machine);
   const back = await link();
   refuse(back, await back.next('KeepTerminal'), 'unavailable');
   refuse(back, await back.next('KeepTerminal'), 'session_not_found');
-  const get = () => house.client.sessions.get({ session_id });
+  const get = () => system.client.sessions.get({ session_id });
   await soon(get).toMatchObject({ status: 'DISCONNECTED', reason: 'lost' });
 });
 
 test('a terminal whose opening was cut off is looked for, and never opened twice', async () => {
-  const { house, machine, machine_id, link } = await bench();
-  const made = house.client.sessions.create({ machine_id });
+  const { system, machine, machine_id, link } = await bench();
+  const made = system.client.sessions.create({ machine_id });
   await machine.next('OpenTerminal');
   cut(machine);
   const session = await made;
   expect(session.status).toBe('GRACE_PERIOD');
   const back = await link();
   keeper(back, await back.next('KeepTerminal')).started();
-  const get = () => house.client.sessions.get({ session_id: session.id });
+  const get = () => system.client.sessions.get({ session_id: session.id });
   await soon(async () => (await get()).status).toBe('CONNECTED');
   expect(back.waiting('OpenTerminal')).toBe(0);
 });
 
 test('a client that attaches while the machine is offline waits for it', async () => {
-  const { house, machine, link } = await bench();
-  const { session_id } = await begin({ house, machine });
+  const { system, machine, link } = await bench();
+  const { session_id } = await begin({ system, machine });
   cut(machine);
-  await soon(async () => (await house.client.sessions.get({ session_id })).status).toBe('GRACE_PERIOD');
-  const { stream_url } = await house.client.sessions.attach({ session_id });
+  await soon(async () => (await system.client.sessions.get({ session_id })).status).toBe('GRACE_PERIOD');
+  const { stream_url } = await system.client.sessions.attach({ session_id });
   const port = openPort();
-  void house.broker.sessions.redeem(ticketIn(stream_url))?.serve(port.port);
+  void system.broker.sessions.redeem(ticketIn(stream_url))?.serve(port.port);
   await port.status('GRACE_PERIOD');
   const back = await link();
   keeper(back, await back.next('KeepTerminal')).started();
@@ -217,37 +217,37 @@ test('a client that attaches while the machine is offline waits for it', async (
 });
 
 test('a session can be ended while its machine is offline; the agent is notified on reconnect', async () => {
-  const { house, machine, link } = await bench();
-  const { session_id } = await begin({ house, machine });
+  const { system, machine, link } = await bench();
+  const { session_id } = await begin({ system, machine });
   cut(machine);
-  await soon(async () => (await house.client.sessions.get({ session_id })).status).toBe('GRACE_PERIOD');
-  const ended = await house.client.sessions.end({ session_id });
+  await soon(async () => (await system.client.sessions.get({ session_id })).status).toBe('GRACE_PERIOD');
+  const ended = await system.client.sessions.end({ session_id });
   expect(ended).toMatchObject({ status: 'DISCONNECTED', reason: 'ended', exit_code: null });
   const back = await link({ process_ids: [session_id] });
   expect((await back.next('KillProcess')).request.id).toBe(session_id);
 });
 
 test('a session that is being ended is over when its link is lost', async () => {
-  const { house, machine } = await bench();
-  const { session_id } = await begin({ house, machine });
-  const ended = house.client.sessions.end({ session_id });
+  const { system, machine } = await bench();
+  const { session_id } = await begin({ system, machine });
+  const ended = system.client.sessions.end({ session_id });
   await machine.next('KillProcess');
   cut(machine);
   expect(await ended).toMatchObject({ status: 'DISCONNECTED', reason: 'ended' });
 });
 
 test('a session whose end could not be written goes on', async () => {
-  const { house, machine, link } = await bench();
-  const { session_id } = await begin({ house, machine });
-  const history = new DatabaseSync(joinPath(house.dataDir, 'history.db'));
+  const { system, machine, link } = await bench();
+  const { session_id } = await begin({ system, machine });
+  const history = new DatabaseSync(joinPath(system.dataDir, 'history.db'));
   onTestFinished(() => history.close());
   // Another program that writes holds up the broker's own writes (sqlite.org/lang_transaction.html).
   history.exec('BEGIN IMMEDIATE');
-  await expect(house.client.sessions.end({ session_id })).rejects.toMatchObject({ code: 'unavailable' });
+  await expect(system.client.sessions.end({ session_id })).rejects.toMatchObject({ code: 'unavailable' });
   history.exec('ROLLBACK');
   const back = await link();
   keeper(back, await back.next('KeepTerminal')).started();
-  const get = () => house.client.sessions.get({ session_id });
+  const get = () => system.client.sessions.get({ session_id });
   await soon(async () => (await get()).status).toBe('CONNECTED');
   expect(back.waiting('KillProcess')).toBe(0);
 });
@@ -255,25 +255,25 @@ test('a session whose end could not be written goes on', async () => {
 test('the sessions of a machine that is removed are over', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
-  const limited = await one.house.keyed(['sessions:attach'], { machine_ids: [one.machine_id] });
+  const limited = await one.system.keyed(['sessions:attach'], { machine_ids: [one.machine_id] });
   const port = await join(one, session_id, {}, limited.client);
-  await one.house.client.machines.remove({ machine_id: one.machine_id });
+  await one.system.client.machines.remove({ machine_id: one.machine_id });
   expect(await port.parted()).toMatchObject({ why: 'ended', reason: 'machine_removed' });
-  expect((await eventsOf(one.house, session_id)).at(-2)).toBe('disconnected DISCONNECTED');
+  expect((await eventsOf(one.system, session_id)).at(-2)).toBe('disconnected DISCONNECTED');
 });
 
 test('a broker that comes back takes its sessions up: they wait for their machine, and their clients have gone', async () => {
   const first = await bench();
   const { session_id } = await begin(first);
   await join(first, session_id);
-  await first.house.broker.close();
-  const house = await openHouse({ dataDir: first.house.dataDir, flags: ['--grpc', first.house.grpc] });
-  const get = () => house.client.sessions.get({ session_id });
+  await first.system.broker.close();
+  const system = await startFarhand({ dataDir: first.system.dataDir, flags: ['--grpc', first.system.grpc] });
+  const get = () => system.client.sessions.get({ session_id });
   await soon(get).toMatchObject({ status: 'GRACE_PERIOD', attached_count: 0 });
   const back = await first.link();
   keeper(back, await back.next('KeepTerminal')).started();
   await soon(async () => (await get()).status).toBe('CONNECTED');
-  expect(await eventsOf(house, session_id)).toEqual([
+  expect(await eventsOf(system, session_id)).toEqual([
     'created PENDING',
     'connected CONNECTED',
     'client_attached CONNECTED operator',
@@ -307,8 +307,8 @@ test('a broker killed with -9 finds sessions and clients in its history', async 
     await once(killed, 'exit');
     return [id, open.request.id];
   });
-  const house = await openHouse({ dataDir, flags: ['--grpc', grpc] });
-  await soon(async () => (await eventsOf(house, session_id)).slice(2)).toEqual([
+  const system = await startFarhand({ dataDir, flags: ['--grpc', grpc] });
+  await soon(async () => (await eventsOf(system, session_id)).slice(2)).toEqual([
     'client_attached CONNECTED observer',
     'client_detached CONNECTED observer',
     'grace_period GRACE_PERIOD',
@@ -320,6 +320,6 @@ test('a broker killed with -9 finds sessions and clients in its history', async 
     const keep = await back.next('KeepTerminal');
     expect(keep.request.id).toBe(id);
     keeper(back, keep).started();
-    await soon(async () => (await house.client.sessions.get({ session_id: id })).status).toBe('CONNECTED');
+    await soon(async () => (await system.client.sessions.get({ session_id: id })).status).toBe('CONNECTED');
   }
 }, 30_000);

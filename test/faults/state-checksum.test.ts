@@ -6,7 +6,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { type Machine, openState } from '../../broker/state/state.ts';
 import type { JoinTokenId, MachineId } from '../../shared/api/route.ts';
 import { StartError } from '../../shared/errors.ts';
-import { temporaryFolder } from '../house.ts';
+import { temporaryFolder } from '../start-farhand.ts';
 
 const machine = (id: string): Machine => ({
   id: id as MachineId,

@@ -5,15 +5,15 @@ import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import type { EventType } from '../../shared/api/events.ts';
-import { leapingClock } from '../command-bench.ts';
-import { type House, openHouse } from '../house.ts';
-import { openReceiver, openWebhookHouse } from '../receivers.ts';
+import { leapingClock } from '../commands-fixture.ts';
+import { startFarhand, type TestSystem } from '../start-farhand.ts';
+import { openReceiver, startWebhookSystem } from '../webhook-receivers.ts';
 
 const names = (dataDir: string, file = 'state.json'): string[] =>
   JSON.parse(readFileSync(join(dataDir, file), 'utf8')).join_tokens.map((one: { name: string }) => one.name);
 
 /** Another program holds history.db, so that nothing can be written to it; the result releases it. */
-function lockHistory({ dataDir }: House): () => void {
+function lockHistory({ dataDir }: TestSystem): () => void {
   const other = new DatabaseSync(join(dataDir, 'history.db'));
   onTestFinished(() => void (other.isOpen && other.close()));
   other.exec('BEGIN IMMEDIATE');
@@ -51,13 +51,13 @@ const leapUntil = (clock: { leap(ms: number): void }, look: () => Promise<void> 
 describe('while history cannot be written', () => {
   test('an enrolment is acknowledged, and its webhook is delivered within seconds of the end', async () => {
     const clock = leapingClock();
-    const house = await openWebhookHouse();
+    const system = await startWebhookSystem();
     const receiver = await openReceiver();
-    await house.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
-    const joinToken = await house.joinToken();
-    const release = lockHistory(house);
-    const agent = house.agent({ joinToken });
-    const enrolled = () => JSON.parse(readFileSync(join(house.dataDir, 'state.json'), 'utf8')).machines;
+    await system.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
+    const joinToken = await system.joinToken();
+    const release = lockHistory(system);
+    const agent = system.agent({ joinToken });
+    const enrolled = () => JSON.parse(readFileSync(join(system.dataDir, 'state.json'), 'utf8')).machines;
     await vi.waitFor(() => expect(enrolled()).toHaveLength(1), { timeout: 10_000 });
     release();
     await leapUntil(clock, () => expect(receiver.types()).not.toEqual([]));
@@ -67,18 +67,18 @@ describe('while history cannot be written', () => {
 
   test('the command of a machine that is removed is lost within seconds of the end', async () => {
     const clock = leapingClock();
-    const house = await openHouse();
-    const { machineId: machine_id } = await house.agent();
-    const { id: command_id } = await house.client.commands.create({
+    const system = await startFarhand();
+    const { machineId: machine_id } = await system.agent();
+    const { id: command_id } = await system.client.commands.create({
       machine_id,
       command: 'sleep 600',
       wait: 0,
     });
-    const release = lockHistory(house);
-    expect(await house.client.machines.remove({ machine_id })).toEqual({ deleted: true });
+    const release = lockHistory(system);
+    expect(await system.client.machines.remove({ machine_id })).toEqual({ deleted: true });
     release();
     await leapUntil(clock, async () =>
-      expect(await house.client.commands.get({ command_id })).toMatchObject({
+      expect(await system.client.commands.get({ command_id })).toMatchObject({
         status: 'lost',
         reason: 'machine_removed',
       }),
@@ -88,15 +88,15 @@ describe('while history cannot be written', () => {
 
 test('a machine that goes offline while history cannot be written has its event within seconds of the end', async () => {
   const clock = leapingClock();
-  const house = await openWebhookHouse();
-  const agent = await house.agent();
+  const system = await startWebhookSystem();
+  const agent = await system.agent();
   const eventOf = (type: EventType): Promise<void> =>
-    leapUntil(clock, async () => expect((await house.client.events.list({ type })).total).toBe(1));
+    leapUntil(clock, async () => expect((await system.client.events.list({ type })).total).toBe(1));
   await eventOf('machine.online');
-  const release = lockHistory(house);
+  const release = lockHistory(system);
   await agent.close();
   const failed = () =>
-    house.log.some((line) => line.includes('machine.online or machine.offline could not be written'));
+    system.log.some((line) => line.includes('machine.online or machine.offline could not be written'));
   await leapUntil(clock, () => expect(failed()).toBe(true));
   release();
   await eventOf('machine.offline');
@@ -110,22 +110,22 @@ describe('a commit whose directory cannot be synced', () => {
     '%s is answered 5xx, and has no effect at the next start',
     async (_when, failures) => {
       const clock = leapingClock();
-      const house = await openHouse();
-      const make = (name: string) => house.call('POST', '/join-tokens', { body: { name } });
+      const system = await startFarhand();
+      const make = (name: string) => system.call('POST', '/join-tokens', { body: { name } });
       const { id } = (await make('stays')).body.data;
       await make('other');
-      const before = readFileSync(join(house.dataDir, 'state.json'), 'utf8');
+      const before = readFileSync(join(system.dataDir, 'state.json'), 'utf8');
       const left = await breakDirectorySyncs(failures);
-      const refused = await house.call('DELETE', `/join-tokens/${id}`);
+      const refused = await system.call('DELETE', `/join-tokens/${id}`);
       expect([refused.status, refused.body.error.code]).toEqual(
         failures === 1 ? [503, 'unavailable'] : [500, 'internal_error'],
       );
       // What cannot be undone at once is undone within seconds.
       await leapUntil(clock, () => expect(left()).toBe(0));
-      await vi.waitFor(() => expect(readFileSync(join(house.dataDir, 'state.json'), 'utf8')).toBe(before));
-      expect(names(house.dataDir, 'state.json.last')).toContain('stays');
-      await house.broker.close();
-      const again = await openHouse({ dataDir: house.dataDir });
+      await vi.waitFor(() => expect(readFileSync(join(system.dataDir, 'state.json'), 'utf8')).toBe(before));
+      expect(names(system.dataDir, 'state.json.last')).toContain('stays');
+      await system.broker.close();
+      const again = await startFarhand({ dataDir: system.dataDir });
       const { items } = await again.client.joinTokens.list();
       expect(new Set(items.map(({ name }) => name))).toEqual(new Set(['other', 'stays']));
       expect(await again.client.joinTokens.remove({ join_token_id: id })).toEqual({ deleted: true });
@@ -137,12 +137,12 @@ describe('a commit whose directory cannot be synced', () => {
 });
 
 test('a change of history while another program holds it is unavailable, with Retry-After', async () => {
-  const house = await openHouse();
-  const release = lockHistory(house);
+  const system = await startFarhand();
+  const release = lockHistory(system);
   const params = { body: { name: 'x' }, headers: { 'Idempotency-Key': 'once' } };
-  const refused = await house.call('POST', '/join-tokens', params);
+  const refused = await system.call('POST', '/join-tokens', params);
   expect([refused.status, refused.body.error.code]).toEqual([503, 'unavailable']);
   expect(refused.headers.get('retry-after')).toBe('5');
   release();
-  expect((await house.call('POST', '/join-tokens', params)).status).toBe(201);
+  expect((await system.call('POST', '/join-tokens', params)).status).toBe(201);
 });

@@ -23,7 +23,7 @@ import type { JoinTokenId, MachineId } from '../../shared/api/route.ts';
 import { setClock } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { openHouse, quiet, temporaryFolder } from '../house.ts';
+import { quiet, startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 const mayMount = process.getuid?.() === 0 && tries(() => execFileSync('mount', tmpfs('/mnt')));
 if (mayMount) execFileSync('umount', ['/mnt']);
@@ -160,10 +160,10 @@ describe('a start is refused', () => {
   });
 
   test('when a whole broker has lost its state.json, and none is made anew', async () => {
-    const first = await openHouse();
+    const first = await startFarhand();
     await first.broker.close();
     rmSync(join(first.dataDir, 'state.json'));
-    await expect(openHouse({ dataDir: first.dataDir })).rejects.toMatchObject({
+    await expect(startFarhand({ dataDir: first.dataDir })).rejects.toMatchObject({
       name: 'StartError',
       exitCode: 78,
     });
@@ -175,10 +175,10 @@ describe('a start is refused', () => {
     ['empty', (file) => truncateSync(file)],
     ['cut short', (file) => truncateSync(file, 100)],
   ])('when the certificate authority is %s, for every agent pins it', async (_what, damage) => {
-    const first = await openHouse();
+    const first = await startFarhand();
     await first.broker.close();
     damage(join(first.dataDir, 'authority.json'));
-    await expect(openHouse({ dataDir: first.dataDir })).rejects.toMatchObject({
+    await expect(startFarhand({ dataDir: first.dataDir })).rejects.toMatchObject({
       name: 'StartError',
       exitCode: 78,
       message: expect.stringContaining('authority.json'),
@@ -330,11 +330,11 @@ describe('a change', () => {
   });
 
   test('with the name __proto__ survives restarts as any other', async () => {
-    const house = await openHouse();
-    const agent = await house.agent({ name: '__proto__', tags: '__proto__,constructor' });
+    const system = await startFarhand();
+    const agent = await system.agent({ name: '__proto__', tags: '__proto__,constructor' });
     await agent.close();
-    await house.broker.close();
-    const { client } = await openHouse({ dataDir: house.dataDir });
+    await system.broker.close();
+    const { client } = await startFarhand({ dataDir: system.dataDir });
     expect(await client.machines.get({ machine_id: agent.machineId })).toMatchObject({
       name: '__proto__',
       tags: ['__proto__', 'constructor'],
@@ -357,8 +357,8 @@ test('a broker makes its folder private, and every file in it', async () => {
   onTestFinished(() => void process.umask(umask));
   const dataDir = temporaryFolder('broker');
   chmodSync(dataDir, 0o777);
-  const house = await openHouse({ dataDir });
-  await house.agent();
+  const system = await startFarhand({ dataDir });
+  await system.agent();
   expect(statSync(dataDir).mode & 0o777).toBe(0o700);
   const files = readdirSync(dataDir);
   expect(files).toEqual(
@@ -449,7 +449,7 @@ describe('the outbox', () => {
   });
 
   test('of a broker that died before history had it is applied at the next start, once', async () => {
-    const first = await openHouse();
+    const first = await startFarhand();
     await first.broker.close();
     const state = await withoutHistory(first.dataDir);
     await state.change((draft) => {
@@ -459,10 +459,10 @@ describe('the outbox', () => {
     await state.change((draft) => draft.append(eventEntry('evt_two')));
     await state.close();
     for (const _start of ['first', 'second']) {
-      const house = await openHouse({ dataDir: first.dataDir });
-      expect((await eventIds(house.client)).sort()).toEqual(['evt_one', 'evt_two']);
-      expect((await house.client.machines.list()).total).toBe(1);
-      await house.broker.close();
+      const system = await startFarhand({ dataDir: first.dataDir });
+      expect((await eventIds(system.client)).sort()).toEqual(['evt_one', 'evt_two']);
+      expect((await system.client.machines.list()).total).toBe(1);
+      await system.broker.close();
     }
   });
 
@@ -487,28 +487,28 @@ describe('the outbox', () => {
   });
 
   test('of a broker that died after history had it is not applied twice', async () => {
-    const house = await openHouse();
-    await house.agent();
-    const file = join(house.dataDir, 'state.json');
+    const system = await startFarhand();
+    await system.agent();
+    const file = join(system.dataDir, 'state.json');
     const asItDied = readFileSync(file);
-    expect(onDisk(house.dataDir).outbox).not.toEqual([]);
-    const before = await eventIds(house.client);
-    await house.broker.close();
+    expect(onDisk(system.dataDir).outbox).not.toEqual([]);
+    const before = await eventIds(system.client);
+    await system.broker.close();
     writeFileSync(file, asItDied);
-    const { client } = await openHouse({ dataDir: house.dataDir });
+    const { client } = await startFarhand({ dataDir: system.dataDir });
     expect((await eventIds(client)).filter((id) => before.includes(id))).toEqual(before);
     expect((await client.events.list({ type: 'machine.registered' })).total).toBe(1);
   });
 
   test('brings back no event that history deleted for its age', async () => {
-    const house = await openHouse();
-    await house.agent();
-    await house.broker.close();
-    const history = new DatabaseSync(join(house.dataDir, 'history.db'));
+    const system = await startFarhand();
+    await system.agent();
+    await system.broker.close();
+    const history = new DatabaseSync(join(system.dataDir, 'history.db'));
     history.exec('DELETE FROM events');
     history.close();
     moveClock(73 * 3_600_000);
-    const { client } = await openHouse({ dataDir: house.dataDir });
+    const { client } = await startFarhand({ dataDir: system.dataDir });
     expect((await client.events.list({ type: 'machine.registered' })).total).toBe(0);
   });
 });

@@ -6,8 +6,8 @@ import { expect, test, vi } from 'vitest';
 import { Presence } from '../../broker/presence/index.ts';
 import type { AgentStub } from '../../shared/agent-rpcs.ts';
 import { newId } from '../../shared/ids.ts';
-import { openHouse } from '../house.ts';
-import { openProxy } from '../proxy.ts';
+import { startFarhand } from '../start-farhand.ts';
+import { openProxy } from '../tcp-proxy.ts';
 
 // Only watched: nothing outside the broker hands out its stubs.
 vi.mock('../../broker/presence/index.ts', { spy: true });
@@ -15,10 +15,10 @@ vi.mock('../../broker/presence/index.ts', { spy: true });
 const options = { request_id: 'req_1', lane: 'terminal', idle_ms: 0 } as const;
 
 async function openLinked(through?: (grpc: string) => Promise<string>) {
-  const house = await openHouse();
-  const agent = await house.agent(through && { through: await through(house.grpc) });
+  const system = await startFarhand();
+  const agent = await system.agent(through && { through: await through(system.grpc) });
   const presence = vi.mocked(Presence).mock.instances.at(-1)!;
-  return { house, agent, stub: (): AgentStub => presence.get(agent.machineId).stub };
+  return { system, agent, stub: (): AgentStub => presence.get(agent.machineId).stub };
 }
 
 function spec(line: string) {
@@ -82,14 +82,14 @@ test('an agent without terminals does not offer them, and the broker says so', a
 
 test('a client goes on without a gap after the link was cut at full speed', async () => {
   const opened = Promise.withResolvers<Awaited<ReturnType<typeof openProxy>>>();
-  const { house, agent, stub } = await openLinked(async (grpc) => {
+  const { system, agent, stub } = await openLinked(async (grpc) => {
     opened.resolve(await openProxy(grpc));
     return (await opened.promise).address;
   });
   const proxy = await opened.promise;
   // The broker's own room keeps it.
   const args = ['-c', 'seq 1 1000000; sleep 60'];
-  const { id } = await house.client.sessions.create({ machine_id: agent.machineId, shell: '/bin/sh', args });
+  const { id } = await system.client.sessions.create({ machine_id: agent.machineId, shell: '/bin/sh', args });
   const into: Buffer[] = [];
   const position = (): number => into.reduce((sum, { length }) => sum + length, 0);
   const client = { id, client_id: 'c', into };

@@ -1,18 +1,18 @@
 // Retries of webhooks while the clock of the broker is set: a wait lasts as long as it should, and a restart limits it.
 import { expect, test, vi } from 'vitest';
-import { leapingClock } from '../command-bench.ts';
-import { answering, openReceiver, openWebhookHouse, type WebhookHouse } from '../receivers.ts';
+import { leapingClock } from '../commands-fixture.ts';
+import { answering, openReceiver, startWebhookSystem, type WebhookSystem } from '../webhook-receivers.ts';
 
 const [hour, day] = [3_600_000, 86_400_000];
 
-async function hookTo(house: WebhookHouse, url: string): Promise<string> {
-  return (await house.client.webhooks.create({ url, events: ['machine.*'] })).id;
+async function hookTo(system: WebhookSystem, url: string): Promise<string> {
+  return (await system.client.webhooks.create({ url, events: ['machine.*'] })).id;
 }
 
 /** Resolves when the first attempt of the only delivery has failed and the next one is planned. */
-function planned(house: WebhookHouse, webhook_id: string) {
+function planned(system: WebhookSystem, webhook_id: string) {
   return vi.waitFor(async () => {
-    const { items } = await house.client.webhooks.deliveries({ webhook_id });
+    const { items } = await system.client.webhooks.deliveries({ webhook_id });
     expect(items).toMatchObject([{ status: 'pending', attempts: [{ status_code: 500 }] }]);
     return items[0]!;
   });
@@ -25,16 +25,16 @@ test.each([
 ])('a clock that was %s delays no retry and hastens none', async (_what, before, after) => {
   const clock = leapingClock();
   clock.set(Date.now() + before);
-  const house = await openWebhookHouse({ flags: ['--webhook-retry', '700ms'] });
+  const system = await startWebhookSystem({ flags: ['--webhook-retry', '700ms'] });
   const receiver = await openReceiver(answering(500, 200));
-  const id = await hookTo(house, receiver.url);
-  await house.happen('machine.online');
-  await planned(house, id);
+  const id = await hookTo(system, receiver.url);
+  await system.happen('machine.online');
+  await planned(system, id);
   clock.set(Date.now() + after);
-  const [delivery] = (await house.client.webhooks.deliveries({ webhook_id: id })).items;
+  const [delivery] = (await system.client.webhooks.deliveries({ webhook_id: id })).items;
   expect(Math.abs(Date.parse(delivery!.next_attempt_at!) - Date.now() - after)).toBeLessThan(10_000);
   // Something else that is due lets the queue look at the one that waits.
-  await house.happen('machine.offline');
+  await system.happen('machine.offline');
   const got = await receiver.heard(3);
   const [first, retry] = got.filter(({ headers }) => headers['x-service-event'] === 'machine.online');
   expect(retry!.at - first!.at).toBeGreaterThan(600);
@@ -43,7 +43,7 @@ test.each([
 test('a broker that starts after its clock was two days ahead retries after the longest wait at the latest', async () => {
   const clock = leapingClock();
   clock.set(Date.now() + 2 * day);
-  const before = await openWebhookHouse({ flags: ['--webhook-retry', '200ms,1h'] });
+  const before = await startWebhookSystem({ flags: ['--webhook-retry', '200ms,1h'] });
   const receiver = await openReceiver(answering(500, 500, 200));
   const id = await hookTo(before, receiver.url);
   await before.happen('machine.online');
@@ -54,26 +54,26 @@ test('a broker that starts after its clock was two days ahead retries after the 
   });
   await before.broker.close();
   clock.set(Date.now());
-  const house = await openWebhookHouse({
+  const system = await startWebhookSystem({
     dataDir: before.dataDir,
     flags: ['--webhook-retry', '200ms,300ms'],
   });
   await receiver.heard(3);
   await vi.waitFor(async () => {
-    const { items } = await house.client.webhooks.deliveries({ webhook_id: id });
+    const { items } = await system.client.webhooks.deliveries({ webhook_id: id });
     expect(items).toMatchObject([{ status: 'delivered', next_attempt_at: null }]);
   });
 });
 
 test('a broker whose clock runs backwards while it stops waits for an attempt no longer than 2 s', async () => {
   const clock = leapingClock();
-  const house = await openWebhookHouse();
+  const system = await startWebhookSystem();
   const hanging = await openReceiver(() => {});
-  await hookTo(house, hanging.url);
-  await house.happen('machine.online');
+  await hookTo(system, hanging.url);
+  await system.happen('machine.online');
   await hanging.heard(1);
   const begun = performance.now();
   const backwards = setInterval(() => clock.set(Date.now() - 10 * (performance.now() - begun)), 10);
-  await house.broker.close().finally(() => clearInterval(backwards));
+  await system.broker.close().finally(() => clearInterval(backwards));
   expect(performance.now() - begun).toBeLessThan(10_000);
 });

@@ -6,8 +6,8 @@ import { expect, onTestFinished, test, vi } from 'vitest';
 import { loadIdentity } from '../../agent/identity.ts';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
-import { temporaryFolder } from '../house.ts';
-import { program } from '../programs.ts';
+import { temporaryFolder } from '../start-farhand.ts';
+import { program } from '../start-process.ts';
 
 interface Watched {
   url: string;

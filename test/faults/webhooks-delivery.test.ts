@@ -11,20 +11,26 @@ import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { loadIdentity } from '../../agent/identity.ts';
 import { loadAuthority } from '../../broker/link/authority.ts';
 import { fakeClock } from '../fake-clock.ts';
-import { temporaryFolder } from '../house.ts';
-import { answering, openReceiver, openWebhookHouse, type Received, type WebhookHouse } from '../receivers.ts';
+import { temporaryFolder } from '../start-farhand.ts';
+import {
+  answering,
+  openReceiver,
+  type Received,
+  startWebhookSystem,
+  type WebhookSystem,
+} from '../webhook-receivers.ts';
 
 /** Deliveries of a webhook, oldest first. */
-async function deliveriesOf(house: WebhookHouse, webhook_id: string) {
-  const { items } = await house.client.webhooks.deliveries({ webhook_id, sort: 'created_at', limit: 100 });
+async function deliveriesOf(system: WebhookSystem, webhook_id: string) {
+  const { items } = await system.client.webhooks.deliveries({ webhook_id, sort: 'created_at', limit: 100 });
   return items;
 }
 
 /** Resolves when all deliveries of a webhook have this status. */
-function settled(house: WebhookHouse, webhook_id: string, status: string, count: number) {
+function settled(system: WebhookSystem, webhook_id: string, status: string, count: number) {
   return vi.waitFor(
     async () => {
-      const items = await deliveriesOf(house, webhook_id);
+      const items = await deliveriesOf(system, webhook_id);
       expect(items.map((one) => one.status)).toEqual(Array.from({ length: count }, () => status));
       return items;
     },
@@ -33,9 +39,9 @@ function settled(house: WebhookHouse, webhook_id: string, status: string, count:
 }
 
 /** Resolves at the next event of a type. */
-function next(house: WebhookHouse, type: string): Promise<Record<string, unknown>> {
+function next(system: WebhookSystem, type: string): Promise<Record<string, unknown>> {
   return new Promise((resolve) => {
-    const stop = house.events.listen((event) => {
+    const stop = system.events.listen((event) => {
       if (event.type !== type) return;
       stop();
       resolve(event.data);
@@ -48,10 +54,10 @@ const gap = (got: Received[], n: number): number => got[n]!.at - got[n - 1]!.at;
 
 describe('a failure', () => {
   test('is tried again after the configured waits, with the same id and the same bytes, until it is delivered', async () => {
-    const house = await openWebhookHouse({ flags: ['--webhook-retry', '200ms,400ms'] });
+    const system = await startWebhookSystem({ flags: ['--webhook-retry', '200ms,400ms'] });
     const receiver = await openReceiver(answering(500, 500, 200));
-    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
-    await house.happen('machine.offline', { last_seen: '2026-11-21T10:00:00.000Z' });
+    const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
+    await system.happen('machine.offline', { last_seen: '2026-11-21T10:00:00.000Z' });
     const got = await receiver.heard(3);
     // An attempt may be heard late on a busy machine.
     expect(gap(got, 1)).toBeGreaterThan(120);
@@ -59,10 +65,10 @@ describe('a failure', () => {
     expect(sameBytes(got)).toBe(true);
     expect(new Set(got.map(({ headers }) => headers['webhook-id'])).size).toBe(1);
     expect(new Set(got.map(({ headers }) => headers['x-service-delivery'])).size).toBe(1);
-    const [delivery] = await settled(house, id, 'delivered', 1);
+    const [delivery] = await settled(system, id, 'delivered', 1);
     expect(delivery?.attempts.map((one) => one.status_code)).toEqual([500, 500, 200]);
     expect(delivery?.next_attempt_at).toBeNull();
-    const webhook = await house.client.webhooks.get({ webhook_id: id });
+    const webhook = await system.client.webhooks.get({ webhook_id: id });
     expect(webhook).toMatchObject({ enabled: true, disabled_reason: null });
     expect(webhook.last_delivery).toMatchObject({
       delivered: true,
@@ -81,33 +87,33 @@ describe('a failure', () => {
   });
 
   test('of all attempts disables the webhook and says so in the event log; nothing is lost', async () => {
-    const house = await openWebhookHouse({ flags: ['--webhook-retry', '20ms'] });
+    const system = await startWebhookSystem({ flags: ['--webhook-retry', '20ms'] });
     let status = 500;
     const receiver = await openReceiver((response) => {
       response.statusCode = status;
       response.end();
     });
     // Before there was a webhook: never for it.
-    await house.happen('machine.registered');
+    await system.happen('machine.registered');
     await new Promise((resolve) => setTimeout(resolve, 2));
-    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
-    const disabled = next(house, 'webhook.disabled');
-    await house.happen('machine.offline');
+    const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
+    const disabled = next(system, 'webhook.disabled');
+    await system.happen('machine.offline');
     expect(await disabled).toMatchObject({ webhook_id: id, reason: 'attempts_failed' });
     expect(receiver.got).toHaveLength(3);
-    expect(await house.client.webhooks.get({ webhook_id: id })).toMatchObject({
+    expect(await system.client.webhooks.get({ webhook_id: id })).toMatchObject({
       enabled: false,
       disabled_reason: 'attempts_failed',
     });
-    const [failed] = await settled(house, id, 'failed', 1);
+    const [failed] = await settled(system, id, 'failed', 1);
     // Happens while it is disabled, and is not even queued.
-    await house.happen('machine.online');
-    expect(await deliveriesOf(house, id)).toHaveLength(1);
+    await system.happen('machine.online');
+    expect(await deliveriesOf(system, id)).toHaveLength(1);
     const again = `/webhooks/${id}/deliveries/${failed?.id}/redeliver`;
-    expect((await house.call('POST', again)).body.error.code).toBe('conflict');
+    expect((await system.call('POST', again)).body.error.code).toBe('conflict');
 
-    await house.broker.close();
-    const later = await openWebhookHouse({ dataDir: house.dataDir });
+    await system.broker.close();
+    const later = await startWebhookSystem({ dataDir: system.dataDir });
     expect((await later.client.webhooks.get({ webhook_id: id })).enabled).toBe(false);
     status = 200;
     await later.client.webhooks.update({ webhook_id: id, enabled: true });
@@ -127,22 +133,22 @@ describe('a failure', () => {
   });
 
   test('that waits for its next attempt fails when the webhook is disabled', async () => {
-    const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
+    const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
     const receiver = await openReceiver(answering(500));
-    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
-    await house.happen('machine.online');
+    const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    await system.happen('machine.online');
     await receiver.heard(1);
-    await house.client.webhooks.update({ webhook_id: id, enabled: false });
-    const [delivery] = await settled(house, id, 'failed', 1);
+    await system.client.webhooks.update({ webhook_id: id, enabled: false });
+    const [delivery] = await settled(system, id, 'failed', 1);
     expect(delivery?.reason).toBe('webhook_disabled');
-    expect(await house.client.webhooks.get({ webhook_id: id })).toMatchObject({
+    expect(await system.client.webhooks.get({ webhook_id: id })).toMatchObject({
       enabled: false,
       disabled_reason: null,
     });
   });
 
   test('is tried again after the wait, or when a busy receiver asks for it', async () => {
-    const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
+    const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
     const receivers: [string, number, string, number, number][] = [
       ['a receiver that says nothing', 500, '', 3240, 3960],
       ['a busy receiver that says nothing', 503, '', 3240, 3960],
@@ -158,12 +164,12 @@ describe('a failure', () => {
       const { url } = await openReceiver((response) => {
         response.writeHead(status, header ? { 'Retry-After': header } : {}).end();
       });
-      ids.push((await house.client.webhooks.create({ url, events: ['*'] })).id);
+      ids.push((await system.client.webhooks.create({ url, events: ['*'] })).id);
     }
-    await house.happen('machine.online');
+    await system.happen('machine.online');
     for (const [n, [what, , , least, most]] of receivers.entries()) {
       const wait = await vi.waitFor(async () => {
-        const { next_attempt_at, attempts } = (await deliveriesOf(house, ids[n]!))[0]!;
+        const { next_attempt_at, attempts } = (await deliveriesOf(system, ids[n]!))[0]!;
         const [attempt] = attempts;
         return (Date.parse(next_attempt_at!) - Date.parse(attempt!.at) - attempt!.duration) / 1000;
       });
@@ -174,14 +180,14 @@ describe('a failure', () => {
 });
 
 test('redirects are failures and are never followed', async () => {
-  const house = await openWebhookHouse();
+  const system = await startWebhookSystem();
   const elsewhere = await openReceiver();
   for (const status of [301, 302, 303, 307, 308]) {
     const receiver = await openReceiver((response) =>
       response.writeHead(status, { Location: elsewhere.url }).end(),
     );
-    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
-    const result = await house.client.webhooks.test({ webhook_id: id });
+    const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    const result = await system.client.webhooks.test({ webhook_id: id });
     expect(result).toMatchObject({
       delivered: false,
       status_code: status,
@@ -192,20 +198,20 @@ test('redirects are failures and are never followed', async () => {
 });
 
 test('a test event is sent at once, also to a disabled webhook, is neither retried nor counted', async () => {
-  const house = await openWebhookHouse();
+  const system = await startWebhookSystem();
   const receiver = await openReceiver(answering(500, 200));
-  const { id } = await house.client.webhooks.create({
+  const { id } = await system.client.webhooks.create({
     url: receiver.url,
     events: ['machine.*'],
     secret: 'quiet',
     enabled: false,
   });
-  const result = await house.call('POST', `/webhooks/${id}/test`);
+  const result = await system.call('POST', `/webhooks/${id}/test`);
   expect([result.status, result.body.data]).toEqual([
     200,
     { delivered: false, status_code: 500, duration: expect.any(Number) },
   ]);
-  expect(await house.client.webhooks.test({ webhook_id: id })).toMatchObject({
+  expect(await system.client.webhooks.test({ webhook_id: id })).toMatchObject({
     delivered: true,
     status_code: 200,
   });
@@ -218,37 +224,37 @@ test('a test event is sent at once, also to a disabled webhook, is neither retri
   });
   expect(headers).toMatchObject({ 'x-service-event': 'test', 'content-type': 'application/json' });
   expect(await verify('quiet', body.toString(), String(headers['x-service-signature']))).toBe(true);
-  expect(await deliveriesOf(house, id)).toEqual([]);
-  expect((await house.client.webhooks.get({ webhook_id: id })).last_delivery).toBeNull();
+  expect(await deliveriesOf(system, id)).toEqual([]);
+  expect((await system.client.webhooks.get({ webhook_id: id })).last_delivery).toBeNull();
 });
 
 test('one key has at most four tests at once, and other keys are not limited by them', async () => {
-  const house = await openWebhookHouse();
+  const system = await startWebhookSystem();
   const [hanging, healthy] = [await openReceiver(() => {}), await openReceiver()];
-  const { key, client } = await house.keyed(['webhooks:write', 'machines:read']);
+  const { key, client } = await system.keyed(['webhooks:write', 'machines:read']);
   const { id } = await client.webhooks.create({ url: hanging.url, events: ['machine.*'], enabled: false });
   const stop = new AbortController();
   const path = `/webhooks/${id}/test`;
   const under = Array.from({ length: 4 }, () =>
-    house.call('POST', path, { key, signal: stop.signal }).catch(() => undefined),
+    system.call('POST', path, { key, signal: stop.signal }).catch(() => undefined),
   );
   await hanging.heard(4);
-  expect((await house.call('POST', path, { key })).body.error.code).toBe('unavailable');
-  const own = await house.client.webhooks.create({ url: healthy.url, events: ['*'] });
-  expect((await house.client.webhooks.test({ webhook_id: own.id })).delivered).toBe(true);
+  expect((await system.call('POST', path, { key })).body.error.code).toBe('unavailable');
+  const own = await system.client.webhooks.create({ url: healthy.url, events: ['*'] });
+  expect((await system.client.webhooks.test({ webhook_id: own.id })).delivered).toBe(true);
   stop.abort();
   await Promise.all(under);
   // Their places are free again.
   await vi.waitFor(async () => {
-    const again = house.call('POST', path, { key, signal: AbortSignal.timeout(50) });
+    const again = system.call('POST', path, { key, signal: AbortSignal.timeout(50) });
     await expect(again).rejects.toThrow();
   });
 });
 
 test('the test of a receiver that does not listen has the error', async () => {
-  const house = await openWebhookHouse();
-  const { id } = await house.client.webhooks.create({ url: 'http://127.0.0.1:1/', events: ['*'] });
-  const result = await house.client.webhooks.test({ webhook_id: id });
+  const system = await startWebhookSystem();
+  const { id } = await system.client.webhooks.create({ url: 'http://127.0.0.1:1/', events: ['*'] });
+  const result = await system.client.webhooks.test({ webhook_id: id });
   expect(result).toMatchObject({ delivered: false, status_code: null, error: 'ECONNREFUSED' });
 });
 
@@ -256,10 +262,10 @@ test.each([
   ['an arbitrary secret', 'correct horse ~ battery'],
   ['a Standard Webhooks secret', `whsec_${Buffer.alloc(32, 7).toString('base64')}`],
 ])('libraries of others verify both signatures, with %s, over any Unicode', async (_what, secret) => {
-  const house = await openWebhookHouse();
+  const system = await startWebhookSystem();
   const receiver = await openReceiver();
-  await house.client.webhooks.create({ url: receiver.url, events: ['machine.*'], secret });
-  await house.happen('machine.online', { text: 'Grüße\u2029 \ud83d\udc4b "\\ \u0000' });
+  await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'], secret });
+  await system.happen('machine.online', { text: 'Grüße\u2029 \ud83d\udc4b "\\ \u0000' });
   const [{ headers, body }] = (await receiver.heard(1)) as [Received];
   const text = body.toString();
   expect(text).toContain('web 🚀\u2028one');
@@ -276,10 +282,10 @@ test.each([
 });
 
 test('without a secret nothing is signed', async () => {
-  const house = await openWebhookHouse();
+  const system = await startWebhookSystem();
   const receiver = await openReceiver();
-  await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
-  await house.happen('machine.online');
+  await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await system.happen('machine.online');
   const [{ headers }] = (await receiver.heard(1)) as [Received];
   expect(Object.keys(headers).filter((name) => name.includes('signature'))).toEqual([]);
   expect(headers['webhook-id']).toMatch(/^evt_/);
@@ -287,18 +293,18 @@ test('without a secret nothing is signed', async () => {
 
 describe('a webhook delivers', () => {
   test('only what it names: types, families, and machines', async () => {
-    const house = await openWebhookHouse();
+    const system = await startWebhookSystem();
     const [one, family, all, mine] = await Promise.all([1, 2, 3, 4].map(() => openReceiver()));
-    const { machineId } = await house.agent();
-    await house.client.webhooks.create({ url: one!.url, events: ['command.failed'] });
-    await house.client.webhooks.create({ url: family!.url, events: ['session.*'] });
-    await house.client.webhooks.create({ url: all!.url, events: ['*'] });
-    await house.client.webhooks.create({ url: mine!.url, events: ['command.*'], machine_ids: [machineId] });
-    await house.happen('command.failed');
-    await house.happen('command.completed', {}, { id: machineId, name: 'mine' });
-    await house.happen('session.grace_period');
-    await house.happen('machine.fenced');
-    await house.happen('schedule.failed');
+    const { machineId } = await system.agent();
+    await system.client.webhooks.create({ url: one!.url, events: ['command.failed'] });
+    await system.client.webhooks.create({ url: family!.url, events: ['session.*'] });
+    await system.client.webhooks.create({ url: all!.url, events: ['*'] });
+    await system.client.webhooks.create({ url: mine!.url, events: ['command.*'], machine_ids: [machineId] });
+    await system.happen('command.failed');
+    await system.happen('command.completed', {}, { id: machineId, name: 'mine' });
+    await system.happen('session.grace_period');
+    await system.happen('machine.fenced');
+    await system.happen('schedule.failed');
     await all!.heard(4);
     expect(all!.types().sort()).toEqual([
       'command.completed',
@@ -315,21 +321,21 @@ describe('a webhook delivers', () => {
   });
 
   test('only events its key may read now: none of machines that lost its tag', async () => {
-    const house = await openWebhookHouse();
+    const system = await startWebhookSystem();
     const receiver = await openReceiver();
-    const { machineId } = await house.agent({ tags: 'web' });
+    const { machineId } = await system.agent({ tags: 'web' });
     const about = { id: machineId, name: 'tagged' };
-    const { client } = await house.keyed(['webhooks:write', 'machines:read', 'files:read'], {
+    const { client } = await system.keyed(['webhooks:write', 'machines:read', 'files:read'], {
       tags: ['web'],
     });
     await client.webhooks.create({ url: receiver.url, events: ['file.*'] });
-    await house.happen('file.uploaded', { path: '/other' });
-    await house.happen('file.uploaded', { path: '/mine' }, about);
+    await system.happen('file.uploaded', { path: '/other' });
+    await system.happen('file.uploaded', { path: '/mine' }, about);
     await receiver.heard(1);
-    await house.client.machines.update({ machine_id: machineId, tags: [] });
-    await house.happen('file.uploaded', { path: '/no longer' }, about);
-    await house.client.machines.update({ machine_id: machineId, tags: ['web'] });
-    await house.happen('file.deleted', { path: '/again' }, about);
+    await system.client.machines.update({ machine_id: machineId, tags: [] });
+    await system.happen('file.uploaded', { path: '/no longer' }, about);
+    await system.client.machines.update({ machine_id: machineId, tags: ['web'] });
+    await system.happen('file.deleted', { path: '/again' }, about);
     await receiver.heard(2);
     expect(receiver.got.map(({ body }) => JSON.parse(body.toString()).data.path)).toEqual([
       '/mine',
@@ -338,59 +344,59 @@ describe('a webhook delivers', () => {
   });
 
   test('none of many waiting events of a machine that lost the tag of its key, but later events', async () => {
-    const house = await openWebhookHouse();
+    const system = await startWebhookSystem();
     const receiver = await openReceiver((response, _request, count) => void (count > 1 && response.end()));
-    const { machineId } = await house.agent({ tags: 'web' });
-    const { client } = await house.keyed(['webhooks:write', 'webhooks:read', 'files:read'], {
+    const { machineId } = await system.agent({ tags: 'web' });
+    const { client } = await system.keyed(['webhooks:write', 'webhooks:read', 'files:read'], {
       tags: ['web'],
     });
     const { id } = await client.webhooks.create({ url: receiver.url, events: ['file.*'] });
-    await house.history.write((transaction) => {
+    await system.history.write((transaction) => {
       const about = { id: machineId, name: 'tagged' };
-      for (let n = 0; n < 600; n += 1) house.events.emit(transaction, 'file.uploaded', about, { n });
+      for (let n = 0; n < 600; n += 1) system.events.emit(transaction, 'file.uploaded', about, { n });
     });
     await receiver.heard(1);
-    await house.client.machines.update({ machine_id: machineId, tags: [] });
+    await system.client.machines.update({ machine_id: machineId, tags: [] });
     const refused = () =>
-      house.history
+      system.history
         .sql("SELECT count(*) AS n FROM webhook_deliveries WHERE reason = 'not_permitted' AND webhook_id = ?")
         .get(id)?.n;
     await vi.waitFor(() => expect(refused()).toBe(600));
-    await house.client.machines.update({ machine_id: machineId, tags: ['web'] });
-    await house.happen('file.deleted', {}, { id: machineId, name: 'tagged' });
+    await system.client.machines.update({ machine_id: machineId, tags: ['web'] });
+    await system.happen('file.deleted', {}, { id: machineId, name: 'tagged' });
     await receiver.heard(2);
     expect(receiver.types()[1]).toBe('file.deleted');
   });
 
   test('nothing once its key is revoked: waiting deliveries fail, running attempts are aborted', async () => {
-    const house = await openWebhookHouse();
+    const system = await startWebhookSystem();
     const receiver = await openReceiver((response, _request, count) => void (count > 1 && response.end()));
-    const other = await house.client.keys.create({
+    const other = await system.client.keys.create({
       name: 'other',
       scopes: ['webhooks:write', 'machines:read'],
     });
-    const made = await house.call('POST', '/webhooks', {
+    const made = await system.call('POST', '/webhooks', {
       key: other.key,
       body: { url: receiver.url, events: ['machine.*'] },
     });
     const { id } = made.body.data;
-    for (let n = 0; n < 5; n += 1) await house.happen('machine.online', { n });
+    for (let n = 0; n < 5; n += 1) await system.happen('machine.online', { n });
     await receiver.heard(1);
-    await house.client.keys.remove({ key_id: other.id });
-    const deliveries = await settled(house, id, 'failed', 5);
+    await system.client.keys.remove({ key_id: other.id });
+    const deliveries = await settled(system, id, 'failed', 5);
     const given = Array.from({ length: 5 }, () => ['key_revoked', []]);
     expect(deliveries.map((one) => [one.reason, one.attempts])).toEqual(given);
     expect(receiver.got).toHaveLength(1);
     // What was cut says nothing about the receiver: it is no attempt.
-    await house.client.webhooks.update({ webhook_id: id, enabled: true });
-    await house.happen('machine.offline');
-    await vi.waitFor(async () => expect((await deliveriesOf(house, id)).at(-1)?.status).toBe('delivered'));
-    const later = (await deliveriesOf(house, id)).slice(0, 5);
+    await system.client.webhooks.update({ webhook_id: id, enabled: true });
+    await system.happen('machine.offline');
+    await vi.waitFor(async () => expect((await deliveriesOf(system, id)).at(-1)?.status).toBe('delivered'));
+    const later = (await deliveriesOf(system, id)).slice(0, 5);
     expect(later.map((one) => [one.reason, one.attempts])).toEqual(given);
   });
 
   test('no event of a scope that its key has lost', async () => {
-    const first = await openWebhookHouse();
+    const first = await startWebhookSystem();
     const receiver = await openReceiver();
     const { id } = await first.client.keys.create({ name: 'k', scopes: ['admin'] });
     await first.client.webhooks.create({ url: receiver.url, events: ['*'] });
@@ -400,47 +406,47 @@ describe('a webhook delivers', () => {
     state.keys.find((key: { id: string }) => key.id === id).scopes = ['machines:read'];
     state.webhooks[0].key_id = id;
     writeFileSync(file, JSON.stringify(state));
-    const house = await openWebhookHouse({ dataDir: first.dataDir, flags: ['--accept-state'] });
-    await house.happen('command.failed');
-    await house.happen('machine.online');
+    const system = await startWebhookSystem({ dataDir: first.dataDir, flags: ['--accept-state'] });
+    await system.happen('command.failed');
+    await system.happen('machine.online');
     await receiver.heard(1);
     expect(receiver.types()).toEqual(['machine.online']);
-    expect(house.history.sql('SELECT type FROM webhook_deliveries').all()).toHaveLength(1);
+    expect(system.history.sql('SELECT type FROM webhook_deliveries').all()).toHaveLength(1);
   });
 
   test('nothing once its key has expired', async () => {
-    const house = await openWebhookHouse({ flags: ['--webhook-retry', '2m'] });
+    const system = await startWebhookSystem({ flags: ['--webhook-retry', '2m'] });
     const receiver = await openReceiver(answering(500));
     const clock = fakeClock(Date.now());
-    const { key } = await house.client.keys.create({
+    const { key } = await system.client.keys.create({
       name: 'brief',
       scopes: ['webhooks:write', 'machines:read'],
       expires_at: new Date(clock.now() + 60_000).toISOString(),
     });
-    const made = await house.call('POST', '/webhooks', {
+    const made = await system.call('POST', '/webhooks', {
       key,
       body: { url: receiver.url, events: ['machine.*'] },
     });
     const { id } = made.body.data;
-    await house.happen('machine.online');
+    await system.happen('machine.online');
     await receiver.heard(1);
     await vi.waitFor(async () => {
       await clock.advance(100);
-      expect((await deliveriesOf(house, id))[0]?.attempts).toHaveLength(1);
+      expect((await deliveriesOf(system, id))[0]?.attempts).toHaveLength(1);
     });
     await clock.advance(200_000);
-    const [delivery] = await settled(house, id, 'failed', 1);
+    const [delivery] = await settled(system, id, 'failed', 1);
     expect(delivery?.reason).toBe('key_revoked');
     expect(receiver.got).toHaveLength(1);
   });
 
   test('events of declared changes: a machine that registers, through the outbox', async () => {
-    const house = await openWebhookHouse();
+    const system = await startWebhookSystem();
     const receiver = await openReceiver();
-    await house.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
+    await system.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
     await loadIdentity(temporaryFolder('joining'), {
-      broker: house.grpc,
-      joinToken: await house.joinToken(),
+      broker: system.grpc,
+      joinToken: await system.joinToken(),
       name: 'new 🎉',
       tags: [],
     });
@@ -451,68 +457,70 @@ describe('a webhook delivers', () => {
 
 describe('a webhook that is narrowed', () => {
   test('sends no event that it no longer names, neither waiting nor requested again', async () => {
-    const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
+    const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
     const receiver = await openReceiver(answering(500, 500, 200));
-    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
-    await house.happen('command.failed');
-    await house.happen('machine.online');
+    const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    await system.happen('command.failed');
+    await system.happen('machine.online');
     // What is on its way at that moment is judged when it is next due.
     await vi.waitFor(async () => {
-      const waiting = await deliveriesOf(house, id);
+      const waiting = await deliveriesOf(system, id);
       expect(waiting.map(({ attempts }) => attempts.length)).toEqual([1, 1]);
     });
-    await house.client.webhooks.update({ webhook_id: id, events: ['machine.*'] });
+    await system.client.webhooks.update({ webhook_id: id, events: ['machine.*'] });
     const command = await vi.waitFor(async () => {
-      const all = await deliveriesOf(house, id);
+      const all = await deliveriesOf(system, id);
       // Both may be of one millisecond.
       const [narrowed, machine] = all.toSorted((a, b) => (a.type < b.type ? -1 : 1));
       expect(narrowed).toMatchObject({ status: 'failed', reason: 'not_subscribed', next_attempt_at: null });
       expect(machine).toMatchObject({ status: 'pending', reason: null });
       return narrowed;
     });
-    const again = await house.call('POST', `/webhooks/${id}/deliveries/${command?.id}/redeliver`);
+    const again = await system.call('POST', `/webhooks/${id}/deliveries/${command?.id}/redeliver`);
     expect([again.status, again.body.error.code]).toEqual([409, 'conflict']);
     const since = '2026-01-01T00:00:00Z';
-    expect(await house.client.webhooks.redeliverSince({ webhook_id: id, since })).toEqual({ redelivered: 1 });
+    expect(await system.client.webhooks.redeliverSince({ webhook_id: id, since })).toEqual({
+      redelivered: 1,
+    });
     await receiver.heard(3);
     expect(receiver.types()[2]).toBe('machine.online');
   });
 
   test('to other machines sends no event of the machines it no longer names', async () => {
-    const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
+    const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
     const receiver = await openReceiver(answering(500));
-    const { machineId } = await house.agent();
-    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['file.*'] });
-    await house.happen('file.deleted');
-    await house.happen('file.uploaded', {}, { id: machineId, name: 'named' });
+    const { machineId } = await system.agent();
+    const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['file.*'] });
+    await system.happen('file.deleted');
+    await system.happen('file.uploaded', {}, { id: machineId, name: 'named' });
     await receiver.heard(2);
-    await house.client.webhooks.update({ webhook_id: id, machine_ids: [machineId] });
-    const reasons = (await deliveriesOf(house, id)).map(({ type, reason }) => [type, reason]);
+    await system.client.webhooks.update({ webhook_id: id, machine_ids: [machineId] });
+    const reasons = (await deliveriesOf(system, id)).map(({ type, reason }) => [type, reason]);
     expect(Object.fromEntries(reasons)).toEqual({ 'file.deleted': 'not_subscribed', 'file.uploaded': null });
   });
 
   test('lists and repeats its earlier deliveries only for keys that may read those events', async () => {
-    const house = await openWebhookHouse();
+    const system = await startWebhookSystem();
     const receiver = await openReceiver();
-    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
-    await house.happen('machine.online');
+    const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    await system.happen('machine.online');
     await receiver.heard(1);
-    await house.happen('command.failed');
-    await settled(house, id, 'delivered', 2);
-    const [, command] = await deliveriesOf(house, id);
-    await house.client.webhooks.update({ webhook_id: id, events: ['machine.*'] });
-    const { key, client } = await house.keyed(['webhooks:read', 'webhooks:write', 'machines:read']);
+    await system.happen('command.failed');
+    await settled(system, id, 'delivered', 2);
+    const [, command] = await deliveriesOf(system, id);
+    await system.client.webhooks.update({ webhook_id: id, events: ['machine.*'] });
+    const { key, client } = await system.keyed(['webhooks:read', 'webhooks:write', 'machines:read']);
     const seen = await client.webhooks.deliveries({ webhook_id: id });
     expect([seen.total, seen.items.map(({ type }) => type)]).toEqual([1, ['machine.online']]);
     expect((await client.webhooks.get({ webhook_id: id })).last_delivery).toBeNull();
     const path = `/webhooks/${id}/deliveries/${command?.id}/redeliver`;
-    expect((await house.call('POST', path, { key })).body.error.code).toBe('delivery_not_found');
-    expect((await house.client.webhooks.get({ webhook_id: id })).last_delivery?.type).toBe('command.failed');
+    expect((await system.call('POST', path, { key })).body.error.code).toBe('delivery_not_found');
+    expect((await system.client.webhooks.get({ webhook_id: id })).last_delivery?.type).toBe('command.failed');
   });
 });
 
 describe('a delivery that waits for its next attempt is due at once', () => {
-  test.each<[string, (house: WebhookHouse, webhook_id: string, delivery_id: string) => Promise<unknown>]>([
+  test.each<[string, (system: WebhookSystem, webhook_id: string, delivery_id: string) => Promise<unknown>]>([
     [
       'when it is requested again',
       ({ client }, webhook_id, delivery_id) => client.webhooks.redeliver({ webhook_id, delivery_id }),
@@ -527,45 +535,45 @@ describe('a delivery that waits for its next attempt is due at once', () => {
       ({ client }, webhook_id) => client.webhooks.update({ webhook_id, enabled: true }),
     ],
   ])('%s', async (_what, ask) => {
-    const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
+    const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
     const receiver = await openReceiver(answering(500, 200));
-    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
-    await house.happen('machine.online');
+    const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    await system.happen('machine.online');
     await receiver.heard(1);
     const waiting = await vi.waitFor(async () => {
-      const [delivery] = await deliveriesOf(house, id);
+      const [delivery] = await deliveriesOf(system, id);
       expect(delivery?.attempts).toHaveLength(1);
       return delivery!.id;
     });
-    await ask(house, id, waiting);
+    await ask(system, id, waiting);
     await receiver.heard(2);
-    await settled(house, id, 'delivered', 1);
+    await settled(system, id, 'delivered', 1);
   });
 });
 
 test('an event and its deliveries are one commit: neither is there without the other', async () => {
-  const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
-  const { id } = await house.client.webhooks.create({ url: 'http://127.0.0.1:1/', events: ['*'] });
-  const failing = house.history.write((transaction) => {
-    house.events.emit(transaction, 'machine.online', undefined, {});
+  const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
+  const { id } = await system.client.webhooks.create({ url: 'http://127.0.0.1:1/', events: ['*'] });
+  const failing = system.history.write((transaction) => {
+    system.events.emit(transaction, 'machine.online', undefined, {});
     throw new Error('no');
   });
   await expect(failing).rejects.toThrow('no');
-  expect(await deliveriesOf(house, id)).toEqual([]);
-  const count = () => house.history.sql('SELECT count(*) AS n FROM webhook_deliveries').get()?.n;
-  const within = house.history.write((transaction) => {
-    house.events.emit(transaction, 'machine.online', undefined, {});
+  expect(await deliveriesOf(system, id)).toEqual([]);
+  const count = () => system.history.sql('SELECT count(*) AS n FROM webhook_deliveries').get()?.n;
+  const within = system.history.write((transaction) => {
+    system.events.emit(transaction, 'machine.online', undefined, {});
     return count();
   });
   expect(await within).toBe(1);
 });
 
 test('an event that only the outbox has, because the broker was killed, is delivered after the next start', async () => {
-  const house = await openWebhookHouse();
+  const system = await startWebhookSystem();
   const receiver = await openReceiver();
-  await house.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
-  await house.broker.close();
-  const file = join(house.dataDir, 'state.json');
+  await system.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
+  await system.broker.close();
+  const file = join(system.dataDir, 'state.json');
   const event = {
     id: 'evt_of_the_outbox',
     type: 'machine.registered',
@@ -574,52 +582,52 @@ test('an event that only the outbox has, because the broker was killed, is deliv
   };
   const entry = { kind: 'event', event, machine_id: null };
   writeFileSync(file, JSON.stringify({ ...JSON.parse(readFileSync(file, 'utf8')), outbox: [entry] }));
-  await openWebhookHouse({ dataDir: house.dataDir, flags: ['--accept-state'] });
+  await startWebhookSystem({ dataDir: system.dataDir, flags: ['--accept-state'] });
   const [{ body }] = (await receiver.heard(1)) as [Received];
   expect(JSON.parse(body.toString())).toEqual(event);
 });
 
 test('a delivery whose event is no longer stored fails, and the others go on', async () => {
-  const house = await openWebhookHouse({ flags: ['--webhook-retry', '100ms'] });
+  const system = await startWebhookSystem({ flags: ['--webhook-retry', '100ms'] });
   const receiver = await openReceiver(answering(500, 200));
-  const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
-  await house.happen('machine.online');
+  const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await system.happen('machine.online');
   await receiver.heard(1);
-  house.history.sql('DELETE FROM events').run();
-  const [gone] = await settled(house, id, 'failed', 1);
+  system.history.sql('DELETE FROM events').run();
+  const [gone] = await settled(system, id, 'failed', 1);
   expect(gone?.reason).toBe('event_gone');
-  await house.happen('machine.offline');
+  await system.happen('machine.offline');
   await receiver.heard(2);
   expect(receiver.types()).toEqual(['machine.online', 'machine.offline']);
 });
 
 test('answers are stored, but listed only for keys that may change webhooks', async () => {
-  const house = await openWebhookHouse();
+  const system = await startWebhookSystem();
   const receiver = await openReceiver(answering(200));
-  const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
-  await house.happen('machine.online');
-  const [own] = await settled(house, id, 'delivered', 1);
+  const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
+  await system.happen('machine.online');
+  const [own] = await settled(system, id, 'delivered', 1);
   // This receiver is an internal one.
   expect(own?.attempts[0]).not.toHaveProperty('answer');
-  house.history
+  system.history
     .sql("UPDATE webhook_deliveries SET attempts = json_set(attempts, '$[0].answer', 'hello')")
     .run();
-  const reader = await house.keyed(['webhooks:read', 'machines:read']);
+  const reader = await system.keyed(['webhooks:read', 'machines:read']);
   const seen = async (key: string) =>
-    (await house.call('GET', `/webhooks/${id}/deliveries`, { key })).body.data[0].attempts[0].answer;
-  expect([await seen(house.key), await seen(reader.key)]).toEqual(['hello', undefined]);
+    (await system.call('GET', `/webhooks/${id}/deliveries`, { key })).body.data[0].attempts[0].answer;
+  expect([await seen(system.key), await seen(reader.key)]).toEqual(['hello', undefined]);
 });
 
 test('a delivery requested again before its last attempt is saved is sent again', async () => {
-  const house = await openWebhookHouse();
+  const system = await startWebhookSystem();
   const receiver = await openReceiver();
-  const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
-  await house.happen('machine.online');
+  const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await system.happen('machine.online');
   await receiver.heard(1);
-  const [pending] = await deliveriesOf(house, id);
-  await house.client.webhooks.redeliver({ webhook_id: id, delivery_id: pending!.id });
+  const [pending] = await deliveriesOf(system, id);
+  await system.client.webhooks.redeliver({ webhook_id: id, delivery_id: pending!.id });
   await receiver.heard(2);
-  const [delivery] = await settled(house, id, 'delivered', 1);
+  const [delivery] = await settled(system, id, 'delivered', 1);
   expect(delivery?.attempts).toHaveLength(2);
 });
 
@@ -659,14 +667,14 @@ describe('a receiver that', () => {
   ])(
     '%s a connection that it has answered on gets the next delivery over a new one, at once',
     async (_what, end) => {
-      const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
+      const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
       const { heard, url } = await openBrief(end);
-      const { id } = await house.client.webhooks.create({ url, events: ['*'] });
+      const { id } = await system.client.webhooks.create({ url, events: ['*'] });
       for (let n = 1; n <= 4; n += 1) {
-        await house.happen('machine.online', { n });
-        await settled(house, id, 'delivered', n);
+        await system.happen('machine.online', { n });
+        await settled(system, id, 'delivered', n);
       }
-      const deliveries = await deliveriesOf(house, id);
+      const deliveries = await deliveriesOf(system, id);
       expect(deliveries.map(({ attempts }) => attempts.length)).toEqual([1, 1, 1, 1]);
       expect(heard.answered).toBe(4);
       // Else this test shows nothing.
@@ -675,7 +683,7 @@ describe('a receiver that', () => {
   );
 
   test('answers with an endless body has its delivery, and only the beginning of the body is read', async () => {
-    const house = await openWebhookHouse();
+    const system = await startWebhookSystem();
     let sent = 0;
     const receiver = await openReceiver((response) => {
       const chunk = Buffer.alloc(64 * 1024);
@@ -685,28 +693,28 @@ describe('a receiver that', () => {
       };
       more();
     });
-    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
-    const result = await house.client.webhooks.test({ webhook_id: id });
+    const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    const result = await system.client.webhooks.test({ webhook_id: id });
     expect(result).toMatchObject({ delivered: true, status_code: 200 });
     // What sockets hold on loopback, not a gigabyte.
     expect(sent).toBeLessThan(32 * 1024 * 1024);
   });
 
   test('answers with a gzip bomb is not unpacked', async () => {
-    const house = await openWebhookHouse();
+    const system = await startWebhookSystem();
     const bomb = gzipSync(Buffer.alloc(64 * 1024 * 1024));
     const receiver = await openReceiver((response) =>
       response.writeHead(200, { 'Content-Encoding': 'gzip', 'Content-Length': bomb.length }).end(bomb),
     );
-    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
     const before = process.memoryUsage.rss();
-    expect(await house.client.webhooks.test({ webhook_id: id })).toMatchObject({ delivered: true });
+    expect(await system.client.webhooks.test({ webhook_id: id })).toMatchObject({ delivered: true });
     expect(process.memoryUsage.rss() - before).toBeLessThan(32 * 1024 * 1024);
     expect(receiver.got[0]?.headers).not.toHaveProperty('accept-encoding');
   });
 
   test('resets in the middle of its body has its delivery, one that resets before its head has not', async () => {
-    const house = await openWebhookHouse();
+    const system = await startWebhookSystem();
     const middle = await openReceiver((response) => {
       response.writeHead(200, { 'Content-Length': 1000 });
       response.write('some', () => response.destroy());
@@ -717,18 +725,18 @@ describe('a receiver that', () => {
       [before.url, false],
     ];
     for (const [url, delivered] of heads) {
-      const { id } = await house.client.webhooks.create({ url, events: ['*'] });
-      expect((await house.client.webhooks.test({ webhook_id: id })).delivered).toBe(delivered);
+      const { id } = await system.client.webhooks.create({ url, events: ['*'] });
+      expect((await system.client.webhooks.test({ webhook_id: id })).delivered).toBe(delivered);
     }
   });
 
   test('sends a head that never ends is disconnected at the limit', async () => {
-    const house = await openWebhookHouse();
+    const system = await startWebhookSystem();
     const receiver = await openReceiver((response) => {
       response.socket?.write(`HTTP/1.1 200 OK\r\nX-Long: ${'x'.repeat(100_000)}`);
     });
-    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
-    const result = await house.client.webhooks.test({ webhook_id: id });
+    const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    const result = await system.client.webhooks.test({ webhook_id: id });
     expect(result).toMatchObject({ delivered: false, status_code: null });
   });
 
@@ -737,7 +745,7 @@ describe('a receiver that', () => {
     ['drips a byte of its head now and then', 'HTTP/1.1 200 OK\r\nX-Long: ', false],
     ['drips a byte of its body now and then', 'HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n', true],
   ])('%s holds an attempt up for 15 s in all', async (_what, beginning, delivered) => {
-    const house = await openWebhookHouse();
+    const system = await startWebhookSystem();
     let [drips, ended] = [0, false];
     const receiver = await openReceiver(({ socket }) => {
       socket?.write(beginning);
@@ -747,9 +755,9 @@ describe('a receiver that', () => {
       }, 5);
       socket?.once('close', () => clearInterval(timer));
     });
-    const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
+    const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
     const clock = fakeClock(Date.now());
-    const result = house.client.webhooks.test({ webhook_id: id });
+    const result = system.client.webhooks.test({ webhook_id: id });
     void result.then(() => {
       ended = true;
     });
@@ -762,19 +770,19 @@ describe('a receiver that', () => {
   });
 
   test('hangs, a hundred times, delays no healthy one', async () => {
-    const house = await openWebhookHouse();
+    const system = await startWebhookSystem();
     const dead = await openReceiver(() => {});
     const healthy = await openReceiver();
     await Promise.all(
       Array.from({ length: 100 }, (_, n) =>
-        house.client.webhooks.create({ url: `${dead.url}&n=${n}`, events: ['*'] }),
+        system.client.webhooks.create({ url: `${dead.url}&n=${n}`, events: ['*'] }),
       ),
     );
-    for (let n = 0; n < 3; n += 1) await house.happen('machine.online', { n });
+    for (let n = 0; n < 3; n += 1) await system.happen('machine.online', { n });
     await dead.heard(100);
-    await house.client.webhooks.create({ url: healthy.url, events: ['*'] });
+    await system.client.webhooks.create({ url: healthy.url, events: ['*'] });
     const begun = performance.now();
-    await house.happen('machine.offline');
+    await system.happen('machine.offline');
     const [{ at }] = (await healthy.heard(1)) as [Received];
     expect(at - begun).toBeLessThan(2_000);
     // One attempt at a time while it does not answer.
@@ -783,7 +791,7 @@ describe('a receiver that', () => {
 });
 
 test('a receiver that begins to fail gets one delivery at a time', async () => {
-  const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
+  const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
   const open: number[] = [];
   let now = 0;
   const receiver = await openReceiver((response, _request, count) => {
@@ -795,9 +803,9 @@ test('a receiver that begins to fail gets one delivery at a time', async () => {
       response.end();
     }, 5);
   });
-  await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
-  await house.history.write((transaction) => {
-    for (let n = 0; n < 100; n += 1) house.events.emit(transaction, 'machine.online', undefined, { n });
+  await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await system.history.write((transaction) => {
+    for (let n = 0; n < 100; n += 1) system.events.emit(transaction, 'machine.online', undefined, { n });
   });
   await receiver.heard(100);
   expect(Math.max(...open)).toBe(16);
@@ -805,7 +813,7 @@ test('a receiver that begins to fail gets one delivery at a time', async () => {
 });
 
 test('500 deliveries overdue at a start are sent at most 16 at once, and all arrive', async () => {
-  const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
+  const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
   let open = 0;
   let most = 0;
   let ok = false;
@@ -818,15 +826,15 @@ test('500 deliveries overdue at a start are sent at most 16 at once, and all arr
       response.end();
     }, 5);
   });
-  const { id } = await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
-  await house.history.write((transaction) => {
-    for (let n = 0; n < 500; n += 1) house.events.emit(transaction, 'machine.online', undefined, { n });
+  const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await system.history.write((transaction) => {
+    for (let n = 0; n < 500; n += 1) system.events.emit(transaction, 'machine.online', undefined, { n });
   });
   await receiver.heard(1);
-  await house.broker.close();
+  await system.broker.close();
   [ok, most] = [true, 0];
   const before = receiver.got.length;
-  const { history } = await openWebhookHouse({ dataDir: house.dataDir, flags: ['--webhook-retry', '1h'] });
+  const { history } = await startWebhookSystem({ dataDir: system.dataDir, flags: ['--webhook-retry', '1h'] });
   const left = history.sql('SELECT count(*) AS n FROM webhook_deliveries WHERE due_at <= ?');
   await vi.waitFor(() => expect(left.get(Date.now())?.n).toBe(0), { timeout: 15_000, interval: 50 });
   expect(receiver.got.length).toBeGreaterThan(before);
@@ -838,24 +846,24 @@ test('500 deliveries overdue at a start are sent at most 16 at once, and all arr
 });
 
 test('webhooks that have overdue deliveries at a start begin one after another', async () => {
-  const house = await openWebhookHouse({ flags: ['--webhook-retry', '1h'] });
+  const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
   const receiver = await openReceiver(answering(500));
-  for (let n = 0; n < 80; n += 1) await house.client.webhooks.create({ url: receiver.url, events: ['*'] });
-  await house.happen('machine.online');
+  for (let n = 0; n < 80; n += 1) await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
+  await system.happen('machine.online');
   await receiver.heard(80);
   await vi.waitFor(() => {
-    const waiting = house.history.sql('UPDATE webhook_deliveries SET due_at = 1 WHERE tries = 1').run();
+    const waiting = system.history.sql('UPDATE webhook_deliveries SET due_at = 1 WHERE tries = 1').run();
     expect(waiting.changes).toBe(80);
   });
-  await house.broker.close();
-  await openWebhookHouse({ dataDir: house.dataDir, flags: ['--webhook-retry', '1h'] });
+  await system.broker.close();
+  await startWebhookSystem({ dataDir: system.dataDir, flags: ['--webhook-retry', '1h'] });
   const got = await receiver.heard(160);
   // Eighty within 800 ms, at times of chance.
   expect(got[159]!.at - got[80]!.at).toBeGreaterThan(300);
 });
 
 test('a certificate that no authority has signed is a failure', async () => {
-  const house = await openWebhookHouse({ tuning: { resolve: async () => ['127.0.0.1'] } });
+  const system = await startWebhookSystem({ tuning: { resolve: async () => ['127.0.0.1'] } });
   const authority = await loadAuthority(temporaryFolder('authority'), true);
   const leaf = await authority.leaf();
   let heard = 0;
@@ -872,8 +880,8 @@ test('a certificate that no authority has signed is a failure', async () => {
   onTestFinished(() => void server.close());
   const { port } = server.address() as AddressInfo;
   for (const host of ['127.0.0.1', 'secure.example']) {
-    const { id } = await house.client.webhooks.create({ url: `https://${host}:${port}/`, events: ['*'] });
-    const result = await house.client.webhooks.test({ webhook_id: id });
+    const { id } = await system.client.webhooks.create({ url: `https://${host}:${port}/`, events: ['*'] });
+    const result = await system.client.webhooks.test({ webhook_id: id });
     expect(result).toMatchObject({
       delivered: false,
       status_code: null,
@@ -885,12 +893,12 @@ test('a certificate that no authority has signed is a failure', async () => {
 });
 
 test('a thousand events to five webhooks all arrive, once each', async () => {
-  const house = await openWebhookHouse();
+  const system = await startWebhookSystem();
   const receivers = await Promise.all(Array.from({ length: 5 }, () => openReceiver()));
-  for (const { url } of receivers) await house.client.webhooks.create({ url, events: ['*'] });
+  for (const { url } of receivers) await system.client.webhooks.create({ url, events: ['*'] });
   for (let n = 0; n < 100; n += 1) {
-    await house.history.write((transaction) => {
-      for (let m = 0; m < 10; m += 1) house.events.emit(transaction, 'machine.online', undefined, { n, m });
+    await system.history.write((transaction) => {
+      for (let m = 0; m < 10; m += 1) system.events.emit(transaction, 'machine.online', undefined, { n, m });
     });
   }
   for (const receiver of receivers) {

@@ -1,5 +1,5 @@
 // The secrets that clients of a broker were given, and the search for them in all that the broker keeps, logs and
-// answers. Every test that opens a house is searched when it ends.
+// answers. Every broker and agent of a test is searched when the test ends.
 import { createPrivateKey } from 'node:crypto';
 import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs';
 import { basename, join, relative } from 'node:path';
@@ -10,7 +10,7 @@ import type { Logger } from '../shared/logger.ts';
 const secrets = new Map<string, { what: string; bytes: Buffer }>();
 /** Answers that held one of them for a client that had not just created it. */
 let blabbed: string[] = [];
-/** Houses and agents of the test that is under way. */
+/** Systems and agents of the test that is under way. */
 let open = 0;
 
 /** Where secrets of the programs themselves belong. */
@@ -36,7 +36,7 @@ const forms: [what: string, form: RegExp][] = [
   ['a ticket', /[?&]ticket=([0-9A-Za-z]{43})/g],
 ];
 
-/** What passes between a client and a house: secrets in it are remembered, known ones in an answer are found. */
+/** What passes between a client and a system: secrets in it are remembered, known ones in an answer are found. */
 export function overhear(
   method: string,
   { asked, status, received }: { asked: unknown; status: number; received: string },

@@ -1,16 +1,20 @@
-// What tests of the client streams share: a client of a house, refusals as values, requests that are sent on demand.
+// What tests of the client streams share: a client of a system, refusals as values, requests that are sent on demand.
 import { onTestFinished } from 'vitest';
 import { connect, FarhandError, type Streams } from '../shared/grpc-client.ts';
-import { call, type House } from './house.ts';
+import { call, type TestSystem } from './start-farhand.ts';
 
 /** The broker's certificate authority, as a client gets it. */
-export async function caOf({ url, key }: Pick<House, 'url' | 'key'>): Promise<string> {
+export async function caOf({ url, key }: Pick<TestSystem, 'url' | 'key'>): Promise<string> {
   return (await call(`${url}/api/v1/ca.pem`, 'GET', { key })).body;
 }
 
-/** A client of a house, closed with the test. */
-export async function streamsOf(house: House, apiKey = house.key, address = house.grpc): Promise<Streams> {
-  const client = connect({ address, ca: await caOf(house), apiKey });
+/** A client of a system, closed with the test. */
+export async function streamsOf(
+  system: TestSystem,
+  apiKey = system.key,
+  address = system.grpc,
+): Promise<Streams> {
+  const client = connect({ address, ca: await caOf(system), apiKey });
   onTestFinished(() => client.close());
   return client;
 }

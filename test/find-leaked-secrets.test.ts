@@ -1,9 +1,9 @@
-// That the search for secrets, under which every house is closed, finds them wherever they may lie.
+// The search for leaked secrets, made at the end of every test that starts a broker, finds them wherever they may lie.
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { openHouse, temporaryFolder } from './house.ts';
-import { giveAway, keepAgentSilent, keepBrokerSilent, overhear } from './secrets.ts';
+import { giveAway, keepAgentSilent, keepBrokerSilent, overhear } from './find-leaked-secrets.ts';
+import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
 const key = `service_apikey_${'k'.repeat(43)}`;
 
@@ -57,8 +57,8 @@ test.each([
 });
 
 test('the key of a machine is found outside its own file', async () => {
-  const house = await openHouse();
-  const { dataDir } = await house.agent();
+  const system = await startFarhand();
+  const { dataDir } = await system.agent();
   const silence = keepAgentSilent(temporaryFolder('elsewhere'));
   silence.log.info(readFileSync(join(dataDir, 'identity.json'), 'utf8').replaceAll('\\n', '\n'));
   expect(silence.afterwards).toThrow('a machine’s key in the agent’s log');

@@ -1,8 +1,8 @@
 // The real `farhand` as a process, bundled as it is shipped, against a real broker.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { expect, onTestFinished } from 'vitest';
-import { type House, temporaryFolder } from './house.ts';
-import { shipped, shippedProgram } from './shipped.ts';
+import { shipped, shippedProgram } from './bundled-programs.ts';
+import { type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 export interface Ending {
   code: number | null;
@@ -44,12 +44,12 @@ export interface Line {
   program: { file: string; env: Record<string, string> };
 }
 
-/** A command line of a person of this house; without one of somebody who is not logged in. */
-export function openLine(house?: Pick<House, 'url' | 'key'>): Line {
+/** A command line of a person of this system; without one of somebody who is not logged in. */
+export function openLine(system?: Pick<TestSystem, 'url' | 'key'>): Line {
   const main = shippedProgram('farhand');
   const home = temporaryFolder('home');
   const plain = { PATH: process.env.PATH ?? '', HOME: home, XDG_CACHE_HOME: shipped };
-  const env = { ...plain, ...(house && { FARHAND_URL: house.url, FARHAND_API_KEY: house.key }) };
+  const env = { ...plain, ...(system && { FARHAND_URL: system.url, FARHAND_API_KEY: system.key }) };
   const start = (verb: string, args: string[] = [], options: RunOptions = {}): Running =>
     begin([main, ...verb.split(' ').filter(Boolean), ...args], {
       cwd: home,

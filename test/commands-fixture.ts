@@ -5,9 +5,9 @@ import { join } from 'node:path';
 import { expect, onTestFinished } from 'vitest';
 import { setClock } from '../shared/clock.ts';
 import type { Farhand } from '../shared/sdk/index.ts';
-import { type AgentOptions, type House, openHouse, temporaryFolder } from './house.ts';
-import { openProxy } from './proxy.ts';
 import { connectScripted, joinScripted, type ScriptedAgent } from './scripted-agent.ts';
+import { type AgentOptions, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { openProxy } from './tcp-proxy.ts';
 
 export type CommandRecord = Awaited<ReturnType<Farhand['commands']['get']>>;
 export type StreamEvent =
@@ -35,17 +35,17 @@ export function gate(): Gate {
   return { wait: `head -c 1 ${path} >/dev/null`, open: () => void writeSync(fd, 'x') };
 }
 
-/** A house with one machine, and commands on it. */
+/** A system with one machine, and commands on it. */
 export async function bench(params: AgentOptions & { brokerFlags?: string[] } = {}) {
-  const house = await openHouse(params.brokerFlags ? { flags: params.brokerFlags } : {});
-  const proxy = await openProxy(house.grpc);
+  const system = await startFarhand(params.brokerFlags ? { flags: params.brokerFlags } : {});
+  const proxy = await openProxy(system.grpc);
   onTestFinished(() => proxy.close());
-  const agent = await house.agent({ ...params, through: proxy.address });
-  return { house, proxy, agent, machine_id: agent.machineId, ...commandsOn(house, agent.machineId) };
+  const agent = await system.agent({ ...params, through: proxy.address });
+  return { system, proxy, agent, machine_id: agent.machineId, ...commandsOn(system, agent.machineId) };
 }
 
-export function commandsOn(house: House, machine_id: string) {
-  const { client } = house;
+export function commandsOn(system: TestSystem, machine_id: string) {
+  const { client } = system;
   return {
     /** Starts a command and does not wait. */
     async begin(command: string, more: object = {}): Promise<string> {
@@ -56,7 +56,7 @@ export function commandsOn(house: House, machine_id: string) {
     get: (command_id: string) => client.commands.get({ command_id }),
     /** Its record once it has ended. */
     async ended(command_id: string): Promise<CommandRecord> {
-      await lastEvent(house, command_id);
+      await lastEvent(system, command_id);
       return client.commands.get({ command_id });
     },
   };
@@ -64,7 +64,7 @@ export function commandsOn(house: House, machine_id: string) {
 
 /** The raw answer of GET output, or of GET stream. */
 export function output(
-  { url, key }: Pick<House, 'url' | 'key'>,
+  { url, key }: Pick<TestSystem, 'url' | 'key'>,
   id: string,
   query = '',
   init: RequestInit = {},
@@ -116,7 +116,7 @@ function hear(received: Received, event: StreamEvent): void {
 
 /** Hears a stream of events to its end, or until `enough`. */
 export async function listen(
-  { client }: Pick<House, 'client'>,
+  { client }: Pick<TestSystem, 'client'>,
   command_id: string,
   received = nothingReceived(),
   enough: (received: Received) => boolean = () => false,
@@ -132,7 +132,7 @@ export async function listen(
   return received;
 }
 
-async function lastEvent({ client }: Pick<House, 'client'>, command_id: string): Promise<void> {
+async function lastEvent({ client }: Pick<TestSystem, 'client'>, command_id: string): Promise<void> {
   for await (const { event } of await client.commands.stream({ command_id })) if (event === 'exit') return;
   throw new Error('the stream of events ended without an exit');
 }
@@ -229,10 +229,10 @@ export function reporting(agent: ScriptedAgent, call_id: string) {
 }
 
 /** A scripted machine that left; `back` links it again. */
-export async function scriptedAway(house: House) {
-  const identity = await joinScripted(house);
+export async function scriptedAway(system: TestSystem) {
+  const identity = await joinScripted(system);
   const back = async (): Promise<ScriptedAgent> => {
-    const agent = await connectScripted(house.grpc, identity);
+    const agent = await connectScripted(system.grpc, identity);
     await agent.next('welcome');
     return agent;
   };
@@ -240,10 +240,10 @@ export async function scriptedAway(house: House) {
     agent.control.cancel();
     await agent.ended;
     // The machine's status changes once the broker has seen it go.
-    await soon(async () => (await house.client.machines.get({ machine_id: identity.machineId })).status).toBe(
-      'offline',
-    );
+    await soon(
+      async () => (await system.client.machines.get({ machine_id: identity.machineId })).status,
+    ).toBe('offline');
   };
   await leave(await back());
-  return { machine_id: identity.machineId, back, leave, ...commandsOn(house, identity.machineId) };
+  return { machine_id: identity.machineId, back, leave, ...commandsOn(system, identity.machineId) };
 }

@@ -16,23 +16,28 @@ import { linkServerName, linkService, streamsService } from '../shared/agent-rpc
 import { AppError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { readSettings } from '../shared/settings.ts';
-import { type Answer, call, type House, openHouse } from './house.ts';
-import { caOf, line, refusalOf, streamsOf } from './streams-bench.ts';
+import { caOf, line, refusalOf, streamsOf } from './grpc-fixture.ts';
+import { type Answer, call, startFarhand, type TestSystem } from './start-farhand.ts';
 
 const settingsOf = (...argv: string[]) => readSettings(brokerSettings, { argv, env: {} });
 
 const trusting = (...texts: string[]) => createTrustedProxies(texts.flatMap((text) => networkOf(text) ?? []));
 
 /** A call that a proxy on this box passes on for somebody. */
-function through(house: House, address: string, key: string | null, path = '/machines'): Promise<Answer> {
-  return house.call('GET', path, { key, headers: { 'X-Forwarded-For': address } });
+function through(
+  system: TestSystem,
+  address: string,
+  key: string | null,
+  path = '/machines',
+): Promise<Answer> {
+  return system.call('GET', path, { key, headers: { 'X-Forwarded-For': address } });
 }
 
 /** One call over gRPC that a proxy on this box passes on for somebody; its status. */
-async function grpcCaller(house: House, service: typeof linkService | typeof streamsService) {
+async function grpcCaller(system: TestSystem, service: typeof linkService | typeof streamsService) {
   const Client = makeClientConstructor(service, 'called');
-  const ca = credentials.createSsl(Buffer.from(await caOf(house)));
-  const client = new Client(house.grpc, ca, { 'grpc.ssl_target_name_override': linkServerName });
+  const ca = credentials.createSsl(Buffer.from(await caOf(system)));
+  const client = new Client(system.grpc, ca, { 'grpc.ssl_target_name_override': linkServerName });
   onTestFinished(() => client.close());
   return (method: string, request: object, address: string, key = ''): Promise<number> => {
     const metadata = new Metadata();
@@ -105,9 +110,9 @@ test('sources of wrong keys are those whom a trusted proxy names; without trust 
     [['--trusted-proxy', '127.0.0.1'], 429],
     [[], 401],
   ] as const) {
-    const house = await openHouse({ flags: [...flags] });
+    const system = await startFarhand({ flags: [...flags] });
     let last: Answer | undefined;
-    for (let n = 0; n <= 30; n += 1) last = await through(house, '203.0.113.9', 'service_apikey_wrong');
+    for (let n = 0; n <= 30; n += 1) last = await through(system, '203.0.113.9', 'service_apikey_wrong');
     expect([flags, last?.status]).toEqual([flags, expected]);
   }
 });
@@ -115,25 +120,25 @@ test('sources of wrong keys are those whom a trusted proxy names; without trust 
 // ---- Wrong keys
 
 test('after 30 wrong keys a source is rate limited; a good key from there works, and so do other sources', async () => {
-  const house = await openHouse({ flags: ['--trusted-proxy', '127.0.0.1'] });
+  const system = await startFarhand({ flags: ['--trusted-proxy', '127.0.0.1'] });
   for (let n = 0; n < 30; n += 1) {
-    expect(received(await through(house, '203.0.113.9', `service_apikey_${n}`))).toEqual([
+    expect(received(await through(system, '203.0.113.9', `service_apikey_${n}`))).toEqual([
       401,
       'unauthorized',
       false,
     ]);
   }
-  const over = await through(house, '203.0.113.9', 'service_apikey_wrong');
+  const over = await through(system, '203.0.113.9', 'service_apikey_wrong');
   expect(received(over)).toEqual([429, 'rate_limited', true]);
   expect(over.body.error.details.retry_after).toBe(Number(over.headers.get('retry-after')));
   expect(over.body.error.details.retry_after).toBeLessThanOrEqual(60);
   // Paths that do not exist and headers that are no key count alike.
-  expect((await through(house, '203.0.113.9', 'x', '/nothing')).status).toBe(429);
-  expect((await through(house, '203.0.113.9', house.key)).status).toBe(200);
-  expect((await through(house, '203.0.113.10', 'service_apikey_wrong')).status).toBe(401);
+  expect((await through(system, '203.0.113.9', 'x', '/nothing')).status).toBe(429);
+  expect((await through(system, '203.0.113.9', system.key)).status).toBe(200);
+  expect((await through(system, '203.0.113.10', 'service_apikey_wrong')).status).toBe(401);
   // Who shows nothing tries nothing, and what needs no key asks for none.
-  expect((await through(house, '203.0.113.9', null)).status).toBe(401);
-  const health = await call(`${house.url}/healthz`, 'GET', {
+  expect((await through(system, '203.0.113.9', null)).status).toBe(401);
+  const health = await call(`${system.url}/healthz`, 'GET', {
     key: 'service_apikey_wrong',
     headers: { 'X-Forwarded-For': '203.0.113.9' },
   });
@@ -163,8 +168,8 @@ test('however many sources there are, they are counted in so many buckets and no
 });
 
 test('wrong join tokens are counted too, and a good one still works', async () => {
-  const house = await openHouse({ flags: ['--trusted-proxy', '127.0.0.1'] });
-  const call = await grpcCaller(house, linkService);
+  const system = await startFarhand({ flags: ['--trusted-proxy', '127.0.0.1'] });
+  const call = await grpcCaller(system, linkService);
   const enrol = (token: string, address: string) =>
     call(
       'Enroll',
@@ -181,22 +186,22 @@ test('wrong join tokens are counted too, and a good one still works', async () =
   for (let n = 0; n < 30; n += 1)
     expect(await enrol('farhand_join_wrong', from)).toBe(grpcStatus.UNAUTHENTICATED);
   expect(await enrol('farhand_join_wrong', from)).toBe(grpcStatus.RESOURCE_EXHAUSTED);
-  expect(await enrol(parseJoinToken(await house.joinToken()).secret, from)).toBe(grpcStatus.OK);
+  expect(await enrol(parseJoinToken(await system.joinToken()).secret, from)).toBe(grpcStatus.OK);
   expect(await enrol('farhand_join_wrong', '203.0.113.10')).toBe(grpcStatus.UNAUTHENTICATED);
-  expect((await house.client.machines.list()).items[0]?.id).toBeTruthy();
+  expect((await system.client.machines.list()).items[0]?.id).toBeTruthy();
 });
 
 // ---- Limits of keys
 
 test('answers have no rate limit headers unless a limit is set', async () => {
-  const house = await openHouse();
-  const { headers } = await house.call('GET', '/machines');
+  const system = await startFarhand();
+  const { headers } = await system.call('GET', '/machines');
   expect([...headers.keys()].filter((name) => name.startsWith('x-ratelimit'))).toEqual([]);
 });
 
 test('a key that has spent its minute is 429 with the time to wait, another key and the socket file are not', async () => {
-  const house = await openHouse({ flags: ['--rate-limit', '5'] });
-  const { key } = await withBroker({ dataDir: house.dataDir, url: undefined, apiKey: undefined }, (local) =>
+  const system = await startFarhand({ flags: ['--rate-limit', '5'] });
+  const { key } = await withBroker({ dataDir: system.dataDir, url: undefined, apiKey: undefined }, (local) =>
     local.keys.create({ name: 'reader', scopes: ['machines:read'] }),
   );
   const before = Math.floor(Date.now() / 1_000);
@@ -204,7 +209,7 @@ test('a key that has spent its minute is 429 with the time to wait, another key 
   const paths = ['/machines', '/nothing', '/audit', '/machines/mach_x', '/auth/me'];
   const statuses = [200, 404, 403, 404, 200];
   for (const [n, path] of paths.entries()) {
-    const { status, headers } = await house.call('GET', path, { key });
+    const { status, headers } = await system.call('GET', path, { key });
     const [limit, remaining, reset] = ['limit', 'remaining', 'reset'].map((name) =>
       Number(headers.get(`x-ratelimit-${name}`)),
     );
@@ -212,38 +217,39 @@ test('a key that has spent its minute is 429 with the time to wait, another key 
     expect(reset).toBeGreaterThanOrEqual(before);
     expect(reset).toBeLessThanOrEqual(before + 65);
   }
-  const over = await house.call('GET', '/machines', { key });
+  const over = await system.call('GET', '/machines', { key });
   expect(received(over)).toEqual([429, 'rate_limited', true]);
   expect(over.headers.get('x-ratelimit-remaining')).toBe('0');
   expect(over.body.error.details).toEqual({ retry_after: Number(over.headers.get('retry-after')) });
-  expect((await house.call('GET', '/machines')).status).toBe(200);
-  expect((await call(`${house.url}/healthz`, 'GET', { key })).status).toBe(200);
-  const wrong = await house.call('GET', '/machines', { key: 'service_apikey_wrong' });
+  expect((await system.call('GET', '/machines')).status).toBe(200);
+  expect((await call(`${system.url}/healthz`, 'GET', { key })).status).toBe(200);
+  const wrong = await system.call('GET', '/machines', { key: 'service_apikey_wrong' });
   expect([wrong.status, wrong.headers.get('x-ratelimit-limit')]).toEqual([401, null]);
-  await withBroker({ dataDir: house.dataDir, url: undefined, apiKey: undefined }, async (local) => {
+  await withBroker({ dataDir: system.dataDir, url: undefined, apiKey: undefined }, async (local) => {
     for (let n = 0; n < 10; n += 1) await local.machines.list();
   });
 });
 
 test('calls over gRPC are counted with those over REST', async () => {
-  const house = await openHouse({ flags: ['--rate-limit', '3'] });
-  const client = await streamsOf(house);
+  const system = await startFarhand({ flags: ['--rate-limit', '3'] });
+  const client = await streamsOf(system);
   // That took one to fetch the certificate authority.
-  await house.call('GET', '/machines');
-  await house.call('GET', '/machines');
+  await system.call('GET', '/machines');
+  await system.call('GET', '/machines');
   const refusal = await refusalOf(client.events({}));
   expect([refusal.code, refusal.details.retry_after]).toEqual(['rate_limited', expect.any(Number)]);
 });
 
 test('calls that would change something are on record when their key has spent its minute', async () => {
-  const house = await openHouse({ flags: ['--rate-limit', '2'] });
-  const client = await streamsOf(house);
-  await house.call('GET', '/machines');
-  expect((await house.call('GET', '/machines')).status).toBe(429);
-  expect((await house.call('POST', '/join-tokens', { body: {} })).status).toBe(429);
+  const system = await startFarhand({ flags: ['--rate-limit', '2'] });
+  const client = await streamsOf(system);
+  await system.call('GET', '/machines');
+  expect((await system.call('GET', '/machines')).status).toBe(429);
+  expect((await system.call('POST', '/join-tokens', { body: {} })).status).toBe(429);
   await refusalOf(client.exec([{ start: { machine_id: 'mach_none', command: 'true' } }]));
-  const { items } = await withBroker({ dataDir: house.dataDir, url: undefined, apiKey: undefined }, (local) =>
-    local.audit.list({ sort: 'created_at' }),
+  const { items } = await withBroker(
+    { dataDir: system.dataDir, url: undefined, apiKey: undefined },
+    (local) => local.audit.list({ sort: 'created_at' }),
   );
   expect(items.slice(1).map(({ action, result }) => [action, result])).toEqual([
     ['joinTokens.create', 'rate_limited'],
@@ -252,11 +258,11 @@ test('calls that would change something are on record when their key has spent i
 });
 
 test('each signal of a call over gRPC is counted as a request', async () => {
-  const house = await openHouse({ flags: ['--rate-limit', '6'] });
-  const local = { dataDir: house.dataDir, url: undefined, apiKey: undefined };
+  const system = await startFarhand({ flags: ['--rate-limit', '6'] });
+  const local = { dataDir: system.dataDir, url: undefined, apiKey: undefined };
   const joinToken = (await withBroker(local, (client) => client.joinTokens.create({}))).token;
-  const { machineId: machine_id } = await house.agent({ joinToken });
-  const client = await streamsOf(house);
+  const { machineId: machine_id } = await system.agent({ joinToken });
+  const client = await streamsOf(system);
   // With the certificate authority and the call itself that is the limit.
   const signals = Array.from({ length: 5 }, () => ({ signal: 'SIGCONT' }));
   const asked = line<object>({ start: { machine_id, command: 'cat' } }, ...signals);
@@ -265,9 +271,9 @@ test('each signal of a call over gRPC is counted as a request', async () => {
 });
 
 test('wrong keys over gRPC are counted with those over REST', async () => {
-  const house = await openHouse({ flags: ['--trusted-proxy', '127.0.0.1'] });
-  for (let n = 0; n < 30; n += 1) await through(house, '203.0.113.9', 'service_apikey_wrong');
-  const call = await grpcCaller(house, streamsService);
+  const system = await startFarhand({ flags: ['--trusted-proxy', '127.0.0.1'] });
+  for (let n = 0; n < 30; n += 1) await through(system, '203.0.113.9', 'service_apikey_wrong');
+  const call = await grpcCaller(system, streamsService);
   const events = (address: string) => call('Events', {}, address, 'service_apikey_wrong');
   expect(await events('203.0.113.9')).toBe(grpcStatus.RESOURCE_EXHAUSTED);
   expect(await events('203.0.113.10')).toBe(grpcStatus.UNAUTHENTICATED);

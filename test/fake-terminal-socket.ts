@@ -8,7 +8,7 @@ import { createTrustedProxies } from '../broker/client-address.ts';
 import { type Attachment, WebSocketUpgrades } from '../broker/http/websocket.ts';
 import type { ClientPort } from '../broker/sessions/client-port.ts';
 import { AppError } from '../shared/errors.ts';
-import { quiet } from './house.ts';
+import { quiet } from './start-farhand.ts';
 
 const session_id = 'sess_one';
 export const path = `/api/v1/sessions/${session_id}/stream`;

@@ -4,8 +4,8 @@ import type { Action, ClientPort, CloseReason, Notice } from '../broker/sessions
 import type { Hello } from '../proto/types/farhand/link/v1/Hello.ts';
 import { methods } from '../shared/agent-rpcs.ts';
 import type { MachineId } from '../shared/api/route.ts';
-import { type House, openHouse } from './house.ts';
 import { connectScripted, joinScripted, type ScriptedAgent } from './scripted-agent.ts';
+import { startFarhand, type TestSystem } from './start-farhand.ts';
 
 type Request = Record<string, unknown> & { id: string };
 
@@ -57,14 +57,14 @@ export async function linkMachine(
   };
 }
 
-/** A house with one scripted machine that can come back. */
-export async function bench(params: { hello?: Partial<Hello>; house?: House } = {}) {
-  const house = params.house ?? (await openHouse());
-  const identity = await joinScripted(house);
-  const link = (hello: Partial<Hello> = {}, grpc = house.grpc) =>
+/** A system with one scripted machine that can come back. */
+export async function bench(params: { hello?: Partial<Hello>; system?: TestSystem } = {}) {
+  const system = params.system ?? (await startFarhand());
+  const identity = await joinScripted(system);
+  const link = (hello: Partial<Hello> = {}, grpc = system.grpc) =>
     linkMachine(grpc, identity, { ...params.hello, ...hello });
   const machine = await link();
-  return { house, machine, machine_id: machine.machine_id, link };
+  return { system, machine, machine_id: machine.machine_id, link };
 }
 
 /** Answers a small call with nothing. */
@@ -246,7 +246,7 @@ export function ticketIn(url: string): string {
 }
 
 /** Types of the events of a session, in the order they happened, with what they say. */
-export async function eventsOf({ client }: House, session_id: string): Promise<string[]> {
+export async function eventsOf({ client }: TestSystem, session_id: string): Promise<string[]> {
   const { items } = await client.events.list({ limit: 100, sort: 'created_at' });
   return items
     .filter(({ data }) => data.session_id === session_id)
@@ -254,9 +254,12 @@ export async function eventsOf({ client }: House, session_id: string): Promise<s
 }
 
 /** A session whose terminal runs. */
-export async function begin({ house, machine }: { house: House; machine: Machine }, params: object = {}) {
+export async function begin(
+  { system, machine }: { system: TestSystem; machine: Machine },
+  params: object = {},
+) {
   const { machine_id } = machine;
-  const made = house.client.sessions.create({ machine_id, ...params });
+  const made = system.client.sessions.create({ machine_id, ...params });
   const call = await machine.next('OpenTerminal');
   const kept = keeper(machine, call);
   kept.started();
@@ -266,13 +269,13 @@ export async function begin({ house, machine }: { house: House; machine: Machine
 
 /** A client that is attached and served. */
 export async function join(
-  { house, machine }: { house: House; machine: Machine },
+  { system, machine }: { system: TestSystem; machine: Machine },
   session_id: string,
   params: { mode?: 'operator' | 'observer'; offset?: number } = {},
-  client = house.client,
+  client = system.client,
 ) {
   const made = await client.sessions.attach({ session_id, ...params });
-  const attachment = house.broker.sessions.redeem(ticketIn(made.stream_url));
+  const attachment = system.broker.sessions.redeem(ticketIn(made.stream_url));
   if (!attachment) throw new Error('the ticket was not good');
   const port = openPort();
   const served = attachment.serve(port.port);

@@ -7,7 +7,7 @@ import type { Events } from '../broker/events.ts';
 import type { History } from '../broker/history.ts';
 import type { Tuning } from '../broker/start/index.ts';
 import type { EventType } from '../shared/api/events.ts';
-import { type House, openHouse } from './house.ts';
+import { startFarhand, type TestSystem } from './start-farhand.ts';
 
 export interface Received {
   headers: IncomingHttpHeaders;
@@ -70,7 +70,7 @@ export function answering(...statuses: number[]): Answer {
 
 const machine = { id: 'mach_of_no_agent_at_all00', name: 'web 🚀\u2028one' };
 
-export interface WebhookHouse extends House {
+export interface WebhookSystem extends TestSystem {
   /** Records an event; resolves when it is on disk. */
   happen(
     type: EventType,
@@ -82,9 +82,9 @@ export interface WebhookHouse extends House {
 }
 
 /** A broker whose webhooks may call loopback, and retry within milliseconds. */
-export async function openWebhookHouse(
+export async function startWebhookSystem(
   options: { flags?: string[]; dataDir?: string; tuning?: Tuning } = {},
-): Promise<WebhookHouse> {
+): Promise<WebhookSystem> {
   const rooms: { history?: History; events?: Events } = {};
   const flags = [
     '--webhook-allow',
@@ -93,14 +93,14 @@ export async function openWebhookHouse(
     '50ms,100ms,200ms',
     ...(options.flags ?? []),
   ];
-  const house = await openHouse({
+  const system = await startFarhand({
     ...options,
     flags,
     tuning: { ...options.tuning, rooms: (given) => void Object.assign(rooms, given) },
   });
   const { history, events } = rooms as Required<typeof rooms>;
   return {
-    ...house,
+    ...system,
     history,
     events,
     happen: (type, data = {}, about = machine) =>

@@ -3,7 +3,7 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
-import { openHouse } from './house.ts';
+import { startFarhand } from './start-farhand.ts';
 
 /** What may be a key, a hash or an id, as text: hexadecimal, base64, or our own letters. */
 const token = /[0-9A-Za-z+/_-]{16,}={0,2}/g;
@@ -45,8 +45,8 @@ function tokensIn(directory: string): Map<string, string> {
 
 /** A broker and an agent with one of everything that has a secret; what people chose is the same in each. */
 async function install(): Promise<Map<string, string>> {
-  const { client, dataDir, ...house } = await openHouse();
-  const agent = await house.agent({ name: 'same' });
+  const { client, dataDir, ...system } = await startFarhand();
+  const agent = await system.agent({ name: 'same' });
   await client.webhooks.create({ url: 'https://example.org/', events: ['*'], secret: 'of a webhook' });
   await client.joinTokens.create({ name: 'same' });
   await client.commands.create({ machine_id: agent.machineId, command: 'true' });

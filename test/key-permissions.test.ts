@@ -10,7 +10,7 @@ import type { Key, Machine } from '../broker/state/state.ts';
 import type { KeyId, MachineId, Scope } from '../shared/api/route.ts';
 import { allRoutes } from '../shared/api/route-table.ts';
 import { readSettings } from '../shared/settings.ts';
-import { openHouse, quiet, temporaryFolder } from './house.ts';
+import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 
 const day = 86_400_000;
 
@@ -249,27 +249,27 @@ test('a change that was committed is recorded once for each of its machines, tho
 /** A key that reaches `inside` alone, and a schedule of its own that was moved `outside`. */
 async function movedAway() {
   let history: History | undefined;
-  const house = await openHouse({
+  const system = await startFarhand({
     tuning: {
       rooms(rooms) {
         ({ history } = rooms);
       },
     },
   });
-  const [inside, outside] = [(await house.agent()).machineId, (await house.agent()).machineId];
+  const [inside, outside] = [(await system.agent()).machineId, (await system.agent()).machineId];
   const scopes: Scope[] = ['schedules:write', 'schedules:read', 'commands:execute'];
-  const { key } = await house.keyed(scopes, { machine_ids: [inside] });
+  const { key } = await system.keyed(scopes, { machine_ids: [inside] });
   const body = { machine_id: inside, name: 'x', command: 'true', cron: '@yearly' };
-  const ask = () => house.call('POST', '/schedules', { key, body, headers: { 'Idempotency-Key': 'once' } });
+  const ask = () => system.call('POST', '/schedules', { key, body, headers: { 'Idempotency-Key': 'once' } });
   const schedule_id = String((await ask()).body.data.id);
   const move = () =>
-    house.client.schedules.update({
+    system.client.schedules.update({
       schedule_id,
       machine_id: outside,
       command: 'theirs',
       env: { A: 'theirs' },
     });
-  return { house, inside, outside, ask, schedule_id, move, forget: () => forgetAnswers(history) };
+  return { system, inside, outside, ask, schedule_id, move, forget: () => forgetAnswers(history) };
 }
 
 /** As a crash between the commit and the answer leaves it. */
@@ -290,39 +290,39 @@ test('a repeat reveals nothing of a resource that is now on a machine outside th
 });
 
 test('a repeated batch is answered without the machines that its key has lost', async () => {
-  const house = await openHouse();
-  const machines = [await house.agent({ tags: 'ours' }), await house.agent({ tags: 'ours' })];
+  const system = await startFarhand();
+  const machines = [await system.agent({ tags: 'ours' }), await system.agent({ tags: 'ours' })];
   const [left = '', gone = ''] = machines.map(({ machineId }) => machineId);
-  const { key } = await house.keyed(['commands:execute'], { tags: ['ours'] });
+  const { key } = await system.keyed(['commands:execute'], { tags: ['ours'] });
   const params = { key, body: { tags: ['ours'], command: 'true' }, headers: { 'Idempotency-Key': 'once' } };
   const received = async (): Promise<string[]> => {
-    const { results } = (await house.call('POST', '/commands/batch', params)).body.data;
+    const { results } = (await system.call('POST', '/commands/batch', params)).body.data;
     return results.map(({ machine_id }: { machine_id: string }) => machine_id).sort();
   };
   expect([await received(), await received()]).toEqual(Array(2).fill([left, gone].sort()));
-  await house.client.machines.update({ machine_id: gone, tags: [] });
+  await system.client.machines.update({ machine_id: gone, tags: [] });
   expect(await received()).toEqual([left]);
 });
 
 test('a change that moves something between machines is reported to keys that reach both', async () => {
-  const { house, inside, outside, schedule_id, move } = await movedAway();
+  const { system, inside, outside, schedule_id, move } = await movedAway();
   await move();
-  const { key } = await house.keyed(['admin'], { machine_ids: [inside] });
-  const seen = await house.call('GET', '/audit?action=schedules.update', { key });
+  const { key } = await system.keyed(['admin'], { machine_ids: [inside] });
+  const seen = await system.call('GET', '/audit?action=schedules.update', { key });
   expect(seen.body.data).toMatchObject([{ machine_id: inside, what: {} }]);
   expect(JSON.stringify(seen.body.data)).not.toContain('theirs');
-  const all = await house.client.audit.list({ action: 'schedules.update' });
+  const all = await system.client.audit.list({ action: 'schedules.update' });
   expect(new Set(all.items.map(({ machine_id }) => machine_id))).toEqual(new Set([inside, outside]));
   expect(all.items[0]?.what).toMatchObject({ schedule_id, command: 'theirs' });
 });
 
 test('a request without a machine gets one error where there is none and where there are several', async () => {
-  const house = await openHouse();
-  const { key } = await house.keyed(['files:read', 'files:write'], { tags: ['none'] });
+  const system = await startFarhand();
+  const { key } = await system.keyed(['files:read', 'files:write'], { tags: ['none'] });
   const ask = async (how: { key?: string } = {}): Promise<unknown[]> => {
     const answers = [
-      await house.call('GET', '/files?path=/', how),
-      await house.call('PUT', '/files/content', { ...how, body: { path: '/nowhere', content: '' } }),
+      await system.call('GET', '/files?path=/', how),
+      await system.call('PUT', '/files/content', { ...how, body: { path: '/nowhere', content: '' } }),
     ];
     return answers.map(({ status, body }) => [status, body.error?.code, body.error?.message]);
   };
@@ -330,11 +330,11 @@ test('a request without a machine gets one error where there is none and where t
   expect(none[0]).toMatchObject([400, 'invalid_request', expect.stringMatching(/machine_id: name one/)]);
   expect(new Set(none.map(String)).size).toBe(1);
   expect(await ask()).toEqual(none);
-  await house.agent();
+  await system.agent();
   // Order of checks: a machine outside the key comes before anything else.
   expect((await ask({ key })).map(String)).toEqual(Array(2).fill(expect.stringMatching(/^403,forbidden,/)));
-  expect((await house.call('GET', '/files?path=/')).status).toBe(200);
-  await house.agent();
+  expect((await system.call('GET', '/files?path=/')).status).toBe(200);
+  await system.agent();
   expect(await ask({ key })).toEqual(none);
   expect(await ask()).toEqual(none);
 });

@@ -1,4 +1,4 @@
-// The default bench: a real broker on free ports and real agents, each in a temporary folder, ended with the test.
+// Starts a real broker on free ports and real agents, each with a temporary data directory; all end with the test.
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -11,8 +11,8 @@ import type { Scope } from '../shared/api/route.ts';
 import { createLogger } from '../shared/logger.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { readSettings } from '../shared/settings.ts';
-import { atEnd } from './at-end.ts';
-import { keepAgentSilent, keepBrokerSilent, listening, overhear, remember } from './secrets.ts';
+import { atEnd } from './close-after-tests.ts';
+import { keepAgentSilent, keepBrokerSilent, listening, overhear, remember } from './find-leaked-secrets.ts';
 
 export const quiet = createLogger('test', process.env.TEST_LOG === 'debug' ? 'debug' : 'silent');
 
@@ -41,7 +41,7 @@ export interface AgentOptions {
   flags?: string[];
 }
 
-export interface House {
+export interface TestSystem {
   broker: Broker;
   dataDir: string;
   url: string;
@@ -79,9 +79,9 @@ export interface Answer {
 }
 
 /** Starts a broker; it is closed with the test. */
-export async function openHouse(
+export async function startFarhand(
   params: { dataDir?: string; tuning?: Tuning; flags?: string[] } = {},
-): Promise<House> {
+): Promise<TestSystem> {
   const dataDir = params.dataDir ?? temporaryFolder('broker');
   const argv = [
     '--data-dir',

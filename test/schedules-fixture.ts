@@ -1,12 +1,12 @@
-// A house whose clock a test moves, with schedules that count their runs.
+// A system whose clock a test moves, with schedules that count their runs.
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, vi } from 'vitest';
 import { now } from '../shared/clock.ts';
 import type { Farhand } from '../shared/sdk/index.ts';
-import { leapingClock } from './command-bench.ts';
-import { type House, openHouse, temporaryFolder } from './house.ts';
+import { leapingClock } from './commands-fixture.ts';
 import { joinScripted } from './scripted-agent.ts';
+import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 export type Run = Awaited<ReturnType<Farhand['schedules']['history']>>['items'][number];
 
@@ -17,34 +17,34 @@ export const today = new Date().toISOString().slice(0, 10);
 const settleMs = 90_000;
 
 /**
- * A house with one machine at a time of the tests' own. The clock moves on in steps of `stepMs`: a link hears a
+ * A system with one machine at a time of the tests' own. The clock moves on in steps of `stepMs`: a link hears a
  * heartbeat each time, and is over after 45 s without one.
  */
-export async function houseAt(start: string, day = today, stepMs = 30_000) {
+export async function systemAt(start: string, day = today, stepMs = 30_000) {
   const at = (time: string): number => Date.parse(`${day}T${time}Z`);
   // A broker that goes sends its agents away for almost five seconds then.
   vi.spyOn(Math, 'random').mockReturnValue(0.9);
   onTestFinished(() => void vi.restoreAllMocks());
   const clock = leapingClock();
   const folder = temporaryFolder('counters');
-  let house = await openHouse();
-  const agent = await house.agent();
+  let system = await startFarhand();
+  const agent = await system.agent();
   const { machineId: machine_id } = agent;
-  const identity = await joinScripted(house);
+  const identity = await joinScripted(system);
   const away = identity.machineId;
   // Only now: certificates go by the real time. After a clock that is set forward no schedule runs for a minute.
   clock.set(at(start) - settleMs);
 
   const self = {
     ...{ clock, agent, machine_id, away, identity, at },
-    get house(): House {
-      return house;
+    get system(): TestSystem {
+      return system;
     },
     /** A command that counts its runs in a file of this name. */
     counting: (name: string): string => `echo ran >> ${folder}/${name}`,
     /** A schedule with such a command. */
     make: (name: string, cron: string, more: object = {}) =>
-      house.client.schedules.create({
+      system.client.schedules.create({
         machine_id,
         name,
         cron,
@@ -61,9 +61,9 @@ export async function houseAt(start: string, day = today, stepMs = 30_000) {
     async pass(ms: number, held = 0): Promise<void> {
       for (const end = now() + ms; now() < end; ) {
         clock.leap(Math.min(stepMs, end - now()));
-        const open = (status: 'running' | 'queued') => house.client.commands.list({ status, limit: 1 });
+        const open = (status: 'running' | 'queued') => system.client.commands.list({ status, limit: 1 });
         const busy = async (): Promise<number> => {
-          await house.client.files.stat({ machine_id, path: '/' });
+          await system.client.files.stat({ machine_id, path: '/' });
           const [running, queued] = await Promise.all([open('running'), open('queued')]);
           return running.total + queued.total;
         };
@@ -72,7 +72,7 @@ export async function houseAt(start: string, day = today, stepMs = 30_000) {
     },
     async down(): Promise<void> {
       const gone = agent.linked(false);
-      await house.broker.close();
+      await system.broker.close();
       await gone;
     },
     /** The broker is back, and after some seconds the machine too. Those are leapt over; a dial takes its real time. */
@@ -81,7 +81,7 @@ export async function houseAt(start: string, day = today, stepMs = 30_000) {
       const back = agent.linked(true).then(() => {
         linked = true;
       });
-      house = await openHouse({ dataDir: house.dataDir, flags: ['--grpc', house.grpc, ...flags] });
+      system = await startFarhand({ dataDir: system.dataDir, flags: ['--grpc', system.grpc, ...flags] });
       for (let heard = 0; !linked; ) {
         const received = (): boolean => linked || agent.logged.length > heard;
         await expect.poll(received, { interval: 5, timeout: 15_000 }).toBe(true);
@@ -89,7 +89,7 @@ export async function houseAt(start: string, day = today, stepMs = 30_000) {
         heard += waits.length;
         for (let ms = Math.max(...waits); ms > 0 && !linked; ms -= 500) {
           clock.leap(Math.min(ms, 500));
-          await house.client.schedules.list();
+          await system.client.schedules.list();
         }
       }
       await back;
@@ -98,7 +98,7 @@ export async function houseAt(start: string, day = today, stepMs = 30_000) {
     async runs(schedule_id: string): Promise<Run[]> {
       const all: Run[] = [];
       for (let more = true; more; ) {
-        const page = await house.client.schedules.history({
+        const page = await system.client.schedules.history({
           ...{ schedule_id, limit: 100, offset: all.length, sort: 'started_at' },
         });
         all.push(...page.items);
