@@ -141,16 +141,21 @@ export function run(command: string): Promise<{ seconds: number; output: string 
 
 const never = <T>(): Promise<T> => new Promise(() => undefined);
 
+/** A key that may do everything, and a join token, of a broker that runs in this data directory. */
+export function firstSecrets(dataDir: string, uses: number): Promise<{ key: string; token: string }> {
+  return withBroker({ dataDir, url: undefined, apiKey: undefined }, async (client) => ({
+    key: (await client.keys.create({ name: 'bench', scopes: ['admin'] })).key,
+    token: (await client.joinTokens.create({ uses })).token,
+  }));
+}
+
 /** A broker and its first agent of a checkout, as real processes; the key may do everything. */
 export async function startFarhand(folder: string, checkout?: string): Promise<Farhand> {
   const dataDir = join(folder, 'broker');
   const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
   const broker = await program('broker/main.ts', flags, 'broker is up', checkout);
   const { http = '', grpc = '' } = broker.line;
-  const made = await withBroker({ dataDir, url: undefined, apiKey: undefined }, async (client) => ({
-    key: (await client.keys.create({ name: 'bench', scopes: ['admin'] })).key,
-    token: (await client.joinTokens.create({ uses: 100 })).token,
-  }));
+  const made = await firstSecrets(dataDir, 100);
   return {
     broker,
     agent: await startAgent(folder, 'agent', grpc, made.token, checkout),

@@ -1,0 +1,105 @@
+// One broker and a fleet of simulated agents: what lists, changes, commands, rest and the return of all of them cost.
+//
+//   npx node scripts/bench/fleet.ts                                     100 machines, all parts
+//   npx node scripts/bench/fleet.ts --scale 10000 --only rest,kill,batch --profile
+//   npx node scripts/bench/fleet.ts --only history --rows 1000000 --out scripts/bench/results/history.txt
+//
+// Parts: rest, lists, patch, batch, at-once, kill, cut, history. Needs Linux; Debian's wrk is used if it is installed.
+// Everything happens on loopback, in one temporary folder that goes with everything that was started, also on Ctrl-C.
+//
+// The rules: agents follow docs/agent-protocol.md and share no code with the broker but the protos. Their commands end
+// at once with exit code 0. They use the same cores as the broker. Those of 10,000 machines need `ulimit -n 15000`.
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { parseArgs } from 'node:util';
+import { Farhand as Client } from '../../shared/sdk/index.ts';
+import { BrokerProcess } from './fleet/broker-process.ts';
+import { runAtOnce, runCommands } from './fleet/commands.ts';
+import { Figures } from './fleet/figures.ts';
+import { FleetOfAgents } from './fleet/fleet-of-agents.ts';
+import type { Fleet, FleetSettings } from './fleet/fleet-parts.ts';
+import { listHistory } from './fleet/history.ts';
+import { measureRest, returnAfterCut, returnAfterKill } from './fleet/links.ts';
+import { listMachines, patchMachine } from './fleet/machines.ts';
+import { bench } from './programs.ts';
+
+const { values } = parseArgs({
+  options: {
+    scale: { type: 'string', default: '100' },
+    only: { type: 'string', default: 'rest,lists,patch,batch,at-once,kill,cut,history' },
+    processes: { type: 'string' },
+    'dials-at-once': { type: 'string', default: '0' },
+    seconds: { type: 'string', default: '3' },
+    rest: { type: 'string', default: '20' },
+    rows: { type: 'string', default: '1000000' },
+    profile: { type: 'boolean', default: false },
+    out: { type: 'string' },
+  },
+});
+
+const agentsPerProcess = 2_500;
+const baseMs = 22_000;
+
+/** The parts that need a fleet, in their order. Rest comes first, because load changes the memory. */
+const parts: [name: string, measure: (fleet: Fleet) => Promise<void>][] = [
+  ['rest', measureRest],
+  ['lists', listMachines],
+  ['patch', patchMachine],
+  ['at-once', runAtOnce],
+  ['batch', runCommands],
+  ['kill', returnAfterKill],
+  ['cut', returnAfterCut],
+];
+
+const settings: FleetSettings = {
+  scale: Number(values.scale),
+  seconds: Number(values.seconds),
+  restSeconds: Number(values.rest),
+  rows: Number(values.rows),
+};
+const wanted = values.only.split(',');
+
+async function main(folder: string): Promise<void> {
+  const figures = new Figures(values.out);
+  figures.line(`${new Date().toISOString()} node ${process.version} ${process.argv.slice(2).join(' ')}`);
+  if (wanted.includes('history')) {
+    await listHistory(join(folder, 'history'), figures, settings).catch((error: unknown) =>
+      figures.failure('history', error),
+    );
+  }
+  if (parts.some(([name]) => wanted.includes(name))) await measureFleet(folder, figures);
+  figures.print();
+}
+
+async function measureFleet(folder: string, figures: Figures): Promise<void> {
+  const broker = await BrokerProcess.start({
+    dataDir: join(folder, 'broker'),
+    machines: settings.scale,
+    profiled: values.profile,
+  });
+  // After 15 s of rest the broker returns what its start has used.
+  await sleep(baseMs);
+  const baseMiB = broker.memory();
+  const begun = performance.now();
+  const agents = await FleetOfAgents.start({
+    brokers: [broker.grpc],
+    agents: settings.scale,
+    processes: Number(values.processes ?? Math.ceil(settings.scale / agentsPerProcess)),
+    dialsAtOnce: Number(values['dials-at-once']),
+    joinToken: broker.joinToken,
+  });
+  try {
+    const seconds = (performance.now() - begun) / 1000;
+    figures.row(`${settings.scale} machines enrol and link`, `${seconds.toFixed(1)} s`);
+    const client = new Client({ baseUrl: broker.http, apiKey: broker.key, retries: 0 });
+    const fleet: Fleet = { broker, agents, client, figures, settings, baseMiB };
+    for (const [name, measure] of parts) {
+      if (!wanted.includes(name)) continue;
+      await measure(fleet).catch((error: unknown) => figures.failure(name, error));
+    }
+  } finally {
+    await agents.close();
+  }
+}
+
+await bench(main);

@@ -1,0 +1,175 @@
+// The broker that is measured: started, killed and started again on the same ports; its CPU, memory, disk writes, and
+// profiles of its main thread.
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { cost, firstSecrets, privateMebibytes, until } from '../programs.ts';
+
+interface Parameters {
+  dataDir: string;
+  /** Machines that may join. */
+  machines: number;
+  /** Whether profiles can be taken. */
+  profiled: boolean;
+}
+
+const program = join(import.meta.dirname, '../../../broker/main.ts');
+const stopMs = 20_000;
+
+export class BrokerProcess {
+  readonly #parameters: Parameters;
+  #pid = 0;
+  #inspector: string | undefined;
+  http = '';
+  grpc = '';
+  key = '';
+  joinToken = '';
+
+  static async start(parameters: Parameters): Promise<BrokerProcess> {
+    const broker = new BrokerProcess(parameters);
+    await broker.restart();
+    const { key, token } = await firstSecrets(parameters.dataDir, parameters.machines);
+    broker.key = key;
+    broker.joinToken = token;
+    // What the first start needs once, such as making certificates, must not count as memory at rest.
+    await broker.stop('SIGTERM');
+    await broker.restart();
+    return broker;
+  }
+
+  constructor(parameters: Parameters) {
+    this.#parameters = parameters;
+  }
+
+  get pid(): number {
+    return this.#pid;
+  }
+
+  /** Starts the broker, after the first time on the ports of that time. Resolves when it serves. */
+  async restart(): Promise<void> {
+    const { dataDir, profiled } = this.#parameters;
+    const http = this.http.replace('http://', '') || '127.0.0.1:0';
+    const inspect = profiled ? ['--inspect=127.0.0.1:0'] : [];
+    const flags = ['--data-dir', dataDir, '--http', http, '--grpc', this.grpc || '127.0.0.1:0'];
+    const { pid, line } = await until(process.execPath, [...inspect, program, ...flags], (text) => {
+      const [, address] = /^Debugger listening on (ws:\S+)/.exec(text) ?? [];
+      if (address !== undefined) this.#inspector = address;
+      const logged = text.startsWith('{') ? (JSON.parse(text) as Record<string, string>) : {};
+      return logged.msg === 'broker is up' ? logged : undefined;
+    });
+    this.#pid = pid;
+    this.http = line.http ?? '';
+    this.grpc = line.grpc ?? '';
+  }
+
+  /** Sends a signal and waits until the process has ended. */
+  async stop(signal: 'SIGTERM' | 'SIGKILL'): Promise<void> {
+    process.kill(this.#pid, signal);
+    const end = performance.now() + stopMs;
+    while (isAlive(this.#pid)) {
+      if (performance.now() > end) throw new Error(`the broker did not end after ${signal}`);
+      await sleep(10);
+    }
+  }
+
+  /** Memory in MiB that it shares with no other process. */
+  memory(): number {
+    return privateMebibytes(this.#pid);
+  }
+
+  /** Seconds of CPU so far. */
+  cpu(): number {
+    return cost(this.#pid).cpu;
+  }
+
+  /** Bytes so far that it has caused to be written to disks (proc_pid_io(5)). */
+  written(): number {
+    return Number(/^write_bytes: (\d+)/m.exec(readFileSync(`/proc/${this.#pid}/io`, 'latin1'))?.[1]);
+  }
+
+  /** Profiles the main thread while `work` runs. The functions in which most time passed come first. */
+  async profile<T>(work: () => Promise<T>): Promise<{ result: T; top: string[] }> {
+    if (this.#inspector === undefined) return { result: await work(), top: [] };
+    const inspector = await openInspector(this.#inspector);
+    await inspector.call('Profiler.enable');
+    await inspector.call('Profiler.start');
+    const result = await work();
+    const { profile } = (await inspector.call('Profiler.stop')) as { profile: Profile };
+    inspector.close();
+    return { result, top: topOf(profile) };
+  }
+}
+
+function isAlive(pid: number): boolean {
+  try {
+    process.kill(pid, 0);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** As in the Chrome DevTools protocol, Profiler.Profile. */
+interface Profile {
+  nodes: { id: number; callFrame: { functionName: string; url: string; lineNumber: number } }[];
+  samples: number[];
+}
+
+const topFunctions = 12;
+
+/**
+ * Functions by the samples that found them running, each with its share of all samples in JavaScript. Samples are
+ * counted, because the time between two of them includes that in which other processes had the core.
+ */
+function topOf({ nodes, samples }: Profile): string[] {
+  const names = new Map(
+    nodes.map(({ id, callFrame: { functionName, url, lineNumber } }) => {
+      const file = url.replace(/^.*\/(?=(?:broker|shared|agent|node_modules)\/)/, '');
+      return [id, `${functionName || '(anonymous)'}${file && ` ${file}:${lineNumber + 1}`}`];
+    }),
+  );
+  const counts = new Map<string, number>();
+  for (const id of samples) {
+    const name = names.get(id) ?? '';
+    counts.set(name, (counts.get(name) ?? 0) + 1);
+  }
+  // Work of Node's C++ code outside of any function, and waiting.
+  for (const outside of ['(idle)', '(program)', '(root)']) counts.delete(outside);
+  const all = [...counts.values()].reduce((sum, count) => sum + count, 0);
+  return [...counts]
+    .sort(([, a], [, b]) => b - a)
+    .slice(0, topFunctions)
+    .map(
+      ([name, count]) =>
+        `${((count / all) * 100).toFixed(1)} % ${name} (${count} of ${samples.length} samples)`,
+    );
+}
+
+async function openInspector(address: string) {
+  const socket = new WebSocket(address);
+  const waiting = new Map<number, { resolve(result: unknown): void; reject(error: Error): void }>();
+  let calls = 0;
+  socket.addEventListener('message', ({ data }) => {
+    const { id, result } = JSON.parse(String(data)) as { id?: number; result?: unknown };
+    if (id !== undefined) waiting.get(id)?.resolve(result);
+  });
+  socket.addEventListener('close', () => {
+    for (const { reject } of waiting.values()) reject(new Error('the inspector closed the connection'));
+  });
+  await new Promise((resolve, reject) => {
+    socket.addEventListener('open', resolve, { once: true });
+    socket.addEventListener('error', () => reject(new Error('no connection to the inspector')), {
+      once: true,
+    });
+  });
+  return {
+    call(method: string): Promise<unknown> {
+      calls += 1;
+      const { promise, resolve, reject } = Promise.withResolvers<unknown>();
+      waiting.set(calls, { resolve, reject });
+      socket.send(JSON.stringify({ id: calls, method }));
+      return promise;
+    },
+    close: (): void => socket.close(),
+  };
+}

@@ -1,0 +1,107 @@
+// Commands of a fleet: a batch on all machines, many commands at once on one, and many small reads at once of one.
+import { setTimeout as sleep } from 'node:timers/promises';
+import { Pool } from 'undici';
+import { at } from '../programs.ts';
+import { rounded } from '../race.ts';
+import { describeProbe, milliseconds } from './figures.ts';
+import type { Fleet } from './fleet-parts.ts';
+import { Prober } from './http-load.ts';
+
+/** The most machines of one batch. */
+const mostOfBatch = 10_000;
+const oneByOne = 200;
+const commandsAtOnce = 128;
+const readsAtOnce = 64;
+const rounds = 5;
+const pauseMs = 500;
+
+export async function runCommands(fleet: Fleet): Promise<void> {
+  await oneAtATime(fleet);
+  const { result, top } = await fleet.broker.profile(() => batchOnAll(fleet));
+  fleet.figures.profile('batch to all', top);
+  return result;
+}
+
+async function oneAtATime({ client, agents, figures }: Fleet): Promise<void> {
+  const times: number[] = [];
+  const machine_id = agents.machineIds.at(-1) ?? '';
+  for (let n = 0; n < oneByOne; n += 1) {
+    const sent = performance.now();
+    await client.commands.create({ machine_id, command: 'true' });
+    times.push(performance.now() - sent);
+  }
+  times.sort((a, b) => a - b);
+  figures.row(
+    '`POST /commands` to one of them, one at a time: p50 / p99',
+    `${milliseconds(at(times, 0.5))} / ${milliseconds(at(times, 0.99))}`,
+  );
+}
+
+/** One command on every machine, in as few batches as are allowed, all at once. */
+async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<void> {
+  const ids = agents.machineIds;
+  const prober = new Prober(broker.http, `/api/v1/machines/${ids[0]}`, broker.key);
+  await sleep(pauseMs);
+  const [begun, cpu] = [performance.now(), broker.cpu()];
+  const parts = Array.from({ length: Math.ceil(ids.length / mostOfBatch) }, (_, n) =>
+    ids.slice(n * mostOfBatch, (n + 1) * mostOfBatch),
+  );
+  const made = await Promise.all(
+    parts.map((machine_ids) => client.batches.create({ machine_ids, command: 'true', wait: 0 })),
+  );
+  for (const { id } of made) {
+    for (;;) {
+      // The list has the counts without the results of all machines.
+      const { items } = await client.batches.list({ id, limit: 1 });
+      if (items[0]?.finished_at) break;
+      await sleep(100);
+    }
+  }
+  const seconds = (performance.now() - begun) / 1000;
+  const probed = await prober.stop();
+  const batches = await Promise.all(made.map(({ id }) => client.batches.list({ id, limit: 1 })));
+  const completed = batches.reduce((sum, { items }) => sum + (items[0]?.counts.completed ?? 0), 0);
+  figures.row(
+    `${made.length} batch of ${ids.length} machines`,
+    `${seconds.toFixed(2)} s, ${rounded(broker.cpu() - cpu)} s of CPU, ${completed} completed`,
+  );
+  figures.row('`GET /machines/{machine_id}` meanwhile', describeProbe(probed));
+}
+
+/** Many requests at once to one machine, and how many were refused. */
+export async function runAtOnce({ broker, agents, figures }: Fleet): Promise<void> {
+  const machine_id = agents.machineIds[1] ?? '';
+  const command = {
+    method: 'POST',
+    path: '/api/v1/commands',
+    body: { machine_id, command: 'true' },
+  } as const;
+  const path = `/api/v1/machines/${machine_id}/files/content?path=/etc/simulated/file-1`;
+  const read = { method: 'GET', path, body: undefined } as const;
+  for (const [what, request, width] of [
+    ['commands', command, commandsAtOnce],
+    ['small file reads', read, readsAtOnce],
+  ] as const) {
+    const pool = new Pool(broker.http, { connections: width });
+    const headers = { authorization: `Bearer ${broker.key}`, 'content-type': 'application/json' };
+    const body = request.body ? JSON.stringify(request.body) : null;
+    const statuses = new Map<number, number>();
+    const begun = performance.now();
+    for (let round = 0; round < rounds; round += 1) {
+      const send = async (): Promise<void> => {
+        const answer = await pool.request({ method: request.method, path: request.path, headers, body });
+        await answer.body.dump();
+        statuses.set(answer.statusCode, (statuses.get(answer.statusCode) ?? 0) + 1);
+      };
+      await Promise.all(Array.from({ length: width }, send));
+    }
+    const each = (performance.now() - begun) / rounds;
+    await pool.close();
+    const refused = (statuses.get(503) ?? 0) / (width * rounds);
+    const counts = [...statuses].map(([status, count]) => `${count} x ${status}`).join(', ');
+    figures.row(
+      `${width} ${what} at once to one machine, ${rounds} times: share of 503`,
+      `${(refused * 100).toFixed(0)} % (${counts}), ${milliseconds(each)} each time`,
+    );
+  }
+}

@@ -1,0 +1,120 @@
+// A fleet of simulated agents in several processes, and what has become of them.
+import { type ChildProcess, fork } from 'node:child_process';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import type { AgentParams, Order, Progress } from './simulator.ts';
+
+export interface FleetParams {
+  /** HOST:PORT of each broker; agents are divided among them. */
+  brokers: string[];
+  agents: number;
+  processes: number;
+  /** Dials at once of the whole fleet; 0: no limit, as in a real fleet. */
+  dialsAtOnce: number;
+  joinToken: string;
+}
+
+/** The sum over all processes. */
+export type FleetCounts = Pick<Progress, 'linked' | 'dials' | 'refused' | 'welcomes' | 'calls' | 'ends'>;
+
+/** Machines with the tag `limited`, for a key that may use only those. */
+const limitedMachines = 100;
+/** Agents that share one source address: few enough that ports of 127.0.0.x never run out. */
+const agentsPerSource = 500;
+const pollMs = 50;
+
+export class FleetOfAgents {
+  /** Ids of the machines, in the order in which they joined. */
+  readonly machineIds: string[] = [];
+  readonly #children: ChildProcess[] = [];
+  readonly #latest = new Map<ChildProcess, Progress>();
+  #failure: string | undefined;
+  #closed = false;
+
+  /** Starts the processes and lets all agents join. Resolves when all are linked. */
+  static async start(params: FleetParams): Promise<FleetOfAgents> {
+    const fleet = new FleetOfAgents();
+    const { processes, brokers, joinToken, dialsAtOnce } = params;
+    const agents = agentParams(params.agents);
+    const atOnce = dialsAtOnce === 0 ? Number.MAX_SAFE_INTEGER : Math.ceil(dialsAtOnce / processes);
+    for (let n = 0; n < processes; n += 1) {
+      const own = agents.filter((_, index) => index % processes === n);
+      fleet.#order(fleet.#fork(), { kind: 'join', agents: own, brokers, joinToken, atOnce });
+    }
+    await fleet.linked(params.agents, 600);
+    return fleet;
+  }
+
+  /** Waits until so many agents are linked, with as many welcomes since an earlier count. */
+  async linked(agents: number, seconds: number, welcomesBefore = 0): Promise<void> {
+    const end = performance.now() + seconds * 1000;
+    while (this.counts().linked < agents || this.counts().welcomes < welcomesBefore + agents) {
+      if (this.#failure !== undefined) throw new Error(this.#failure);
+      const { linked, ends } = this.counts();
+      if (performance.now() > end)
+        throw new Error(
+          `${linked} of ${agents} agents are linked after ${seconds} s: ${JSON.stringify(ends)}`,
+        );
+      await sleep(pollMs);
+    }
+  }
+
+  counts(): FleetCounts {
+    const all: FleetCounts = { linked: 0, dials: 0, refused: 0, welcomes: 0, calls: 0, ends: {} };
+    for (const progress of this.#latest.values()) {
+      for (const name of ['linked', 'dials', 'refused', 'welcomes', 'calls'] as const)
+        all[name] += progress[name];
+      for (const [reason, count] of Object.entries(progress.ends))
+        all.ends[reason] = (all.ends[reason] ?? 0) + count;
+    }
+    return all;
+  }
+
+  /** Ids of the processes, to measure what the simulation itself costs. */
+  get pids(): number[] {
+    return this.#children.flatMap(({ pid }) => pid ?? []);
+  }
+
+  /** Cuts all connections at once; every agent dials again. */
+  cut(): void {
+    for (const child of this.#children) this.#order(child, { kind: 'cut' });
+  }
+
+  /** Ends all processes. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    const ended = this.#children
+      .filter(({ exitCode, signalCode }) => exitCode === null && signalCode === null)
+      .map((child) => new Promise((resolve) => child.once('exit', resolve)));
+    for (const child of this.#children) if (child.connected) child.disconnect();
+    await Promise.all(ended);
+  }
+
+  #fork(): ChildProcess {
+    // fork() closes the channel when this process ends in any way, which ends the child.
+    const child = fork(join(import.meta.dirname, 'simulator.ts'));
+    this.#children.push(child);
+    child.on('message', (progress: Progress) => {
+      this.#latest.set(child, progress);
+      this.machineIds.push(...progress.machineIds);
+      this.#failure ??= progress.failure;
+    });
+    child.once('exit', (code, signal) => {
+      if (!this.#closed) this.#failure ??= `a process of simulated agents ended with ${signal ?? code}`;
+    });
+    return child;
+  }
+
+  #order(child: ChildProcess, order: Order): void {
+    child.send(order);
+  }
+}
+
+function agentParams(count: number): AgentParams[] {
+  const every = Math.max(1, Math.floor(count / limitedMachines));
+  return Array.from({ length: count }, (_, n) => ({
+    name: `node-${String(n).padStart(5, '0')}`,
+    tags: ['fleet', `rack-${n % 40}`, ...(n % every === 0 && n / every < limitedMachines ? ['limited'] : [])],
+    source: `127.0.1.${1 + Math.floor(n / agentsPerSource)}`,
+  }));
+}

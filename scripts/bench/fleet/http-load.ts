@@ -1,0 +1,173 @@
+// Load over HTTP: requests a second over 32 connections, by wrk or by a loop of our own; and a prober that sends
+// requests at a fixed rate, however slow the answers are.
+import { execFile } from 'node:child_process';
+import { once } from 'node:events';
+import { connect, type Socket } from 'node:net';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { promisify } from 'node:util';
+import { Pool } from 'undici';
+import { at } from '../programs.ts';
+
+const run = promisify(execFile);
+const connections = 32;
+
+/** The version line of wrk (Debian's package wrk), if it is installed. */
+export async function wrkVersion(): Promise<string | undefined> {
+  try {
+    await run('wrk', ['-v']);
+  } catch (error) {
+    // wrk -v prints its version and exits with 1.
+    const { stdout } = error as { stdout?: string };
+    return stdout?.startsWith('wrk') ? stdout.split('\n')[0] : undefined;
+  }
+  return 'wrk';
+}
+
+/** Requests a second for some seconds. Rejects if an answer is not 200. */
+export async function perSecond(url: string, key: string, seconds: number, byWrk: boolean): Promise<number> {
+  if (!byWrk) return loop(new URL(url), key, seconds);
+  const header = `Authorization: Bearer ${key}`;
+  const { stdout } = await run('wrk', ['-t1', `-c${connections}`, `-d${seconds}s`, '-H', header, url]);
+  if (/Non-2xx/.test(stdout)) throw new Error(`${url} was refused: ${stdout}`);
+  return Number(/Requests\/sec:\s+([\d.]+)/.exec(stdout)?.[1]);
+}
+
+async function loop(
+  { hostname, port, pathname, search }: URL,
+  key: string,
+  seconds: number,
+): Promise<number> {
+  const head = `GET ${pathname}${search} HTTP/1.1\r\nHost: ${hostname}\r\nAuthorization: Bearer ${key}\r\n\r\n`;
+  const request = Buffer.from(head);
+  const lanes = await Promise.all(
+    Array.from({ length: connections }, async () => {
+      const socket = connect(Number(port), hostname).setNoDelay();
+      await once(socket, 'connect');
+      return new Lane(socket, request);
+    }),
+  );
+  for (const lane of lanes) lane.start();
+  const begun = performance.now();
+  await Promise.race([sleep(seconds * 1000), ...lanes.map(({ failed }) => failed)]);
+  const took = (performance.now() - begun) / 1000;
+  const answers = lanes.reduce((sum, lane) => sum + lane.end(), 0);
+  return answers / took;
+}
+
+const headEnd = Buffer.from('\r\n\r\n');
+
+/** One keep-alive connection: the next request leaves when the answer to the one before is complete. */
+class Lane {
+  readonly failed: Promise<never>;
+  readonly #socket: Socket;
+  readonly #request: Buffer;
+  #rest: Buffer = Buffer.alloc(0);
+  /** Bytes of the present body that have not arrived. */
+  #missing = 0;
+  #answers = 0;
+
+  constructor(socket: Socket, request: Buffer) {
+    this.#socket = socket;
+    this.#request = request;
+    const { promise, reject } = Promise.withResolvers<never>();
+    this.failed = promise;
+    this.failed.catch(() => undefined);
+    socket.on('error', reject).once('close', () => reject(new Error('the server closed a connection')));
+    socket.on('data', (chunk: Buffer) => {
+      try {
+        this.#receive(chunk);
+      } catch (error) {
+        reject(error);
+      }
+    });
+  }
+
+  start(): void {
+    this.#socket.write(this.#request);
+  }
+
+  end(): number {
+    this.#socket.destroy();
+    return this.#answers;
+  }
+
+  #receive(chunk: Buffer): void {
+    if (this.#missing === 0) {
+      this.#rest = this.#rest.length === 0 ? chunk : Buffer.concat([this.#rest, chunk]);
+      const end = this.#rest.indexOf(headEnd);
+      if (end < 0) return;
+      const head = this.#rest.toString('latin1', 0, end);
+      const length = /\r\ncontent-length: (\d+)/i.exec(head)?.[1];
+      if (!head.startsWith('HTTP/1.1 200') || length === undefined) throw new Error(head);
+      this.#missing = Number(length) - (this.#rest.length - end - headEnd.length);
+      this.#rest = Buffer.alloc(0);
+    } else {
+      this.#missing -= chunk.length;
+    }
+    if (this.#missing > 0) return;
+    this.#answers += 1;
+    this.#socket.write(this.#request);
+  }
+}
+
+export interface Probed {
+  requests: number;
+  /** Requests that failed or were not answered with 200. */
+  failed: number;
+  p50: number;
+  p99: number;
+  longest: number;
+}
+
+const probeEveryMs = 20;
+const probeConnections = 64;
+/** Longer than any stall that was ever measured. */
+const probeTimeoutMs = 60_000;
+
+/** Sends a request every 20 ms until it is stopped. Times are in milliseconds from the moment of sending. */
+export class Prober {
+  readonly #pool: Pool;
+  readonly #path: string;
+  readonly #headers: Record<string, string>;
+  readonly #timer: NodeJS.Timeout;
+  readonly #open = new Set<Promise<void>>();
+  readonly #times: number[] = [];
+  #failed = 0;
+
+  constructor(origin: string, path: string, key: string) {
+    this.#pool = new Pool(origin, { connections: probeConnections, headersTimeout: probeTimeoutMs });
+    this.#path = path;
+    this.#headers = { authorization: `Bearer ${key}` };
+    this.#timer = setInterval(() => this.#send(), probeEveryMs);
+  }
+
+  async stop(): Promise<Probed> {
+    clearInterval(this.#timer);
+    await Promise.all(this.#open);
+    await this.#pool.close();
+    const sorted = this.#times.toSorted((a, b) => a - b);
+    return {
+      requests: sorted.length,
+      failed: this.#failed,
+      p50: at(sorted, 0.5),
+      p99: at(sorted, 0.99),
+      longest: sorted.at(-1) ?? Number.NaN,
+    };
+  }
+
+  #send(): void {
+    const sent = performance.now();
+    const answered = this.#pool
+      .request({ path: this.#path, method: 'GET', headers: this.#headers })
+      .then(async ({ statusCode, body }) => {
+        await body.dump();
+        if (statusCode !== 200) throw new Error(`answered ${statusCode}`);
+        this.#times.push(performance.now() - sent);
+      })
+      .catch(() => {
+        this.#failed += 1;
+      })
+      .finally(() => this.#open.delete(answered));
+    this.#open.add(answered);
+  }
+}

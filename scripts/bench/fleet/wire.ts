@@ -1,0 +1,62 @@
+// The wire of simulated agents: messages of the protos, and gRPC frames on a stream of HTTP/2. Shares nothing with
+// the broker but the protos themselves.
+import { join } from 'node:path';
+import protobuf from 'protobufjs';
+import type { ConnectResponse__Output } from '../../../proto/types/farhand/link/v1/ConnectResponse.ts';
+
+const folder = join(import.meta.dirname, '../../../proto');
+const root = new protobuf.Root();
+root.resolvePath = (_from, name) => join(folder, name);
+root.loadSync(['farhand/agent/v1/agent.proto', 'farhand/link/v1/link.proto'], { keepCase: true });
+root.resolveAll();
+
+const shape = { longs: Number, enums: String, defaults: true, oneofs: true };
+const frameHead = 5;
+
+/** Encodes a message of a proto, named without its package: `Hello`. */
+export function encode(name: string, message: object): Buffer {
+  const type = root.lookupType(name);
+  // The cast is safe: protobufjs writes a Buffer where the platform has Buffers.
+  return type.encode(type.fromObject(message)).finish() as Buffer;
+}
+
+/** Decodes a message of a proto; the type is that of the generated `…__Output`. */
+export function decode<T>(name: string, bytes: Uint8Array): T {
+  const type = root.lookupType(name);
+  // The cast is safe if T belongs to `name`: the types are generated with the same options.
+  return type.toObject(type.decode(bytes), shape) as T;
+}
+
+const incoming = root.lookupType('ConnectResponse');
+
+/** Decodes a message of the broker on the control stream. */
+export function decodeIncoming(bytes: Uint8Array): ConnectResponse__Output {
+  return incoming.toObject(incoming.decode(bytes), shape);
+}
+
+/** One message as a gRPC frame: no compression, length, bytes. */
+export function frame(message: Uint8Array): Buffer {
+  const framed = Buffer.allocUnsafe(frameHead + message.length);
+  framed[0] = 0;
+  framed.writeUInt32BE(message.length, 1);
+  framed.set(message, frameHead);
+  return framed;
+}
+
+/** Cuts the bytes of a stream into the messages of its frames. */
+export class FrameReader {
+  #rest: Buffer = Buffer.alloc(0);
+
+  /** The messages that are complete with this chunk. */
+  push(chunk: Buffer): Buffer[] {
+    this.#rest = this.#rest.length === 0 ? chunk : Buffer.concat([this.#rest, chunk]);
+    const messages: Buffer[] = [];
+    while (this.#rest.length >= frameHead) {
+      const end = frameHead + this.#rest.readUInt32BE(1);
+      if (this.#rest.length < end) break;
+      messages.push(this.#rest.subarray(frameHead, end));
+      this.#rest = this.#rest.subarray(end);
+    }
+    return messages;
+  }
+}
