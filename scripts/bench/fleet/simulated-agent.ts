@@ -143,17 +143,14 @@ export class SimulatedAgent {
     });
     stream.on('error', fail);
     stream.once('response', (headers) => this.#finish(stream, headers['grpc-status']));
-    stream.once('trailers', (headers) => this.#finish(stream, headers['grpc-status']));
+    stream.once('trailers', (headers: IncomingHttpHeaders) => this.#finish(stream, headers['grpc-status']));
     stream.once('close', () => this.#stream === stream && this.#lose('stream closed'));
   }
 
   /** Handles the status with which the broker ends the control stream, if it has one. */
-  #finish(stream: ClientHttp2Stream, status: unknown): void {
+  #finish(stream: ClientHttp2Stream, status: string | string[] | undefined): void {
     if (status === undefined || this.#stream !== stream) return;
-    this.#lose(
-      `status ${String(status)}`,
-      String(status) === statusResourceExhausted ? limitedMs : undefined,
-    );
+    this.#lose(`status ${String(status)}`, status === statusResourceExhausted ? limitedMs : undefined);
   }
 
   #receive(bytes: Buffer): void {
