@@ -90,7 +90,7 @@ export class BrokerProcess {
   /** Profiles the main thread while `work` runs. The functions in which most time passed come first. */
   async profile<T>(work: () => Promise<T>): Promise<{ result: T; top: string[] }> {
     if (this.#inspector === undefined) return { result: await work(), top: [] };
-    const inspector = await openInspector(this.#inspector);
+    const inspector = await connectInspector(this.#inspector);
     await inspector.call('Profiler.enable');
     await inspector.call('Profiler.start');
     const result = await work();
@@ -145,7 +145,7 @@ function topOf({ nodes, samples }: Profile): string[] {
     );
 }
 
-async function openInspector(address: string) {
+async function connectInspector(address: string) {
   const socket = new WebSocket(address);
   const waiting = new Map<number, { resolve(result: unknown): void; reject(error: Error): void }>();
   let calls = 0;

@@ -120,7 +120,7 @@ export class SimulatedAgent {
 
   #dial(now: number): void {
     this.#counts.dials += 1;
-    this.#begin(openSession(this.#way), now);
+    this.#begin(dialSession(this.#way), now);
   }
 
   #begin(session: ClientHttp2Session, now: number): void {
@@ -257,7 +257,7 @@ function codeOf(error: Error): string {
 }
 
 /** Dials the broker over TLS 1.3 and checks its certificate against the pinned CA. */
-export function openSession({ host, port, source, context: secureContext }: Way): ClientHttp2Session {
+export function dialSession({ host, port, source, context: secureContext }: Way): ClientHttp2Session {
   const session = connect(`https://${serverName}`, {
     createConnection: () =>
       connectTls({

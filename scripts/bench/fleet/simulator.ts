@@ -4,7 +4,7 @@ import { createHash, generateKeyPairSync } from 'node:crypto';
 import { once } from 'node:events';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { connect as connectTls, createSecureContext } from 'node:tls';
-import { type Counts, enroll, openSession, SimulatedAgent, type Way } from './simulated-agent.ts';
+import { type Counts, dialSession, enroll, SimulatedAgent, type Way } from './simulated-agent.ts';
 
 /** Messages to a simulator. */
 export type Order =
@@ -83,7 +83,7 @@ async function joinOne(way: Way, token: string, { name, tags }: AgentParams, n: 
   // The last 32 bytes of the DER form are the raw key (RFC 8410 section 4).
   const public_key = publicKey.export({ format: 'der', type: 'spki' }).subarray(-32);
   for (let tries = 1; ; tries += 1) {
-    const session = openSession(way);
+    const session = dialSession(way);
     counts.dials += 1;
     try {
       const machineId = await enroll(session, { token, public_key, name, tags });
