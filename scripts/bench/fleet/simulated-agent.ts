@@ -100,12 +100,9 @@ export class SimulatedAgent {
     else if (mayDial) this.#dial(now);
   }
 
-  /** Cuts the connection, as a lost network does, and dials again at once. */
+  /** Cuts the connection, as a lost network does. */
   cut(): void {
-    if (this.#phase === 'ended') return;
-    this.#close();
-    this.#phase = 'waiting';
-    this.#dueAt = 0;
+    if (this.#phase === 'linked') this.#lose('cut');
   }
 
   /** Links on a connection that exists already, that of its enrolment. */
