@@ -172,7 +172,7 @@ describe('farhand doctor', () => {
       /^fail +key +apiKey must be visible ASCII/m,
       /^fail +broker +none is configured.*farhand login URL/ms,
       /^fail +broker +http:\/\/127.0.0.1:2 does not answer.*check host, port and firewalls/ms,
-      /^fail +key .*unauthorized.*stores another one/ms,
+      /^fail +key .*unauthorized.*store another key/ms,
       /^fail +broker .*FARHAND_PIN/ms,
       /^fail +directory +other users can use .*chmod/ms,
     ];
