@@ -5,8 +5,8 @@ import type { MachineId } from '../shared/api/route.ts';
 import type { Caller, Handlers, Journal } from '../shared/api/route-table.ts';
 import { iso, now } from '../shared/clock.ts';
 import { newId } from '../shared/ids.ts';
-import { type History, jsonIn, type OutboxEntry, type Row, textIn } from './history.ts';
-import { OrderedTable } from './history-table.ts';
+import { type History, jsonIn, type OutboxEntry, type Row, textIn } from './history/history.ts';
+import { OrderedTable } from './history/ordered-table.ts';
 import { type Condition, countRows } from './paging.ts';
 
 interface AuditEntry extends OutboxEntry {

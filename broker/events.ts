@@ -13,8 +13,8 @@ import {
   type OutboxEntry,
   type Row,
   textIn,
-} from './history.ts';
-import { OrderedTable } from './history-table.ts';
+} from './history/history.ts';
+import { OrderedTable } from './history/ordered-table.ts';
 import { allOf, type Condition, countRows, reachableOnly } from './paging.ts';
 
 export interface Event {

@@ -338,7 +338,7 @@ function cycles(files: SourceFile[]): string[] {
 // A library ending in "/" or "-" stands for all whose name starts so.
 const rooms: [libraries: string[], rooms: string[]][] = [
   [['lowdb'], ['broker/state']],
-  [['node:sqlite'], ['broker/history*', 'shared/directory-lock']],
+  [['node:sqlite'], ['broker/history', 'shared/directory-lock']],
   [['croner', 'cronstrue'], ['broker/schedules']],
   [
     ['koa', 'koa-', '@koa/', 'prom-client', 'zod-openapi', '@fastify/busboy', 'mime', 'raw-body', 'ws'],

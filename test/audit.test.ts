@@ -5,7 +5,7 @@ import { pino } from 'pino';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { createAudit } from '../broker/audit.ts';
 import { brokerSettings } from '../broker/config.ts';
-import { openHistory } from '../broker/history.ts';
+import { openHistory } from '../broker/history/history.ts';
 import { startBroker } from '../broker/start/index.ts';
 import type { Deed } from '../shared/api/audit.ts';
 import { readSettings } from '../shared/settings.ts';

@@ -4,7 +4,7 @@ import { createAuditRecorder } from '../broker/admission/audit.ts';
 import { AuthorizedRequest, guardOf, handlerOf } from '../broker/admission/authorize.ts';
 import { createAudit } from '../broker/audit.ts';
 import { brokerSettings } from '../broker/config.ts';
-import { type History, openHistory } from '../broker/history.ts';
+import { type History, openHistory } from '../broker/history/history.ts';
 import { type Closers, openRooms } from '../broker/start/create-parts.ts';
 import type { Key, Machine } from '../broker/state/state.ts';
 import type { KeyId, MachineId, Scope } from '../shared/api/route.ts';

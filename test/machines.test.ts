@@ -3,7 +3,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { cpus, hostname, totalmem } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
-import { openHistory } from '../broker/history.ts';
+import { openHistory } from '../broker/history/history.ts';
 import { MachineFacts } from '../broker/presence/machine-facts.ts';
 import { fakeClock } from './fake-clock.ts';
 import { scriptedMachine } from './scripted-agent.ts';

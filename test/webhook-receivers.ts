@@ -4,7 +4,7 @@ import { createServer, type IncomingHttpHeaders, type IncomingMessage, type Serv
 import type { AddressInfo } from 'node:net';
 import { onTestFinished } from 'vitest';
 import type { Events } from '../broker/events.ts';
-import type { History } from '../broker/history.ts';
+import type { History } from '../broker/history/history.ts';
 import type { Tuning } from '../broker/start/index.ts';
 import type { EventType } from '../shared/api/events.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';

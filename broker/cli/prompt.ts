@@ -12,16 +12,35 @@ export async function confirm(yes: boolean | undefined, what: string): Promise<v
   if (!isInteractive()) throw new UsageError(`this command would ${what}: add --yes to confirm`);
   const prompts = await import('@clack/prompts');
   const message = clean(`This will ${what}. Continue?`);
-  const answer = await prompts.confirm({ message, initialValue: false, output: screen() });
+  const answer = await prompts.confirm({
+    message,
+    initialValue: false,
+    output: screen(),
+    signal: endOfInput(),
+  });
   if (answer !== true) throw new UsageError('cancelled: nothing was changed');
 }
 
 /** Asks for a text; a `secret` is not displayed while it is typed. */
 export async function prompt(message: string, kind: 'text' | 'secret' = 'text'): Promise<string> {
   const { password, text } = await import('@clack/prompts');
-  const answer = await (kind === 'secret' ? password : text)({ message, output: screen() });
+  const answer = await (kind === 'secret' ? password : text)({
+    message,
+    output: screen(),
+    signal: endOfInput(),
+  });
   if (typeof answer === 'string' && answer !== '') return answer;
   throw new UsageError('no value was entered: nothing was changed');
+}
+
+/** Ends a prompt when the terminal closes or the user presses Ctrl-D, at which the library would wait for ever. */
+function endOfInput(): AbortSignal {
+  const ended = new AbortController();
+  process.stdin.once('end', () => ended.abort());
+  process.stdin.on('keypress', (_text: string | undefined, key: { ctrl?: boolean; name?: string }) => {
+    if (key.ctrl && key.name === 'd') ended.abort();
+  });
+  return ended.signal;
 }
 
 /**

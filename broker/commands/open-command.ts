@@ -17,7 +17,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { killGraceMs } from '../../shared/process-limits.ts';
-import type { HistoryTransaction } from '../history.ts';
+import type { HistoryTransaction } from '../history/history.ts';
 import type { Acknowledgements } from '../link/acknowledge-results.ts';
 import type { Link } from '../presence/index.ts';
 import { type BatchProgress, type Command, type End, endOf, isSound, type Spec } from './command.ts';

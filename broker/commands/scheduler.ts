@@ -6,7 +6,7 @@ import { after, every, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { isId } from '../../shared/ids.ts';
 import { openCommands } from '../../shared/process-limits.ts';
-import type { HistoryTransaction } from '../history.ts';
+import type { HistoryTransaction } from '../history/history.ts';
 import type { Link } from '../presence/index.ts';
 import type { BatchProgress, Command, End, Spec } from './command.ts';
 import { type CommandContext, OpenCommand } from './open-command.ts';

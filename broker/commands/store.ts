@@ -4,7 +4,7 @@ import type { BatchId, MachineId } from '../../shared/api/route.ts';
 import type { Journal } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
-import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history.ts';
+import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history/history.ts';
 import { countRows } from '../paging.ts';
 import type { Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';

@@ -10,7 +10,7 @@ import { AppError, fieldError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Quota } from '../../shared/quota.ts';
 import type { Events } from '../events.ts';
-import type { History } from '../history.ts';
+import type { History } from '../history/history.ts';
 import type { Presence } from '../presence/index.ts';
 import type { State } from '../state/state.ts';
 

@@ -9,7 +9,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newId, newSecret } from '../../shared/ids.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { type History, textIn } from '../history.ts';
+import { type History, textIn } from '../history/history.ts';
 import { pageOf } from '../paging.ts';
 import type { Declared, Key, State } from '../state/state.ts';
 import { currentKey, endOf, hasExpired, holds, within } from './rights.ts';

@@ -26,7 +26,7 @@ import type { Rates } from '../admission/rate-limits.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
 import { type ConnectionLimiter, logAcceptErrors } from '../connection-limiter.ts';
 import type { Events } from '../events.ts';
-import type { History } from '../history.ts';
+import type { History } from '../history/history.ts';
 import type { JoinTokens } from '../join-tokens.ts';
 import type { AnswerStream } from './agent-calls.ts';
 import { type Authority, renewLeaves } from './authority.ts';

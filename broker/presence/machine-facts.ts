@@ -5,7 +5,7 @@ import type { Metrics__Output } from '../../proto/types/farhand/agent/v1/Metrics
 import { label } from '../../shared/api/route.ts';
 import { every, latestInstant, monotonic, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { type History, jsonIn, type OutboxEntry, type Row, textIn } from '../history.ts';
+import { type History, jsonIn, type OutboxEntry, type Row, textIn } from '../history/history.ts';
 
 const amount = z.number().min(0).max(Number.MAX_SAFE_INTEGER);
 const space = z.object({ total: amount, used: amount, free: amount });

@@ -7,7 +7,7 @@ import { monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { AcceptedCommand, Commands } from '../commands/index.ts';
-import type { History } from '../history.ts';
+import type { History } from '../history/history.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Schedule, State } from '../state/state.ts';
 import { newRun, type ScheduleRecords, type ScheduleRun, settledRun } from './run-records.ts';

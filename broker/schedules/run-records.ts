@@ -8,7 +8,7 @@ import { now } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Command } from '../commands/command.ts';
 import type { Events } from '../events.ts';
-import { type History, type HistoryTransaction, type Row, textIn } from '../history.ts';
+import { type History, type HistoryTransaction, type Row, textIn } from '../history/history.ts';
 import { allOf, countRows, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { Schedule, State } from '../state/state.ts';
 

@@ -3,7 +3,7 @@
 import type { KeyId, MachineId, SessionId } from '../../shared/api/route.ts';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { History, Row } from '../history.ts';
+import type { History, Row } from '../history/history.ts';
 
 type Detail = Reply<Api['sessions']['get']>;
 type Times = 'created_at' | 'connected_at' | 'last_heartbeat_at' | 'grace_period_started_at' | 'ended_at';

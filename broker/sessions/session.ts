@@ -13,7 +13,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
-import type { History } from '../history.ts';
+import type { History } from '../history/history.ts';
 import type { Acknowledgements } from '../link/acknowledge-results.ts';
 import type { Link, Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';

@@ -20,7 +20,7 @@ import type { BrokerSettings } from '../config.ts';
 import type { ConnectionLimits } from '../connection-limiter.ts';
 import { Events } from '../events.ts';
 import { fileHandlers } from '../files/index.ts';
-import { type History, openHistory } from '../history.ts';
+import { type History, openHistory } from '../history/history.ts';
 import { createMetrics, type Status, serviceHandlers } from '../http/about-routes.ts';
 import { JoinTokens } from '../join-tokens.ts';
 import { Keys } from '../keys/index.ts';

@@ -1,7 +1,7 @@
 // The types of the documents in state.json.
 import { z } from 'zod';
 import { joinTokenId, keyId, machineId, scheduleId, scopes, webhookId } from '../../shared/api/route.ts';
-import type { OutboxEntry } from '../history.ts';
+import type { OutboxEntry } from '../history/history.ts';
 
 /** Version 0.1.0 stored white space around tags; later versions trim it in requests. */
 const tags = z

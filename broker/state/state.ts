@@ -8,7 +8,7 @@ import type { Journal } from '../../shared/api/route-table.ts';
 import { after } from '../../shared/clock.ts';
 import { removeLeftovers } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
-import type { OutboxEntry } from '../history.ts';
+import type { OutboxEntry } from '../history/history.ts';
 import { type Declared, type Documents, type Name, names, version } from './documents.ts';
 import { commandBack, StateFile, textOf } from './state-file.ts';
 

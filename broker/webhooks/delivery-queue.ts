@@ -4,7 +4,7 @@ import type { WebhookId } from '../../shared/api/route.ts';
 import { after, monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
-import type { History, HistoryTransaction } from '../history.ts';
+import type { History, HistoryTransaction } from '../history/history.ts';
 import type { State, Webhook } from '../state/state.ts';
 import type { Attempted, Delivery, DeliveryStore } from './delivery-store.ts';
 import type { Outcome, Sender } from './sender.ts';

@@ -4,8 +4,8 @@ import { createHash } from 'node:crypto';
 import type { WebhookId } from '../../shared/api/route.ts';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
-import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history.ts';
-import { rowsSince } from '../history-table.ts';
+import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history/history.ts';
+import { rowsSince } from '../history/ordered-table.ts';
 import { allOf, countRows } from '../paging.ts';
 import type { Outcome } from './sender.ts';
 

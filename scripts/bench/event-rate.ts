@@ -1,7 +1,7 @@
 // A broker in which events happen at a steady rate once it gets SIGUSR2: more than any machines of a bench could cause.
 import { brokerSettings } from '../../broker/config.ts';
 import type { Events } from '../../broker/events.ts';
-import type { History } from '../../broker/history.ts';
+import type { History } from '../../broker/history/history.ts';
 import { startBroker } from '../../broker/start/index.ts';
 import { createLogger } from '../../shared/logger.ts';
 import { readSettings } from '../../shared/settings.ts';

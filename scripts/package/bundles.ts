@@ -18,7 +18,7 @@ const entries = {
 export type Entry = keyof typeof entries;
 /** What a program runs as a separate process or thread. */
 const spawner = { 'farhand-spawner': 'agent/processes/spawner/main.ts' };
-const historyReader = { 'farhand-history-reader': 'broker/history-reader-thread.ts' };
+const historyReader = { 'farhand-history-reader': 'broker/history/reader-thread.ts' };
 
 /**
  * Code at the start of bundles: CommonJS libraries look for protos at `../../proto`, here proto/ beside lib/.

@@ -17,7 +17,7 @@ import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { Events } from '../../broker/events.ts';
-import { type OutboxEntry, openHistory } from '../../broker/history.ts';
+import { type OutboxEntry, openHistory } from '../../broker/history/history.ts';
 import { type Machine, openState, type State, type StateTransaction } from '../../broker/state/state.ts';
 import type { JoinTokenId, MachineId } from '../../shared/api/route.ts';
 import { setClock } from '../../shared/clock.ts';

@@ -9,11 +9,11 @@ import {
   type SQLOutputValue,
   type StatementSync,
 } from 'node:sqlite';
-import type { Journal } from '../shared/api/route-table.ts';
-import { every, nextTurn, now } from '../shared/clock.ts';
-import { StartError } from '../shared/errors.ts';
-import type { Logger } from '../shared/logger.ts';
-import { HistoryReader, type Query } from './history-reader.ts';
+import type { Journal } from '../../shared/api/route-table.ts';
+import { every, nextTurn, now } from '../../shared/clock.ts';
+import { StartError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { HistoryReader, type Query } from './reader.ts';
 
 export type Row = Record<string, SQLOutputValue>;
 

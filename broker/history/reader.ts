@@ -1,7 +1,7 @@
 // Reads history.db on a thread of its own, so that a long query delays no other request.
 import type { SQLInputValue, SQLOutputValue } from 'node:sqlite';
 import { Worker } from 'node:worker_threads';
-import { historyReaderProgram } from '../shared/install-layout.ts';
+import { historyReaderProgram } from '../../shared/install-layout.ts';
 
 export interface Query {
   sql: string;

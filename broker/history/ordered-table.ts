@@ -1,10 +1,10 @@
 // A history table whose sequence numbers follow the time of the rows,
 // so that a time is found without an index.
 
-import type { Route } from '../shared/api/route.ts';
-import type { Page } from '../shared/api/route-table.ts';
+import type { Route } from '../../shared/api/route.ts';
+import type { Page } from '../../shared/api/route-table.ts';
+import { type Condition, filtersOf, pageOfRows } from '../paging.ts';
 import type { History, Row } from './history.ts';
-import { type Condition, filtersOf, pageOfRows } from './paging.ts';
 
 /**
  * Sequence numbers per millisecond. With more rows, or a clock set back,
