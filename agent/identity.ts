@@ -145,7 +145,7 @@ const reasons: Readonly<Record<string, string>> = {
   ERR_SSL_WRONG_VERSION_NUMBER: notTheLink,
   ERR_SSL_PACKET_LENGTH_TOO_LONG: notTheLink,
   ECONNREFUSED: 'refused the connection; check that the broker runs and that the port is right',
-  ENOTFOUND: 'has no address: the host name is unknown',
+  ENOTFOUND: 'has no address: check the host name and the DNS settings of this machine',
 };
 
 function wrongBroker(broker: string): StartError {

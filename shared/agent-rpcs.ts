@@ -97,8 +97,8 @@ export const gaveUp = new AppError('unavailable', 'the caller cancelled the call
 export const cancelledDetails = 'cancelled';
 
 /**
- * Concurrency classes: small calls, transfers of any size, followed processes, terminals and their clients,
- * watches of files.
+ * Each lane limits its own concurrent calls. `short`: small calls; `bulk`: file transfers; `process`: calls that
+ * follow the output of a process; `terminal`: terminals and their clients; `watch`: watches of files.
  */
 export type Lane = 'short' | 'bulk' | 'process' | 'terminal' | 'watch';
 

@@ -126,7 +126,8 @@ class Watch implements Disposable {
     if (!names.has(name) && !this.#overflown) {
       this.#waiting.set(folder, names.add(name));
       this.#count += 1;
-      // So many changes at once may overflow the kernel's queue, which loses changes of any watch.
+      // With so many waiting changes the kernel's queue may have overflowed. All watches share it, so each of them
+      // may have missed a change.
       if (this.#count > mostWaiting) for (const overflow of overflows) overflow();
     }
     this.#changed.wake();

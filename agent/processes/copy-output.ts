@@ -56,7 +56,7 @@ export class Pump {
     this.#store = (data) =>
       output.append(data).catch((err: unknown) => {
         if (!complained)
-          log.error({ err, id }, 'output of a command could not be written to its log; followers see a gap');
+          log.error({ err, id }, 'output of a command could not be stored: its readers see a gap');
         complained = true;
       });
     const callback = (bytes: number): boolean => {

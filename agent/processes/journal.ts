@@ -191,7 +191,7 @@ export class Journal {
     this.#write(line, false).catch((err: unknown) => {
       const { id, t: step } = line;
       const message =
-        "a process's start, end or acknowledgement could not be written to the journal; if the agent crashes before the next write succeeds, the process counts as lost";
+        'the journal of processes could not be written: check the free disk space; after a crash the agent would report this process as lost';
       this.#log.error({ err, id, step }, message);
     });
   }

@@ -196,7 +196,7 @@ export class OpenCommand {
     if (cancel) this.#kill();
   }
 
-  /** Reads an agent's reports; returns the end of a command that surely never ran. Never rejects. */
+  /** Reads an agent's reports. Returns an End only if the command certainly never ran. Never rejects. */
   async #readReports(link: Link, spec: Spec | undefined): Promise<End | undefined> {
     const { state, log } = this.#context;
     const { id, requested_by } = this.record;
@@ -224,7 +224,7 @@ export class OpenCommand {
     }
   }
 
-  /** Handles one report. Returns the end of a command that surely never ran; writes any other end itself. */
+  /** Handles one report. Returns an End only if the command certainly never ran; writes any other end itself. */
   async #take(link: Link, report: ProcessEvent__Output): Promise<End | undefined> {
     const { started, output, exit } = report;
     if (!isSound(report)) await this.finish({ status: 'lost', reason: 'bad_report' });

@@ -243,7 +243,7 @@ function contentOf(route: Route) {
   }
   if (kind === 'events') {
     const content = { 'text/event-stream': { schema: reply } };
-    return { description: 'Server-sent events; the schema is that of their data', content };
+    return { description: 'Server-sent events. The schema describes the data of each event.', content };
   }
   const schema =
     kind === 'list'

@@ -181,7 +181,8 @@ function find(id: string, caller: Caller, declared: Pick<Declared, 'keys'>): Key
 }
 
 /** All unknown keys have the same error text, so that a guesser learns nothing. */
-const anyKey = 'send a valid API key in the header Authorization: Bearer service_apikey_…';
+const anyKey =
+  'the API key is missing or unknown: send one in the header Authorization: Bearer service_apikey_…';
 const noGoodKey = new AppError('unauthorized', anyKey);
 
 function newEnd({ expires_at }: Key, end: Date | null | undefined): string | null {

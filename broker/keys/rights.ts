@@ -157,8 +157,8 @@ export function watchRights(state: State, key_id: KeyId, look: () => void): () =
 }
 
 /**
- * Calls `end` once a key may no longer attach to sessions of a machine. The key is then revoked or expired,
- * or lacks the scope or the machine. The returned function stops this.
+ * Calls `end` as soon as a key may no longer attach to sessions of a machine: it was revoked, has expired, or
+ * has lost the scope or the machine. Call the returned function to stop watching.
  */
 export function whileAttachable(state: State) {
   return (intent: Intent, end: () => void): (() => void) => {

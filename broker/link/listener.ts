@@ -71,7 +71,7 @@ const headerBytes = 16 * 1024;
 /** Most streams on a connection: more than all calls of a machine together. */
 const streamsPerConnection = 512;
 const sessionMegabytes = 64;
-/** Most connections that wait to be accepted; beyond that, clients try again a second later. */
+/** Limit on connections that wait to be accepted. Clients beyond it retry after a second. */
 export const backlog = 4_096;
 
 /** Starts the gRPC port. Rejects with a system error when it cannot listen on the address. */

@@ -76,7 +76,7 @@ export class Launcher {
     const requester = { key_id: schedule.requested_by, request_id: newId('request') };
     const waiting = this.#queueFor(schedule.machine_id);
     await this.#launch(schedule, run, { ...requester, ...waiting }).catch((error: unknown) => {
-      // The row with the refusal is already on disk.
+      // A refusal is already stored in the row of the run.
       if (!(error instanceof AppError)) throw error;
     });
   }

@@ -35,7 +35,7 @@ const auditMs = 60_000;
 const mostUntaken = 2 * terminalReplayBytes;
 /** Approximate size of a notice in bytes. */
 const noticeBytes = 256;
-/** Wait before a call that a linked agent refused is tried again. */
+/** Delay before retrying a call that a linked agent refused. */
 const retryMs = 1_000;
 
 /** Errors by which an agent says that a terminal has ended and no output of it is left. */

@@ -77,7 +77,7 @@ const killGraceMs = 2_000;
  * Then the broker ends the session.
  */
 const overdueMs = 15_000;
-/** Wait before a call that a linked agent did not answer is tried again. */
+/** Delay before retrying a call that a linked agent did not answer. */
 const retryMs = 1_000;
 
 export class OpenSession {

@@ -317,7 +317,12 @@ export const files = {
     errors: readErrors,
     query: {
       ...optionalPath,
-      name: z.string().min(1).max(1000).optional().describe('Glob; with a slash for the whole path'),
+      name: z
+        .string()
+        .min(1)
+        .max(1000)
+        .optional()
+        .describe('Glob pattern for the name, or with a slash for the whole path'),
       content: z.string().min(1).max(1000).optional().describe('Text that a line must contain'),
       ignore_case: queryBoolean.default(false).describe('Ignore case'),
       hidden: queryBoolean.default(false).describe('Include entries whose name starts with a dot'),

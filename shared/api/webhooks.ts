@@ -114,7 +114,10 @@ export const webhooks = {
     body: z.strictObject({
       url: url.optional(),
       events: events.optional(),
-      secret: secret.nullable().optional().describe('New secret; null: no signature'),
+      secret: secret
+        .nullable()
+        .optional()
+        .describe('New secret for signatures; null: deliveries are not signed'),
       enabled: z.boolean().optional().describe('Whether events are delivered'),
       machine_ids: machine_ids.nullable().optional().describe(ofMachines),
     }),

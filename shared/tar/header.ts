@@ -7,7 +7,7 @@ export const blockBytes = 512;
 /** The kind of an entry that has a path; other type flags only describe the next entry. */
 export type TarKind = 'file' | 'link' | 'symlink' | 'directory';
 
-/** The part of a header that is read from archives; unpacked files belong to the user who unpacks them. */
+/** What is read of a header. Not its owner: unpacked files belong to the user who unpacks them. */
 export interface TarContent {
   kind: TarKind;
   name: Bytes;

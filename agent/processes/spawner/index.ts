@@ -54,7 +54,7 @@ export class Spawners {
   readonly #spawners = new Map<string, SpawnerProcess>();
   #starting: Promise<void> | undefined;
 
-  /** `name`: the same for each start of an agent with this data directory, and for no other. */
+  /** `name` identifies the agent's data directory: the same after each restart, and used by no other agent. */
   constructor(name: string, options: SpawnersOptions) {
     this.#marks = marksOf(name);
     this.#options = options;

@@ -15,7 +15,7 @@ const soonMs = 7 * 86_400_000;
 export async function examineBroker(place: Where): Promise<Finding[]> {
   const { url, apiKey, insecure } = place;
   const noUrl = url ? `${url} is not a URL` : 'none is configured';
-  if (!url || !URL.canParse(url)) return [fail('broker', noUrl, 'farhand login URL, or FARHAND_URL')];
+  if (!url || !URL.canParse(url)) return [fail('broker', noUrl, 'run farhand login URL, or set FARHAND_URL')];
   const transport = await transportOf(place);
   try {
     const reached = await reachUrl(url, transport?.options.fetch ?? fetch);
