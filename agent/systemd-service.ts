@@ -13,7 +13,7 @@ import {
   perform,
   say,
   statusCommand,
-} from '../shared/systemd/service-commands.ts';
+} from '../shared/systemd/install-status-verbs.ts';
 import { linkIn, type Verb } from '../shared/systemd/verbs.ts';
 import { agentSettings, serviceSettings } from './config.ts';
 import { checkRoots } from './files/index.ts';

@@ -11,7 +11,7 @@ import {
   perform,
   say,
   statusCommand,
-} from '../shared/systemd/service-commands.ts';
+} from '../shared/systemd/install-status-verbs.ts';
 import type { Verb } from '../shared/systemd/verbs.ts';
 import { withSocket } from './cli/local-broker.ts';
 import { type BrokerSettings, brokerSettings } from './config.ts';

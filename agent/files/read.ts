@@ -5,7 +5,7 @@ import type { FileHandle } from './confine/fs.ts';
 import { type Contents, hasChanged, openTarget } from './confine/open-regular-file.ts';
 import { type Bytes, fault, toText } from './confine/request-path.ts';
 import { describe, etagOf } from './describe.ts';
-import type { Operation, RequestOf } from './operation-handler.ts';
+import type { Operation, RequestOf } from './handler-wrappers.ts';
 
 const chunkBytes = 256 * 1024;
 

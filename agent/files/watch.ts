@@ -12,7 +12,7 @@ import * as fs from './confine/fs.ts';
 import { holdsFiles } from './confine/kernel-file-systems.ts';
 import { type Bytes, bytes } from './confine/request-path.ts';
 import type { Confinement, PathEntry } from './confine/resolve.ts';
-import type { Operation } from './operation-handler.ts';
+import type { Operation } from './handler-wrappers.ts';
 
 /** Most changed names that wait for the client. More are reported as an overflow. */
 const mostWaiting = 10_000;

@@ -24,8 +24,8 @@ import type { Logger } from '../../shared/logger.ts';
 import { openTerminals, terminalClients } from '../../shared/process-limits.ts';
 import { type Capability, requiredCapabilities } from '../allowed-capabilities.ts';
 import type { AuditedCall, AuditLog } from '../audit-log/index.ts';
-import { coalesce } from './coalesce-frames.ts';
 import type { AnswerStream, ControlStream, Dial } from './dial.ts';
+import { coalesce } from './short-answer.ts';
 
 export interface CallsOptions {
   handlers: AgentMethods;

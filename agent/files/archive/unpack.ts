@@ -11,7 +11,7 @@ import * as fs from '../confine/fs.ts';
 import { fault, type Target } from '../confine/request-path.ts';
 import type { PathEntry } from '../confine/resolve.ts';
 import { describe } from '../describe.ts';
-import type { Disk } from '../operation-handler.ts';
+import type { Disk } from '../handler-wrappers.ts';
 import type { Upload } from '../upload.ts';
 import { Extractor } from './extract.ts';
 import { Tree } from './tree.ts';

@@ -12,7 +12,7 @@ import { type Bytes, toText } from '../confine/request-path.ts';
 import type { Confinement } from '../confine/resolve.ts';
 import { type Step, walk } from '../confine/walk.ts';
 import { describeName } from '../describe.ts';
-import type { Operation } from '../operation-handler.ts';
+import type { Operation } from '../handler-wrappers.ts';
 import { Semaphore } from '../semaphore.ts';
 import type { Users } from '../users-groups.ts';
 import { compileGlob, type Glob } from './glob.ts';
