@@ -327,7 +327,7 @@ test('a request without a machine gets one error where there is none and where t
     return answers.map(({ status, body }) => [status, body.error?.code, body.error?.message]);
   };
   const none = await ask({ key });
-  expect(none[0]).toMatchObject([400, 'invalid_request', expect.stringMatching(/machine_id: name one/)]);
+  expect(none[0]).toMatchObject([400, 'invalid_request', expect.stringMatching(/machine_id: is missing/)]);
   expect(new Set(none.map(String)).size).toBe(1);
   expect(await ask()).toEqual(none);
   await system.agent();

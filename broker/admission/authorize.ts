@@ -211,7 +211,7 @@ function judgeSubjects(subjects: readonly Subject[], key: Key, declared: Declare
   for (const { noun, id, machines } of subjects) {
     if (machines && !machines.some((machine) => reaches(key, machine, declared))) {
       const of = noun === 'machine' ? 'machine' : `the machine of ${noun.replace('_', ' ')}`;
-      throw new AppError('forbidden', `this key is not allowed to use ${of} ${id}`, {
+      throw new AppError('forbidden', `this key is not allowed to use ${of} ${id.slice(0, 200)}`, {
         [`${noun}_id`]: id,
       });
     }
@@ -220,7 +220,9 @@ function judgeSubjects(subjects: readonly Subject[], key: Key, declared: Declare
   if (!missing) return;
   const { noun, id } = missing;
   const code: Code = `${noun}_not_found`;
-  throw new AppError(code, `no ${noun.replace('_', ' ')} has the id ${id}`, { [`${noun}_id`]: id });
+  throw new AppError(code, `no ${noun.replace('_', ' ')} has the id ${id.slice(0, 200)}`, {
+    [`${noun}_id`]: id,
+  });
 }
 
 /**

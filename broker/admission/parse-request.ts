@@ -30,7 +30,7 @@ export interface Subject extends FoundId {
 }
 
 /** Longer ids are cut, which is safe because the broker creates only shorter ids. */
-const longestId = 200;
+const longestId = 1_000;
 
 /** An element of a path: a field name, or the largest number of items of a list. */
 type Step = string | number;

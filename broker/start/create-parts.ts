@@ -103,6 +103,8 @@ export async function openRooms(opening: Opening) {
   closers.push(() => machineFacts.close());
   const stores = { state, history, events, presence: new Presence(), machineFacts };
   closers.push(recordMachineEvents(stores, log));
+  // openNouns() brings changes of an earlier broker process to history; each kind needs its function by then.
+  const idempotency = new Idempotency(history);
   const nouns = { ...(await openNouns(opening, stores, authority)), webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
   closers.push(() => recorder.close());
@@ -115,7 +117,7 @@ export async function openRooms(opening: Opening) {
     ...stores,
     ...nouns,
     authority,
-    idempotency: new Idempotency(history),
+    idempotency,
     recorder,
     metrics,
     handlers,

@@ -44,7 +44,7 @@ test('asking for the head of a package opens none, also when it goes meanwhile',
   }
   expect(openBelow(directory)).toEqual([]);
   rmSync(join(directory, name));
-  expect((await call(url, 'GET')).status).toBe(500);
+  expect((await call(url, 'GET')).status).toBe(404);
   expect((await call(`${system.url}/healthz`, 'GET')).status).toBe(200);
 });
 

@@ -27,7 +27,7 @@ test('state accept refuses a broker that runs, a folder without one, and a file 
   writeFileSync(fileIn(system.dataDir), edited);
   const refused = accept(system.dataDir);
   expect([refused.status, refused.stdout]).toEqual([1, '']);
-  expect(refused.stderr).toContain('does not hold a broker');
+  expect(refused.stderr).toContain('does not contain a broker');
   expect(textIn(system.dataDir)).toBe(edited);
   const empty = temporaryFolder('empty');
   expect(accept(empty)).toMatchObject({
