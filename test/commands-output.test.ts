@@ -18,6 +18,7 @@ import {
   reporting,
   soon,
 } from './commands-fixture.ts';
+import { diskFolder } from './file-systems.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
@@ -370,10 +371,11 @@ function unsyncedBytes(file: string): number | undefined {
 }
 
 test('a command has all of its output on the disk before its record says so, and before its machine forgets it', async (context) => {
-  const probe = join(temporaryFolder('dirty'), 'probe');
+  const dataDir = temporaryFolder('broker', diskFolder);
+  const probe = join(dataDir, 'probe');
   writeFileSync(probe, 'x'.repeat(mib));
   if (!unsyncedBytes(probe)) context.skip('needs Linux 6.5 and a file system that delays writing');
-  const system = await startFarhand();
+  const system = await startFarhand({ dataDir });
   const agent = await scriptedMachine(system);
   const { begin, ended } = commandsOn(system, agent.identity.machineId);
   const id = await begin('much output');

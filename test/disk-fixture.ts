@@ -11,16 +11,18 @@ import {
   rmSync,
   writeFileSync,
 } from 'node:fs';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, vi } from 'vitest';
 import { createFiles, type Files, type FilesOptions } from '../agent/files/index.ts';
 import type { AgentCall } from '../shared/agent-rpcs.ts';
 import { createLogger } from '../shared/logger.ts';
-import { otherDisk } from './other-disk.ts';
+import { diskFolder, onOtherDisk } from './file-systems.ts';
+
+/** Where there is a second file system to write on. */
+export const otherDisk = onOtherDisk(diskFolder);
 
 export class Disk {
-  readonly base = mkdtempSync(join(tmpdir(), 'farhand-disk-'));
+  readonly base = mkdtempSync(join(diskFolder, 'farhand-disk-'));
   readonly root = join(this.base, 'root');
   readonly outside = join(this.base, 'outside');
   readonly forbidden: string;

@@ -16,9 +16,9 @@ import { keepAgentSilent, keepBrokerSilent, listening, overhear, remember } from
 
 export const quiet = createLogger('test', process.env.TEST_LOG === 'debug' ? 'debug' : 'silent');
 
-/** A folder that goes with the test. */
-export function temporaryFolder(name: string): string {
-  const folder = mkdtempSync(join(tmpdir(), `farhand-${name}-`));
+/** A folder that goes with the test, in the temporary folder of the run or elsewhere. */
+export function temporaryFolder(name: string, parent = tmpdir()): string {
+  const folder = mkdtempSync(join(parent, `farhand-${name}-`));
   atEnd(() => rmSync(folder, { recursive: true, force: true }));
   return folder;
 }

@@ -2,6 +2,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, watch } from 'node:fs';
+import { tmpdir } from 'node:os';
 import { basename, dirname, join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { expect, onTestFinished, test } from 'vitest';
@@ -9,7 +10,7 @@ import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { withSocket } from '../../broker/cli/local-broker.ts';
 import { Farhand, type FarhandError } from '../../shared/sdk/index.ts';
 import { shippedProgram } from '../bundled-programs.ts';
-import { otherDisk } from '../other-disk.ts';
+import { onOtherDisk } from '../file-systems.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-process.ts';
 
@@ -139,6 +140,8 @@ test('a broker that is killed while it copies leaves nothing that looks whole, a
   await again(dataDir);
   expect(existsSync(inside)).toBe(false);
 }, 60_000);
+
+const otherDisk = onOtherDisk(tmpdir());
 
 test.skipIf(!otherDisk)(
   'onto another file system it is whole or not there, also after kill -9',

@@ -1,0 +1,10 @@
+// File systems other than that of the temporary folder, which may lie in memory (global-setup.ts).
+import { existsSync, statSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+
+/** The machine's own temporary folder, for what only a disk shows: writes that are delayed, renames that take their time. */
+export const diskFolder = process.env.FARHAND_TEST_DISK ?? tmpdir();
+
+/** Returns a directory that anybody may write to on another file system than `folder`; undefined where there is none. */
+export const onOtherDisk = (folder: string): string | undefined =>
+  ['/dev/shm', diskFolder].find((path) => existsSync(path) && statSync(path).dev !== statSync(folder).dev);
