@@ -165,7 +165,7 @@ describe('a broker from its package', () => {
     const { client } = await openBox('--public-url', 'http://farhand.example.org');
     const { install, install_missing } = await client.joinTokens.create({});
     expect(install).toBeNull();
-    expect(install_missing).toContain('TLS');
+    expect(install_missing).toContain('--tls');
   });
 
   test.each([
@@ -254,7 +254,7 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
         `{ echo FARHAND_JOIN_TOKEN=${given}; curl -fsS ${url}/install.sh; } | sh -s -- --no-service; ls /opt/farhand-agent`,
       );
     expect((await attempt(token.replace(/.{64}$/, '0'.repeat(64)))).text).toMatch(
-      /not those this join token was made with/,
+      /have changed since this join token was created/,
     );
     expect((await attempt(token.replace(/\..{64}$/, ''))).text).toMatch(/broker without packages/);
     appendFileSync(join(packages, `${agentName}.tar.gz`), 'more');
@@ -291,7 +291,7 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
     ]) {
       expect([other, await attempt(other)]).toEqual([
         other,
-        expect.stringContaining('are not those this join token was made with: make a new token'),
+        expect.stringContaining('have changed since this join token was created: create a new token'),
       ]);
     }
     const text = await attempt(identityOf({ machine_id: 'mach_1', fingerprint }));
@@ -342,7 +342,7 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
     const look = 'ls -A /opt/farhand-agent; readlink /opt/farhand-agent/current';
     const { code, text } = await elsewhere(`${good}; ${look}; ${bad} || { ${look}; exit 5; }`);
     const lines = text.trim().split('\n');
-    expect([code, text]).toEqual([5, expect.stringContaining('the version from before is back')]);
+    expect([code, text]).toEqual([5, expect.stringContaining('the previous version was restored')]);
     expect(lines.slice(-3)).toEqual(lines.slice(1, 4));
     expect(lines.at(-1)).toBe(lines.at(-3));
   });

@@ -134,7 +134,10 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
       '-c',
       `curl -fsSL http://${http}/install.sh | sh -s -- --no-such-flag`,
     );
-    expect(failed).toMatchObject({ code: 2, stderr: expect.stringContaining('from before is back') });
+    expect(failed).toMatchObject({
+      code: 2,
+      stderr: expect.stringContaining('the previous version was restored'),
+    });
     expect(await box.run('readlink', '/opt/farhand-agent/current')).toEqual(program);
     await online();
     expect(await box.run('farhand-agent', 'uninstall')).toMatchObject({ code: 0, stderr: '' });

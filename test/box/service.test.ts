@@ -34,7 +34,7 @@ const invocation = (...argv: string[]) => ({ argv, env: {} });
 
 describe('install refuses, before it touches anything,', () => {
   test.each([
-    ['an agent without a broker', ['--join-token', 'x'], '--broker is needed'],
+    ['an agent without a broker', ['--join-token', 'x'], '--broker is required'],
     ['an agent with half a token', ['--broker', 'b:1', '--join-token', 'farhand_join_x'], 'incomplete'],
     ['another data directory', ['--broker', 'b:1', '--data-dir', '/x'], '--data-dir'],
   ])('%s', async (_what, argv, part) => {

@@ -85,7 +85,9 @@ test('a port that is taken leaves nothing behind', async () => {
     '--data-dir',
     temporaryFolder('broker'),
   ];
-  await expect(startBroker(readSettings(brokerSettings, { argv, env: {} }), quiet)).rejects.toThrow(/taken/);
+  await expect(startBroker(readSettings(brokerSettings, { argv, env: {} }), quiet)).rejects.toThrow(
+    /already in use/,
+  );
   expect(channel('http2.server.stream.created').hasSubscribers).toBe(false);
 });
 

@@ -178,7 +178,7 @@ test('while a run is not over the next time is skipped, or runs beside it where 
   ]);
   const { items } = await system.client.schedules.history({ schedule_id: skip.id, status: 'skipped' });
   expect(items).toMatchObject([
-    { exit_code: -1, duration: 0, command_id: null, stderr: expect.stringContaining('not over') },
+    { exit_code: -1, duration: 0, command_id: null, stderr: expect.stringContaining('had not ended') },
   ]);
   // Skipping is what was asked for.
   expect((await system.client.events.list({ type: 'schedule.failed' })).total).toBe(0);
