@@ -2,8 +2,7 @@
 // Steps are accepted, started, end and forgotten. With the journal an id runs at most once, also after a
 // crash.
 import { randomUUID } from 'node:crypto';
-import { constants } from 'node:fs';
-import { type FileHandle, open, readFile, rename, rm } from 'node:fs/promises';
+import { type FileHandle, open, readFile, rename } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import { after, now } from '../../shared/clock.ts';
@@ -115,8 +114,6 @@ export class Journal {
   readonly #seenMs: number;
   readonly #log: Logger;
   #file: FileHandle | undefined;
-  /** The same file, opened so that a write resolves when its bytes are on the disk (O_DSYNC of open(2)). */
-  #durableFile: FileHandle | undefined;
   #size = 0;
   #mostSize = 0;
   /** After a failed write the content of the file is unknown: the next write replaces it. */
@@ -172,7 +169,7 @@ export class Journal {
   async close(): Promise<void> {
     this.#begin();
     await this.#writing;
-    await this.#closeFiles();
+    await this.#closeFile();
   }
 
   #apply(line: Line): void {
@@ -234,36 +231,33 @@ export class Journal {
   }
 
   async #writeBatch({ lines, durable }: Batch): Promise<void> {
-    const file = durable ? this.#durableFile : this.#file;
+    const file = this.#file;
     if (!file) throw new AppError('unavailable', 'the agent is stopping and has closed its journal');
     const bytes = Buffer.from(textOf(lines));
     // The batch is applied in memory already, so a rewrite includes it.
     if (this.#damaged || this.#size + bytes.length > this.#mostSize) return this.#rewrite();
     this.#size += bytes.length;
     for (let at = 0; at < bytes.length; ) at += (await file.write(bytes, at)).bytesWritten;
+    // Not O_DSYNC, which leaves earlier lines out: a hole before this line would make it unreadable.
+    if (durable) await file.datasync();
   }
 
   /** Replaces the file with one that contains only the current entries and ids. */
   async #rewrite(): Promise<void> {
     const path = join(this.#directory, 'journal');
     const bytes = Buffer.from(textOf(this.#snapshot()));
-    await rm(`${path}.new`, { force: true });
-    const file = await open(`${path}.new`, 'ax', 0o600);
-    let durableFile: FileHandle | undefined;
+    const file = await open(`${path}.new`, 'w', 0o600);
     try {
       await file.writeFile(bytes);
       await file.sync();
-      durableFile = await open(`${path}.new`, constants.O_WRONLY | constants.O_APPEND | constants.O_DSYNC);
       await rename(`${path}.new`, path);
       await syncDirectory(this.#directory);
     } catch (error) {
       await file.close();
-      await durableFile?.close();
       throw error;
     }
-    await this.#closeFiles().catch(() => {});
+    await this.#closeFile().catch(() => {});
     this.#file = file;
-    this.#durableFile = durableFile;
     this.#damaged = false;
     this.#size = bytes.length;
     this.#mostSize = bytes.length + Math.min(Math.max(leastGrowth, 3 * bytes.length), mostGrowth);
@@ -284,10 +278,10 @@ export class Journal {
     return lines;
   }
 
-  async #closeFiles(): Promise<void> {
-    const files = [this.#file, this.#durableFile];
-    this.#file = this.#durableFile = undefined;
-    for (const file of files) await file?.close();
+  async #closeFile(): Promise<void> {
+    const file = this.#file;
+    this.#file = undefined;
+    await file?.close();
   }
 }
 

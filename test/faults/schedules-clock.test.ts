@@ -153,10 +153,15 @@ test('while a run is not over the next time is skipped, or runs beside it where 
   const allow = await make('allow', '* * * * *', { command: two.wait, overlap: 'allow' });
   const statuses = async (schedule_id: string): Promise<string[]> =>
     (await system.client.schedules.history({ schedule_id })).items.map(({ status }) => status);
+  // A start that the clock leaps over would count as hung.
+  const started = async (): Promise<number> =>
+    (await system.client.commands.list({})).items.filter(({ started_at }) => started_at !== null).length;
   await until('12:01:01', 2);
   await expect.poll(() => statuses(skip.id)).toEqual(['running']);
   await expect.poll(() => statuses(allow.id)).toEqual(['running']);
+  await expect.poll(started).toBe(2);
   await until('12:02:01', 3);
+  await expect.poll(started).toBe(3);
   await expect.poll(() => statuses(skip.id)).toEqual(['skipped', 'running']);
   await expect.poll(() => statuses(allow.id)).toEqual(['running', 'running']);
   one.open();

@@ -8,7 +8,6 @@ import { compileCache, spawnerProgram } from '../../../shared/install-layout.ts'
 import type { Logger } from '../../../shared/logger.ts';
 import { killTree, type Leader, Tree } from '../kill-tree.ts';
 import { marker } from '../launch-plan.ts';
-
 import type { Exited, SpawnReport, SpawnRequest } from './messages.ts';
 
 /** The first process of a command or terminal, a child of the spawner. */
@@ -106,6 +105,8 @@ export class Spawners {
       void spawner.ended.then(() => this.#spawners.delete(mark));
       await spawner.ready();
     } catch (cause) {
+      // The next command waits for a spawner that hangs, or no longer does.
+      if (this.#connected().length > 0) return;
       throw new AppError(
         'unavailable',
         'the spawner (the process that starts commands) could not be started',
