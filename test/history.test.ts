@@ -327,6 +327,29 @@ describe('a write', () => {
     expect(again.sql('SELECT id FROM notes').all()).toEqual([{ id: 'a' }]);
   });
 
+  test('that is made while history closes is committed, or rejects', async () => {
+    const file = join(temporaryFolder('history'), 'history.db');
+    const history = openHistory(file, 'installation', quiet);
+    history.migrate('notes', table);
+    await history.read([{ sql: 'SELECT id FROM notes', values: [] }]);
+    const closing = history.close();
+    let count = 0;
+    const insert = () => history.sql("INSERT INTO notes VALUES (?, 1, '')").run(String(count));
+    // One write after the other, so that one waits for its turn whenever the database is closed.
+    await expect(
+      (async () => {
+        for (;;) {
+          await history.write(insert);
+          count += 1;
+        }
+      })(),
+    ).rejects.toThrow('history.db is closed');
+    await closing;
+    const again = openHistory(file, 'installation', quiet);
+    onTestFinished(() => again.close());
+    expect(again.sql('SELECT count(*) AS n FROM notes').get()).toEqual({ n: count });
+  });
+
   test('costs the same with 100,000 events as with none', async () => {
     const { history } = openBench();
     const events = new Events(history, 3_600_000);

@@ -238,9 +238,10 @@ export class History {
 
   async close(): Promise<void> {
     this.#stopPruning();
-    this.#flush();
     // SQLite removes the -wal file only when the last connection is closed.
     await this.#reader.close();
+    // Nothing may be queued between this and the end: its turn would find a closed database.
+    this.#flush();
     try {
       this.sql('UPDATE installation SET running = 0').run();
       this.#database.close();
