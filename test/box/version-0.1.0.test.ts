@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { Farhand } from '../../shared/sdk/index.ts';
+import { openLine } from '../cli-fixture.ts';
 import { has } from '../required-programs.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
@@ -83,6 +84,8 @@ describe.skipIf(!isHere())(`version 0.1.0 (needs git and its commit ${commit})`,
     terminal.detach();
     const status = await system.client.machines.status({ machine_id });
     expect(status.memory.used + status.memory.free).toBe(status.memory.total);
+    const { out } = await openLine(system)('doctor');
+    expect(out).toMatch(/^warn +agents +older than the broker \(\S+\): \S+ \(0\.1\.0\)$/m);
   }, 60_000);
 
   test('data stored by its broker and agent works with those of today, without joining again', async () => {
