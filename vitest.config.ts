@@ -19,8 +19,8 @@ export default defineConfig({
   test: {
     environment: 'node',
     pool: 'forks',
-    // By default vitest would leave one of two cores idle.
-    maxWorkers: Math.max(2, availableParallelism() - 1),
+    // More workers than two cores: tests wait for disks, timers and other processes most of the time.
+    maxWorkers: Math.max(3, availableParallelism() - 1),
     testTimeout: 20_000,
     hookTimeout: 20_000,
     // A busy machine is slow, not wrong.

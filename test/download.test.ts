@@ -233,7 +233,7 @@ test('thirty-two stalled downloads delay neither lists nor contents; one more is
     code: 'unavailable',
   });
   for (const { body } of stalled) await body?.cancel();
-});
+}, 60_000);
 
 test('an offset and a length in the query give a part, counted from the end where negative', async () => {
   const { folder, download } = await onMachine();

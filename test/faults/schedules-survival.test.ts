@@ -146,7 +146,8 @@ test(`${crowd} schedules on one second of ${machines} machines all start within 
   const lag = Math.round(delay.max / 1e6);
   console.info(`${total} schedules: the last made after ${took} ms, the loop held up for at most ${lag} ms`);
   expect(took).toBeLessThan(5_000);
-  expect(lag).toBeLessThan(200);
+  // On an idle machine some 20 ms. One schedule after the other would be seconds.
+  expect(lag).toBeLessThan(500);
 }, 60_000);
 
 /** A broker whose state has these schedules too, each like the one that is there. */
