@@ -320,7 +320,10 @@ export class History {
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
   // Deleted rows may contain secrets, such as the environment of a command, so SQLite overwrites them.
   // With recursive_triggers, INSERT OR REPLACE counts the row that it replaces as deleted.
-  database.exec('PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST; PRAGMA recursive_triggers = ON');
+  // In temp_store SQLite saves the pages that each change of a group overwrites, some 25 for a command.
+  database.exec(
+    'PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST; PRAGMA recursive_triggers = ON; PRAGMA temp_store = MEMORY',
+  );
   // Checked before anything is written:
   // a write creates a -wal, and the next start would not notice that one was lost.
   const isFound = refuseOther(database, file, installId, accepted);
@@ -378,8 +381,9 @@ function migrate(database: DatabaseSync, noun: string, steps: readonly string[],
   if (done > last)
     throw new StartError(`history.db has ${noun} of a newer farhand-broker: install that version again`);
   if (done === last) return;
-  database.exec('BEGIN IMMEDIATE');
+  // The rows that a new index sorts may exceed the memory.
+  database.exec('PRAGMA temp_store = FILE; BEGIN IMMEDIATE');
   for (const step of steps.slice(Math.max(0, done - first + 1))) database.exec(step);
   database.prepare('INSERT OR REPLACE INTO migrations VALUES (?, ?)').run(noun, last);
-  database.exec('COMMIT');
+  database.exec('COMMIT; PRAGMA temp_store = MEMORY');
 }
