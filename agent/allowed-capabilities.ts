@@ -1,4 +1,4 @@
-// The capabilities that the machine's owner allows the agent. No broker can extend them.
+// The capabilities by which a machine's owner limits what the broker may do, and which rpc needs which.
 import type { Method } from '../shared/agent-rpcs.ts';
 
 export const allCapabilities = ['metrics', 'files:read', 'files:write', 'exec', 'terminal', 'user'] as const;
@@ -6,7 +6,7 @@ export const allCapabilities = ['metrics', 'files:read', 'files:write', 'exec', 
 export type Capability = (typeof allCapabilities)[number];
 
 /**
- * Capabilities of each rpc, of which the agent needs at least one. A new rpc without an entry does not
+ * For each rpc, the capabilities of which the owner must allow at least one. An rpc without an entry does not
  * compile.
  */
 export const requiredCapabilities: Record<Method, readonly [Capability, ...Capability[]]> = {

@@ -1,4 +1,4 @@
-// The agent's settings.
+// The agent's settings: names, schemas, defaults and help texts.
 import { homedir } from 'node:os';
 import { join, resolve } from 'node:path';
 import * as z from 'zod';
@@ -14,14 +14,14 @@ const dataDir = z
   )
   .transform((path) => resolve(path));
 
-/** Settings of the verb `install`, which stores them in the settings file with the others. */
+/** Settings that `farhand-agent install` adds; it stores them in the settings file with the others. */
 export const serviceSettings = {
   user: {
     schema: z.string().optional(),
     value: 'NAME',
     help: 'user that the agent and its commands run as (default farhand-agent, created if missing)',
   },
-  allow_sudo: { schema: flag, help: 'let commands use sudo, which can change --allow and --root' },
+  allow_sudo: { schema: flag, help: 'let commands use sudo, with which they can change --allow and --root' },
 };
 
 export const agentSettings = {
@@ -40,7 +40,11 @@ export const agentSettings = {
     value: 'FILE',
     help: 'file with the join token; the agent removes it once the machine has joined',
   },
-  data_dir: { schema: dataDir, value: 'DIR', help: 'directory of identity, journals and command output' },
+  data_dir: {
+    schema: dataDir,
+    value: 'DIR',
+    help: 'directory of the agent’s identity, journals and command output',
+  },
   name: {
     schema: label(1, 100).optional(),
     value: 'NAME',

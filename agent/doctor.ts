@@ -14,7 +14,7 @@ const name = 'farhand-agent';
 export async function doctor({ argv, env }: Invocation): Promise<{ text: string; code: number }> {
   if (argv.includes('--help')) {
     const purpose =
-      'finds faults of this machine’s agent and says how to mend them; exits with 1 if it found one';
+      'checks this machine’s agent and says how to fix what is wrong; exits with 1 if a check fails';
     return { text: helpText(`${name} doctor`, purpose, agentSettings), code: 0 };
   }
   // Uses the settings of the installed service unless --config is given.

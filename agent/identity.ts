@@ -1,4 +1,4 @@
-// The machine's identity at its broker: created with a join token, read at each start, and marked as removed.
+// The machine's id and key, by which its broker knows it: created with a join token, read at each start.
 import {
   createHash,
   createPrivateKey,
@@ -31,8 +31,8 @@ export interface JoinParams {
 }
 
 /**
- * Reads the file of a join token. Throws StartError if it cannot be read. With `mayBeMissing` the result is
- * undefined if there is no file.
+ * Reads a file that contains a join token. Throws StartError if it cannot be read. With `mayBeMissing`, a
+ * missing file yields undefined.
  */
 export function readTokenFile(file: string, mayBeMissing = false): Promise<string | undefined> {
   return readFile(file, 'utf8').catch((error: unknown) => {
@@ -42,8 +42,8 @@ export function readTokenFile(file: string, mayBeMissing = false): Promise<strin
 }
 
 /**
- * Reads the identity in a data directory, or joins the broker with a join token. Throws StartError if both
- * are impossible, and AppError if a later attempt may succeed.
+ * Reads the identity in a data directory, or joins the broker with a join token. Throws AppError if a later
+ * attempt may succeed, and StartError otherwise.
  */
 export async function loadIdentity(directory: string, params: JoinParams): Promise<Identity> {
   const file = identityFile(directory);
@@ -51,7 +51,9 @@ export async function loadIdentity(directory: string, params: JoinParams): Promi
   if (found?.machine_id && !mayReplace(found, params.joinToken)) return identityOf(found, found.machine_id);
   const token = params.joinToken ? parseJoinToken(params.joinToken) : undefined;
   if (!token) {
-    throw new StartError('this machine has not joined a broker yet: start once with --join-token-file FILE');
+    throw new StartError(
+      'this machine has not joined a broker yet; start the agent once with --join-token-file FILE',
+    );
   }
   const { secret, fingerprint } = token;
   const ca = await pinnedAuthority(params.broker, fingerprint);
@@ -78,11 +80,11 @@ function freshKey(ca: string, fingerprint: string): StoredIdentity {
   return { machine_id: null, private_key: pem, ca_certificate: ca, fingerprint };
 }
 
-/** True if a machine that the broker has removed may join again: its token is not the one it joined with. */
+/** True if the broker has removed this machine and the token is a new one, with which it may join again. */
 const mayReplace = ({ removed, token_hash }: StoredIdentity, token: string | undefined): boolean =>
   removed === true && !!token && token_hash !== hashOf(parseJoinToken(token).secret);
 
-/** Stores that the broker has removed this machine. */
+/** Stores in the identity file that the broker has removed this machine. */
 export async function markRemoved(directory: string): Promise<void> {
   const found = await readIdentity(directory);
   if (found) await writeDurably(identityFile(directory), JSON.stringify({ ...found, removed: true }));
@@ -115,8 +117,7 @@ async function pinnedAuthority(broker: string, fingerprint: string): Promise<str
     ...hostPort.parse(broker),
     servername: linkServerName,
     ALPNProtocols: ['h2'],
-    // Safe, because nothing is sent over this connection, and the certificate is compared with the
-    // fingerprint.
+    // Unverified is safe here: nothing is sent, and the certificate is compared with the fingerprint.
     rejectUnauthorized: false,
     timeout: 10_000,
   });
@@ -132,14 +133,15 @@ async function pinnedAuthority(broker: string, fingerprint: string): Promise<str
   return new X509Certificate(issuer).toString();
 }
 
-/** An error that may be temporary: the caller tries again. */
+/** The error of a failed connection, after which the caller tries again. */
 function unreachable(broker: string, cause: unknown): AppError {
   const why = reasons[errnoOf(cause) ?? ''] ?? `could not be connected to (${errnoOf(cause) ?? 'no answer'})`;
   return new AppError('unavailable', `${broker} ${why}`, {}, { cause });
 }
 
-const notTheLink = 'is no port for agents; give --broker the port of the broker’s --grpc, 8421 by default';
-/** Explanations of frequent errors. The first three are answers of an HTTPS port or a plain HTTP port. */
+const notTheLink =
+  'is not the broker’s port for agents; set --broker to the port of the broker’s --grpc, 8421 by default';
+/** Explanations of frequent connection errors. The first three are caused by an HTTPS or plain HTTP port. */
 const reasons: Readonly<Record<string, string>> = {
   ERR_SSL_TLSV1_ALERT_NO_APPLICATION_PROTOCOL: notTheLink,
   ERR_SSL_WRONG_VERSION_NUMBER: notTheLink,
@@ -150,6 +152,6 @@ const reasons: Readonly<Record<string, string>> = {
 
 function wrongBroker(broker: string): StartError {
   return new StartError(
-    `the broker at ${broker} did not make this join token: its CA certificate is another one. Nothing was sent to it; check --broker and the token.`,
+    `the join token is not from the broker at ${broker}, which has another CA certificate; nothing was sent to it. Check --broker and the token.`,
   );
 }

@@ -29,7 +29,7 @@ async function main(): Promise<void> {
   if (invocation.argv[0] === 'doctor') return await examine(invocation);
   if (invocation.argv.includes('--help')) {
     const help = helpText(program, 'connects this machine to a broker', agentSettings);
-    return void process.stdout.write(`${help}${verbsHelp(program)}To find faults: ${program} doctor.\n`);
+    return void process.stdout.write(`${help}${verbsHelp(program)}To find problems: ${program} doctor.\n`);
   }
   if (invocation.argv.includes('--version')) return void process.stdout.write(`${version}\n`);
   const settings = readSettings(agentSettings, invocation);
@@ -38,7 +38,7 @@ async function main(): Promise<void> {
   notify = openNotify(process.env, process.pid, log);
   let agent: Agent | undefined;
   const stop = (): void => {
-    // Without an agent there is nothing to close: the machine is still trying to join a broker.
+    // Before the agent has started there is nothing to close: it is still trying to join a broker.
     if (!agent) process.exit(0);
     void notify?.ending('stopping');
     agent.close().catch(fail);
@@ -53,8 +53,8 @@ async function main(): Promise<void> {
 }
 
 /**
- * Runs install, status or uninstall. Their module is loaded only here, because a running agent does not need
- * it.
+ * Runs the verb install, status or uninstall. Its module is loaded only here, because a running agent does
+ * not need it.
  */
 async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
   const { service } = await import('./systemd-service.ts');
@@ -71,8 +71,8 @@ async function examine({ argv, env }: Invocation): Promise<void> {
 function fail(error: unknown): void {
   const { text, code } = failure(program, error);
   process.stderr.write(isJournal(process.env) ? withPriority(text, 3) : `${text}\n`);
-  // systemd does not restart the agent after exit code 78, so the reason is written into the status of the
-  // unit.
+  // systemd does not restart the agent after exit code 78. The reason is therefore set as the status of the
+  // unit first.
   const reported = code === 78 && notify ? notify.ending(text) : undefined;
   if (!reported) process.exit(code);
   void reported.then(() => process.exit(code));

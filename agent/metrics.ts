@@ -1,4 +1,4 @@
-// Measures CPU, memory, disks and network in one report, which is cheap enough for every heartbeat.
+// Measures CPU, memory, disks and network of the machine, cheaply enough for every heartbeat to the broker.
 import type { StatsFs } from 'node:fs';
 import { readFile, statfs } from 'node:fs/promises';
 import os from 'node:os';
@@ -9,19 +9,19 @@ import type { Space } from '../proto/types/farhand/agent/v1/Space.ts';
 import { monotonic, now, sleep } from '../shared/clock.ts';
 import { residentBytes } from '../shared/garbage-collection.ts';
 
-/** Sources of the numbers. Tests replace them to simulate broken machines. */
+/** The system calls that are measured with. Tests replace them to simulate broken machines. */
 export interface Sources {
   /** Text of a file of /proc. */
   read(path: string): Promise<string>;
   statfs(mount: string): Promise<Pick<StatsFs, 'frsize' | 'bsize' | 'blocks' | 'bfree' | 'bavail'>>;
 }
 
-/** Limits of a report, which must fit a message of 64 KiB: entries of each list, bytes of a mount path. */
+/** Limits that make a report fit into a message of 64 KiB: entries of each list, bytes of a mount path. */
 const longestList = 64;
 const longestMount = 255;
-/** Milliseconds that a file system has to answer. */
+/** Milliseconds in which a file system must answer. */
 const diskLimit = 1_000;
-/** Milliseconds between two measurements. The kernel counts CPU time in ticks of 10 ms. */
+/** Shortest time between two measurements in milliseconds. The kernel counts CPU time in ticks of 10 ms. */
 const shortestWindow = 100;
 
 const system: Sources = { read: (path) => readFile(path, 'utf8'), statfs: (mount) => statfs(mount) };
@@ -75,18 +75,18 @@ export class MetricsReader {
     this.#cpuTimes = this.#readCpuTimes();
     const after = await this.#cpuTimes;
     const total = after.total - before.total;
-    // The counters go back when a core goes offline. The last value is then repeated.
+    // The counters decrease when a core goes offline. The last value is then repeated.
     if (total > 0) this.#usage = clamp(100 * (1 - (after.idle - before.idle) / total));
     return after.cores;
   }
 
   /**
-   * From /proc/stat, because os.cpus() asks every core for its clock rate as well, which takes long on large
+   * Reads /proc/stat, because os.cpus() also asks every core for its clock rate, which takes long on large
    * machines.
    */
   async #readCpuTimes(): Promise<CpuTimes> {
     const text = await this.#read('/proc/stat');
-    // Guest time is part of user time already.
+    // Later fields are left out: guest time is part of user time already.
     const times = /^cpu +(.*)$/m.exec(text)?.[1]?.split(' ').slice(0, 8).map(Number) ?? [];
     const [, , , idle = 0, waiting = 0] = times;
     return { idle: idle + waiting, total: sum(times), cores: text.match(/^cpu\d+ /gm)?.length ?? 1 };
@@ -108,9 +108,7 @@ function spaceOf(total: number, free: number): Space {
   return { total, used: total - free, free };
 }
 
-/**
- * All interfaces except the loopback and those of containers (veth), whose bytes other interfaces count too.
- */
+/** Lists all interfaces except the loopback and those of containers (veth), whose bytes others count too. */
 function networkOf(text: string): NetworkInterface[] {
   const lines = [...text.matchAll(/^ *(?!lo:|veth)([^\s:]+): *(.*)$/gm)].slice(0, longestList);
   return lines.map(([, name = '', counters = '']) => {
@@ -135,12 +133,12 @@ const deviceless = /^(zfs|btrfs|bcachefs|ubifs|virtiofs|9p|vboxsf)$/;
 const remote = /^(nfs4?|cifs|smb3|ceph|glusterfs|lustre|afs|gpfs|fuse\.(?!gvfsd|portal|lxcfs|snapfuse).+)$/;
 /** File systems of images, which are always full and therefore left out. */
 const image = /^(squashfs|erofs|iso9660|udf|cramfs)$/;
-/** Most file systems without an answer. Each blocks one of Node's four threads. */
+/** Most file systems that may hang at once. Each blocks one of Node's four threads. */
 const mostSilent = 2;
 
 /**
- * Asks file systems for their space. A file system that does not answer, such as that of a dead server, is
- * not asked again until it has answered.
+ * Asks file systems for their space. A file system that hangs, such as that of a dead server, is asked again
+ * only once it has answered.
  */
 class Disks {
   readonly #statfs: Sources['statfs'];

@@ -1,5 +1,5 @@
-// Lists the paths that no file operation may change, or even read: the agent's keys, settings, service and
-// program. Otherwise a request could change what the machine's owner allows the agent to do.
+// Lists the paths that file operations may not change, and partly not read: the agent's keys, settings,
+// service and program. Otherwise a request could change what the machine's owner allows.
 import { basename, dirname, join, resolve } from 'node:path';
 
 export interface ProtectedPaths {
@@ -11,7 +11,7 @@ export interface ProtectedPaths {
 
 const unit = 'farhand-agent.service';
 
-/** Where systemd looks for units (`systemd-analyze unit-paths`), and for its own settings. */
+/** Directories of systemd's units (`systemd-analyze unit-paths`) and of its own settings. */
 const unitDirectories = [
   ...['system.control', 'system', 'system.attached'].flatMap((one) => [
     `/etc/systemd/${one}`,
@@ -40,7 +40,7 @@ const everyService = [
 ];
 
 /**
- * Files of the data directory. Each is listed, because a file mounted there from elsewhere needs its own
+ * Files of the agent's data directory. Each is listed, because one that is a mount of its own needs its own
  * entry.
  */
 const parts = [
@@ -52,7 +52,7 @@ const parts = [
   ...['', '.1', '.2', '.3', '.4', '.next'].map((age) => `activity${age}.log`),
 ];
 
-/** Paths where packages install the program. */
+/** Paths at which packages install the program. */
 const installed = [
   '/opt/farhand-agent',
   '/usr/lib/farhand-agent',
@@ -75,7 +75,7 @@ export function protectedPathsOf({ data_dir, config, join_token_file }: Places):
   };
 }
 
-/** The directory of the package that a program runs from. A source checkout is not protected. */
+/** The directory of the package that a program file belongs to. A source checkout is not protected. */
 function own(file: string): string[] {
   if (file.endsWith('.ts')) return [];
   const directory = dirname(file);

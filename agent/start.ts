@@ -19,13 +19,11 @@ import { protectedPathsOf } from './protected-paths.ts';
 export interface Agent {
   machineId: string;
   /**
-   * Settles when the agent has ended: resolved after close(), rejected with StartError when the broker
-   * removed it.
+   * Resolves when the agent has ended after close(). Rejects with StartError if the broker removed the
+   * machine.
    */
   ended: Promise<void>;
-  /**
-   * False if the loop that links the agent to the broker hangs. Waiting for the next attempt counts as true.
-   */
+  /** False if the loop that connects the agent to the broker hangs. True while it waits to try again. */
   alive(): boolean;
   /** Sends a farewell to the broker, ends running commands, and releases the data directory. */
   close(): Promise<void>;
@@ -35,8 +33,8 @@ export interface Agent {
 type Closers = (() => unknown)[];
 
 /**
- * Starts an agent, which joins the broker if needed and then stays linked until it is closed. `onLinkChange`
- * is called with false first. Throws StartError.
+ * Starts an agent, which joins the broker if needed and stays linked until it is closed. `onLinkChange` is
+ * first called with false. Throws StartError.
  */
 export async function startAgent(
   settings: AgentSettings,
@@ -65,7 +63,7 @@ async function assemble(
 ): Promise<Agent> {
   const directory = settings.data_dir;
   const stopping = new AbortController();
-  // Checked before a join token is used up.
+  // The roots are checked first, because joining uses up the join token.
   await checkRoots(settings.root);
   const identity = await joined(settings, log, stopping.signal, () => onLinkChange?.(false));
   const auditLog = await AuditLog.open(directory, log);
@@ -128,8 +126,8 @@ async function finishing(linked: Promise<void>, directory: string, closers: Clos
 }
 
 /**
- * Reads or creates the identity of this machine, and removes the file with the join token. Tries again until
- * the broker answers.
+ * Returns the identity of this machine. If it has none, joins the broker, trying again until that answers.
+ * Then removes the file with the join token.
  */
 async function joined(
   { data_dir, broker, name, tags, join_token, join_token_file: file }: AgentSettings,
@@ -137,7 +135,7 @@ async function joined(
   signal: AbortSignal,
   waits: () => void,
 ): Promise<Identity> {
-  // The file is removed once the machine has joined.
+  // A missing file is no error: it is removed once the machine has joined.
   const joinToken = join_token || (file ? await readTokenFile(file, true) : undefined);
   const wait = backoff();
   for (;;) {
@@ -154,7 +152,7 @@ async function joined(
       const ms = wait.next();
       log.warn(
         { reason: error.message, retry_ms: Math.round(ms) },
-        'could not join the broker; trying again',
+        'this machine could not join the broker; the agent tries again',
       );
       await sleep(ms, signal);
     }
@@ -166,13 +164,13 @@ function warnOfLocks({ allow, root }: AgentSettings, log: Logger): void {
   const lock = root.join() !== '/' || !allow.includes('files:read') || !allow.includes('files:write');
   if (shell && lock) {
     log.warn(
-      'exec or terminal is allowed, so --root and the missing files capabilities limit nothing: a shell can use every file of this user; remove exec and terminal from --allow to make them count',
+      '--root and the files capabilities limit nothing while exec or terminal is allowed, because a shell can use every file of this user; remove both from --allow',
     );
   }
   const everywhere = process.getuid?.() === 0 && root.includes('/') && allow.includes('files:write');
   if (everywhere && !shell) {
     log.warn(
-      'the agent runs as root and may write every file, so leaving exec and terminal out of --allow limits nothing: a file in /etc/cron.d is a command; set --root or run the agent as another user',
+      'without exec and terminal, --allow still limits nothing: as root the agent may write every file, and a file in /etc/cron.d runs as a command; set --root or run the agent as another user',
     );
   }
 }

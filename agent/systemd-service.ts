@@ -33,7 +33,7 @@ const uninstallSettings = {
 export async function service(verb: Verb, from: Invocation, command: readonly string[]): Promise<number> {
   const commands = {
     install: {
-      purpose: 'installs the agent as a service of systemd, or changes its settings',
+      purpose: 'installs the agent as a systemd service, or changes its settings',
       settings: installSettings,
       run: (invocation: Invocation) => installAgent(invocation, command),
     },
@@ -56,9 +56,13 @@ function isLinked({ active, status }: State): boolean {
 
 async function installAgent(from: Invocation, command: readonly string[]): Promise<number> {
   const { settled, user, log } = await installCommand(agent, installSettings, from, command, planAgent);
-  if (user === 'root') say('It runs as root: every API key that may run commands is root on this machine.');
+  if (user === 'root')
+    say('The agent runs as root: every API key that may run commands is root on this machine.');
   if (settled) return 0;
-  say('Not linked to the broker yet; still trying. Last log lines:', ...log.map((line) => `  ${line}`));
+  say(
+    'The agent is not linked to the broker yet; it goes on trying. Its last log lines:',
+    ...log.map((line) => `  ${line}`),
+  );
   return 1;
 }
 
@@ -84,7 +88,7 @@ async function planAgent(
 
 /** The join token, or an empty text. Throws StartError if the text is no join token. */
 async function tokenOf({ join_token, join_token_file }: Settings<typeof installSettings>): Promise<string> {
-  // The token file of the service itself is from an earlier install, and the agent removes it.
+  // The service's own token file is skipped: it is from an earlier install, and the agent removes it.
   const file = join_token_file === tokenFile ? undefined : join_token_file;
   const token = (join_token || (file && (await readTokenFile(file))) || '').trim();
   if (token) parseJoinToken(token);
@@ -92,20 +96,20 @@ async function tokenOf({ join_token, join_token_file }: Settings<typeof installS
 }
 
 /**
- * Throws StartError if the machine has no join token and has joined no broker, or if the token is of another
- * broker than the one it has joined.
+ * Throws StartError if the machine has neither a join token nor a broker, or if the token is from another
+ * broker than its own.
  */
 async function checkMachine(token: string): Promise<void> {
   const machine = await machineIn(dataOf(agent));
   if (!machine && !token && !existsSync(tokenFile)) {
     throw new StartError(
-      'this machine has not joined a broker yet; give a join token with --join-token-file FILE or FARHAND_JOIN_TOKEN',
+      'this machine has not joined a broker yet; pass a join token by --join-token-file FILE or FARHAND_JOIN_TOKEN',
     );
   }
   if (!machine || machine.removed || !token) return;
   if (parseJoinToken(token).fingerprint === machine.fingerprint) return;
   throw new StartError(
-    `this machine has joined another broker than the one that made the join token; run ${agent.name} uninstall first`,
+    `the join token is from another broker than the one this machine has joined; run ${agent.name} uninstall first`,
   );
 }
 
@@ -116,10 +120,12 @@ async function uninstallAgent(from: Invocation): Promise<number> {
   try {
     await uninstall(agent, keep_data);
   } finally {
-    // Runs even if the uninstall failed, for example because a process of the user still runs.
+    // Runs even if uninstall() failed, for example because a process of the account still runs.
     await removeProgram();
     if (machine && !machine.removed && !keep_data)
-      say(`The broker still lists it; next: farhand machines remove ${machine.machineId}`);
+      say(
+        `The broker still lists this machine; remove it there: farhand machines remove ${machine.machineId}`,
+      );
   }
   // The program of a package stays: its package manager removes it.
   const rest = `; its data, settings and account are removed${existsSync(import.meta.filename) ? ', but not the program itself' : ''}`;
@@ -127,7 +133,7 @@ async function uninstallAgent(from: Invocation): Promise<number> {
   return 0;
 }
 
-/** Removes what install.sh has installed. */
+/** Removes the program files that install.sh has installed. */
 async function removeProgram(): Promise<void> {
   const [place, link] = [`/opt/${agent.name}`, `/usr/local/bin/${agent.name}`];
   const target = await readlink(link).catch(() => '');

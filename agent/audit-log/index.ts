@@ -1,5 +1,5 @@
-// Writes the audit log of the machine: all calls of the broker except GetMetrics. File requests cannot read
-// it.
+// Writes activity.log, the machine's own record of all calls of the broker except GetMetrics. File requests
+// cannot read it.
 import type { Call__Output } from '../../proto/types/farhand/link/v1/Call.ts';
 import { type Method, methods } from '../../shared/agent-rpcs.ts';
 import { after, iso, monotonic } from '../../shared/clock.ts';
@@ -10,16 +10,16 @@ import { cut, Lines } from './json-lines-file.ts';
 type Call = Pick<Call__Output, 'method' | 'request_id' | 'caller'>;
 
 const longestName = 200;
-/** Milliseconds after which a call that is not over gets a line for its start. */
+/** Milliseconds after which the start of a call that still runs is logged. */
 const slowMs = 1_000;
 /**
- * Most lines a minute for refusals of each method and code. Further refusals are only counted, so that they
- * do not push older lines out of the log.
+ * Most lines per minute about refused calls of one method and error code. Further ones are only counted, so
+ * that they do not push older lines out of the log.
  */
 const mostRefusals = 5;
 const minute = 60_000;
 
-/** The only method that is not logged, because a broker may call it often and gets only metrics. */
+/** The only method that is not logged: brokers call it often, and it returns only metrics. */
 const unlogged: Method = 'GetMetrics';
 /** Calls of unlimited duration. A line is written when such a call starts, and another when it ends. */
 const lasting: ReadonlySet<string> = new Set<Method>([
@@ -31,7 +31,7 @@ const lasting: ReadonlySet<string> = new Set<Method>([
   'AttachTerminal',
 ]);
 
-/** The log `activity.log` in a directory, with older files beside it. */
+/** The audit log: the file `activity.log`, with older files beside it. */
 export class AuditLog {
   readonly #lines: Lines;
   readonly #refusals: LogLimiter<{ method: string; result: string }>;
@@ -47,7 +47,7 @@ export class AuditLog {
     return new AuditLog(await Lines.open(directory, 'activity', log));
   }
 
-  /** Begins the entry of a call. `refused`: the agent does not run the call. */
+  /** Begins the log entry of a call. `refused`: true if the agent does not run the call. */
   begin(call: Call, refused = false): AuditedCall {
     return new AuditedCall(call, refused, this);
   }
@@ -62,14 +62,14 @@ export class AuditLog {
     this.#lines.add({ at: iso(), ...line });
   }
 
-  /** Counts a refusal. True if it gets a line of its own. */
+  /** Counts a refused call. Returns true if it may be logged on a line of its own. */
   admit(name: string, result: string): boolean {
     const method = methods.has(name) ? name : 'unknown';
     return this.#refusals.take(`${method} ${result}`, { method, result });
   }
 }
 
-/** One call: the link reports its request, its responses and its end. */
+/** The log entry of one call. The link passes it the request, the responses and the result of the call. */
 export class AuditedCall {
   readonly #refused: boolean;
   readonly #log: AuditLog;
@@ -85,7 +85,7 @@ export class AuditedCall {
     this.#method = method;
     this.#refused = refused;
     this.#log = log;
-    // The broker sets these texts, so they are cut to a length, and not checked.
+    // These texts come from the broker, so they are cut to a maximum length.
     const bounded = (text = ''): string => cut(text, longestName);
     this.#common = {
       method: bounded(method),
@@ -95,7 +95,7 @@ export class AuditedCall {
     };
   }
 
-  /** Reports the request of the call, or its first request if there are several. */
+  /** Called with the request, or with the first of several requests. */
   asked(request: unknown): void {
     this.#request = fieldsOf(request);
     if (this.#refused || this.#method === unlogged) return;
@@ -107,12 +107,12 @@ export class AuditedCall {
     if (lasting.has(this.#method)) this.#exit = exitOf(response) ?? this.#exit;
   }
 
-  /** Reports that the operation is done, even if the response does not arrive at the broker. */
+  /** Called when the operation has succeeded, even if its response then fails to reach the broker. */
   done(): void {
     this.#done = true;
   }
 
-  /** `result`: "ok", or the code of the failure. */
+  /** Called when the call ends. `result`: "ok" or an error code. */
   ended(result: string): void {
     this.#stopWaiting();
     if (this.#method === unlogged) return;
@@ -131,7 +131,7 @@ export class AuditedCall {
 
 // ---- The fields of a request that are logged: never contents, input or environment
 
-/** Fields of a log line, named as people query them with jq. */
+/** The fields of a log line by name. */
 type Fields = Record<string, unknown>;
 
 /** The request fields that are logged, of all methods. A field that is not listed here is not logged. */
@@ -143,7 +143,7 @@ const mostItems = 64;
 
 function loggedAs(value: unknown): unknown {
   if (Buffer.isBuffer(value)) return value.toString();
-  // Only the mode of a file is a number; it is logged in octal digits.
+  // The only logged number is the mode of a file, written in octal digits.
   if (typeof value === 'number') return value.toString(8).padStart(4, '0');
   if (!Array.isArray(value)) return value || undefined;
   if (value.length === 0) return undefined;
@@ -152,7 +152,7 @@ function loggedAs(value: unknown): unknown {
 
 /** The logged fields of a decoded request. JSON leaves out fields that are undefined. */
 function fieldsOf(request: unknown): Fields {
-  // Requests of uploads and attachments have their fields in `open`, those of processes and terminals in
+  // Uploads and terminal attachments have their fields in `open`, starts of processes and terminals in
   // `spec`.
   const { open, spec, ...own } = request as Fields & { open?: object | null; spec?: object | null };
   const { program, content, ...all }: Fields = { ...own, ...open, ...spec };
@@ -169,7 +169,7 @@ interface Response {
   event?: { exit?: { outcome?: string; exit_code?: number; signal?: string } | null } | null;
 }
 
-/** How a process ended, if a response reports it. */
+/** How a process ended; undefined if the response is no exit event. */
 function exitOf(response: unknown): Fields | undefined {
   const { event } = response as Response;
   if (!event?.exit) return undefined;

@@ -1,4 +1,4 @@
-// Writes JSON lines to a file in the background: collected for a moment, rotated when the file is full.
+// Writes JSON lines to a log file in the background, at most a second late, and rotates full files.
 import { type FileHandle, open, rename, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { after } from '../../shared/clock.ts';
@@ -9,23 +9,23 @@ import { cleanJson, escapeControls } from '../../shared/sanitize-text.ts';
 const defaults = {
   /** Size at which the file is renamed and a new file begins. */
   fileBytes: 16 * 1024 * 1024,
-  /** Longest time in milliseconds that a line is only in memory. */
+  /** Milliseconds that a line waits in memory for others, to be written together. */
   gatherMs: 1_000,
 };
 
 const oldFiles = 4;
 /** Most bytes that wait in memory for the disk. Lines beyond that are dropped and counted. */
 const mostWaiting = 4 * 1024 * 1024;
-/** Waiting bytes at which the lines are written without further delay. */
+/** Bytes waiting in memory at which the lines are written at once. */
 const enough = 256 * 1024;
-/** Most bytes of all texts of a line, as written, so that the whole line is shorter than 8 KiB. */
+/** Most bytes of all texts of a line together, in JSON, so that the whole line is shorter than 8 KiB. */
 const mostText = 6 * 1024;
 
 export class Lines {
   readonly #path: string;
   readonly #log: Logger;
   readonly #options: typeof defaults;
-  /** Stays open, so that lines can be written even if a caller has used up all file descriptors. */
+  /** The current log file, always open, so that lines can be written even without free file descriptors. */
   #file: FileHandle | undefined;
   #size = 0;
   /** True if the last line of the file may be incomplete. */
@@ -77,7 +77,7 @@ export class Lines {
     this.#file = undefined;
   }
 
-  /** Never rejects. */
+  /** Writes the waiting lines. Never rejects. */
   #flush(): Promise<void> {
     this.#cancel?.();
     this.#cancel = undefined;
@@ -107,7 +107,7 @@ export class Lines {
         if (!this.#failing)
           this.#log.error(
             { err: error },
-            'the audit log (activity.log) could not be written; lines are dropped and counted until it can be',
+            'the audit log (activity.log) cannot be written: its lines are dropped and counted; check its disk',
           );
         this.#failing = true;
       }
@@ -115,7 +115,8 @@ export class Lines {
   }
 
   /**
-   * Opens the file for `bytes` more bytes. Begins a new file if the present one is full, replaced or missing.
+   * Opens the log file for `bytes` more bytes. Begins a new file if the present one is full, replaced or
+   * missing.
    */
   async #open(bytes = 0): Promise<FileHandle> {
     const held = this.#file;
@@ -126,7 +127,7 @@ export class Lines {
     try {
       this.#file = await open(this.#pathOf(0), 'a+', 0o600);
     } catch (error) {
-      // The lines go to the old file, which is better than losing them.
+      // Without a new file the lines go to the old one, which is better than losing them.
       if (held) return held;
       throw error;
     }
@@ -149,7 +150,7 @@ export class Lines {
   }
 }
 
-/** The line as JSON. If its texts together are too long, the last texts are cut. */
+/** Returns the line as JSON. If its texts together are too long, the last texts are cut. */
 function lineOf(line: object): string {
   let left = mostText;
   const shortened = JSON.stringify(line, (_name, value: unknown) => {

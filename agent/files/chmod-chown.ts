@@ -25,7 +25,7 @@ export const changeFile: Operation<'changeFile'> = async (disk, request, target,
   return { entry: describe(target.path, await stat(at), users, entry.link) };
 };
 
-/** Throws if nothing is to change: the call would only return stats, which needs another capability. */
+/** Throws if nothing is to change: the call would only return stats, which needs files:read. */
 function assertChange({ mode, owner, group }: RequestOf<'changeFile'>): void {
   if ([mode, owner, group].every((one) => one === undefined))
     throw new AppError('invalid_request', 'nothing to change: set mode, owner or group');

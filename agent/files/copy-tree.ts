@@ -11,9 +11,7 @@ import { type Bytes, fault, toText } from './confine/request-path.ts';
 import { type Step, walk } from './confine/walk.ts';
 
 const bufferBytes = 1024 * 1024;
-/**
- * Flushes at once, which is cheaper than one by one. One of Node's four threads stays free for other work.
- */
+/** Most flushes in progress at once. One of Node's four threads stays free for other work. */
 const mostFlushing = 3;
 
 /** The source: a name in an open directory, and its stats when access was checked. */
@@ -31,7 +29,7 @@ interface Duplicating {
   moves: boolean;
 }
 
-/** Resolves to the number of regular files copied, and of their bytes. */
+/** Copies `source` to `to`. Resolves to the number of regular files copied and the number of their bytes. */
 export async function duplicate(source: Source, to: fs.Confined, options: Duplicating) {
   await using copier = new Copier(options);
   await copier.one(source, to, options.path);
@@ -68,7 +66,7 @@ class Copier implements AsyncDisposable {
   async below(source: Source, to: fs.Confined): Promise<void> {
     const { boundary, path, signal, moves } = this.#options;
     using from = await fs.pin(source.at);
-    // The open copies of the directory that the walk is in and of all directories above it.
+    // Open handles of the copies: of the directory that the walk is in, and of all directories above it.
     const made = [await fs.pin(to)];
     try {
       assertSame(await from.stat(), source.stats, path);
@@ -153,7 +151,7 @@ class Copier implements AsyncDisposable {
    */
   #assertUnchanged(before: fs.BigIntStats, after: fs.BigIntStats, copied: number, path: Bytes): void {
     const differs = after.size !== before.size || after.mtimeNs !== before.mtimeNs;
-    // The file shrank and grew again.
+    // True if the file shrank and grew again while it was read.
     const short = differs && copied < before.size;
     if (this.#options.moves ? differs : short || hasChanged(before, after))
       throw fault('conflict', path, 'changed while it was copied; try again');

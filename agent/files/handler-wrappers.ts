@@ -21,7 +21,7 @@ export interface Disk {
   /** Directory at which relative paths start. */
   home: Bytes;
   journal: Journal;
-  /** Limits how many calls that may occupy the disk for hours run at once. */
+  /** Slots for calls that may occupy the disk for hours. */
   heavy: Semaphore;
   /** Quota of all watches together. */
   watches: Quota;
@@ -78,7 +78,7 @@ export function streaming<Request extends { path: Buffer }, Response>(
     } catch (error) {
       throw failureOf(error, signal, target);
     } finally {
-      // Not awaited, because it may hang with the disk.
+      // Not awaited, because a read in progress may hang with the disk.
       source.return().catch(() => undefined);
     }
   };

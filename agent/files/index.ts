@@ -35,7 +35,7 @@ const mostHeavy = 8;
 const mostWaiting = 32;
 
 export interface FilesOptions {
-  /** Absolute; `['/']` allows the whole disk. */
+  /** Absolute paths of the directories that requests may use; `['/']` allows the whole disk. */
   roots: string[];
   /** Directory at which relative paths start. */
   home: string;
@@ -43,7 +43,7 @@ export interface FilesOptions {
   forbidden: string[];
   /** Absolute paths that requests may read and never change. */
   fixed?: string[];
-  /** The agent's own processes, whose /proc entries are refused; by default this process. */
+  /** Pids of the agent's own processes, whose /proc entries are refused. By default only this one. */
   processes?: () => number[];
   /** Directory of the journal of temporary files. */
   directory: string;

@@ -1,5 +1,5 @@
-// Lists one directory: directories first, then in bytewise order of the names. The entries are read from the
-// disk only when the caller reads on.
+// Lists one directory: directories first, then in bytewise order of the names. Entries are read from the disk
+// only as fast as the caller takes them.
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { Quota } from '../../shared/quota.ts';
 import { type Confined, child, lookAt, type Named, namesIn } from './confine/fs.ts';
@@ -10,7 +10,7 @@ import type { Operation, RequestOf } from './handler-wrappers.ts';
 
 /** Entries of a batch, whose stats are read at the same time. */
 const batchSize = 256;
-/** Most names of a listing without a limit. One name more is read, which shows that there are too many. */
+/** Most names of a listing without a limit. One more is sent if there are more, which the broker refuses. */
 const mostAtOnce = 200_000;
 /** Quota of names that all listings of this process hold in memory together. */
 const held = new Quota(600_000, 'large directory listings are running on this machine');
@@ -20,7 +20,7 @@ export const listFiles: Operation<'listFiles'> = async function* ({ reading, use
   const { names, total } = await namesOf(reading, directory.at, request);
   const release = held.take(names.length);
   try {
-    // `total` counts names. An entry that is removed later is missing in the batches.
+    // `total` counts names. An entry removed after the count is missing in the batches.
     yield { head: { path: bytes(path), total } };
     const prefix = path === '/' ? path : `${path}/`;
     const known = await users();

@@ -89,8 +89,8 @@ async function move(disk: Disk, transfer: Transfer): Promise<void> {
 }
 
 /**
- * Removes the source's name if both names are hard links of one file, for which rename(2) does nothing.
- * Names in one directory that differ only by case are left alone: they may be the same name.
+ * Removes the source's name if both names are hard links of one file, for which rename(2) does nothing. Names
+ * in one directory that differ only by case are left alone: on some file systems they are the same name.
  */
 async function dropTwin(transfer: Transfer): Promise<void> {
   const { from, to, stats } = transfer;
@@ -111,7 +111,7 @@ const placing = ({ to, stats, overwrite, destination }: Transfer, from: fs.Confi
 async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promise<void> {
   const { from, to, stats, source, signal } = transfer;
   await using arriving = await PrivateDirectory.open(to.directory, journal);
-  // Also checks that the source may be removed, before anything is copied.
+  // Creating this directory also checks, before anything is copied, that the source may be removed.
   await using leaving = await PrivateDirectory.open(from.directory, journal);
   const options = { boundary: writing.boundary, path: source.path, signal, moves: true };
   await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);
@@ -124,8 +124,7 @@ async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promi
 }
 
 /**
- * Gives a finished copy the name of the destination, as far as that is still allowed; returns its device and
- * inode.
+ * Checks access again, then renames a finished copy to the destination. Returns the copy's device and inode.
  */
 async function publish(transfer: Transfer, content: fs.Confined): Promise<string> {
   const { to, signal, destination } = transfer;

@@ -56,7 +56,10 @@ export const readFile: Operation<'readFile'> = async function* ({ reading, users
 function rangeOf(request: RequestOf<'readFile'>, path: Bytes, size: number): Range {
   const { offset } = request;
   const start = offset < 0 ? Math.max(0, size + offset) : offset;
-  if (start > size) throw fault('range_not_satisfiable', path, `has only ${size} bytes`, { size });
+  if (start > size)
+    throw fault('range_not_satisfiable', path, `the range starts after its last byte: it has ${size} bytes`, {
+      size,
+    });
   const asked = request.length ?? Number.POSITIVE_INFINITY;
   const length = size === 0 ? asked : Math.min(asked, size - start);
   const max = request.max_bytes || Number.POSITIVE_INFINITY;
@@ -109,7 +112,7 @@ const changed = (path: Bytes): AppError => fault('conflict', path, 'changed whil
 const tooLarge = (path: Bytes, details: { size?: number; max: number }): AppError =>
   fault('file_too_large', path, `is larger than the limit of ${details.max} bytes`, details);
 
-/** Errors in reading files of the kernel (/proc, /sys). */
+/** Error codes for system errors in reading files of the kernel (/proc, /sys). */
 const readingErrnos: Readonly<Record<string, Code>> = {
   EAGAIN: 'unsupported_file',
   EINVAL: 'unsupported_file',
@@ -119,5 +122,5 @@ const readingErrnos: Readonly<Record<string, Code>> = {
 
 function readingFailure(error: unknown, path: Bytes): AppError {
   const code = error instanceof AppError ? undefined : readingErrnos[errnoOf(error) ?? ''];
-  return code ? fault(code, path, 'the kernel cannot read it') : fromErrno(error, toText(path));
+  return code ? fault(code, path, 'the kernel refuses to read this file') : fromErrno(error, toText(path));
 }

@@ -26,7 +26,7 @@ async function touch(disk: Disk, request: Request, target: Target, signal: Abort
   return stats && describe(target.path, stats, await disk.users(), entry.link);
 }
 
-/** Sets the time of the file that was opened, even if the file is renamed or removed before. */
+/** Sets the time of the opened file, even if the file was renamed or removed since. */
 async function change(entry: PathEntry, request: Request, target: Target): Promise<BigIntStats> {
   const { at, stats } = entry.present;
   assertFolder(target, stats);

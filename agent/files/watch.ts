@@ -1,6 +1,6 @@
 // Watches a file, a directory, or a directory tree. An event of the kernel only names the file that changed.
-// Its state is read when the client reads, so a slow client may miss intermediate steps but never the final
-// state. Directories are watched by inotify through open handles: inotify follows the inode, so a replaced
+// The file's state is read when the client reads, so a slow client may miss intermediate steps but never the
+// final state. Directories are watched through open handles: inotify follows the inode, so a replaced
 // directory cannot redirect the watch. (chokidar watches by path and assumes that names are UTF-8.)
 import type { FileChange } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import { Wake } from '../../shared/backpressure.ts';
@@ -16,20 +16,16 @@ import type { Operation } from './handler-wrappers.ts';
 
 /** Most changed names that wait for the client. More are reported as an overflow. */
 const mostWaiting = 10_000;
-/** Most changes in a message. */
+/** Most changes in one message to the client. */
 const batchSize = 256;
 /** Milliseconds to wait before changes are read, so that several events of one change are reported once. */
 const settling = 20;
-/**
- * Share of the quota that a directory takes, in names, for the kernel's watch and its handle in the agent.
- */
+/** Number of names that each watched directory adds to the quota, for its kernel watch and open handle. */
 const folderNames = 15;
 
-/**
- * Quota of names that all watches together hold in memory. A directory counts once for each of its watches.
- */
+/** Quota of names that all watches together have in memory. A directory watched twice counts twice. */
 export const watchQuota = (names = 300_000): Quota =>
-  new Quota(names, 'names are watched on this machine; watch a smaller directory or end other watches');
+  new Quota(names, 'files are watched on this machine; watch a smaller directory or end other watches');
 
 type Kind = 'file' | 'directory';
 
@@ -54,8 +50,8 @@ export const watchFiles: Operation<'watchFiles'> = async function* (disk, reques
 };
 
 /**
- * The overflow functions of all watches. The kernel has one queue for all, and Node does not report its
- * overflow.
+ * For each watch, the function that marks it as overflown. The kernel has one queue for all, and Node does
+ * not report its overflow.
  */
 const overflows = new Set<() => void>();
 
@@ -106,7 +102,7 @@ class Watch implements Disposable {
       while (this.#count === 0 && !this.#overflown && !signal.aborted) await this.#changed.wait(signal);
       await sleep(settling, signal);
       signal.throwIfAborted();
-      // The directory may have been moved out of the roots.
+      // Checked again, because the directory may have been moved out of the roots.
       const { boundary } = this.#confinement;
       boundary.judge(await boundary.survey({ at: this.#start }), undefined, this.#entry.path);
       let batch: FileChange[] = [];
@@ -174,7 +170,7 @@ class Watch implements Disposable {
     }
   }
 
-  /** Yields the changes of one name, and of a new directory's content. */
+  /** Yields the changes of one name, and the content of a new directory as added. */
   async *#look(
     path: Bytes,
     folder: Folder,
@@ -259,9 +255,7 @@ class Watch implements Disposable {
     }
   }
 
-  /**
-   * Opens a watched directory; the caller closes it. Undefined if its path leads to another directory by now.
-   */
+  /** Opens a watched directory, to be closed by the caller. Undefined if its path leads elsewhere by now. */
   async #pin(path: Bytes): Promise<fs.Pinned | undefined> {
     const pinned = await this.#open(path);
     const stats = await pinned?.stat();
@@ -304,9 +298,7 @@ class Watch implements Disposable {
     }
   }
 
-  /**
-   * Adds names to the quota's use. If the quota is exceeded, this watch ends, so that the others can go on.
-   */
+  /** Counts names against the quota. If that exceeds the quota, this watch ends and the others go on. */
   #takeQuota(names: number): void {
     try {
       this.#quota.add(names);

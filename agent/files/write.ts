@@ -1,5 +1,5 @@
-// Writes a file atomically: readers see the old content or the new, never a part.
-// Nothing changes before the commit and the end of the request.
+// Writes a file atomically: readers see the old content or the new, never a part. Nothing changes before the
+// commit message and the end of the request have arrived.
 import type { WriteFileCommit__Output } from '../../proto/types/farhand/agent/v1/WriteFileCommit.ts';
 import type { WriteFileOpen__Output } from '../../proto/types/farhand/agent/v1/WriteFileOpen.ts';
 import type { WriteFileResponse } from '../../proto/types/farhand/agent/v1/WriteFileResponse.ts';
@@ -25,7 +25,7 @@ export async function writeFile(
   if (entry.found) await draft.tryOwner(entry.found.stats);
   for await (const chunk of upload.chunks()) {
     const written = draft.file.append(chunk);
-    // Hashed while the disk writes.
+    // The chunk is hashed while the disk writes it.
     upload.hash.update(chunk);
     await written;
   }
@@ -44,7 +44,7 @@ export async function writeFile(
 /** The last write in the queue of each name. Writes to the same name are published one after another. */
 const placing = new Map<string, Promise<unknown>>();
 
-/** Gives the new file its name. True if no file had that name before. */
+/** Gives the new file its name. Returns true if no file had that name before. */
 async function publish(
   draft: AtomicWrite,
   { if_match }: WriteFileOpen__Output,
@@ -79,7 +79,8 @@ function assertAllowed(
   { overwrite, if_match }: Pick<WriteFileOpen__Output, 'overwrite' | 'if_match'>,
   path: Bytes,
 ): void {
-  if (present?.isDirectory()) throw fault('is_a_directory', path, 'is a directory; give the path of a file');
+  if (present?.isDirectory())
+    throw fault('is_a_directory', path, 'is a directory; the path must be that of a file');
   if (present && overwrite === false) throw fault('already_exists', path, 'exists, and overwrite is false');
   // Symlinks were followed when the upload began, so this symlink appeared later.
   if (present?.isSymbolicLink()) throw fault('conflict', path, 'was replaced by a symlink; try again');
@@ -96,5 +97,10 @@ function assertMatch(present: BigIntStats | undefined, wanted: string | undefine
   const etag = present && etagOf(present);
   const matches = wanted.split(',').some((one) => one.trim() === '*' || one.trim() === etag);
   if (!present || !matches)
-    throw fault('precondition_failed', path, 'changed since if_match; read it again', { etag });
+    throw fault(
+      'precondition_failed',
+      path,
+      'does not match if_match: it was changed or removed; read it again',
+      { etag },
+    );
 }

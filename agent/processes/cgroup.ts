@@ -6,30 +6,30 @@ import { join } from 'node:path';
 import { sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 
-/** `name`: a name that no other agent uses. Undefined if the agent may not create cgroups. */
+/** Creates the cgroup `name`, which no other agent uses. Undefined if the agent may not do that. */
 export async function openCgroups(name: string, log: Logger): Promise<Cgroups | undefined> {
   const own = await ownCgroup();
   const directory = own && join(own, name);
   if (directory && succeeds(() => mkdirSync(directory, { recursive: true }))) return new Cgroups(directory);
   log.debug(
-    'the agent may not create cgroups: a kill does not find processes that have left their session and cleared their environment; run the agent as root, or in a unit with Delegate=yes',
+    'the agent may not create cgroups, so a kill may miss processes that left their session and cleared their environment; run the agent as root, or in a unit with Delegate=yes',
   );
   return undefined;
 }
 
-/** The calls are synchronous: they take the kernel some 50 µs, which is less than a hop through the thread pool. */
+/** Cgroups of commands and terminals. Calls are synchronous: 50 µs each, less than a thread pool takes. */
 export class Cgroups {
   /** The cgroup of the spawners, which contains the cgroups of commands and terminals. */
   readonly directory: string;
 
-  /** Created by openCgroups. */
+  /** Only for openCgroups(), which creates the directory. */
   constructor(directory: string) {
     this.directory = directory;
   }
 
   /**
-   * Creates the cgroup of a command or terminal, which a spawner then enters. "Threaded" (cgroups(7)) lets the
-   * spawner move only its thread that forks. After a failure a kill still finds the processes by their mark.
+   * Creates the cgroup of a command or terminal, which a spawner then enters. "Threaded" (cgroups(7)) lets
+   * the spawner move only its thread that forks. Without a cgroup a kill finds the processes by their mark.
    */
   create(id: string): void {
     const directory = join(this.directory, id);
@@ -39,7 +39,7 @@ export class Cgroups {
     });
   }
 
-  /** Pids of all live processes that the command or terminal has started, and the ids of their threads. */
+  /** Ids of all live processes that the command or terminal has started, and of their threads. */
   async members(id: string): Promise<number[]> {
     const text = await readFile(join(this.directory, id, 'cgroup.threads'), 'utf8').catch(() => '');
     return text.split('\n').filter(Boolean).map(Number);
@@ -71,7 +71,7 @@ export async function killByCgroup(name: string, pids: readonly number[]): Promi
   const directory = join(own, name);
   const write = (file: string, text: string): boolean =>
     succeeds(() => writeFileSync(join(directory, file), text));
-  // The directory may be left from an earlier attempt.
+  // Succeeds or not: the directory may be left from an earlier attempt.
   succeeds(() => mkdirSync(directory));
   for (const pid of pids) write('cgroup.procs', String(pid));
   write('cgroup.kill', '1');
@@ -88,7 +88,7 @@ function succeeds(change: () => unknown): boolean {
   }
 }
 
-/** The directory of the cgroup that this process is in. */
+/** The directory of the cgroup that this process is in; undefined without cgroup version 2. */
 async function ownCgroup(): Promise<string | undefined> {
   const [mounts = '', groups = ''] = await Promise.all(
     ['mountinfo', 'cgroup'].map((name) => readFile(`/proc/self/${name}`, 'utf8').catch(() => '')),

@@ -25,7 +25,7 @@ export class Command extends Tracked {
   readonly stderr: OutputLog;
   input: Input | undefined;
 
-  /** `stored`: the journal entry and the output logs of a command that an earlier agent ran. */
+  /** `stored`: journal entry and output logs if the command was started before the agent's last restart. */
   constructor(id: string, { outputs, limits }: CommandParts, stored?: Recovered) {
     super(id);
     const names = outputNames(id);
@@ -68,7 +68,8 @@ export class Commands extends ProcessTable<Command> {
   readonly methods: CommandMethods = {
     startProcess: ({ id, spec }, { signal }) => {
       const find = async (): Promise<Command> => {
-        if (!spec) throw new AppError('invalid_request', 'the request to start a command contains no `spec`');
+        if (!spec)
+          throw new AppError('invalid_request', 'the request to start a command must contain `spec`');
         return this.start(id, signal, (command) => this.#prepare(spec, command));
       };
       return follow(find, fromStart, signal);
@@ -79,11 +80,11 @@ export class Commands extends ProcessTable<Command> {
       return follow(async () => this.find(request.id), offsets, signal);
     },
 
-    /** Waits until the command has started. Bytes are written in the order of the calls. */
+    /** Waits until the command has started, then writes the bytes in the order of the calls. */
     writeInput: async ({ id, data, offset, end }, { signal }) => {
       const { one } = await this.running(id, signal);
       if (!one.input) {
-        const message = 'the command was not started with an open input; start it with `input`: true';
+        const message = 'the command takes no input; start it with `input`: true';
         throw new AppError('conflict', message, { command_id: id });
       }
       return { taken: one.input.write(data, offset, end) };
@@ -94,7 +95,7 @@ export class Commands extends ProcessTable<Command> {
         throw new AppError('invalid_request', `${signal} is not a signal that may be sent`);
       const { running } = await this.running(id, call.signal);
       if (!signalGroup(running.child, signal))
-        throw new AppError('conflict', 'the command is over', { command_id: id });
+        throw new AppError('conflict', 'the command is over and takes no signals', { command_id: id });
       return {};
     },
   };

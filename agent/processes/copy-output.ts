@@ -11,8 +11,8 @@ const spare: Buffer[] = [];
 const mostSpare = 32;
 
 /**
- * Waits for the end of all pipes, then closes them. It stops after `drainMs` if a background process still
- * has a pipe open, or later while the disk is slow. Never rejects.
+ * Waits for the end of all pipes, then closes them. If a background process still has a pipe open, it waits
+ * only `drainMs`, or longer while the disk is slow. Never rejects.
  */
 export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
   const changed = new Wake();
@@ -23,7 +23,7 @@ export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
   });
   do await changed.until(() => over, Math.max(drainMs, 1));
   while (
-    // While the disk hangs, waiting goes on, so that no output of the process is lost.
+    // Goes on waiting while the disk hangs, so that no output of the process is lost.
     !over &&
     pumps.some((pump) => pump.stalled(drainMs / 2))
   );
@@ -37,8 +37,8 @@ export interface Sink {
 }
 
 /**
- * Reads a pipe or terminal through one buffer, and reads on only after the log has stored the bytes.
- * A program that writes too fast is slowed down and costs the agent no memory.
+ * Copies from a pipe or terminal through one buffer, and reads on only after the log has stored the bytes. A
+ * program that writes too fast is slowed down and costs the agent no memory.
  */
 export class Pump {
   /** Resolves when the pipe has ended or was cut and all bytes read are in the log. Never rejects. */
@@ -56,7 +56,10 @@ export class Pump {
     this.#store = (data) =>
       output.append(data).catch((err: unknown) => {
         if (!complained)
-          log.error({ err, id }, 'output of a command could not be stored: its readers see a gap');
+          log.error(
+            { err, id },
+            'the output of a command could not be stored, so its readers see a gap; check the free disk space',
+          );
         complained = true;
       });
     const callback = (bytes: number): boolean => {
@@ -64,7 +67,7 @@ export class Pump {
       return false;
     };
     this.#pipe = open({ buffer: this.#buffer, callback });
-    // Every error is followed by `close`, which is handled below.
+    // Ignored, because every error is followed by `close`, which is handled below.
     this.#pipe.on('error', () => {});
     this.done = new Promise((resolve) => {
       this.#pipe.once('end', () => {

@@ -11,7 +11,7 @@ import { killTree, Tree } from './kill-tree.ts';
 import type { Limits, Parts } from './running-process.ts';
 import { marksOf } from './spawner/index.ts';
 
-/** A command of an earlier agent, and its output. */
+/** A command that was started before the agent's last restart, and its output. */
 export interface Recovered {
   entry: JournalEntry;
   stdout: OutputLog;
@@ -29,7 +29,7 @@ export function unseen(outcome: 'PROCESS_OUTCOME_LOST' | 'PROCESS_OUTCOME_EXPIRE
   return { outcome, reason, exit_code: 0, signal: '', ...times, stdout_bytes: 0, stderr_bytes: 0 };
 }
 
-/** Opens the journal. Kills the spawners of an earlier agent before. */
+/** Opens the journal, after killing the spawners that an earlier agent left running. */
 export async function recoverJournal(directory: string, limits: Limits, log: Logger): Promise<Journal> {
   const stored = await readJournal(directory, log);
   await killSpawners(stored.id, limits.killForMs, log);
@@ -58,8 +58,8 @@ export async function recover(parts: Parts, outputs: string, pipes: string): Pro
 }
 
 /**
- * Kills the spawners of an earlier agent with everything they run.
- * A command that the earlier agent requested must not start after the recovery.
+ * Kills the spawners of an earlier agent with everything they run. Otherwise a command that the earlier agent
+ * requested could start after the recovery.
  */
 async function killSpawners(journalId: string, killForMs: number, log: Logger): Promise<void> {
   // Agents of version 0.1.0 had four spawners of each of two types.
@@ -68,10 +68,13 @@ async function killSpawners(journalId: string, killForMs: number, log: Logger): 
   const tree = new Tree({ marks: [...marksOf(journalId), ...marks] });
   const left = await tree.members();
   if (left.length === 0) return;
-  // SIGKILL also ends a spawner that is stopped. A spawner that waits for a disk runs no more code after it.
+  // SIGKILL also ends a stopped spawner. A spawner that waits for a disk runs no more code of its own.
   const survivors = await killTree(tree, AbortSignal.abort(), killForMs, 'SIGKILL');
   const pids = left.map(({ pid }) => pid);
-  log.warn({ pids, survivors }, 'killed the spawners of an earlier agent and the processes they had started');
+  log.warn(
+    { pids, survivors },
+    'killed the spawners (which start commands) of an earlier agent, and the processes they had started',
+  );
 }
 
 async function killLeftovers({ journal, cgroups, limits, log }: Parts, pipes: string): Promise<void> {
@@ -99,8 +102,8 @@ async function reopen(
   const names = outputNames(id);
   const stdout = await openOutput(join(outputs, names.stdout), limits);
   const stderr = await openOutput(join(outputs, names.stderr), limits);
-  // After a power cut a file may be shorter than the length in the journal; the rest becomes a gap at the
-  // end.
+  // After a power cut a file may be shorter than the length in the journal. Readers see the missing bytes as
+  // a gap.
   await stdout.skip(entry.exit?.stdout_bytes ?? 0);
   await stderr.skip(entry.exit?.stderr_bytes ?? 0);
   if (!entry.exit) lose(id, entry, journal, { stdout_bytes: stdout.end, stderr_bytes: stderr.end });
@@ -128,7 +131,7 @@ async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
 
 /** The "accepted" lines whose ids the journal lacks. Call it only after all old spawners are dead. */
 async function readRings(directory: string, journal: readonly Line[]): Promise<Line[]> {
-  // A ring may still hold old lines of an id, so a line in the journal is the newer one.
+  // A ring file may contain old lines of an id, so a line in the journal is newer.
   const journalled = new Set(journal.filter(({ t }) => t !== 'started' && t !== 'end').map(({ id }) => id));
   const texts = await Promise.all((await ringsIn(directory)).map(read));
   const lines = texts.flatMap((text) => parseLines(text.split('\n')));
@@ -147,7 +150,7 @@ async function ringsIn(directory: string): Promise<string[]> {
 
 function read(path: string): Promise<string> {
   return readFile(path, 'utf8').catch((error: unknown) => {
-    // A directory of this name was not written by a spawner.
+    // A directory of this name is not a ring file.
     if (errnoOf(error) === 'EISDIR') return '';
     throw fromErrno(error, path);
   });

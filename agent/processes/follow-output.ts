@@ -1,4 +1,4 @@
-// Sends the events of a command to a follower: started, output from an offset on, gaps in the output, the
+// Sends a command's events to a follower: its start, its output from an offset on, gaps in the output, its
 // exit.
 import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import { gaveUp } from '../../shared/agent-rpcs.ts';
@@ -96,7 +96,7 @@ export function startedEvent({ pid, at }: { pid: number; at: number }) {
   return { event: { started: { pid, started_at_ms: at } } };
 }
 
-/** The next piece of one output stream, preceded by a gap event if bytes before it were dropped. */
+/** Yields the next piece of one output stream, after a gap event if bytes before it were dropped. */
 async function* output(log: OutputLog, reader: OutputReader, stream: Stream): AsyncGenerator<Answer> {
   const from = reader.position;
   if (log.end <= from) return;

@@ -1,5 +1,5 @@
-// Runs the commands and terminals of this machine.
-// Each id starts at most once; its result and output are stored until the broker acknowledges them.
+// Runs the commands and terminals of this machine. Each id starts at most once. Its result and output are
+// stored until the broker acknowledges them.
 import { mkdir, realpath } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { AgentMethods, Method } from '../../shared/agent-rpcs.ts';
@@ -15,10 +15,10 @@ import { Terminals } from './terminals/index.ts';
 import { loadPtyMaker } from './terminals/pty.ts';
 
 export interface ProcessesOptions {
-  /** Contains the journal, output and pipes. Created with mode 0700 if it is missing. */
+  /** Directory of the journal, output and pipes. Created with mode 0700 if it is missing. */
   directory: string;
   log: Logger;
-  /** Whether commands may run as another user. */
+  /** True if commands may run as another user. */
   mayRunAs: boolean;
   limits?: Partial<Limits>;
 }
@@ -31,7 +31,7 @@ type Methods = Commands['methods'] &
 export interface Processes extends Methods {
   /** Created together with the journal. A new id shows the broker that the machine's data was lost. */
   journalId: string;
-  /** Methods that this machine does not support. */
+  /** Rpc methods that this machine does not support. */
   missing: readonly Method[];
   /** Pids of the spawners. */
   pids: () => number[];

@@ -53,15 +53,13 @@ interface Batch {
 const emptyBatch = (): Batch => ({ lines: [], durable: false, written: Promise.withResolvers() });
 
 const version = 1;
-/** How long a step that need not be durable waits, so that several steps share one write. */
+/** Milliseconds that a step which need not be durable waits, so that several steps share one write. */
 const noteMs = 5;
-/**
- * A journal is rewritten once it has grown by three times what the last rewrite left, within these bounds.
- */
+/** Bounds in bytes of the growth that makes a rewrite due: three times the size after the last rewrite. */
 const leastGrowth = 1024 * 1024;
 const mostGrowth = 16 * 1024 * 1024;
 
-/** Reads the journal. A missing journal yields a new id; an unreadable journal is renamed. */
+/** Reads the journal. A missing or unreadable journal yields a new id; an unreadable one is renamed. */
 export async function readJournal(directory: string, log: Logger): Promise<StoredJournal> {
   const path = join(directory, 'journal');
   const text = await readFile(path, 'utf8').catch((error: unknown) => {
@@ -75,7 +73,7 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
     // The new journal id makes the broker treat earlier processes as lost, and never as "never ran".
     log.error(
       { path },
-      'the journal of processes is unreadable and was renamed to journal.unreadable; processes that ran before this start count as lost',
+      'the journal of processes is unreadable and was renamed to journal.unreadable; commands and terminals from before this start count as lost',
     );
     await rename(path, `${path}.unreadable`);
   }
@@ -83,12 +81,12 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
 }
 
 /**
- * Parses lines. A line cut off by a crash is left out; it is the last one, because every start rewrites the
- * file. Files of version 0.1.0 are padded with empty lines, which are left out too.
+ * Parses lines. Leaves out a last line that a crash cut off, and the empty lines with which version 0.1.0
+ * padded files.
  */
 export const parseLines = (texts: string[]): Line[] => texts.flatMap(parseLine);
 
-/** The agent wrote the file itself, so forged lines are not expected. */
+/** Checks little, because only the agent writes the file. */
 function parseLine(text: string): Line[] {
   try {
     const value: unknown = JSON.parse(text);
@@ -106,9 +104,7 @@ function isLine(value: unknown): value is Line {
 export class Journal {
   readonly id: string;
   readonly entries = new Map<string, JournalEntry>();
-  /**
-   * Ids whose results were acknowledged, with the time of acceptance. They do not run again within `seenMs`.
-   */
+  /** Ids with acknowledged results, and when each was accepted. They do not run again within `seenMs`. */
   readonly #forgotten = new Map<string, number>();
   readonly #directory: string;
   readonly #seenMs: number;
@@ -116,7 +112,7 @@ export class Journal {
   #file: FileHandle | undefined;
   #size = 0;
   #mostSize = 0;
-  /** After a failed write the content of the file is unknown: the next write replaces it. */
+  /** True after a failed write, when the content of the file is unknown. The next write replaces it. */
   #damaged = false;
   #next = emptyBatch();
   #writing: Promise<void> | undefined;
@@ -141,7 +137,7 @@ export class Journal {
     return this.#forgotten.has(id);
   }
 
-  /** Resolves when the line is on the disk. If the write fails, it removes the id and rejects. */
+  /** Resolves when the line is on the disk. If the write fails, the id is removed and the call rejects. */
   async accept(id: string, kind: ProcessKind): Promise<void> {
     try {
       const which = kind === 'terminal' ? ({ terminal: true } as const) : {};
@@ -152,7 +148,7 @@ export class Journal {
     }
   }
 
-  /** Not durable, like all later steps. After a power cut a process without these lines counts as lost. */
+  /** Not durable, like all later steps: after a power cut a process without this line counts as lost. */
   started(id: string, { pid, start }: Leader, at: number): void {
     this.#note({ t: 'started', id, pid, start, at });
   }
@@ -188,7 +184,7 @@ export class Journal {
     this.#write(line, false).catch((err: unknown) => {
       const { id, t: step } = line;
       const message =
-        'the journal of processes could not be written: check the free disk space; after a crash the agent would report this process as lost';
+        'the journal of processes could not be written, so after a crash this process would count as lost; check the free disk space';
       this.#log.error({ err, id, step }, message);
     });
   }
@@ -234,11 +230,11 @@ export class Journal {
     const file = this.#file;
     if (!file) throw new AppError('unavailable', 'the agent is stopping and has closed its journal');
     const bytes = Buffer.from(textOf(lines));
-    // The batch is applied in memory already, so a rewrite includes it.
+    // A rewrite includes the batch, which is applied in memory already.
     if (this.#damaged || this.#size + bytes.length > this.#mostSize) return this.#rewrite();
     this.#size += bytes.length;
     for (let at = 0; at < bytes.length; ) at += (await file.write(bytes, at)).bytesWritten;
-    // Not O_DSYNC, which leaves earlier lines out: a hole before this line would make it unreadable.
+    // O_DSYNC would flush this line alone, and a hole before it would make it unreadable.
     if (durable) await file.datasync();
   }
 

@@ -23,7 +23,7 @@ interface Process extends Leader {
   alive: boolean;
 }
 
-/** A process with the facts that show which command it belongs to. */
+/** A process, with its environment mark and its output files, which show what command it belongs to. */
 interface Seen extends Process {
   /** Value of the marker variable in its environment; undefined if absent or unreadable. */
   mark: string | undefined;
@@ -35,7 +35,7 @@ interface Seen extends Process {
 export type FirstSignal = 'SIGTERM' | 'SIGHUP';
 
 export interface TreeOptions {
-  /** Values of the marker in the environment: ids of commands and terminals, or the marks of spawners. */
+  /** Values of the marker variable: ids of commands and terminals, or marks of spawners. */
   marks: readonly string[];
   /** Paths of the output pipes or terminals, as /proc/PID/fd lists them. */
   links?: readonly string[];
@@ -45,7 +45,7 @@ export interface TreeOptions {
   cgroups?: Cgroups | undefined;
 }
 
-/** The processes of one or more commands. It remembers every process that once belonged to them. */
+/** All processes of one or more commands, including every process that once belonged to them. */
 export class Tree {
   readonly marks: ReadonlySet<string>;
   readonly #links: ReadonlySet<string>;
@@ -54,7 +54,7 @@ export class Tree {
   readonly #sessions = new Map<number, string>();
 
   constructor({ marks, links = [], leaders = [], cgroups }: TreeOptions) {
-    // An empty mark or link is dropped: it would match every process that has none.
+    // An empty mark or link is dropped, because it would match every process that has none.
     this.marks = new Set(marks.filter((mark) => mark !== ''));
     this.#links = new Set(links.filter((link) => link !== ''));
     this.#cgroups = cgroups;
@@ -106,7 +106,7 @@ export class Tree {
     if (one.pid === one.session) this.#sessions.set(one.session, one.start);
   }
 
-  /** Adds the descendants of known processes, and the processes in known sessions. */
+  /** Marks descendants of known processes, and processes in known sessions, as known. */
   #spread(all: readonly Process[], byPid: ReadonlyMap<number, Process>): void {
     for (let grew = true; grew; ) {
       grew = false;
@@ -137,7 +137,7 @@ export async function killTree(
 ): Promise<number> {
   let left = await tree.members();
   tree.signal(left, first);
-  // A stopped process handles the signal only after SIGCONT.
+  // A stopped process handles the first signal only after SIGCONT.
   tree.signal(left, 'SIGCONT');
   for (let wait = 10; !hurry.aborted; wait = Math.min(2 * wait, 250)) {
     await sleep(wait, hurry);
@@ -161,8 +161,8 @@ async function gone(tree: Tree): Promise<boolean> {
 }
 
 /**
- * Sends a signal to the process group of a command, or to the foreground group of its terminal. False if the
- * group, or the first process of the command, is gone.
+ * Sends a signal to the process group of a command, or to the foreground group of its terminal. Returns false
+ * if the group or the command's first process is gone.
  */
 export function signalGroup({ pid, start }: Leader, name: NodeJS.Signals, foreground = false): boolean {
   const leader = statNow(pid);
@@ -176,7 +176,7 @@ export function signalGroup({ pid, start }: Leader, name: NodeJS.Signals, foregr
   }
 }
 
-/** False if the agent may not signal the process. A process that is gone needs no signal. */
+/** Returns false if the agent may not signal the process, and true if the process is gone. */
 function send(pid: number, name: NodeJS.Signals): boolean {
   try {
     return process.kill(pid, name);
@@ -188,7 +188,7 @@ function send(pid: number, name: NodeJS.Signals): boolean {
 let next: Promise<readonly Seen[]> | undefined;
 let last: Promise<unknown> = Promise.resolve();
 
-/** All processes except this one and init. The scan begins after this call; calls at one time share a scan. */
+/** Lists all processes but this one and init. Simultaneous calls share a scan, which begins after them. */
 function listProcesses(): Promise<readonly Seen[]> {
   // A running scan is not reused: it may already have passed the process that the caller looks for.
   next ??= last.then(() => {
@@ -203,7 +203,7 @@ function listProcesses(): Promise<readonly Seen[]> {
 async function scan(): Promise<Seen[]> {
   const pids = (await readdir('/proc')).map(Number).filter((pid) => pid > 1 && pid !== process.pid);
   const seen: Seen[] = [];
-  // 16 at a time, so that a scan of thousands does not fill the thread pool.
+  // Reads 16 processes at a time, so that a scan of thousands does not fill the thread pool.
   for (let at = 0; at < pids.length; at += 16) {
     const some = await Promise.all(pids.slice(at, at + 16).map(lookAt));
     seen.push(...some.filter((one) => one !== undefined));
@@ -222,7 +222,7 @@ async function lookAt(pid: number): Promise<Seen | undefined> {
   return { ...found, mark, links: await Promise.all(links) };
 }
 
-/** The state of one process now. */
+/** The present state of one process; undefined if it is gone. */
 function statNow(pid: number): Process | undefined {
   try {
     return parseStat(readFileSync(`/proc/${pid}/stat`, 'latin1'));
@@ -240,7 +240,7 @@ function parseStat(text: string): Process | undefined {
   const [state = '', parent, group, session, , foreground] = fields;
   const start = fields[19];
   if (!start) return undefined;
-  // The process is alive if its main thread is a zombie and other threads run.
+  // A process whose main thread is a zombie is still alive if it has other threads.
   const alive = !/[ZXx]/.test(state) || Number(fields[17]) > 1;
   const pid = Number.parseInt(text, 10);
   const ids = { parent: Number(parent), group: Number(group), session: Number(session) };

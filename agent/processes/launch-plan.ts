@@ -1,4 +1,5 @@
-// Turns a request into the program to start: its user, directory and environment, or why it cannot start.
+// Turns a request into a plan of what to start: program, user, directory, environment. Or refuses with a
+// reason.
 import { access, constants, readFile, stat } from 'node:fs/promises';
 import { userInfo } from 'node:os';
 import { resolve } from 'node:path';
@@ -7,12 +8,12 @@ import type { TerminalSpec__Output } from '../../proto/types/farhand/agent/v1/Te
 import { monotonic } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
 
-/** The variable that marks every process of a command, for the kill of its whole tree. */
+/** The environment variable that marks every process of a command, by which a kill finds them all. */
 export const marker = 'FARHAND_COMMAND_ID';
 
 const defaultPath = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
 
-/** The process surely did not run; the message says why. */
+/** Thrown if a process surely did not run. The message says why. */
 export class NotStarted extends Error {
   override readonly name = 'NotStarted';
 }
@@ -30,9 +31,9 @@ export interface Plan {
   args: string[];
   cwd: string;
   env: Record<string, string>;
-  /** Whether it runs as another user than the agent. */
+  /** True if the program runs as another user than the agent. */
   foreign: boolean;
-  /** What the user asked to run, for messages. */
+  /** The program that the request named, for messages. */
   program: string;
 }
 
@@ -45,8 +46,8 @@ export async function plan(id: string, spec: ProcessSpec__Output, mayRunAs: bool
   const account =
     spec.user === '' || spec.user === own.name ? own : await otherAccount(spec.user, own, mayRunAs);
   const file = spec.direct ? spec.command : '/bin/sh';
-  if (!file) throw new NotStarted('no program was given; set `command`');
-  // "--" because a command may begin with "-".
+  if (!file) throw new NotStarted('the request names no program; set `command`');
+  // "--" ends the options of the shell, because a command may begin with "-".
   const args = spec.direct ? spec.args : ['-c', '--', spec.command];
   const cwd = spec.cwd ? place(spec.cwd, account.home) : await homeOrRoot(account);
   const env = environment(id, account, spec.env);
@@ -68,11 +69,11 @@ export async function terminalPlan(id: string, spec: TerminalSpec__Output): Prom
   const bad = await badDirectory(cwd);
   if (bad) throw new NotStarted(bad);
   const file = await find(shell, cwd, env.PATH ?? defaultPath);
-  if (!file) throw new NotStarted(`program ${shell} was not found, or may not be executed`);
+  if (!file) throw new NotStarted(`program ${shell} was not found on the machine, or may not be executed`);
   return { file, args, cwd, env, foreign: false, program: shell };
 }
 
-/** The account's shell. Service accounts have nologin or false, for which bash or sh is used. */
+/** The account's shell. For service accounts, whose shell is nologin or false, it is bash or sh. */
 async function loginShell({ shell }: Account): Promise<string> {
   const refuses = /\/(nologin|false)$/.test(shell);
   if (!refuses && (await find(shell, '/', ''))) return shell;
@@ -81,7 +82,7 @@ async function loginShell({ shell }: Account): Promise<string> {
 
 async function otherAccount(name: string, own: Account, mayRunAs: boolean): Promise<Account> {
   if (!mayRunAs)
-    throw new NotStarted('the agent does not allow commands as another user; add user to its --allow');
+    throw new NotStarted('the agent does not allow commands as another user; add `user` to its --allow');
   if (own.uid !== 0)
     throw new NotStarted(`the agent runs as ${own.name}; only root may run commands as ${name}`);
   const account = await accountNamed(name);
@@ -90,8 +91,8 @@ async function otherAccount(name: string, own: Account, mayRunAs: boolean): Prom
 }
 
 /**
- * Plans a command of another user. setpriv(1) sets user and supplementary groups, which Node's spawn cannot,
- * and executes a shell, which executes the program.
+ * Plans a command of another user. setpriv(1) sets user and supplementary groups, which Node's spawn cannot.
+ * It executes a shell, which executes the program.
  */
 async function switched(
   { uid, gid }: Account,
@@ -105,7 +106,7 @@ async function switched(
   const bad = mustEnter && (await badDirectory(cwd));
   if (bad) throw new NotStarted(bad);
   const found = await find(file, cwd, env.PATH ?? defaultPath);
-  if (!found) throw new NotStarted(`program ${file} was not found, or may not be executed`);
+  if (!found) throw new NotStarted(`program ${file} was not found on the machine, or may not be executed`);
   const entering = entered({ cwd, env, mustEnter }, [found, ...args]);
   const options = [`--reuid=${uid}`, `--regid=${gid}`, '--init-groups', '--'];
   return {
@@ -119,10 +120,9 @@ async function switched(
 }
 
 /**
- * Builds a shell command that sets the directory and the environment and then becomes the program.
- * While setpriv(1) still runs as root it must have neither: LD_PRELOAD and similar variables (ld.so(8),
- * environ(7)) would make it run code of the user. Values are not passed as arguments, which every user can
- * read.
+ * Builds a shell command that sets the directory and the environment and then becomes the program. setpriv(1)
+ * starts as root, so it must not get the environment. LD_PRELOAD and similar variables (ld.so(8), environ(7))
+ * would make it run code of the user. Values are no arguments, which every user can read.
  */
 function entered(
   { cwd, env, mustEnter }: Pick<Plan, 'cwd' | 'env'> & { mustEnter: boolean },
@@ -132,7 +132,7 @@ function entered(
   const odd = Object.keys(variables).find((name) => !/^[A-Za-z_]\w*$/.test(name));
   if (odd !== undefined)
     throw new NotStarted(
-      `environment variable "${odd}": with another user only letters, digits and _ are allowed`,
+      `environment variable "${odd}": the name may contain only letters, digits and _ if the command runs as another user`,
     );
   const held = Object.entries(variables).map(([name, value], n): [string, string] => [
     `FARHAND_ENV_${n}`,
@@ -140,7 +140,7 @@ function entered(
   ]);
   const script = [
     mustEnter ? 'cd -P -- "$0" || exit 126' : 'cd -P -- "$0" 2>/dev/null || cd /',
-    // A shell exports these two variables by itself.
+    // The shell exports these two variables by itself.
     'unset PWD OLDPWD',
     `export ${held.map(([name]) => `"$${name}"`).join(' ')}`,
     `unset ${held.map(([name]) => name).join(' ')}`,
@@ -165,9 +165,9 @@ async function find(name: string, cwd: string, path: string): Promise<string | u
 }
 
 /**
- * How many milliseconds a home directory counts as present without a new check, whose two thread-pool calls
- * take a tenth of the agent's CPU time for a short command. If the directory was removed meanwhile, the start
- * fails with a clear reason.
+ * Milliseconds that a home directory counts as present without a new check. The check takes a tenth of the
+ * agent's CPU time for a short command. If the directory was removed meanwhile, the start fails with a clear
+ * reason.
  */
 const homeSeenForMs = 1_000;
 const homesSeen = new Map<string, number>();
@@ -188,7 +188,7 @@ function place(cwd: string, home: string): string {
 function environment(id: string, account: Account, wanted: Record<string, string>): Plan['env'] {
   for (const name of Object.keys(wanted)) {
     if (!name || name.includes('='))
-      throw new NotStarted(`the name of an environment variable must not be empty or contain =: "${name}"`);
+      throw new NotStarted(`environment variable "${name}": the name must not be empty or contain "="`);
   }
   return {
     PATH: defaultPath,
@@ -202,13 +202,15 @@ function environment(id: string, account: Account, wanted: Record<string, string
   };
 }
 
-/** A message for the user that says why the spawner could not start the program. */
+/** Returns why the spawner could not start the program, as a message for the user. `errno`: ENOENT etc. */
 export async function explain(errno: string, { cwd, program }: Plan): Promise<string> {
   const badCwd = await badDirectory(cwd);
   if (badCwd && ['ENOENT', 'ENOTDIR', 'EACCES'].includes(errno)) return badCwd;
   if (errno === 'ENOENT') {
     const there = program.includes('/') && (await stat(resolve(cwd, program)).catch(() => undefined));
-    return there ? `program ${program}: its interpreter was not found` : `program ${program} was not found`;
+    return there
+      ? `program ${program}: its interpreter (or loader) was not found on the machine`
+      : `program ${program} was not found on the machine`;
   }
   if (errno === 'EACCES' || errno === 'EPERM')
     return `program ${program} may not be executed (permission denied)`;
@@ -241,7 +243,7 @@ function ownAccount(): Account {
   }
 }
 
-/** The account called `name` in /etc/passwd. */
+/** The account called `name` in /etc/passwd; undefined if there is none. */
 async function accountNamed(name: string): Promise<Account | undefined> {
   const lines = (await readFile('/etc/passwd', 'utf8')).split('\n');
   return lines.map(parseAccount).find((account) => account?.name === name);

@@ -1,6 +1,6 @@
 // Creates stdin, stdout and stderr of a command: named pipes, or a file for input that is complete from the
-// start. Node's own stdio pipes are sockets: on a socket `echo >/dev/stderr` fails, and bash takes a socket
-// as its input for a remote login.
+// start. Node's own stdio pipes are sockets. On these `echo >/dev/stderr` fails, and bash assumes a remote
+// login.
 import { spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { chmodSync, closeSync, constants, openSync, readSync, rmSync } from 'node:fs';
@@ -13,13 +13,13 @@ import { drain, Pump, type Sink } from './copy-output.ts';
 import type { Plan } from './launch-plan.ts';
 import type { Stdio } from './running-process.ts';
 
-/** Pipes made by one run of mkfifo(1). A pipe costs up to a millisecond on a disk, so pipes are reused. */
+/** Pipes made by one run of mkfifo(1). They are reused, because one costs up to a millisecond. */
 const batch = 32;
 
-/** Most bytes that may wait for the process to read them. */
+/** Most bytes of input that may wait for the process to read them. */
 const waitingBytes = 1024 * 1024;
 
-/** A pipe that no other process has open, and its read end. */
+/** A pipe that no other process has open. `reader`: the file descriptor of its read end. */
 interface FreePipe {
   path: string;
   reader: number;
@@ -28,7 +28,7 @@ interface FreePipe {
 /** A pool of named pipes that no process has open. */
 export class PipeNames {
   readonly #directory: string;
-  /** Differs for each start of the agent, so that a spawner of an earlier agent cannot open these pipes. */
+  /** Differs at each start of the agent, so that an earlier agent's spawner cannot open these pipes. */
   readonly #prefix = randomUUID();
   readonly #free: string[] = [];
   #made = 0;
@@ -83,8 +83,8 @@ export class PipeNames {
 }
 
 /**
- * Opens the pipe for reading. Undefined if a process has it open: a process left by an earlier command could
- * otherwise read the output of the next command, or write into it.
+ * Opens a pipe for reading. Undefined if a process has it open: that process, left by an earlier command,
+ * could read the next command's output or write into it.
  */
 function openFree(path: string): number | undefined {
   try {
@@ -108,7 +108,14 @@ function openFree(path: string): number | undefined {
 function mkfifo(paths: string[]): Promise<void> {
   return new Promise((resolve, reject) => {
     const fail = (cause?: unknown): void => {
-      reject(new AppError('unavailable', 'mkfifo could not create a named pipe', {}, { cause }));
+      reject(
+        new AppError(
+          'unavailable',
+          'mkfifo could not create a named pipe for a command; check the free disk space of the machine',
+          {},
+          { cause },
+        ),
+      );
     };
     const env = { PATH: '/usr/bin:/bin', NODE_V8_COVERAGE: undefined };
     const child = spawn('mkfifo', ['-m', '600', '--', ...paths], { stdio: 'ignore', env });
@@ -130,20 +137,20 @@ export interface PipedOptions {
   log: Logger;
 }
 
-/** After release() an append no longer waits for readers. */
+/** An output log. After release() its append() no longer waits for readers. */
 type Output = Sink & { release(): void };
 
 /** Stdin, stdout and stderr of a command. The outputs are copied into the output logs. */
 export class Piped implements Stdio {
-  /** Output, errors and, if it is a pipe, input. */
+  /** Paths of the pipes: stdout, stderr and, if it is a pipe, stdin. */
   readonly links: string[] = [];
-  /** The input, if it stays open. */
+  /** Set if the command's input stays open. */
   input: Input | undefined;
   readonly #options: PipedOptions;
   readonly #pumps: Pump[] = [];
   /** The command's ends of the pipes. The agent sees no end of file while it has these open. */
   readonly #theirs: number[] = [];
-  /** A file with the whole input. */
+  /** A file with the whole input, if that is complete from the start. */
   #whole: FileHandle | undefined;
 
   static async open(options: PipedOptions): Promise<Piped> {
@@ -176,14 +183,14 @@ export class Piped implements Stdio {
   }
 
   async drain(ms: number): Promise<void> {
-    // Readers need not be waited for: little is left in the pipes.
+    // Slow readers no longer delay the copying: little is left in the pipes.
     for (const output of [this.#options.stdout, this.#options.stderr]) output.release();
     await drain(this.#pumps, ms);
   }
 
   close(): void {
     const { plan, names } = this.#options;
-    // Another user could open the pipes again through /proc, so they are not reused.
+    // Pipes of another user's command are not reused: that user could open them again through /proc.
     const clean = this.#pumps.length === 2 && this.#pumps.every(({ ended }) => ended) && !plan.foreign;
     for (const pump of this.#pumps) pump.cut();
     this.input?.close();
@@ -209,7 +216,7 @@ export class Piped implements Stdio {
     }
   }
 
-  /** `mode`: lets another user open the pipe by its name, as for /dev/stderr. */
+  /** Takes a pipe from the pool. `mode` lets another user's command open it by name, as for /dev/stderr. */
   async #take(mode: number): Promise<FreePipe> {
     const pipe = await this.#options.names.take();
     this.links.push(pipe.path);
@@ -219,9 +226,9 @@ export class Piped implements Stdio {
 }
 
 /**
- * Stores complete input in a file without a name, which ends by itself.
- * A program may open its /dev/stdin late or twice; with a named pipe that would wait for a writer that is
- * gone. The file is in memory (/dev/shm) where that exists, because users pass secrets as input.
+ * Stores complete input in a file without a name, which the kernel frees by itself. A program may open
+ * /dev/stdin late or twice; a named pipe would then wait for a writer that is gone. The file is in memory
+ * (/dev/shm) where that exists, because users pass secrets as input.
  */
 async function openInput(bytes: Uint8Array, directory: string): Promise<FileHandle> {
   const name = `farhand-${randomUUID()}`;
@@ -238,7 +245,7 @@ async function nameless(path: string, bytes: Uint8Array): Promise<FileHandle> {
     const reader = await open(path, 'r');
     await unlink(path);
     await writer.writeFile(bytes);
-    // The file has no name any more. The command may run as another user, who must be able to open it again.
+    // The file is nameless now. Another user's command must be able to open it again, through /proc.
     await writer.chmod(0o444);
     return reader;
   } finally {
@@ -270,7 +277,7 @@ export class Input {
    */
   write(data: Uint8Array, offset = this.#taken, end = false): number {
     if (offset > this.#taken) {
-      throw new AppError('conflict', `input must continue at offset ${this.#taken}, not ${offset}`, {
+      throw new AppError('conflict', `the input must continue at byte ${this.#taken}, not ${offset}`, {
         taken: this.#taken,
       });
     }
@@ -287,10 +294,14 @@ export class Input {
   }
 
   #queue(data: Uint8Array): void {
-    if (this.#ended) throw new AppError('conflict', 'an earlier call has ended the input of this command');
+    if (this.#ended) throw new AppError('conflict', 'the input of the command was ended by an earlier call');
     if (this.#pipe.destroyed) throw new AppError('conflict', 'the command has closed its input');
     if (this.#waiting + data.length > waitingBytes) {
-      throw new AppError('unavailable', 'the command does not read its input', { waiting: this.#waiting });
+      throw new AppError(
+        'unavailable',
+        'the command does not read its input; send less, or try again later',
+        { waiting: this.#waiting },
+      );
     }
     this.#taken += data.length;
     this.#waiting += data.length;

@@ -1,6 +1,6 @@
-// The table of all commands, or of all terminals, of this machine. Each id runs at most once, and its entry
-// stays until the broker has acknowledged the result. States: accepted -> running -> over, accepted -> over,
-// or accepted -> refused.
+// A table of all commands of this machine, or of all terminals. Each id runs at most once. Its entry stays
+// until the broker has acknowledged the result. States: accepted -> running -> over, accepted -> over, or
+// accepted -> refused.
 import { now } from '../../shared/clock.ts';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
 import { Wake } from '../../shared/output-log.ts';
@@ -20,7 +20,7 @@ import { SpawnerDied } from './spawner/index.ts';
 
 type State =
   /**
-   * Not started yet. `cancelled`: the grace period in milliseconds of a kill that was requested meanwhile.
+   * Not started yet. `cancelled`: set if a kill was requested meanwhile, to its grace period in milliseconds.
    */
   | { is: 'accepted'; cancelled?: number }
   | { is: 'running'; running: Running }
@@ -28,13 +28,13 @@ type State =
   /** The journal could not be written. The id may be used again. */
   | { is: 'refused'; failure: AppError };
 
-/** A command or terminal. `changed` wakes its waiters after every change. */
+/** An entry of the table. `changed` wakes its waiters after every change. */
 export abstract class Tracked {
   readonly id: string;
   readonly changed = new Wake();
   state: State = { is: 'accepted' };
   started?: { pid: number; at: number };
-  /** The broker has acknowledged it: it is removed as soon as it is over. */
+  /** True once the broker has acknowledged the result: removed as soon as the process is over. */
   forgotten = false;
 
   constructor(id: string) {
@@ -49,7 +49,7 @@ export abstract class Tracked {
     return this.state.is === 'over' ? this.state.exit : undefined;
   }
 
-  /** Restores the start and exit that an earlier agent wrote to the journal. */
+  /** Sets the start and exit that the journal contains from before the agent's last restart. */
   restore({ started, exit }: Pick<JournalEntry, 'started' | 'exit'>): this {
     if (started) this.started = started;
     if (exit) this.state = { is: 'over', exit };
@@ -62,7 +62,7 @@ export abstract class Tracked {
     if (this.state.is === 'refused') throw this.state.failure;
   }
 
-  /** Bytes of output written in all. */
+  /** Number of bytes of output written in all. */
   abstract written(): Pick<Exit, 'stdout_bytes' | 'stderr_bytes'>;
   /** Closes the files of the output, which can still be read. */
   abstract close(): Promise<void>;
@@ -73,13 +73,13 @@ export abstract class Tracked {
 interface Kind {
   name: ProcessKind;
   notFound: Code;
-  /** Most that may run at once. */
+  /** Most processes that may run at once. */
   limit: number;
 }
 
 const dropped = { outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'dropped' } as const;
 
-/** Closes the pipes or terminal of a process that does not run. */
+/** Closes the pipes or terminal of a process that was not started. */
 async function closeUnused(stdio: Stdio): Promise<void> {
   await stdio.handedOver();
   await stdio.drain(0);
@@ -90,7 +90,7 @@ export abstract class ProcessTable<T extends Tracked> {
   readonly #parts: Parts;
   readonly #kind: Kind;
   readonly #entries = new Map<string, T>();
-  /** Entries whose files are open. */
+  /** Entries whose output files are open. */
   readonly #open = new Set<T>();
   readonly #closed = new Wake();
   #stopping = false;
@@ -102,7 +102,7 @@ export abstract class ProcessTable<T extends Tracked> {
 
   protected abstract create(id: string): T;
 
-  /** Adds the processes of earlier agents, all of them over. */
+  /** Adds processes from before the agent's last restart, all of which are over. */
   protected restore(entries: Iterable<T>): void {
     for (const one of entries) this.#entries.set(one.id, one);
   }
@@ -115,7 +115,7 @@ export abstract class ProcessTable<T extends Tracked> {
     return this.#entries.values();
   }
 
-  /** The entry of `id`. An unknown id yields an entry that is over with the outcome "expired". */
+  /** Returns the entry of `id`. An unknown id yields an entry that is over, with the outcome "expired". */
   find(id: string): T {
     return this.#find(id) ?? this.#over(id, unseen('PROCESS_OUTCOME_EXPIRED', 'unknown_id'));
   }
@@ -163,7 +163,7 @@ export abstract class ProcessTable<T extends Tracked> {
   notFound(id: string): AppError {
     const { name, notFound } = this.#kind;
     const what = name === 'command' ? 'process' : name;
-    return new AppError(notFound, `the agent knows no ${what} with the id ${id}`, { [`${name}_id`]: id });
+    return new AppError(notFound, `the machine has no ${what} with the id ${id}`, { [`${name}_id`]: id });
   }
 
   /** Starts a process for `id`, or returns the entry if this id was requested before. */
@@ -174,7 +174,7 @@ export abstract class ProcessTable<T extends Tracked> {
     const one = this.#add(id);
     const { journal, cgroups } = this.#parts;
     const accepting = journal.accept(id, this.#kind.name);
-    // While the disk flushes the journal, all is prepared but the start itself.
+    // While the disk flushes the journal, everything but the start itself is prepared.
     cgroups?.create(id);
     const [accepted, prepared] = await Promise.allSettled([accepting, prepare(one)]);
     const ending = accepted.status === 'fulfilled' ? await this.#run(one, prepared, signal) : dropped;
@@ -200,21 +200,28 @@ export abstract class ProcessTable<T extends Tracked> {
 
   #gone(id: string): AppError {
     const { name } = this.#kind;
-    return new AppError('conflict', `the ${name} is over and takes no more input, signals or clients`, {
+    return new AppError('conflict', `the ${name} is over, so it takes no more input, signals or clients`, {
       [`${name}_id`]: id,
     });
   }
 
-  /** Runs in the same turn of the event loop as the look-up, so an id cannot be added twice. */
+  /** Adds an entry, in the same turn of the event loop as the look-up, so that no id is added twice. */
   #add(id: string): T {
     const { name, limit } = this.#kind;
     if (!/^[\w-]{1,100}$/.test(id))
-      throw new AppError('invalid_request', `the id of a ${name} must have 1 to 100 letters, digits, - or _`);
+      throw new AppError(
+        'invalid_request',
+        `the id of a ${name} must consist of 1 to 100 letters, digits, - or _`,
+      );
     if (this.#stopping) throw new AppError('unavailable', 'the agent is stopping; try again later');
     if ([...this.#open].filter(({ exit }) => !exit).length >= limit) {
-      throw new AppError('unavailable', `this machine runs at most ${limit} ${name}s; try again later`, {
-        limit,
-      });
+      throw new AppError(
+        'unavailable',
+        `this machine already runs ${limit} ${name}s, the most allowed; try again later`,
+        {
+          limit,
+        },
+      );
     }
     const one = this.create(id);
     this.#entries.set(id, one);
@@ -222,7 +229,7 @@ export abstract class ProcessTable<T extends Tracked> {
     return one;
   }
 
-  /** Starts the process. Returns its ending if it does not run. */
+  /** Starts the process. Returns its ending if it was not started, else undefined. */
   async #run(
     one: T,
     prepared: PromiseSettledResult<Prepared>,
@@ -253,8 +260,11 @@ export abstract class ProcessTable<T extends Tracked> {
       if (error instanceof SpawnerDied) return endings.orphaned;
       const outcome = 'PROCESS_OUTCOME_NOT_STARTED';
       if (error instanceof NotStarted || error instanceof AppError) return { outcome, reason: error.message };
-      log.error({ err: error, id: one.id }, `a ${this.#kind.name} could not be started`);
-      const reason = `the agent could not start it (${errnoOf(error) ?? 'unexpected error'}); the agent's log says why`;
+      log.error(
+        { err: error, id: one.id },
+        `a ${this.#kind.name} could not be started because of an unexpected error`,
+      );
+      const reason = `the agent could not start the ${this.#kind.name} (${errnoOf(error) ?? 'unexpected error'}); see the agent's log`;
       return { outcome, reason };
     }
   }

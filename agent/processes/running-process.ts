@@ -1,4 +1,4 @@
-// Starts the process of one command or terminal, and follows it until its whole process tree has ended.
+// Starts the process of one command or terminal, and tracks it until its whole process tree has ended.
 import { after, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import {
@@ -18,33 +18,33 @@ import { type Child, type Spawners, SpawnFailed } from './spawner/index.ts';
 import type { Exited, SpawnRequest } from './spawner/messages.ts';
 
 export const defaultLimits = {
-  /** Last bytes stored of each output stream of a command. */
+  /** Number of last bytes stored of each output stream of a command. */
   windowBytes: outputWindowBytes,
-  /** A follower that has not read for this long no longer slows the command. */
+  /** Milliseconds after which a follower of the output that does not read no longer slows the command. */
   stallMs: readerStallMs,
   /** Most commands that may run at once. */
   open: openCommands,
-  /** Time between SIGTERM and SIGKILL when a command times out. */
+  /** Milliseconds between SIGTERM and SIGKILL when a command times out. */
   graceMs: killGraceMs,
-  /** Time between the first signal and SIGKILL when the agent stops. */
+  /** Milliseconds between the first signal and SIGKILL when the agent stops. */
   stopGraceMs: 2_000,
-  /** How long the agent waits, once the command has exited, for background processes to close its pipes. */
+  /** Milliseconds that background processes have to close the pipes of a command that has exited. */
   drainMs: 2_000,
-  /** How long SIGKILL is repeated for processes that survive it. */
+  /** Milliseconds for which SIGKILL is repeated for processes that survive it. */
   killForMs: 5_000,
-  /** A start that takes longer counts as hung; later commands are sent to another spawner. */
+  /** Milliseconds after which a start counts as hung. Later commands are then sent to another spawner. */
   lateMs: 5_000,
-  /** How long an id cannot run again after the broker has acknowledged its result. */
+  /** Milliseconds in which an id cannot run again after the broker has acknowledged its result. */
   seenMs: 24 * 3_600_000,
   /** Most terminals that may be open at once. */
   terminals: openTerminals,
   /** Most clients of all terminals together, including clients whose connection was lost. */
   clients: terminalClients,
-  /** Last bytes stored of a terminal's output. */
+  /** Number of last bytes stored of a terminal's output. */
   terminalWindowBytes,
-  /** Time between SIGHUP and SIGKILL when the terminal's program has exited or its grace period is over. */
+  /** Milliseconds between SIGHUP and SIGKILL when a terminal's program has exited or its grace is over. */
   hangupMs: 2_000,
-  /** How long a disconnected client may take to return after the link to the broker is back. */
+  /** Milliseconds that a terminal's client has to return after the lost link to the broker is back. */
   heldMs: 5_000,
 };
 export type Limits = typeof defaultLimits;
@@ -60,13 +60,13 @@ export interface Parts {
 
 /** The pipes or the terminal that a process reads and writes, open on the agent's side. */
 export interface Stdio {
-  /** The paths that the spawner opens for the process, and the program that uses them. */
+  /** The program that the spawner starts, and the paths of its stdin, stdout and stderr. */
   request: Pick<SpawnRequest, 'file' | 'args' | 'stdin' | 'stdout' | 'stderr'>;
   /** Paths of the pipes or the terminal, as /proc/PID/fd lists them for a process that has them open. */
   links: string[];
-  /** Closes the process's ends. Called once the process has opened its own, or never will. */
+  /** Closes the agent's copies of the process's ends, once the process has its own or never will. */
   handedOver(): Promise<void>;
-  /** Reads the remaining output for about `ms`. Never rejects. */
+  /** Reads the remaining output for about `ms` milliseconds. Never rejects. */
   drain(ms: number): Promise<void>;
   close(): void;
 }
@@ -76,22 +76,22 @@ export interface Prepared {
   plan: Plan;
   stdio: Stdio;
   first: FirstSignal;
-  /** 0: no timeout. */
+  /** Timeout in milliseconds; 0 for none. */
   timeoutMs: number;
-  /** If set, processes left behind at the process's own exit are killed too, with this grace period. */
+  /** If set, processes that outlive the first one are killed, after this grace period in milliseconds. */
   leftoversMs?: number;
 }
 
 export type Ending = Pick<Exit, 'outcome' | 'reason'> & Partial<Exit>;
 
-/** How a process ends that exits by itself, or that the agent ends for one of the other causes. */
+/** Outcome and reason of a process for each cause of its end. */
 export const endings = {
   exited: { outcome: 'PROCESS_OUTCOME_EXITED', reason: '' },
   timeout: { outcome: 'PROCESS_OUTCOME_TIMEOUT', reason: '' },
   cancelled: { outcome: 'PROCESS_OUTCOME_CANCELLED', reason: '' },
-  /** The terminal's grace period is over. */
+  /** No client or broker has used the terminal for its grace period. */
   abandoned: { outcome: 'PROCESS_OUTCOME_CANCELLED', reason: 'grace_period_over' },
-  /** The agent stops. */
+  /** The agent stopped. */
   stopped: { outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted' },
   orphaned: { outcome: 'PROCESS_OUTCOME_LOST', reason: 'spawner_died' },
 } satisfies Record<string, Ending>;
@@ -111,7 +111,10 @@ export async function startRunning(id: string, prepared: Prepared, parts: Parts)
     const { cgroups, limits, log } = parts;
     const tree = new Tree({ marks: [id], links: stdio.links, cgroups });
     await killTree(tree, AbortSignal.abort(), limits.killForMs).catch((err: unknown) => {
-      log.error({ err, id }, 'processes of a dead spawner could not be killed and may still run');
+      log.error(
+        { err, id },
+        'processes of a command could not be killed after its spawner died, and may still run',
+      );
     });
     throw error;
   }
@@ -128,10 +131,10 @@ export class Running {
   readonly #id: string;
   readonly #prepared: Prepared;
   readonly #parts: Parts;
-  /** Fires when the grace period is over and SIGKILL is due. */
+  /** Aborted when the grace period is over and SIGKILL is due. */
   readonly #hurry = new AbortController();
   readonly #timers: (() => void)[] = [];
-  /** Resolves at the end of a kill, so that a process that survives it does not block the command's end. */
+  /** Resolves at the end of a kill, so that a command ends even if a process survives SIGKILL. */
   readonly #givenUp = Promise.withResolvers<Exited>();
   #alive = true;
   #cause: KillCause | undefined;
@@ -149,8 +152,8 @@ export class Running {
   }
 
   /**
-   * Kills the process tree. Does nothing once the process is over. A second call can only shorten the grace
-   * period.
+   * Kills the process tree after `graceMs`. Does nothing once the process is over. A second call can only
+   * shorten the grace period.
    */
   kill(cause: KillCause, graceMs: number): void {
     if (!this.#alive && !this.#killing) return;
@@ -161,7 +164,7 @@ export class Running {
   async #end(): Promise<Ending> {
     const { stdio } = this.#prepared;
     const { code, signal } = await Promise.race([this.#exited(), this.#givenUp.promise]);
-    // During a kill the rest of the tree still has its grace period.
+    // Waits for a kill in progress, in which the rest of the tree still has its grace period.
     await this.#killing;
     for (const cancel of this.#timers) cancel();
     await stdio.drain(this.#parts.limits.drainMs);
@@ -194,9 +197,13 @@ export class Running {
     try {
       const tree = new Tree({ marks: [this.#id], links: stdio.links, leaders: [this.child], cgroups });
       const left = await killTree(tree, this.#hurry.signal, limits.killForMs, first);
-      if (left > 0) log.error({ ...about, left }, 'processes of a command survived SIGKILL and still run');
+      if (left > 0)
+        log.error(
+          { ...about, left },
+          'processes of a command survived SIGKILL and still run; look for a hung disk',
+        );
     } catch (err) {
-      log.error({ err, ...about }, 'the kill of a command failed; its processes may still run');
+      log.error({ err, ...about }, 'a command could not be killed; its processes may still run');
     }
     this.#givenUp.resolve({ code: 128 + 9, signal: 'SIGKILL' });
   }

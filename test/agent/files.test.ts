@@ -157,7 +157,7 @@ const codesOf = (results: PromiseSettledResult<unknown>[]): string[] =>
 
 describe('confinement', () => {
   test('a root that does not exist, is no directory or is relative fails at once and names itself', async () => {
-    await expect(open([path('missing')])).rejects.toThrow(/root .*missing: .*make it or name another/);
+    await expect(open([path('missing')])).rejects.toThrow(/root .*missing: .*create it or choose another/);
     await expect(open([join(outside, 'secret')])).rejects.toEqual(refused('not_a_directory'));
     await expect(open(['relative'])).rejects.toEqual(refused('invalid_path'));
     await expect(open([root], { forbidden: ['relative'] })).rejects.toEqual(refused('invalid_path'));

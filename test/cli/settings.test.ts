@@ -439,8 +439,8 @@ describe('REST in the clear', () => {
 test('an agent that waits to join says in words what is wrong with the address, and keeps nothing', async () => {
   const [plain, secure] = [await startFarhand(), await startFarhand({ flags: ['--tls'] })];
   const cases: [string, string, RegExp][] = [
-    [plain.url, await plain.joinToken(), /is no port for agents; give --broker the port of .* 8421/],
-    [secure.url, await plain.joinToken(), /is no port for agents; give --broker the port of .* 8421/],
+    [plain.url, await plain.joinToken(), /is not the broker’s port for agents; set --broker to the port of .* 8421/],
+    [secure.url, await plain.joinToken(), /is not the broker’s port for agents; set --broker to the port of .* 8421/],
     ['http://127.0.0.1:1', await plain.joinToken(), /check that the broker runs/],
   ];
   for (const [url, joinToken, words] of cases) {
@@ -492,7 +492,7 @@ describe('an agent whose broker has another authority than its join token pins',
     const args = ['--broker', impostor.address, '--join-token', joinToken, '--data-dir', dataDir];
     const { code, stderr } = await run('farhand-agent', args);
     expect(code).toBe(78);
-    expect(stderr).toContain('did not make this join token');
+    expect(stderr).toContain('the join token is not from the broker');
     expect(stderr).not.toContain(joinToken);
     await impostor.close();
     expect(impostor.heard).toBe(0);
@@ -506,7 +506,7 @@ describe('an agent whose broker has another authority than its join token pins',
     await expect(other.agent({ joinToken: await mine.joinToken() })).rejects.toMatchObject({
       name: 'StartError',
       exitCode: 78,
-      message: expect.stringContaining('did not make this join token'),
+      message: expect.stringContaining('the join token is not from the broker'),
     });
     expect((await other.client.machines.list()).total).toBe(0);
     expect((await other.client.events.list()).total).toBe(0);

@@ -1,5 +1,5 @@
-// Extracts the entries of an archive into a tree. Each file is written and flushed under a temporary name,
-// then renamed to its name. Small files are finished in parallel while the next ones are read.
+// Extracts the entries of an archive into a directory tree. Each file is written and flushed under a
+// temporary name, then renamed. Small files are written in parallel while the next ones are read.
 import { posix } from 'node:path';
 import { AppError, errnoOf, fromErrno, isErrno } from '../../../shared/errors.ts';
 import {
@@ -17,7 +17,7 @@ import * as fs from '../confine/fs.ts';
 import { type Bytes, parentOf, toText } from '../confine/request-path.ts';
 import type { Tree, TreeDirectory } from './tree.ts';
 
-/** A file up to this size is held in memory until it is on the disk. */
+/** Files up to this many bytes are read into memory first, and written while the next ones are read. */
 const smallBytes = 256 * 1024;
 /** Most small files that are written at once. */
 const mostUnderway = 16;
@@ -27,8 +27,8 @@ interface ExtractorOptions {
   journal: Journal;
   overwrite: boolean;
   /**
-   * The archive becomes a new directory. Its symlinks may lead anywhere, because no entry is placed through
-   * one.
+   * True if the archive becomes a new directory. Its symlinks may then lead anywhere, because no entry is
+   * placed through one.
    */
   whole: boolean;
 }
@@ -58,7 +58,7 @@ export class Extractor implements AsyncDisposable {
   }
 
   /**
-   * Extracts one entry. A small file may still be in progress when this resolves; a later call throws its
+   * Extracts one entry. May resolve before a small file is written; a later call then throws that file's
    * failure.
    */
   async extract(entry: TarEntry): Promise<void> {
@@ -99,7 +99,7 @@ export class Extractor implements AsyncDisposable {
   async #one(entry: TarEntry, path: Bytes): Promise<void> {
     const { whole, tree } = this.#options;
     if (path === '') throw entryFault('invalid_path', entry.name, 'has the name of the directory itself');
-    // Checked before its parent directory is made.
+    // Targets of links are checked before the parent directory is made.
     const { kind, target = '' } = entry;
     if (kind === 'symlink') (whole ? assertTarget : assertInside)(path, target);
     if (kind === 'link') pathOfEntry(target);
@@ -115,7 +115,7 @@ export class Extractor implements AsyncDisposable {
     this.files += 1;
     this.bytes += entry.size;
     if (entry.size > smallBytes) {
-      // Checked before the bytes of a large file are read.
+      // The name is checked before the bytes of a large file are read.
       await this.#assertFree(arrival);
       return this.#write(arrival, at, entry.body);
     }
@@ -136,7 +136,7 @@ export class Extractor implements AsyncDisposable {
       await using made = await NewFile.create(at);
       for await (const piece of pieces) await made.append(piece);
       const { handle } = made.pinned;
-      // An archive may not set setuid, setgid and sticky. The mode is set whatever the umask is.
+      // An archive may not set setuid, setgid or sticky. chmod() ignores the umask.
       await handle.chmod(mode & 0o777);
       // Sets both access and modification time, as tar does: an archive has only one time.
       await handle.utimes(seconds(mtimeNs), seconds(mtimeNs));
@@ -169,13 +169,13 @@ export class Extractor implements AsyncDisposable {
     if (inside === '') throw refusal();
     const directory = await tree.directory(parentOf(inside), false).catch(unlessMissing(refusal));
     await fs.link(fs.child(directory.pinned.at, name), at).catch(unlessMissing(refusal));
-    // The new link itself is checked, because it cannot be replaced like the name of its target.
+    // Checks the new link instead of its target, whose name another program could replace meanwhile.
     const got = await fs.lookAt(at);
     if (!got?.isFile()) throw refusal();
     tree.assertFree(directory, name, got, path);
   }
 
-  /** Throws if a file has the name that may not be replaced. A symlink is replaced, and never its target. */
+  /** Throws if the file of this name may not be replaced. A symlink is replaced, never its target. */
   async #assertFree({ directory, name, path, to }: Arrival): Promise<void> {
     const { tree, overwrite } = this.#options;
     const present = await fs.lookAt(to);
@@ -194,14 +194,15 @@ export class Extractor implements AsyncDisposable {
     await fs.unlink(at);
   }
 
-  /** Waits for files being written under this name or a parent of it. Throws an earlier failure. */
+  /** Waits until no file is being written at this path or a parent of it. Throws the first failure so far. */
   async #settled(path: Bytes): Promise<void> {
     for (let name = path; name !== ''; name = parentOf(name)) await this.#underway.get(name);
     if (this.#failure) throw this.#failure.reason;
   }
 
   /**
-   * A free name in a private directory on the same mount, so that the file can be renamed into `directory`.
+   * Returns a free name on the mount of `directory`, in a private directory. A file is renamed only within a
+   * mount.
    */
   async #temporaryFor(directory: TreeDirectory): Promise<fs.Confined> {
     let temporary = this.#temporary.get(directory.mount)?.temporary;
@@ -224,7 +225,7 @@ const unlessMissing =
     throw isErrno(error, 'ENOENT') ? refusal() : error;
   };
 
-/** Adds the name of the entry to errors. */
+/** Runs `work` and adds the path of the entry to a system error. */
 async function asEntry(path: Bytes, work: () => Promise<void>): Promise<void> {
   try {
     await work();

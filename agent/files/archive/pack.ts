@@ -1,5 +1,5 @@
-// Sends a directory as a tar archive while it is walked. A file that changes while it is read fails the
-// archive. Only the current chunk is in memory.
+// Sends a directory as a tar archive while it is walked. If a file changes while it is read, the whole
+// archive fails. Only the current chunk is in memory.
 import { createHash } from 'node:crypto';
 import { posix } from 'node:path';
 import { pipeline } from 'node:stream/promises';
@@ -67,13 +67,13 @@ async function* partsOf(job: Job, self: BigIntStats): AsyncGenerator<Buffer> {
   yield endOfArchive;
 }
 
-/** Protected paths are left out; a path that the agent may not read fails the archive. */
+/** Leaves out a protected path. Throws if the agent's user may not read the path. */
 function leaveOutForbidden(path: Bytes, error: unknown): void {
   if (!(error instanceof AppError)) throw fromErrno(error, toText(path));
 }
 
 async function* symlinkOf({ at, path, stats }: Step, { users }: Job): AsyncGenerator<Buffer> {
-  // The symlink is gone (ENOENT), or another file has its name (EINVAL).
+  // Skipped if the symlink is gone (ENOENT) or another file has its name by now (EINVAL).
   const target = await readlink(at).catch(ignoring('ENOENT', 'EINVAL'));
   if (target !== undefined) yield encodeHeader({ ...headerOf('symlink', path, stats, users), target });
 }
@@ -94,7 +94,7 @@ async function* fileOf(step: Step, job: Job, buffer: Buffer): AsyncGenerator<Buf
       left -= bytesRead;
       yield buffer.subarray(0, bytesRead);
     }
-    // A file that only grew, such as a log, is archived with its first size.
+    // A file that only grew, such as a log, is archived with the size it had when it was opened.
     if (hasChanged(stats, await file.stat())) throw changed();
     yield Buffer.alloc(paddingOf(size));
     job.files += 1;
@@ -113,7 +113,7 @@ function headerOf(kind: TarHeader['kind'], name: Bytes, stats: BigIntStats, name
     mode: Number(stats.mode) & 0o7777,
     uid,
     gid,
-    // Left empty without a name, because a number in this field would be taken as a name.
+    // Empty if the id has no name, because tar programs would take a number in this field for a name.
     owner: owner === String(uid) ? '' : owner,
     group: group === String(gid) ? '' : group,
     size: 0,
@@ -143,12 +143,12 @@ async function* chunksOf(parts: AsyncIterable<Buffer>): AsyncGenerator<Buffer, v
 async function* zipped(chunks: AsyncGenerator<Buffer, void, void>): AsyncGenerator<Buffer, void, void> {
   const gzip = createGzip({ chunkSize: chunkBytes });
   const fed = pipeline(chunks, gzip);
-  // If packing fails, the stream fails with the same error.
+  // Ignored here: if packing fails, reading `gzip` throws the same error.
   fed.catch(() => undefined);
   try {
     for await (const chunk of gzip) yield chunk as Buffer;
   } finally {
-    // Waits until the walk has ended.
+    // Ends the walk and waits until its directories are closed.
     await chunks.return();
   }
 }

@@ -7,11 +7,11 @@ import type { Boundary, IsProtected } from '../confine/boundary.ts';
 import * as fs from '../confine/fs.ts';
 import { type Bytes, parentOf } from '../confine/request-path.ts';
 
-/** Directories open at once before they are closed. The directories of one path may be open beyond that. */
+/** Open directories above which `full` is true. The directories of one deep path may exceed it. */
 const mostHeld = 256;
-/** Most directories of an archive. */
+/** Most directories that an archive may contain. */
 const mostDirectories = 200_000;
-/** Directories flushed at once. */
+/** Most directories that are flushed at once. */
 const mostFlushing = 16;
 
 /** Attributes that a directory gets at the end. */
@@ -50,7 +50,7 @@ export class Tree implements Disposable {
     this.#path = path;
   }
 
-  /** `root`: an open directory, which the caller closes after the tree. `path` is for messages. */
+  /** `root`: the top, an open directory that the caller closes after the tree. `path` is for messages. */
   static async open(root: fs.Pinned, boundary: Boundary, path: Bytes, made: boolean): Promise<Tree> {
     const tree = new Tree(boundary, await boundary.protection(), path);
     await tree.#admit('', root, made);
@@ -64,7 +64,8 @@ export class Tree implements Disposable {
   }
 
   /**
-   * True if too many directories are open. The caller then closes them once no file in them is in progress.
+   * True if too many directories are open. The caller then disposes of the tree once no file is being
+   * written.
    */
   get full(): boolean {
     return this.#open.size > mostHeld;
@@ -82,7 +83,11 @@ export class Tree implements Disposable {
   /** Throws if the name is protected. `present`: stats of the file that has the name now. */
   assertFree({ stats }: TreeDirectory, name: Bytes, present: fs.BigIntStats | undefined, path: Bytes): void {
     if (!this.#isProtected(fs.identityOf(stats), name, present ?? stats)) return;
-    throw entryFault('permission_denied', path, 'is not unpacked: a file of the agent has this name');
+    throw entryFault(
+      'permission_denied',
+      path,
+      "cannot be unpacked: it is the name of one of the agent's own files",
+    );
   }
 
   /** Stores the attributes of a directory in the archive. A directory that existed before stays unchanged. */
@@ -121,7 +126,7 @@ export class Tree implements Disposable {
     return this.#admit(path, await open(), made ?? false);
   }
 
-  /** Checks access to an open directory before it is used, and takes ownership of its handle. */
+  /** Checks access to an open directory and adds it to the tree, which then closes its handle. */
   async #admit(path: Bytes, pinned: fs.Pinned, made: boolean): Promise<TreeDirectory> {
     try {
       const stats = await pinned.stat();
@@ -140,7 +145,11 @@ export class Tree implements Disposable {
   #remember(path: Bytes, self: string, made: boolean): void {
     const remembered = this.#remembered.get(path);
     if (remembered && remembered.self !== self)
-      throw entryFault('conflict', path, 'this directory was replaced meanwhile; try again');
+      throw entryFault(
+        'conflict',
+        path,
+        'this directory was replaced while the archive was unpacked; try again',
+      );
     if (remembered) return;
     if (this.#remembered.size >= mostDirectories)
       throw new AppError('payload_too_large', `the archive has more than ${mostDirectories} directories`);
@@ -150,7 +159,11 @@ export class Tree implements Disposable {
 
 function notDirectory(path: Bytes, error: unknown): unknown {
   if (!isErrno(error, 'ENOTDIR', 'ELOOP')) return error;
-  return entryFault('not_a_directory', path, 'is no directory on the machine, but one in the archive');
+  return entryFault(
+    'not_a_directory',
+    path,
+    'is a directory in the archive, but not on the machine; remove or rename it there',
+  );
 }
 
 /** Sets mode and time of a created directory (0755 if the archive has no entry for it), and flushes it. */

@@ -87,10 +87,9 @@ export class Flushes implements AsyncDisposable {
 }
 
 /**
- * A time in the form that utimes() of Node needs, exact to less than a microsecond. The result is a string,
- * because Node treats a negative number as the present time. Whole milliseconds that are no multiple of an
- * eighth of a second get half a microsecond more: they are inexact as floating point numbers, and without the
- * addition every other one would be stored a millisecond too early.
+ * Returns a time for Node's utimes(), exact to less than a microsecond. It is a string, because Node treats a
+ * negative number as the present time. Most whole milliseconds are inexact as floating point numbers. They
+ * get half a microsecond more, or every other one would be stored a millisecond too early.
  */
 export function seconds(ns: bigint): string {
   const isInexact = ns % 1_000_000n === 0n && ns % 125_000_000n !== 0n;
@@ -105,7 +104,11 @@ export async function keepOwner(change: Promise<void>, path: Bytes): Promise<voi
   } catch (error) {
     // EINVAL: the owner has no id in the agent's user namespace.
     if (!isErrno(error, 'EPERM', 'EINVAL')) throw error;
-    throw fault('permission_denied', path, 'the agent may not set the same owner and group');
+    throw fault(
+      'permission_denied',
+      path,
+      'only an agent that runs as root may set the original owner and group',
+    );
   }
 }
 
@@ -150,8 +153,8 @@ export class AtomicWrite implements AsyncDisposable {
   }
 
   /**
-   * Throws if the owner and group of the file to replace cannot be set, so that the error comes before any
-   * bytes. Leaves the new file unchanged.
+   * Throws if the agent may not set the owner and group of the replaced file. Called before the first byte
+   * arrives, and leaves the new file unchanged.
    */
   async tryOwner(replaced: fs.BigIntStats): Promise<void> {
     const before = this.#current;
@@ -159,8 +162,8 @@ export class AtomicWrite implements AsyncDisposable {
   }
 
   /**
-   * Sets owner, group and mode of the replaced file, or the agent's own owner and mode 0644. `mode` is set
-   * instead if it is given. True if anything changed.
+   * Sets the owner, group and mode of the replaced file, or the agent's user and mode 0644 for a new file.
+   * `mode` overrides the mode. Returns true if anything changed.
    */
   take(replaced: fs.BigIntStats | undefined, mode?: number): Promise<boolean> {
     const wanted = replaced ? attributesOf(replaced) : { ...this.#initial, mode: 0o644 };
@@ -186,7 +189,7 @@ export class AtomicWrite implements AsyncDisposable {
     if (overwrite) await fs.rename(at, entry.at);
     else {
       await linkAs(at, entry.at, entry.path);
-      // Removed here, because removing a name updates the change time, which the caller reads next.
+      // Removed before the caller reads the change time, which removing a name updates.
       await fs.unlink(at);
     }
     await entry.keep();

@@ -12,7 +12,7 @@ export interface Placement {
   path: Bytes;
 }
 
-/** Moves a name inside one file system. */
+/** Renames `from` to `to`. Throws EXDEV if they are on different file systems. */
 export async function place({ from, to, directory, overwrite, path }: Placement): Promise<void> {
   if (overwrite) return rename(from, to);
   if (directory) return claim(from, to);
@@ -28,7 +28,11 @@ export async function linkAs(from: Confined, to: Confined, path: Bytes): Promise
     await link(from, to);
   } catch (error) {
     if (!isErrno(error, 'EPERM', 'EOPNOTSUPP')) throw error;
-    throw fault('not_supported', path, 'needs hard links, which are refused here, unless overwrite is true');
+    throw fault(
+      'not_supported',
+      path,
+      'cannot be created, because hard links are refused here; set overwrite to true',
+    );
   }
 }
 
@@ -46,7 +50,7 @@ async function claim(from: Confined, to: Confined): Promise<void> {
   }
 }
 
-/** Throws the errors of rename(2) early, before anything is copied. */
+/** Throws before anything is copied if the present file at the destination would make the rename fail. */
 export function assertPlace(
   present: { isDirectory(): boolean } | undefined,
   { directory, overwrite, path }: Omit<Placement, 'from' | 'to'>,

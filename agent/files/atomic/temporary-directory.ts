@@ -16,7 +16,7 @@ export class PrivateDirectory implements AsyncDisposable {
     this.#pinned = pinned;
   }
 
-  /** Creates the temporary directory in `directory`, which must stay open until the end. */
+  /** Creates the temporary directory in `directory`, which must stay open until disposal. */
   static async open(directory: Confined, journal: Journal): Promise<PrivateDirectory> {
     const name = await journal.reserve(directory);
     try {

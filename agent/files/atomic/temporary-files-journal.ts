@@ -83,7 +83,7 @@ export class Journal {
     };
   }
 
-  /** Resolves when the line is durable. */
+  /** Adds a name to the journal. Resolves when its line is durable. */
   #add(path: Bytes, mark = ''): Promise<void> {
     this.#live.set(path, mark);
     return this.#inTurn(() => this.#append(line(mark ? '*' : '+', path, mark), true));
@@ -123,8 +123,8 @@ export class Journal {
 }
 
 /**
- * The files that a killed agent left, with marks. A line cut off by the crash is ignored: its file was never
- * made.
+ * Returns the files that a killed agent left, with their marks. A line cut off by the crash is ignored: its
+ * file was never made.
  */
 async function leftovers(path: string): Promise<Map<Bytes, string>> {
   const text = (await readFile(path, 'utf8').catch(ignoring('ENOENT'))) ?? '';
@@ -160,8 +160,8 @@ async function remove(path: Bytes, mark: string, log: Logger): Promise<void> {
 }
 
 /**
- * Empties a leftover directory only if its mark fits. Another user with write access to its parent could have
- * given the name to another directory.
+ * Empties a leftover directory only if it has the recorded mark. Another user with write access to its parent
+ * could have given the name to another directory.
  */
 async function empty(at: Confined, mark: string, path: Bytes): Promise<void> {
   using pinned = await fs.pin(at);

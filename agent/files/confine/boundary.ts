@@ -16,7 +16,7 @@ export interface Location {
   name?: Bytes;
 }
 
-/** Facts about the place of a name, needed to judge it. They are read while the name itself is opened. */
+/** Facts that decide whether a name may be used. They are read while the name itself is opened. */
 export interface Survey {
   name: Bytes | undefined;
   /** Inodes of the directory and of all directories above it, itself first. */
@@ -40,7 +40,7 @@ const identifyIfThere = (path: Bytes): Promise<string | undefined> => identify(p
  * the path of the directory may be outdated.
  */
 export async function ancestry(at: Confined): Promise<string[]> {
-  // Only the depth is taken from the path. The kernel reads this link from memory and waits for no disk.
+  // Only the depth is taken from the path. The kernel answers from memory, so this waits for no disk.
   const levels = readlinkSync(at, 'latin1').split('/').length;
   return Promise.all(Array.from({ length: levels }, (_, up) => identify(at + '/..'.repeat(up))));
 }
@@ -56,7 +56,7 @@ async function canonical(root: string): Promise<Bytes> {
     return path;
   } catch (error) {
     const { code, details, message } = fromErrno(error, 'cannot be opened');
-    throw new AppError(code, `root ${root}: ${message}; make it or name another`, details, {
+    throw new AppError(code, `root ${root}: ${message}; create it or choose another`, details, {
       cause: error,
     });
   }
@@ -93,7 +93,10 @@ export class Boundary {
   ): Promise<Boundary> {
     for (const path of [...roots, ...forbidden]) assertAbsolute(path);
     await access('/proc/self/fd').catch(() => {
-      throw new AppError('not_supported', '/proc is not mounted: the agent cannot serve files without it');
+      throw new AppError(
+        'not_supported',
+        '/proc is not mounted; mount it, because the agent needs it to serve files',
+      );
     });
     const real = await Promise.all(roots.map(canonical));
     const spelled = [
@@ -122,7 +125,7 @@ export class Boundary {
     return { name, chain, roots, protectedInodes: this.#protected.all(), ownProcess };
   }
 
-  /** Throws permission_denied unless a file of these stats (undefined: a new one) may be used there. */
+  /** Throws permission_denied unless the name may be used. `stats`: its file; undefined for a new file. */
   judge(survey: Survey, stats: BigIntStats | undefined, path: Bytes): void {
     const { chain, roots } = survey;
     const inside = (root: string | undefined): boolean =>
@@ -159,7 +162,7 @@ export class Boundary {
    * Called before a file is removed, moved or replaced.
    */
   async assertRemovable(stats: BigIntStats, home: Bytes, path: Bytes): Promise<void> {
-    // A regular file contains nothing, and access to the file itself has been checked.
+    // A regular file contains no other file, and access to the file itself has been checked.
     if (stats.isFile()) return;
     const self = identityOf(stats);
     const roots = [...new Set([...this.#roots, ...this.#spelled])];

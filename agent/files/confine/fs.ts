@@ -12,8 +12,8 @@ export type { FileHandle } from 'node:fs/promises';
 
 export const { O_CREAT, O_DIRECTORY, O_EXCL, O_NOCTTY, O_NOFOLLOW, O_RDONLY, O_WRONLY } = callbacks.constants;
 /**
- * O_PATH, which Node does not define. Opening with it never blocks and has no effect on devices; it cannot
- * read.
+ * O_PATH, which Node does not define. Opening with it never blocks and has no effect on devices, but the
+ * handle cannot read.
  */
 export const pathOnly = 0o10000000;
 /**
@@ -28,7 +28,7 @@ export type Confined = Bytes & { readonly [confined]: true };
 
 /** The confined path of a name in an open directory. */
 export function child(directory: Confined, name: Bytes): Confined {
-  if (name.includes('/') || name === '..') throw new Error('not the name of one entry of a directory');
+  if (name.includes('/') || name === '..') throw new Error('a file name must not contain "/" or be ".."');
   return `${directory}/${name}` as Confined;
 }
 
@@ -39,7 +39,7 @@ export class Pinned implements Disposable {
 
   constructor(handle: fs.FileHandle) {
     this.handle = handle;
-    // Valid as long as the handle is open.
+    // This path is valid as long as the handle is open.
     this.at = `/proc/self/fd/${handle.fd}` as Confined;
   }
 

@@ -5,12 +5,12 @@ import { readFile, statfs } from 'node:fs/promises';
 import type { Confined } from './fs.ts';
 import { type Bytes, bytes, fault } from './request-path.ts';
 
-/** f_type of procfs. */
+/** The type that statfs(2) reports for procfs. */
 const procfs = 0x9fa0;
 
 /**
- * f_type of proc, sysfs, devpts, debugfs, tracefs, securityfs, bpf, pstore, cgroup and cgroup2, configfs,
- * selinux.
+ * The types that statfs(2) reports for proc, sysfs, devpts, debugfs, tracefs, securityfs, bpf, pstore, cgroup
+ * and cgroup2, configfs, selinux.
  */
 const madeUp: ReadonlySet<number> = new Set([
   0x9fa0, 0x62656572, 0x1cd1, 0x64626720, 0x74726163, 0x73636673, 0xcafe4a11, 0x6165676c, 0x27e0eb,
@@ -59,8 +59,8 @@ export async function showsProcess(
 }
 
 /**
- * The pid of a /proc directory in its own namespace. For the directory of a thread it is the pid of the
- * process.
+ * The pid of the process behind a /proc directory (of a process or thread), as numbered in that process's own
+ * pid namespace. Undefined if there is none.
  */
 async function processAt(directory: Bytes): Promise<number | undefined> {
   const status = await readFile(bytes(`${directory}/status`), 'latin1').catch(() => '');

@@ -39,7 +39,7 @@ export async function openTarget(
 
 /** Opens a file found by a walk. Undefined if it is gone, is no regular file by now, or is protected. */
 export async function openContents(step: Step, boundary: Boundary): Promise<Contents | undefined> {
-  // The file is gone, or a symlink, socket or device has its name by now.
+  // Errors that mean: the file is gone, or a symlink, socket or device has its name by now.
   const other = ignoring('ENOENT', 'ELOOP', 'ENXIO', 'ENODEV');
   const file = await pin(step.at, readOnly | O_NOFOLLOW).catch(other);
   if (!file) return undefined;

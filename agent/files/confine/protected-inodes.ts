@@ -12,8 +12,8 @@ export interface ProtectedInode {
   self: string | undefined;
   directory: boolean;
   /**
-   * Parent of `name`. If several directories are missing, `name` is the first of them, which must not be
-   * created.
+   * The directory above `name`. If several directories are missing, `name` is the topmost of them, which must
+   * not be created.
    */
   parent: string | undefined;
   name: Bytes;
@@ -49,7 +49,7 @@ export class ProtectedInodes {
     const mayHaveGrown = (path: Bytes): boolean =>
       !this.#known.get(path)?.whole && (name === undefined || path.split('/').includes(name));
     const paths = stale ? this.#paths : this.#paths.filter(mayHaveGrown);
-    // Shared by all paths: many lie in the same directories, most of which are missing.
+    // Stats read in this refresh, shared because many protected paths lie in the same directories.
     const seen: Seen = new Map();
     await Promise.all(paths.map(async (path) => this.#known.set(path, await inodeOf(path, seen))));
   }
@@ -75,7 +75,7 @@ export class ProtectedInodes {
 
 type Seen = Map<Bytes, Promise<BigIntStats | undefined>>;
 
-/** Never rejects. */
+/** Reads the inode of one protected path. Never rejects. */
 async function inodeOf(path: Bytes, seen: Seen): Promise<ProtectedInode> {
   const look = (at: Bytes): Promise<BigIntStats | undefined> => {
     const looking = seen.get(at) ?? statOf(at);
@@ -95,7 +95,7 @@ async function inodeOf(path: Bytes, seen: Seen): Promise<ProtectedInode> {
   };
 }
 
-/** Undefined if the path is missing. The callback form of stat costs half as much as the promise form. */
+/** Undefined for a missing path. The callback form of stat costs half as much as the promise form. */
 function statOf(path: Bytes): Promise<BigIntStats | undefined> {
   return new Promise((resolve) => {
     stat(bytes(path), { bigint: true }, (_error, stats) => resolve(stats));
@@ -128,7 +128,7 @@ function prefixes(path: Bytes): Bytes[] {
   return above === path ? [path] : [path, ...prefixes(above)];
 }
 
-/** Lists a directory recursively and synchronously. Called only for a file with several hard links. */
+/** Yields the inodes of all files below a directory. Called only for a file with several hard links. */
 function* insideOf(path: Bytes): Generator<string> {
   try {
     for (const entry of readdirSync(bytes(path), { withFileTypes: true, encoding: 'latin1' })) {

@@ -228,7 +228,7 @@ export class Confinement {
     trail.hops += 1;
     if (trail.hops > longestTrail) throw fault('invalid_path', trail.path, 'leads through too many symlinks');
     const link = await fs.readlink(fs.child(at, name)).catch(() => undefined);
-    // The symlink was replaced after it was opened.
+    // Looked up again, because the symlink was replaced after it was opened.
     if (link === undefined) return this.#lookUp(trail, at, name);
     trail.link ??= link;
     const target = link.startsWith('/') ? link : `${at}/${link}`;

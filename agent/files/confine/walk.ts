@@ -6,7 +6,7 @@ import { type Boundary, type IsProtected, ownFile } from './boundary.ts';
 import * as fs from './fs.ts';
 import { type Bytes, fault, toText } from './request-path.ts';
 
-/** Names of a directory whose stats are read at once, ahead of the caller. */
+/** Number of names whose stats are read at once, ahead of the caller. */
 const batchSize = 64;
 
 /** One entry of the walk. Its handles stay open until the caller asks for the next step. */
@@ -35,8 +35,8 @@ export interface WalkOptions {
   /** Fails with file_busy at a mount below the start. */
   oneMount?: boolean;
   /**
-   * Called with each absolute path that is unreadable or protected, and left out. By default such a path
-   * fails the walk.
+   * Called with the absolute path of each unreadable or protected file, which is left out. Without `skip`
+   * such a file fails the walk.
    */
   skip?: (path: Bytes, error: unknown) => void;
   /** Called before a directory is read, with the open directory as `inside`. False leaves out its content. */
@@ -46,7 +46,7 @@ export interface WalkOptions {
 interface Level {
   inside: fs.Pinned;
   self: string;
-  /** Its path from the start, with a slash at its end unless it is the start. */
+  /** Path of the directory relative to the start, with a slash at its end; empty for the start. */
   prefix: Bytes;
   /** Names that remain, in reverse order. Undefined: the directory has not been read. */
   names?: Bytes[];
@@ -149,7 +149,7 @@ class Walker implements Disposable {
     if (below && !((await this.#options.enter?.(step, below.inside.at)) ?? true)) below.names = [];
   }
 
-  /** Current stats of a name; a directory is also opened. */
+  /** Returns current stats of a name; a directory is also opened. */
   async #open(level: Level, look: Look, path: Bytes): Promise<{ stats: fs.BigIntStats; inside?: fs.Pinned }> {
     if ('error' in look) throw look.error;
     if (!look.stats.isDirectory()) {

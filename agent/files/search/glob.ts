@@ -4,7 +4,7 @@
 import { AppError } from '../../../shared/errors.ts';
 
 const longestGlob = 1_000;
-/** Most characters of all patterns that the braces expand to; `mostBraces`: most pairs of braces. */
+/** Limits of brace expansion: characters of all resulting patterns together, and pairs of braces. */
 const longestExpanded = 4_000;
 const mostBraces = 32;
 
@@ -43,8 +43,8 @@ const fitsSegment = (name: string[], segment: Segment): boolean =>
 const fitsPiece = (character: string, piece: Piece): boolean => piece !== '*' && piece(character);
 
 /**
- * Matches by backtracking only to the last wildcard: characters that an earlier wildcard could take, the
- * last can take as well. The cost is at most the product of both lengths.
+ * Backtracks only to the last wildcard, which can match whatever an earlier wildcard could. The cost is at
+ * most the product of both lengths.
  */
 function matches<T, P>(items: T[], pattern: P[], wildcard: P, fits: (item: T, part: P) => boolean): boolean {
   let [item, part] = [0, 0];
@@ -66,8 +66,8 @@ function matches<T, P>(items: T[], pattern: P[], wildcard: P, fits: (item: T, pa
 }
 
 /**
- * Replaces an escaped character by a lone surrogate, which valid text never contains, so that it has no
- * meaning.
+ * Replaces an escaped character by a lone surrogate, which valid text never contains, so that it loses its
+ * special meaning.
  */
 const literal = (character: string): string =>
   /^[!-~]$/.test(character) ? String.fromCharCode(0xd800 + character.charCodeAt(0)) : character;

@@ -66,13 +66,13 @@ export const searchFiles: Operation<'searchFiles'> = async function* (disk, requ
 };
 
 /**
- * Yields matches, and undefined for each entry and piece of a file, so that the caller can check the clock.
+ * Yields matches, and undefined after each entry and piece of a file, so that the caller can check the time.
  */
 async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void, void> {
   const { reading, directory, path, signal, hidden, name, text } = job;
   const seen = (step: Step): boolean => hidden || !step.name.startsWith('.');
   const skip = (skipped: Bytes, error: unknown): void => {
-    // An unreadable start fails the search. Protected paths are not counted as unreadable.
+    // An unreadable first directory fails the search. Protected paths are not counted as unreadable.
     if (skipped === path) throw error;
     if (!(error instanceof AppError)) job.unreadable += 1;
   };

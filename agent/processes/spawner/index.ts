@@ -1,5 +1,5 @@
-// The agent's side of the spawners, the small processes that start programs. It replaces a spawner that dies
-// and starts another while one hangs.
+// Runs the spawners, small processes that start programs for the agent. Replaces a spawner that dies, and
+// starts another while one hangs.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { after, monotonic } from '../../../shared/clock.ts';
@@ -16,14 +16,14 @@ export interface Child extends Leader {
   exited: Promise<Exited | undefined>;
 }
 
-/** The process did not start; the message is the name of the error, such as ENOENT. */
+/** Thrown if the process did not start. The message is the name of the error, such as ENOENT. */
 export class SpawnFailed extends Error {}
 
-/** The spawner died; the process may have started. */
+/** Thrown if the spawner died. The process may have started. */
 export class SpawnerDied extends Error {}
 
 export interface SpawnersOptions {
-  /** After how many milliseconds a start counts as hung. */
+  /** Milliseconds after which a start counts as hung. */
   lateMs: number;
   /** Directory of the cgroup in which spawners create a cgroup for each command. */
   cgroup: string | undefined;
@@ -32,15 +32,15 @@ export interface SpawnersOptions {
 
 /** Most spawners. A program on a hung disk blocks its spawner, and another starts the later programs. */
 const most = 3;
-/** Options of Node for a small heap and no garbage collector threads. */
+/** Options of Node for a spawner: a small heap and no garbage collector threads. */
 const flags = ['--max-semi-space-size=1', '--v8-pool-size=0', '--disable-warning=ExperimentalWarning'];
 const startMs = 30_000;
-/** How long SIGKILL is repeated for processes that a dead spawner left half started. */
+/** Milliseconds for which SIGKILL is repeated for processes that a dead spawner left half started. */
 const killForMs = 5_000;
 
 /**
- * Values of the marker variable of the spawners; never a command's id. A forked child has its spawner's value
- * until it executes the program.
+ * Values of the marker variable in the environments of spawners, none of which is a command's id. A forked
+ * child has its spawner's value until it executes the program.
  */
 export function marksOf(name: string): string[] {
   return Array.from({ length: most }, (_, nth) => `spawner:${name}:${nth}`);
@@ -63,7 +63,7 @@ export class Spawners {
     return [...this.#spawners.values()].flatMap(({ pid }) => pid ?? []);
   }
 
-  /** Resolves when a spawner can start a process. Rejects with `unavailable`. */
+  /** Resolves when a spawner can start a process. Rejects with `unavailable` if none could be started. */
   async ready(): Promise<void> {
     if (this.#prompt()) return;
     this.#starting ??= this.#start().finally(() => {
@@ -72,7 +72,7 @@ export class Spawners {
     await this.#starting;
   }
 
-  /** Sends the request before it returns; rejects with SpawnFailed or SpawnerDied. */
+  /** Sends the request before returning. Rejects with SpawnFailed or SpawnerDied. */
   spawn(request: SpawnRequest): Promise<Child> {
     const spawner = this.#prompt() ?? this.#connected()[0];
     return spawner ? spawner.spawn(request) : Promise.reject(new SpawnerDied());
@@ -94,7 +94,7 @@ export class Spawners {
   async #start(): Promise<void> {
     const mark = this.#marks.find((one) => !this.#spawners.has(one));
     if (mark === undefined) {
-      // All spawners hang: the next command waits for one of them.
+      // All spawners hang, so the next command is sent to one of them and waits.
       if (this.#connected().length > 0) return;
       await Promise.race([...this.#spawners.values()].map(({ ended }) => ended));
       return this.#start();
@@ -105,7 +105,7 @@ export class Spawners {
       void spawner.ended.then(() => this.#spawners.delete(mark));
       await spawner.ready();
     } catch (cause) {
-      // The next command waits for a spawner that hangs, or no longer does.
+      // Ignored while another spawner is connected, even if it hangs: the next command is sent to that one.
       if (this.#connected().length > 0) return;
       throw new AppError(
         'unavailable',
@@ -134,7 +134,7 @@ class SpawnerProcess {
   readonly #child: ChildProcess;
   readonly #options: SpawnersOptions;
   readonly #ready = Promise.withResolvers<void>();
-  /** Oldest first. */
+  /** Requests whose processes have not exited, by command id, oldest first. */
   readonly #requested = new Map<string, Requested>();
   #isReady = false;
   #stopped = false;
@@ -144,7 +144,7 @@ class SpawnerProcess {
     this.#options = options;
     // Node copies its own NODE_V8_COVERAGE unless `env` has that key.
     const env = { [marker]: mark, NODE_V8_COVERAGE: undefined, NODE_COMPILE_CACHE: compileCache };
-    // An agent that may not load native code starts spawners that may not either.
+    // If the agent may not load native code, its spawners may not either.
     const noAddons = process.execArgv.filter((flag) => flag === '--no-addons');
     this.#child = spawn(process.execPath, [...flags, ...noAddons, spawnerProgram, options.cgroup ?? ''], {
       cwd: '/',
@@ -155,9 +155,9 @@ class SpawnerProcess {
     const over = (): Promise<void> => this.#over();
     this.ended = once(this.#child, 'close').then(over, over);
     this.#child.on('error', (error) => this.#ready.reject(error));
-    // Without its channel to the agent a spawner must not start anything.
+    // A spawner that has lost its channel to the agent must not start anything.
     this.#child.once('disconnect', () => this.#child.kill('SIGKILL'));
-    // No other process has the other end of the channel.
+    // Not checked: only the spawner can send messages over this channel.
     this.#child.on('message', (report) => this.#take(report as SpawnReport));
   }
 
@@ -170,7 +170,7 @@ class SpawnerProcess {
     return this.#isReady && connected && exitCode === null && signalCode === null;
   }
 
-  /** Whether the oldest start takes too long. The spawner cannot begin another start meanwhile. */
+  /** True if the oldest start takes too long. The spawner cannot begin another start meanwhile. */
   get hangs(): boolean {
     const oldest = [...this.#requested.values()].find(({ since }) => since !== undefined);
     return monotonic() - (oldest?.since ?? monotonic()) >= this.#options.lateMs;
@@ -185,7 +185,7 @@ class SpawnerProcess {
   spawn(request: SpawnRequest): Promise<Child> {
     const started = Promise.withResolvers<Child>();
     this.#requested.set(request.id, { since: monotonic(), started, exited: Promise.withResolvers() });
-    // The reports of the spawner, or their end, show whether the request arrived.
+    // An error of send() is ignored: reports of the spawner, or its death, show whether the request arrived.
     this.#child.send(request, () => {});
     return started.promise;
   }
@@ -224,13 +224,15 @@ class SpawnerProcess {
     this.#requested.clear();
     if (this.#stopped) return;
     const { log } = this.#options;
-    log.error('a spawner died; the commands and terminals that it had started count as lost and are killed');
+    log.error(
+      'a spawner (the process that starts commands) died; its commands and terminals are killed and count as lost',
+    );
     // A forked child has the mark of the spawner until it executes the program.
     await killTree(new Tree({ marks: [this.#mark] }), AbortSignal.abort(), killForMs).catch(
       (error: unknown) =>
         log.error(
           { err: error },
-          'a process that a dead spawner had half started could not be killed and may still run',
+          'a process that a dead spawner had begun to start could not be killed and may still run',
         ),
     );
   }

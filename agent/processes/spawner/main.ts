@@ -8,7 +8,7 @@ import { join } from 'node:path';
 import type { SpawnReport, SpawnRequest } from './messages.ts';
 import { loadPosixSpawn } from './posix-spawn.ts';
 
-/** The cgroup of this process, which contains one for each command, if the agent may create cgroups. */
+/** This process's cgroup, which contains one for each command. Undefined if it has none of its own. */
 const cgroup = joinCgroup(process.argv[2]);
 
 const posix = loadPosixSpawn();
@@ -20,7 +20,7 @@ const running = new Map<number, string>();
 const closeOnExec = 0o2000000;
 
 function report(message: SpawnReport): void {
-  // Sending fails once the agent is gone.
+  // Exits if sending fails, because the agent is gone then.
   process.send?.(message, undefined, undefined, (error) => {
     if (error) process.exit();
   });
@@ -42,7 +42,7 @@ function start(request: SpawnRequest): void {
   }
 }
 
-/** Starts a program that posix_spawn cannot start, or finds the error. */
+/** Starts a program with Node's spawn if posix_spawn could not. If that fails too, reports the error. */
 function startByNode({ id, file, args, cwd, env }: SpawnRequest, files: number[]): void {
   const child = spawn(file, args, { cwd, env, stdio: files, detached: true });
   child.once('error', (error) => reportFailure(id, error));
@@ -68,7 +68,7 @@ function reportFailure(id: string, error: unknown): void {
   report({ id, errno: error instanceof Error && 'code' in error ? String(error.code) : 'unknown' });
 }
 
-/** Opens the files for this program alone: processes that share an open file also share its locks. */
+/** Opens stdin, stdout and stderr for this program alone: sharing an open file would share its locks. */
 function withFiles({ id, stdin, stdout, stderr }: SpawnRequest, use: (files: number[]) => void): void {
   const files: number[] = [];
   try {
@@ -104,9 +104,9 @@ function joinCgroup(directory: string | undefined): string | undefined {
 }
 
 /**
- * Moves only the thread that forks ("threaded mode", cgroups(7)), so that the next child begins in that cgroup.
- * This takes microseconds. To move a whole process takes the kernel 3 to 12 ms, in which nothing on the
- * machine forks (measured).
+ * Moves only the thread that forks ("threaded mode", cgroups(7)), so that the next child begins in that
+ * cgroup. This takes microseconds. Moving a whole process takes the kernel 3 to 12 ms (measured), in which
+ * nothing on the machine forks.
  */
 function moveInto(directory: string): void {
   try {
@@ -116,7 +116,7 @@ function moveInto(directory: string): void {
   }
 }
 
-/** The start time in proc(5). The pid cannot be reused before the exit is reported. */
+/** Start time of proc(5); empty if unreadable. The pid cannot be reused before the exit is reported. */
 function startTime(pid: number): string {
   try {
     const text = readFileSync(`/proc/${pid}/stat`, 'latin1');
@@ -142,7 +142,7 @@ function closeInherited(): void {
   }
 }
 
-/** A systemd unit may protect the agent from the out-of-memory killer. Commands must not inherit that. */
+/** Undoes the agent's protection from the out-of-memory killer, which commands must not inherit. */
 function resetOomScore(): void {
   const file = '/proc/self/oom_score_adj';
   try {
@@ -154,11 +154,11 @@ function resetOomScore(): void {
 
 closeInherited();
 resetOomScore();
-// Only the agent ends a spawner. A signal to all processes of a unit or a terminal is ignored.
+// Ignores signals sent to all processes of a unit or a terminal: only the agent ends a spawner.
 for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.on(signal, () => {});
 process.once('disconnect', () => process.exit());
 process.on('SIGCHLD', reportEnded);
-// Only the agent can send messages over this channel.
+// Not checked: only the agent can send messages over this channel.
 process.on('message', (message) => start(message as SpawnRequest));
 process.title = 'farhand-spawner';
 report({ ready: true });

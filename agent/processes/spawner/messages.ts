@@ -14,8 +14,8 @@ export interface SpawnRequest {
 }
 
 /**
- * How a process ended. After a signal, `code` is 128 plus its number, as in shells; otherwise `signal` is
- * empty.
+ * How a process ended. After a signal, `code` is 128 plus the signal's number, as in shells. `signal` is
+ * empty without one.
  */
 export interface Exited {
   code: number;

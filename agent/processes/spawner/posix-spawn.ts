@@ -13,8 +13,8 @@ interface Koffi {
 }
 
 /**
- * Far more than the opaque structs of any libc take (336 and 80 bytes in glibc); the second half must stay
- * untouched.
+ * Size of the buffers for structs of libc, which need far less (336 and 80 bytes in glibc). The second half
+ * must stay untouched.
  */
 const structBytes = 4096;
 const untouched = 0xa5;
@@ -26,7 +26,7 @@ const setSession = 0x80;
 /** WNOHANG of <sys/wait.h>. */
 const noHang = 1;
 
-/** Undefined if the addon does not exist for this machine, or libc lacks a function. */
+/** Loads posix_spawn. Undefined if the addon does not exist for this machine, or libc lacks a function. */
 export function loadPosixSpawn(): ReturnType<typeof openLibc> | undefined {
   try {
     return openLibc(createRequire(import.meta.url)(`@koromix/koffi-linux-${process.arch}`) as Koffi);
@@ -68,13 +68,13 @@ function openLibc(koffi: Koffi) {
     return errno === 0 ? pid[0] : undefined;
   }
 
-  /** How the child has ended, returned once; undefined while it runs. */
+  /** Returns once how the child has ended; undefined while it runs. */
   function wait(pid: number): Exited | undefined {
     const status = [0];
     if (waitpid(pid, status, noHang) !== pid) return undefined;
     const [word = 0] = status;
     const signal = word & 0x7f;
-    // 0x7f: the child has only stopped, which is reported for a traced process.
+    // 0x7f means that the child, which a debugger traces, has only stopped.
     if (signal === 0x7f) return undefined;
     return signal === 0
       ? { code: (word >> 8) & 0xff, signal: '' }
@@ -84,7 +84,7 @@ function openLibc(koffi: Koffi) {
   return { spawn, wait };
 }
 
-/** The child leads a new session and ignores or blocks no signal, as with `detached` of Node's spawn. */
+/** Makes the child lead a new session and ignore or block no signal, as `detached` of Node's spawn does. */
 function attributesOf(func: (declaration: string) => Call): Buffer {
   const attributes = struct();
   const noSignals = Buffer.alloc(structBytes);
@@ -112,7 +112,7 @@ function assertUntouched(one: Buffer): void {
     throw new Error('a struct of this libc is larger than its buffer');
 }
 
-/** SIGRTMIN of glibc, which reserves the two signals before it. */
+/** Number of SIGRTMIN in glibc, which reserves the two signals before it. */
 const firstRealTime = 34;
 
 /** The name of a signal. Node has no names for real-time signals. */

@@ -43,9 +43,10 @@ export class Terminals extends ProcessTable<Terminal> {
         if (!maker)
           throw new AppError(
             'not_supported',
-            'this machine has no node-pty addon, so it cannot open terminals',
+            'this machine cannot open terminals, because the agent has no node-pty addon for it',
           );
-        if (!spec) throw new AppError('invalid_request', 'the request to open a terminal contains no `spec`');
+        if (!spec)
+          throw new AppError('invalid_request', 'the request to open a terminal must contain `spec`');
         const size = checkedSize(spec.size);
         return this.start(id, signal, (terminal) => {
           terminal.size = size;
@@ -71,7 +72,7 @@ export class Terminals extends ProcessTable<Terminal> {
     return { plan, stdio: terminal.pty, first: 'SIGHUP', leftoversMs: limits.hangupMs, timeoutMs: 0 };
   }
 
-  /** `found`: the terminal was opened by an earlier call. */
+  /** Keeps a terminal alive during the call. `found`: true if an earlier call opened the terminal. */
   #keep(signal: AbortSignal, find: () => Promise<Terminal>, found = false): Events {
     return leaving(signal, async function* (left) {
       const terminal = await find();
@@ -79,7 +80,7 @@ export class Terminals extends ProcessTable<Terminal> {
       left.addEventListener('abort', terminal.keep(), { once: true });
       await terminal.begun(left);
       const { started } = terminal;
-      // A later call about a terminal that is over gets only its exit, without "started".
+      // Left out if an earlier call opened the terminal and it is over: only its exit is sent.
       if (started && !(found && terminal.exit) && !left.aborted) yield startedEvent(started);
       while (!terminal.exit && !left.aborted) await terminal.changed.wait(left);
       if (terminal.exit && !left.aborted) yield { event: { exit: terminal.exit } };
@@ -93,7 +94,7 @@ export class Terminals extends ProcessTable<Terminal> {
     const first = await incoming.next();
     const open = first.done ? undefined : first.value.open;
     if (!open?.client_id)
-      throw new AppError('invalid_request', 'the first message needs `open` with a `client_id`');
+      throw new AppError('invalid_request', 'the first message must contain `open` with a `client_id`');
     const terminal = await this.begun(open.id, signal);
     if (signal.aborted) return;
     const client = this.#join(terminal, open);
@@ -118,7 +119,7 @@ export class Terminals extends ProcessTable<Terminal> {
 }
 
 /**
- * Handles the messages of a client until its stream ends. It reads on after an error, so that the stream can
+ * Handles the messages of a client until the end of its call. Reads on after an error, so that the call can
  * end. Never rejects.
  */
 async function listen(incoming: AsyncIterator<AttachTerminalRequest__Output>, client: Client): Promise<void> {

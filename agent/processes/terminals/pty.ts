@@ -1,5 +1,5 @@
-// A pseudo terminal: the agent reads and writes its master, and the program gets its slave as input and
-// output.
+// A pseudo terminal: the agent reads and writes its master; the program has its slave as stdin, stdout and
+// stderr.
 import { closeSync, constants, openSync, writeSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { ReadStream } from 'node:tty';
@@ -21,7 +21,7 @@ export interface PtyMaker {
   resize(master: number, cols: number, rows: number): void;
 }
 
-/** Undefined if the addon does not exist for this kind of machine: it is an optional dependency. */
+/** Undefined if the addon, an optional dependency, does not exist for this kind of machine. */
 export function loadPtyMaker(): PtyMaker | undefined {
   try {
     // An addon has no types. PtyMaker declares the two functions that the agent calls.
@@ -36,7 +36,7 @@ export function loadPtyMaker(): PtyMaker | undefined {
  * The terminal becomes its controlling terminal, because the shell leads a session.
  */
 const openTerminal = 'exec "$@" 0<>"$0" 1>&0 2>&0';
-/** Longest wait between two attempts to write to a program that does not read. */
+/** Longest wait in milliseconds between two attempts to write to a program that does not read. */
 const longestWaitMs = 100;
 
 export interface PtyOptions {
@@ -55,7 +55,7 @@ export class Pty implements Stdio {
   readonly #output: PtyOptions['output'];
   readonly #pump: Pump;
   #stream: ReadStream | undefined;
-  /** Open in the agent too: otherwise the terminal would end whenever no program has it open. */
+  /** The slave, open in the agent too: otherwise the terminal would end whenever no program has it open. */
   #slave: number | undefined;
   #written: Promise<void> = Promise.resolve();
 
@@ -106,12 +106,12 @@ export class Pty implements Stdio {
     this.#pump.cut();
   }
 
-  /** Once the stream is closed, the number of the master may belong to another file. */
+  /** True once the stream is closed. The file descriptor of the master may then belong to another file. */
   get #over(): boolean {
     return this.#stream?.destroyed ?? true;
   }
 
-  /** Writes without the stream, whose write blocks the whole agent while the program does not read. */
+  /** Uses writeSync(): a write of the stream blocks the whole agent while the program does not read. */
   async #write(data: Uint8Array): Promise<void> {
     let wait = 1;
     for (let at = 0; at < data.length && !this.#over; ) {
@@ -127,7 +127,7 @@ export class Pty implements Stdio {
   }
 }
 
-/** Opens both ends of a terminal. Closes both if that fails. */
+/** Opens both ends of a terminal, or neither. */
 function openPair(maker: PtyMaker, { cols, rows }: Size): ReturnType<PtyMaker['open']> {
   const { master, slave: given, pty } = maker.open(cols, rows);
   try {

@@ -1,4 +1,4 @@
-// Stores the last output of a terminal in memory, by byte offset: the echo of a key must not wait for a disk.
+// Stores a terminal's last output by byte offset. In memory, because echoes of keys must not wait for a disk.
 
 import { Backpressure, type Wake } from '../../../shared/backpressure.ts';
 import { AppError } from '../../../shared/errors.ts';
@@ -11,7 +11,7 @@ interface Block {
 }
 
 export class Scrollback {
-  /** Pauses the program while all its clients are far behind, without a time limit. */
+  /** Pauses the program while all clients are far behind, without a time limit. */
   readonly pace: Backpressure;
   readonly #windowBytes: number;
   readonly #blockBytes: number;
@@ -19,7 +19,7 @@ export class Scrollback {
   readonly #blocks: Block[] = [];
   #end = 0;
 
-  /** Stores at least `windowBytes`, and at most a sixteenth more. Every append wakes `changed`. */
+  /** Stores at least the last `windowBytes`, and at most a sixteenth more. Every append wakes `changed`. */
   constructor(windowBytes: number, changed: Wake) {
     this.#windowBytes = windowBytes;
     this.#blockBytes = Math.ceil(windowBytes / 16);
@@ -37,7 +37,7 @@ export class Scrollback {
     return this.#end;
   }
 
-  /** The offset at which a new client begins. A UTF-8 character cut in two there is skipped. */
+  /** The offset from which a new client gets output. A UTF-8 character cut in two there is skipped. */
   replayFrom(): number {
     const from = Math.max(this.start, this.#end - terminalReplayBytes);
     if (from === 0) return 0;
@@ -45,7 +45,7 @@ export class Scrollback {
     return from + Math.max(whole, 0);
   }
 
-  /** Resolves when the next append may be made. */
+  /** Stores output. Resolves when the next append may be made. */
   append(data: Uint8Array): Promise<void> {
     for (let at = 0; at < data.length; ) at += this.#put(data.subarray(at));
     this.#changed.wake();
@@ -57,7 +57,7 @@ export class Scrollback {
     this.pace.release();
   }
 
-  /** At most `max` stored bytes; none at the end of the output. The returned bytes never change. */
+  /** At most `max` bytes from offset `from`; none at the end of the output. They never change. */
   read(from: number, max: number): Buffer {
     const block = this.#blocks.find(({ start, size }) => from >= start && from < start + size);
     if (!block) return Buffer.alloc(0);
@@ -82,6 +82,6 @@ export class Scrollback {
 
 /** The error for an offset whose output was dropped, or is not written yet. */
 export function fellOut({ start, end }: Scrollback, offset: number): AppError {
-  const message = `output at offset ${offset} is not stored; attach again with an offset from ${start} to ${end}`;
+  const message = `the terminal's output at offset ${offset} is not stored; attach again with an offset from ${start} to ${end}`;
   return new AppError('range_not_satisfiable', message, { from: start, to: end });
 }

@@ -15,20 +15,20 @@ import { fellOut, Scrollback } from './scrollback.ts';
 
 /** Most bytes of output in one message. */
 const pieceBytes = 64 * 1024;
-/** Most bytes of input that may wait for the program before the client's call is no longer read. */
+/** Bytes of input waiting for the program above which no further messages of the client are read. */
 const queuedBytes = 64 * 1024;
-/** Input is acknowledged along with output, so an echo costs no extra message, or after this many bytes. */
+/** Bytes of input that are acknowledged at once. Fewer are acknowledged along with output. */
 const acknowledgeBytes = 8 * 1024;
 
 export class Terminal extends Tracked {
   readonly output: Scrollback;
-  /** The default until a client or the request sets a size. */
+  /** The size until a client or the request sets one. */
   size: Size = { cols: 80, rows: 24 };
   graceMs = 0;
   pty?: Pty;
   readonly #limits: Limits;
   readonly #clients = new Map<string, Client>();
-  /** Clients whose link was lost: the program waits for them, and their counts of input are stored. */
+  /** Clients whose link was lost. The program still waits for them, and their counts of input are stored. */
   readonly #held = new Map<string, Client>();
   #keepers = 0;
   #stopGrace = (): void => {};
@@ -59,12 +59,12 @@ export class Terminal extends Tracked {
   }
 
   async remove(): Promise<void> {
-    // The output is only in memory, and clients may still be reading it.
+    // Nothing to remove: the output is only in memory, and clients may still be reading it.
   }
 
   /**
-   * Keeps the terminal alive until the returned function is called. After the last such call it ends in
-   * `graceMs`.
+   * Keeps the terminal alive until the returned function is called. The terminal ends `graceMs` after the
+   * last of these functions was called.
    */
   keep(): () => void {
     this.#keepers += 1;
@@ -92,7 +92,7 @@ export class Terminal extends Tracked {
     return client;
   }
 
-  /** `lost`: the link was lost, so the client's place is held for a while. */
+  /** Detaches a client. `lost`: true if its link was lost, so that it may return for a while. */
   detach(id: string, client: Client, lost: boolean): void {
     const known = this.#clients.get(id) === client && this.#clients.delete(id);
     const held = known && lost && !this.exit;
@@ -101,7 +101,7 @@ export class Terminal extends Tracked {
     if (held && this.#keepers > 0) this.#awaitHeld();
   }
 
-  /** The last size set by any client counts. All other clients are notified. */
+  /** Sets the size for all clients. The clients other than `by` are notified. */
   resize(size: Size, by: Client): void {
     this.size = size;
     this.pty?.resize(size);
@@ -110,7 +110,7 @@ export class Terminal extends Tracked {
   }
 
   /**
-   * Gives the clients that lost their link `heldMs` to return, counted from the return of the broker's call.
+   * Gives clients that lost their link `heldMs` to return, counted from now, when the broker's call is back.
    */
   #awaitHeld(): void {
     this.#stopWaiting();
@@ -136,19 +136,19 @@ export type Parting = 'left' | 'lost' | AppError;
 
 /** Sends output to the client as fast as it reads, and takes its input, sizes and signals. */
 export class Client {
-  /** Offset up to which the client has acknowledged the output. */
+  /** The client's position: the offset up to which it has acknowledged the output. */
   readonly place: ReaderPosition;
   readonly #terminal: Terminal;
   /** Offset of the next byte to send. */
   #position: number;
   #news: Size | undefined;
   #queued = 0;
-  /** Whether the client was attached by an earlier call. */
+  /** True if the client was attached by an earlier call. */
   readonly #known: boolean;
-  /** Bytes of input accepted in all calls of the client, including input that waits for the program. */
+  /** Bytes of input accepted in all calls of the client, even if they still wait for the program. */
   #received: number;
   #acknowledged = 0;
-  /** While true, the client's call is not read, so no acknowledgements of output arrive either. */
+  /** True while no messages of the client are read, so that no acknowledgements of output arrive either. */
   #paused = false;
   #parting: Parting | undefined;
 
@@ -175,7 +175,7 @@ export class Client {
     this.#news = size;
   }
 
-  /** All messages to the client, until the terminal or the call has ended. */
+  /** Yields all messages to the client, until the terminal or the call has ended. */
   async *answers(signal: AbortSignal): AsyncGenerator<AttachTerminalResponse> {
     const { output, changed } = this.#terminal;
     this.#acknowledged = this.#received;
@@ -207,8 +207,8 @@ export class Client {
     const size = this.#news;
     this.#news = undefined;
     if (size) return { size };
-    // A program that waits until its output is read reads no input. While input is paused, output counts as
-    // acknowledged, or client and program would wait for each other.
+    // A program reads no input while it waits for its output to be read. So while input is paused, output
+    // counts as acknowledged; else both sides would wait.
     if (this.#paused) this.#acknowledge(this.#position);
     const room = this.place.position + terminalReplayBytes - this.#position;
     const data = this.#terminal.output.read(this.#position, Math.min(room, pieceBytes));
@@ -219,8 +219,8 @@ export class Client {
   }
 
   /**
-   * Handles one message. Resolves when the next may be read: a program that does not read its input delays
-   * it.
+   * Handles one message of the client. Resolves when the next may be read, which a program that reads no
+   * input delays.
    */
   async take({ input, size, signal, taken, open }: AttachTerminalRequest__Output): Promise<void> {
     if (this.#parting) return;
@@ -256,7 +256,7 @@ export class Client {
   #signal(name: string): void {
     if (!isSignal(name)) throw new AppError('invalid_request', `${name} is not a signal that may be sent`);
     const { running } = this.#terminal;
-    // The result is ignored: without a foreground process there is nothing to signal.
+    // The result is ignored, because without a foreground process there is nothing to signal.
     if (running) signalGroup(running.child, name, true);
   }
 }
