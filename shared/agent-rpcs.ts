@@ -1,4 +1,4 @@
-// Derives the types of the agent's rpcs from the protos, and encodes the frames of streaming calls.
+// Derives the types of the agent's rpcs from the protos, and encodes the frames of streaming rpcs.
 import type { EventEmitter } from 'node:events';
 import { setDefaultHighWaterMark } from 'node:stream';
 import type { AgentDefinition, AgentHandlers } from '../proto/types/farhand/agent/v1/Agent.ts';
@@ -15,9 +15,7 @@ const agentService = serviceOf('farhand.agent.v1.Agent');
 /** The streaming service that clients call at the broker. */
 export const streamsService = serviceOf('farhand.client.v1.Streams') as unknown as StreamsDefinition;
 
-/**
- * The link service in the form that grpc-js takes; it also accepts frames of Answer that are already encoded.
- */
+/** The link service as grpc-js needs it. Its rpc Answer also accepts frames that are already encoded. */
 export const linkService: LinkDefinition = {
   ...loadedLink,
   Answer: {
@@ -31,16 +29,14 @@ function orEncoded<T>(encode: (frame: T) => Buffer): (frame: T) => Buffer {
   return (frame) => (Buffer.isBuffer(frame) ? frame : encode(frame));
 }
 
-/**
- * Version of the protocol between agent and broker; raised when one must refuse the messages of the other.
- */
+/** Version of the protocol between agent and broker. It is raised when older messages must be refused. */
 export const protocolVersion = 1;
 /** The metadata key of Answer that contains the call's id. */
 export const callKey = 'farhand-call';
-/** Name in the link certificate; the certificate has no address, so that a broker may get a new one. */
+/** Name in the broker's link certificate. It names no address, so that the broker's may change. */
 export const linkServerName = 'farhand-broker';
 /**
- * Most unread bytes under way to either side of a connection: at a round trip of 50 ms 6 MiB allow 55 MiB/s.
+ * Most bytes sent to either side of a connection and not yet read there: 55 MiB/s at a round trip of 50 ms.
  */
 export const windowBytes = 6 * 1024 * 1024;
 /** Largest request or reply on the control stream, in bytes. */
@@ -61,7 +57,7 @@ type ResponseOut<M extends Method> = ReturnType<Definitions[M]['responseDeserial
 /** Name of an rpc in agent.proto, such as "ReadFile". */
 export type Method = keyof Definitions & string;
 
-/** The API key behind a call, as the machine's audit log names it. */
+/** The API key that caused a call, for the machine's audit log. */
 export interface Asking {
   key_id: string;
   key_name: string;
@@ -71,9 +67,9 @@ export interface Asking {
 export interface CallOptions {
   /** Id of the HTTP or gRPC request that caused the call, for the logs of agent and broker. */
   request_id: string;
-  /** API key behind the call, for the machine's audit log; absent if the broker acts by itself. */
+  /** API key that caused the call, for the machine's audit log; absent if the broker acts by itself. */
   caller?: Asking | undefined;
-  /** Cancels the call at the broker and the agent. */
+  /** When it fires, the call is cancelled at the broker and the agent. */
   signal?: AbortSignal;
   /** Milliseconds for the whole call; by default 30 s for unary calls, no limit for streaming calls. */
   deadline_ms?: number;
@@ -81,13 +77,13 @@ export interface CallOptions {
    * Only for streaming calls: most milliseconds to wait for the next frame; 60 s by default, 0 for no limit.
    */
   idle_ms?: number;
-  /** Concurrency class: the streaming calls that this call shares a limit with; `short` by default. */
+  /** Concurrency class: calls of one class share a limit per machine; `short` by default. */
   lane?: Lane;
 }
 
 /**
- * Reason of AgentCall.signal if the broker needs no answer any more. With any other reason the broker may
- * still need the answer, but cannot say so.
+ * Reason of AgentCall.signal if the broker has cancelled the call. With any other reason the broker may still
+ * need the answer.
  */
 export const gaveUp = new AppError('unavailable', 'the caller cancelled the call');
 
@@ -97,8 +93,8 @@ export const gaveUp = new AppError('unavailable', 'the caller cancelled the call
 export const cancelledDetails = 'cancelled';
 
 /**
- * Each lane limits its own concurrent calls. `short`: small calls; `bulk`: file transfers; `process`: calls that
- * follow the output of a process; `terminal`: terminals and their clients; `watch`: watches of files.
+ * Concurrency classes of calls, each with a limit of its own. `short`: small calls; `bulk`: file transfers;
+ * `process`: output of processes; `terminal`: terminals and their clients; `watch`: watches of files.
  */
 export type Lane = 'short' | 'bulk' | 'process' | 'terminal' | 'watch';
 
@@ -139,8 +135,8 @@ export interface MethodShape {
   encodeResponse(response: unknown): Buffer;
   decodeResponse(bytes: Buffer): unknown;
   /**
-   * Encodes a message as a whole frame of Answer. A chunk's bytes are copied just once; the caller may reuse
-   * its buffer afterwards.
+   * Encodes a message as a whole frame of the rpc Answer. Copies the bytes, so the caller may reuse its
+   * buffer.
    */
   frameRequest(request: unknown): Buffer;
   frameResponse(response: unknown): Buffer;
@@ -148,7 +144,7 @@ export interface MethodShape {
 
 /** Every rpc of agent.proto by name. */
 export const methods: ReadonlyMap<string, MethodShape> = new Map(
-  // Messages are untyped objects here; AgentStub and AgentMethods define their types.
+  // Messages are untyped objects in MethodShape. AgentStub and AgentMethods define their types.
   Object.entries(agentService).map(([name, definition]) => [name, shapeOf(name, definition)]),
 );
 
@@ -172,9 +168,9 @@ function shapeOf(name: string, definition: WireMethod): MethodShape {
 }
 
 /**
- * Encodes a message as Frame{message}. A protobuf field on the wire is a tag, a length and the bytes
- * (Encoding, "Length-Delimited Records"). A chunk therefore needs only two such headers before its bytes, and
- * no encoder.
+ * Returns a function that encodes a message as Frame{message}. On the wire a field of bytes is a tag, a
+ * length and the bytes (protobuf.dev, Encoding). A chunk therefore needs two such headers and no encoder.
+ * `chunk`: the number of that field.
  */
 function framerOf(
   chunk: number | undefined,
@@ -214,7 +210,7 @@ function varint(value: number): number[] {
   return value < 0x80 ? [value] : [(value & 0x7f) | 0x80, ...varint(value >>> 7)];
 }
 
-/** Drops the fields that are null or undefined: protobuf messages have no null. */
+/** Returns the fields that are neither null nor undefined: protobuf messages have no null. */
 export function present<T extends object>(fields: T): { [K in keyof T]?: NonNullable<T[K]> } {
   const entries = Object.entries(fields).filter(([, value]) => value !== null && value !== undefined);
   // The cast is safe: the entries are a subset of the same fields.
@@ -222,8 +218,8 @@ export function present<T extends object>(fields: T): { [K in keyof T]?: NonNull
 }
 
 /**
- * Limits the queue of every object stream in this process to 2 objects: Node's default of 16 would hold 4 MiB
- * for each slow reader.
+ * Limits the queue of every object stream in this process to 2 objects. Node's default of 16 takes up to 4
+ * MiB for each slow reader.
  */
 export function shortenQueues(): void {
   setDefaultHighWaterMark(true, 2);
@@ -250,7 +246,9 @@ export interface FrameSink extends EventEmitter {
 
 export function toWire(error: unknown): Required<WireError> {
   const known =
-    error instanceof AppError ? error : new AppError('internal_error', 'unexpected failure, see the log');
+    error instanceof AppError
+      ? error
+      : new AppError('internal_error', 'an unexpected error occurred; see the log');
   return { code: known.code, message: known.message, details: JSON.stringify(known.details) };
 }
 
@@ -260,19 +258,17 @@ const ours =
 const longestMessage = 2_000;
 const longestDetails = 64 * 1024;
 
-/** Converts an error from the agent or broker; an unknown or forbidden code becomes machine_error. */
+/** Converts a received error. A code that is unknown, or that only brokers send, becomes machine_error. */
 export function fromWire(error: WireError): AppError {
   const { code = '', message = '', details = '' } = error;
   if (!isCode(code) || ours.test(code)) {
     const details = { code: code.slice(0, 100) };
-    return new AppError('machine_error', 'the agent answered with an unknown error code', details);
+    return new AppError('machine_error', 'the agent reported an error with an unknown code', details);
   }
   return new AppError(code, message.slice(0, longestMessage), parseDetails(details));
 }
 
-/**
- * Most opening brackets in error details: JSON.stringify fails for deeply nested values, and ours are flat.
- */
+/** Most opening brackets in error details, which are flat. JSON.stringify fails for deeply nested values. */
 const mostBrackets = 1_000;
 
 /** Parses error details; anything but a flat JSON object of limited size becomes empty details. */
@@ -287,8 +283,8 @@ export function parseDetails(text: string): Record<string, unknown> {
 }
 
 /**
- * Writes all frames, encoded by frameRequest or frameResponse, then an End frame; waits while the sink is
- * full. A failure of the source is sent as an Error frame and thrown. When the signal fires, its reason is
+ * Writes all frames (of frameRequest or frameResponse), then an End frame. Waits while the sink is full. If
+ * `frames` throws, the error is sent as an Error frame and thrown. When the signal fires, its reason is
  * thrown.
  */
 export async function sendFrames(
@@ -327,8 +323,8 @@ export function drained(sink: EventEmitter, signal: AbortSignal): Promise<void> 
 }
 
 /**
- * Yields the received messages until the End frame; throws the AppError of an Error frame. A stream that
- * stops without End was cut, and `lost` is thrown: the stream of a killed peer ends without an error.
+ * Yields the received messages until the End frame. Throws the AppError of an Error frame. Throws the error
+ * that `lost` returns if the stream stops without End, as it does when the peer is killed.
  */
 export async function* receiveFrames(
   frames: AsyncIterable<Frame>,

@@ -1,13 +1,13 @@
-// Exponential backoff with full jitter: the delay before each retry, without a limit on retries.
+// Computes the delays between retries: exponential backoff with full jitter, without a limit on retries.
 
 export interface Backoff {
-  /** Milliseconds to wait before the next attempt. */
+  /** Returns the milliseconds to wait before the next attempt. */
   next(): number;
   /** Makes the next delay short again; called after a success. */
   reset(): void;
 }
 
-/** Each delay is a random share of a ceiling that doubles from `first` to `most` milliseconds. */
+/** Each delay is a random part of a ceiling, which doubles from `first` to `most` milliseconds. */
 export function backoff({ first = 500, most = 30_000 } = {}): Backoff {
   let ceiling = first;
   return {

@@ -2,7 +2,7 @@
 import type { Readable } from 'node:stream';
 import { after, monotonic } from './clock.ts';
 
-/** Lets readers wait for an event; several sources of events may share an instance. */
+/** Lets readers wait until they are woken. Several logs may share an instance. */
 export class Wake {
   readonly #waiting = new Set<() => void>();
 
@@ -13,8 +13,8 @@ export class Wake {
   }
 
   /**
-   * Resolves at the next wake(), or when the signal fires. Check the state and call wait() without an await
-   * between them.
+   * Resolves at the next wake(), or when the signal fires. Call it without an await after the check of the
+   * state, or a wake() in between is missed.
    */
   wait(signal?: AbortSignal): Promise<void> {
     return new Promise((resolve) => {
@@ -42,12 +42,12 @@ export class Wake {
   }
 }
 
-/** Events of a stream after which its state must be checked again. */
+/** Events of a stream after which readStream() checks its state again. */
 const changes = ['readable', 'end', 'close', 'error'];
 
 /**
- * Yields the items of a stream until its end; throws the signal's reason when the signal fires. Unlike the
- * stream's own iterator this one can be stopped while it waits, and does not destroy the stream.
+ * Yields the items of a stream until its end. Throws the signal's reason when the signal fires. Unlike the
+ * stream's own iterator it can be stopped while it waits, and does not destroy the stream.
  */
 export async function* readStream<T>(stream: Readable, signal: AbortSignal): AsyncGenerator<T> {
   const changed = new Wake();
@@ -67,13 +67,13 @@ export async function* readStream<T>(stream: Readable, signal: AbortSignal): Asy
   }
 }
 
-/** Offset of a reader, and the time of its last read on the monotonic clock (ms). */
+/** A reader's offset in the log, and the time of its last read in milliseconds of the monotonic clock. */
 export interface ReaderPosition {
   position: number;
   readAt: number;
 }
 
-/** Makes a writer wait while all its readers are far behind; readers that stopped reading do not count. */
+/** Makes a log's writer wait while all its readers are far behind, except readers that stopped reading. */
 export class Backpressure {
   readonly #places = new Set<ReaderPosition>();
   readonly #moved = new Wake();
@@ -108,7 +108,7 @@ export class Backpressure {
     this.#moved.wake();
   }
 
-  /** Resolves when the writer may continue. `end`: offset of the end of the log. */
+  /** Resolves when the writer may continue. `end` returns the offset of the end of the log. */
   async hold(end: () => number): Promise<void> {
     for (let ms = this.#holdMs(end()); ms > 0; ms = this.#holdMs(end())) {
       const stalled = new AbortController();
@@ -118,7 +118,7 @@ export class Backpressure {
     }
   }
 
-  /** Most milliseconds that the writer waits unless a reader moves before. */
+  /** Milliseconds that the writer waits if no reader reads on meanwhile. */
   #holdMs(end: number): number {
     if (this.#released || this.#places.size === 0) return 0;
     let longest = 0;

@@ -1,17 +1,19 @@
-// The only source of time in the code, so that tests can replace it.
+// The only source of time for all code, which tests can replace.
 
 /**
- * Longest step of a timer; Node fires at once for delays over 2^31 - 1 ms. Longer delays are re-armed hourly.
+ * Longest step of a timer in milliseconds; longer delays take several steps. Node itself fires at once for
+ * delays over 2^31 - 1 ms.
  */
 const longestTimer = 3_600_000;
 
 export interface Clock {
-  /** Milliseconds since 1970, wall time. */
+  /** Wall time in milliseconds since 1970. */
   now(): number;
-  /** Milliseconds of a clock that never jumps, to measure durations. */
+  /** Time in milliseconds of a clock that is never set, to measure durations. */
   monotonic(): number;
   /**
-   * Calls `run` once after `ms`. Only `hold` makes the timer keep the process alive. The result cancels it.
+   * Calls `run` once after `ms`. Returns a function that cancels this. `hold`: true to make the process wait
+   * for it.
    */
   after(ms: number, run: () => void, hold?: boolean): () => void;
 }
@@ -57,7 +59,7 @@ export function iso(ms: number = now()): string {
   return new Date(ms).toISOString();
 }
 
-/** Calls `run` every `ms` until cancelled. */
+/** Calls `run` every `ms` milliseconds. Returns a function that ends this. */
 export function every(ms: number, run: () => void): () => void {
   let cancel = after(ms, tick);
   function tick(): void {
@@ -67,7 +69,7 @@ export function every(ms: number, run: () => void): () => void {
   return () => cancel();
 }
 
-/** Resolves after the callbacks that are already due have run. */
+/** Resolves after the callbacks that are due already have run. */
 export const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
 /** Resolves after `ms`, or at once when the signal fires; the process stays alive until then. */

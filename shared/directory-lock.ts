@@ -1,4 +1,4 @@
-// Locks a data directory for one process by an exclusive SQLite lock, which is free again after kill -9.
+// Locks a data directory for one process by an exclusive SQLite lock, which even kill -9 releases.
 import { chmodSync, closeSync, mkdirSync, openSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -6,8 +6,8 @@ import { StartError } from './errors.ts';
 import { inUse, userName } from './program.ts';
 
 /**
- * Locks the directory for this process; creates it if it is missing. The result unlocks it. Throws StartError
- * if that fails.
+ * Locks a directory for this process, and creates a missing one. Returns a function that unlocks it. Throws
+ * StartError if the directory cannot be used.
  */
 export function takeDirectory(directory: string, program: string): () => void {
   mkdirSync(directory, { recursive: true, mode: 0o700 });
@@ -16,12 +16,14 @@ export function takeDirectory(directory: string, program: string): () => void {
   return lock(directory, program);
 }
 
-/** Throws if root starts in another user's directory: that user's service could not use root's files. */
+/** Throws if root uses another user's directory, whose service could not use files created by root. */
 function refuseForeign(directory: string): void {
   const { uid } = statSync(directory);
   if (uid === 0 || process.getuid?.() !== 0) return;
   const name = userName(uid);
-  const way = name ? `run it as runuser -u ${name} -- COMMAND` : 'start it as the owner';
+  const way = name
+    ? `run the command as this user: runuser -u ${name} -- COMMAND`
+    : 'run the command as its owner';
   throw new StartError(`${directory} belongs to ${name ?? `user ${uid}`}, not root: ${way}`);
 }
 
@@ -34,7 +36,7 @@ function lock(directory: string, program: string): () => void {
     database.exec('PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE');
   } catch (error) {
     database.close();
-    throw new StartError(`${inUse(program, directory)}: stop it, or choose another --data-dir`, 1, {
+    throw new StartError(`${inUse(program, directory)}; stop that process, or choose another --data-dir`, 1, {
       cause: error,
     });
   }

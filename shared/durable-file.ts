@@ -1,4 +1,4 @@
-// Replaces files atomically: after a crash a file has its old or its new content, never a part of it.
+// Replaces files atomically: after a crash a file has its old or its new content, never a mixture.
 import { randomBytes } from 'node:crypto';
 import { open, readdir, rename, rm } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
@@ -8,14 +8,14 @@ export interface WriteOptions {
   mode?: number;
   /** Owner of the file; by default the user of this process. */
   owner?: { uid: number; gid: number };
-  /** Runs when the new content is on disk under a temporary name. */
+  /** Called when the new content is on the disk under a temporary name. */
   beforeRename?(): Promise<void>;
 }
 
 /**
- * Replaces a file, which is on disk when the promise resolves. Its mode is 0600 until `options` are applied.
- * A failure leaves the old file and nothing else. Exception: if the directory cannot be synced after the
- * rename, the new file stays.
+ * Replaces a file. Resolves when the new file is on the disk. Its mode is 0600 until `options` are applied. A
+ * failure leaves the old file, except if the last step fails, which flushes the directory: the new file then
+ * stays.
  */
 export async function writeDurably(file: string, text: string, options: WriteOptions = {}): Promise<void> {
   const directory = dirname(file);
@@ -31,7 +31,7 @@ export async function writeDurably(file: string, text: string, options: WriteOpt
   }
 }
 
-/** Removes the temporary files that a killed program left beside a file. */
+/** Removes the temporary files of writeDurably() that a killed program left beside `file`. */
 export async function removeLeftovers(file: string): Promise<void> {
   const names = await readdir(dirname(file));
   const left = names.filter((name) => name.startsWith(prefixOf(file)));
@@ -43,13 +43,13 @@ const prefixOf = (file: string): string => `.${basename(file)}-`;
 async function fill(path: string, text: string, { mode, owner }: WriteOptions): Promise<void> {
   await using handle = await open(path, 'wx', 0o600);
   await handle.writeFile(text);
-  // By handle: another user who owns the directory could replace the path with a link.
+  // Changed by handle, because another user who owns the directory could replace the path with a link.
   if (owner) await handle.chown(owner.uid, owner.gid);
   if (mode !== undefined) await handle.chmod(mode);
   await handle.sync();
 }
 
-/** Syncs a directory: its new names are on disk when the promise resolves. */
+/** Flushes a directory. Resolves when its new names are on the disk. */
 export async function syncDirectory(directory: string): Promise<void> {
   await using handle = await open(directory, 'r');
   await handle.sync();

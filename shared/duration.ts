@@ -3,7 +3,7 @@
 const units: Readonly<Record<string, number>> = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 };
 export const durationForm = /^\d{1,9}(ms|s|m|h|d)$/;
 
-/** Milliseconds of a text that matches `durationForm`. */
+/** Returns the milliseconds of a text that matches `durationForm`. */
 export function parseDuration(text: string): number {
   return Number.parseInt(text, 10) * (units[text.replace(/^\d+/, '')] ?? Number.NaN);
 }

@@ -47,7 +47,7 @@ export const codes = {
 
 export type Code = keyof typeof codes;
 
-/** The errnos of each code. EINVAL: an impossible name, or a directory that is moved into itself. */
+/** The errnos of each code. EINVAL means an impossible name, or a move of a directory into itself. */
 const errnos: Readonly<Partial<Record<Code, readonly string[]>>> = {
   file_not_found: ['ENOENT'],
   permission_denied: ['EACCES', 'EPERM', 'EROFS'],
@@ -62,7 +62,7 @@ const errnos: Readonly<Partial<Record<Code, readonly string[]>>> = {
   file_busy: ['EBUSY', 'ETXTBSY'],
   conflict: ['ESTALE'],
   not_supported: ['EXDEV', 'EOPNOTSUPP', 'ENOTSUP'],
-  // EUCLEAN is returned by a file system that has found itself damaged.
+  // EUCLEAN means that the file system has found damage in its own data.
   io_error: ['EIO', 'EUCLEAN'],
   unavailable: ['EMFILE', 'ENFILE'],
 };
@@ -93,7 +93,7 @@ export class AppError extends Error {
   }
 }
 
-/** An error about one field in a part of a request, such as `body: env: at most 256 variables`. */
+/** Makes an error about one field of a request, such as `body: env: at most 256 variables`. */
 export function fieldError(
   part: string,
   path: string,
@@ -103,12 +103,12 @@ export function fieldError(
   return new AppError(code, `${part}: ${path && `${path}: `}${message}`, { issues: [{ path, message }] });
 }
 
-/** Whether a text is a known error code; a newer agent or broker may send unknown ones. */
+/** True if a text is a known error code. A newer agent or broker may send unknown ones. */
 export function isCode(text: string): text is Code {
   return Object.hasOwn(codes, text);
 }
 
-/** Errnos of Linux that Node has no name for (uv_err_name(3) gives these texts instead). */
+/** Texts that Node has in place of a name for some errnos of Linux, with those names. */
 const unnamed: Readonly<Record<string, string>> = {
   'Unknown system error -116': 'ESTALE',
   'Unknown system error -117': 'EUCLEAN',
@@ -132,8 +132,8 @@ export const ignoring =
   };
 
 /**
- * Converts a system error about `path` to an AppError. Returns an AppError unchanged; an unknown error
- * becomes internal_error.
+ * Converts a system error about `path` to an AppError. Returns an AppError unchanged. Any other error becomes
+ * internal_error.
  */
 export function fromErrno(error: unknown, path: string): AppError {
   if (error instanceof AppError) return error;
@@ -143,7 +143,7 @@ export function fromErrno(error: unknown, path: string): AppError {
 }
 
 function explain(code: Code): string {
-  return code === 'internal_error' ? 'unexpected failure, see the log' : code.replaceAll('_', ' ');
+  return code === 'internal_error' ? 'an unexpected error occurred; see the log' : code.replaceAll('_', ' ');
 }
 
 /** Thrown if a program cannot start. The exit code is 78 for bad configuration, 1 for any other reason. */

@@ -1,14 +1,14 @@
-// Starts garbage collection: of young objects after 2 MiB of transferred frames, of the whole heap when idle.
+// Starts V8's garbage collection: of young objects after transfers of 2 MiB, of the whole heap when idle.
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { every } from './clock.ts';
 
 type Collect = (options: { type: 'minor' | 'major'; flavor?: 'last-resort' }) => void;
 
-/** After idling, V8 marks the heap again after some 8 MiB; each frame is in several buffers on its way. */
+/** Bytes between two collections of young objects. An idle V8 marks its heap again after some 8 MiB. */
 const everyBytes = 2 * 1024 * 1024;
 const lookMs = 5_000;
-/** A process is idle if it was busy for less than this share of the time, in `looks` checks in a row. */
+/** A process is idle if it was busy for less than this share of the time at `looks` checks in a row. */
 const restful = 0.03;
 const looks = 3;
 /** The heap is collected only if resident memory has grown by this factor since the last collection. */
@@ -18,8 +18,8 @@ let passed = 0;
 let collect: Collect | undefined;
 
 /**
- * Called with the size of every transferred frame. Buffers of frames are short-lived, but V8 counts them with
- * the old generation. Without these collections V8 marks the whole heap repeatedly: half of the cost of a
+ * Called with the size of all transferred data. Its buffers are short-lived, but V8 counts them as old
+ * objects. Without these collections V8 marks the whole heap repeatedly, which is half of the cost of a
  * transfer (measured).
  */
 export function countTransferred(bytes: number): void {
@@ -30,16 +30,16 @@ export function countTransferred(bytes: number): void {
 }
 
 /**
- * Collects garbage, such as that of a start or a burst of work, when the process was idle for three checks.
- * V8 itself frees that memory only when it needs more, which may be never. `ms`: milliseconds between two
- * checks. Runs until the returned function is called.
+ * Collects the garbage of a start or a burst of work once the process is idle. V8 itself frees that memory
+ * only when it needs more, which may be never. `ms`: milliseconds between two checks. Runs until the returned
+ * function is called.
  */
 export function collectAtRest(ms: number = lookMs): () => void {
   // Repeated collections make V8 discard bytecode as old; without this flag the next work starts slowly.
   setFlagsFromString('--no-flush-bytecode');
   let rested = 0;
   let seen = performance.eventLoopUtilization();
-  // Least resident bytes since the last collection; the system gets freed memory back a moment after it.
+  // Least resident bytes since the last collection, whose memory is returned to the system a moment later.
   let settled = 0;
   return every(ms, () => {
     const since = performance.eventLoopUtilization(seen);
@@ -65,12 +65,11 @@ export function residentBytes(): number | undefined {
 }
 
 /**
- * V8's own gc(), normally enabled by starting Node with `--expose-gc`; our programs cannot rely on such
- * flags. A flag set later counts for new contexts only (nodejs/node#16595), so gc() is taken from a new
- * context. That is undocumented: where it yields no function, V8 collects by its own schedule. In that case
- * an idle broker holds 43 MiB more, an idle agent 17 MiB more, and a transfer has 0.6 of its throughput
- * (measured). The documented HeapProfiler.collectGarbage of node:inspector frees 9 MiB less, and cannot
- * collect the young generation alone.
+ * Returns V8's own gc(), normally enabled by starting Node with `--expose-gc`. A flag set later counts for
+ * new contexts only (nodejs/node#16595), so gc() is taken from a new context. That is undocumented. Where it
+ * fails, V8 collects by its own schedule. An idle broker then takes 43 MiB more, an idle agent 17 MiB more. A
+ * transfer has 0.6 of its throughput (measured). The documented HeapProfiler.collectGarbage of node:inspector
+ * frees 9 MiB less, and cannot collect young objects alone.
  */
 function collector(): Collect {
   if (collect) return collect;

@@ -1,4 +1,4 @@
-// Node client for a broker's gRPC streams: one method per rpc of client.proto, async iterables in and out.
+// A Node client of a broker's gRPC API: one method per rpc of client.proto, with async iterables in and out.
 import {
   type ChannelOptions,
   type ClientDuplexStream,
@@ -18,7 +18,7 @@ import { FarhandError } from './sdk/index.ts';
 export { FarhandError };
 
 export interface GrpcOptions {
-  /** HOST:PORT; GET /info returns it as `grpc_address`. */
+  /** HOST:PORT of the broker's gRPC port. GET /info returns it as `grpc_address`. */
   address: string;
   /** The broker's certificate authority in PEM, from GET /ca.pem. */
   ca: string;
@@ -27,7 +27,7 @@ export interface GrpcOptions {
 
 export interface StreamOptions {
   signal?: AbortSignal;
-  /** Only for exec: a repeated call with the same key within 24 h finds the same command. */
+  /** Only for exec: a repeated call with the same key within 24 h follows the same command. */
   idempotencyKey?: string;
 }
 
@@ -43,7 +43,7 @@ type Converse<M extends keyof Rpc> = (
   options?: StreamOptions,
 ) => AsyncGenerator<Out<M>>;
 
-/** Calls fail with FarhandError and the error codes of REST. Ending the iteration early cancels the call. */
+/** Calls throw FarhandError with the error codes of REST. Ending an iteration early cancels the call. */
 export interface Streams {
   exec: Converse<'Exec'>;
   attachSession: Converse<'AttachSession'>;
@@ -60,7 +60,7 @@ const channelOptions: ChannelOptions = {
   'grpc.ssl_target_name_override': linkServerName,
   'grpc.default_authority': linkServerName,
   'grpc.use_local_subchannel_pool': 1,
-  // Without retries grpc-js saves a copy of every chunk, and no request can start a command twice.
+  // Disabling retries saves grpc-js a copy of every chunk, and no request can start a command twice.
   'grpc.enable_retries': 0,
   'grpc.service_config_disable_resolution': 1,
   'grpc-node.flow_control_window': windowBytes,
@@ -69,7 +69,7 @@ const channelOptions: ChannelOptions = {
 
 const ClientOf = makeGenericClientConstructor(streamsService, 'Streams');
 
-/** A client of one broker; it connects at the first call. */
+/** Returns a client of one broker, which connects at the first call. */
 export function connect({ address, ca, apiKey }: GrpcOptions): Streams {
   // The cast is safe: StreamsClient is generated from the proto of this service.
   const client = new ClientOf(
@@ -107,7 +107,8 @@ export function connect({ address, ca, apiKey }: GrpcOptions): Streams {
       const answer = Promise.withResolvers<Out<'WriteFile'>>();
       const stream = client.writeFile(headers(options), (error, response) => {
         if (response) answer.resolve(response);
-        else answer.reject(error ? errorOf(error) : new Error('an answer without a response'));
+        else
+          answer.reject(error ? errorOf(error) : new Error('the broker ended the upload without a response'));
       });
       const sending = send(stream, requests);
       const release = givingUp(stream, options.signal);
@@ -125,7 +126,7 @@ export function connect({ address, ca, apiKey }: GrpcOptions): Streams {
 }
 
 /**
- * Starts to send the requests; `stop` ends the sending, `failure` returns the error of the request source.
+ * Starts to send the requests. `stop` ends the sending; `failure` returns the error that `requests` threw.
  */
 function send<T>(stream: ClientWritableStream<T>, requests: Requests<T>) {
   const stop = new AbortController();
@@ -150,7 +151,7 @@ async function sendAll<T>(
   stream.end();
 }
 
-/** Cancels the call when the signal fires; the returned function removes that listener. */
+/** Cancels the call when the signal fires. Returns a function that removes this listener. */
 function givingUp(stream: { cancel(): void }, signal: AbortSignal | undefined): () => void {
   const cancel = (): void => stream.cancel();
   signal?.addEventListener('abort', cancel, { once: true });
@@ -158,7 +159,7 @@ function givingUp(stream: { cancel(): void }, signal: AbortSignal | undefined): 
   return () => signal?.removeEventListener('abort', cancel);
 }
 
-/** Yields the messages of a stream. Fails unless its status is OK, because a broken stream may simply end. */
+/** Yields the messages of a stream. Throws unless its status is OK: a broken stream may end normally. */
 async function* answers<T>(
   stream: ClientReadableStream<T>,
   { signal }: StreamOptions,
@@ -166,13 +167,13 @@ async function* answers<T>(
 ): AsyncGenerator<T> {
   const release = givingUp(stream, signal);
   const ended = new Promise<StatusObject>((resolve) => stream.once('status', resolve));
-  // The status reports the same error, but an "error" event without a listener would end the process.
+  // The status reports the same error. But without a listener an "error" event would end the process.
   stream.on('error', () => undefined);
   try {
     // grpc-js types the messages as any; the service decodes only messages of this type.
     for await (const message of stream as AsyncIterable<T>) yield message;
   } catch {
-    // The status, checked below, has the error code and details.
+    // Ignored, because the status, checked below, has the error code and details.
   } finally {
     release();
     sending?.stop();

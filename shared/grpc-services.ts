@@ -1,5 +1,5 @@
-// Converts services of the protos to the form that grpc-js takes. proto-loader does so, too, but stores a
-// description of every message, for servers that publish their protos: 6 MiB of an agent's memory.
+// Converts services of the protos to the form that grpc-js needs. proto-loader does so too. But its
+// descriptions of all messages take 6 MiB of an agent's memory.
 import type { MethodDefinition } from '@grpc/grpc-js';
 import type { Method, Type } from 'protobufjs';
 import { protos } from './protos.ts';
@@ -7,7 +7,7 @@ import { protos } from './protos.ts';
 /** How decoded messages represent values; scripts/generate.ts generates the types with the same options. */
 const shape = { longs: Number, enums: String, defaults: true, oneofs: true };
 
-/** One rpc, with the field numbers of `chunk` in its request and response, undefined where there is none. */
+/** One rpc, with the number of the field `chunk` in its request and response, or undefined. */
 export interface WireMethod extends MethodDefinition<object, object> {
   requestChunk: number | undefined;
   responseChunk: number | undefined;
@@ -15,7 +15,7 @@ export interface WireMethod extends MethodDefinition<object, object> {
 
 protos.resolveAll();
 
-/** The rpcs of a service by their names in the proto. `path`: full name of the service. */
+/** Returns the rpcs of a service by their names in the proto. `path`: full name of the service. */
 export function serviceOf(path: string): Record<string, WireMethod> {
   const methods = protos.lookupService(path).methodsArray;
   return Object.fromEntries(methods.map((method) => [method.name, definitionOf(path, method)]));

@@ -1,5 +1,5 @@
-// The file of an agent's identity (identity.json): a key pair made on this machine, the machine id, and the
-// broker's CA certificate.
+// Reads identity.json, the file of an agent's identity: private key, machine id, and the broker's CA
+// certificate.
 import { join } from 'node:path';
 import * as z from 'zod';
 import { StartError } from './errors.ts';
@@ -7,8 +7,8 @@ import { readRegularJson } from './regular-file.ts';
 
 const identity = z.strictObject({
   /**
-   * Null until the broker has answered. The key is stored first, so that a repeat after a crash is the same
-   * machine.
+   * Null until the broker has answered. The key is stored before, so that a repeated join after a crash
+   * yields the same machine.
    */
   machine_id: z.string().nullable(),
   private_key: z.string(),
@@ -16,7 +16,7 @@ const identity = z.strictObject({
   fingerprint: z.string(),
   /** SHA-256 of the join token with which the identity was created. */
   token_hash: z.string().optional(),
-  /** The broker has removed this machine: another join token makes it a new one. */
+  /** True if the broker has removed this machine. A new join token then makes it a new machine. */
   removed: z.boolean().optional(),
 });
 export type StoredIdentity = z.output<typeof identity>;
@@ -30,5 +30,5 @@ export async function readIdentity(directory: string): Promise<StoredIdentity | 
   if (json === undefined) return undefined;
   const parsed = identity.safeParse(json);
   if (parsed.success) return parsed.data;
-  throw new StartError(`${file} is damaged: remove it and join again with a new join token`);
+  throw new StartError(`${file} is damaged; remove it and join the broker again with a new join token`);
 }

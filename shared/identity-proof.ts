@@ -2,10 +2,10 @@
 import { createPublicKey, type KeyObject, sign, verify } from 'node:crypto';
 
 const context = 'farhand-link-v1';
-/** DER of an Ed25519 SubjectPublicKeyInfo up to the raw key (RFC 8410 section 4). */
+/** The bytes before the raw key in the DER form of an Ed25519 SubjectPublicKeyInfo (RFC 8410 section 4). */
 const ed25519Prefix = Buffer.from('302a300506032b6570032100', 'hex');
 
-/** The signed values; they bind the signature to one broker, one machine and one connection. */
+/** The signed values, which bind the signature to one broker, one machine and one connection. */
 export interface Proof {
   nonce: Uint8Array;
   machine_id: string;
@@ -17,7 +17,7 @@ export function signProof(proof: Proof, privateKey: KeyObject): Buffer {
   return sign(null, bytesOf(proof), privateKey);
 }
 
-/** Whether a signature is valid for a proof; `publicKey` is raw Ed25519, 32 bytes. */
+/** True if a signature is valid for a proof. `publicKey`: raw Ed25519, 32 bytes. */
 export function verifyProof(proof: Proof, signature: Uint8Array, publicKey: Uint8Array): boolean {
   const key = createPublicKey({
     key: Buffer.concat([ed25519Prefix, publicKey]),

@@ -1,4 +1,4 @@
-// Generates ids and secrets: a prefix for ids, then random characters of 0-9A-Za-z.
+// Generates ids and secrets of random characters 0-9A-Za-z; ids have a prefix.
 import { customAlphabet } from 'nanoid';
 
 const alphabet = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
@@ -27,22 +27,22 @@ export const prefixes = {
 
 export type IdKind = keyof typeof prefixes;
 
-/** A new id of a kind, such as `mach_…`: the prefix and 22 characters with 131 random bits. */
+/** Returns a new id of a kind, such as `mach_…`: the prefix and 22 characters with 131 random bits. */
 export function newId(kind: IdKind): string {
   return `${prefixes[kind]}_${random()}`;
 }
 
-/** The request id that a client sent, if it has 1 to 64 safe characters; otherwise a new one. */
+/** Returns the request id that a client sent if it has 1 to 64 safe characters, otherwise a new one. */
 export function requestIdFrom(given: string): string {
   return /^[A-Za-z0-9._-]{1,64}$/.test(given) ? given : newId('request');
 }
 
-/** Whether an id has the prefix of a kind. */
+/** True if an id has the prefix of a kind. */
 export function isId(kind: IdKind, id: string): boolean {
   return id.startsWith(`${prefixes[kind]}_`);
 }
 
-/** A new secret: 43 characters with 256 random bits. */
+/** Returns a new secret of 43 characters with 256 random bits. */
 export function newSecret(): string {
   return randomSecret();
 }

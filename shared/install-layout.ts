@@ -1,7 +1,7 @@
-// Paths of Farhand's own files, in a checkout and in a package, where all bundled programs are in lib/.
+// Finds Farhand's own files in a checkout or in a package, whose bundled programs are in lib/.
 import { dirname, join } from 'node:path';
 
-/** Path of this module: shared/install-layout.ts in a checkout, a bundle in a package. */
+/** Path of this module: shared/install-layout.ts in a checkout, a bundled program in a package. */
 const here = import.meta.filename;
 const packaged = here.endsWith('.js');
 
@@ -20,12 +20,12 @@ export const spawnerProgram = join(
 );
 
 /**
- * Node's cache for the JavaScript of a checkout's TypeScript. Without it the type stripper stays in the
- * memory of each process, 16 MiB.
+ * Directory of Node's compile cache, for checkouts. Without it each process has Node's TypeScript stripper in
+ * memory, 16 MiB.
  */
 export const compileCache = packaged ? undefined : join(home, 'node_modules/.cache/node');
 
-/** Path of a file that is in the root of a package, but elsewhere in a checkout (`otherwise`). */
+/** Path of a file: `name` in the root of a package, or the result of `otherwise` in a checkout. */
 export function shipped(name: string, otherwise: () => string): string {
   return packaged ? join(home, name) : otherwise();
 }

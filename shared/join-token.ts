@@ -1,11 +1,11 @@
-// The text form of a join token: a secret, the fingerprint of the broker's CA, and the hash of its packages.
+// Composes and parses join tokens: a secret, the broker CA's fingerprint, and the hash of its packages.
 import { StartError } from './errors.ts';
 
 const form = /^farhand_join_([0-9A-Za-z]{43})\.([0-9a-f]{64})(?:\.[0-9a-f]{64})?$/;
 
 /**
- * Composes a join token for a person to copy. `fingerprint` is the SHA-256 of the broker's CA in hexadecimal.
- * `packages` is the SHA-256 of the broker's SHA256SUMS; only install.sh uses it.
+ * Returns the text of a join token. `fingerprint`: hexadecimal SHA-256 of the broker's CA certificate.
+ * `packages`: SHA-256 of the broker's SHA256SUMS, used only by install.sh.
  */
 export function joinTokenText(secret: string, fingerprint: string, packages: string | undefined): string {
   return [`farhand_join_${secret}`, fingerprint, ...(packages ? [packages] : [])].join('.');
@@ -15,5 +15,5 @@ export function joinTokenText(secret: string, fingerprint: string, packages: str
 export function parseJoinToken(text: string): { secret: string; fingerprint: string } {
   const [, secret, fingerprint] = form.exec(text.trim()) ?? [];
   if (secret && fingerprint) return { secret, fingerprint };
-  throw new StartError('the join token is incomplete: copy the whole text, which starts with farhand_join_');
+  throw new StartError('the join token is incomplete; copy the whole text, which starts with farhand_join_');
 }

@@ -1,4 +1,4 @@
-// Limits the log lines of each kind per period, and reports how many lines were dropped.
+// Limits how many log lines of each kind are written per period, and reports how many were dropped.
 import { after } from './clock.ts';
 
 interface Period<T> {
@@ -16,9 +16,9 @@ export class LogLimiter<T> {
   readonly #periods = new Map<string, Period<T>>();
 
   /**
-   * Allows `most` lines of each kind within `ms`. At the end `report` gets the first of them and how many
-   * were dropped, if any. Kinds beyond `mostKinds` share one period, so that new kinds cannot fill the
-   * memory.
+   * Allows `most` lines of each kind within `ms` milliseconds. If lines were dropped, `report` then gets the
+   * first line's value and their number. Kinds beyond `mostKinds` share one period, so that new kinds cannot
+   * fill the memory.
    */
   constructor(most: number, ms: number, report: (first: T, more: number) => void, mostKinds = 1_000) {
     this.#most = most;
@@ -27,7 +27,7 @@ export class LogLimiter<T> {
     this.#mostKinds = mostKinds;
   }
 
-  /** Counts one line; returns whether it may be logged. */
+  /** Counts one line of a kind. Returns true if it may be logged. `one`: the value for `report`. */
   take(kind: string, one: T): boolean {
     const key = this.#periods.has(kind) || this.#periods.size < this.#mostKinds ? kind : '';
     const period = this.#periods.get(key) ?? this.#begin(key, one);

@@ -1,4 +1,4 @@
-// Writes logs to standard error: JSON lines, or readable text with a priority for systemd's journal.
+// Writes a program's log to standard error: JSON lines, or text lines with a priority for systemd's journal.
 import { fstatSync } from 'node:fs';
 import { destination, type Logger as PinoLogger, pino, stdTimeFunctions } from 'pino';
 import { clean } from './sanitize-text.ts';
@@ -9,8 +9,8 @@ export const logLevels = ['trace', 'debug', 'info', 'warn', 'error', 'fatal', 's
 export type LogLevel = (typeof logLevels)[number];
 
 /**
- * Whether standard error is the journal; systemd then sets the variable to its device and inode
- * (systemd.exec(5), $JOURNAL_STREAM).
+ * True if standard error is systemd's journal. systemd sets $JOURNAL_STREAM to the device and inode of the
+ * journal's stream (systemd.exec(5)).
  */
 export function isJournal({ JOURNAL_STREAM: stream }: Record<string, string | undefined>): boolean {
   if (!stream) return false;
@@ -41,7 +41,7 @@ export function createLogger(program: string, level: LogLevel, journal = false):
 }
 
 /**
- * Prefixes each line of a text with a syslog priority for the journal (sd-daemon(3)), which adds the time.
+ * Prefixes each line with a syslog priority for systemd's journal (sd-daemon(3)), which adds the time itself.
  */
 export function withPriority(text: string, priority: number): string {
   const lines = text.split('\n').map((line) => `<${priority}>${clean(line)}\n`);

@@ -1,4 +1,4 @@
-// A log of output bytes in segment files, addressed by offset: retains the last bytes, slows its writer.
+// Stores the last bytes of an output in segment files, by offset, and slows a writer that is too fast.
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, readdir, rm, stat, unlink } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
@@ -11,50 +11,50 @@ import { outputWindowBytes, readerStallMs } from './process-limits.ts';
 export { Wake };
 
 export interface OutputOptions {
-  /** Least number of the last bytes that are retained; up to a sixteenth (one segment) more may be stored. */
+  /** Number of last bytes that are at least stored; up to a sixteenth (one segment) more may be. */
   windowBytes?: number;
-  /** Woken whenever `end` changes; by default each log has a Wake of its own. */
+  /** Woken whenever `end` changes. By default each log has a Wake of its own. */
   changed?: Wake;
-  /** Bytes up to which a log stays in memory and creates no file; 0 by default. */
+  /** Size in bytes up to which a log stays in memory and creates no file; 0 by default. */
   memoryBytes?: number;
   /** Milliseconds without a read after which a reader no longer slows the writer. */
   stallMs?: number;
 }
 
-/** Result of read(). If `offset` is beyond the requested one, the bytes between them are no longer stored. */
+/** Result of read(). Bytes between the requested offset and `offset` are no longer stored. */
 export interface Piece {
   offset: number;
   data: Buffer;
 }
 
-/** Reads a log in order. A writer that awaits its appends is slowed while all readers are far behind. */
+/** Reads a log in order. Appends resolve later while all readers are far behind. */
 export interface OutputReader {
   /** Offset of the next byte to read. */
   readonly position: number;
   read(max: number): Promise<Piece>;
-  /** Ends the reader's influence on the writer. */
+  /** Ends the reader, which then no longer slows the writer. */
   close(): void;
 }
 
 interface Segment {
   start: number;
   size: number;
-  /** Bytes of the segment while it has no file. */
+  /** The content of the segment while it has no file. */
   memory?: Buffer;
 }
 
 /**
- * Most segments of a log. A window needs 16, but every gap and restart begins a new one, and attackers may
- * cause many.
+ * Most segments of a log. 16 suffice for the window, but every gap and restart begins a new one, and
+ * attackers may cause many.
  */
 const mostSegments = 64;
 
-/** A new, empty log; it creates no files before the first byte. */
+/** Returns a new, empty log, which creates no file before the first byte. */
 export function newOutput(directory: string, options: OutputOptions = {}): OutputLog {
   return new OutputLog(directory, [], options);
 }
 
-/** Opens the log that is on disk, if any; appends continue at its end. */
+/** Opens the log in `directory`, or an empty one. Appends continue at its end. */
 export async function openOutput(directory: string, options: OutputOptions = {}): Promise<OutputLog> {
   const names = await readdir(directory).catch((error: unknown) => {
     if (errnoOf(error) === 'ENOENT') return [];
@@ -79,7 +79,7 @@ export class OutputLog {
   readonly #segments: Segment[];
   readonly #backpressure: Backpressure;
   #end: number;
-  /** Handle of the last segment's file while bytes can be appended to it. */
+  /** The last segment's file, while bytes can be appended to it. */
   #live: FileHandle | undefined;
   #queue: Promise<void> = Promise.resolve();
   #made: boolean;
@@ -114,8 +114,8 @@ export class OutputLog {
   }
 
   /**
-   * Adds bytes at the end, in the order of the calls. Resolves once the bytes are written and a reader is
-   * near enough. Rejects if writing fails; `end` moves all the same, so that offsets stay true and readers
+   * Adds bytes at the end, in the order of the calls. Resolves once they are written and a reader is near
+   * enough. Rejects if writing fails. `end` moves all the same, so that later offsets are right and readers
    * find a gap.
    */
   async append(data: Uint8Array): Promise<void> {
@@ -123,7 +123,7 @@ export class OutputLog {
     await this.#backpressure.hold(() => this.#end);
   }
 
-  /** Ends the waiting of current and later appends for readers. */
+  /** Makes present and later appends no longer wait for readers. */
   release(): void {
     this.#backpressure.release();
   }
@@ -144,7 +144,7 @@ export class OutputLog {
     };
   }
 
-  /** Moves the end to `to` without bytes; readers find a gap there. */
+  /** Moves the end to offset `to` without bytes. Readers find a gap there. */
   skip(to: number): Promise<void> {
     return this.#inTurn(async () => {
       if (to <= this.#end) return;
@@ -155,7 +155,7 @@ export class OutputLog {
   }
 
   /**
-   * Reads at most `max` bytes from offset `from`, or the first retained byte after it; no data at the end.
+   * Reads at most `max` bytes from offset `from`, or from the first stored byte after it. No data at the end.
    */
   async read(from: number, max: number): Promise<Piece> {
     for (;;) {
@@ -164,20 +164,20 @@ export class OutputLog {
       const offset = Math.max(from, segment.start);
       const data = await this.#readSegment(segment, offset - segment.start, max);
       if (data.length > 0) return { offset, data };
-      // The file is missing or was shortened from outside: the next round reports its lost bytes as a gap.
+      // Another program has removed or shortened the file: the next round reports the lost bytes as a gap.
       if (offset === segment.start) this.#forget(segment);
       else segment.size = offset - segment.start;
     }
   }
 
-  /** Closes the open file; the log can still be read and appended to. */
+  /** Closes the open file. The log can still be read and appended to. */
   close(): Promise<void> {
     return this.#inTurn(() => this.#closeLive());
   }
 
   /**
-   * Syncs the log's files, and the directories from the log's own up to `root`, to disk. Does nothing if
-   * there is no directory.
+   * Flushes the log's files, and the directories from the log's own up to `root`. Does nothing if the log has
+   * no directory.
    */
   sync(root: string): Promise<void> {
     return this.#inTurn(async () => {
@@ -192,7 +192,7 @@ export class OutputLog {
     });
   }
 
-  /** Removes all bytes and files; `start` is then equal to `end`. */
+  /** Removes all bytes and files. `start` is then equal to `end`. */
   remove(): Promise<void> {
     this.release();
     return this.#inTurn(async () => {
@@ -225,7 +225,7 @@ export class OutputLog {
     await this.#slide();
   }
 
-  /** Appends bytes to the segment in memory; returns false if they must be written to disk. */
+  /** Appends bytes to the segment in memory. Returns false if they must be written to the disk. */
   #remember(data: Uint8Array): boolean {
     const [first] = this.#segments;
     if (first && (!first.memory || first.start + first.size !== this.#end)) return false;
@@ -274,11 +274,11 @@ export class OutputLog {
     this.#made = true;
     const flags = constants.O_RDWR | constants.O_CREAT | constants.O_EXCL | constants.O_APPEND;
     this.#live = await open(this.#file(start), flags, 0o600);
-    // No await between open file and new segment: readers use the open file for the last segment.
+    // No await may stand between these lines: readers use the open file for the last segment.
     if (!this.#segments[0]?.memory) this.#segments.push({ start, size: 0 });
   }
 
-  /** After a failed write, ends the segment at its last good byte; removes the segment if it is empty. */
+  /** After a failed write, ends the segment at its last good byte, or removes an empty segment. */
   async #abandon(): Promise<void> {
     await this.#closeLive().catch(() => {});
     const last = this.#segments.at(-1);
@@ -293,7 +293,7 @@ export class OutputLog {
       const enough = second && this.#end - second.start >= this.#windowBytes;
       if (!first || !second || (!enough && this.#segments.length <= mostSegments)) return;
       this.#segments.shift();
-      // A file that cannot be removed now is removed with the directory; readers no longer find its segment.
+      // A file that cannot be removed now is removed with the directory. Readers no longer find its segment.
       await unlink(this.#file(first.start)).catch(() => {});
     }
   }

@@ -1,10 +1,10 @@
-// Limits on commands and terminals that agent and broker share.
+// Limits of commands and terminals that both agent and broker use.
 
 /** Most commands that may be open on a machine at once. */
 export const openCommands = 64;
 /** Milliseconds between SIGTERM and SIGKILL when a command times out or is cancelled. */
 export const killGraceMs = 10_000;
-/** Most bytes of each output that are stored, first by the agent, later by the broker. */
+/** Most bytes stored of each of a command's outputs, first by the agent and later by the broker. */
 export const outputWindowBytes = 64 * 1024 * 1024;
 /** Milliseconds after which a reader that accepts no data no longer slows its command. */
 export const readerStallMs = 5_000;

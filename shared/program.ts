@@ -1,10 +1,10 @@
-// Functions that the three programs share: check of the Node version, process name, messages for failures.
+// Functions for the start and end of all three programs: Node version, process name, messages of failures.
 import { execFileSync } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
 import { errnoOf, StartError, UsageError } from './errors.ts';
 import { reasonOf } from './system-errors.ts';
 
-/** Whether a Node version has the HTTP/2 fixes that the link needs; the same range as in package.json. */
+/** True if a Node version has the HTTP/2 fixes that the link needs. package.json has the same range. */
 export function nodeIsGood(version: string): boolean {
   const [major = 0, minor = 0, patch = 0] = version.replace(/^v/, '').split('.').map(Number);
   const atLeast = (wantedMinor: number, wantedPatch: number): boolean =>
@@ -42,7 +42,7 @@ export function nameProcess(name: string): void {
   }
 }
 
-/** The message for a failure and the exit code: 2 for usage, 78 for configuration, 1 for other errors. */
+/** Message and exit code of a failure: 2 for usage, 78 for configuration, 1 for other errors. */
 export function failure(program: string, error: unknown): { text: string; code: number } {
   const message = error instanceof Error ? error.message : String(error);
   if (error instanceof UsageError) return { text: `${program}: ${message}\nSee ${program} --help.`, code: 2 };
@@ -55,7 +55,7 @@ export function failure(program: string, error: unknown): { text: string; code: 
 
 export const wrongNode = `Node ${process.version} is not supported; install Node 22.23.2 or a later 22.x, or Node 24.18.1 or later`;
 
-/** Start of the message for a directory that another process uses; the CLI waits until that process ends. */
+/** Start of the error message for a directory in use, by which the CLI recognizes the error and waits. */
 export const inUse = (program: string, directory: string): string =>
   `another ${program} already uses ${directory}`;
 

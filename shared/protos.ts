@@ -1,4 +1,4 @@
-// The parsed protos. Packages contain them as JSON (scripts/package/bundles.ts), since a parser needs memory.
+// Parses the .proto files. Packages contain them as JSON (scripts/package/bundles.ts) to save memory.
 import { join } from 'node:path';
 import protobuf from 'protobufjs';
 import { home } from './install-layout.ts';

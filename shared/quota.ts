@@ -1,4 +1,4 @@
-// A quota that many callers share: a request beyond it is refused at once, never queued.
+// A quota that many callers share. A request that would exceed it is refused at once, never queued.
 import { AppError } from './errors.ts';
 
 export class Quota {
@@ -6,20 +6,20 @@ export class Quota {
   readonly #what: string;
   #used = 0;
 
-  /** `what` completes the message "too many …: try again later", as in "answers wait for slow readers". */
+  /** `what` completes the message "too many …; try again later", as in "answers wait for slow readers". */
   constructor(limit: number, what: string) {
     this.#limit = limit;
     this.#what = what;
   }
 
-  /** Adds `amount` to the used part; a negative amount is subtracted. Throws `unavailable` beyond the limit. */
+  /** Adds `amount` (subtracts a negative one). Throws `unavailable` if the limit is exceeded. */
   add(amount: number): void {
     if (amount > 0 && this.#used + amount > this.#limit)
-      throw new AppError('unavailable', `too many ${this.#what}: try again later`);
+      throw new AppError('unavailable', `too many ${this.#what}; try again later`);
     this.#used += amount;
   }
 
-  /** Adds `amount`; the returned function subtracts it again, at most once. Throws as `add` does. */
+  /** Adds `amount` as add() does. Returns a function that subtracts it again, at most once. */
   take(amount: number): () => void {
     this.add(amount);
     let added = amount;

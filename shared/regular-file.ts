@@ -1,4 +1,4 @@
-// Reads a small file from a directory that another user may own; never blocks on a FIFO or follows a link.
+// Reads a small file from a directory that another user may own, without following a link or blocking.
 import { constants } from 'node:fs';
 import { open } from 'node:fs/promises';
 import { errnoOf, StartError } from './errors.ts';
@@ -23,7 +23,8 @@ export async function readRegularFile(file: string): Promise<FileContent | undef
     const found = await handle.stat();
     if (!found.isFile()) throw notRegular(file);
     const { buffer, bytesRead } = await handle.read({ buffer: Buffer.alloc(mostBytes + 1) });
-    if (bytesRead > mostBytes) throw new StartError(`${file} is larger than ${mostBytes} bytes: remove it`);
+    if (bytesRead > mostBytes)
+      throw new StartError(`${file} is larger than ${mostBytes} bytes; remove it, then try again`);
     const { mode, uid, gid } = found;
     return { text: buffer.toString('utf8', 0, bytesRead), mode: mode & 0o7777, uid, gid };
   } catch (error) {
@@ -35,7 +36,7 @@ export async function readRegularFile(file: string): Promise<FileContent | undef
 }
 
 function notRegular(file: string): StartError {
-  return new StartError(`${file} is not a regular file: remove it, then try again`);
+  return new StartError(`${file} is not a regular file; remove it, then try again`);
 }
 
 /** Parses a JSON file; undefined if it is missing, null if it is not JSON. Throws as readRegularFile does. */

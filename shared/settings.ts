@@ -1,4 +1,4 @@
-// Reads a program's settings by one table: flags outweigh FARHAND_… variables, which outweigh a TOML file.
+// Reads a program's settings from flags, FARHAND_… variables and a TOML file, by one table of all settings.
 import { readFileSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
@@ -17,9 +17,9 @@ export interface Setting<T extends z.ZodType = z.ZodType> {
   /** Single letter that can be used instead of the flag. */
   short?: string;
   help: string;
-  /** The setting is read from the command line only, never from a variable or the file. */
+  /** True if the setting is read from the command line only, never from a variable or the file. */
   flagOnly?: boolean;
-  /** The setting may be in the file, for another verb; this program has no flag or variable for it. */
+  /** True if the setting may be in the file for another verb, and has no flag or variable here. */
   fileOnly?: boolean;
 }
 
@@ -27,7 +27,7 @@ export type Settings<Table extends Record<string, Setting>> = {
   [K in keyof Table]: z.output<Table[K]['schema']>;
 };
 
-/** Arguments and environment of a program; passed in, so that tests need no process. */
+/** Arguments and environment of a program, passed in so that tests need no process. */
 export interface Invocation {
   argv: readonly string[];
   env: Readonly<Record<string, string | undefined>>;
@@ -57,7 +57,7 @@ export const hostPort = z
   })
   .refine(({ port }) => port <= 65_535, 'the port must be at most 65535');
 
-/** Comma-separated words; in the file they may also be an array. */
+/** Comma-separated words. In the file they may also be an array. */
 export const words = z
   .union([z.array(z.string()), z.string().transform((text) => text.split(','))])
   .transform((list) => list.map((word) => word.trim()).filter((word) => word !== ''));
@@ -70,7 +70,7 @@ export const flag = z
 export const logLevel = {
   schema: z.enum(logLevels).default('info'),
   value: 'LEVEL',
-  help: `one of ${logLevels.join(', ')}`,
+  help: `least severe level that is logged: ${logLevels.join(', ')}`,
 };
 
 /** Settings that every program has. */
@@ -91,7 +91,7 @@ export function readSettings<Table extends Record<string, Setting>>(
   return parseSettings(table, givenSettings(table, from));
 }
 
-/** Validates values that are already collected; throws StartError for a missing or invalid value. */
+/** Validates values that are already collected. Throws StartError for a missing or invalid value. */
 export function parseSettings<Table extends Record<string, Setting>>(
   table: Table,
   given: Record<string, unknown>,
@@ -101,14 +101,15 @@ export function parseSettings<Table extends Record<string, Setting>>(
     const parsed = table[name]?.schema.safeParse(value);
     if (parsed?.success) return [name, parsed.data];
     const reason = parsed?.error.issues[0]?.message;
-    if (value === undefined) throw new StartError(`${dashed(name)} is required (or ${variable(name)})`);
+    if (value === undefined)
+      throw new StartError(`${dashed(name)} is required; set this flag or the variable ${variable(name)}`);
     throw new StartError(`${dashed(name)} ${JSON.stringify(value)}: ${reason}`);
   });
   // The cast is safe: there is one entry per row of the table, parsed by the schema of that row.
   return Object.fromEntries(entries) as Settings<Table>;
 }
 
-/** The settings that a flag, a variable or the file sets, not validated; `parseSettings` validates them. */
+/** Returns the settings that a flag, a variable or the file sets. parseSettings() validates them. */
 export function givenSettings(table: Record<string, Setting>, from: Invocation): Record<string, unknown> {
   const flags = readFlags(table, from.argv);
   const variables = Object.fromEntries(flagged(table).map((name) => [name, from.env[variable(name)]]));
@@ -121,8 +122,8 @@ export function givenSettings(table: Record<string, Setting>, from: Invocation):
 }
 
 /**
- * The text of a TOML file for `--config`. Paths in it are absolute, because the program that reads it may run
- * in another directory.
+ * Returns the text of a TOML file for `--config`. Paths in it are absolute, because the program may run in
+ * another directory.
  */
 export function settingsText(table: Record<string, Setting>, values: Record<string, unknown>): string {
   const isPath = (name: string): boolean => ['FILE', 'DIR'].includes(table[name]?.value ?? '');
@@ -134,14 +135,14 @@ export function settingsText(table: Record<string, Setting>, values: Record<stri
   return stringify(Object.fromEntries(entries));
 }
 
-/** The help text of a program: one line per setting. */
+/** Returns the help text of a program, with one line per setting. */
 export function helpText(program: string, purpose: string, table: Record<string, Setting>): string {
   const rows = flagged(table).map((name) => {
     const { value, short, help } = table[name] ?? { help: '' };
     const forms = `${short ? `-${short}, ` : ''}${dashed(name)}${value ? ` ${value}` : ''}`;
     return `  ${forms.padEnd(30)} ${help}`;
   });
-  // The example is a setting with a value where there is one, because that explains more than a switch.
+  // A setting with a value is the better example; a switch is used only if there is none.
   const others = flagged(table).filter((name) => !table[name]?.flagOnly);
   const example = others.find((name) => table[name]?.value) ?? others[0];
   const ways = `Each flag can also be set as ${variable(example ?? '')} and so on, or in a TOML file; --no-FLAG turns a switch off.`;
@@ -196,6 +197,6 @@ function readFile(
     throw new StartError(errnoOf(error) ? reasonOf(error) : `${path}: ${reasonOf(error)}`);
   }
   const unknown = Object.keys(content).find((name) => !Object.hasOwn(table, name));
-  if (unknown) throw new StartError(`${path}: unknown setting ${unknown}`);
+  if (unknown) throw new StartError(`${path}: unknown setting ${unknown}; see --help for the settings`);
   return content;
 }

@@ -1,6 +1,6 @@
-// The signals that clients may send by name, such as SIGINT, SIGTERM, SIGSTOP and SIGCONT.
+// The signals that clients of the API may send by name.
 
-/** Signals that the kernel sends for faults, such as SIGSEGV, are left out: they would look like crashes. */
+/** Signals of faults, such as SIGSEGV, are left out: a command that they end would seem to have crashed. */
 export const signals = [
   'SIGHUP',
   'SIGINT',

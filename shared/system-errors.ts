@@ -1,4 +1,4 @@
-// Turns an error of the operating system into a message: the path or address, the fault, and the next step.
+// Turns an error of the operating system into a message: path or address, what is wrong, and the next step.
 import { errnoOf } from './errors.ts';
 
 type Fault = readonly [wrong: string, next: string];
@@ -16,7 +16,7 @@ const ofPaths: Readonly<Record<string, Fault>> = {
   EROFS: ['is on a file system that is read-only', 'choose another path, or mount it writable'],
   ENOENT: ['does not exist', 'check the path'],
   ENOTDIR: ['has a parent that is not a directory', 'check the path'],
-  EISDIR: ['is a directory', 'name a file'],
+  EISDIR: ['is a directory', 'use the path of a file'],
   EEXIST: ['already exists', 'choose another name, or remove it first'],
   ENOTEMPTY: ['is not empty', 'choose another name, or empty it first'],
   ENOSPC: ['the disk is full', 'delete files (df -h shows the free space)'],
@@ -45,8 +45,8 @@ const ofAddresses: Readonly<Record<string, Fault>> = {
 };
 
 /**
- * The message of any error. An error of the system names the path or address, and the next step. `of`: the
- * address that the program tried to use.
+ * Returns the message of any error. That of a system error has the path or address, and the next step. `of`:
+ * the address that the program tried to use.
  */
 export function reasonOf(error: unknown, of?: string): string {
   if (!(error instanceof Error)) return String(error);
@@ -60,7 +60,7 @@ export function reasonOf(error: unknown, of?: string): string {
   return `${where}${wrong} (${errno}); ${next}`;
 }
 
-/** The same error with `path` added: errors from reads and writes of an open file name no path. */
+/** Returns the same error with `path` added, because errors of reads and writes of an open file have none. */
 export function atPath(error: unknown, path: string): unknown {
   return error instanceof Error && errnoOf(error) ? Object.assign(error, { path }) : error;
 }

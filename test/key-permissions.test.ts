@@ -211,7 +211,7 @@ test('a key that expires makes none that lasts beyond the year 9999, though that
     ['keys.update', { key_id: short.id }, { expires_at: '0000-01-01T00:00:00+00:01' }],
   ];
   for (const [action, params, body] of requests) {
-    expect(() => ask(short, action, params, body)).toThrow(/expires_at: must be an ISO 8601 timestamp/);
+    expect(() => ask(short, action, params, body)).toThrow(/expires_at: must be an ISO 8601 time/);
   }
 });
 

@@ -21,7 +21,7 @@ describe('in a directory that another user owns, root', () => {
 
   test.each(['FIFO', 'link', 'device'] as const)('refuses a file that is a %s', async (what) => {
     const directory = directoryWith('identity.json', what);
-    const refused = { exitCode: 78, message: expect.stringContaining('is not a regular file: remove it') };
+    const refused = { exitCode: 78, message: expect.stringContaining('is not a regular file; remove it') };
     await expect(readRegularFile(join(directory, 'identity.json'))).rejects.toMatchObject(refused);
     await expect(machineIn(directory)).rejects.toMatchObject(refused);
     const doctor = ['broker/cli/main.ts', 'doctor', '--agent-data-dir', directory];

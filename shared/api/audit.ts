@@ -11,17 +11,17 @@ const entry = named('AuditEntry', {
   key_name: z.string().describe('Name of that key at the time'),
   action: z.string().meta({
     description:
-      'Operation id; `sessions.input` and `sessions.leave` of a terminal client; `refusals`: number of refusals left out',
+      'Operation id of the call. Also `sessions.input` and `sessions.leave` (of terminal clients), and `refusals` (count of refusals not listed)',
     examples: ['sessions.attach'],
   }),
   machine_id: z.string().nullable().describe('Id of the machine, if the call was about one'),
-  what: details.describe('Objects of the call, such as ids and paths; long values are cut'),
+  what: details.describe('What the call was about, such as ids and paths; long values are cut'),
   request_id: z.string().describe('Id of the request'),
-  address: z.string().describe('Client address; empty over the broker’s own socket file'),
+  address: z.string().describe('IP address of the client; empty for a client of the broker’s socket file'),
   result: z.string().describe('`ok`, or the error code'),
 });
 
-/** An audit entry before the audit log adds its id and time. */
+/** An audit entry without its id and time, which the audit log adds. */
 export type Deed = Omit<z.output<typeof entry>, 'id' | 'at'>;
 
 export const audit = {

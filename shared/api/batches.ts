@@ -6,32 +6,34 @@ import { single } from './define-route.ts';
 import { batchId, machineId, named, tagList, timestamp } from './route.ts';
 
 export const mostMachines = 10_000;
-/** Most characters of args, env and stdin as JSON; limited because each machine gets a copy. */
+/** Most characters of args, env and stdin together, as JSON. Limited because each machine gets a copy. */
 const mostInput = 64 * 1024;
 
 const limit = z.int().max(mostMachines);
 const counts = z.object({
-  queued: z.number().describe('Machines whose command waits'),
+  queued: z.number().describe('Machines whose command has not started yet'),
   running: z.number().describe('Machines whose command runs'),
   completed: z.number().describe('Machines whose command ended with exit code 0'),
   failed: z.number().describe('Machines whose command failed or could not start'),
   timeout: z.number().describe('Machines whose command was killed at its timeout'),
   cancelled: z.number().describe('Machines whose command was cancelled'),
   expired: z.number().describe('Machines whose command never ran'),
-  lost: z.number().describe('Machines whose outcome is unknown'),
+  lost: z.number().describe('Machines whose command has an unknown outcome'),
 });
 
 const status = z.enum(['running', 'completed', 'failed', 'cancelled']);
 const batch = named('Batch', {
   id: batchId,
-  status: status.describe('`completed`: on every machine; `failed`: not on all of them'),
+  status: status.describe(
+    '`completed`: the command succeeded on every machine; `failed`: not on all of them',
+  ),
   ...command.pick({ command: true, args: true, cwd: true, user: true }).shape,
-  concurrency: z.number().nullable().describe('Machines at once; null: all'),
-  max_failures: z.number().nullable().describe('Failures after which no further machine starts'),
-  total: z.number().describe('Number of machines'),
-  counts: counts.describe('Machines by status of their command'),
+  concurrency: z.number().nullable().describe('Most machines that run the command at once; null: all'),
+  max_failures: z.number().nullable().describe('Number of failures after which no further machine starts'),
+  total: z.number().describe('Number of machines of the batch'),
+  counts: counts.describe('Number of machines by status of their command'),
   created_at: timestamp.describe('Time of creation'),
-  finished_at: timestamp.nullable().describe('Time when the last machine ended'),
+  finished_at: timestamp.nullable().describe('Time when the command ended on the last machine'),
   requested_by: requestedBy,
 });
 
@@ -44,15 +46,22 @@ const withResults = batch.extend({ results }).meta({ id: 'BatchWithResults' });
 export const batches = {
   create: single('POST', '/commands/batch', 'commands:execute', {
     summary: 'Run a command on many machines and wait for it',
-    description: 'Takes `machine_ids` or `tags`. An offline machine fails, unless `queue_for` is set.',
+    description:
+      'Takes either `machine_ids` or `tags`. On an offline machine the command fails unless `queue_for` is set.',
     body: z
       .strictObject({
         machine_ids: z.array(machineId).min(1).max(mostMachines).optional().describe('Ids of the machines'),
         // At least one tag is required: an empty list would select every machine.
-        tags: tagList(1).optional().describe('Every machine that has all of these tags'),
+        tags: tagList(1).optional().describe('Select every machine that has all of these tags'),
         ...spec,
-        concurrency: limit.min(1).optional().describe('Machines at once; default: all'),
-        max_failures: limit.min(0).optional().describe('Failures after which no further machine starts'),
+        concurrency: limit
+          .min(1)
+          .optional()
+          .describe('Most machines that run the command at once; default: all'),
+        max_failures: limit
+          .min(0)
+          .optional()
+          .describe('Number of failures after which no further machine starts'),
         wait,
       })
       .refine(
@@ -61,7 +70,7 @@ export const batches = {
       )
       .refine(
         ({ args = [], env = {}, stdin = '' }) => JSON.stringify([args, env, stdin]).length <= mostInput,
-        'args, env and stdin of a batch must not exceed 64 KiB together: upload a file first, and let the command read it',
+        'args, env and stdin of a batch must not exceed 64 KiB together; upload a file first, and let the command read that',
       ),
     example: { tags: ['web'], command: 'uptime', concurrency: 10, max_failures: 2 },
     reply: withResults,
@@ -81,7 +90,8 @@ export const batches = {
   }),
   cancel: single('DELETE', '/batches/{batch_id}', 'commands:execute', {
     summary: 'Cancel a batch',
-    description: 'Commands that wait never run; commands that run are killed with their process tree.',
+    description:
+      'Commands that have not started never run. Running commands are killed with all their processes.',
     reply: withResults,
   }),
 };

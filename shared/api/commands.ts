@@ -25,19 +25,23 @@ export const requestedBy = z.string().nullable().describe('Id of the API key tha
 export const command = named('Command', {
   id: commandId,
   machine_id: machineId,
-  command: z.string().describe('Command line, or with `args` the program'),
+  command: z.string().describe('Shell command line; with `args` the program'),
   args: z.array(z.string()).nullable().describe('Arguments; null: `command` is a shell line'),
   cwd: z.string().nullable().describe('Working directory; null: the home of the user'),
-  user: z.string().nullable().describe('User it runs as; null: the agent’s user'),
-  status: z.enum(commandStatuses).describe('`expired`: never ran; `lost`: outcome unknown'),
-  exit_code: z.number().nullable().describe('Exit code; 128 + n when killed by signal n'),
-  signal: z.string().nullable().describe('Signal that killed it'),
-  stdout: z.string().describe('The last 1 MiB (4 KiB in lists), U+FFFD for bytes that are not UTF-8'),
+  user: z.string().nullable().describe('User that the command runs as; null: the agent’s user'),
+  status: z
+    .enum(commandStatuses)
+    .describe('`expired`: the command never ran; `lost`: its outcome is unknown'),
+  exit_code: z.number().nullable().describe('Exit code; 128 + n if killed by signal n; null before the end'),
+  signal: z.string().nullable().describe('Name of the signal that killed it'),
+  stdout: z
+    .string()
+    .describe('Last 1 MiB of output (4 KiB in lists), with U+FFFD for bytes that are not UTF-8'),
   stderr: z.string().describe('Like `stdout`'),
-  stdout_bytes: z.number().describe('Bytes written in all'),
-  stderr_bytes: z.number().describe('Bytes written in all'),
-  stdout_truncated: z.boolean().describe('`stdout` is not everything that was written'),
-  stderr_truncated: z.boolean().describe('`stderr` is not everything that was written'),
+  stdout_bytes: z.number().describe('Number of bytes written in all'),
+  stderr_bytes: z.number().describe('Number of bytes written in all'),
+  stdout_truncated: z.boolean().describe('True if `stdout` is not everything that was written'),
+  stderr_truncated: z.boolean().describe('True if `stderr` is not everything that was written'),
   stdout_start: z.number().describe('Offset of the first byte that is still stored'),
   stderr_start: z.number().describe('Offset of the first byte that is still stored'),
   duration: z.number().nullable().describe('Milliseconds from start to end'),
@@ -45,7 +49,7 @@ export const command = named('Command', {
   started_at: timestamp.nullable().describe('Time of the start'),
   finished_at: timestamp.nullable().describe('Time of the end'),
   reason: z.string().nullable().describe('Why it did not run, or why its outcome is unknown'),
-  queued_until: timestamp.nullable().describe('Time until which it waits for its machine'),
+  queued_until: timestamp.nullable().describe('Time until which the command waits for its machine'),
   schedule_id: z.string().nullable().describe('Id of the schedule that started it'),
   batch_id: z.string().nullable().describe('Id of the batch it belongs to'),
   requested_by: requestedBy,
@@ -61,14 +65,17 @@ export const environment = z
   .refine((env) => Object.keys(env).length <= mostVariables, `at most ${mostVariables} variables`)
   .describe('Environment variables besides those of the agent’s user');
 
-export const untilKilled = 'Milliseconds until the whole process tree is killed; default: none';
-/** Fields of a request to run a command, or to create a schedule. */
+export const untilKilled =
+  'Milliseconds after which the command is killed with all its processes; default: no limit';
+/** Fields of requests that run a command or create a schedule. */
 export const timeout = milliseconds(1, 31 * day).describe(untilKilled);
 export const cwd = text(4096).min(1).describe('Working directory; default: the home of the user');
 export const user = label(1, 64).describe('User to run as; default: the agent’s user');
 
 export const spec = {
-  command: text(131_072).min(1).describe('Line for `/bin/sh -c`; with `args` the program to run instead'),
+  command: text(131_072)
+    .min(1)
+    .describe('Command line for `/bin/sh -c`; with `args` the program to run without a shell'),
   args: z.array(text(131_072)).max(4096).optional().describe('Arguments of the program'),
   cwd: cwd.optional(),
   env: environment.optional(),
@@ -77,36 +84,36 @@ export const spec = {
   timeout: timeout.optional(),
   queue_for: milliseconds(1, 31 * day)
     .optional()
-    .describe('Milliseconds to wait for an offline or busy machine'),
+    .describe('Milliseconds that the command may wait for an offline or busy machine; default: not at all'),
 };
 
-/** Schema of the time that a request waits for the end of its command. */
+/** Schema of the time in milliseconds that a request waits for the end of its command. */
 export const wait = milliseconds(0, 50_000)
   .default(30_000)
-  .describe('Milliseconds to wait for the end; 0 answers at once, with the record as it is then');
+  .describe('Milliseconds that the request waits for the end of the command; 0: answer at once');
 
 const creation = {
   machine_id: machineId,
   ...spec,
-  input: z.boolean().optional().describe('Keep standard input open for `POST …/input`'),
+  input: z.boolean().optional().describe('Leave standard input open for `POST …/input`'),
 };
 
 const paging = { sort: ['created_at', 'started_at', 'status'], reply: command } as const;
 
 const streams = ['stdout', 'stderr'] as const;
 
-/** Schema of events in a command's stream: `output`, `gap` (bytes that are no longer stored) and `exit`. */
+/** Schemas of a command's events: `output`, `gap` (bytes that are no longer stored) and `exit`. */
 const streamEvent = z.union([
   z.object({
     stream: z.enum(streams).describe('Output it is from'),
     offset: z.number().describe('Offset of the first byte of `data`'),
-    data: z.string().describe('The output'),
+    data: z.string().describe('The bytes of the output, in `encoding`'),
     encoding: z.enum(['utf-8', 'base64']).describe('Encoding of `data`'),
   }),
   z.object({
     stream: z.enum(streams).describe('Output it is from'),
-    from: z.number().describe('Offset of the first byte that is gone'),
-    to: z.number().describe('Offset of the next byte that is stored'),
+    from: z.number().describe('Offset of the first byte that is no longer stored'),
+    to: z.number().describe('Offset of the next byte that is still stored'),
   }),
   command.pick({
     status: true,
@@ -125,7 +132,7 @@ export const commands = {
   create: single('POST', '/commands', 'commands:execute', {
     summary: 'Run a command on a machine and wait for it',
     description:
-      'Answers when the command ends, or after `wait` with the record as it is then: read `status`. The command goes on either way.',
+      'Answers when the command ends, or after `wait` milliseconds at the latest: then `status` is not final, and the command goes on.',
     example: { machine_id: 'mach_4fJ2kQ9ZtR7wXc0BvN1mLp', command: 'df -h /', timeout: 60_000 },
     errors: machineErrors,
     body: z.strictObject({ ...creation, wait }),
@@ -159,24 +166,29 @@ export const commands = {
   cancel: single('DELETE', '/commands/{command_id}', 'commands:execute', {
     summary: 'Cancel a command',
     description:
-      'Sends TERM to its whole process tree, and KILL after 10 s. A cancel of a command on an offline machine is stored and sent when the machine is back.',
+      'Sends SIGTERM to all processes of the command, and SIGKILL after 10 s. If the machine is offline, they are sent when it is back.',
     reply: command,
   }),
   output: outgoing('bytes', '/commands/{command_id}/output', 'commands:read', {
     summary: 'Read the output of a command as bytes',
-    description: 'The header `X-Output-Offset` is the offset of the first byte. The last 64 MiB are stored.',
+    description:
+      'The header `X-Output-Offset` is the offset of the first byte in the answer. The last 64 MiB of output are stored.',
     types: ['application/octet-stream'],
     replyHeaders: ['X-Output-Offset'],
     errors: ['range_not_satisfiable'],
     query: {
       stream: z.enum(streams).default('stdout').describe('Output to read'),
-      offset: queryNumber(0).optional().describe('Offset of the first byte; default: the first stored byte'),
-      follow: queryBoolean.optional().describe('Go on with output as it is written'),
+      offset: queryNumber(0)
+        .optional()
+        .describe('Offset of the first byte to read; default: the first stored byte'),
+      follow: queryBoolean
+        .optional()
+        .describe('Do not end at the present output; send further output as it is written'),
     },
   }),
   stream: outgoing('events', '/commands/{command_id}/stream', 'commands:read', {
-    summary: 'Follow a command: both outputs and its end as events',
-    description: 'Events: `output`, `gap` (output that is no longer stored) and last `exit`.',
+    summary: 'Follow stdout, stderr and the end of a command as events',
+    description: 'Events: `output`, `gap` (output that is no longer stored), and `exit` as the last one.',
     headers: {
       last_event_id: eventId.optional().describe('Id of the last event received, to resume after it'),
     },
@@ -185,16 +197,20 @@ export const commands = {
   }),
   input: single('POST', '/commands/{command_id}/input', 'commands:execute', {
     summary: 'Write to the standard input of a running command',
-    description: 'The command must have been started with `input`.',
+    description: 'The command must have been started with `"input": true`.',
     example: { data: 'yes\n', end: true },
     errors: [...machineErrors, 'conflict'],
     body: z.strictObject({
-      data: z.string().default('').describe('Input'),
+      data: z.string().default('').describe('Bytes of input, in `encoding`'),
       encoding: z.enum(['utf-8', 'base64']).default('utf-8').describe('Encoding of `data`'),
-      offset: z.int().min(0).optional().describe('Offset of `data` in all input: makes a repeat harmless'),
+      offset: z
+        .int()
+        .min(0)
+        .optional()
+        .describe('Offset of `data` in the whole input; bytes received before are skipped'),
       end: z.boolean().default(false).describe('Close the input after `data`'),
     }),
-    reply: z.object({ taken: z.number().describe('Bytes of input accepted in all') }),
+    reply: z.object({ taken: z.number().describe('Number of bytes of input accepted in all') }),
   }),
   signal: single('POST', '/commands/{command_id}/signal', 'commands:execute', {
     summary: 'Send a signal to the process group of a running command',

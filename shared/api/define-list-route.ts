@@ -1,4 +1,4 @@
-// Defines list routes, with paging, sorting, time filters, and filters derived from the fields of the items.
+// Defines routes of lists, with paging, sorting, time filters, and filters by the fields of the items.
 import * as z from 'zod';
 import { build, type Definition, type NoShape, type Nothing, type PathParams } from './define-route.ts';
 import { type Access, idSchemas, instant, label, queryBoolean, queryNumber, type Route } from './route.ts';
@@ -13,9 +13,9 @@ type ListQuery<
 > = Omit<Filters<F['shape']>, keyof PathParams<P> | keyof Q> & Times & Q & Paging<SortBy<Sort>>;
 
 /**
- * Defines a route that answers a page of objects. Its query has limit, offset, sort, since, until and
- * filters. Each item field that is an id, a name, an enum or a boolean gets a filter. `fields`: the schema to
- * filter by, if it is not the schema of the items.
+ * Defines a route that answers a page of objects. Its query has limit, offset, sort, since, until, and a
+ * filter for each field that is an id, a name, an enum or a boolean. `fields`: the schema of the fields to
+ * filter by; by default that of the items.
  */
 export function list<
   const P extends string,
@@ -47,12 +47,12 @@ function paging<S extends z.ZodType>(sort: S) {
   return {
     limit: queryNumber(1, 100).default(20).describe('Largest number of items in the answer'),
     offset: queryNumber(0).default(0).describe('Number of items to skip'),
-    sort: sort.describe('Field to sort by; with a minus in front descending'),
+    sort: sort.describe('Field to sort by; a minus in front sorts in descending order'),
   };
 }
 type Paging<S> = ReturnType<typeof paging<z.ZodType<S>>>;
 
-/** The filters `since` and `until`, which compare the field that the list is sorted by without `sort`. */
+/** The filters `since` and `until`, which compare the field by which the list is sorted by default. */
 function times(field: string) {
   return {
     since: instant.optional().describe(`Only items whose ${field} is this time or later`),

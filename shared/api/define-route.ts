@@ -1,4 +1,4 @@
-// Functions that define the routes of the API, one per kind of answer.
+// Functions that define REST routes, one for each kind of answer.
 import * as z from 'zod';
 import { type Accepts, type Access, type IdNoun, idSchemas, type Kind, type Route } from './route.ts';
 
@@ -27,7 +27,7 @@ function paramsOf<Path extends string>(path: Path): PathParams<Path> {
   return Object.fromEntries(shape) as PathParams<Path>;
 }
 
-/** Definition of a route, without its method, path and access. */
+/** The parts of a route besides its method, path and access. */
 export type Definition<
   Q extends z.ZodRawShape,
   H extends z.ZodRawShape,
@@ -105,7 +105,7 @@ type RawDefinition = Pick<Route, 'summary' | 'description' | 'errors'> & {
 };
 
 /**
- * Defines a GET route that becomes a WebSocket; a ticket in its query authorizes it, as browsers send no key.
+ * Defines a GET route that becomes a WebSocket. A ticket in its query authorizes it: browsers send no key.
  */
 export function socket<const P extends string, Q extends z.ZodRawShape & { ticket: z.ZodType }>(
   path: P,
@@ -114,7 +114,7 @@ export function socket<const P extends string, Q extends z.ZodRawShape & { ticke
   return build('socket', 'GET', path, 'everybody', { ...definition, reply: nothing, status: 101 });
 }
 
-/** Makes a route of any kind, with defaults for the omitted parts of its definition. */
+/** Makes a route of any kind, with defaults for parts that its definition omits. */
 export function build<
   K extends Kind,
   P extends string,

@@ -37,7 +37,7 @@ export const scopeOfType: ReadonlyMap<string, Scope> = new Map(
   families.flatMap((name) => groups[name].types.map((type) => [type, groups[name].scope] as const)),
 );
 
-/** Whether a list of types and families (`machine.*`, `*`) includes a type. */
+/** True if a list of types and families (`machine.*`, `*`) includes a type. */
 export function names(events: readonly string[], type: string): boolean {
   return events.includes('*') || events.includes(type) || events.includes(`${type.split('.')[0]}.*`);
 }
@@ -70,15 +70,15 @@ const ofMachine = z.object({
 const ofSession = ofMachine.extend({
   session_id: z.string().describe('Id of the session'),
   status: z.string().describe('Status of the session'),
-  client_id: z.string().optional().describe('Id of the client, in client events'),
-  mode: z.enum(['operator', 'observer']).optional().describe('Mode of the client, in client events'),
+  client_id: z.string().optional().describe('Id of the client; only in client events'),
+  mode: z.enum(['operator', 'observer']).optional().describe('Mode of the client; only in client events'),
 });
 const ofRun = ofMachine.extend({
-  command_id: z.string().nullable().describe('Id of the command; null if it never started'),
+  command_id: z.string().nullable().describe('Id of the command; null if none was created'),
   schedule_id: z.string().nullable().describe('Id of the schedule that started it'),
   status: z.string().describe('Status of the command or run'),
-  exit_code: z.number().nullable().describe('Exit code, once it has ended'),
-  duration: z.number().nullable().describe('Milliseconds, once it has ended'),
+  exit_code: z.number().nullable().describe('Exit code; null before the end'),
+  duration: z.number().nullable().describe('Milliseconds from start to end; null before the end'),
 });
 /** Schemas of the data of events that a webhook can name, by family. */
 const dataOfFamily = {
@@ -89,7 +89,9 @@ const dataOfFamily = {
     agent_version: z.string().optional().describe('Version of its agent'),
   }),
   session: ofSession,
-  command: ofRun.extend({ command: z.string().describe('Command line; of a batch its beginning') }),
+  command: ofRun.extend({
+    command: z.string().describe('Command line; only its beginning if the command is part of a batch'),
+  }),
   schedule: ofRun.extend({
     name: z.string().describe('Name of the schedule'),
     run_id: z.string().describe('Id of the schedule run'),
@@ -98,7 +100,7 @@ const dataOfFamily = {
     path: z.string().describe('Path on the machine'),
     path_encoding: z.literal('base64').optional().describe('Set if the path is not UTF-8'),
     size: z.number().optional().describe('Bytes'),
-    recursive: z.boolean().optional().describe('Whether a directory was deleted with its content'),
+    recursive: z.boolean().optional().describe('True if a directory was deleted with its content'),
   }),
 };
 const isFamily = (name: string): name is keyof typeof dataOfFamily => Object.hasOwn(dataOfFamily, name);
@@ -106,7 +108,7 @@ const isFamily = (name: string): name is keyof typeof dataOfFamily => Object.has
 /** Schema of the body of a webhook delivery for an event type, or for `test`. */
 export function deliveryBody(type: string): z.ZodObject {
   const family = type.replace(/\..*/, '');
-  const test = z.object({ message: z.string().describe('A text') });
+  const test = z.object({ message: z.string().describe('Text of the test event') });
   const data = isFamily(family) ? dataOfFamily[family] : test;
   return z.object({ ...envelope, type: z.literal(type).describe('Event type'), data: data.describe('Data') });
 }
@@ -133,7 +135,7 @@ const types = z
     if (found) return found;
     context.addIssue({
       code: 'custom',
-      message: 'must be types of events, such as command.completed,session.*',
+      message: 'must be event types, separated by commas, such as command.completed,session.*',
     });
     return z.NEVER;
   })
@@ -142,20 +144,26 @@ const types = z
 export const events = {
   list: list('/events', 'machines:read', {
     summary: 'List events in the order they were recorded',
-    description: 'Each family of events needs its read scope, such as `commands:read`; others are left out.',
+    description:
+      'Lists only events that the key may read: `command.*` events need `commands:read`, and so on.',
     query: { machine_id: machineId.optional().describe('Only events of this machine') },
     sort: ['created_at'],
     reply: event,
   }),
   stream: outgoing('events', '/events/stream', 'machines:read', {
     summary: 'Follow events as they happen',
-    description: 'Scopes are those of the list. Events are stored for 72 hours.',
+    description: 'Sends only events that the key may read, as the list does. Events are stored for 72 hours.',
     query: {
       types: types.optional().describe('Only these types and families (`session.*`), comma-separated'),
       machine_id: machineId.optional().describe('Only events of this machine'),
     },
     headers: {
-      last_event_id: z.string().min(1).max(200).optional().describe('Id of the last event received'),
+      last_event_id: z
+        .string()
+        .min(1)
+        .max(200)
+        .optional()
+        .describe('Id of the last event received, to resume after it'),
     },
     replyHeaders: ['X-Last-Event-Id'],
     reply: event,

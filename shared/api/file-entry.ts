@@ -1,4 +1,4 @@
-// Schemas of paths, entries and errors that several file routes share (spec 2.4).
+// Schemas of paths and file entries, and error codes, that several file routes share (spec 2.4).
 import * as z from 'zod';
 import { machineErrors, named, path, timestamp } from './route.ts';
 
@@ -14,8 +14,11 @@ export const readErrors = [
 export const writeErrors = [...readErrors, 'already_exists', 'file_busy', 'no_space'] as const;
 
 export const sha256 = z.string().describe('SHA-256 of the bytes, hexadecimal');
-export const pathEncoding = z.literal('base64').optional().describe('Set if the path is sent as base64');
-/** Schemas of a path: in an answer (absolutePath), in a request, and in a request that may omit it. */
+export const pathEncoding = z
+  .literal('base64')
+  .optional()
+  .describe('`base64` if the path is sent in base64, for names that are not UTF-8');
+/** Fields of a path: in an answer (absolutePath), in a request, and in a request that may omit the path. */
 export const absolutePath = { path: z.string().describe('Absolute path'), path_encoding: pathEncoding };
 export const requestedPath = { path, path_encoding: pathEncoding };
 export const optionalPath = {
@@ -28,16 +31,21 @@ const special = z.enum(['fifo', 'socket', 'block', 'char']);
 export const entry = named('FileEntry', {
   name: z.string().describe('Base name'),
   path: z.string().describe('Absolute path'),
-  type: z.enum(['file', 'directory']).describe('Type; of a symlink the type of its target'),
+  type: z.enum(['file', 'directory']).describe('Type of the file; for a symlink the type of its target'),
   size: z.number().optional().describe('Bytes; absent for directories'),
   mode: z.string().meta({ description: 'Permission bits, octal', examples: ['0644'] }),
   setuid: z.boolean().optional().describe('The setuid bit'),
   setgid: z.boolean().optional().describe('The setgid bit'),
   sticky: z.boolean().optional().describe('The sticky bit'),
-  owner: z.string().describe('Name of the owner, or the number if it has no name'),
-  group: z.string().describe('Name of the group, or the number if it has no name'),
+  owner: z.string().describe('Name of the owner, or the user id if that has no name'),
+  group: z.string().describe('Name of the group, or the group id if that has no name'),
   modified_at: timestamp.describe('Time of the last change of its content'),
   link_target: z.string().optional().describe('Target, if it is a symlink'),
-  special: special.optional().describe('Kind, if it is neither file nor directory; `type` is `file` then'),
-  name_encoding: z.literal('base64').optional().describe('Set if the names are not UTF-8 but base64'),
+  special: special
+    .optional()
+    .describe('Kind of a file that is neither regular nor a directory; its `type` is `file`'),
+  name_encoding: z
+    .literal('base64')
+    .optional()
+    .describe('`base64` if `name` and `path` are in base64, because they are not UTF-8'),
 });

@@ -16,17 +16,20 @@ import { group, instant, machineId, mode, named, path, queryBoolean, queryNumber
 const encoding = z.enum(['utf-8', 'base64']);
 
 /**
- * Prefix of routes with the machine in the path; the spec's unprefixed routes name it in the query or body.
+ * Prefix of routes with the machine in the path. The spec also has routes with the machine in query or body.
  */
 const prefixed = '/machines/{machine_id}/files' as const;
 const anywhere = {
-  machine_id: machineId.optional().describe('Id of the machine; optional with a single one'),
+  machine_id: machineId
+    .optional()
+    .describe('Id of the machine; may be omitted while only one machine is registered'),
 };
 const implied = { impliesMachine: true } as const;
 
 const listing = {
   summary: 'List a directory',
-  description: 'Directories first, then by name. Without `limit` all entries, streamed.',
+  description:
+    'Directories come first; both parts are sorted by name. Without `limit` the answer has all entries, sent while they are read.',
   errors: readErrors,
   grows: 'files',
   reply: named('Listing', { ...absolutePath, files: z.array(entry).describe('Entries') }),
@@ -40,13 +43,14 @@ const listed = {
 
 const reading = {
   summary: 'Read a file',
-  description: 'The content is text, or base64 if it is not UTF-8. At most 10 MiB: download larger files.',
+  description:
+    'The content is text, or base64 if it is not UTF-8. The limit is 10 MiB; download larger files instead.',
   errors: [...readErrors, 'file_too_large'],
   replyHeaders: ['ETag'],
   reply: named('FileContent', {
     ...absolutePath,
     content: z.string().describe('Content'),
-    size: z.number().describe('Bytes of the whole file'),
+    size: z.number().describe('Number of bytes of the whole file'),
     encoding: encoding.describe('Encoding of `content`'),
   }),
   waits: true,
@@ -54,19 +58,24 @@ const reading = {
 const anyNumber = queryNumber(Number.MIN_SAFE_INTEGER);
 const readPart = {
   ...requestedPath,
-  encoding: encoding.optional().describe('`base64` also for text; default: by content'),
-  offset: anyNumber.optional().describe('Offset of the first byte; negative from the end; default: 0'),
-  length: queryNumber(0).optional().describe('Number of bytes; default: to the end'),
+  encoding: encoding
+    .optional()
+    .describe('`base64`: answer in base64 even if the content is UTF-8; default: by content'),
+  offset: anyNumber
+    .optional()
+    .describe('Offset of the first byte; a negative one counts from the end; default: 0'),
+  length: queryNumber(0).optional().describe('Number of bytes to read; default: to the end'),
 };
 
-const size = z.number().describe('Bytes');
-const created = z.boolean().describe('Whether the file is new');
-const newMode = 'Permission bits as 3 or 4 octal digits; default: as before, of a new file 0644';
+const size = z.number().describe('Number of bytes');
+const created = z.boolean().describe('True if the file did not exist before');
+const newMode = 'Permission bits as 3 or 4 octal digits; default: unchanged, or 0644 for a new file';
 const condition = (text: string) => z.string().max(1000).optional().describe(text);
-const ifMatch = { if_match: condition('ETag the file must have, or precondition_failed') };
+const ifMatch = { if_match: condition('ETag that the file must have; else precondition_failed') };
 const writing = {
   summary: 'Write a file',
-  description: 'Atomic. A replaced file keeps its owner and, without `mode`, its mode. Follows symlinks.',
+  description:
+    'Replaces the content atomically. Owner stays, and mode too unless `mode` is set. Follows symlinks.',
   errors: [...writeErrors, 'file_too_large', 'precondition_failed'],
   replyHeaders: ['ETag'],
   headers: ifMatch,
@@ -82,12 +91,12 @@ const content = {
   create_parents: z.boolean().default(false).describe('Create missing directories'),
 };
 
-/** Adds the check that `content` is valid in its `encoding`. */
+/** Returns the schema with a check that `content` is valid in its `encoding`. */
 function withEncoding<T extends z.ZodType<{ content: string; encoding: 'utf-8' | 'base64' }>>(body: T) {
   return body
     .refine((given) => given.encoding === 'base64' || given.content.isWellFormed(), {
       path: ['content'],
-      message: 'must be well-formed Unicode; send other bytes as base64',
+      message: 'must be well-formed Unicode; send other bytes with encoding base64',
     })
     .refine((given) => given.encoding !== 'base64' || z.base64().safeParse(given.content).success, {
       path: ['content'],
@@ -97,7 +106,8 @@ function withEncoding<T extends z.ZodType<{ content: string; encoding: 'utf-8' |
 
 const removing = {
   summary: 'Delete a file or directory',
-  description: 'A symlink is deleted, never its target. `/` and the home directory are refused.',
+  description:
+    'Deletes a symlink itself, never its target. Refuses `/` and the home directory of the agent’s user.',
   errors: [...writeErrors, 'directory_not_empty'],
   reply: named('FileDeleted', { ...absolutePath, deleted: z.literal(true).describe('Always true') }),
   waits: true,
@@ -116,15 +126,15 @@ const fromTo = {
   overwrite: z.boolean().default(false).describe('Replace an existing file; otherwise already_exists'),
 };
 const match = z.object({
-  entry: entry.describe('A match'),
-  line: z.number().optional().describe('Line number, of a content match'),
-  text: z.string().optional().describe('The line'),
+  entry: entry.describe('The file that matches'),
+  line: z.number().optional().describe('Number of the line that contains the text, from 1'),
+  text: z.string().optional().describe('The line that contains the text'),
 });
 const end = group('The last line', {
   matches: z.number().describe('Number of matches'),
-  truncated: z.boolean().describe('Whether the limit was reached'),
-  visited: z.number().describe('Entries examined'),
-  unreadable: z.number().describe('Entries that could not be read'),
+  truncated: z.boolean().describe('True if there are more matches than `limit`'),
+  visited: z.number().describe('Number of entries examined'),
+  unreadable: z.number().describe('Number of entries that could not be read'),
 });
 const createParents = queryBoolean.default(false).describe('Create missing directories');
 const replacing = queryBoolean.default(true).describe('Replace an existing file; otherwise already_exists');
@@ -165,7 +175,7 @@ export const files = {
     summary: 'Get one file or directory',
     query: {
       ...requestedPath,
-      checksum: z.literal('sha256').optional().describe('Add the SHA-256 of the bytes'),
+      checksum: z.literal('sha256').optional().describe('Add the SHA-256 of the content to the answer'),
     },
     reply: entry.extend({ sha256: sha256.optional() }).meta({ id: 'FileStat' }),
     errors: readErrors,
@@ -191,7 +201,7 @@ export const files = {
     body: z.strictObject({
       ...requestedPath,
       mode: mode.optional().describe('Permission bits as 3 or 4 octal digits; default: 0755'),
-      parents: z.boolean().default(false).describe('Create missing parents'),
+      parents: z.boolean().default(false).describe('Create missing parent directories'),
     }),
     example: { path: '/srv/app/releases/1', parents: true },
     errors: writeErrors,
@@ -224,10 +234,12 @@ export const files = {
   }),
   copy: single('POST', `${prefixed}/copy`, 'files:write', {
     summary: 'Copy a file or directory',
-    description: 'A copy to another machine streams through the broker, with a checksum at the end.',
+    description: 'A copy to another machine is streamed through the broker and checked by its SHA-256.',
     body: z.strictObject({
       ...fromTo,
-      destination_machine_id: machineId.optional().describe('Machine to copy to; default: the same'),
+      destination_machine_id: machineId
+        .optional()
+        .describe('Id of the machine to copy to; default: the same machine'),
     }),
     example: { source: '/srv/app/motd', destination: '/srv/app/motd.copy', overwrite: true },
     errors: [...writeErrors, 'directory_not_empty'],
@@ -245,13 +257,13 @@ export const files = {
   upload: incoming('form', 'POST', `${prefixed}/upload`, 'files:write', {
     summary: 'Upload a file as a form',
     description:
-      'With `path` in the query or before the file, the broker streams the file; else it stores it first.',
+      'Send `path` in the query or before the file: the broker then passes the file on while it arrives, instead of storing it first.',
     query: {
-      path: path.optional().describe('Path of the file, if the form has none'),
+      path: path.optional().describe('Path of the new file, if the form has no `path`'),
       path_encoding: pathEncoding,
     },
     body: z.strictObject({
-      path: path.optional().describe('Path of the file, if the query has none'),
+      path: path.optional().describe('Path of the new file, if the query has no `path`'),
       path_encoding: pathEncoding,
       mode: mode.optional().describe(newMode),
       overwrite: replacing,
@@ -277,7 +289,7 @@ export const files = {
   }),
   extract: incoming('bytes', 'POST', `${prefixed}/extract`, 'files:write', {
     summary: 'Unpack a tar or tar.gz into a directory',
-    description: 'The body is the archive. No entry may land outside the directory.',
+    description: 'The body is the archive. An entry that leads outside the directory is refused.',
     query: { ...requestedPath, overwrite: replacing, create_parents: createParents },
     errors: writeErrors,
     reply: named('ArchiveExtracted', {
@@ -292,7 +304,7 @@ export const files = {
 
   download: outgoing('bytes', `${prefixed}/download`, 'files:read', {
     summary: 'Download a file, or a directory as a tar',
-    description: 'The media type follows from the file name. Ranges and conditions work as in RFC 9110.',
+    description: 'The file name decides the media type. Range and conditional requests work as in RFC 9110.',
     types: ['application/octet-stream', 'application/x-tar', 'application/gzip', 'text/plain', '*/*'],
     replyHeaders: ['ETag'],
     errors: [...readErrors, 'range_not_satisfiable', 'precondition_failed'],
@@ -304,16 +316,19 @@ export const files = {
     },
     headers: {
       range: condition('One range of bytes, such as `bytes=0-1023`'),
-      if_range: condition('ETag or time the range is for; otherwise the whole file is sent'),
-      if_match: condition('ETag the file must have, or precondition_failed'),
-      if_none_match: condition('ETag of the copy the client has: the same file is 304'),
-      if_modified_since: condition('Time of the copy the client has: an unchanged file is 304'),
-      if_unmodified_since: condition('Time since which the file must be unchanged, or precondition_failed'),
+      if_range: condition('ETag or time of the version that `range` is for; another version is sent whole'),
+      if_match: condition('ETag that the file must have; else precondition_failed'),
+      if_none_match: condition('ETag of the copy that the client has; 304 if the file still has it'),
+      if_modified_since: condition(
+        'Time of the copy that the client has; 304 if the file is unchanged since',
+      ),
+      if_unmodified_since: condition('Time since which the file must be unchanged; else precondition_failed'),
     },
   }),
   search: outgoing('lines', `${prefixed}/search`, 'files:read', {
     summary: 'Search below a directory by name and content',
-    description: 'The last line is `end`, and reports whether the result is complete.',
+    description:
+      'Answers one JSON object per line. The last one is `end`, which says whether the result is complete.',
     errors: readErrors,
     query: {
       ...optionalPath,
@@ -322,7 +337,7 @@ export const files = {
         .min(1)
         .max(1000)
         .optional()
-        .describe('Glob pattern for the name, or with a slash for the whole path'),
+        .describe('Glob pattern for the name; with a slash, for the path below the directory'),
       content: z.string().min(1).max(1000).optional().describe('Text that a line must contain'),
       ignore_case: queryBoolean.default(false).describe('Ignore case'),
       hidden: queryBoolean.default(false).describe('Include entries whose name starts with a dot'),
@@ -333,7 +348,7 @@ export const files = {
   watch: outgoing('events', `${prefixed}/watch`, 'files:read', {
     summary: 'Watch a file or directory for changes',
     description:
-      'Events: `ready` once, then `change`. After `overflow`, which reports lost changes, list again.',
+      'Events: `ready` once, then `change`. `overflow` means that changes were lost: list the directory again.',
     errors: readErrors,
     query: {
       ...optionalPath,
@@ -341,7 +356,10 @@ export const files = {
     },
     reply: named('FileChange', {
       ...absolutePath,
-      kind: z.enum(['added', 'changed', 'removed']).optional().describe('What happened, of a change'),
+      kind: z
+        .enum(['added', 'changed', 'removed'])
+        .optional()
+        .describe('What happened; only in `change` events'),
       type: z.enum(['file', 'directory']).optional().describe('Type of the entry'),
     }),
   }),

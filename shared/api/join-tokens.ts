@@ -1,4 +1,4 @@
-// REST routes of join tokens, the secrets that new machines join with.
+// REST routes of join tokens, the secrets with which new machines join a broker.
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
@@ -6,10 +6,10 @@ import { day, deleted, joinTokenId, label, milliseconds, named, tags, timestamp 
 
 const joinToken = named('JoinToken', {
   id: joinTokenId,
-  name: z.string().nullable().describe('What it is for'),
-  uses: z.number().describe('Machines that may join with it in all'),
-  uses_left: z.number().describe('Machines that may still join with it'),
-  tags: z.array(z.string()).nullable().describe('Tags of every machine that joins with it'),
+  name: z.string().nullable().describe('Name: what the token is for'),
+  uses: z.number().describe('Number of machines that may join with the token in all'),
+  uses_left: z.number().describe('Number of machines that may still join with the token'),
+  tags: z.array(z.string()).nullable().describe('Tags of every machine that joins with the token'),
   created_at: timestamp.describe('Time of creation'),
   expires_at: timestamp.describe('Time when it expires'),
 });
@@ -19,19 +19,24 @@ const lifetime = milliseconds(1_000, 30 * day);
 export const joinTokens = {
   create: single('POST', '/join-tokens', 'admin', {
     summary: 'Create a join token',
-    description: 'The token is in this answer and in no other.',
+    description: 'Only this answer contains the token: store it now.',
     body: z.strictObject({
-      name: label(1, 100).optional().describe('What it is for; with one use, the name of the machine'),
+      name: label(1, 100)
+        .optional()
+        .describe('Name: what the token is for; with one use, the name of the machine'),
       expires_in: lifetime.default(3_600_000).describe('Milliseconds until it expires'),
-      uses: z.int().min(1).max(10_000).default(1).describe('Machines that may join with it'),
-      tags: tags.optional().describe('Tags of every machine that joins with it'),
+      uses: z.int().min(1).max(10_000).default(1).describe('Number of machines that may join with the token'),
+      tags: tags.optional().describe('Tags of every machine that joins with the token'),
     }),
     example: { name: 'web-1', expires_in: 3_600_000, tags: ['web'] },
     reply: joinToken
       .extend({
         token: z.string().describe('The token'),
-        install: z.string().nullable().describe('Shell line that installs the agent on a machine'),
-        install_missing: z.string().nullable().describe('Why there is no such line'),
+        install: z
+          .string()
+          .nullable()
+          .describe('Shell line that installs the agent on a machine; null if there is none'),
+        install_missing: z.string().nullable().describe('Why `install` is null'),
       })
       .meta({ id: 'NewJoinToken' }),
     status: 201,

@@ -22,30 +22,37 @@ const key = named('ApiKey', {
   id: keyId,
   name: z.string().describe('Name'),
   scopes: z.array(z.enum(scopes)).describe('Scopes'),
-  machine_ids: z.array(machineId).nullable().describe('Ids of machines that it may use; see `tags`'),
-  tags: z.array(z.string()).nullable().describe('Also machines with any of these tags; both null: all'),
+  machine_ids: z.array(machineId).nullable().describe('Ids of machines that the key may use; see `tags`'),
+  tags: z
+    .array(z.string())
+    .nullable()
+    .describe('The key may also use machines with any of these tags; both null: all machines'),
   created_at: timestamp.describe('Time of creation'),
   created_by: z.string().nullable().describe('Id of the key that created it, if known'),
   expires_at: timestamp.nullable().describe('Time when it expires; null: never'),
-  last_used_at: timestamp.nullable().describe('Time of its last use, exact to a minute'),
-  last_used_ip: z.string().nullable().describe('Address of its last use; empty over the socket file'),
+  last_used_at: timestamp.nullable().describe('Time of the last use of the key, exact to a minute'),
+  last_used_ip: z
+    .string()
+    .nullable()
+    .describe('IP address of the client that used it last; empty for the broker’s socket file'),
 });
 
 const newKey = key
-  .extend({ key: z.string().describe('The key itself; no other answer has it') })
+  .extend({ key: z.string().describe('The secret key; no other answer contains it') })
   .meta({ id: 'NewApiKey' });
 
 const scopeList = z.array(z.enum(scopes)).min(1).max(scopes.length).describe('Scopes; `admin` includes all');
-const machineIds = z.array(machineId).min(1).max(10_000).describe('Ids of machines that it may use');
-// At least one tag is required: a key limited to an empty list would reach no machine.
+const machineIds = z.array(machineId).min(1).max(10_000).describe('Ids of machines that the key may use');
+// At least one tag is required: a key with an empty list could use no machine.
 const grace = milliseconds(0, 7 * day);
 const limitingTags = tagList(1);
-const reach = 'It may use machines with any of these tags; without tags and machine_ids every machine';
+const reach = 'The key may use machines with any of these tags; without tags and machine_ids every machine';
 
 export const keys = {
   create: single('POST', '/api-keys', 'admin', {
     summary: 'Create an API key',
-    description: 'The key is in this answer only. It may not be stronger than the key that creates it.',
+    description:
+      'Only this answer contains the secret key. Its rights may not exceed those of the key that creates it.',
     body: z.strictObject({
       name: label(1, 100).describe('Name'),
       scopes: scopeList,
@@ -63,12 +70,15 @@ export const keys = {
   me: single('GET', '/auth/me', 'any key', { summary: 'Get the API key of this request', reply: key }),
   update: single('PATCH', '/api-keys/{key_id}', 'admin', {
     summary: 'Change an API key',
-    description: 'Neither before nor after may it be stronger than the key that changes it.',
+    description: 'Neither its old nor its new rights may exceed those of the key that changes it.',
     body: z.strictObject({
       name: label(1, 100).optional().describe('Name'),
       scopes: scopeList.optional(),
-      machine_ids: machineIds.nullable().optional().describe('Machines that it may use; null: every machine'),
-      tags: limitingTags.nullable().optional().describe(`${reach}; null removes the limit`),
+      machine_ids: machineIds
+        .nullable()
+        .optional()
+        .describe('Ids of machines that the key may use; null: every machine'),
+      tags: limitingTags.nullable().optional().describe(`${reach}; null: no limit by tags`),
       expires_at: instant.nullable().optional().describe('Time when it expires; null: never'),
     }),
     example: { name: 'deploy 2', expires_at: null },
@@ -76,10 +86,13 @@ export const keys = {
   }),
   rotate: single('POST', '/api-keys/{key_id}/rotate', 'admin', {
     summary: 'Replace the secret of an API key',
-    description: 'The new secret is in this answer and in no other. Id, rights and open streams stay.',
+    description: 'Only this answer contains the new secret. Id, rights and open streams of the key stay.',
     body: z.strictObject({
-      expires_at: instant.nullable().optional().describe('Expiry; null: never; default: unchanged'),
-      grace: grace.default(0).describe('Milliseconds that the replaced secret stays valid'),
+      expires_at: instant
+        .nullable()
+        .optional()
+        .describe('Time when the key expires; null: never; default: unchanged'),
+      grace: grace.default(0).describe('Milliseconds for which the old secret stays valid'),
     }),
     example: { grace: 60_000 },
     reply: newKey,
@@ -88,8 +101,12 @@ export const keys = {
   remove: single('DELETE', '/api-keys/{key_id}', 'admin', {
     summary: 'Revoke an API key at once',
     reply: deleted.extend({
-      schedules: z.array(scheduleId).describe('Schedules that stop until another key changes them'),
-      webhooks: z.array(webhookId).describe('Webhooks that stop until another key enables them'),
+      schedules: z
+        .array(scheduleId)
+        .describe('Ids of schedules of the key, which stop until another key changes them'),
+      webhooks: z
+        .array(webhookId)
+        .describe('Ids of webhooks of the key, which stop until another key enables them'),
     }),
   }),
 };

@@ -7,7 +7,7 @@ import { deleted, group, instant, label, machineId, named, queryNumber, tags, ti
 const machine = z.object({
   id: machineId,
   name: z.string().describe('Name; several machines may have the same'),
-  status: z.enum(['online', 'offline']).describe('Whether the agent is connected'),
+  status: z.enum(['online', 'offline']).describe('`online` while the agent is connected'),
   os: z.string().meta({ description: 'Operating system, as Node names it', examples: ['linux'] }),
   arch: z.string().meta({ description: 'CPU architecture, as Node names it', examples: ['x64'] }),
   hostname: z.string().describe('Host name of the machine'),
@@ -16,12 +16,13 @@ const machine = z.object({
   last_seen: timestamp.describe('Time of the last message from its agent'),
 });
 
-const ahead = 'Milliseconds by which its clock is ahead of the broker’s; absent before its first report';
+const ahead =
+  'Milliseconds by which the machine’s clock is ahead of the broker’s; absent before its first report';
 const clockOffset = z.number().optional().describe(ahead);
 
 const agentVersion = z.string().describe('Version of its agent');
 const extras = ['agent_version', 'clock_offset_ms'] as const;
-/** A machine in a list: the fields of the spec, and the extra fields that the parameter `include` names. */
+/** A machine in a list: the fields of the spec, and extra fields if the parameter `include` names them. */
 const listItem = machine
   .extend({ agent_version: agentVersion.optional(), clock_offset_ms: clockOffset })
   .meta({ id: 'Machine' });
@@ -30,7 +31,9 @@ const machineDetail = machine
   .extend({
     ip: z.string().describe('Address the agent connected from'),
     agent_version: agentVersion,
-    capabilities: z.array(z.string()).describe('Capabilities that the machine’s owner allows the agent'),
+    capabilities: z
+      .array(z.string())
+      .describe('What the machine’s owner lets the broker do there, such as `files:read`'),
   })
   .meta({ id: 'MachineDetail' });
 
@@ -53,11 +56,13 @@ const networkInterface = z.object({
 });
 
 const status = named('MachineStatus', {
-  connected: z.boolean().describe('Whether the agent is connected; if not, the values are the last known'),
+  connected: z
+    .boolean()
+    .describe('True while the agent is connected; otherwise all values are the last known ones'),
   uptime: z.number().describe('Seconds since the machine booted'),
   last_ping: timestamp.describe('Time of the last message from its agent'),
   cpu: group('CPU', {
-    usage: z.number().describe('Percent of all cores since the last report, 0 to 100'),
+    usage: z.number().describe('Percent of the time of all cores since the last report, 0 to 100'),
     cores: z.number().describe('Number of cores'),
   }),
   memory: space.describe('Memory'),
@@ -71,12 +76,12 @@ const status = named('MachineStatus', {
   }),
   recorded_at: timestamp.describe('Time of this report'),
   clock_offset_ms: clockOffset,
-  stale_ms: z.number().describe('Milliseconds since the last byte from the machine'),
+  stale_ms: z.number().describe('Milliseconds since the machine last sent anything'),
 });
 
 const point = z.object({
-  at: timestamp.describe('Start of the point'),
-  cpu_usage: z.number().describe('Percent of all cores'),
+  at: timestamp.describe('Start of the period that the point covers'),
+  cpu_usage: z.number().describe('Percent of the time of all cores, 0 to 100'),
   memory_used: z.number().describe('Bytes of memory in use'),
   memory_total: z.number().describe('Bytes of memory in all'),
   disk_used: z.number().describe('Bytes in use on the file system of `/`'),
@@ -91,7 +96,7 @@ const metrics = named('MachineMetrics', {
   points: z.array(point).describe('Averages, oldest first'),
 });
 
-/** The extra fields that a list's `include` names. */
+/** The extra fields that the text of `include` names. */
 export const includedIn = (text = ''): (typeof extras)[number][] =>
   extras.filter((field) => text.split(',').includes(field));
 
@@ -99,14 +104,18 @@ const areExtras = (text: string): boolean => includedIn(text).length === text.sp
 const include = z
   .string()
   .max(200)
-  .refine(areExtras, `must be of ${extras.join(', ')}`);
+  .refine(areExtras, `must be a comma-separated list of ${extras.join(', ')}`);
 
 export const machines = {
   list: list('/machines', 'machines:read', {
     summary: 'List machines',
     query: {
       tags: z.string().max(4096).optional().describe('Only machines with all of these tags, comma-separated'),
-      search: z.string().max(200).optional().describe('Only machines whose name contains this, in any case'),
+      search: z
+        .string()
+        .max(200)
+        .optional()
+        .describe('Only machines whose name contains this text, ignoring case'),
       include: include.optional().describe(`More fields of each item, comma-separated: ${extras.join(', ')}`),
     },
     sort: ['name', 'hostname', 'status', 'created_at', 'last_seen'],
@@ -118,32 +127,33 @@ export const machines = {
   }),
   status: single('GET', '/machines/{machine_id}/status', 'machines:read', {
     summary: 'Get CPU, memory, disk and network of a machine',
-    description: 'Live values; of an offline machine the last known, with `connected: false`.',
+    description:
+      'Answers present values; for an offline machine the last known ones, with `connected: false`.',
     reply: status,
   }),
   metrics: single('GET', '/machines/{machine_id}/metrics', 'machines:read', {
     summary: 'Get the metrics history of a machine',
-    description: 'The broker stores 48 hours at 5 minutes by default.',
+    description: 'By default the broker stores one point per 5 minutes, for 48 hours.',
     query: {
-      since: instant.optional().describe('Start; default: the oldest stored point'),
-      until: instant.optional().describe('End; default: now'),
+      since: instant.optional().describe('Start of the period; default: the oldest stored point'),
+      until: instant.optional().describe('End of the period; default: now'),
       step: queryNumber(1, 604_800).optional().describe('Seconds per point; default: as stored'),
     },
     reply: metrics,
   }),
   update: single('PATCH', '/machines/{machine_id}', 'machines:write', {
     summary: 'Rename or retag a machine',
-    description: 'While any key is limited by tags, changing tags needs the scope `admin`.',
+    description: 'A change of tags needs the scope `admin` while any API key is limited by tags.',
     body: z.strictObject({
       name: label(1, 100).optional().describe('New name'),
-      tags: tags.optional().describe('New tags, in place of all the old ones'),
+      tags: tags.optional().describe('New tags, which replace all old ones'),
     }),
     example: { name: 'web-1', tags: ['web', 'eu'] },
     reply: machineDetail,
   }),
   remove: single('DELETE', '/machines/{machine_id}', 'machines:write', {
     summary: 'Remove a machine',
-    description: 'Its agent stops for good and its schedules are deleted. Its history stays.',
+    description: 'The machine’s agent stops for good, and its schedules are deleted. Its history stays.',
     reply: deleted,
   }),
 };

@@ -1,4 +1,4 @@
-// The table of all REST routes; the broker, the OpenAPI document, the SDK and CLI verbs are derived from it.
+// The table of all REST routes, from which broker, OpenAPI document, SDK and CLI verbs are derived.
 import type * as z from 'zod';
 import { audit } from './audit.ts';
 import { batches } from './batches.ts';
@@ -43,15 +43,13 @@ type Flat<T> = { [K in keyof T]: T[K] } & {};
 
 /** A request body that is read as a stream. */
 export interface Content<Fields> {
-  /** Chunks of the body; ends after the last byte, throws if the body is cut off. */
+  /** Chunks of the body. Iterating ends after the last byte and throws if the body is cut off. */
   chunks: AsyncIterable<Uint8Array>;
-  /**
-   * Returns the fields of a form. Call it after the chunks have ended, because fields may follow the file.
-   */
+  /** Returns the fields of a form. Call it after the last chunk, because fields may follow the file. */
   fields(): Fields;
 }
 
-/** Input of a handler in one object: parsed params, query, headers and body, and any streamed content. */
+/** Input of a handler: parsed params, query, headers and body in one object, and any streamed content. */
 export type Input<R> =
   R extends Route<infer P, infer Q, infer H, infer B>
     ? Flat<
@@ -66,15 +64,13 @@ export type Input<R> =
 /** Reply of a bytes route. */
 export interface BytesReply {
   status?: 200 | 206 | 304;
-  /** Name under which clients save the file; its extension decides the media type. */
+  /** Name under which clients save the file. Its extension decides the media type. */
   filename: string;
   /** Number of bytes, if known. */
   length?: number;
-  /**
-   * Content; the broker must iterate it or call return() to release its resources. Absent with status 304.
-   */
+  /** The content. To release its resources, iterate it or call return(). Absent with status 304. */
   bytes?: AsyncIterableIterator<Uint8Array>;
-  /** Whether the first byte may take long; the response head is then sent before it. */
+  /** True if the first byte may take long. The response head is then sent without waiting for it. */
   quiet?: boolean;
 }
 
@@ -107,7 +103,7 @@ export interface Page<T> {
   total: number;
 }
 
-/** Reply of a handler; the reply schema of its route parses the reply before it is sent. */
+/** Reply of a handler. The route's reply schema parses it before it is sent. */
 export type Reply<R> = R extends { kind: 'raw' }
   ? RawReply
   : R extends { kind: 'bytes' }
@@ -130,7 +126,7 @@ type ObjectReply<R> = R extends { kind: 'list'; reply: infer T extends z.ZodType
     ? z.input<T>
     : never;
 
-/** A transaction that accepts entries to commit with a change; state and history each have one. */
+/** A transaction of the state or the history, which commits appended entries together with a change. */
 export interface Journal {
   append(entry: { kind: string }): void;
 }
@@ -139,13 +135,11 @@ export interface Journal {
 export interface Rights {
   may(scope: Scope): boolean;
   reaches(machine: MachineId): boolean;
-  /**
-   * Ids of the machines that the key may use; undefined if it may use every machine, removed ones included.
-   */
+  /** Ids of the machines that the key may use; undefined if it may use all, including removed ones. */
   reachable(): readonly MachineId[] | undefined;
 }
 
-/** The caller of a request: its key, its rights, and the headers of its answer. */
+/** The client of a request: its key and rights, and the headers of the answer. */
 export interface Caller extends Rights {
   key_id: KeyId;
   key_name: string;
@@ -156,22 +150,19 @@ export interface Caller extends Rights {
   signal: AbortSignal;
   /** Headers to add to the answer. */
   headers: Headers;
-  /**
-   * The rights inside a state transaction, where an earlier change of the same commit may have removed some.
-   */
+  /** Returns the rights inside a state transaction, in which an earlier change may have removed some. */
   during(change: Journal): Rights;
   /**
-   * Adds the audit entry and the idempotency key of this request to the commit of its change. `made` names
-   * the created objects; a repeat is answered with the first. `machines` are affected machines that the
-   * request does not name. In a state transaction the key and the ids are checked again: throws the errors of
-   * authorization.
+   * Adds this request's audit entry and idempotency key to the commit of its change. `made`: ids of created
+   * objects, of which a repeated request gets the first. `machines`: affected machines that the request does
+   * not name. In a state transaction the rights are checked again, with the errors of authorization.
    */
   commit(journal: Journal, made?: Readonly<Record<string, string>>, machines?: readonly MachineId[]): void;
 }
 
 /**
- * One handler per route; a missing handler does not compile. WebSocket routes have none: their ticket names
- * the session.
+ * One handler per route; a missing handler does not compile. WebSocket routes need none, because their ticket
+ * names the session.
  */
 export type Handlers = {
   [N in keyof Api]: {
@@ -182,7 +173,7 @@ export type Handlers = {
   };
 };
 
-/** Every route with its noun and operation in the table, such as machines and list. */
+/** Returns every route with its noun and operation, such as `machines` and `list`. */
 export function allRoutes(): { noun: string; operation: string; route: Route }[] {
   return Object.entries(api).flatMap(([noun, operations]) =>
     Object.entries(operations).map(([operation, route]) => ({ noun, operation, route: route as Route })),

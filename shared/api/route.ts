@@ -30,7 +30,7 @@ export type Access = Scope | 'any key' | 'everybody';
 export type Kind = 'single' | 'list' | 'growing' | 'raw' | 'bytes' | 'lines' | 'events' | 'socket';
 /** The form of a body that is not JSON: bytes, or a form (multipart/form-data) with one part called file. */
 export type Accepts = 'bytes' | 'form';
-/** Headers that only some answers have; every answer has the others. */
+/** Headers that only some answers have. */
 export type ReplyHeader = 'ETag' | 'X-Output-Offset' | 'X-Last-Event-Id';
 
 export interface Route<
@@ -48,7 +48,7 @@ export interface Route<
   base: '/api/v1' | '';
   access: Access;
   kind: Answer;
-  /** One imperative line for the reference page and the CLI's help. */
+  /** What the route does, in one imperative line, for the reference page and the CLI's help. */
   summary: string;
   /** Further text for the reference page, as Markdown. */
   description?: string;
@@ -56,20 +56,20 @@ export interface Route<
   query: Query;
   /** Request headers by name with underscores: `if_match` is If-Match. */
   headers: Headers;
-  /** Schema of the JSON body; for a form, of its text fields; undefined if the route takes neither. */
+  /** Schema of the JSON body or of a form's text fields; undefined if the route takes neither. */
   body: Body | undefined;
   /** A valid JSON body for the reference page; a test sends it. */
   example?: Readonly<Record<string, unknown>>;
   /** Form of a body that is not JSON; the handler gets it as a stream. */
   accepts?: Accepts;
-  /** Schema of `data`, or of one item of a list or stream; raw and bytes routes return no such data. */
+  /** Schema of `data` in the answer, or of one item of a list or stream. Raw and bytes routes have none. */
   reply: Reply;
   /** Media types of a raw or bytes route. */
   types?: readonly string[];
   replyHeaders?: readonly ReplyHeader[];
   /** Error codes of the route, besides those that follow from its access, ids and body. */
   errors?: readonly Code[];
-  /** Only for lists: the item fields to filter by; their values come from the path or query. */
+  /** Only for lists: names of the fields to filter by, whose values are in the path or query. */
   filters?: readonly string[];
   /** Only for growing routes: the name of the array. */
   grows?: string;
@@ -77,23 +77,23 @@ export interface Route<
   parts?: { items: z.ZodType; rest: z.ZodType };
   status: 101 | 200 | 201;
   /**
-   * Set if the route takes an Idempotency-Key. `replay`: a repeat gets the first answer. `secret`: the answer
-   * is never stored, and a repeat is refused with the id of the created object.
+   * Set if the route takes an Idempotency-Key. `replay`: a repeated request gets the first answer. `secret`:
+   * the answer is never stored, and a repeated request is refused with the id of the created object.
    */
   idempotency?: 'replay' | 'secret';
-  /** Operation that answers a repeat after a crash of the broker; default: the `get` of the same resource. */
+  /** Operation that answers a repeated request after a crash of the broker; default: `get`. */
   again?: string;
   /** Most bytes of a body; default 1 MiB. */
   bodyLimit?: number;
-  /** Whether `machine_id` may be omitted while exactly one machine is registered. */
+  /** True if `machine_id` may be omitted while exactly one machine is registered. */
   impliesMachine?: boolean;
-  /** Whether the answer may take long: the key is then checked again before the answer is sent. */
+  /** True if the answer may take long. The key is then checked again before the answer is sent. */
   waits?: boolean;
   /** Only for server-sent events: the name of the last event; absent if the stream has no end. */
   lastEvent?: string;
 }
 
-/** Error codes of every route that an agent answers. */
+/** Error codes that every route answered by an agent may have. */
 export const machineErrors = [
   'machine_offline',
   'machine_timeout',
@@ -102,7 +102,7 @@ export const machineErrors = [
   'permission_denied',
 ] as const satisfies Code[];
 
-/** Metadata with the OpenAPI form of a schema that transforms values; replaces the derived form. */
+/** Metadata for a schema that transforms values: `json` replaces the OpenAPI form that would be derived. */
 export function shownAs(json: Readonly<Record<string, unknown>>) {
   return {
     override({ jsonSchema }: { jsonSchema: Record<string, unknown> }) {
@@ -134,7 +134,7 @@ export const queryBoolean = z
 const control = /[\u0000-\u001f\u007f-\u009f]/;
 
 /**
- * Schema of a name: text without control characters and lone surrogates, which SQLite would change silently.
+ * Schema of a name: text without control characters, and without lone surrogates, which SQLite would change.
  */
 export function label(min: number, max: number) {
   return z
@@ -143,7 +143,7 @@ export function label(min: number, max: number) {
     .max(max)
     .refine(
       (text) => text.isWellFormed() && !control.test(text),
-      'must not contain control characters or lone surrogates',
+      'must be well-formed Unicode without control characters',
     );
 }
 
@@ -154,11 +154,11 @@ export function text(max: number) {
     .max(max)
     .refine(
       (value) => value.isWellFormed() && !value.includes('\0'),
-      'must not contain NUL or lone surrogates',
+      'must be well-formed Unicode without NUL',
     );
 }
 
-/** Requires that a body has at least one of the given fields; by default, of all its fields. */
+/** Adds the check that a body has at least one of `fields`, by default of all its fields. */
 export function someOf<B extends z.ZodObject>(
   body: B,
   fields: readonly string[] = Object.keys(body.shape),
@@ -169,7 +169,7 @@ export function someOf<B extends z.ZodObject>(
 }
 
 const tag = label(1, 64).refine((value) => !value.includes(','), 'must not contain a comma');
-/** Schema of `least` to 50 unique tags; trimmed as filters trim them, in the order given. */
+/** Schema of `least` to 50 unique tags, trimmed, in the order given. */
 export const tagList = (least: number) =>
   z
     .array(tag.trim().min(1))
@@ -194,8 +194,8 @@ const isDay = (text: string): boolean =>
   new Date(Date.UTC(Number(text.slice(0, 4)), Number(text.slice(5, 7)), 0)).getUTCDate();
 
 /**
- * True if the year in UTC has four digits. A time with an offset may be in the year 10000 or -1 of UTC, which
- * ISO 8601 writes with a sign and six digits.
+ * True if the year in UTC has four digits. A time with a zone offset may lie in the year 10000 or -1 of UTC,
+ * which has six digits and a sign.
  */
 const isOfFourDigits = (text: string): boolean => new Date(text).toISOString().length === 24;
 
@@ -208,20 +208,20 @@ export const instant = z
       !Number.isNaN(Date.parse(value)) &&
       isDay(value) &&
       isOfFourDigits(value),
-    'must be an ISO 8601 timestamp',
+    'must be an ISO 8601 time, such as 2026-11-21T10:00:00Z',
   )
   .transform((value) => new Date(value))
   .meta(shownAs({ type: 'string', format: 'date-time' }));
 
-/** Statuses of both commands and schedule runs. */
+/** Statuses that commands and schedule runs have in common. */
 export const endStatuses = ['completed', 'failed', 'timeout', 'cancelled'] as const;
 
 export const day = 86_400_000;
 /** Schema of a whole number of milliseconds in a body. */
 export const milliseconds = (min: number, max: number) => z.int().min(min).max(max);
 
-// Schemas of ids, which authorization uses: the broker finds them in a route, looks up the object of each id,
-// and checks that the key may use the object's machine.
+// Schemas of ids. Authorization finds them in a route, looks up the object of each id, and checks that the
+// key may use the object's machine.
 const id = (prefix: string, noun: string) =>
   z
     .string()

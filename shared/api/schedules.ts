@@ -1,4 +1,4 @@
-// REST routes of schedules: commands by cron expression, and the history of their runs (spec 2.7, 2.8, 4.3).
+// REST routes of schedules, which run commands by cron expressions, and of their runs (spec 2.7, 2.8, 4.3).
 import * as z from 'zod';
 import { cwd, environment, timeout, untilKilled, user } from './commands.ts';
 import { list } from './define-list-route.ts';
@@ -26,14 +26,14 @@ const catchUp = z.enum(['none', 'last', 'all']);
 const runStatuses = ['running', ...endStatuses, 'skipped', 'missed', 'lost'] as const;
 
 const notify = z.object({
-  on_success: z.boolean().describe('A success emits `schedule.completed`'),
-  on_failure: z.boolean().describe('A failure emits `schedule.failed`'),
+  on_success: z.boolean().describe('True if a successful run emits `schedule.completed`'),
+  on_failure: z.boolean().describe('True if a failed run emits `schedule.failed`'),
 });
 
 const lastRun = z.object({
   at: timestamp.describe('Time of the start'),
   exit_code: z.number().describe('Exit code; -1 if it has none'),
-  duration: z.number().describe('Milliseconds'),
+  duration: z.number().describe('Milliseconds from start to end'),
   status: z.enum(runStatuses).describe('Status of the run'),
 });
 
@@ -44,25 +44,30 @@ const listed = named('Schedule', {
   command: z.string().describe('Shell line'),
   cron: z.string().describe('Cron expression'),
   timezone: z.string().describe('IANA time zone of the expression'),
-  enabled: z.boolean().describe('Whether it runs by itself'),
+  enabled: z.boolean().describe('True if the schedule runs at its times'),
   next_run: timestamp.nullable().describe('Time of the next run'),
-  last_run: lastRun.nullable().describe('Last run, including one that could not start'),
+  last_run: lastRun.nullable().describe('Last run, even if it could not start'),
   created_at: timestamp.describe('Time of creation'),
 });
 
 const detailed = listed
   .extend({
-    description: z.string().nullable().describe('What it is for'),
-    timeout: z.number().nullable().describe('Milliseconds until the whole process tree is killed'),
-    notify: notify.nullable().describe('Runs that emit an event'),
-    overlap: overlap.describe('What happens while the previous run is not over'),
-    catch_up: catchUp.describe('What happens to times missed while the broker was down'),
-    catch_up_window: z.number().describe('Milliseconds; older times are never caught up'),
-    user: z.string().nullable().describe('User it runs as; null: the agent’s user'),
+    description: z.string().nullable().describe('What the schedule is for'),
+    timeout: z
+      .number()
+      .nullable()
+      .describe('Milliseconds after which the command is killed with all its processes'),
+    notify: notify.nullable().describe('Which runs emit an event'),
+    overlap: overlap.describe('Whether a run starts while the previous one is not over: `skip` or `allow`'),
+    catch_up: catchUp.describe('Which times missed while the broker was down are run later'),
+    catch_up_window: z.number().describe('Milliseconds after which a missed time is no longer run'),
+    user: z.string().nullable().describe('User that the command runs as; null: the agent’s user'),
     cwd: z.string().nullable().describe('Working directory; null: the home of the user'),
     env: z.record(z.string(), z.string()).nullable().describe('Environment variables'),
     next_runs: z.array(timestamp).describe('Times of the next five runs'),
-    requested_by: z.string().describe('Id of the API key that last changed it, whose rights it runs with'),
+    requested_by: z
+      .string()
+      .describe('Id of the API key that changed the schedule last, with whose rights it runs'),
     updated_at: timestamp.describe('Time of the last change'),
   })
   .meta({ id: 'ScheduleDetail' });
@@ -76,16 +81,17 @@ const run = named('ScheduleRun', {
   trigger: z.enum(['cron', 'manual', 'catch_up']).describe('Why it ran'),
   scheduled_for: timestamp.nullable().describe('Time it was due; null for a manual run'),
   started_at: timestamp.describe('Time of the start'),
-  finished_at: timestamp.nullable().describe('Time of the end; null while it runs'),
-  exit_code: z.number().nullable().describe('Exit code; -1 if it has none; null while it runs'),
-  duration: z.number().nullable().describe('Milliseconds; null while it runs'),
-  stdout: z.string().describe('Last 4 KiB of output; all of it is at `GET /commands/{command_id}/output`'),
-  stderr: z.string().describe('Last 4 KiB of error output; the reason if it never started'),
+  finished_at: timestamp.nullable().describe('Time of the end; null while the command runs'),
+  exit_code: z.number().nullable().describe('Exit code; -1 if there is none; null while the command runs'),
+  duration: z.number().nullable().describe('Milliseconds from start to end; null while the command runs'),
+  stdout: z.string().describe('Last 4 KiB of output; `GET /commands/{command_id}/output` has all of it'),
+  stderr: z.string().describe('Last 4 KiB of error output; the reason if the command never started'),
   reason: z.string().nullable().describe('Why it did not run, or why its outcome is unknown'),
 });
 
 const cron = z.string().meta({
-  description: 'Cron expression: 5 fields, or 6 with seconds first; also names, `L`, `#` and `@daily`',
+  description:
+    'Cron expression: 5 fields, or 6 with the seconds first. Names, `L`, `#` and `@daily` are allowed',
   examples: ['30 2 * * *'],
 });
 const timezone = z.string().meta({ description: 'IANA time zone', examples: ['Europe/Berlin'] });
@@ -99,17 +105,23 @@ const wanted = {
 
 const window = milliseconds(1000, 31 * day);
 const further = {
-  description: text(4096).nullable().optional().describe('What it is for'),
+  description: text(4096).nullable().optional().describe('What the schedule is for'),
   timeout: timeout.nullable().optional().describe(untilKilled),
-  notify: z.strictObject(notify.partial().shape).nullable().optional().describe('Runs that emit an event'),
-  enabled: z.boolean().optional().describe('Whether it runs by itself; default: true'),
+  notify: z.strictObject(notify.partial().shape).nullable().optional().describe('Which runs emit an event'),
+  enabled: z.boolean().optional().describe('True if the schedule runs at its times; default: true'),
   timezone: timezone.optional().describe('IANA time zone of the expression; default: UTC'),
-  overlap: overlap.optional().describe('Start of a run while another runs; default: `skip`'),
-  catch_up: catchUp.optional().describe('Missed times to run: `none` (default), the `last` or `all`'),
-  catch_up_window: window.optional().describe('Milliseconds; older times are not caught up; default: a day'),
+  overlap: overlap
+    .optional()
+    .describe('Whether a run starts while the previous one is not over; default: `skip`'),
+  catch_up: catchUp
+    .optional()
+    .describe('Which missed times are run later: `none` (default), the `last` or `all`'),
+  catch_up_window: window
+    .optional()
+    .describe('Milliseconds after which a missed time is no longer run; default: a day'),
   user: user.nullable().optional().describe('User to run as; default: the agent’s user'),
   cwd: cwd.nullable().optional().describe('Working directory; default: the home of the user'),
-  env: environment.nullable().optional().describe('Environment variables besides those of the user'),
+  env: environment.nullable().optional().describe('Environment variables, added to those of the user'),
 };
 
 const creation = z.strictObject({ ...wanted, ...further });
@@ -159,20 +171,20 @@ export const schedules = {
   update: single('PATCH', '/schedules/{schedule_id}', 'schedules:write', {
     summary: 'Change a schedule',
     description:
-      'Needs the scope `commands:execute` too. A key without `schedules:read` must send `env` whenever it changes command, user, cwd or machine_id.',
+      'Needs the scope `commands:execute` too. Without `schedules:read`, `env` must be sent with a change of command, user, cwd or machine_id.',
     body: creation.partial(),
     example: { cron: '@hourly', enabled: false },
     reply: detailed,
   }),
   remove: single('DELETE', '/schedules/{schedule_id}', 'schedules:write', {
     summary: 'Delete a schedule',
-    description: 'A run in progress goes on, and the history stays.',
+    description: 'A run in progress goes on, and the history of the schedule stays.',
     reply: deleted,
   }),
   run: single('POST', '/schedules/{schedule_id}/run', 'schedules:write', {
     summary: 'Run a schedule now',
     description:
-      'Runs it even if it is disabled, or running already. Needs the scope `commands:execute` too. Answers when the agent has accepted the command.',
+      'Runs a disabled schedule too, and one that is running already. Needs the scope `commands:execute` too. Answers when the agent has accepted the command.',
     reply: z.object({ command_id: commandId, status: z.string().describe('Status of the command') }),
     errors: machineErrors,
     idempotency: 'replay',

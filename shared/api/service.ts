@@ -11,12 +11,15 @@ export const service = {
     summary: 'Get version, addresses and limits of the broker',
     reply: named('Info', {
       version: z.string().describe('Version of the broker'),
-      grpc_address: z.string().describe('Address of its gRPC port'),
+      grpc_address: z.string().describe('Address of the broker’s gRPC port, as HOST:PORT'),
       ca_fingerprint: z.string().describe(fingerprint),
-      tls_pin: z.string().nullable().describe('Value for `curl --pinnedpubkey`; null if it needs no pin'),
+      tls_pin: z
+        .string()
+        .nullable()
+        .describe('Value for `curl --pinnedpubkey`; null if the certificate needs no pin'),
       limits: group('Limits', {
         body_bytes: z.number().describe('Most bytes of a JSON body'),
-        file_content_bytes: z.number().describe('Most bytes of a file in `files/content`'),
+        file_content_bytes: z.number().describe('Most bytes of a file read by `files/content`'),
         page: z.number().describe('Largest `limit` of a list'),
       }),
     }),
@@ -42,7 +45,7 @@ export const service = {
   }),
   prometheus: raw('/metrics', 'machines:read', {
     summary: 'Get metrics for Prometheus',
-    description: 'Needs a key that is not limited to some machines.',
+    description: 'Needs an API key that may use every machine.',
     types: ['text/plain'],
   }),
   docs: raw('/docs', 'everybody', { summary: 'Show the reference page', types: ['text/html'] }),

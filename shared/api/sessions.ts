@@ -16,7 +16,7 @@ export const clientId = z
 export const cols = z.int().min(1).max(1000).describe('Width in characters');
 export const rows = z.int().min(1).max(1000).describe('Height in characters');
 
-const outlives = 'Milliseconds that the session goes on while its machine is offline';
+const outlives = 'Milliseconds for which the session goes on while its machine is offline';
 const listed = z.object({
   session_id: sessionId,
   id: sessionId.describe('Same as `session_id`'),
@@ -25,21 +25,21 @@ const listed = z.object({
   machine_hostname: z.string().describe('Host name of the machine'),
   shell: z.string().nullable().describe('Program; null: the login shell of the agent’s user'),
   created_at: timestamp.describe('Time of creation'),
-  connected_at: timestamp.nullable().describe('Time when the machine connected to it last'),
+  connected_at: timestamp.nullable().describe('Time when the terminal first ran on the machine'),
   last_heartbeat_at: timestamp.nullable().describe('Time of the last message from its machine'),
   grace_period: z.number().describe(outlives),
   grace_period_started_at: timestamp.nullable().describe('Time when the link was lost'),
   ended_at: timestamp.nullable().describe('Time of the end'),
-  exit_code: z.number().nullable().describe('Exit code; 128 + n when killed by signal n'),
-  signal: z.string().nullable().describe('Signal that killed it'),
-  reason: z.string().nullable().describe('Why it could not start, or why the broker ended it'),
+  exit_code: z.number().nullable().describe('Exit code; 128 + n if killed by signal n; null before the end'),
+  signal: z.string().nullable().describe('Name of the signal that killed it'),
+  reason: z.string().nullable().describe('Why the session could not start, or why the broker ended it'),
   cols: z.number().describe('Width in characters'),
   rows: z.number().describe('Height in characters'),
   attached_count: z.number().describe('Number of attached clients'),
   requested_by: requestedBy,
 });
 
-const attachMode = z.enum(attachModes).describe('`operator` types, `observer` only reads');
+const attachMode = z.enum(attachModes).describe('`operator`: reads and types; `observer`: only reads');
 const attachedClient = z.object({
   client_id: clientId,
   key_name: z.string().describe('Name of its API key'),
@@ -92,14 +92,18 @@ export const sessions = {
     errors: ['conflict'],
     body: z.strictObject({
       mode: attachMode.default('operator'),
-      offset: z.int().min(0).optional().describe('Offset of the first byte; default: the last 256 KiB'),
+      offset: z
+        .int()
+        .min(0)
+        .optional()
+        .describe('Offset of the first byte of output to send; default: the last 256 KiB'),
     }),
     reply: z.object({
       session_id: sessionId,
       client_id: clientId,
       mode: attachMode,
       attached_at: timestamp.describe('Time of the attach'),
-      stream_url: z.string().describe('Address of the WebSocket; valid once, within 30 seconds'),
+      stream_url: z.string().describe('URL of the WebSocket; valid once, within 30 seconds'),
     }),
     idempotency: 'secret',
   }),

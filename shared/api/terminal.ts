@@ -1,14 +1,14 @@
-// Schemas of the messages on the WebSocket of a terminal, and the route that becomes this WebSocket.
+// Schemas of the messages on a terminal's WebSocket, and the REST route that becomes this WebSocket.
 import * as z from 'zod';
 import { signals } from '../signals.ts';
 import { socket } from './define-route.ts';
 import { text } from './route.ts';
 import { clientId, cols, rows, sessionStatuses } from './sessions.ts';
 
-/** Most bytes of a message. */
+/** Most bytes of a message of the client. */
 export const maxMessageBytes = 1024 * 1024;
 
-/** Schema of a client's text messages. Binary messages of a client are input. */
+/** Schema of the text messages of a client. Its binary messages are input for the terminal. */
 export const clientMessage = z.discriminatedUnion('type', [
   z.strictObject({ type: z.literal('input'), data: z.string() }),
   z.strictObject({ type: z.literal('resize'), cols, rows }),
@@ -17,8 +17,8 @@ export const clientMessage = z.discriminatedUnion('type', [
 export type ClientMessage = z.output<typeof clientMessage>;
 
 /**
- * Schema of the broker's text messages. Binary messages of the broker are output. Clients skip unknown types,
- * which newer brokers may send.
+ * Schema of the text messages of the broker. Its binary messages are output of the terminal. Clients ignore
+ * unknown types, which newer brokers may send.
  */
 export const brokerMessage = z.discriminatedUnion('type', [
   z.object({ type: z.literal('ready'), client_id: clientId, offset: z.number(), cols, rows }),
@@ -34,7 +34,7 @@ export const brokerMessage = z.discriminatedUnion('type', [
 ]);
 export type BrokerMessage = z.output<typeof brokerMessage>;
 
-/** WebSocket close codes of the broker, by reason. */
+/** Codes with which the broker closes the WebSocket, by reason. */
 export const closeCodes = {
   ended: 1000,
   stopping: 1001,
@@ -43,7 +43,7 @@ export const closeCodes = {
   fell_behind: 4008,
 } as const;
 
-const description = `Open the \`stream_url\` of an attach as a WebSocket. It needs no key: its ticket is valid once, within 30 seconds.
+const description = `Open the \`stream_url\` of an attach as a WebSocket. It needs no API key: its ticket is valid once, within 30 seconds.
 A browser may open it only from the broker’s own pages (\`Origin\`).
 
 **Binary messages from the broker** are output, exactly as the terminal wrote it. A character may be split over two messages.
@@ -77,7 +77,7 @@ A message is at most 1 MiB. Any other message closes the WebSocket with 1008; th
 A client that closes the WebSocket is detached. The broker pings every 15 seconds, and closes after 30 seconds without a
 message or pong.`;
 
-/** The WebSocket route; in a separate file because it needs schemas of the other session routes. */
+/** The WebSocket route. Its file is separate because it needs schemas of the other session routes. */
 export const terminal = socket('/sessions/{session_id}/stream', {
   summary: 'Open the terminal of a session as a WebSocket',
   description,

@@ -7,7 +7,7 @@ import { deleted, instant, machineId, named, text, timestamp, webhookId } from '
 
 const patterns = [...webhookTypes, '*' as const, ...families.map((name) => `${name}.*` as const)];
 
-const receiver = 'Address that receives the events';
+const receiver = 'URL that receives the events';
 const hasNoUser = (text: string): boolean => !new URL(text).username && !new URL(text).password;
 const url = z
   .string()
@@ -17,7 +17,7 @@ const url = z
     error: 'must be an http or https URL',
     abort: true,
   })
-  .refine(hasNoUser, 'must not contain a user name or password; sign the deliveries with `secret` instead')
+  .refine(hasNoUser, 'must not contain a user name or password; set `secret` to sign deliveries instead')
   .meta({ description: receiver, format: 'uri', examples: ['https://example.org/hooks'] });
 
 const events = z
@@ -25,24 +25,28 @@ const events = z
   .min(1)
   .max(100)
   .transform((values) => [...new Set(values)])
-  .describe('Event types; `*` for all, `machine.*` for all of a family');
+  .describe('Event types to deliver; `*` for all, `machine.*` for all of a family');
 
-/** Matches a secret of padded base64: decoders differ in how they treat missing padding. */
+/** Matches `whsec_` and base64 with padding: decoders differ in how they treat missing padding. */
 const standardSecret = /^whsec_(?=.)(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$/;
 
 const secret = text(255)
   .regex(/^[ -~]+$/, 'must be printable ASCII, and not empty')
-  .refine((value) => !value.startsWith('whsec_') || standardSecret.test(value), 'must be base64 after whsec_')
+  .refine(
+    (value) => !value.startsWith('whsec_') || standardSecret.test(value),
+    'must be base64 with padding after whsec_',
+  )
   .meta({
-    description: 'Secret that signs deliveries: printable ASCII, or `whsec_` and base64; never returned',
+    description:
+      'Secret that signs deliveries: printable ASCII, or `whsec_` and base64. No answer contains it',
   });
 
 const machine_ids = z.array(machineId).min(1).max(1000).describe('Only events of these machines');
 
-const ofMachines = 'Only events of these machines; null: of all';
+const ofMachines = 'Only events of these machines; null: of all machines';
 
 const attempt = z.object({
-  at: timestamp.describe('Time of the attempt'),
+  at: timestamp.describe('Time of this attempt'),
   status_code: z.number().nullable().describe('HTTP status of the answer; null without an answer'),
   duration: z.number().describe('Milliseconds'),
   error: z.string().nullable().describe('Why the attempt failed'),
@@ -57,7 +61,7 @@ const delivery = named('Delivery', {
   event_id: z.string().describe('Id of the event'),
   type: z.string().describe('Event type'),
   status: z.enum(statuses).describe('`failed`: no further attempt is made'),
-  reason: z.string().nullable().describe('Why it failed'),
+  reason: z.string().nullable().describe('Why the delivery failed'),
   attempts: z.array(attempt).describe('Attempts, oldest first'),
   created_at: timestamp.describe('Time of creation'),
   next_attempt_at: timestamp.nullable().describe('Time of the next attempt'),
@@ -68,7 +72,7 @@ const webhook = named('Webhook', {
   id: webhookId,
   url: z.string().describe(receiver),
   events: z.array(z.string()).describe('Event types and families'),
-  enabled: z.boolean().describe('Whether events are delivered'),
+  enabled: z.boolean().describe('True if events are delivered'),
   machine_ids: z.array(z.string()).nullable().describe(ofMachines),
   disabled_reason: disabledReason.nullable().describe('Why the broker disabled it'),
   last_delivery: z
@@ -80,7 +84,7 @@ const webhook = named('Webhook', {
       ...attempt.omit({ answer: true }).shape,
     })
     .nullable()
-    .describe('Last attempt of the last delivery'),
+    .describe('Last attempt of the latest delivery; null before the first'),
   created_at: timestamp.describe('Time of creation'),
   updated_at: timestamp.describe('Time of the last change'),
 });
@@ -93,12 +97,13 @@ export const webhooks = {
   }),
   create: single('POST', '/webhooks', 'webhooks:write', {
     summary: 'Create a webhook',
-    description: 'It delivers events that its key may read, and none after that key is revoked.',
+    description:
+      'The webhook has the rights of the key that creates it: it delivers events that this key may read, until it is revoked.',
     body: z.strictObject({
       url,
       events,
       secret: secret.optional(),
-      enabled: z.boolean().default(true).describe('Whether events are delivered'),
+      enabled: z.boolean().default(true).describe('True if events are delivered'),
       machine_ids: machine_ids.optional(),
     }),
     example: { url: 'https://example.org/hooks', events: ['machine.*', 'command.failed'] },
@@ -110,7 +115,7 @@ export const webhooks = {
   update: single('PATCH', '/webhooks/{webhook_id}', 'webhooks:write', {
     summary: 'Change a webhook',
     description:
-      '`enabled: true` also resets the count of failed attempts. With another `url` it becomes a webhook of the key that changes it.',
+      '`enabled: true` also resets the count of failed attempts. A new `url` makes it a webhook of the key that changes it.',
     body: z.strictObject({
       url: url.optional(),
       events: events.optional(),
@@ -118,7 +123,7 @@ export const webhooks = {
         .nullable()
         .optional()
         .describe('New secret for signatures; null: deliveries are not signed'),
-      enabled: z.boolean().optional().describe('Whether events are delivered'),
+      enabled: z.boolean().optional().describe('True if events are delivered'),
       machine_ids: machine_ids.nullable().optional().describe(ofMachines),
     }),
     example: { events: ['*'], enabled: true },
@@ -130,12 +135,12 @@ export const webhooks = {
   }),
   test: single('POST', '/webhooks/{webhook_id}/test', 'webhooks:write', {
     summary: 'Send a test event',
-    description: 'Works for a disabled webhook too. It is not retried, and a failure does not count.',
+    description: 'Works for a disabled webhook too. The test is not repeated, and a failure is not counted.',
     reply: named('TestDelivery', {
       delivered: z.boolean().describe('Whether the receiver accepted it'),
       status_code: z.number().nullable().describe('HTTP status of the answer; null without an answer'),
       duration: z.number().describe('Milliseconds'),
-      error: z.string().optional().describe('Why it failed'),
+      error: z.string().optional().describe('Why the delivery failed'),
     }),
     idempotency: 'replay',
     waits: true,
@@ -151,10 +156,10 @@ export const webhooks = {
     idempotency: 'replay',
   }),
   redeliverSince: single('POST', '/webhooks/{webhook_id}/redeliver', 'webhooks:write', {
-    summary: 'Repeat every delivery since a time that did not succeed',
+    summary: 'Deliver the events since a time again, except those delivered already',
     body: z.strictObject({ since: instant.describe('Only events of this time or later') }),
     example: { since: '2026-11-21T10:00:00.000Z' },
-    reply: named('Redelivered', { redelivered: z.number().describe('Deliveries repeated') }),
+    reply: named('Redelivered', { redelivered: z.number().describe('Number of deliveries repeated') }),
     idempotency: 'replay',
   }),
 };

@@ -1,4 +1,4 @@
-// Checks an agent on its own machine: its data directory, identity, connection to the broker, and service.
+// The checks of `farhand-agent doctor`: data directory, identity, connection to the broker, and service.
 import { existsSync } from 'node:fs';
 import { clockFault } from '../clock-fault.ts';
 import { StartError } from '../errors.ts';
@@ -11,8 +11,7 @@ import { type Finding, fail, ok, reason, warn } from './finding.ts';
 import { reachBroker } from './reachable-port.ts';
 
 /**
- * Runs all checks of an agent; stops after those of the data directory if one of them fails. `broker`:
- * HOST:PORT.
+ * Runs all checks of an agent, or only those of the data directory if one of them fails. `broker`: HOST:PORT.
  */
 export async function examineAgent(dataDir: string, broker: string | undefined): Promise<Finding[]> {
   const directory = await examineDirectory(dataDir, ['identity.json']);
@@ -26,7 +25,7 @@ async function joined(dataDir: string, broker: string | undefined): Promise<Find
   try {
     const machine = await readIdentity(dataDir);
     if (!machine?.machine_id)
-      return [fail('identity', `this machine has not joined (${identityFile(dataDir)})`, joinAnew)];
+      return [fail('identity', `this machine has not joined a broker (${identityFile(dataDir)})`, joinAnew)];
     if (machine.removed)
       return [fail('identity', `${machine.machine_id} was removed from the broker`, joinAnew)];
     const found = ok('identity', machine.machine_id);
@@ -41,11 +40,11 @@ async function reached(broker: string, ca: string): Promise<Finding> {
   const { host = '', port = 0 } = hostPort.safeParse(broker).data ?? {};
   try {
     await reachBroker(host, port, ca);
-    return ok('broker', `${broker} answers, and is the one that this machine has joined`);
+    return ok('broker', `${broker} answers, and is the broker that this machine has joined`);
   } catch (error) {
     const why = reason(error);
     const mend = /certificate|self.signed|issuer|verify/i.test(why)
-      ? 'another broker uses this address: join it with another --data-dir and a new join token'
+      ? 'another broker uses this address: to join it, use another --data-dir and a new join token'
       : 'check that the broker runs and that firewalls let this machine connect to its port';
     const fault = clockFault(why);
     return fault
@@ -54,7 +53,7 @@ async function reached(broker: string, ca: string): Promise<Finding> {
   }
 }
 
-/** Checks the state of a Farhand service in systemd; machines without systemd are skipped. */
+/** Checks the state of a Farhand service in systemd. Returns no finding on a machine without systemd. */
 export async function unitState(name: string): Promise<Finding[]> {
   // systemd makes this directory when it boots a machine (sd_booted(3)).
   if (!existsSync('/run/systemd/system')) return [];

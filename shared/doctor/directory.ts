@@ -1,4 +1,4 @@
-// Checks a data directory: whether this user may use it, its owner, its modes, and free disk space.
+// The doctor's checks of a data directory: access, owner, modes, and free disk space.
 import { accessSync, constants, statSync } from 'node:fs';
 import { stat, statfs } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -12,7 +12,8 @@ const gib = 1024 ** 3;
 /** Checks that only the owner may use the directory and `files` in it, and that over 1 GiB is free. */
 export async function examineDirectory(dataDir: string, files: string[]): Promise<Finding[]> {
   const refused = refusedIn(dataDir);
-  if (refused) return [fail('directory', refused, 'run the same command with sudo')];
+  if (refused)
+    return [fail('directory', refused, 'run the same command with sudo, or as the owner of the directory')];
   const there = await stat(dataDir).catch((error: unknown) => reasonOf(error));
   if (typeof there === 'string') return [fail('directory', there, 'check the path in --data-dir')];
   const open: string[] = [];
@@ -31,7 +32,7 @@ function modes(dataDir: string, open: string[]): Finding {
   return fail(
     'directory',
     what,
-    `run chmod -R go= ${dataDir}; they may have read keys already, so replace these`,
+    `run chmod -R go= ${dataDir}; they may have read the keys in it already, so replace those`,
   );
 }
 
@@ -56,7 +57,7 @@ export function demandAccess(directory: string): void {
   if (why) throw new StartError(why, 1);
 }
 
-/** The error message if this user may not use the directory; undefined if it is allowed or missing. */
+/** The error message if this user may not use the directory; undefined if the user may, or it is missing. */
 function refusedIn(directory: string): string | undefined {
   try {
     accessSync(directory, constants.R_OK | constants.W_OK | constants.X_OK);

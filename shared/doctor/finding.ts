@@ -1,4 +1,4 @@
-// The result of one check of a doctor command: its state, a description, and how to repair the fault.
+// The result of one check of a doctor command: its state, what was found, and how to fix that.
 
 export interface Finding {
   check: string;
@@ -14,13 +14,13 @@ const finding =
 export const warn = finding('warn');
 export const fail = finding('fail');
 
-/** The text after the list of findings: how to repair each that is not ok. */
+/** Returns the text after the list of findings: how to fix each finding that is not ok. */
 export function mendText(findings: readonly Finding[]): string {
   const lines = findings.flatMap(({ check, mend }) => (mend === undefined ? [] : [`  ${check}: ${mend}`]));
-  return ['', ...(lines.length === 0 ? ['No problem was found.'] : ['To repair:', ...lines])].join('\n');
+  return ['', ...(lines.length === 0 ? ['No problem was found.'] : ['To fix:', ...lines])].join('\n');
 }
 
-/** The message of the innermost cause of an error. */
+/** Returns the message of the innermost cause of an error. */
 export function reason(error: unknown): string {
   let last: unknown = error;
   while (last instanceof Error && last.cause !== undefined) last = last.cause;

@@ -1,4 +1,4 @@
-// Checks whether a port or socket file accepts connections.
+// Checks that a port or socket file accepts connections.
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
 import { connect as connectTls } from 'node:tls';
@@ -6,17 +6,17 @@ import { after } from '../clock.ts';
 
 const timeoutMs = 3_000;
 
-/** Rejects if no program listens at the address within 3 s. */
+/** Rejects if no connection to the address is made within 3 s. */
 export const reachPort = (host: string, port: number): Promise<void> =>
   settled(connect({ host, port }), 'connect');
 
-/** Rejects unless the broker at the address has a certificate that the certificate authority `ca` (PEM) has signed. */
+/** Rejects unless a broker answers there whose certificate is signed by the authority `ca` (PEM). */
 export async function reachBroker(host: string, port: number, ca: string): Promise<void> {
   const socket = connectTls({ host, port, ca, servername: 'farhand-broker', ALPNProtocols: ['h2'] });
   await settled(socket, 'secureConnect');
 }
 
-/** Rejects if no program listens on the socket file within 3 s. */
+/** Rejects if no connection to the socket file is made within 3 s. */
 export const reachSocketFile = (path: string): Promise<void> => settled(connect({ path }), 'connect');
 
 async function settled(socket: Socket, event: string): Promise<void> {

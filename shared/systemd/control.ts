@@ -7,15 +7,13 @@ import { clean } from '../sanitize-text.ts';
 export interface State {
   /** `active`, `activating`, `failed` or `inactive`. */
   active: string;
-  /** Whether systemd finds a unit file of this name. */
+  /** True if systemd finds a unit file of this name. */
   installed: boolean;
   enabled: boolean;
   since: string;
-  /**
-   * Status text that the program sent to systemd. If the agent is not root, its commands can forge the text.
-   */
+  /** Status text that the program sent to systemd. Commands of an agent that is not root can forge it. */
   status: string;
-  /** Running version, as the program reports it at the end of its status text. */
+  /** Version of the running program, which is at the end of its status text. */
   version: string | undefined;
   /** `success`, or how the service failed. */
   result: string;
@@ -31,16 +29,16 @@ interface Ran {
   stderr: string;
 }
 
-/** `timeout` in ms is longer than a service start, which may take three minutes. */
+/** `timeout` in milliseconds: longer than the start of a service, which may take three minutes. */
 const options = { timeout: 200_000, reject: false, stripFinalNewline: false } as const;
 
-/** Runs a program of the system to its end; never rejects because it fails. */
+/** Runs a program of the system to its end. A failure of the program is in `code`, never thrown. */
 export async function run(file: string, args: readonly string[]): Promise<Ran> {
   const { exitCode = 1, stdout, stderr, originalMessage = '' } = await execa(file, args, options);
   return { code: exitCode, stdout, stderr: stderr || originalMessage };
 }
 
-/** Runs a program of the system and returns its output; throws StartError if it fails. */
+/** Runs a program of the system and returns its stdout. Throws StartError if the program fails. */
 export async function must(file: string, args: readonly string[]): Promise<string> {
   const { code, stdout, stderr } = await run(file, args);
   if (code !== 0) throw new StartError(`${file} ${args.join(' ')}: ${stderr.trim()}`, 1);
@@ -51,11 +49,11 @@ export async function must(file: string, args: readonly string[]): Promise<strin
 export function needSystemd(verb: string, root: boolean): void {
   if (!existsSync('/run/systemd/system')) {
     throw new StartError(
-      `${verb} needs systemd, which does not run on this machine: start the program another way`,
+      `${verb} needs systemd, which does not run on this machine; start the program another way`,
       1,
     );
   }
-  if (root && process.getuid?.() !== 0) throw new StartError(`${verb} must be run as root: use sudo`, 1);
+  if (root && process.getuid?.() !== 0) throw new StartError(`${verb} must be run as root; use sudo`, 1);
 }
 
 export async function systemdVersion(): Promise<number> {
@@ -98,13 +96,13 @@ function split(line: string): [string, string] {
   return [line.slice(0, at), line.slice(at + 1)];
 }
 
-/** The last lines of a service's log; empty for a user who may not read the journal. */
+/** Returns the last lines of a service's log; none for a user who may not read the journal. */
 export async function lastLines(name: string, count: number): Promise<string[]> {
   return await journal(name, `--lines=${count}`);
 }
 
 /**
- * The last 10 lines of a service's log since `since` (ms since 1970), after the first error if it is older.
+ * The last 10 lines of a service's log since `since` (ms since 1970); an older first error comes before them.
  */
 export async function complaints(name: string, since: number): Promise<string[]> {
   const sinceThen = `--since=@${(since / 1_000).toFixed(3)}`;

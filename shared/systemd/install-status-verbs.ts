@@ -1,4 +1,4 @@
-// The verbs install, status and uninstall that agent and broker have in common.
+// Runs the service verbs of agent and broker: install, status, uninstall, and their help.
 import { existsSync } from 'node:fs';
 import * as z from 'zod';
 import { StartError } from '../errors.ts';
@@ -36,15 +36,13 @@ export async function perform(
   return 0;
 }
 
-/** The values that a program adds to an installation after its settings are validated. */
+/** What a program adds to its installation once its settings are validated. */
 export interface Plan extends Omit<Installation, 'command' | 'settings'> {
-  /** Settings to store in the settings file, except the data directory. */
+  /** Settings to store in the settings file; the data directory is added. */
   stored: Record<string, unknown>;
 }
 
-/**
- * Installs the service, or changes an installed one: settings of an earlier installation stay unless they are given again.
- */
+/** Installs a service, or changes an installed one, whose settings stay unless they are given again. */
 export async function installCommand<T extends Record<string, Setting> & { data_dir: Setting }>(
   service: Service,
   table: T,
@@ -57,7 +55,9 @@ export async function installCommand<T extends Record<string, Setting> & { data_
   const { config: _, ...given } = { ...old, ...givenSettings(table, from) };
   const settings = parseSettings(table, { data_dir: dataOf(service), ...given });
   if (settings.data_dir !== dataOf(service)) {
-    throw new StartError(`--data-dir: as a service ${service.name} stores its data in ${dataOf(service)}`);
+    throw new StartError(
+      `--data-dir: as a service ${service.name} stores its data in ${dataOf(service)}; leave out this flag`,
+    );
   }
   const { stored, ...planned } = await plan(settings, given);
   const found = await install(service, {
@@ -77,17 +77,17 @@ const statusSettings = {
     schema: z.enum(['text', 'json']).default('text'),
     value: 'FORM',
     short: 'o',
-    help: 'text or json',
+    help: 'output format: text or json',
     flagOnly: true,
   },
   help: common.help,
 };
 
-/** `more`: fields of the JSON output that only this program has. */
+/** The verb `status` of a service. `more` returns fields of the JSON output that only this program has. */
 export function statusCommand(service: Service, more: (state: State) => object = () => ({})): Command {
   const { name } = service;
   return {
-    purpose: 'prints the state of the service; exits with 0 while it runs, else with 3',
+    purpose: 'prints the state of the service; exits with 0 if it runs, else with 3',
     settings: statusSettings,
     async run(from) {
       const { output } = readSettings(statusSettings, from);
@@ -107,7 +107,7 @@ function jsonOf({ active, exitStatus, ...state }: State, more: object, log: stri
 
 function textOf(name: string, state: State, log: string[]): string {
   const { installed, active, enabled, since, status, version, result, exitStatus, user } = state;
-  if (!installed) return `${name} is not installed as a service`;
+  if (!installed) return `${name} is not installed as a service; see ${name} install --help`;
   const failed = active === 'failed' ? `, ${result}: its exit code was ${exitStatus}` : '';
   return [
     `${version ? `${name} ${version}` : name}: ${active}${failed}, since ${since || 'ever'}, as ${user}${enabled ? '' : ', not started at boot'}`,

@@ -19,11 +19,11 @@ import {
 } from './control.ts';
 
 export interface Service {
-  /** Name of the service, its unit, its own account and its directory below /var/lib. */
+  /** Name of the service; its unit, its account and its directory below /var/lib have the same name. */
   name: string;
   /** Home directory of the service's own account; absent if the account needs none. */
   home?: string;
-  /** Whether a running service has reached the state that an installation waits for. */
+  /** True if a running service has the state that its installation waits for. */
   settled(state: State): boolean;
 }
 
@@ -38,9 +38,9 @@ interface UnitValues {
 export interface Installation extends UnitValues {
   /** Directories that the unit hides from the service. */
   hidden: readonly string[];
-  /** Content of the settings file, TOML. */
+  /** Content of the settings file, as TOML. */
   settings: string;
-  /** A file that only the service's account may read; without `text` an existing file stays as it is. */
+  /** A file that only the service's account may read. Without `text` an existing file stays as it is. */
   secret?: { file: string; text: string | undefined };
 }
 
@@ -58,15 +58,15 @@ const unitOf = ({ name }: Service): string => `/etc/systemd/system/${name}.servi
 export const settingsOf = ({ name }: Pick<Service, 'name'>): string =>
   `/etc/farhand/${name.replace('farhand-', '')}.toml`;
 
-/** Steps that undo an installation; they run from the last to the first. */
+/** Steps that undo an installation. They run from the last to the first. */
 type Undo = (() => Promise<unknown>)[];
 
-/** Writes unit and settings, starts the service and waits for it; a failure restores the previous state. */
+/** Writes unit and settings, starts the service and waits for it. A failure restores the previous state. */
 export async function install(service: Service, installation: Installation): Promise<Report> {
   const { name } = service;
   await refuseHidden(installation);
   const files = [settingsOf(service), unitOf(service), installation.secret?.file ?? []].flat();
-  // All files are read before any changes: the account could have replaced its own by a FIFO or a link.
+  // All files are read before any is changed, because the account may have made one a FIFO or a link.
   const old = new Map(
     await Promise.all(files.map(async (file) => [file, await readRegularFile(file)] as const)),
   );
@@ -86,14 +86,14 @@ export async function install(service: Service, installation: Installation): Pro
     const lines = (await complaints(name, since)).map((line) => `  ${line}`);
     const left = before.installed
       ? 'The previous installation was restored.'
-      : 'Everything that it had created was removed.';
+      : 'Everything that the installation had created was removed.';
     const failures = await rollBack(undo);
     const end = failures.length === 0 ? [left] : ['Some changes could not be undone:', ...failures];
     throw new StartError([messageOf(error), ...lines, ...end].join('\n'), 1);
   }
 }
 
-/** Creates the account and writes data directory, settings, unit and secret; adds the undo step of each. */
+/** Creates the account, and writes data directory, settings, unit and secret. Adds the undo step of each. */
 async function putFiles(
   service: Service,
   installation: Installation,
@@ -118,7 +118,8 @@ async function putFiles(
 async function accountOf({ name, home }: Service, user: string, undo: Undo): Promise<Account> {
   const found = await findAccount(user);
   if (found) return found;
-  if (user !== name) throw new StartError(`--user ${user}: this machine has no such user`, 1);
+  if (user !== name)
+    throw new StartError(`--user ${user}: this machine has no such user; create it first`, 1);
   const made = await makeAccount(user, home);
   undo.push(() => removeAccount(user, home));
   return made;
@@ -134,7 +135,7 @@ async function rollBack(undo: Undo): Promise<string[]> {
 
 const messageOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));
 
-/** Throws if the unit would hide the program: the failed start would be explained only in the journal. */
+/** Throws if the unit would hide the program: only the journal would explain the failed start. */
 async function refuseHidden({ command, hidden }: Installation): Promise<void> {
   for (const word of command.filter((one) => one.startsWith('/'))) {
     const real = await realpath(word).catch(() => word);
@@ -147,7 +148,7 @@ async function refuseHidden({ command, hidden }: Installation): Promise<void> {
   }
 }
 
-/** Reloads the unit files that are there now, and restarts the service if `active` says that it ran. */
+/** Makes systemd read the unit files again, and restarts the service if `active` says that it ran before. */
 async function restore(name: string, active: string): Promise<void> {
   await must('systemctl', ['daemon-reload']);
   await run('systemctl', ['reset-failed', name]);
@@ -158,25 +159,25 @@ async function settle({ name, settled }: Service): Promise<Report> {
   for (const until = monotonic() + settleMs; ; await sleep(200)) {
     const state = await stateOf(name);
     if (state.active === 'failed' || state.restarts >= mostRestarts) {
-      throw new StartError(`${name} keeps failing: ${state.status || state.result}`, 1);
+      throw new StartError(`${name} fails again and again: ${state.status || state.result}`, 1);
     }
     const good = state.active === 'active' && settled(state);
     if (good || monotonic() > until) return { ...state, settled: good, log: await lastLines(name, 5) };
   }
 }
 
-/** Stops the service and removes everything; with `keep` data, settings and account stay. */
+/** Stops the service and removes all its files. With `keep`, data, settings and account stay. */
 export async function uninstall(service: Service, keep: boolean): Promise<void> {
   needSystemd('uninstall', true);
   const { name, home } = service;
-  // Includes drop-ins that an administrator added by hand or with `systemctl edit` and `set-property`.
+  // Directories of drop-ins, including those that an administrator added by `systemctl edit`.
   const places = ['/etc/systemd/system', '/etc/systemd/system.control', '/run/systemd/system'];
   await run('systemctl', ['disable', '--now', '--quiet', name]);
   await must('rm', ['-rf', '--', unitOf(service), ...places.map((one) => `${one}/${name}.service.d`)]);
   await must('systemctl', ['daemon-reload']);
   await run('systemctl', ['reset-failed', name]);
   if (keep) return;
-  // rm instead of Node: the owner of the directory could redirect Node to another path during the removal.
+  // Uses rm: the owner of the directory could redirect Node's own removal to another path.
   await must('rm', ['-rf', '--', dataOf(service)]);
   await place(settingsOf(service), undefined);
   await removeAccount(name, home).catch((error: unknown) => {
@@ -185,7 +186,7 @@ export async function uninstall(service: Service, keep: boolean): Promise<void> 
   });
 }
 
-/** The unit file of `farhand-agent` or `farhand-broker`, for the given version of systemd. */
+/** Returns the unit file of `farhand-agent` or `farhand-broker`. `systemd`: the version of systemd. */
 export function unitText(name: string, systemd: number, { command, user, blocks }: UnitValues): string {
   const file = layout.shipped(`${name}.service`, () =>
     join(layout.home, name.replace('farhand-', ''), `${name}.service`),
@@ -206,7 +207,7 @@ function quoted(word: string): string {
   return /^[\w@%+=:,./$-]+$/.test(plain) ? plain : `"${plain.replace(/[\\"]/g, '\\$&')}"`;
 }
 
-/** Replaces a file; without `content` removes the file, and its directory if that is then empty. */
+/** Replaces a file. Without `content` removes the file, and its directory if that is then empty. */
 export async function place(file: string, content: FileContent | undefined): Promise<void> {
   const directory = dirname(file);
   if (!content) {
@@ -233,7 +234,11 @@ async function makeAccount(name: string, home: string | undefined): Promise<Acco
   const where = home ? ['--create-home', `--home-dir=${home}`] : ['--no-create-home', '--home-dir=/'];
   await must('useradd', ['--system', '--user-group', ...where, '--shell=/usr/sbin/nologin', name]);
   const made = await findAccount(name);
-  if (!made) throw new StartError(`useradd succeeded, but there is no user ${name}`, 1);
+  if (!made)
+    throw new StartError(
+      `useradd succeeded, but getent finds no user ${name}; check the user databases in /etc/nsswitch.conf`,
+      1,
+    );
   return made;
 }
 
@@ -254,8 +259,8 @@ async function findAccount(name: string): Promise<Account | undefined> {
 }
 
 /**
- * Changes the owner of a data directory to this account. Stops the service first. Removes links, FIFOs and
- * sockets of the old owner, by which the new owner, perhaps root, could be made to open other files.
+ * Makes this account the owner of a data directory, after stopping the service. Removes links, FIFOs and
+ * sockets of the old owner, which could make the new owner, perhaps root, open other files.
  */
 async function takeOver(service: string, directory: string, { uid, gid }: Account): Promise<void> {
   const owner = lstatSync(directory, { throwIfNoEntry: false })?.uid;

@@ -1,4 +1,4 @@
-// Reports the state of a program to systemd, which started it: ready, status text, alive (sd_notify(3)).
+// Reports to systemd that a program it started is ready, alive or stopping (sd_notify(3)).
 import { execFile } from 'node:child_process';
 import { every } from '../clock.ts';
 import type { Logger } from '../logger.ts';
@@ -6,11 +6,11 @@ import { version } from '../version.ts';
 
 export interface Notify {
   /**
-   * Reports the program ready, with `text` as its status. systemd ends the program when `alive` no longer
-   * returns true. Later calls only send the text.
+   * Reports that the program is ready, with `text` as its status. systemd ends the program when `alive` no
+   * longer returns true. Later calls only change the text.
    */
   up(text: string, alive: () => boolean): void;
-  /** Reports that the program stops, and why; resolves when the report is sent. */
+  /** Reports that the program stops, with `text` as the reason. Resolves when the report is sent. */
   ending(text: string): Promise<void>;
 }
 
@@ -18,9 +18,7 @@ type Environment = Record<string, string | undefined>;
 
 const notifyMs = 10_000;
 
-/**
- * Removes the variables of systemd from `env`. Without NOTIFY_SOCKET the methods of the result do nothing.
- */
+/** Takes systemd's variables out of `env`. Without NOTIFY_SOCKET the returned methods do nothing. */
 export function openNotify(env: Environment, pid: number, log: Logger): Notify {
   const socket = take(env, 'NOTIFY_SOCKET');
   const watchdogMs = Number(take(env, 'WATCHDOG_USEC') ?? 0) / 1_000;
@@ -34,14 +32,14 @@ export function openNotify(env: Environment, pid: number, log: Logger): Notify {
       sent = sent
         .then(() => send(socket, words))
         .catch((error: unknown) =>
-          log.warn({ err: error }, 'systemctl status may be outdated: systemd-notify failed'),
+          log.warn({ err: error }, 'systemd-notify failed, so systemctl status may be outdated'),
         );
     return sent;
   };
   return {
     up(text, alive) {
       if (over) return;
-      // The status includes the running version: the file on disk may be a newer one by now.
+      // The status includes the running version, because the program file may be a newer one by now.
       void notify('READY=1', `STATUS=${line(text)} (${version})`);
       if (!watched || !(watchdogMs > 0)) return;
       beats ??= every(watchdogMs / 2, () => {
@@ -64,9 +62,7 @@ function take(env: Environment, name: string): string | undefined {
 
 const line = (text: string): string => text.replace(/\s+/g, ' ');
 
-/**
- * Runs `systemd-notify`, part of every systemd, for 8 ms: Node cannot send datagrams to the path of a socket.
- */
+/** Runs `systemd-notify`, which takes 8 ms, because Node cannot send datagrams to the path of a socket. */
 function send(socket: string, words: string[]): Promise<void> {
   const options = { env: { PATH: '/usr/bin:/bin', NOTIFY_SOCKET: socket }, timeout: notifyMs };
   return new Promise((resolve, reject) => {

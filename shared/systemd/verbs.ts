@@ -1,4 +1,4 @@
-// The service verbs install, status and uninstall, and the status text that an agent reports on its link.
+// The service verbs install, status and uninstall, and the status text about an agent's link.
 import type { Invocation } from '../settings.ts';
 
 const verbs = ['install', 'status', 'uninstall'] as const;
@@ -8,12 +8,12 @@ export function isVerb(word: string | undefined): word is Verb {
   return verbs.some((verb) => verb === word);
 }
 
-/** The lines about service verbs at the end of a program's help. */
+/** Returns the lines about service verbs at the end of a program's help. */
 export function verbsHelp(program: string): string {
-  return `\nAs a service of systemd: ${program} install | status | uninstall, each with --help.\n`;
+  return `\nTo run it as a systemd service: ${program} install | status | uninstall, each with --help.\n`;
 }
 
-/** The status text of an agent for `systemctl status`; `machineId` is given while the agent is linked. */
+/** Returns an agent's text for `systemctl status`. `machineId`: undefined while the agent is not linked. */
 export function linkText(broker: string, machineId: string | undefined): string {
   return machineId ? `linked to ${broker} as ${machineId}` : `not linked to ${broker}, trying`;
 }
@@ -23,13 +23,13 @@ export interface LinkState {
   machineId: string | undefined;
 }
 
-/** Parses a status text that `linkText` made; undefined for any other text. */
+/** Parses a status text of linkText(); undefined for any other text. */
 export function linkIn(text: string): LinkState | undefined {
   const [, broker, machineId] = /^(?:not )?linked to (\S+?)(?: as (\S+)|, trying)$/.exec(text) ?? [];
   return broker ? { broker, machineId } : undefined;
 }
 
-/** The command line that starts this program again: the launcher, which survives updates, or Node itself. */
+/** The command line that starts this program again: the launcher, which survives updates, or Node. */
 export function ownCommand({ FARHAND_PROGRAM: launcher }: Invocation['env']): string[] {
   return launcher ? [launcher] : [process.execPath, ...process.execArgv, process.argv[1] ?? ''];
 }

@@ -1,11 +1,11 @@
 // File names as bytes, one character per byte (latin1): names need not be UTF-8, and compare bytewise.
 
-/** A path or name with one character per byte; use `bytes` to pass it to `fs`, `toText` to print it. */
+/** A path or name with one character per byte. For node:fs use bytes(), for messages toText(). */
 export type Bytes = string;
 
 /** Converts a name to the form that functions of node:fs need. */
 export const bytes = (path: Bytes): Buffer => Buffer.from(path, 'latin1');
-/** Converts a name to text for messages; bytes that are not UTF-8 become U+FFFD. */
+/** Converts a name to text for messages. Bytes that are not UTF-8 become U+FFFD. */
 export const toText = (path: Bytes): string => bytes(path).toString();
 /** Converts UTF-8 text, such as a setting, to a name. */
 export const fromText = (path: string): Bytes => Buffer.from(path).toString('latin1');

@@ -1,13 +1,13 @@
-// Encodes and decodes the headers of tar entries: writes ustar with pax records; reads these, GNU and v7.
-// Names stay bytes in both directions; tar-stream would lose them, as its pax records are UTF-8 text.
+// Encodes and decodes the headers of tar entries: writes ustar with pax records, and reads these, GNU and v7.
+// Names are bytes. tar-stream would damage names that are not UTF-8.
 import { type Bytes, bytes } from './byte-names.ts';
 
 export const blockBytes = 512;
 
-/** The kind of an entry that has a path; other type flags only describe the next entry. */
+/** The kind of an entry that has a path. Entries of other kinds only describe the next entry. */
 export type TarKind = 'file' | 'link' | 'symlink' | 'directory';
 
-/** What is read of a header. Not its owner: unpacked files belong to the user who unpacks them. */
+/** The fields read from a header. The owner is none of them: files belong to the user who unpacks them. */
 export interface TarContent {
   kind: TarKind;
   name: Bytes;
@@ -28,7 +28,7 @@ export interface TarHeader extends TarContent {
 
 /** Number of padding bytes between the end of a body and the next header. */
 export const paddingOf = (size: number): number => (blockBytes - (size % blockBytes)) % blockBytes;
-/** Two blocks of zeros, which end an archive. */
+/** The two blocks of zeros that end an archive. */
 export const endOfArchive = Buffer.alloc(2 * blockBytes);
 
 // ---- Encoding
@@ -36,8 +36,8 @@ export const endOfArchive = Buffer.alloc(2 * blockBytes);
 const flags = { file: '0', link: '1', symlink: '2', directory: '5', pax: 'x' } as const;
 
 /**
- * The header blocks of one entry: a pax header, then the plain header. The pax header has values that do not
- * fit the plain one, such as fractions of a second.
+ * Returns the header blocks of one entry: a pax header, then the plain header. The pax header has the values
+ * that do not fit the plain one, such as fractions of a second.
  */
 export function encodeHeader(header: TarHeader): Buffer {
   const records = paxRecordsOf(header);
@@ -60,7 +60,7 @@ function paxRecordsOf({ name, target = '', size, uid, gid, mtimeNs }: TarHeader)
   return bytes(records.map(([key, value, fitsPlain]) => (fitsPlain ? '' : paxRecord(key, value))).join(''));
 }
 
-/** A pax record, "LENGTH key=value\n"; the length includes its own digits. */
+/** Returns a pax record, "LENGTH key=value\n". The length includes its own digits. */
 function paxRecord(key: string, value: Bytes): Bytes {
   const rest = ` ${key}=${value}\n`;
   let length = rest.length;
@@ -93,14 +93,14 @@ function encodeBlock(flag: string, header: TarHeader): Buffer {
   return block;
 }
 
-/** A value in octal digits, or the largest number that fits; the pax record then has the value. */
+/** Returns a value in octal digits, or the largest number that fits: the pax record then has the value. */
 function octal(value: number, digits: number): string {
   return Math.min(value, 8 ** digits - 1)
     .toString(8)
     .padStart(digits, '0');
 }
 
-/** The sum of all bytes of a header; the bytes of the checksum field count as spaces. */
+/** Returns the sum of all bytes of a header. The bytes of the checksum field count as spaces. */
 function checksumOf(block: Buffer): number {
   let sum = 8 * 0x20;
   for (let at = 0; at < blockBytes; at += 1) if (at < 148 || at >= 156) sum += block[at] ?? 0;
@@ -120,12 +120,12 @@ export interface TarBlock extends Omit<TarContent, 'kind'> {
 export function decodeBlock(block: Buffer): TarBlock | undefined {
   if (number(block, 148, 8) !== checksumOf(block)) return undefined;
   const name = text(block, 0, 100);
-  // Only POSIX headers have a prefix: GNU stores times in these bytes, and the oldest form leaves them empty.
+  // Only POSIX headers have a prefix of the name here: GNU stores times in these bytes, v7 leaves them empty.
   const prefix = text(block, 257, 6) === 'ustar' && block[262] === 0 ? text(block, 345, 155) : '';
   const [size, mtime] = [number(block, 124, 12), number(block, 136, 12)];
   if (size === undefined || size < 0 || !Number.isSafeInteger(size)) return undefined;
   return {
-    // The oldest form has no flag for files; flag "7" is a file that should be contiguous on disk.
+    // v7 has no flag for files. Flag "7" is a file that should be contiguous on the disk.
     flag: text(block, 156, 1).replace(/^7?$/, flags.file),
     name: prefix ? `${prefix}/${name}` : name,
     target: text(block, 157, 100),
@@ -148,16 +148,16 @@ function number(block: Buffer, at: number, length: number): number | undefined {
   return /^[0-7]*$/.test(digits) ? Number.parseInt(`0${digits}`, 8) : undefined;
 }
 
-/** The kind of entry for a type flag; undefined for kinds that cannot be unpacked. */
+/** Returns the kind of entry for a type flag; undefined for kinds that cannot be unpacked. */
 export const kindOf = (flag: string): TarKind | undefined =>
   (['file', 'link', 'symlink', 'directory'] as const).find((kind) => flags[kind] === flag);
 
 /** Key under which decodePax stores all records of a sparse file, whatever their full names. */
 export const sparseRecord = 'GNU.sparse';
-/** Keys of the records that are used; decodePax drops all others, so that they do not fill the memory. */
+/** Keys of the records that are used. decodePax() drops all others, so that they do not fill the memory. */
 const usedRecords = new Set(['path', 'linkpath', 'size', 'mtime', sparseRecord]);
 
-/** The used records of a pax header by key, in order; undefined if the header is malformed. */
+/** Returns the used records of a pax header by key, in order; undefined if the header is malformed. */
 export function decodePax(body: Buffer): Map<string, Bytes> | undefined {
   const records = new Map<string, Bytes>();
   for (let at = 0; at < body.length; ) {

@@ -1,4 +1,4 @@
-// Reads and writes tar archives, for the agent and for `farhand files`; checks the names of their entries.
+// Reads and writes tar archives and checks the names of their entries, for the agent and for `farhand files`.
 export { type Bytes, bytes, fromText, toText } from './byte-names.ts';
 export { encodeHeader, endOfArchive, paddingOf, type TarHeader } from './header.ts';
 export { entryFault, readTar, type TarEntry } from './reader.ts';

@@ -16,25 +16,25 @@ import {
   type TarContent,
 } from './header.ts';
 
-/** Most bytes of a pax header or long name: it may contain extended attributes, which are ignored. */
+/** Most bytes of a long name or of a pax header, which may contain extended attributes (ignored). */
 const longestExtension = 1024 * 1024;
 /** Most headers in a row that only describe the next entry. */
 const mostExtensions = 8;
 const inflatedBytes = 256 * 1024;
 
 export interface TarEntry extends TarContent {
-  /** Content of the entry; a part that the caller does not read is skipped. */
+  /** The content of the entry. Bytes that the caller does not read are skipped. */
   body: AsyncIterable<Buffer>;
 }
 
 const damaged = (reason: string): AppError => new AppError('invalid_request', `not a tar archive: ${reason}`);
 
-/** An error about one entry of an archive. */
+/** Makes an error about one entry of an archive. */
 export function entryFault(code: AppError['code'], name: Bytes, reason: string): AppError {
   return new AppError(code, `entry ${toText(name)}: ${reason}`, { entry: toText(name) });
 }
 
-/** Yields the entries of a tar; reads and drops the bytes after the end of the archive. */
+/** Yields the entries of a tar. Reads and drops the bytes after the end of the archive. */
 export async function* readTar(chunks: AsyncIterable<Buffer>): AsyncGenerator<TarEntry> {
   const source = new Source(unzipped(chunks));
   try {
@@ -53,7 +53,7 @@ export async function* readTar(chunks: AsyncIterable<Buffer>): AsyncGenerator<Ta
   }
 }
 
-/** The header of the next entry with its extended headers applied; undefined at the end of the archive. */
+/** Reads the next entry's header and applies its extended headers; undefined at the archive's end. */
 async function nextHeader(source: Source, global: Map<string, Bytes>): Promise<TarContent | undefined> {
   let records = new Map(global);
   for (let extensions = 0; extensions <= mostExtensions; extensions += 1) {
@@ -67,7 +67,7 @@ async function nextHeader(source: Source, global: Map<string, Bytes>): Promise<T
     } else if (block.flag === 'x') records = new Map([...records, ...(await paxOf(source, block))]);
     else if (block.flag === 'L') records.set('path', await longName(source, block));
     else if (block.flag === 'K') records.set('linkpath', await longName(source, block));
-    // Flag "V" is a label, which names the archive and describes no entry.
+    // Flag "V" is the label of the archive, and describes no entry.
     else if (block.flag !== 'V') return headerOf(block, records);
   }
   throw damaged(`more than ${mostExtensions} extended headers belong to one entry`);
@@ -95,7 +95,11 @@ function headerOf(block: TarBlock, records: Map<string, Bytes>): TarContent {
   const name = records.get('path') || block.name;
   const kind = block.flag === '0' && name.endsWith('/') ? 'directory' : kindOf(block.flag);
   if (!kind || records.has(sparseRecord))
-    throw entryFault('unsupported_file', name, 'is a device, FIFO or sparse file; leave it out');
+    throw entryFault(
+      'unsupported_file',
+      name,
+      'is a device, FIFO or sparse file; leave it out of the archive',
+    );
   return {
     ...block,
     kind,
@@ -114,7 +118,7 @@ function sizeOf(block: TarBlock, records: Map<string, Bytes>): number {
 }
 
 /**
- * Reads exact numbers of bytes from chunks of any size; iterating over it yields the current entry's body.
+ * Reads exact numbers of bytes from chunks of any size. Iterating over it yields the current entry's body.
  */
 class Source implements AsyncIterable<Buffer> {
   readonly #chunks: AsyncIterator<Buffer>;
@@ -152,7 +156,7 @@ class Source implements AsyncIterable<Buffer> {
   async #next(most: number): Promise<Buffer> {
     while (this.#rest.length === 0) {
       const next = await this.#chunks.next();
-      if (next.done) throw damaged('it is cut off');
+      if (next.done) throw damaged('the data ends within an entry');
       this.#rest = next.value;
     }
     const part = this.#rest.subarray(0, most);
@@ -161,7 +165,7 @@ class Source implements AsyncIterable<Buffer> {
   }
 }
 
-/** Passes the bytes on, decompressed if they start with gzip's magic number. */
+/** Yields the bytes, decompressed if they start with gzip's magic number. */
 async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
   const iterator = chunks[Symbol.asyncIterator]();
   let start: Buffer = Buffer.alloc(0);
@@ -170,8 +174,8 @@ async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> 
     if (next.done) break;
     start = Buffer.concat([start, next.value]);
   }
-  // gunzip may end before its input does. This generator then reads the rest, so closing `all` must not close
-  // the source.
+  // gunzip may end before its input does. The rest is then read below, so ending `all` must not end the
+  // source.
   const rest = { [Symbol.asyncIterator]: () => ({ next: () => iterator.next() }) };
   const all = async function* (): AsyncGenerator<Buffer> {
     yield start;
@@ -184,7 +188,7 @@ async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> 
 async function* inflated(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
   const gunzip = createGunzip({ chunkSize: inflatedBytes });
   const fed = pipeline(chunks, gunzip);
-  // The loop over gunzip below throws the same failure.
+  // Ignored here, because the loop over gunzip below throws the same failure.
   fed.catch(() => undefined);
   try {
     for await (const chunk of gunzip) yield chunk as Buffer;

@@ -1,13 +1,13 @@
-// Checks the names and symlinks of an archive: each must stay inside the directory it is unpacked into.
+// Checks the names and symlinks of an archive, which must not lead outside the target directory.
 import type { Bytes } from './byte-names.ts';
 import { entryFault } from './reader.ts';
 
-/** Linux limits the bytes of a path and of a name; `mostComponents` is our own limit on a path's depth. */
+/** Linux's limits on the bytes of a path and of a name, and our own limit on a path's depth. */
 const longestPath = 4095;
 const longestName = 255;
 const mostComponents = 255;
 
-/** The path of an entry in the directory, without "." and empty parts; empty for the directory itself. */
+/** The path of an entry in the directory, without "." and empty parts. Throws if it is not allowed. */
 export function pathOfEntry(name: Bytes): Bytes {
   const refuse = (reason: string) => entryFault('invalid_path', name.slice(0, longestPath), reason);
   if (name === '') throw refuse('has no name');
@@ -16,7 +16,8 @@ export function pathOfEntry(name: Bytes): Bytes {
   if (name.startsWith('/')) throw refuse('has an absolute path');
   const parts = name.split('/').filter((part) => part !== '' && part !== '.');
   if (parts.includes('..')) throw refuse('has ".." in its path, which leads outside the directory');
-  if (parts.length > mostComponents) throw refuse(`lies more than ${mostComponents} directories deep`);
+  if (parts.length > mostComponents)
+    throw refuse(`lies more than ${mostComponents} directories deep, the most allowed`);
   if (parts.some((part) => part.length > longestName)) throw refuse(`has a name over ${longestName} bytes`);
   return parts.join('/');
 }
@@ -24,12 +25,16 @@ export function pathOfEntry(name: Bytes): Bytes {
 /** Throws if the target of a symlink is empty, too long or has a NUL byte. */
 export function assertTarget(path: Bytes, target: Bytes): void {
   if (target === '' || target.includes('\0') || target.length > longestPath)
-    throw entryFault('invalid_path', path, 'is a symlink whose target no file can have');
+    throw entryFault(
+      'invalid_path',
+      path,
+      'is a symlink whose target is empty, too long or contains a NUL byte',
+    );
 }
 
 /**
- * Throws unless a symlink leads to a path inside the directory. ".." is allowed only at the start of the
- * target. After a name, which may be a symlink itself, it could lead anywhere.
+ * Throws unless a symlink leads to a path inside the directory. The target may have ".." only at its start:
+ * after a name, which may be a symlink itself, ".." could lead anywhere.
  */
 export function assertInside(path: Bytes, target: Bytes): void {
   const refuse = (reason: string) => entryFault('invalid_path', path, `is a symlink ${reason}`);

@@ -31,7 +31,7 @@ test('prints what is wrong with an agent and how to fix it, with exit code 1', a
       system.grpc,
       /^fail {2}identity +this machine has not joined .*join-tokens create/ms,
     ],
-    [damaged, system.grpc, /^fail {2}identity +\S+ is damaged: remove it and join again/ms],
+    [damaged, system.grpc, /^fail {2}identity +\S+ is damaged; remove it and join the broker again/ms],
     [
       removed.dataDir,
       system.grpc,
@@ -74,7 +74,7 @@ test('an agent whose clock is behind the broker’s certificate names its clock,
   });
   const system = await startFarhand({ dataDir: first.dataDir, flags: ['--grpc', first.grpc] });
   setClock();
-  const fault = /certificate is not yet valid by the clock of this machine \(20\d\d-\S+Z\): set the clock/;
+  const fault = /certificate is not yet valid by the clock of this machine \(20\d\d-\S+Z\); set the clock/;
   await vi.waitFor(() => expect(agent.logged.join('')).toMatch(fault), { timeout: 15_000 });
   const params = { broker: system.grpc, joinToken: await system.joinToken(), name: 'late', tags: [] };
   await expect(loadIdentity(temporaryFolder('late'), params)).rejects.toThrow(fault);

@@ -462,7 +462,10 @@ test('a command that does not read is given no more than a queue holds, and lose
       if (error !== undefined) return error;
     }
   })();
-  expect(full).toMatchObject({ code: 'unavailable', message: 'the command does not read its input' });
+  expect(full).toMatchObject({
+    code: 'unavailable',
+    message: 'the command does not read its input; send less, or try again later',
+  });
   expect(given.length * piece.length).toBeGreaterThan(1_000_000);
   expect(given.length * piece.length).toBeLessThan(1_200_000);
   await give(id, '', { end: true });

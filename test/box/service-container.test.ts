@@ -70,7 +70,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(refused.code).toBe(1);
     expect(refused.stderr).toContain('--insecure-http');
     expect(refused.stderr).toContain('\n  farhand-broker: --http');
-    expect(refused.stderr).toContain('Everything that it had created was removed.');
+    expect(refused.stderr).toContain('Everything that the installation had created was removed.');
     expect(await traces('farhand-broker')).toEqual([]);
     expect((await broker('status')).code).toBe(3);
     const pair = ['--tls-cert', '/root/x.pem', '--tls-key', '/root/x.pem'];
@@ -190,7 +190,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     const asAgent = (line: string): Promise<Ran> =>
       box.run('runuser', '-u', 'farhand-agent', '--', 'sh', '-c', line);
     await asAgent('cd /var/lib/farhand-agent && mkfifo join-token');
-    const refused = { code: 78, stderr: expect.stringContaining('is not a regular file: remove it') };
+    const refused = { code: 78, stderr: expect.stringContaining('is not a regular file; remove it') };
     expect(await agent('install', '--join-token', await joinToken())).toMatchObject(refused);
     expect(await agent('install')).toMatchObject(refused);
     await asAgent(

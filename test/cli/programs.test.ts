@@ -400,7 +400,7 @@ describe('a data directory', () => {
       const { code, stderr } = await run('broker', args);
       expect(code).toBe(1);
       expect(stderr).toBe(
-        `farhand-broker: another broker already uses ${first.dataDir}: stop it, or choose another --data-dir\n`,
+        `farhand-broker: another broker already uses ${first.dataDir}; stop that process, or choose another --data-dir\n`,
       );
     }
     expect(readFileSync(join(first.dataDir, 'state.json'))).toEqual(before);

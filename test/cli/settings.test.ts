@@ -439,8 +439,16 @@ describe('REST in the clear', () => {
 test('an agent that waits to join says in words what is wrong with the address, and keeps nothing', async () => {
   const [plain, secure] = [await startFarhand(), await startFarhand({ flags: ['--tls'] })];
   const cases: [string, string, RegExp][] = [
-    [plain.url, await plain.joinToken(), /is not the broker’s port for agents; set --broker to the port of .* 8421/],
-    [secure.url, await plain.joinToken(), /is not the broker’s port for agents; set --broker to the port of .* 8421/],
+    [
+      plain.url,
+      await plain.joinToken(),
+      /is not the broker’s port for agents; set --broker to the port of .* 8421/,
+    ],
+    [
+      secure.url,
+      await plain.joinToken(),
+      /is not the broker’s port for agents; set --broker to the port of .* 8421/,
+    ],
     ['http://127.0.0.1:1', await plain.joinToken(), /check that the broker runs/],
   ];
   for (const [url, joinToken, words] of cases) {
