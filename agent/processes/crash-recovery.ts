@@ -84,7 +84,8 @@ async function killLeftovers({ journal, cgroups, limits, log }: Parts, pipes: st
   // A pipe stays in its directory as long as its command runs.
   const links = (await readdir(pipes).catch(() => [])).map((name) => join(pipes, name));
   const leaders = entries.map(([, { started }]) => started).filter((one) => one !== undefined);
-  const tree = new Tree({ marks, links, leaders, cgroups });
+  const paths = entries.flatMap(([, { cgroup }]) => (cgroup && cgroups ? cgroups.pathOf(cgroup) : []));
+  const tree = new Tree({ marks, links, leaders, cgroups: paths });
   if ((await tree.members()).length === 0) return;
   const survivors = await killTree(tree, AbortSignal.abort(), limits.killForMs);
   log.warn(

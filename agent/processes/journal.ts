@@ -20,6 +20,8 @@ export interface JournalEntry {
   accepted_at: number;
   /** Absent for a command. */
   terminal?: true;
+  /** Name of its cgroup, if it has one of its own. */
+  cgroup?: string;
   /** `start`: start time of proc(5). With the pid it identifies one process, also after the pid is reused. */
   started?: { pid: number; start: string; at: number };
   exit?: Exit;
@@ -27,7 +29,7 @@ export interface JournalEntry {
 
 export type Line =
   | { t: 'journal'; id: string; version: number }
-  | { t: 'accepted'; id: string; at: number; terminal?: true }
+  | { t: 'accepted'; id: string; at: number; terminal?: true; cgroup?: string }
   | { t: 'started'; id: string; pid: number; start: string; at: number }
   | { t: 'end'; id: string; exit: Exit }
   /** Written by agents up to version 0.1.0: the command was not accepted after all. */
@@ -138,10 +140,10 @@ export class Journal {
   }
 
   /** Resolves when the line is on the disk. If the write fails, the id is removed and the call rejects. */
-  async accept(id: string, kind: ProcessKind): Promise<void> {
+  async accept(id: string, kind: ProcessKind, cgroup?: string): Promise<void> {
     try {
       const which = kind === 'terminal' ? ({ terminal: true } as const) : {};
-      await this.#write({ t: 'accepted', id, at: now(), ...which }, true);
+      await this.#write({ t: 'accepted', id, at: now(), ...which, ...(cgroup && { cgroup }) }, true);
     } catch (error) {
       this.entries.delete(id);
       throw fromErrno(error, join(this.#directory, 'journal'));
@@ -172,7 +174,8 @@ export class Journal {
     const { id } = line;
     const entry = this.entries.get(id);
     if (line.t === 'accepted') {
-      this.entries.set(id, { accepted_at: line.at, ...(line.terminal && { terminal: true }) });
+      const { at, terminal, cgroup } = line;
+      this.entries.set(id, { accepted_at: at, ...(terminal && { terminal }), ...(cgroup && { cgroup }) });
     }
     if (line.t === 'started' && entry) entry.started = { pid: line.pid, start: line.start, at: line.at };
     if (line.t === 'end' && entry) entry.exit = line.exit;
@@ -266,8 +269,8 @@ export class Journal {
       if (at < oldest) this.#forgotten.delete(id);
       else lines.push({ t: 'forgotten', id, at });
     }
-    for (const [id, { accepted_at, terminal, started, exit }] of this.entries) {
-      lines.push({ t: 'accepted', id, at: accepted_at, ...(terminal && { terminal }) });
+    for (const [id, { accepted_at, started, exit, ...accepted }] of this.entries) {
+      lines.push({ t: 'accepted', id, at: accepted_at, ...accepted });
       if (started) lines.push({ t: 'started', id, ...started });
       if (exit) lines.push({ t: 'end', id, exit });
     }

@@ -4,7 +4,7 @@ import { readFileSync } from 'node:fs';
 import { readdir, readFile, readlink } from 'node:fs/promises';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { errnoOf, fromErrno } from '../../shared/errors.ts';
-import { type Cgroups, killByCgroup } from './cgroup.ts';
+import { killByCgroup, threadsIn } from './cgroup.ts';
 import { marker } from './launch-plan.ts';
 
 /** Identifies one process. The pid alone does not, because the kernel reuses pids. */
@@ -41,19 +41,19 @@ export interface TreeOptions {
   links?: readonly string[];
   /** The first processes of the commands. */
   leaders?: readonly Leader[];
-  /** Contains a cgroup for each command, if the agent may create cgroups. */
-  cgroups?: Cgroups | undefined;
+  /** Directories of the commands' cgroups. */
+  cgroups?: readonly string[];
 }
 
 /** All processes of one or more commands, including every process that once belonged to them. */
 export class Tree {
   readonly marks: ReadonlySet<string>;
   readonly #links: ReadonlySet<string>;
-  readonly #cgroups: Cgroups | undefined;
+  readonly #cgroups: readonly string[];
   readonly #known = new Map<number, string>();
   readonly #sessions = new Map<number, string>();
 
-  constructor({ marks, links = [], leaders = [], cgroups }: TreeOptions) {
+  constructor({ marks, links = [], leaders = [], cgroups = [] }: TreeOptions) {
     // An empty mark or link is dropped, because it would match every process that has none.
     this.marks = new Set(marks.filter((mark) => mark !== ''));
     this.#links = new Set(links.filter((link) => link !== ''));
@@ -67,9 +67,7 @@ export class Tree {
    */
   async members(): Promise<Process[]> {
     const all = await listProcesses();
-    const cgroups = this.#cgroups;
-    const inCgroups = cgroups ? [...this.marks].map((mark) => cgroups.members(mark)) : [];
-    const grouped = new Set((await Promise.all(inCgroups)).flat());
+    const grouped = new Set((await Promise.all(this.#cgroups.map(threadsIn))).flat());
     const byPid = new Map(all.map((one) => [one.pid, one]));
     for (const [session, start] of this.#sessions) {
       const leader = byPid.get(session);

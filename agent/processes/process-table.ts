@@ -173,9 +173,8 @@ export abstract class ProcessTable<T extends Tracked> {
     if (known && known.exit?.outcome !== 'PROCESS_OUTCOME_EXPIRED') return known;
     const one = this.#add(id);
     const { journal, cgroups } = this.#parts;
-    const accepting = journal.accept(id, this.#kind.name);
+    const accepting = journal.accept(id, this.#kind.name, cgroups?.take(id));
     // While the disk flushes the journal, everything but the start itself is prepared.
-    cgroups?.create(id);
     const [accepted, prepared] = await Promise.allSettled([accepting, prepare(one)]);
     const ending = accepted.status === 'fulfilled' ? await this.#run(one, prepared, signal) : dropped;
     if (ending && prepared.status === 'fulfilled') await closeUnused(prepared.value.stdio);
@@ -283,13 +282,13 @@ export abstract class ProcessTable<T extends Tracked> {
     } catch (error) {
       log.error({ err: error, id }, `the output of a ${this.#kind.name} could not be closed or removed`);
     }
-    cgroups?.remove(id);
+    cgroups?.giveBack(id);
     this.#open.delete(one);
     this.#closed.wake();
   }
 
   #refuse(one: T, failure: AppError): never {
-    this.#parts.cgroups?.remove(one.id);
+    this.#parts.cgroups?.giveBack(one.id);
     this.#entries.delete(one.id);
     this.#open.delete(one);
     one.state = { is: 'refused', failure };

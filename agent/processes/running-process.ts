@@ -12,7 +12,7 @@ import {
 } from '../../shared/process-limits.ts';
 import type { Cgroups } from './cgroup.ts';
 import type { Exit, Journal } from './journal.ts';
-import { type FirstSignal, killTree, Tree } from './kill-tree.ts';
+import { type FirstSignal, killTree, type Leader, Tree } from './kill-tree.ts';
 import { explain, NotStarted, type Plan } from './launch-plan.ts';
 import { type Child, type Spawners, SpawnFailed } from './spawner/index.ts';
 import type { Exited, SpawnRequest } from './spawner/messages.ts';
@@ -97,19 +97,31 @@ export const endings = {
 } satisfies Record<string, Ending>;
 type KillCause = Exclude<keyof typeof endings, 'exited'>;
 
+function treeOf(id: string, { links }: Stdio, { cgroups }: Parts, leaders: readonly Leader[] = []): Tree {
+  const cgroup = cgroups?.nameOf(id);
+  const paths = cgroups && cgroup ? [cgroups.pathOf(cgroup)] : [];
+  return new Tree({ marks: [id], links, leaders, cgroups: paths });
+}
+
 /** Starts the process. Rejects with NotStarted, or with SpawnerDied if the process may have run. */
 export async function startRunning(id: string, prepared: Prepared, parts: Parts): Promise<Running> {
   const { plan, stdio } = prepared;
   const { cwd, env } = plan;
   const startedAt = now();
   try {
-    const child = await parts.spawners.spawn({ id, cwd, env, ...stdio.request });
+    const child = await parts.spawners.spawn({
+      id,
+      cwd,
+      env,
+      cgroup: parts.cgroups?.nameOf(id),
+      ...stdio.request,
+    });
     await stdio.handedOver();
     return new Running(id, child, startedAt, prepared, parts);
   } catch (error) {
     if (error instanceof SpawnFailed) throw new NotStarted(await explain(error.message, plan));
-    const { cgroups, limits, log } = parts;
-    const tree = new Tree({ marks: [id], links: stdio.links, cgroups });
+    const { limits, log } = parts;
+    const tree = treeOf(id, stdio, parts);
     await killTree(tree, AbortSignal.abort(), limits.killForMs).catch((err: unknown) => {
       log.error(
         { err, id },
@@ -191,11 +203,11 @@ export class Running {
   }
 
   async #killTree(): Promise<void> {
-    const { cgroups, limits, log } = this.#parts;
+    const { limits, log } = this.#parts;
     const { stdio, first } = this.#prepared;
     const about = { id: this.#id, pid: this.child.pid };
     try {
-      const tree = new Tree({ marks: [this.#id], links: stdio.links, leaders: [this.child], cgroups });
+      const tree = treeOf(this.#id, stdio, this.#parts, [this.child]);
       const left = await killTree(tree, this.#hurry.signal, limits.killForMs, first);
       if (left > 0)
         log.error(

@@ -69,12 +69,15 @@ function reportFailure(id: string, error: unknown): void {
 }
 
 /** Opens stdin, stdout and stderr for this program alone: sharing an open file would share its locks. */
-function withFiles({ id, stdin, stdout, stderr }: SpawnRequest, use: (files: number[]) => void): void {
+function withFiles(
+  { cgroup: own, stdin, stdout, stderr }: SpawnRequest,
+  use: (files: number[]) => void,
+): void {
   const files: number[] = [];
   try {
     files.push(openSync(stdin ?? '/dev/null', constants.O_RDONLY));
     for (const path of [stdout, stderr]) files.push(openOutput(path));
-    if (cgroup) moveInto(join(cgroup, id));
+    if (cgroup && own) moveInto(join(cgroup, own));
     use(files);
   } finally {
     if (cgroup) moveInto(cgroup);
