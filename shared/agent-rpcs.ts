@@ -77,7 +77,10 @@ export interface CallOptions {
    * Only for streaming calls: most milliseconds to wait for the next frame; 60 s by default, 0 for no limit.
    */
   idle_ms?: number;
-  /** Concurrency class: calls of one class share a limit per machine; `short` by default. */
+  /**
+   * Concurrency class: the calls that this call shares a limit with. The default is `control` for a unary call
+   * and `short` for a streaming one.
+   */
   lane?: Lane;
 }
 
@@ -93,10 +96,12 @@ export const gaveUp = new AppError('unavailable', 'the caller cancelled the call
 export const cancelledDetails = 'cancelled';
 
 /**
- * Concurrency classes of calls, each with a limit of its own. `short`: small calls; `bulk`: file transfers;
- * `process`: output of processes; `terminal`: terminals and their clients; `watch`: watches of files.
+ * Each lane limits its own concurrent calls. Unary calls: `control` for processes, `single` for one entry of the
+ * file system, `long` for file operations of any length. Streaming calls: `short` for lists and small contents,
+ * `bulk` for file transfers, `process` for calls that follow the output of a process, `terminal` for terminals and
+ * their clients, `watch` for watches of files.
  */
-export type Lane = 'short' | 'bulk' | 'process' | 'terminal' | 'watch';
+export type Lane = 'control' | 'single' | 'long' | 'short' | 'bulk' | 'process' | 'terminal' | 'watch';
 
 /** A call of the broker, as a handler of the agent gets it. */
 export interface AgentCall {

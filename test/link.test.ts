@@ -237,22 +237,6 @@ test('two agents with one identity: the newer replaces the older, frames of the 
   expect(events.items.map(({ data }) => data.machine_id)).toEqual([identity.machineId]);
 });
 
-test('a machine offers at most so many streaming calls; one more is unavailable', async () => {
-  const system = await startFarhand({ tuning: { link: { openCalls: 2 } } });
-  const agent = await scriptedMachine(system);
-  const waiting = new AbortController();
-  const path = `${system.url}/api/v1${files(agent.identity.machineId)}`;
-  const open = [1, 2].map(() =>
-    http(path, 'GET', { key: system.key, signal: waiting.signal }).catch(() => undefined),
-  );
-  await agent.next('call');
-  await agent.next('call');
-  const third = await system.call('GET', files(agent.identity.machineId));
-  expect([third.status, third.body.error.code]).toEqual([503, 'unavailable']);
-  waiting.abort();
-  await Promise.all(open);
-});
-
 test('a report that breaks the contract is dropped, and the last good one stays', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);

@@ -2,9 +2,10 @@
 // allows.
 
 import type { AgentMethods } from '../../shared/agent-rpcs.ts';
-import { StartError } from '../../shared/errors.ts';
+import { AppError, StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Quota } from '../../shared/quota.ts';
+import { Semaphore } from '../../shared/semaphore.ts';
 import { readArchive } from './archive/pack.ts';
 import { writeArchive } from './archive/unpack.ts';
 import { Journal } from './atomic/temporary-files-journal.ts';
@@ -19,7 +20,6 @@ import { copyFile, moveFile } from './move-copy.ts';
 import { readFile } from './read.ts';
 import { removeFile } from './remove.ts';
 import { searchFiles } from './search/index.ts';
-import { Semaphore } from './semaphore.ts';
 import { statFile } from './stat.ts';
 import { touchFile } from './touch.ts';
 import { createUsers } from './users-groups.ts';
@@ -33,6 +33,12 @@ import { writeFile } from './write.ts';
 const mostHeavy = 8;
 /** Heavy calls that may wait for a slot. */
 const mostWaiting = 32;
+
+function refuseLongQueue(waiting: number): AppError | undefined {
+  if (waiting < mostWaiting) return undefined;
+  const message = `too many long file operations are waiting on this machine (limit ${mostWaiting}); try again later`;
+  return new AppError('unavailable', message);
+}
 
 export interface FilesOptions {
   /** Absolute paths of the directories that requests may use; `['/']` allows the whole disk. */
@@ -81,7 +87,7 @@ export async function createFiles(options: FilesOptions): Promise<Files> {
     users: createUsers(),
     home: fromText(home),
     journal,
-    heavy: new Semaphore(mostHeavy, mostWaiting),
+    heavy: new Semaphore(mostHeavy, refuseLongQueue),
     watches: options.watches ?? watchQuota(),
   };
   return {

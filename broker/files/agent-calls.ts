@@ -32,14 +32,16 @@ const lasting =
     ...{ request_id: caller.request_id, signal: caller.signal, caller },
     ...limits,
   });
-/** Options of calls for small work, such as one content or one entry: at most 2 minutes. */
-export const short = lasting({ deadline_ms: 120_000 });
+/** Options of calls about one entry: at most 2 minutes. */
+export const single = lasting({ deadline_ms: 120_000, lane: 'single' });
+/** Options of calls that stream one small content: at most 2 minutes. */
+export const short = lasting({ deadline_ms: 120_000, lane: 'short' });
 /** Options of calls for work on the machine's own disk, however large: at most 24 hours. */
-export const long = lasting({ deadline_ms: 24 * 3_600_000 });
+export const long = lasting({ deadline_ms: 24 * 3_600_000, lane: 'long' });
 /** Options of calls that transfer any number of bytes: without a limit as long as bytes flow. */
 export const bulk = lasting({ lane: 'bulk' });
 /** Options of calls that stream entries at the reader's pace. */
-export const listing = lasting({});
+export const listing = lasting({ lane: 'short' });
 /** Options of calls that may be silent for long, so without an idle timeout. */
 export const watching = lasting({ lane: 'watch', idle_ms: 0 });
 

@@ -14,7 +14,7 @@ import {
   type FileServices,
   pathOf,
   recordFileEvent,
-  short,
+  single,
   splitHead,
 } from './agent-calls.ts';
 
@@ -46,7 +46,7 @@ async function versionOf(services: FileServices, input: DownloadInput, caller: C
   const path = bytesOf(input.path, input.path_encoding);
   const { entry, etag } = await services.presence
     .get(input.machine_id)
-    .stub.statFile({ path }, short(caller));
+    .stub.statFile({ path }, single(caller));
   const { type, size, modified_at_ms } = assertEntry(entry);
   if (type === 'FILE_TYPE_DIRECTORY') {
     const message = `${input.path} is a directory: add archive=tar to download it`;

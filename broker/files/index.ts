@@ -20,6 +20,7 @@ import {
   long,
   pathOf,
   short,
+  single,
   splitHead,
   watching,
   withMachine,
@@ -51,7 +52,7 @@ export function fileHandlers(services: FileServices): Handlers['files'] {
     async stat(input, caller) {
       const path = bytesOf(input.path, input.path_encoding);
       const request = { path, sha256: input.checksum !== undefined };
-      const options = input.checksum ? long(caller) : short(caller);
+      const options = input.checksum ? long(caller) : single(caller);
       const { entry, etag, sha256 } = await services.presence
         .get(input.machine_id)
         .stub.statFile(request, options);

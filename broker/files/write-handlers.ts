@@ -19,6 +19,7 @@ import {
   pathOf,
   recordFileEvent,
   short,
+  single,
   withMachine,
 } from './agent-calls.ts';
 
@@ -43,21 +44,21 @@ export function writeHandlers(services: FileServices) {
     async change({ machine_id, path, path_encoding, mode, owner, group }, caller) {
       const change = present({ mode: modeOf(mode), owner, group });
       const request = { path: bytesOf(path, path_encoding), ...change };
-      const { entry } = await services.presence.get(machine_id).stub.changeFile(request, short(caller));
+      const { entry } = await services.presence.get(machine_id).stub.changeFile(request, single(caller));
       return entryOf(entry);
     },
 
     async mkdir({ machine_id, path, path_encoding, mode, parents }, caller) {
       const directory = { parents, ...present({ mode: modeOf(mode) }) };
       const request = { path: bytesOf(path, path_encoding), ...directory };
-      const { entry } = await services.presence.get(machine_id).stub.makeDirectory(request, short(caller));
+      const { entry } = await services.presence.get(machine_id).stub.makeDirectory(request, single(caller));
       return entryOf(entry);
     },
 
     async touch({ machine_id, path, path_encoding, modified_at, create }, caller) {
       const time = present({ modified_at_ms: modified_at?.getTime() });
       const request = { path: bytesOf(path, path_encoding), create, ...time };
-      const { entry } = await services.presence.get(machine_id).stub.touchFile(request, short(caller));
+      const { entry } = await services.presence.get(machine_id).stub.touchFile(request, single(caller));
       return entryOf(entry);
     },
 
@@ -218,7 +219,7 @@ async function copyAcross(
   const from = services.presence.get(input.machine_id).stub;
   const to = services.presence.get(input.destination_machine_id).stub;
   const { source, destination: path, overwrite } = fromTo(input);
-  const { type, mode } = assertEntry((await from.statFile({ path: source }, short(caller))).entry);
+  const { type, mode } = assertEntry((await from.statFile({ path: source }, single(caller))).entry);
   const options = bulk(caller);
   let copied: { entry: FileEntry__Output | null; files: number; bytes: number };
   // If writing fails, reading ends with the request.

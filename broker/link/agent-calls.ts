@@ -20,7 +20,7 @@ import { after } from '../../shared/clock.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import { countTransferred } from '../../shared/garbage-collection.ts';
 import { newId } from '../../shared/ids.ts';
-import { openTerminals, terminalClients } from '../../shared/process-limits.ts';
+import { CallLimits } from './call-limits.ts';
 
 export type AnswerStream = ServerDuplexStream<AnswerRequest__Output, AnswerResponse>;
 
@@ -54,17 +54,12 @@ const answerWithinMs = 10_000;
 const settling = 10;
 const noBytes = Buffer.alloc(0);
 /**
- * Most calls of each other class that may be open at once. The classes are separate, so that stalled
- * downloads do not delay a listing.
- */
-const mostOpen = { unary: 1024, process: 96, terminal: openTerminals + terminalClients, watch: 32 };
-/**
  * Stops the sending side of a finished call. The error is shared, because a new error costs a stack trace and
  * this one is never printed.
  */
 const finished = new AppError('unavailable', 'the call has ended');
 
-/** A call from its first message to its end. */
+/** A call from its request to its end. */
 interface OpenCall {
   id: string;
   /** Fires when the caller cancels, the deadline passes, the machine answers too late or the link is lost. */
@@ -79,12 +74,14 @@ export class Calls {
   readonly #options: CallsOptions;
   /** Calls that have no answer yet, by id. */
   readonly #waiting = new Map<string, (answer: Reply__Output) => void>();
-  /** Open calls by concurrency class. */
-  readonly #open = new Map<Lane | 'unary', Set<AbortController>>();
+  /** All calls that have not ended, also those that wait for a place. */
+  readonly #open = new Set<AbortController>();
+  readonly #limits: CallLimits;
   #closed = false;
 
   constructor(options: CallsOptions) {
     this.#options = options;
+    this.#limits = new CallLimits(options.machineId, options.openCalls);
     // One stub method per rpc of the service, which is also the source of the type AgentStub.
     this.stub = Object.fromEntries(
       [...methods.values()].map((shape) => [shape.key, this.#stubMethod(shape)]),
@@ -99,7 +96,7 @@ export class Calls {
   /** Handles the loss of the link: every open call fails with machine_offline. */
   close(): void {
     this.#closed = true;
-    for (const open of this.#open.values()) for (const abort of [...open]) abort.abort(this.#lost());
+    for (const abort of [...this.#open]) abort.abort(this.#lost());
   }
 
   #stubMethod(shape: MethodShape) {
@@ -125,7 +122,7 @@ export class Calls {
     this.#assertOffered(shape);
     const { name: method, clientStreams } = shape;
     const unary = !clientStreams && !shape.serverStreams;
-    const { lane = unary ? 'unary' : 'short', deadline_ms = unary ? unaryDeadlineMs : 0 } = options;
+    const { lane = unary ? 'control' : 'short', deadline_ms = unary ? unaryDeadlineMs : 0 } = options;
     let message = clientStreams ? noBytes : shape.encodeRequest(request);
     const large = message.length > smallMessageBytes;
     if (unary && large) throw new AppError('payload_too_large', 'the request is too large for the machine');
@@ -136,7 +133,7 @@ export class Calls {
     // Drops the reference to a large request, so that it does not stay in memory until the answer ends.
     request = undefined;
     const { request_id, caller, idle_ms = this.#options.idleMs } = options;
-    const call = this.#begin(lane, options.signal, deadline_ms);
+    const call = await this.#begin(lane, options.signal, deadline_ms);
     try {
       const answer = await this.#firstAnswer(call, unary ? undefined : this.#options.answerWaiters, {
         ...{ method, request: message, request_follows: large, deadline_ms, request_id },
@@ -208,30 +205,38 @@ export class Calls {
     }
   }
 
-  #begin(lane: Lane | 'unary', signal: AbortSignal | undefined, deadlineMs = 0): OpenCall {
-    const open = this.#open.get(lane) ?? new Set();
-    this.#open.set(lane, open);
-    const most = lane === 'short' || lane === 'bulk' ? this.#options.openCalls : mostOpen[lane];
-    if (open.size >= most)
-      throw this.#error('unavailable', 'too many requests are running on this machine: try again later');
+  /** Waits for a place of this class. Rejects with the error of a call that gets none, or that has ended. */
+  async #begin(lane: Lane, signal: AbortSignal | undefined, deadlineMs: number): Promise<OpenCall> {
     const abort = new AbortController();
     const giveUp = (): void => {
       const reason: unknown = signal?.reason;
       abort.abort(reason instanceof AppError ? reason : new AppError('unavailable', 'the request has ended'));
     };
+    const forget = (): void => {
+      signal?.removeEventListener('abort', giveUp);
+      this.#open.delete(abort);
+    };
     signal?.addEventListener('abort', giveUp, { once: true });
     if (signal?.aborted) giveUp();
-    const cancelDeadline = deadlineMs > 0 ? after(deadlineMs, () => abort.abort(this.#timedOut())) : () => {};
-    open.add(abort);
-    return {
-      id: newId('call'),
-      abort,
-      end() {
-        cancelDeadline();
-        signal?.removeEventListener('abort', giveUp);
-        open.delete(abort);
-      },
-    };
+    this.#open.add(abort);
+    try {
+      abort.signal.throwIfAborted();
+      const release = await this.#limits.enter(lane, abort);
+      const cancelDeadline =
+        deadlineMs > 0 ? after(deadlineMs, () => abort.abort(this.#timedOut())) : () => {};
+      return {
+        id: newId('call'),
+        abort,
+        end() {
+          cancelDeadline();
+          forget();
+          release();
+        },
+      };
+    } catch (error) {
+      forget();
+      throw error;
+    }
   }
 
   /**

@@ -16,11 +16,11 @@ import { Confinement } from '../../agent/files/confine/resolve.ts';
 import { walk } from '../../agent/files/confine/walk.ts';
 import type { Files } from '../../agent/files/index.ts';
 import { longestSilence } from '../../agent/files/search/index.ts';
-import { Semaphore } from '../../agent/files/semaphore.ts';
 import { watchQuota } from '../../agent/files/watch.ts';
 import type { SearchFilesResponse } from '../../proto/types/farhand/agent/v1/SearchFilesResponse.ts';
 import type { WatchFilesResponse } from '../../proto/types/farhand/agent/v1/WatchFilesResponse.ts';
 import { AppError } from '../../shared/errors.ts';
+import { Semaphore } from '../../shared/semaphore.ts';
 import { call, Disk, refused } from '../disk-fixture.ts';
 import { fakeClock } from '../fake-clock.ts';
 
@@ -37,6 +37,10 @@ afterEach(() => disk.remove());
 const never = (): AbortSignal => new AbortController().signal;
 
 describe('the semaphore', () => {
+  const limited = (atOnce: number, mostWaiting: number): Semaphore =>
+    new Semaphore(atOnce, (waiting) =>
+      waiting < mostWaiting ? undefined : new AppError('unavailable', 'full'),
+    );
   /** Work that lasts until the test ends it. */
   function working(semaphore: Semaphore, signal = never()) {
     const { promise, resolve } = Promise.withResolvers<void>();
@@ -50,7 +54,7 @@ describe('the semaphore', () => {
   }
 
   test('runs up to the limit, queues the others in order, and refuses more when the queue is full', async () => {
-    const semaphore = new Semaphore(2, 2);
+    const semaphore = limited(2, 2);
     const [first, second, third, fourth] = Array.from({ length: 4 }, () => working(semaphore));
     await expect(working(semaphore).done).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
     expect([third?.started(), fourth?.started()]).toEqual([false, false]);
@@ -65,7 +69,7 @@ describe('the semaphore', () => {
   });
 
   test('a cancelled request leaves the queue and takes no slot', async () => {
-    const semaphore = new Semaphore(1, 1);
+    const semaphore = limited(1, 1);
     const stop = new AbortController();
     const first = working(semaphore);
     const waiting = working(semaphore, stop.signal);

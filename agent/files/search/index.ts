@@ -5,6 +5,7 @@ import type { FileMatch } from '../../../proto/types/farhand/agent/v1/FileMatch.
 import type { SearchFilesResponse } from '../../../proto/types/farhand/agent/v1/SearchFilesResponse.ts';
 import { monotonic } from '../../../shared/clock.ts';
 import { AppError, errnoOf } from '../../../shared/errors.ts';
+import { Semaphore } from '../../../shared/semaphore.ts';
 import type { Confined } from '../confine/fs.ts';
 import { holdsFiles } from '../confine/kernel-file-systems.ts';
 import { openContents } from '../confine/open-regular-file.ts';
@@ -13,7 +14,6 @@ import type { Confinement } from '../confine/resolve.ts';
 import { type Step, walk } from '../confine/walk.ts';
 import { describeName } from '../describe.ts';
 import type { Operation } from '../handler-wrappers.ts';
-import { Semaphore } from '../semaphore.ts';
 import type { Users } from '../users-groups.ts';
 import { compileGlob, type Glob } from './glob.ts';
 import { compileText, linesWith, type Text } from './matching-lines.ts';

@@ -1,0 +1,73 @@
+// Limits how many calls one machine has at once. Calls of most classes wait for a place, in order and not for long.
+import type { Lane } from '../../shared/agent-rpcs.ts';
+import { after } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { openTerminals, terminalClients } from '../../shared/process-limits.ts';
+import { Semaphore } from '../../shared/semaphore.ts';
+
+/**
+ * Most calls of a class that may be open at once. The classes are separate, so that stalled downloads do not
+ * delay a listing. Their sum, with 32 for each class of the hello, is what agents accept. `long` is less than the
+ * 40 heavy file operations that agents run or queue.
+ */
+const mostOpen = {
+  ...{ control: 64, single: 64, long: 32 },
+  ...{ process: 96, terminal: openTerminals + terminalClients, watch: 32 },
+};
+/** Classes whose calls never wait, because those that are open last too long. */
+const unqueued: readonly Lane[] = ['process', 'terminal', 'watch'];
+/** Most calls that may wait for a place on one machine. */
+const mostQueued = 256;
+/** Longest wait for a place, in milliseconds. */
+const queueMs = 10_000;
+
+export class CallLimits {
+  readonly #machineId: string;
+  readonly #openCalls: number;
+  readonly #places = new Map<Lane, Semaphore>();
+  /** Calls that wait for a place. */
+  #queued = 0;
+
+  /** `openCalls`: most calls of the class `short`, and as many of the class `bulk`. */
+  constructor(machineId: string, openCalls: number) {
+    this.#machineId = machineId;
+    this.#openCalls = openCalls;
+  }
+
+  /**
+   * Waits for a place of this class; the result releases it. Rejects with the reason of `abort` if that fires
+   * meanwhile, and with `unavailable` if the queue is full or the wait too long.
+   */
+  async enter(lane: Lane, abort: AbortController): Promise<() => void> {
+    const place = this.#placesOf(lane).acquire(abort.signal);
+    if (!(place instanceof Promise)) return place;
+    this.#queued += 1;
+    const busy = `this machine was busy for ${queueMs / 1000} s`;
+    const cancelTimeout = after(queueMs, () => abort.abort(this.#full(busy)));
+    try {
+      return await place;
+    } finally {
+      this.#queued -= 1;
+      cancelTimeout();
+    }
+  }
+
+  #placesOf(lane: Lane): Semaphore {
+    const existing = this.#places.get(lane);
+    if (existing) return existing;
+    const most = lane === 'short' || lane === 'bulk' ? this.#openCalls : mostOpen[lane];
+    const places = new Semaphore(most, () => {
+      if (unqueued.includes(lane))
+        return this.#full(`${most} requests of this kind are open on this machine`);
+      return this.#queued < mostQueued
+        ? undefined
+        : this.#full(`${mostQueued} requests wait for this machine`);
+    });
+    this.#places.set(lane, places);
+    return places;
+  }
+
+  #full(why: string): AppError {
+    return new AppError('unavailable', `${why}: try again later`, { machine_id: this.#machineId });
+  }
+}

@@ -1,0 +1,62 @@
+// A semaphore: limits how much work runs at once. Further work waits in order; cancelled work leaves the queue.
+
+export class Semaphore {
+  readonly #atOnce: number;
+  readonly #full: (waiting: number) => Error | undefined;
+  /** Waiting work, oldest first. */
+  readonly #waiting = new Set<() => void>();
+  #inside = 0;
+
+  /** `full` returns the error for work that may not wait behind `waiting` others; by default all work may wait. */
+  constructor(atOnce: number, full: (waiting: number) => Error | undefined = () => undefined) {
+    this.#atOnce = atOnce;
+    this.#full = full;
+  }
+
+  /** Waits for a slot, then runs `work`. */
+  async run<T>(signal: AbortSignal, work: () => Promise<T>): Promise<T> {
+    signal.throwIfAborted();
+    const slot = this.acquire(signal);
+    const release = slot instanceof Promise ? await slot : slot;
+    try {
+      return await work();
+    } finally {
+      release();
+    }
+  }
+
+  /**
+   * Waits for a slot. The result releases it and must be called once. Rejects with the signal's reason, or
+   * throws the error of a full queue.
+   */
+  acquire(signal: AbortSignal): Promise<() => void> | (() => void) {
+    if (this.#inside >= this.#atOnce) return this.#turn(signal);
+    this.#inside += 1;
+    return this.#release;
+  }
+
+  readonly #release = (): void => {
+    const [next] = this.#waiting;
+    // The slot passes directly to the next waiting work, so that no later work takes it.
+    if (next) next();
+    else this.#inside -= 1;
+  };
+
+  #turn(signal: AbortSignal): Promise<() => void> {
+    const refusal = this.#full(this.#waiting.size);
+    if (refusal) throw refusal;
+    return new Promise((resolve, reject) => {
+      const enter = (): void => {
+        signal.removeEventListener('abort', leave);
+        this.#waiting.delete(enter);
+        resolve(this.#release);
+      };
+      const leave = (): void => {
+        this.#waiting.delete(enter);
+        reject(signal.reason);
+      };
+      this.#waiting.add(enter);
+      signal.addEventListener('abort', leave, { once: true });
+    });
+  }
+}
