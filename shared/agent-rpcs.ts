@@ -96,10 +96,10 @@ export const gaveUp = new AppError('unavailable', 'the caller cancelled the call
 export const cancelledDetails = 'cancelled';
 
 /**
- * Each lane limits its own concurrent calls. Unary calls: `control` for processes, `single` for one entry of the
- * file system, `long` for file operations of any length. Streaming calls: `short` for lists and small contents,
- * `bulk` for file transfers, `process` for calls that follow the output of a process, `terminal` for terminals and
- * their clients, `watch` for watches of files.
+ * Concurrency classes of calls, each with a limit of its own per machine. Unary calls: `control` for processes,
+ * `single` for one entry of the file system, `long` for file operations of any length. Streaming calls: `short`
+ * for lists and small contents, `bulk` for file transfers, `process` for output of processes, `terminal` for
+ * terminals and their clients, `watch` for watches of files.
  */
 export type Lane = 'control' | 'single' | 'long' | 'short' | 'bulk' | 'process' | 'terminal' | 'watch';
 

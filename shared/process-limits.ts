@@ -2,6 +2,8 @@
 
 /** Most commands that may be open on a machine at once. */
 export const openCommands = 64;
+/** Most commands that may wait for a machine, because it is busy or offline. */
+export const waitingCommands = 1024;
 /** Milliseconds between SIGTERM and SIGKILL when a command times out or is cancelled. */
 export const killGraceMs = 10_000;
 /** Most bytes stored of each of a command's outputs, first by the agent and later by the broker. */

@@ -2,6 +2,7 @@
 import { commands as routes } from '../../shared/api/commands.ts';
 import type { CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Input, Journal, Page } from '../../shared/api/route-table.ts';
+import { monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Acknowledgements } from '../link/acknowledge-results.ts';
@@ -170,8 +171,9 @@ export class Commands {
     machineFacts.assertAllows(machine_id, capabilitiesFor(input));
     const command = commandOf(input, { machine_id, key_id: caller.key_id });
     const also = (journal: Journal): void => caller.commit(journal, { command_id: command.id });
+    const waitUntil = monotonic() + input.wait;
     const open = await scheduler.accept(command, specOf(input), caller.request_id, also);
-    await open.untilEnded(input.wait, caller.signal);
+    await open.untilEnded(waitUntil - monotonic(), caller.signal);
     return serialize(await open.current());
   }
 

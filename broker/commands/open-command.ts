@@ -12,7 +12,7 @@
 import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { Asking } from '../../shared/agent-rpcs.ts';
 import type { Caller } from '../../shared/api/route-table.ts';
-import { after, now, sleep } from '../../shared/clock.ts';
+import { after, monotonic, now, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -44,6 +44,11 @@ interface OpenCommands {
 
 /** Longest wait for a cancelled command: the time from SIGTERM to SIGKILL, and a second to report the end. */
 export const cancelWaitMs = killGraceMs + 1_000;
+/**
+ * Time that a command without queue_for waits for a machine that has gone offline, or that refuses its start, for
+ * example because the agent or the broker restarts.
+ */
+const returnMs = 60_000;
 /** Delay before a failed write or call is tried again. */
 const retryMs = 1_000;
 /** Delay before an end that could not be written is tried again. */
@@ -57,7 +62,6 @@ export class OpenCommand {
   readonly batch: BatchProgress | undefined;
   /** True once the command is on disk; before that the command is never started or ended. */
   stored = false;
-  recovered = false;
   /** The final record, set when the command ends and written to disk a little later. */
   end: Command | undefined;
   /** The final record once it is on disk; the output is then complete. */
@@ -68,6 +72,10 @@ export class OpenCommand {
   /** Id of the request that created the command, for the machine's audit log. */
   readonly #requestId: string;
   #inSlot = false;
+  /** Monotonic time until which a command without queue_for waits for its offline machine. */
+  #returnUntil = 0;
+  /** Monotonic time until which a command without queue_for is sent again; set when its start was refused. */
+  #retryUntil: number | undefined;
   /** A call to the agent is reading the command's reports. */
   #followed = false;
   /** The event command.started is written or is part of a transaction. */
@@ -117,6 +125,17 @@ export class OpenCommand {
     return output.changed.until(() => this.ended !== undefined || output.stopped, ms, signal);
   }
 
+  /** Lets a waiting command wait for its machine, which has just gone offline or is not back yet. */
+  awaitReturn(): void {
+    this.#returnUntil = monotonic() + returnMs;
+  }
+
+  /** Milliseconds that the command may still wait while its machine is offline. */
+  waitMs(): number {
+    const { queue_until } = this.record;
+    return queue_until === null ? this.#returnUntil - monotonic() : queue_until - now();
+  }
+
   takeSlot(): void {
     if (!this.batch || this.#inSlot) return;
     this.batch.running += 1;
@@ -158,13 +177,18 @@ export class OpenCommand {
     this.#leaveSlot();
   }
 
-  /** Queues a command again that its machine never got; returns false if the command may not wait. */
+  /**
+   * Queues a command again that its machine never ran. Returns false if the command may not wait, or if its spec
+   * is not stored because it never waited.
+   */
   #requeue(): boolean {
     const { store, scheduler, log } = this.#context;
     const { id, queue_until, cancel, started_at } = this.record;
-    const mayWait = queue_until !== null && queue_until > now();
+    this.#retryUntil ??= monotonic() + returnMs;
+    const mayWait = queue_until === null ? monotonic() < this.#retryUntil : queue_until > now();
     if (started_at !== null || !mayWait || cancel || !store.specOf(id)) return false;
     this.#takeBack();
+    this.awaitReturn();
     store.history
       .write(() => store.update(this.record))
       .catch((error: unknown) =>
@@ -245,17 +269,17 @@ export class OpenCommand {
   }
 
   /**
-   * Handles a failed call to the agent. Returns the end of a command whose start was refused; a command that
-   * may have run stays open or ends as lost.
+   * Handles a failed call to the agent. Returns the end of a command whose agent had no place for it; a command
+   * that may have run stays open or ends as lost.
    */
   async #takeFailure(error: unknown, starting: boolean): Promise<End | undefined> {
     if (!(error instanceof AppError) || ['machine_offline', 'machine_timeout'].includes(error.code)) return;
     const reason = `${error.code}: ${error.message}`;
     const unstarted = starting && this.record.started_at === null;
-    if (unstarted && error.code !== 'machine_error') return { status: 'failed', reason };
+    if (unstarted && error.code === 'unavailable') return { status: 'failed', reason };
     // The agent was too busy, or the reports broke off in the middle: follow() tries again.
     if (error.code === 'unavailable' || (starting && !unstarted)) return;
-    await this.finish({ status: 'lost', reason });
+    await this.finish({ status: unstarted && error.code !== 'machine_error' ? 'failed' : 'lost', reason });
   }
 
   /** Cancels the command now, or when its machine is back online; a queued command never runs. */

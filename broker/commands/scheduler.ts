@@ -5,18 +5,14 @@ import type { Caller } from '../../shared/api/route-table.ts';
 import { after, every, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { isId } from '../../shared/ids.ts';
-import { openCommands } from '../../shared/process-limits.ts';
+import { openCommands, waitingCommands } from '../../shared/process-limits.ts';
 import type { HistoryTransaction } from '../history/history.ts';
 import type { Link } from '../presence/index.ts';
 import type { BatchProgress, Command, End, Spec } from './command.ts';
 import { type CommandContext, OpenCommand } from './open-command.ts';
 
-/** Most commands that may wait for one machine. */
-const maxWaiting = 1000;
 /** Most decisions in one turn of the event loop; each decision causes a write. */
 const mostDecisions = 250;
-/** Time in which machines may reconnect after the broker's start before their commands expire. */
-const returnMs = 60_000;
 /** Delay before a failed round of decisions is tried again. */
 const retryMs = 1_000;
 /** A command is lost when its machine has been offline for this long. */
@@ -28,8 +24,6 @@ export class Scheduler {
   readonly #stops: (() => void)[];
   readonly #open = new Map<string, OpenCommand>();
   readonly #byMachine = new Map<string, Set<OpenCommand>>();
-  /** True for a minute after the broker's start, while machines may still reconnect. */
-  #returning = true;
   /** Keys or machines have changed: the next round checks the rights of all waiting commands. */
   #checkingRights = false;
   #looking = false;
@@ -41,6 +35,7 @@ export class Scheduler {
     this.#stops = [
       presence.watch((machineId, online) => {
         if (online) this.#linked(presence.get(machineId));
+        else for (const open of this.#on(machineId)) open.awaitReturn();
         this.look();
       }),
       state.watch(() => {
@@ -52,10 +47,6 @@ export class Scheduler {
           this.#abandon('machine_removed', ({ machine_id }) => machine_id === data.machine_id);
       }),
       every(silenceCheckMs, () => this.#abandon('no_report', (command) => this.#isSilent(command))),
-      after(returnMs, () => {
-        this.#returning = false;
-        this.look();
-      }),
     ];
   }
 
@@ -67,7 +58,7 @@ export class Scheduler {
       const batch = command.batch_id === null ? undefined : batches.get(command.batch_id);
       const record = { ...command, cancel: command.cancel || (batch?.cancel ?? false) };
       const open = new OpenCommand(this.#context, record, await outputs.reopen(command.id), { batch });
-      open.recovered = true;
+      open.awaitReturn();
       this.#add(open);
       if (open.state !== 'queued') open.takeSlot();
     }
@@ -90,7 +81,7 @@ export class Scheduler {
     const open = this.create({ ...command, journal_id: link?.journalId ?? '' }, requestId);
     await this.store([open], (transaction) => {
       // A spec can contain secrets: it is stored only with a command that may wait.
-      store.insert(open.record, command.queue_until === null ? undefined : spec);
+      store.insert(open.record, link && command.queue_until === null ? undefined : spec);
       also(transaction);
     });
     if (link && !open.end) void open.follow(link, spec);
@@ -154,7 +145,9 @@ export class Scheduler {
 
   /** Throws unavailable when too many commands wait for this machine already. */
   refuseLongQueue(machineId: string): undefined {
-    if (this.waiting(machineId).length >= maxWaiting) throw full(machineId, 'wait for', maxWaiting, '');
+    if (this.waiting(machineId).length < waitingCommands) return undefined;
+    const message = `${waitingCommands} commands wait for machine ${machineId}, the most allowed: try again later`;
+    throw new AppError('unavailable', message, { machine_id: machineId, limit: waitingCommands });
   }
 
   /** Cancels members of a batch; waiting members are marked first, so that none of them starts meanwhile. */
@@ -205,16 +198,16 @@ export class Scheduler {
   /** The link to start a command on, or undefined when it waits. Throws machine_offline or unavailable. */
   #linkFor({ machine_id, queue_until }: Command): Link | undefined {
     const { presence } = this.#context;
-    if (presence.online(machine_id) && this.#placesOn(machine_id) > 0) return presence.get(machine_id);
-    if (queue_until !== null) return this.refuseLongQueue(machine_id);
-    presence.get(machine_id);
-    throw full(machine_id, 'are open on', openCommands, ', or send queue_for to let the command wait');
+    const link = queue_until === null || presence.online(machine_id) ? presence.get(machine_id) : undefined;
+    // A free place belongs to the commands that wait already.
+    const isNext = (): boolean => !this.waiting(machine_id).some(({ batch }) => hasSlot(batch));
+    return link && this.#placesOn(machine_id) > 0 && isNext() ? link : this.refuseLongQueue(machine_id);
   }
 
   #decide(): void {
     const places = new Map<string, number>();
     let left = mostDecisions;
-    let nextExpiry = Number.POSITIVE_INFINITY;
+    let nextExpiryMs = Number.POSITIVE_INFINITY;
     for (const open of this.#open.values()) {
       if (!open.stored || open.state !== 'queued') continue;
       if (left === 0) {
@@ -226,15 +219,15 @@ export class Scheduler {
       if (end) void open.finish(end);
       else if (link) void open.dispatch(link);
       else {
-        nextExpiry = Math.min(nextExpiry, open.record.queue_until ?? nextExpiry);
+        const waitMs = open.waitMs();
+        if (waitMs > 0) nextExpiryMs = Math.min(nextExpiryMs, waitMs);
         continue;
       }
       left -= 1;
     }
     this.#checkingRights = false;
     this.#cancelExpiry();
-    if (nextExpiry < Number.POSITIVE_INFINITY)
-      this.#cancelExpiry = after(Math.max(0, nextExpiry - now()), () => this.look());
+    if (nextExpiryMs < Number.POSITIVE_INFINITY) this.#cancelExpiry = after(nextExpiryMs, () => this.look());
   }
 
   /** The end of a waiting command that will not run, or undefined while the command may still run. */
@@ -247,8 +240,7 @@ export class Scheduler {
     if (this.#checkingRights && !mayRun(record)) return { status: 'cancelled', reason: 'key_revoked' };
     if (batch && batch.max_failures !== null && batch.failures > batch.max_failures)
       return { status: 'expired', reason: 'max_failures' };
-    const mayReturn = queue_until !== null || (this.#returning && open.recovered);
-    if (mayReturn || presence.online(machine_id) || !hasSlot(batch)) return undefined;
+    if (presence.online(machine_id) || open.waitMs() > 0 || !hasSlot(batch)) return undefined;
     // The slot stays occupied until this end is counted, because the end may exceed the batch's max_failures.
     open.takeSlot();
     return { status: 'expired', reason: 'machine_offline' };
@@ -289,9 +281,4 @@ export class Scheduler {
 
 function hasSlot(batch: BatchProgress | undefined): boolean {
   return !batch || batch.concurrency === null || batch.running < batch.concurrency;
-}
-
-function full(machine_id: string, verb: string, limit: number, orElse: string): AppError {
-  const message = `${limit} commands ${verb} machine ${machine_id}, the most allowed: try again later${orElse}`;
-  return new AppError('unavailable', message, { machine_id, limit });
 }

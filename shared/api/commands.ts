@@ -49,7 +49,9 @@ export const command = named('Command', {
   started_at: timestamp.nullable().describe('Time of the start'),
   finished_at: timestamp.nullable().describe('Time of the end'),
   reason: z.string().nullable().describe('Why it did not run, or why its outcome is unknown'),
-  queued_until: timestamp.nullable().describe('Time until which the command waits for its machine'),
+  queued_until: timestamp
+    .nullable()
+    .describe('Time until which the command waits for its machine; null without `queue_for`'),
   schedule_id: z.string().nullable().describe('Id of the schedule that started it'),
   batch_id: z.string().nullable().describe('Id of the batch it belongs to'),
   requested_by: requestedBy,
@@ -84,7 +86,9 @@ export const spec = {
   timeout: timeout.optional(),
   queue_for: milliseconds(1, 31 * day)
     .optional()
-    .describe('Milliseconds that the command may wait for an offline or busy machine; default: not at all'),
+    .describe(
+      'Milliseconds that the command may wait for an offline or busy machine; default: not at all for an offline one, any time for a busy one',
+    ),
 };
 
 /** Schema of the time in milliseconds that a request waits for the end of its command. */
@@ -132,7 +136,7 @@ export const commands = {
   create: single('POST', '/commands', 'commands:execute', {
     summary: 'Run a command on a machine and wait for it',
     description:
-      'Answers when the command ends, or after `wait` milliseconds at the latest: then `status` is not final, and the command goes on.',
+      'Answers when the command ends, or after `wait` milliseconds at the latest: then `status` is not final, and the command goes on. A machine runs 64 commands at once; up to 1,024 more wait as `queued`, in order.',
     example: { machine_id: 'mach_4fJ2kQ9ZtR7wXc0BvN1mLp', command: 'df -h /', timeout: 60_000 },
     errors: machineErrors,
     body: z.strictObject({ ...creation, wait }),

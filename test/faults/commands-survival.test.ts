@@ -167,3 +167,35 @@ test('a runaway writer is capped, its record says so, and no other command slows
   const gone = await system.call('GET', `/commands/${command_id}/output?offset=0`);
   expect([gone.status, gone.body.error.code]).toEqual([416, 'range_not_satisfiable']);
 }, 60_000);
+
+test('kill -9 of the broker while 300 commands wait: all end, and each ran once', async () => {
+  const { client, machine_id, broker, brokerAgain, agent } = await programs();
+  const folder = temporaryFolder('counters');
+  const go = join(folder, 'go');
+  const running = Array.from({ length: 64 }, async () => {
+    const command = `while [ ! -e ${go} ]; do sleep 0.1; done`;
+    return (await client.commands.async({ machine_id, command })).id;
+  });
+  await Promise.all(running);
+  const ids = await Promise.all(
+    Array.from({ length: 300 }, async (_, n) => {
+      const command = `echo ran >> ${folder}/ran-${n}; sleep 0.05`;
+      return (await client.commands.async({ machine_id, command })).id;
+    }),
+  );
+  writeFileSync(go, '');
+  // Some have ended, some run, some are on their way, and most wait.
+  await expect.poll(() => readdirSync(folder).length, { interval: 5 }).toBeGreaterThan(40);
+  broker.kill('SIGKILL');
+  await once(broker, 'exit');
+  expect(readdirSync(folder).length).toBeLessThan(300);
+  const again = await brokerAgain();
+  await agent.line('linked');
+  for (const command_id of ids) {
+    await expect
+      .poll(async () => (await again.commands.get({ command_id })).status, { timeout: 30_000 })
+      .toBe('completed');
+  }
+  const counters = ids.map((_, n) => readFileSync(join(folder, `ran-${n}`), 'utf8'));
+  expect(counters).toEqual(ids.map(() => 'ran\n'));
+}, 90_000);
