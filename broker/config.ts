@@ -1,4 +1,4 @@
-// The settings of farhand-broker: flags, environment and file, with defaults and help texts.
+// The settings of farhand-broker: names, schemas, defaults and help texts.
 import { homedir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { z } from 'zod';
@@ -14,7 +14,7 @@ import {
 } from '../shared/settings.ts';
 import { type Network, networkOf } from './client-address.ts';
 
-/** Requests per minute for each key. */
+/** Requests per minute that each API key may make, by the names that --rate-limit takes. */
 const plans: Readonly<Record<string, number>> = { free: 100, pro: 1_000, enterprise: 10_000 };
 const ratePlan = z
   .union([z.int(), z.string()])
@@ -25,12 +25,12 @@ const networks = z.array(z.string()).transform((list, context): Network[] =>
   list.flatMap((text) => {
     const network = networkOf(text);
     if (network) return network;
-    context.addIssue(`${text} is neither an address nor a network such as 10.0.0.0/8`);
+    context.addIssue(`${text} is neither an IP address nor a network such as 10.0.0.0/8`);
     return [];
   }),
 );
 
-/** True if a text is an http(s) URL to which a path can be appended. */
+/** True if a text is an http or https URL to which a path can be appended. */
 const isWhole = (text: string): boolean =>
   /^https?:\/\/[^/?#@\s][^?#@\s]*$/i.test(text) && URL.canParse(text);
 
@@ -43,16 +43,16 @@ const dataDir = z
   .transform((path) => resolve(path));
 
 export const brokerSettings = {
-  data_dir: { schema: dataDir, value: 'DIR', help: 'directory for state, history and keys' },
+  data_dir: { schema: dataDir, value: 'DIR', help: 'directory of the broker’s state, history and keys' },
   http: {
     schema: z.string().default('127.0.0.1:8420').pipe(hostPort),
     value: 'HOST:PORT',
-    help: 'address of the REST API (default 127.0.0.1:8420)',
+    help: 'address on which the REST API listens (default 127.0.0.1:8420)',
   },
   grpc: {
     schema: z.string().default('0.0.0.0:8421').pipe(hostPort),
     value: 'HOST:PORT',
-    help: 'address that agents connect to (default 0.0.0.0:8421)',
+    help: 'address on which the port for agents and gRPC clients listens (default 0.0.0.0:8421)',
   },
   public_url: {
     schema: z.string().refine(isWhole, 'must be a whole URL, such as https://HOST:8420').optional(),
@@ -68,7 +68,7 @@ export const brokerSettings = {
   tls_cert: {
     schema: z.string().min(1).optional(),
     value: 'FILE',
-    help: 'serve REST over TLS with this certificate and its chain, in PEM; read again when it changes',
+    help: 'serve REST over TLS with this certificate and its chain (PEM); the file is read again when it changes',
   },
   tls_key: { schema: z.string().min(1).optional(), value: 'FILE', help: 'private key of --tls-cert, in PEM' },
   tls: {
@@ -78,7 +78,7 @@ export const brokerSettings = {
   trusted_proxy: {
     schema: words.default([]).pipe(networks),
     value: 'CIDR',
-    help: 'proxies whose X-Forwarded headers are used, separated by commas (default none)',
+    help: 'reverse proxies whose X-Forwarded headers are trusted, separated by commas (default none)',
   },
   rate_limit: {
     schema: ratePlan.optional(),
@@ -88,7 +88,7 @@ export const brokerSettings = {
   keep_history: {
     schema: z.string().default('30d').pipe(duration),
     value: 'TIME',
-    help: 'time to store finished commands (default 30d)',
+    help: 'how long finished commands are stored (default 30d)',
   },
   keep_output: {
     schema: z.string().default('10GiB').pipe(size),
@@ -98,16 +98,16 @@ export const brokerSettings = {
   keep_events: {
     schema: z.string().default('72h').pipe(duration),
     value: 'TIME',
-    help: 'time to store events (default 72h)',
+    help: 'how long events are stored (default 72h)',
   },
   keep_audit: {
     schema: z.string().default('365d').pipe(duration),
     value: 'TIME',
-    help: 'time to store the audit log (default 365d)',
+    help: 'how long entries of the audit log are stored (default 365d)',
   },
   new_history: {
     schema: flag,
-    help: 'start with an empty history.db if the old one was lost; missed schedule runs are skipped',
+    help: 'start with an empty history.db because the old one was lost; missed schedule runs are skipped',
   },
   old_history: {
     schema: flag,
@@ -123,12 +123,12 @@ export const brokerSettings = {
   webhook_retry: {
     schema: words.default(['1m', '5m', '30m']).pipe(z.array(duration).min(1)),
     value: 'TIMES',
-    help: 'waits between webhook attempts, each 10 % more or less (default 1m,5m,30m)',
+    help: 'waits between attempts of a delivery, each varied by up to 10 % (default 1m,5m,30m)',
   },
   webhook_attempts: {
     schema: z.coerce.number().int().min(1).max(20).default(3),
     value: 'N',
-    help: 'attempts in all, before the webhook is disabled (default 3)',
+    help: 'attempts of one delivery, after which the webhook is disabled (default 3)',
   },
   packages: {
     schema: z
@@ -136,7 +136,7 @@ export const brokerSettings = {
       .transform((path) => resolve(path))
       .optional(),
     value: 'DIR',
-    help: 'directory of the agent packages to serve (default: those that came with this broker)',
+    help: 'directory of the agent packages to serve (default: those installed with this broker)',
   },
   log_level: logLevel,
   ...common,

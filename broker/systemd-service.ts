@@ -1,4 +1,4 @@
-// The commands farhand-broker install, status and uninstall, which manage the broker as a systemd service.
+// The verbs farhand-broker install, status and uninstall, which manage the broker as a systemd service.
 import { hostname } from 'node:os';
 import { StartError, UsageError } from '../shared/errors.ts';
 import { isLoopback } from '../shared/loopback.ts';
@@ -22,22 +22,22 @@ const broker: Service = {
 };
 
 const uninstallSettings = {
-  yes: { schema: flag, help: 'confirm that no agent can connect any more', flagOnly: true },
-  purge: { schema: flag, help: 'delete its data, settings and account as well', flagOnly: true },
+  yes: { schema: flag, help: 'confirm that agents can no longer connect', flagOnly: true },
+  purge: { schema: flag, help: 'also delete the broker’s data, settings and account', flagOnly: true },
   help: brokerSettings.help,
 };
 
-/** Runs a verb and prints what was done. Returns the exit code. `command` starts this program. */
+/** Runs a verb and prints what it did. Returns the exit code. `command`: starts this program. */
 export async function service(verb: Verb, from: Invocation, command: readonly string[]): Promise<number> {
   const commands = {
     install: {
-      purpose: 'makes the broker a service of systemd, or changes the settings of one',
+      purpose: 'installs the broker as a systemd service, or changes its settings',
       settings: brokerSettings,
       run: (invocation: Invocation) => installBroker(invocation, command),
     },
     status: statusCommand(broker),
     uninstall: {
-      purpose: 'stops the service and removes it; its data stays unless --purge is given',
+      purpose: 'stops the service and removes it; the broker’s data stays unless --purge is given',
       settings: uninstallSettings,
       run: uninstallBroker,
     },
@@ -58,26 +58,26 @@ async function installBroker(from: Invocation, command: readonly string[]): Prom
 async function planBroker(settings: BrokerSettings, given: Record<string, unknown>): Promise<Plan> {
   if (settings.local || settings.new_history || settings.old_history || settings.accept_state) {
     throw new StartError(
-      '--local, --new-history, --old-history and --accept-state are for a single start by hand, not for a service',
+      '--local, --new-history, --old-history and --accept-state are for one start by hand; leave them out for a service',
     );
   }
   needSystemd('install', true);
   return {
     user: broker.name,
-    // Hidden by ProtectHome in the unit file.
+    // Directories that ProtectHome in the unit file hides.
     hidden: ['/home', '/root', '/run/user'],
     blocks: hasLowPort(settings) ? ['low-port'] : [],
     stored: given,
   };
 }
 
-/** Whether a port needs root by default. */
+/** True if a port is below 1024, which needs root by default. */
 const hasLowPort = ({ http, grpc }: BrokerSettings): boolean =>
   [http, grpc].some(({ port }) => port > 0 && port < 1024);
 
 /**
- * The command that logs in to this broker, with the certificate's pin if the
- * broker's own certificate authority (CA) issued the certificate.
+ * Returns the command that logs in to this broker. It contains the pin of a certificate that the broker's own
+ * CA issued.
  */
 async function loginLine(url: string): Promise<string> {
   const reached = url.replace(/\/\/(0\.0\.0\.0|\[::\])(?=:|$)/, `//${hostname()}`);
@@ -94,7 +94,7 @@ async function loginLine(url: string): Promise<string> {
 async function uninstallBroker(from: Invocation): Promise<number> {
   const { yes, purge } = readSettings(uninstallSettings, from);
   const loss = purge ? ` and deletes ${dataOf(broker)}, of which there is no backup unless you made one` : '';
-  if (!yes) throw new UsageError(`uninstall cuts off all agents${loss}: add --yes to confirm`);
+  if (!yes) throw new UsageError(`uninstall disconnects all agents${loss}; add --yes to confirm`);
   await uninstall(broker, !purge);
   const stays = `; ${dataOf(broker)}, its settings and its account stay`;
   say(`${broker.name} is uninstalled${purge ? ', and only the program itself is left' : stays}.`);

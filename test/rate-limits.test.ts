@@ -65,7 +65,7 @@ const received = ({ status, headers, body }: Answer) => [
 
 test('an invalid network or rate stops the start with an error that names it', () => {
   for (const text of ['10.0.0.0/33', '10/8', 'nginx', '::1/129', '10.0.0.1,proxy']) {
-    expect(() => settingsOf('--trusted-proxy', text), text).toThrow(/trusted-proxy.*neither an address/);
+    expect(() => settingsOf('--trusted-proxy', text), text).toThrow(/trusted-proxy.*neither an IP address/);
   }
   for (const text of ['0', 'gold', '1e3', '1.5', '__proto__', '']) {
     expect(() => settingsOf('--rate-limit', text), text).toThrow(/must be free, pro, enterprise/);

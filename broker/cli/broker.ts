@@ -14,9 +14,9 @@ import { type Common, localVerb } from './verb.ts';
 export function addBroker(program: Command): void {
   const broker = program.command('broker').description('back up or repair a broker on this machine');
   const backupSpec = {
-    about: 'copy state, history and keys of a broker, running or not, to a new directory',
+    about: 'copy the state, history and keys of a running or stopped broker to a new directory',
     examples: ['farhand broker backup --data-dir /var/lib/farhand-broker --to /srv/backup/today'],
-    flags: { '--to <dir>': 'directory to create; a broker can be started on it' },
+    flags: { '--to <dir>': 'new directory for the backup; a broker can be started with it as --data-dir' },
     required: ['to'],
   } as const;
   localVerb(broker, 'backup', backupSpec, async ({ to = '', ...options }) => {
@@ -27,26 +27,30 @@ export function addBroker(program: Command): void {
     about: 'accept a state.json that was edited by hand, while no broker runs',
     examples: ['farhand broker state accept --data-dir /var/lib/farhand-broker'],
   };
-  const state = broker.command('state').description('repair state.json, which holds what was configured');
+  const state = broker
+    .command('state')
+    .description('repair state.json, the file of everything that was configured');
   localVerb(state, 'accept', acceptSpec, async (options) => {
     const file = join(directoryOf(options), 'state.json');
     await startOnce(dirname(file), '--accept-state');
     await print(options.output, { file, accepted: true }, () => [
-      `${file} is accepted: a broker starts with it`,
+      `${file} is accepted; the broker can be started again`,
     ]);
   });
 }
 
 function directoryOf(options: Common): string {
   const { dataDir } = where(options);
-  if (!dataDir) throw new UsageError('name the broker’s data directory: --data-dir DIR');
+  if (!dataDir) throw new UsageError('set the data directory of the broker: --data-dir DIR');
   return resolve(dataDir);
 }
 
 async function backup(dataDir: string, to: string): Promise<{ directory: string; bytes: number }> {
   if (`${to}${sep}`.startsWith(`${dataDir}${sep}`))
-    throw new UsageError('--to must be outside the data directory, or the backup is lost with it');
-  if (existsSync(to)) throw new StartError(`${to} already exists: a backup needs a new directory`, 1);
+    throw new UsageError(
+      '--to must be outside the data directory, because a loss of that would include the backup',
+    );
+  if (existsSync(to)) throw new StartError(`${to} already exists; choose a new directory for the backup`, 1);
   await mkdir(dirname(to), { recursive: true, mode: 0o700 });
   await withSocket(dataDir, async (_client, post) => {
     const { directory } = await post('/local/backup');
@@ -58,9 +62,7 @@ async function backup(dataDir: string, to: string): Promise<{ directory: string;
 
 const run = promisify(execFile);
 
-/**
- * Moves a directory, also to another file system; after a crash, `to` exists either completely or not at all.
- */
+/** Moves a directory, also to another file system. After a crash `to` exists completely or not at all. */
 async function moveWhole(from: string, to: string): Promise<void> {
   let partial: string | undefined;
   try {

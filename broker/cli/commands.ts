@@ -28,11 +28,11 @@ export function addCommands(program: Command): void {
   });
   routeVerb(commands, 'get', 'commands', 'get');
   const output = {
-    about: 'print the bytes that a command wrote',
+    about: 'print the output of a command',
     examples: ['farhand commands output cmd_… --follow'],
     flags: {
-      '--stream <stdout|stderr>': 'which of its outputs (default: stdout)',
-      '-f, --follow': 'continue until the command ends',
+      '--stream <stdout|stderr>': 'output to print (default: stdout)',
+      '-f, --follow': 'print further output until the command ends',
     },
   } as const;
   verb(
@@ -65,7 +65,7 @@ export function addSessions(program: Command): void {
   const listing = {
     about: 'list open sessions, the latest first',
     examples: ['farhand sessions list --all'],
-    flags: { '--all': 'print the latest hundred, ended ones too' },
+    flags: { '--all': 'list the latest 100 sessions, ended ones too' },
   } as const;
   verb(sessions, 'list', listing, async (client, { all, output }) => {
     const filters = all ? [{}] : openStatuses.map((status) => ({ status }));
@@ -77,9 +77,9 @@ export function addSessions(program: Command): void {
     await printView(client, output, found, { fields });
   });
   const attach = {
-    about: 'attach this terminal to a session; Ctrl-] detaches',
+    about: 'use a session in this terminal; Ctrl-] detaches and leaves the session open',
     examples: ['farhand sessions attach sess_… --observe'],
-    flags: { '--observe': 'watch only' },
+    flags: { '--observe': 'only watch: send no input' },
     interactive: true,
   } as const;
   verb(sessions, 'attach <session>', attach, async (client, session, { observe = false }) => {

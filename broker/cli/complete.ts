@@ -1,5 +1,4 @@
-// The hidden verb farhand __complete: prints completions of a command line for the scripts of farhand
-// completion.
+// The hidden verb farhand __complete, which the completion scripts of shells call for the words they offer.
 import { type Argument, Option } from 'commander';
 import { after } from '../../shared/clock.ts';
 import { clean } from '../../shared/sanitize-text.ts';
@@ -9,7 +8,7 @@ import { findMachine } from './find-by-name.ts';
 import { createProgram, nouns } from './program.ts';
 
 /**
- * Prints the candidates for the last word, one per line. bash passes the whole line; other shells pass words.
+ * Prints the candidates for the last word, one per line. bash passes the whole line, other shells its words.
  */
 export async function complete([shell = '', ...args]: string[]): Promise<void> {
   const words = shell === 'bash' ? wordsIn(args[0] ?? '').slice(1) : args;
@@ -20,7 +19,7 @@ export async function complete([shell = '', ...args]: string[]): Promise<void> {
   for (const one of found) process.stdout.write(`${shell === 'bash' ? forBash(one, current) : one}\n`);
 }
 
-/** Splits a line into words like a shell; after a space, the last word is empty. */
+/** Splits a line into words like a shell. After a space the last word is empty. */
 function wordsIn(line: string): string[] {
   const words = [...line.matchAll(/(?:\\.|"(?:\\.|[^"\\])*"?|'[^']*'?|[^\s"'\\])+/g)].map(([word]) => word);
   if (/(^|[^\\])\s$/.test(line)) words.push('');
@@ -57,7 +56,7 @@ async function candidates(before: string[], current: string): Promise<string[]> 
   return valuesOf(argument, current);
 }
 
-/** Candidates for the value of a flag or argument, by its choices or its name. */
+/** Returns candidates for the value of a flag or argument, by its choices or its name. */
 async function valuesOf(of: Option | Argument, current: string): Promise<string[]> {
   const name = of instanceof Option ? of.attributeName() : of.name();
   if (of.argChoices) return of.argChoices;
@@ -73,7 +72,7 @@ const nameIn = ({ name }: { name: string }): string => name;
 const machines = async (client: Farhand, search: string): Promise<string[]> =>
   (await client.machines.list({ search, limit: 100, sort: 'name' })).items.map(nameIn);
 
-/** Candidates for a remote path: machines before the colon, the remote directory's entries after it. */
+/** Candidates for a remote path: machines before the colon, entries of the directory after it. */
 async function paths(client: Farhand, current: string): Promise<string[]> {
   const [, machine, directory = ''] = /^([^/:]+):(.*\/)?/.exec(current) ?? [];
   if (machine === undefined) return (await machines(client, current)).map((name) => `${name}:`);
@@ -82,7 +81,7 @@ async function paths(client: Farhand, current: string): Promise<string[]> {
   return files.map(({ name, type }) => `${machine}:${directory}${name}${type === 'directory' ? '/' : ''}`);
 }
 
-/** Asks the broker of the login or environment; without an answer within a second there are no candidates. */
+/** Asks the broker of the login or environment. Without an answer within a second there are no candidates. */
 async function ask(use: (client: Farhand) => Promise<string[]>): Promise<string[]> {
   const place = where({});
   const { url, apiKey } = place;

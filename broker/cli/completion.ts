@@ -1,8 +1,8 @@
-// The verb farhand completion: prints a script for bash, zsh or fish that calls `farhand __complete` at each
+// The verb farhand completion: prints a script for bash, zsh or fish that calls farhand __complete at each
 // TAB.
 import type { Command } from 'commander';
 
-/** Completion scripts; a shell completes local files when a script finds no candidate. */
+/** The scripts by shell. If farhand has no candidate, they complete local files. */
 export const scripts = {
   bash: `_farhand() {
   mapfile -t COMPREPLY < <("$1" __complete bash "\${COMP_LINE:0:COMP_POINT}" 2>/dev/null)

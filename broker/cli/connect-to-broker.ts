@@ -1,5 +1,4 @@
-// Finds the broker to use and connects to it: over HTTP with a key, or over the socket file in its data
-// directory.
+// Finds the broker to use, and connects to it by URL and key or by the socket file in its data directory.
 import { existsSync, readFileSync, rmSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { homedir } from 'node:os';
@@ -15,11 +14,11 @@ export interface Where extends Trust {
   dataDir: string | undefined;
   url: string | undefined;
   apiKey: string | undefined;
-  /** A new or empty directory may become a broker's data directory. */
+  /** True if a new or empty directory may become a broker's data directory. */
   mayCreate?: boolean | undefined;
 }
 
-/** Uses --data-dir if given, else the environment, else the stored `farhand login`. */
+/** Returns the broker of --data-dir if given, else of the environment, else of the stored `farhand login`. */
 export function where(options: { dataDir?: string }): Where {
   const { FARHAND_DATA_DIR, FARHAND_URL, FARHAND_API_KEY } = process.env;
   const dataDir = options.dataDir ?? (FARHAND_URL ? undefined : FARHAND_DATA_DIR);
@@ -30,9 +29,7 @@ export function where(options: { dataDir?: string }): Where {
   return { dataDir, url, apiKey: FARHAND_API_KEY || same?.api_key, ...trustOf({}, same) };
 }
 
-/**
- * How to verify the broker: flags take precedence over the environment, and the environment over the login.
- */
+/** Returns how to verify the broker: by flags, else by the environment, else by the stored login. */
 export function trustOf(flags: Trust, login: Trust = {}): Trust {
   const { FARHAND_PIN, FARHAND_CA, FARHAND_INSECURE } = process.env;
   return {
@@ -42,14 +39,14 @@ export function trustOf(flags: Trust, login: Trust = {}): Trust {
   };
 }
 
-/** Normalizes a broker's URL; a text that is not a plain URL is returned unchanged. */
+/** Normalizes a broker's URL. A text that is not a plain URL is returned unchanged. */
 export function brokerUrl<T extends string | undefined>(text: T): T | string {
   const url = text === undefined ? null : URL.parse(text.trim());
   if (!url || url.username || url.password) return text;
   return `${url.origin}${url.pathname}`.replace(/\/+$/, '').replace(/\/api\/v1$/, '');
 }
 
-/** Calls `use` with a client; afterwards closes the connection and stops a broker that was started for it. */
+/** Calls `use` with a client. Then closes the connection and stops a broker started only for this. */
 export async function withBroker<T>(place: Where, use: (client: Farhand) => Promise<T>): Promise<T> {
   const { dataDir, url, apiKey, mayCreate } = place;
   if (dataDir) return (await import('./local-broker.ts')).withSocket(dataDir, use, { mayCreate });
@@ -74,28 +71,28 @@ export async function withUrl<T>(
   }
 }
 
-/** The transport to a broker; undefined if plain fetch is enough. */
+/** Returns the transport to a broker; undefined if plain fetch suffices. */
 export const transportOf = async (place: Where) =>
   place.pin || place.ca ? (await import('./transport.ts')).createTransport(place) : undefined;
 
-/** Creates a client; a key or URL that the SDK refuses is reported as bad configuration. */
+/** Creates a client. Throws StartError for a key or URL that the SDK refuses. */
 export function createClient(options: FarhandOptions): Farhand {
   try {
     return new Farhand(options);
   } catch (error) {
     if (!(error instanceof TypeError)) throw error;
-    throw new StartError(`${error.message} (FARHAND_URL and FARHAND_API_KEY, or farhand login)`);
+    throw new StartError(`${error.message}; check FARHAND_URL and FARHAND_API_KEY, or run farhand login`);
   }
 }
 
 function assertEncrypted({ url, insecure }: Where & { url: string }): void {
   const { protocol, hostname } = URL.parse(url) ?? {};
   if (protocol !== 'http:' && protocol !== 'https:')
-    throw new StartError(`${url} is not an http or https URL of a broker`);
+    throw new StartError(`${url} is not an http or https URL; check FARHAND_URL, or run farhand login URL`);
   const isLoopback = /^(localhost|.*\.localhost|127(\.\d{1,3}){3}|\[::1\])$/.test(hostname ?? '');
   if (insecure || protocol === 'https:' || isLoopback) return;
   throw new StartError(
-    `${url} is not encrypted, so others on the network could read the API key: use https, or set FARHAND_INSECURE=1 (login --insecure) if you trust the network`,
+    `${url} is not encrypted, so others on the network could read the API key; use https, or FARHAND_INSECURE=1 (login --insecure) in a network you trust`,
   );
 }
 
@@ -121,7 +118,7 @@ function readLogin(): Login | undefined {
     if (code === 'ENOENT' || code === 'ENOTDIR') return undefined;
     if (code) throw new StartError(reasonOf(atPath(error, file)));
   }
-  throw new StartError(`${file} is damaged: run farhand login to write a new one`);
+  throw new StartError(`${file} is damaged; run farhand login to write a new one`);
 }
 
 export async function writeLogin(login: Login): Promise<void> {
@@ -129,7 +126,7 @@ export async function writeLogin(login: Login): Promise<void> {
   await writeDurably(loginFile(), `${JSON.stringify(login, null, 2)}\n`);
 }
 
-/** Removes the login file; returns whether it existed. */
+/** Removes the login file. Returns true if it existed. */
 export function removeLogin(): boolean {
   const existed = existsSync(loginFile());
   rmSync(loginFile(), { force: true });

@@ -9,14 +9,15 @@ import { given, take, verb } from './verb.ts';
 
 export function addEvents(program: Command): void {
   const spec = {
-    about: 'list events, the latest first; with --follow print them as they happen',
+    about: 'list events, the latest first; with --follow print new events as they happen',
     examples: [
       'farhand events --machine web-1 --since 2h',
       'farhand events --follow --type "machine.*,command.failed" -o json',
     ],
     flags: {
-      '-f, --follow': 'continue, the latest last, until Ctrl-C; with -o json one object a line',
-      '--type <types>': 'only these types, comma-separated; with --follow also families such as machine.*',
+      '-f, --follow': 'print new events until Ctrl-C; with -o json one object per line',
+      '--type <types>':
+        'only events of these types, comma-separated; with --follow also families such as machine.*',
       ...ofMachine,
       ...since,
       ...latest,
@@ -28,7 +29,7 @@ export function addEvents(program: Command): void {
     spec,
     async (client, { follow: following, machine, type, since, limit = 50, output }) => {
       const machine_id = machine && (await findMachine(client, machine));
-      // Event types are checked by the broker.
+      // Typed as object, because the broker checks event types, and not this program.
       const filters: object = given({ type, machine_id, since });
       if (following) return follow(client, given({ types: type, machine_id }), output === 'json');
       const items = await take(client.events.list({ ...filters, limit: Math.min(100, limit) }), limit);
@@ -63,16 +64,16 @@ function lineOf({ timestamp, type, data }: Event): string {
 const machineIn = (data: Record<string, unknown>): string =>
   typeof data.machine_name === 'string' ? data.machine_name : '-';
 
-/** The details of an event except its machine, as text. */
+/** Returns the details of an event, except its machine, as text. */
 const rest = (data: object): string => summary(data, 'machine_id', 'machine_name');
 
 export function addAudit(program: Command): void {
   routeVerb(program, 'audit', 'audit', 'list', {
-    about: 'list who did what, the latest first',
+    about: 'list the audit log: who did what, the latest first',
     examples: ['--since 24h --machine web-1'],
     flags: {
-      '--action <action>': 'only this action',
-      '--key <key>': 'only by this key, by its id',
+      '--action <action>': 'only calls of this operation, such as commands.create',
+      '--key <key>': 'only calls of the API key with this id',
       ...ofMachine,
       ...since,
       ...latest,

@@ -8,7 +8,7 @@ interface Named {
   name: string;
 }
 
-/** The id of a machine that is given by its id or by a unique name. */
+/** Returns the id of a machine that is given by its id or by a unique name. Throws StartError without one. */
 export async function findMachine(client: Farhand, text: string): Promise<string> {
   if (isId('mach', text)) return text;
   const all = await Array.fromAsync(client.machines.list({ search: text.slice(0, 200), limit: 100 }));
@@ -20,7 +20,7 @@ export async function findMachine(client: Farhand, text: string): Promise<string
   throw notFound('machine', text, items, has_more);
 }
 
-/** The id of a schedule that is given by its id or by a unique name. */
+/** Returns the id of a schedule given by its id or by a unique name. Throws StartError without one. */
 export async function findSchedule(client: Farhand, text: string): Promise<string> {
   if (isId('sched', text)) return text;
   const all = await Array.fromAsync(client.schedules.list({ sort: 'name', limit: 100 }));
@@ -39,7 +39,7 @@ function ambiguous<T extends Named>(what: string, found: T[], describe: (one: T)
   return new StartError(`several ${what}s are named ${found[0]?.name}; use an id: ${each.join(', ')}`, 1);
 }
 
-/** True if a text is an id. The length is checked, because a machine may be named mach_web. */
+/** True if a text is an id. Its length is checked, because a machine may be named mach_web. */
 const isId = (prefix: 'mach' | 'sched', text: string): boolean =>
   new RegExp(`^${prefix}_[0-9A-Za-z]{22}$`).test(text);
 
@@ -48,7 +48,7 @@ function notFound(what: string, text: string, some: Named[], more: boolean): Sta
   return new StartError(`no ${what} is named ${text}${names && `; names: ${names}${more ? '…' : ''}`}`, 1);
 }
 
-/** Returns a function from id to machine name; an id that the key may not look up is returned unchanged. */
+/** Returns a function from id to machine name. For an id that the key may not look up it returns the id. */
 export async function machineNames(
   client: Farhand,
   ids: readonly (string | null)[],

@@ -1,5 +1,4 @@
-// The verbs farhand auth and farhand join-tokens: which keys may use the broker, and which machines may join
-// it.
+// The verbs farhand auth, for API keys, and farhand join-tokens, for the tokens with which machines join.
 import { type Command, InvalidArgumentError } from 'commander';
 import { scopes } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
@@ -10,7 +9,7 @@ import { list } from './verb.ts';
 const secretOnce = ({ key }: { key: string }): string[] => [
   key,
   '',
-  'Store it now: it is not printed again.',
+  'Store this key now: it is not printed again.',
 ];
 
 export function addAuth(program: Command): void {
@@ -24,9 +23,9 @@ export function addAuth(program: Command): void {
     flags: {
       '--name <name>': 'name of the key (default: cli)',
       '--scopes <list>': `scopes of the key: some of ${scopes.join(', ')} (default: admin)`,
-      '--machine <list>': 'limit the key to these machines',
-      '--tags <list>': 'limit the key to machines with any of these tags',
-      '--expires-in <duration>': 'expire after this time, such as 90d (default: never)',
+      '--machine <list>': 'limit the key to these machines, comma-separated',
+      '--tags <list>': 'limit the key to machines with any of these tags, comma-separated',
+      '--expires-in <duration>': 'time after which the key expires, such as 90d (default: never)',
     },
     defaults: { name: 'cli', scopes: ['admin'] },
     input: expiry,
@@ -43,17 +42,17 @@ export function addAuth(program: Command): void {
     },
   });
   routeVerb(auth, 'rotate-key', 'keys', 'rotate', {
-    about: 'replace the secret of an API key and print the new one once; its id and rights stay',
+    about: 'replace the secret of an API key and print it once; id and rights of the key stay',
     examples: ['--grace 1h'],
     flags: {
-      '--grace <duration>': 'accept the old secret for this time (default: 0)',
-      '--expires-in <duration>': 'expire after this time, such as 90d (default: as before)',
+      '--grace <duration>': 'time for which the old secret stays valid (default: 0)',
+      '--expires-in <duration>': 'time after which the key expires, such as 90d (default: as before)',
     },
     input: expiry,
     text: secretOnce,
   });
   routeVerb(auth, 'revoke-key', 'keys', 'remove', {
-    about: 'revoke an API key at once: close its streams, cancel what it queued',
+    about: 'revoke an API key at once, close its streams and cancel its queued commands',
     destroys: ['revoke the key', 'revoked'],
     after({ schedules, webhooks }, format) {
       if (format === 'json') return;
@@ -64,7 +63,7 @@ export function addAuth(program: Command): void {
   });
 }
 
-/** The machines and tags that a key may use, as text. */
+/** Returns the machines and tags that a key may use, as text. */
 const limits = (key: { machine_ids: string[] | null; tags: string[] | null }): string =>
   [...(key.machine_ids ?? []), ...(key.tags ?? []).map((tag) => `tag ${tag}`)].join(', ') || 'all';
 
@@ -85,14 +84,14 @@ export function addJoinTokens(program: Command): void {
     examples: ['--uses 20 --tags web --expires-in 24h'],
     flags: {
       '--name <name>': 'name of the token; with one use, also the name of the machine',
-      '--expires-in <duration>': 'expire after this time (default: 1h)',
-      '--uses <count>': 'number of machines that may join with it (default: 1)',
-      '--tags <list>': 'tags of every machine that joins with it',
+      '--expires-in <duration>': 'time after which the token expires (default: 1h)',
+      '--uses <count>': 'number of machines that may join with the token (default: 1)',
+      '--tags <list>': 'tags of every machine that joins with the token',
     },
     text: (token) => [
       token.token,
       '',
-      `Valid for ${token.uses === 1 ? 'one machine' : `${token.uses} machines`} until ${token.expires_at}.`,
+      `The token is valid for ${token.uses === 1 ? 'one machine' : `${token.uses} machines`} until ${token.expires_at}.`,
       ...installLines(token),
     ],
     mayCreate: true,
@@ -104,16 +103,14 @@ export function addJoinTokens(program: Command): void {
     },
   });
   routeVerb(tokens, 'revoke', 'joinTokens', 'remove', {
-    about: 'revoke a join token by its id: no machine can join with it any more',
+    about: 'revoke a join token by its id, so that no machine can join with it any more',
     destroys: ['revoke the join token', 'revoked'],
   });
 }
 
 const loopback = /https?:\/\/(localhost|127\.[\d.]+|\[::1\])[:/]/;
 
-/**
- * The command that installs an agent, if the broker has agent packages; otherwise the reason for its absence.
- */
+/** Returns the command that installs an agent, or the reason why there is none. */
 function installLines(token: { install: string | null; install_missing: string | null }): string[] {
   const { install, install_missing } = token;
   if (!install) return install_missing ? ['', `No command to install an agent: ${install_missing}`] : [];

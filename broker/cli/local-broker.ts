@@ -1,4 +1,4 @@
-// Calls the broker of a data directory on this machine over its socket file; starts one if none runs.
+// Calls the broker of a data directory on this machine over its socket file. Starts a broker if none runs.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readdirSync, statSync } from 'node:fs';
@@ -16,13 +16,13 @@ import { writeNow } from './stdio.ts';
 import { through } from './transport.ts';
 
 interface SocketOptions {
-  /** An empty or missing directory may become a broker's data directory. */
+  /** True if an empty or missing directory may become a broker's data directory. */
   mayCreate?: boolean | undefined;
-  /** Throws if no broker runs, instead of starting one. */
+  /** True to throw if no broker runs, instead of starting one. */
   mustRun?: boolean;
   /**
-   * Timeouts in ms: for the answer of a listening broker, and for a broker that has locked the directory to
-   * start listening.
+   * Milliseconds in which a listening broker must answer (`answerMs`), and in which a starting broker must
+   * listen (`startMs`).
    */
   answerMs?: number;
   startMs?: number;
@@ -59,13 +59,13 @@ export async function withSocket<T>(
 export async function startOnce(dataDir: string, ...flags: string[]): Promise<void> {
   demandAccess(dataDir);
   const own = await startLocal(dataDir, false, flags);
-  if (!own) throw new StartError(`another broker already uses ${dataDir}: stop it first`, 1);
+  if (!own) throw new StartError(`another broker already uses ${dataDir}; stop that broker first`, 1);
   await stop(own);
 }
 
 const seeLog = 'see systemctl status farhand-broker and its log';
 
-/** Starts a broker and returns it, unless one runs; waits for a broker that is starting or stopping. */
+/** Starts a broker and returns it; undefined if one runs. Waits for a broker that is starting or stopping. */
 async function startUnlessRunning(
   probe: Farhand,
   dataDir: string,
@@ -73,12 +73,12 @@ async function startUnlessRunning(
 ): Promise<ChildProcess | undefined> {
   const late = monotonic() + startMs;
   for (let first = true; !(await listens(probe, dataDir, answerMs)); first = false) {
-    if (mustRun) throw new StartError(`no broker is running on ${dataDir}`, 1);
+    if (mustRun) throw new StartError(`no broker runs on ${dataDir}; start it first`, 1);
     const own = await startLocal(dataDir, mayCreate);
     if (own) return own;
     if (monotonic() > late) {
-      const why = `a broker uses ${dataDir}, but does not listen after ${startMs / 1000} s`;
-      throw new StartError(`${why}: ${seeLog}`, 1);
+      const why = `a broker uses ${dataDir}, but has not listened for ${startMs / 1000} s`;
+      throw new StartError(`${why}; ${seeLog}`, 1);
     }
     if (first) hint(`farhand: waiting for the broker on ${dataDir}, which is starting or stopping`);
     await sleep(300);
@@ -93,14 +93,14 @@ async function listens(client: Farhand, dataDir: string, answerMs: number): Prom
     () => true,
     () => {
       if (!signal.aborted) return false;
-      throw new StartError(`the broker on ${dataDir} runs, but does not answer: ${seeLog}`, 1);
+      throw new StartError(`the broker on ${dataDir} runs, but does not answer; ${seeLog}`, 1);
     },
   );
 }
 
 /**
- * Starts a broker that serves only the socket file, because only a broker may open its state. Returns
- * undefined if another broker uses the directory.
+ * Starts a broker that serves only the socket file, because only a broker may open its state. Undefined if
+ * another broker uses the directory.
  */
 async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] = []) {
   assertData(dataDir, mayCreate);
@@ -117,7 +117,7 @@ async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] =
   ]);
   if (!ready && log.includes(inUse('broker', dataDir))) return undefined;
   writeNow('stderr', log);
-  if (!ready) throw new StartError(`no broker could be started on ${dataDir}: the lines above say why`, 1);
+  if (!ready) throw new StartError(`no broker could be started on ${dataDir}; the lines above say why`, 1);
   child.stderr.removeAllListeners('data').pipe(process.stderr, { end: false });
   return child;
 }
@@ -130,11 +130,11 @@ function assertData(dataDir: string, mayCreate: boolean): void {
   if (existsSync(join(dataDir, 'state.json'))) return;
   const isNew = !existsSync(dataDir) || readdirSync(dataDir).length === 0;
   if (!mayCreate || !isNew)
-    throw new StartError(`${dataDir} does not contain a broker’s data: check --data-dir`);
-  hint(`farhand: creating the data of a new broker in ${dataDir}`);
+    throw new StartError(`${dataDir} does not contain a broker’s data; check --data-dir`);
+  hint(`farhand: creating the data directory of a new broker: ${dataDir}`);
 }
 
-/** User and group to start the broker with: as root, the directory's owner, who must own what it creates. */
+/** User and group of the broker. Root starts it as the directory's owner, who must own new files. */
 function ownerOf(dataDir: string): { uid?: number; gid?: number } {
   if (process.getuid?.() !== 0 || !existsSync(dataDir)) return {};
   const { uid, gid } = statSync(dataDir);

@@ -1,8 +1,8 @@
-// Controls the local terminal: raw mode while a remote terminal is displayed, and its restoration afterwards.
+// Sets the local terminal to raw mode while a remote terminal is displayed, and restores it afterwards.
 
 /** DEC private modes that stay set when a program ends: cursor keys, mouse, alternate screen… */
 const lasting = new Set([1, 9, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004]);
-/** DEC mode of the visible cursor; unlike the other modes, its reset (hidden cursor) has to be undone. */
+/** DEC mode of the visible cursor. It is on at first, so a program that turned it off must be undone. */
 const cursor = 25;
 // biome-ignore lint/suspicious/noControlCharactersInRegex: escape sequences begin with one
 const modeChange = /\x1b\[\?([\d;]+)([hl])/g;
@@ -10,8 +10,8 @@ const modeChange = /\x1b\[\?([\d;]+)([hl])/g;
 const longestSequence = 32;
 
 /**
- * Tracks the terminal modes that a program sets, so that they can be reset if the program does not reset
- * them.
+ * Tracks the terminal modes that a remote program sets, so that they can be reset if the program does not do
+ * it.
  */
 export function watchModes() {
   const set = new Set<number>();
@@ -38,8 +38,8 @@ export function watchModes() {
 }
 
 /**
- * Turns raw mode on if there is a terminal; the result restores it, which also happens when the process
- * exits.
+ * Turns on raw mode if there is a terminal. Returns a function that turns it off, as the exit of the process
+ * does.
  */
 export function rawMode(): () => void {
   if (!process.stdin.isTTY) return () => {};

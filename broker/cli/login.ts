@@ -1,4 +1,4 @@
-// The verbs farhand login, logout and whoami: which broker this command line uses, and with which key.
+// The verbs farhand login, logout and whoami, for the broker and API key that this command line uses.
 import { resolve } from 'node:path';
 import type { Command } from 'commander';
 import { StartError, UsageError } from '../../shared/errors.ts';
@@ -21,10 +21,10 @@ import { printView } from './route-verb.ts';
 import { localVerb, type Options } from './verb.ts';
 
 const flags = {
-  '--key-stdin': 'read the key from standard input',
-  '--pin <pin>': 'sha256//BASE64 of the public key of the broker’s own certificate',
-  '--ca <file>': 'file of the certificate authority that signed the broker’s certificate',
-  '--insecure': 'send the key unencrypted over plain http, also to another machine',
+  '--key-stdin': 'read the API key from standard input',
+  '--pin <pin>': 'hash of the public key in the broker’s own certificate, as sha256//BASE64',
+  '--ca <file>': 'PEM file of the certificate authority that signed the broker’s certificate',
+  '--insecure': 'send the API key unencrypted over http, even to another machine',
 } as const;
 
 export function addLogin(program: Command): void {
@@ -42,7 +42,7 @@ export function addLogin(program: Command): void {
 async function login(text: string | undefined, options: Options<typeof flags>): Promise<void> {
   const { keyStdin, output } = options;
   if (!keyStdin && !isInteractive()) {
-    throw new UsageError(`there is no terminal to ask in: add ${text ? '' : 'the URL and '}--key-stdin`);
+    throw new UsageError(`there is no terminal to ask in; add ${text ? '' : 'the URL and '}--key-stdin`);
   }
   const url = brokerUrl(text ?? (await prompt('URL of the broker (https://…)')));
   const trust = trustOf(options);
@@ -57,10 +57,12 @@ async function login(text: string | undefined, options: Options<typeof flags>): 
     `Logged in to ${url} as ${me.name} (${me.scopes.join(', ')}); stored in ${loginFile()}.`,
   ]);
   if (process.env.FARHAND_URL || process.env.FARHAND_API_KEY)
-    hint('FARHAND_URL and FARHAND_API_KEY are set and take precedence over this login.');
+    hint(
+      'The variables FARHAND_URL and FARHAND_API_KEY take precedence over this login; unset them to use it.',
+    );
 }
 
-/** Checks, before asking for a key, that a broker answers and has the expected certificate. */
+/** Throws, before the key is asked for, unless a broker answers with the expected certificate. */
 async function assertBroker(place: Where & { url: string }): Promise<void> {
   try {
     await withUrl(place, (client) => client.service.healthz());
@@ -68,7 +70,7 @@ async function assertBroker(place: Where & { url: string }): Promise<void> {
     if (!(error instanceof FarhandError) || error.code !== 'no_answer') throw error;
     const advice = adviceOn(place, reasonOf(error.cause) ?? '');
     if (!advice) throw error;
-    throw new StartError(`${error.message}: ${advice}`, 1, { cause: error });
+    throw new StartError(`${error.message}; ${advice}`, 1, { cause: error });
   }
 }
 
@@ -80,7 +82,7 @@ function adviceOn({ url, pin, ca }: Where & { url: string }, why: string): strin
 
 async function firstLine(): Promise<string> {
   const [line = ''] = (await readInput(64 * 1024, 'an API key is one line')).split('\n');
-  if (line.trim() === '') throw new UsageError('standard input is empty: it must contain the API key');
+  if (line.trim() === '') throw new UsageError('standard input is empty; it must contain the API key');
   return line.trim();
 }
 

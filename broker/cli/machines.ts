@@ -21,9 +21,9 @@ export function addMachines(program: Command): void {
   routeVerb(machines, 'list', 'machines', 'list', {
     examples: ['--tags web --status online', '-o json'],
     flags: {
-      '--tags <list>': 'only with all of these tags',
-      '--status <online|offline>': 'only with this status',
-      '--search <text>': 'only with this text in the name',
+      '--tags <list>': 'only machines with all of these tags, comma-separated',
+      '--status <online|offline>': 'only machines with this status',
+      '--search <text>': 'only machines with this text in their name',
     },
     defaults: { include: 'agent_version', sort: 'name' },
     view: { fields: 'name id status os=system version=agent_version tags last_seen=seen', cells },
@@ -54,7 +54,7 @@ export function addMachines(program: Command): void {
     examples: ['web-2'],
   });
   routeVerb(machines, 'remove', 'machines', 'remove', {
-    about: 'remove a machine: its agent stops for good, its history stays',
+    about: 'remove a machine; its agent stops for good, and its history stays',
     destroys: ['stop the agent for good and remove the machine', 'removed'],
   });
 }
@@ -65,7 +65,7 @@ type Disk = Status['disks'][number];
 function statusText(now: Status): Promise<string> {
   const part = ({ used, total }: { used: number; total: number }): string =>
     `${size(used)} of ${size(total)} (${percent(used, total)} %)`;
-  // As in df(1), space reserved for root is neither used nor available.
+  // As in df(1), space that is reserved for root is neither used nor available.
   const disk = ({ used, total, available }: Disk): string =>
     available === undefined
       ? part({ used, total })
@@ -91,7 +91,7 @@ function statusText(now: Status): Promise<string> {
 
 const percent = (part: number, of: number): number => (of > 0 ? Math.ceil((100 * part) / of) : 0);
 
-/** The clock's offset from the broker's, or undefined if the clocks nearly agree. */
+/** Returns the offset of a machine's clock from the broker's; undefined if the clocks nearly agree. */
 function clockText(offset = 0): string | undefined {
   if (Math.abs(offset) <= mostSkewMs) return undefined;
   return `${span(Math.abs(offset))} ${offset < 0 ? 'behind' : 'ahead of'} the broker’s`;

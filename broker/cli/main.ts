@@ -1,18 +1,18 @@
 #!/usr/bin/env node
-// Entry point of the farhand command line, which uses only the public API.
+// Entry point of the farhand command line, which uses only the public API of brokers.
 import { statSync } from 'node:fs';
 import { enableCompileCache } from 'node:module';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
 
-/** Caches compiled code, only in a directory that no other user can write to. */
+/** Makes Node cache compiled code, if the cache directory is one that no other user can write to. */
 function enableCache(): void {
   try {
     const cache = process.env.XDG_CACHE_HOME || join(homedir(), '.cache');
     const { uid, mode } = statSync(cache);
     if (uid === process.getuid?.() && (mode & 0o022) === 0) enableCompileCache(join(cache, 'farhand'));
   } catch {
-    // Without a cache, the program only starts more slowly.
+    // Without a cache the program only starts more slowly.
   }
 }
 

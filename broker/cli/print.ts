@@ -10,7 +10,7 @@ export type Format = 'text' | 'json';
 export type Cell = string | number | boolean | null | undefined;
 
 /**
- * Prints a whole result as JSON, or as text. Lines are sanitized; a string comes from table() or record().
+ * Prints a result as JSON or as text. Lines of `text` are sanitized here, a string by table() or record().
  */
 export async function print(
   format: Format,
@@ -27,24 +27,24 @@ export function printJson(value: unknown, indent?: number): void {
   writeNow('stdout', `${cleanJson(value, indent)}\n`);
 }
 
-/** Prints to standard error, so that it never mixes with piped output. */
+/** Prints a text to standard error, so that it never mixes with piped output. */
 export function hint(text: string): void {
   writeNow('stderr', `${cleanLines(text)}\n`);
 }
 
-/** A table with one row per item. */
+/** Returns a table with one row per item. */
 export function table<T>(items: readonly T[], columns: Record<string, (item: T) => Cell>): Promise<string> {
   const titles = Object.keys(columns).map((title) => paint('bold', title.toUpperCase()));
   return align([titles, ...items.map((item) => Object.values(columns).map((cell) => cellText(cell(item))))]);
 }
 
-/** Text with one line per field that has a value. */
+/** Returns a text with one line for each field that has a value. */
 export function record(fields: Record<string, Cell>): Promise<string> {
   const rows = Object.entries(fields).filter(([, value]) => value !== undefined && value !== null);
   return align(rows.map(([name, value]) => [paint('bold', clean(name)), cellText(value)]));
 }
 
-/** Aligned columns without borders. */
+/** Returns rows as aligned columns without borders. */
 async function align(rows: string[][]): Promise<string> {
   const { default: Table } = await import('cli-table3');
   const sides = ['top', 'bottom', 'left', 'right', 'mid'];
@@ -71,12 +71,12 @@ function cellText(value: Cell): string {
   return tint ? paint(tint, text) : text;
 }
 
-/** Colour on terminals (FORCE_COLOR: everywhere) unless NO_COLOR is set (https://no-color.org). */
+/** Colours a text on terminals (always with FORCE_COLOR) unless NO_COLOR is set (https://no-color.org). */
 function paint(style: 'bold' | keyof typeof tints, text: string): string {
   return process.env.NO_COLOR ? text : styleText(style, text, { stream: process.stdout });
 }
 
-/** A number of bytes as text: 1536 is 1.5 KiB. */
+/** Returns a number of bytes as text: 1536 is 1.5 KiB. */
 export function size(bytes: number): string {
   const power = Math.max(0, Math.min(4, Math.floor(Math.log2(Math.max(1, bytes)) / 10)));
   const value = bytes / 1024 ** power;
@@ -85,7 +85,7 @@ export function size(bytes: number): string {
 
 const units = { d: 86_400, h: 3600, m: 60, s: 1 };
 
-/** A duration in milliseconds as text: 90000 is 1m 30s. */
+/** Returns a duration in milliseconds as text: 90000 is 1m 30s. */
 export function span(ms: number): string {
   if (ms < 1000) return `${Math.round(ms)}ms`;
   if (ms < 60_000) return `${(ms / 1000).toFixed(1).replace('.0', '')}s`;
@@ -98,14 +98,14 @@ export function span(ms: number): string {
   return parts.filter(Boolean).slice(0, 2).join(' ');
 }
 
-/** The time since or until a timestamp, as text. */
+/** Returns the time since or until a timestamp as text, such as "5m ago". */
 export function when(timestamp: string | null | undefined): string {
   if (!timestamp) return '-';
   const ms = Date.parse(timestamp) - now();
   return ms > 0 ? `in ${span(ms)}` : `${span(-ms)} ago`;
 }
 
-/** The non-empty fields of an object as short text. */
+/** Returns the non-empty fields of an object as short text, except those in `without`. */
 export function summary(value: object, ...without: string[]): string {
   const rest = Object.entries(value).filter(
     ([name, one]) => !without.includes(name) && one !== null && one !== '',

@@ -1,5 +1,5 @@
-// Builds the tree of verbs. Only the module of the verb in use is loaded, because a command line must start
-// fast.
+// Builds the tree of the command line's verbs. Only the module of the verb in use is loaded, for a fast
+// start.
 import { Command } from 'commander';
 import { version } from '../../shared/version.ts';
 
@@ -28,7 +28,7 @@ const modules: Readonly<Record<string, () => Promise<Add>>> = {
 };
 export const nouns = Object.keys(modules);
 
-/** Creates the program with all verbs, or only with the verbs below a noun. */
+/** Creates the program with the verbs of one noun, or with all verbs if there is no such noun. */
 export async function createProgram(noun?: string): Promise<Command> {
   const program = new Command('farhand')
     .description('Control remote machines from the command line.')
@@ -50,6 +50,6 @@ function pointToHelp(command: Command, path: string): void {
   for (const one of command.commands) pointToHelp(one, `${path} ${one.name()}`);
 }
 
-const notes = `The broker is the one of farhand login; FARHAND_URL and FARHAND_API_KEY take precedence. On the broker's own
-machine --data-dir DIR needs neither. FARHAND_PIN=sha256//… or FARHAND_CA=FILE verify its certificate.
+const notes = `The broker is that of farhand login, or of FARHAND_URL and FARHAND_API_KEY if they are set. On the broker's own
+machine --data-dir DIR replaces both. FARHAND_PIN=sha256//… or FARHAND_CA=FILE verify its certificate.
 Exit codes: 0 success, 1 failure, 2 wrong usage, 78 bad configuration.`;

@@ -1,4 +1,4 @@
-// Asks the user: prompts and confirmations; also reads all of standard input as text.
+// Asks the user by prompts and confirmations, and reads standard input as text.
 
 import { UsageError } from '../../shared/errors.ts';
 import { clean } from '../../shared/sanitize-text.ts';
@@ -6,10 +6,10 @@ import { clean } from '../../shared/sanitize-text.ts';
 /** True if standard input and standard error are terminals, so that a user can be asked. */
 export const isInteractive = (): boolean => process.stdin.isTTY && process.stderr.isTTY;
 
-/** Asks for a confirmation; returns only with --yes or when the user agrees. */
+/** Asks for a confirmation unless `yes` is set (--yes). Throws UsageError if the user does not agree. */
 export async function confirm(yes: boolean | undefined, what: string): Promise<void> {
   if (yes) return;
-  if (!isInteractive()) throw new UsageError(`this command would ${what}: add --yes to confirm`);
+  if (!isInteractive()) throw new UsageError(`this command would ${what}; add --yes to confirm`);
   const prompts = await import('@clack/prompts');
   const message = clean(`This will ${what}. Continue?`);
   const answer = await prompts.confirm({
@@ -18,10 +18,10 @@ export async function confirm(yes: boolean | undefined, what: string): Promise<v
     output: screen(),
     signal: endOfInput(),
   });
-  if (answer !== true) throw new UsageError('cancelled: nothing was changed');
+  if (answer !== true) throw new UsageError('cancelled; nothing was changed');
 }
 
-/** Asks for a text; a `secret` is not displayed while it is typed. */
+/** Asks for a text. A `secret` is not displayed while it is typed. */
 export async function prompt(message: string, kind: 'text' | 'secret' = 'text'): Promise<string> {
   const { password, text } = await import('@clack/prompts');
   const answer = await (kind === 'secret' ? password : text)({
@@ -30,10 +30,10 @@ export async function prompt(message: string, kind: 'text' | 'secret' = 'text'):
     signal: endOfInput(),
   });
   if (typeof answer === 'string' && answer !== '') return answer;
-  throw new UsageError('no value was entered: nothing was changed');
+  throw new UsageError('no value was entered; nothing was changed');
 }
 
-/** Ends a prompt when the terminal closes or the user presses Ctrl-D, at which the library would wait for ever. */
+/** Fires when the terminal closes or the user presses Ctrl-D, at which a prompt would wait for ever. */
 function endOfInput(): AbortSignal {
   const ended = new AbortController();
   process.stdin.once('end', () => ended.abort());
@@ -44,26 +44,25 @@ function endOfInput(): AbortSignal {
 }
 
 /**
- * The output of prompts; 80 columns if the width is unknown, because a prompt would break after each
- * character.
+ * The output of prompts, with 80 columns if the width is unknown: a prompt would break after each character.
  */
 function screen(): typeof process.stderr {
   process.stderr.columns ||= 80;
   return process.stderr;
 }
 
-/** Reads standard input as text of at most `maxBytes` bytes. */
+/** Reads standard input as UTF-8 of at most `maxBytes`. Throws UsageError that ends in `advice`. */
 export async function readInput(maxBytes: number, advice: string): Promise<string> {
   const chunks: Buffer[] = [];
   let bytes = 0;
   for await (const chunk of process.stdin as AsyncIterable<Buffer>) {
     bytes += chunk.length;
-    if (bytes > maxBytes) throw new UsageError(`standard input has more than ${maxBytes} bytes: ${advice}`);
+    if (bytes > maxBytes) throw new UsageError(`standard input has more than ${maxBytes} bytes; ${advice}`);
     chunks.push(chunk);
   }
   try {
     return new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(Buffer.concat(chunks));
   } catch {
-    throw new UsageError(`standard input is not UTF-8: ${advice}`);
+    throw new UsageError(`standard input is not UTF-8; ${advice}`);
   }
 }

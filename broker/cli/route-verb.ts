@@ -1,5 +1,5 @@
-// Derives verbs from the route table: arguments and flags become the input of one call. The answer is
-// printed as a table, a record or lines.
+// Derives verbs from the table of REST routes: arguments and flags become the input of one call. The answer
+// is printed as a table, a record or lines.
 import type { Command } from 'commander';
 import type * as z from 'zod';
 import type { Route } from '../../shared/api/route.ts';
@@ -12,9 +12,9 @@ import { type Common, take, type VerbSpec, verb } from './verb.ts';
 
 export type Item = Record<string, unknown>;
 
-/** Columns of a table; the column `machine` is the name of the machine with the item's machine_id. */
+/** Columns of a table. The column `machine` is the name of the machine with the item's machine_id. */
 export interface View<T> {
-  /** Fields of the answer or of `cells`, separated by spaces; `title=field` gives a column another title. */
+  /** Fields of the answer or of `cells`, separated by spaces. `title=field` gives a column another title. */
   fields?: string;
   cells?: Record<string, (item: T) => Cell>;
 }
@@ -24,26 +24,26 @@ type Answer<R> = R extends { reply: infer S extends z.ZodType } ? z.output<S> : 
 export type Given = Common & { yes?: boolean; limit?: number } & Item;
 
 interface RouteVerb<T> extends Partial<VerbSpec> {
-  /** Input that flags override, by the names of the API. */
+  /** Default input by names of the API, which flags override. */
   defaults?: Item;
-  /** Returns the input from flags that are not fields of the route. */
+  /** Returns further input, from flags that are not fields of the route. */
   input?: (given: Given) => Item | Promise<Item>;
-  /** For a verb that cannot be undone: the action for the question, and the word for the completed action. */
+  /** Set for a verb that cannot be undone: the action to confirm, and the word for the completed action. */
   destroys?: [what: string, done: string];
   /** Columns of a list. */
   view?: View<T>;
-  /** Text of one answer; if undefined, all its fields are printed. */
+  /** Returns the text of an answer. Without this function all fields are printed. */
   text?: (answer: T, client: Farhand) => string[] | Promise<string>;
   /** Called after the answer is printed. */
   after?: (answer: T, format: Format) => void;
 }
 
 /** Flags that several lists have. */
-export const ofMachine = { '--machine <machine>': 'only of this machine' };
-export const since = { '--since <time>': 'not before this time, such as 2h (ago)' };
-export const latest = { '--limit <count>': 'print at most COUNT, the latest first (default: 50)' };
+export const ofMachine = { '--machine <machine>': 'only those of this machine' };
+export const since = { '--since <time>': 'only those since this time: a date, or 2h for 2 hours ago' };
+export const latest = { '--limit <count>': 'print at most COUNT items, the latest first (default: 50)' };
 
-/** Adds a verb that calls one route; arguments in `words` come after the ids in its path. */
+/** Adds a verb that calls one route. `words`: its name, and arguments after the ids of the path. */
 export function routeVerb<N extends keyof Api, O extends keyof Api[N] & string>(
   parent: Command,
   words: string,
@@ -95,7 +95,7 @@ async function perform<T>(performed: Performed<T>, options: Given): Promise<void
     ...(await spec.input?.(options)),
   };
   const call = calls[operation];
-  if (!call) throw new Error(`the SDK has no ${operation}`);
+  if (!call) throw new Error(`the SDK has no operation ${operation}`);
   if (route.kind === 'list' && view) {
     const items = call({ ...input, limit: Math.min(100, limit) });
     return printView(client, output, await take(items, limit), view);
@@ -108,7 +108,7 @@ async function perform<T>(performed: Performed<T>, options: Given): Promise<void
   spec.after?.(answer, output);
 }
 
-/** Asks for a confirmation, unless --yes is given; returns the record to print after the call. */
+/** Asks for a confirmation unless --yes is given. Returns the record to print after the call. */
 async function confirmed<T>(
   { route, calls }: Performed<T>,
   [what, done]: [string, string],
@@ -128,7 +128,7 @@ async function confirmed<T>(
 
 const nameIn = (answer: unknown): string => String((answer as { name?: unknown } | undefined)?.name);
 
-/** The argument for an id field: join-token for join_token_id. */
+/** Returns the name of the argument for an id field: join-token for join_token_id. */
 const argumentOf = (id: string): string => id.replace(/_id$/, '').replace('_', '-');
 
 function routeOf(noun: string, operation: string): Route {
@@ -137,18 +137,18 @@ function routeOf(noun: string, operation: string): Route {
   return found.route;
 }
 
-/** Arguments in examples; any other argument is printed as its name in capitals. */
+/** Values of arguments in examples. Any other argument is its name in capitals. */
 const samples: Readonly<Record<string, string>> = { machine: 'web-1', schedule: 'backup' };
 
 /**
- * The fields of a route's body; in a bundle, the body is an object of field names
+ * Returns an object with the fields of a route's body. Packages contain only their names
  * (scripts/package/routes.ts).
  */
 function bodyOf({ body = {} }: { body?: object | undefined }): object {
   return 'shape' in body && typeof body.shape === 'object' ? (body.shape ?? {}) : body;
 }
 
-/** Maps flags to fields: --catch-up to catch_up, --machine to machine_id or machine_ids. */
+/** Returns the route's input from flags: --catch-up as catch_up, --machine as machine_id or machine_ids. */
 async function inputOf(client: Farhand, route: Route, options: Item): Promise<Item> {
   const fields = new Set([route.params, route.query, bodyOf(route)].flatMap(Object.keys));
   const input: Item = {};
@@ -162,7 +162,7 @@ async function inputOf(client: Farhand, route: Route, options: Item): Promise<It
   return input;
 }
 
-/** Functions that find an id by name, by the name of the flag or argument. */
+/** Functions that find the id for a name, by the flag or argument that has the name. */
 const finders: Readonly<Record<string, typeof findMachine>> = {
   machine: findMachine,
   schedule: findSchedule,
@@ -200,7 +200,7 @@ export async function viewText<T>(client: Farhand, answer: T | T[], view: View<T
   );
 }
 
-/** All fields of a record except long fields, which have their own verbs, and lists of objects. */
+/** Returns the fields of a record, except outputs, which have a verb of their own, and lists of objects. */
 function fieldsOf(record: object): string {
   const isLong = (name: string, value: unknown): boolean =>
     /^std(out|err)$/.test(name) || (Array.isArray(value) && typeof value[0] === 'object');
@@ -211,7 +211,7 @@ function fieldsOf(record: object): string {
 const machineOf = (item: unknown): string | null =>
   (item as { machine_id?: string | null }).machine_id ?? null;
 
-/** A value as text, formatted by its field; in a table, a time is printed as the time since then. */
+/** Returns a value as text, formatted by its field. In a table a time is printed as the time since then. */
 function textOf(field: string, value: unknown, isTable: boolean): Cell {
   if (value === undefined || value === null || typeof value === 'boolean') return value;
   if (Array.isArray(value)) return value.join(isTable ? ',' : ', ');

@@ -1,4 +1,4 @@
-// Runs one command line, prints its failure and sets the exit code.
+// Runs one command line of farhand, prints its failure and sets the exit code.
 import { CommanderError } from 'commander';
 import { reason } from '../../shared/doctor/finding.ts';
 import { AppError, errnoOf } from '../../shared/errors.ts';
@@ -17,7 +17,7 @@ export async function run(argv: string[]): Promise<void> {
     if (argv[2] === '__complete') return await (await import('./complete.ts')).complete(argv.slice(3));
     await (await createProgram(argv[2])).parseAsync(argv);
   } catch (error) {
-    // Commander has already printed its own error; help and version are not failures.
+    // Commander has printed its error already. It also throws after help and version, which are no failures.
     if (error instanceof CommanderError) process.exitCode = error.exitCode === 0 ? 0 : 2;
     else if (error instanceof FarhandError) end(refusal(error), 1);
     else if (error instanceof Exit) end(error.message && `farhand: ${error.message}`, error.exitCode);
@@ -38,7 +38,7 @@ function end(text: string, code: number): void {
 function refusal(error: FarhandError): string {
   const { code, message, requestId, details } = error;
   const request = requestId && `, request ${clean(requestId)}`;
-  // The cause is printed, because the error of fetch says only that fetch failed.
+  // The cause is printed too, because the error of fetch says only that fetch failed.
   const why = code === 'no_answer' && error.cause !== undefined ? `: ${clean(reason(error))}` : '';
   const lines = [
     `farhand: ${clean(message)}${why} (${clean(code)}${request})`,
@@ -48,23 +48,23 @@ function refusal(error: FarhandError): string {
   return [...lines, ...(next ? [next] : [])].join('\n');
 }
 
-/** The issues of each field that the message does not contain. */
+/** Returns the issues of fields that the message does not contain, one line each. */
 function issuesOf({ issues }: Readonly<Record<string, unknown>>, text: string): string[] {
   if (!Array.isArray(issues)) return [];
-  // The cast is safe: the values are only printed, whatever they are.
+  // The cast is safe, because the values are only printed.
   const pairs = issues.map((one: { path?: unknown; message?: unknown } | null) => [one?.path, one?.message]);
   const others = pairs.filter(([, message]) => !text.includes(String(message)));
   return others.map((pair) => `  ${clean(pair.join(': '))}`);
 }
 
-/** The next step, for error codes whose message does not name it. */
+/** Next steps for error codes whose messages do not name one. */
 const nextSteps: Readonly<Record<string, string>> = {
   no_answer: 'Run farhand doctor to find out why.',
   unauthorized:
-    'The broker does not have this key, or it was revoked or has expired: farhand login stores another one.',
+    'The broker does not know this key, or it was revoked or has expired. Run farhand login to store another one.',
   forbidden: 'Run farhand whoami to print what this key may do.',
   machine_offline:
-    'Run farhand machines list to see when it was last seen; exec --queue-for 10m waits for it.',
+    'Run farhand machines list to see when the machine was last seen; exec --queue-for 10m waits for it.',
   already_exists: 'Add --overwrite to replace it.',
-  internal_error: 'The log of the broker has details under this request id.',
+  internal_error: 'The broker’s log has details under this request id.',
 };

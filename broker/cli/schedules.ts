@@ -1,4 +1,4 @@
-// The verbs of farhand schedules: create, change, list and run commands by cron, and list their runs.
+// The verbs of farhand schedules: manage commands that run by cron expressions, and list their runs.
 import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { when } from './print.ts';
@@ -13,22 +13,25 @@ const flags = {
   '--name <name>': 'name of the schedule',
   '--machine <machine>': 'machine to run on',
   '--command <line>': 'shell command line to run',
-  '--cron <expression>': 'when to run: 5 fields, 6 with seconds first, or @daily and the like',
-  '--timezone <zone>': 'time zone of the expression, such as Europe/Berlin (default: UTC)',
+  '--cron <expression>': 'times to run: 5 fields, 6 with the seconds first, or a word such as @daily',
+  '--timezone <zone>': 'time zone of --cron, such as Europe/Berlin (default: UTC)',
   '--description <text>': 'purpose of the schedule',
-  '--timeout <duration>': 'kill the command and its children after this time',
+  '--timeout <duration>': 'kill the command and its child processes after this time',
   '--user <name>': 'user to run as, if the agent allows it',
-  '--cwd <dir>': 'directory to run in',
-  '--env <name=value>': 'environment variable; repeat it for several',
-  '--overlap <skip|allow>': 'what to do while the previous run has not ended (default: skip)',
-  '--catch-up <none|last|all>': 'which runs to start late, after the broker was down (default: none)',
-  '--catch-up-window <duration>': 'never start runs that were due longer ago (default: 1d)',
-  '--notify-failure': 'emit the event schedule.failed for failures',
-  '--notify-success': 'emit the event schedule.completed for successes',
+  '--cwd <dir>': 'working directory on the machine',
+  '--env <name=value>': 'environment variable; repeat the flag for several',
+  '--overlap <skip|allow>': 'whether to skip or allow a run while the previous one goes on (default: skip)',
+  '--catch-up <none|last|all>':
+    'which of the runs missed while the broker was down to start late (default: none)',
+  '--catch-up-window <duration>': 'start no missed run that was due longer ago than this (default: 1d)',
+  '--notify-failure': 'emit the event schedule.failed when a run fails',
+  '--notify-success': 'emit the event schedule.completed when a run succeeds',
 };
 
 export function addSchedules(program: Command): void {
-  const schedules = program.command('schedules').description('run commands by cron; schedules by name or id');
+  const schedules = program
+    .command('schedules')
+    .description('manage commands that run by cron; a schedule is given by name or id');
   routeVerb(schedules, 'list', 'schedules', 'list', {
     examples: ['--machine db-1'],
     flags: ofMachine,
@@ -48,7 +51,7 @@ export function addSchedules(program: Command): void {
     input: notifyOf,
   });
   routeVerb(schedules, 'update', 'schedules', 'update', {
-    about: 'change what the flags name',
+    about: 'change the settings that are given as flags',
     examples: ["--cron '0 3 * * *'"],
     flags,
     input: notifyOf,
@@ -62,7 +65,7 @@ export function addSchedules(program: Command): void {
       defaults: { enabled: name === 'enable' },
     });
   routeVerb(schedules, 'delete', 'schedules', 'remove', {
-    about: 'remove a schedule: a run in progress continues, its history stays',
+    about: 'remove a schedule; a run in progress goes on, and the history stays',
     destroys: ['remove the schedule', 'removed'],
   });
   addRuns(schedules);
@@ -89,7 +92,7 @@ function addRuns(schedules: Command): void {
     examples: ["'0 9 * * mon-fri'"],
     flags: {
       '--timezone <zone>': 'time zone of the expression (default: UTC)',
-      '--count <count>': 'how many times to print (default: 5)',
+      '--count <count>': 'number of times to print (default: 5)',
     },
     text: ({ description, timezone, next_runs }) => [`${description} (${timezone})`, ...next_runs],
   });

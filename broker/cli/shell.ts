@@ -1,4 +1,4 @@
-// The verb farhand shell: a terminal on a machine, displayed in the local terminal or connected to pipes.
+// The verb farhand shell: opens a terminal on a machine, in the local terminal or connected to pipes.
 import type { Command } from 'commander';
 import { StartError, UsageError } from '../../shared/errors.ts';
 import { clean } from '../../shared/sanitize-text.ts';
@@ -9,9 +9,9 @@ import { rawMode, watchModes } from './local-terminal.ts';
 import { onStop, write } from './stdio.ts';
 import { localVerb } from './verb.ts';
 
-/** Key code of Ctrl-], which detaches as in telnet; programs do not use it. */
+/** Code of the key Ctrl-], which detaches, as in telnet. Few programs use this key. */
 const detachKey = 0x1d;
-/** Ctrl-D, the end of input on a terminal. */
+/** The character of Ctrl-D, the end of input on a terminal. */
 const endOfInput = '\x04';
 /** Environment variables that describe the local terminal to remote programs. */
 const passedOn = ['TERM', 'COLORTERM'];
@@ -19,19 +19,20 @@ const newline = 0x0a;
 
 export function addShell(program: Command): void {
   const spec = {
-    about: 'open a terminal on a machine; Ctrl-] detaches, the session stays open',
+    about: 'open a terminal on a machine; Ctrl-] detaches and leaves the session open',
     examples: ['farhand shell web-1', 'echo uptime | farhand shell web-1'],
     flags: {
       '--session <id>': 'attach to this session instead of creating one',
-      '--observe': 'watch only (with --session)',
+      '--observe': 'only watch: send no input (needs --session)',
     },
     interactive: true,
   } as const;
   localVerb(program, 'shell [machine]', spec, async (machine, options) => {
     const { session, observe = false } = options;
     if ((machine === undefined) === (session === undefined))
-      throw new UsageError('name either a machine or --session ID');
-    if (observe && session === undefined) throw new UsageError('--observe needs --session ID');
+      throw new UsageError('choose either a machine or an open session (--session ID)');
+    if (observe && session === undefined)
+      throw new UsageError('--observe needs a session to watch: --session ID');
     await withBroker(where(options), async (client) => {
       const session_id = session ?? (await createSession(client, machine ?? ''));
       process.exitCode = await showSession(client, session_id, observe);
@@ -52,7 +53,7 @@ async function createSession(client: Farhand, machine: string): Promise<string> 
   return session_id;
 }
 
-/** Displays a session until it ends or is detached; returns this program's exit code. */
+/** Displays a session until it ends or is detached. Returns this program's exit code. */
 export async function showSession(client: Farhand, session_id: string, observe: boolean): Promise<number> {
   const modes = watchModes();
   const leaving = new AbortController();
@@ -111,7 +112,7 @@ async function drive(
   const restore = rawMode();
   const input = typeInto(terminal, observe);
   const left = (): void => terminal.detach();
-  // Input fails when the window is closed.
+  // Reading input fails when the window of the terminal is closed.
   process.stdin.on('error', left);
   try {
     for await (const bytes of terminal.output) {
@@ -128,12 +129,12 @@ async function drive(
 }
 
 interface Typing {
-  /** Handles the terminal's output: sends the end of input again at each prompt. */
+  /** Called with output of the terminal. Sends the end of input again at each prompt. */
   answer(bytes: Uint8Array): void;
   stop(): void;
 }
 
-/** Sends keys and the window size to the terminal; with `observe`, only the detach key has an effect. */
+/** Sends keys and the window size to the terminal. With `observe` only the detach key has an effect. */
 function typeInto(terminal: Terminal, observe: boolean): Typing {
   const { stdin, stdout } = process;
   let stopped = false;
@@ -155,7 +156,7 @@ function typeInto(terminal: Terminal, observe: boolean): Typing {
     if (at >= 0) terminal.detach();
   };
   const end = (): void => {
-    // A terminal ends its input when its window is closed: the session stays open.
+    // Input from a terminal ends when its window is closed. The session then stays open.
     if (stdin.isTTY) terminal.detach();
     // A last line without a line feed gets one, because the end of input counts only at the start of a line.
     else void terminal.write(last === undefined || last === newline ? endOfInput : `\n${endOfInput}`);
@@ -186,7 +187,7 @@ const endings = {
   stopping: 'the broker is stopping',
 };
 
-/** The exit code for an ending; prints its reason or a hint. */
+/** Returns the exit code for an ending, and prints its reason or how to attach again. */
 function codeOf(ending: Ending, session_id: string): number {
   if (ending.why === 'ended') {
     if (ending.reason) process.stderr.write(`farhand: ${clean(ending.reason)}\r\n`);

@@ -1,12 +1,11 @@
-// Handles this process's standard output, standard error and signals; a failed write makes the exit code
-// nonzero.
+// Writes standard output and standard error, and handles signals. A failed write makes the exit code nonzero.
 import { once } from 'node:events';
 import { fstatSync, writeSync } from 'node:fs';
 import { constants } from 'node:os';
 
 export type OutputName = 'stdout' | 'stderr';
 
-/** Ends the program with an exit code; `message` is printed unless it is empty. */
+/** Thrown to end the program with an exit code. `message` is printed unless it is empty. */
 export class Exit extends Error {
   override readonly name = 'Exit';
   readonly exitCode: number;
@@ -19,12 +18,12 @@ export class Exit extends Error {
 
 /** Thrown when the program stops on a signal. */
 export class Interrupted extends Exit {
-  constructor(exitCode: number, rest = 'nothing partial is left') {
+  constructor(exitCode: number, rest = 'no partial files are left') {
     super(exitCode, `interrupted; ${rest}`);
   }
 }
 
-/** Calls `leave` on a signal, with the signal's exit code; the result removes the handlers. */
+/** Calls `leave` with an exit code on SIGINT, SIGTERM or SIGHUP. Returns a function that removes this. */
 export function onStop(leave: (code: number) => void): () => void {
   const names = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
   const listener = (name: NodeJS.Signals): void => leave(128 + constants.signals[name]);
@@ -40,13 +39,13 @@ export const lost: AbortSignal = losing.signal;
 
 function lose(output: OutputName, cause: Error): void {
   if (lost.aborted) return;
-  // A reader that leaves early, such as head, causes the exit code of SIGPIPE (141), which shells know.
+  // If the reader leaves early, as head does, the exit code is that of SIGPIPE (141), which shells know.
   const isPipe = 'code' in cause && cause.code === 'EPIPE';
   losing.abort(new Exit(isPipe ? 128 + constants.signals.SIGPIPE : 1, '', { cause }));
   if (!isPipe && output === 'stdout') process.stderr.write(`farhand: standard output: ${cause.message}\n`);
 }
 
-/** Handles failed writes: they no longer end the program, but they make its exit code nonzero. */
+/** Makes failed writes no longer end the program. They make its exit code nonzero. */
 export function watchOutputs(): void {
   for (const name of ['stdout', 'stderr'] as const)
     process[name].on('error', (error: Error) => lose(name, error));
@@ -57,7 +56,7 @@ export function watchOutputs(): void {
 
 const draining: Partial<Record<OutputName, Promise<unknown>>> = {};
 
-/** Writes bytes; resolves when more may be written, rejects with an Exit after a failed write. */
+/** Writes bytes. Resolves when more may be written. Rejects with an Exit after a failed write. */
 export async function write(name: OutputName, bytes: Uint8Array | string): Promise<void> {
   writeNow(name, bytes);
   lost.throwIfAborted();
@@ -84,7 +83,7 @@ export function writeNow(name: OutputName, bytes: Uint8Array | string): void {
   const { fd } = process[name];
   isFile[name] ??= fstatSync(fd).isFile();
   if (!isFile[name]) return void process[name].write(bytes);
-  // Written synchronously: on a full disk, Node's stream for files ignores that only a part was written.
+  // Written synchronously: Node's stream for files ignores that a full disk took only a part.
   const buffer = Buffer.from(bytes);
   try {
     for (let at = 0; at < buffer.length; ) at += writeSync(fd, buffer, at);

@@ -1,4 +1,4 @@
-// Connections that plain fetch cannot make: over a socket file, with a private certificate authority, or a
+// Makes connections that plain fetch cannot: over a socket file, with a private certificate authority or a
 // pinned key.
 import { createHash } from 'node:crypto';
 import { readFileSync } from 'node:fs';
@@ -11,13 +11,13 @@ import { atPath, reasonOf } from '../../shared/system-errors.ts';
 /** How the broker's certificate is verified. */
 export interface Trust {
   /**
-   * The only public key that the broker may have, as `sha256//BASE64`; several keys are separated by
+   * Hash of the only public key that the broker may have, as `sha256//BASE64`. Several are separated by
    * semicolons.
    */
   pin?: string | undefined;
   /** File of the certificate authority that signed the broker's certificate. */
   ca?: string | undefined;
-  /** Allows sending the API key over an unencrypted network connection. */
+  /** True if the API key may be sent over an unencrypted network connection. */
   insecure?: boolean | undefined;
 }
 
@@ -26,7 +26,7 @@ export interface Transport {
   close(): Promise<void>;
 }
 
-/** The client options for connections through this dispatcher. */
+/** Returns the client's options for connections through a dispatcher of undici. */
 export function through(dispatcher: undici.Dispatcher): Transport {
   return {
     options: {
@@ -56,10 +56,12 @@ function readPins(text: string): string[] {
   const pins = text.split(';').map((one) => one.trim());
   const bad = pins.find((one) => !/^sha256\/\/[A-Za-z0-9+/]{43}=$/.test(one));
   if (bad === undefined) return pins;
-  throw new StartError(`the pin ${bad} must have the form sha256//BASE64`);
+  throw new StartError(
+    `the pin ${bad} must have the form sha256//BASE64; farhand whoami --data-dir DIR on the broker’s machine prints it`,
+  );
 }
 
-/** A connector that verifies only the server's public key, and connects only over https. */
+/** Returns a connector of undici that verifies only the server's public key, and connects only over https. */
 function pinned(pins: readonly string[]): undici.buildConnector.connector {
   // Sessions are not resumed, because a resumed connection has no certificate to check.
   const connect = undici.buildConnector({ rejectUnauthorized: false, maxCachedSessions: 0 });
@@ -70,12 +72,17 @@ function pinned(pins: readonly string[]): undici.buildConnector.connector {
       const found = pinOf(socket);
       if (found && pins.includes(found)) return callback(null, socket);
       socket.destroy();
-      callback(new Error(`the broker’s public key (${found ?? 'none'}) is not the pinned one`), null);
+      callback(
+        new Error(
+          `the broker’s public key (${found ?? 'none'}) is not the pinned one; check --pin or FARHAND_PIN`,
+        ),
+        null,
+      );
     });
   };
 }
 
-/** `sha256//BASE64` of the SubjectPublicKeyInfo of the server's key (RFC 7469). */
+/** The server's key (SubjectPublicKeyInfo) as `sha256//BASE64` (RFC 7469), if it has a certificate. */
 function pinOf(socket: unknown): string | undefined {
   const certificate = socket instanceof TLSSocket ? socket.getPeerX509Certificate() : undefined;
   const key = certificate?.publicKey.export({ type: 'spki', format: 'der' });

@@ -1,4 +1,4 @@
-// Declares verbs as data: words, flags and examples, from which the types of the handler's arguments follow.
+// Adds verbs that are declared as words, flags and examples, which also type the handler's arguments.
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { now } from '../../shared/clock.ts';
 import { durationForm, parseDuration } from '../../shared/duration.ts';
@@ -9,8 +9,8 @@ import { where, withBroker } from './connect-to-broker.ts';
 import type { Format } from './print.ts';
 
 /**
- * Help text by flag, such as `--limit <count>`; the word in brackets selects how a value is parsed
- * (`readers`).
+ * Help texts by flag, such as `--limit <count>`. The word in brackets decides how the value is parsed (see
+ * `readers`).
  */
 export type Flags = Readonly<Record<string, string>>;
 
@@ -24,9 +24,9 @@ export interface VerbSpec<F extends Flags = Flags> {
   usage?: string;
   /** Printed below the examples. */
   notes?: string;
-  /** The verb takes over the terminal, so it has no --output. */
+  /** True if the verb takes over the terminal and therefore has no --output. */
   interactive?: boolean;
-  /** A new data directory may become a broker's data directory. */
+  /** True if a new directory may become a broker's data directory. */
   mayCreate?: boolean | undefined;
 }
 
@@ -47,7 +47,7 @@ type Value<V> = V extends keyof Values ? Values[V] : V extends `${string}|${stri
 type Camel<S extends string> = S extends `${infer A}-${infer B}` ? `${A}${Capitalize<Camel<B>>}` : S;
 type NameIn<W> = W extends `${string}--${infer N} <${string}` | `${string}--${infer N}` ? Camel<N> : never;
 type ValueIn<W> = W extends `${string} <${infer V}>` ? Value<V> : true;
-/** Values of flags by name: `--max-failures <count>` is `maxFailures?: number`. */
+/** Type of the flags' values by name: `--max-failures <count>` is `maxFailures?: number`. */
 export type Options<F> = Common & { [W in keyof F & string as NameIn<W>]?: ValueIn<W> };
 
 type Argument<W> = W extends `<${string}...>` | `[${string}...]`
@@ -61,7 +61,7 @@ type Arguments<W> = W extends `${infer One} ${infer Rest}`
   ? [...Argument<One>, ...Arguments<Rest>]
   : Argument<W>;
 
-/** Adds a verb that calls the broker; `words` has Commander's syntax: `get <machine>`. */
+/** Adds a verb that calls the broker. `words` has Commander's syntax, such as `get <machine>`. */
 export function verb<const W extends string, const F extends Flags = Record<never, string>>(
   parent: Command,
   words: W,
@@ -90,7 +90,7 @@ export function localVerb<const W extends string, const F extends Flags = Record
   const all = {
     ...flags,
     ...common,
-    ...(!interactive && { '-o, --output <text|json>': 'format (default: text)' }),
+    ...(!interactive && { '-o, --output <text|json>': 'output format (default: text)' }),
   };
   for (const [flag, help] of Object.entries(all)) addFlag(made, flag, help, required);
   made.addHelpText('after', `\nExamples:\n${examples.map((line) => `  ${line}`).join('\n')}\n${notes}`);
@@ -107,10 +107,10 @@ export function localVerb<const W extends string, const F extends Flags = Record
 
 const common = { '--data-dir <dir>': 'data directory of a broker on this machine' };
 
-/** Flag names of version 0.1.0, by the present name; still accepted, but hidden from help. */
+/** Flag names of version 0.1.0 by their present names. They still work, hidden from the help. */
 const former: Readonly<Record<string, string>> = { tags: 'tag', expiresIn: 'expires' };
 
-/** Parses a flag's value; `before` is the value of the same flag earlier on the command line. */
+/** Parses a flag's value. `before`: the value that the same flag had earlier on the command line. */
 type Reader = (text: string, before: never) => unknown;
 
 function addFlag(command: Command, flag: string, help: string, required: readonly string[]): void {
@@ -141,7 +141,7 @@ export const list = (text: string, before: string[] = []): string[] => [...befor
 
 const whole = (least: number) => (text: string) => {
   if (/^\d{1,9}$/.test(text) && Number(text) >= least) return Number(text);
-  throw new InvalidArgumentError(`Must be a whole number from ${least}.`);
+  throw new InvalidArgumentError(`It must be a whole number, at least ${least}.`);
 };
 
 /** Functions that parse a flag's value, by the word in its brackets. */
@@ -151,20 +151,22 @@ const readers: Readonly<Record<string, Reader>> = {
   list,
   duration(text) {
     if (durationForm.test(text)) return parseDuration(text);
-    throw new InvalidArgumentError('Must be a duration such as 300ms, 5m or 24h.');
+    throw new InvalidArgumentError('It must be a duration such as 300ms, 5m or 24h.');
   },
   time(text) {
     const ms = durationForm.test(text) ? now() - parseDuration(text) : Date.parse(text);
     if (Number.isFinite(ms)) return new Date(ms).toISOString();
-    throw new InvalidArgumentError('Must be a time such as 2h (ago) or 2026-11-21T10:00:00Z.');
+    throw new InvalidArgumentError(
+      'It must be a time: 2h for 2 hours ago, or a date such as 2026-11-21T10:00:00Z.',
+    );
   },
   mode(text) {
     if (/^[0-7]{3,4}$/.test(text)) return text;
-    throw new InvalidArgumentError('Must be 3 or 4 octal digits, such as 0644.');
+    throw new InvalidArgumentError('It must be 3 or 4 octal digits, such as 0644.');
   },
   'name=value'(text, before: Record<string, string> = {}) {
     const at = text.indexOf('=');
-    if (at < 1) throw new InvalidArgumentError('Must be NAME=VALUE.');
+    if (at < 1) throw new InvalidArgumentError('It must have the form NAME=VALUE.');
     return { ...before, [text.slice(0, at)]: text.slice(at + 1) };
   },
 };
@@ -177,7 +179,7 @@ export function given<T extends object>(values: T): { [K in keyof T]?: Exclude<T
   };
 }
 
-/** The first items of a list. */
+/** Returns the first `most` items of a list. */
 export async function take<T>(items: AsyncIterable<T>, most: number): Promise<T[]> {
   const taken: T[] = [];
   for await (const item of items) if (taken.push(item) >= most) break;

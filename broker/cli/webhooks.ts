@@ -1,4 +1,4 @@
-// The verbs of farhand webhooks: manage the URLs that receive events, and list the deliveries to these URLs.
+// The verbs of farhand webhooks: manage URLs that receive events, and list the deliveries to them.
 import type { Command } from 'commander';
 import { StartError, UsageError } from '../../shared/errors.ts';
 import { when } from './print.ts';
@@ -6,15 +6,15 @@ import { readInput } from './prompt.ts';
 import { latest, printView, routeVerb, since } from './route-verb.ts';
 import { verb } from './verb.ts';
 
-/** Flags of both create and update. The secret is read from stdin, because other users can list arguments. */
+/** Flags of both create and update. The secret is no flag, because other users can read command lines. */
 const flags = {
-  '--events <list>': 'event types and families such as machine.* (default: *)',
-  '--machine <list>': 'only events of these machines',
+  '--events <list>': 'event types, or families such as machine.* (default: *, for all)',
+  '--machine <list>': 'only events of these machines, comma-separated',
   '--secret-stdin': 'read the secret that signs deliveries from standard input',
 };
 
 export function addWebhooks(program: Command): void {
-  const webhooks = program.command('webhooks').description('send events to URLs');
+  const webhooks = program.command('webhooks').description('manage webhooks, which send events to URLs');
   routeVerb(webhooks, 'list', 'webhooks', 'list', {
     view: {
       fields: 'id url events enabled last',
@@ -33,11 +33,11 @@ export function addWebhooks(program: Command): void {
     input: secretOf,
   });
   routeVerb(webhooks, 'update', 'webhooks', 'update', {
-    about: 'change what the flags name; --enable also clears its failures',
+    about: 'change the settings that are given as flags; --enable also resets the count of failures',
     examples: ['--events "machine.*" --enable'],
     flags: {
       ...flags,
-      '--url <url>': 'where to send them',
+      '--url <url>': 'URL to send the events to',
       '--enable': 'resume deliveries',
       '--disable': 'stop deliveries',
     },
@@ -52,14 +52,14 @@ export function addWebhooks(program: Command): void {
 
 function addDeliveries(webhooks: Command): void {
   routeVerb(webhooks, 'test', 'webhooks', 'test', {
-    about: 'send a test event now; fail unless it arrives',
+    about: 'send a test event now, and fail if the URL does not accept it',
     after({ delivered }) {
-      if (!delivered) throw new StartError('the test event was not delivered', 1);
+      if (!delivered) throw new StartError('the test event was not delivered; the error above says why', 1);
     },
   });
   routeVerb(webhooks, 'deliveries', 'webhooks', 'deliveries', {
     examples: ['--status failed'],
-    flags: { '--status <pending|delivered|failed>': 'only with this status', ...since, ...latest },
+    flags: { '--status <pending|delivered|failed>': 'only deliveries with this status', ...since, ...latest },
     view: {
       fields: 'id type status attempts made=created_at next last',
       cells: {
@@ -70,9 +70,9 @@ function addDeliveries(webhooks: Command): void {
     },
   });
   const redeliver = {
-    about: 'deliver one delivery again, or with --since all that failed',
+    about: 'repeat one delivery, or with --since all that failed',
     examples: ['farhand webhooks redeliver hook_… --since 6h'],
-    flags: { '--since <time>': 'all since this time, such as 6h (ago)' },
+    flags: { '--since <time>': 'repeat all failed ones since this time: a date, or 6h for 6 hours ago' },
   } as const;
   verb(
     webhooks,
@@ -81,7 +81,7 @@ function addDeliveries(webhooks: Command): void {
     async (client, webhook_id, delivery_id, options) => {
       const { since, output } = options;
       if ((delivery_id === undefined) === (since === undefined))
-        throw new UsageError('give either the id of a delivery or --since TIME');
+        throw new UsageError('choose either the id of a delivery or --since TIME');
       if (delivery_id === undefined) {
         const answer = await client.webhooks.redeliverSince({ webhook_id, since: since ?? '' });
         return printView(client, output, answer, { fields: 'redelivered' });

@@ -1,4 +1,4 @@
-// The agent packages that this broker serves, and the command line that installs an agent on a machine.
+// Serves the agent packages, and makes the command line that installs an agent on a machine.
 import { createHash } from 'node:crypto';
 import { existsSync, readFileSync } from 'node:fs';
 import { open, stat } from 'node:fs/promises';
@@ -23,9 +23,7 @@ const pieceBytes = 64 * 1024;
 const sumsFile = 'SHA256SUMS';
 const sumsLine = /^([0-9a-f]{64}) {2}([\w.-]+\.tar\.gz)$/;
 
-/**
- * The default directory: beside the installed programs; in a source checkout the output of `npm run package`.
- */
+/** The default directory: beside the installed programs, or in a checkout the output of npm run package. */
 const usual = (): string => shipped('packages', () => join(home, 'dist/packages'));
 
 /** The packages in a directory: file names with their SHA-256. */
@@ -35,15 +33,17 @@ interface Offer {
 }
 
 /**
- * Opens the packages in `directory`, the value of --packages.
- * Throws StartError if that is set and holds no packages.
+ * Opens the packages in `directory`, the value of --packages. Throws StartError if it is set and contains no
+ * packages.
  */
 export function openPackages(directory: string | undefined, reached: () => Reached): Packages {
   const folder = directory ?? usual();
   // The list is read at each use, because npm run package may replace it while the broker runs.
   const offered = (): Offer | undefined => soundOffer(folder);
   if (directory !== undefined && !offerIn(folder))
-    throw new StartError(`--packages ${directory}: there is no ${sumsFile} in this directory`);
+    throw new StartError(
+      `--packages ${directory}: this directory has no ${sumsFile}; choose the output of npm run package`,
+    );
   return {
     handlers: {
       script() {
@@ -69,7 +69,7 @@ export function openPackages(directory: string | undefined, reached: () => Reach
 }
 
 const missing =
-  'this broker has no agent packages: build them with npm run package, or start the broker with --packages DIR';
+  'this broker has no agent packages; build them with npm run package, or start the broker with --packages DIR';
 
 function assertOffer(offer: Offer | undefined): Offer {
   if (offer) return offer;
@@ -77,8 +77,8 @@ function assertOffer(offer: Offer | undefined): Offer {
 }
 
 /**
- * Reads a file in pieces and opens it for each piece only. Downloads need no key, and slow ones could
- * otherwise hold every file descriptor of the broker.
+ * Yields a file in pieces, and opens it for each piece only. Downloads need no key, and slow ones could
+ * otherwise use up the broker's file descriptors.
  */
 async function* contentsOf(path: string): AsyncGenerator<Uint8Array> {
   for (let at = 0, piece = await pieceOf(path, at); piece.length > 0; piece = await pieceOf(path, at)) {
@@ -93,7 +93,7 @@ async function pieceOf(path: string, at: number): Promise<Buffer> {
   return buffer.subarray(0, bytesRead);
 }
 
-/** Like offerIn(); undefined also if the list names missing files, because it is being written or damaged. */
+/** Like offerIn(), but undefined if the list names missing files, because it is damaged or being written. */
 function soundOffer(directory: string): Offer | undefined {
   try {
     return offerIn(directory);
@@ -103,7 +103,7 @@ function soundOffer(directory: string): Offer | undefined {
   }
 }
 
-/** Reads the packages; undefined if there are none. Throws StartError if the list names missing files. */
+/** Reads the list of packages; undefined without one. Throws StartError if it names missing files. */
 function offerIn(directory: string): Offer | undefined {
   const path = join(directory, sumsFile);
   if (!existsSync(path)) return undefined;
@@ -113,7 +113,9 @@ function offerIn(directory: string): Offer | undefined {
   for (const line of text.trimEnd().split('\n')) {
     const [, sum, name] = sumsLine.exec(line) ?? [];
     if (!sum || !name || !existsSync(join(directory, name))) {
-      throw new StartError(`${path}: "${line.slice(0, 200)}" does not name a package in the same directory`);
+      throw new StartError(
+        `${path}: "${line.slice(0, 200)}" does not name a package in this directory; build the packages again`,
+      );
     }
     files.set(name, sum);
   }

@@ -1,5 +1,4 @@
-// Installing an agent with one command line:
-// makes the line, and fills in the script install.sh for this broker.
+// Makes the command line that installs an agent, and the script install.sh that it downloads.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { home, shipped } from '../../shared/install-layout.ts';
@@ -25,18 +24,18 @@ export interface Words {
 }
 
 /**
- * Makes the command line. The token reaches the script through a pipe from a shell builtin, so it never
- * appears in a process list. If the script cannot be fetched, the line exits with 1. `name` becomes the name
- * of the machine.
+ * Makes the command line that installs an agent. The token reaches the script through a pipe from a shell
+ * builtin, so it never appears in a process list. If the script cannot be downloaded, the line exits with 1.
+ * `name`: name of the machine.
  */
 export function wordsFor(token: string, name: string | undefined, { url, pin }: Reached): Words {
-  if (!url) return without('the broker is not running: create the token while it runs');
+  if (!url) return without('the broker is not running; create the token while it runs');
   const { protocol, hostname } = new URL(url);
   if (everyAddress.includes(hostname))
-    return without('the broker has no public address: start it with --public-url https://HOST:8420');
+    return without('the broker has no public address; start it with --public-url https://HOST:8420');
   if (protocol !== 'https:' && !isLoopback(hostname))
     return without(
-      `${url} is not encrypted, so others could replace the agent: start the broker with --tls, or an https --public-url`,
+      `${url} is not encrypted, so others could replace the agent; start the broker with --tls, or with an https --public-url`,
     );
   const secured = protocol === 'https:' ? ` --proto '=https'` : '';
   const pinned = pin ? ` -k --pinnedpubkey ${pin}` : '';

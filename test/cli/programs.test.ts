@@ -101,7 +101,10 @@ async function startBroker(dataDir = temporaryFolder('broker')): Promise<Running
 /** What the command line prints as JSON. */
 async function json<T>(args: string[], env: Environment = {}): Promise<T> {
   const { code, stdout, stderr } = await run('cli', [...args, '-o', 'json'], env);
-  expect([code, stderr.replace(/^farhand: creating the data of a new broker in .*\n/, '')]).toEqual([0, '']);
+  expect([code, stderr.replace(/^farhand: creating the data directory of a new broker: .*\n/, '')]).toEqual([
+    0,
+    '',
+  ]);
   return JSON.parse(stdout) as T;
 }
 

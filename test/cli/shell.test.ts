@@ -167,9 +167,9 @@ describe('through pipes, farhand shell', () => {
     const { system } = await openScene();
     const twins = [await system.agent({ name: 'twin' }), await system.agent({ name: 'twin' })];
     const cases: [string[], number, RegExp][] = [
-      [['shell'], 2, /name either a machine or --session/],
-      [['shell', 'web-1', '--session', 'sess_x'], 2, /name either/],
-      [['shell', 'web-1', '--observe'], 2, /--observe needs --session/],
+      [['shell'], 2, /choose either a machine or an open session/],
+      [['shell', 'web-1', '--session', 'sess_x'], 2, /choose either/],
+      [['shell', 'web-1', '--observe'], 2, /--observe needs a session/],
       [['shell', 'web'], 1, /no machine is named web; names: \w/],
       [['shell', 'mach_none'], 1, /no machine is named mach_none/],
       [['shell', '--session', 'sess_none'], 1, /no session has the id sess_none/],

@@ -1,4 +1,4 @@
-// Examines a broker from this machine: its address, certificate, key, version, ports and machines.
+// The network checks of farhand doctor: the broker's URL, certificate, key, version, ports and machines.
 import { mostSkewMs, now } from '../../../shared/clock.ts';
 import { type Finding, fail, ok, reason, warn } from '../../../shared/doctor/finding.ts';
 import { reachPort } from '../../../shared/doctor/reachable-port.ts';
@@ -14,15 +14,25 @@ const soonMs = 7 * 86_400_000;
 
 export async function examineBroker(place: Where): Promise<Finding[]> {
   const { url, apiKey, insecure } = place;
-  const noUrl = url ? `${url} is not a URL` : 'none is configured';
+  const noUrl = url ? `${url} is not a URL` : 'no broker is configured';
   if (!url || !URL.canParse(url)) return [fail('broker', noUrl, 'run farhand login URL, or set FARHAND_URL')];
   const transport = await transportOf(place);
   try {
     const reached = await reachUrl(url, transport?.options.fetch ?? fetch);
     if (reached.some(({ state }) => state === 'fail')) return reached;
-    if (!apiKey) return [...reached, fail('key', 'none is configured', 'farhand login, or FARHAND_API_KEY')];
+    if (!apiKey)
+      return [
+        ...reached,
+        fail('key', 'no API key is configured', 'run farhand login, or set FARHAND_API_KEY'),
+      ];
     if (insecure && !url.startsWith('https:'))
-      reached.push(warn('network', 'the API key is sent unencrypted', 'serve https: farhand-broker --tls'));
+      reached.push(
+        warn(
+          'network',
+          'the API key is sent unencrypted',
+          'start the broker with --tls, and use its https URL',
+        ),
+      );
     const options = { baseUrl: url, apiKey, retries: 0, ...transport?.options };
     return [...reached, ...(await examineWithKey(options))];
   } finally {
@@ -44,17 +54,17 @@ async function reachUrl(url: string, ask: typeof fetch): Promise<Finding[]> {
 function readiness(url: string, { ok: ready, status }: Response): Finding {
   if (ready) return ok('broker', `${url} answers`);
   if (status === 503)
-    return warn('broker', `${url} is not ready for requests`, 'wait, or read the broker’s log');
-  const mend = 'check that the URL is a broker’s, with nothing after host and port';
+    return warn('broker', `${url} is not ready for requests`, 'wait for its start, or read the broker’s log');
+  const mend = 'check that the URL is that of a broker, with nothing after host and port';
   return fail('broker', `${url} answers ${status}`, mend);
 }
 
 function adviceOn(why: string): string {
   if (/self.signed|unable to (verify|get)|pinned|certificate|altnames/i.test(why))
-    return 'for a broker with its own certificate set FARHAND_PIN=sha256//… (tls_pin of GET /info) or FARHAND_CA=FILE';
+    return 'if the broker made its own certificate, set FARHAND_PIN=sha256//… (tls_pin of GET /info) or FARHAND_CA=FILE';
   if (/ENOTFOUND|EAI_AGAIN/.test(why)) return 'check the host name';
-  if (/wrong version number|packet length/i.test(why)) return 'the server speaks plain http: check the URL';
-  return 'check host, port and firewalls, and on its machine that it runs (farhand doctor --data-dir DIR)';
+  if (/wrong version number|packet length/i.test(why)) return 'the server speaks plain http; check the URL';
+  return 'check host, port and firewalls; run farhand doctor --data-dir DIR on the broker’s machine';
 }
 
 function clock({ headers }: Response, before: number): Finding[] {
@@ -62,8 +72,14 @@ function clock({ headers }: Response, before: number): Finding[] {
   if (Number.isNaN(there)) return [];
   // One second is subtracted, because the Date header has whole seconds.
   const skew = Math.max(0, Math.abs(there - (before + now()) / 2) - 1000);
-  if (skew < mostSkewMs) return [ok('clock', 'agrees with the broker’s')];
-  return [warn('clock', `differs by ${span(skew)} from the broker’s`, `on both machines: ${setClock}`)];
+  if (skew < mostSkewMs) return [ok('clock', 'this machine’s clock agrees with the broker’s')];
+  return [
+    warn(
+      'clock',
+      `this machine’s clock differs by ${span(skew)} from the broker’s`,
+      `on both machines: ${setClock}`,
+    ),
+  ];
 }
 
 async function examineWithKey(options: FarhandOptions): Promise<Finding[]> {
@@ -74,7 +90,7 @@ async function examineWithKey(options: FarhandOptions): Promise<Finding[]> {
     const port = await agentPort(info.grpc_address, options.baseUrl);
     return [key(me), sameVersion(info.version), port, ...(await machines(client, me.scopes, info.version))];
   } catch (error) {
-    // StartError is thrown for a text that cannot be a key, such as two lines.
+    // createClient() throws StartError for a text that cannot be a key, such as two lines.
     if (!(error instanceof StartError || error instanceof FarhandError)) throw error;
     const code = error instanceof FarhandError ? ` (${clean(error.code)})` : '';
     return [fail('key', `${clean(error.message)}${code}`, 'store another key with farhand login')];
@@ -85,19 +101,24 @@ function key({ name, scopes, expires_at }: Awaited<ReturnType<Farhand['keys']['m
   const what = `${clean(name)}, with ${scopes.join(', ')}`;
   const left = expires_at === null ? Number.POSITIVE_INFINITY : Date.parse(expires_at) - now();
   if (left > soonMs) return ok('key', what);
-  return warn('key', `${what}; expires in ${span(left)}`, 'farhand auth create-key, then farhand login');
+  return warn(
+    'key',
+    `${what}; expires in ${span(left)}`,
+    'create a key (farhand auth create-key), then run farhand login',
+  );
 }
 
 function sameVersion(there: string): Finding {
   if (there === version) return ok('version', version);
   const what = `this program is ${version}, the broker is ${clean(there)}`;
-  return warn('version', what, 'install the farhand of the broker’s version');
+  return warn('version', what, 'install the farhand command line of the broker’s version');
 }
 
 async function agentPort(address: string, url: string): Promise<Finding> {
   const listening = hostPort.safeParse(address).data;
-  if (!listening) return warn('agents’ port', 'the broker listens on none', 'start it with --grpc HOST:PORT');
-  // For a broker that listens on every address, the host of the URL is tried.
+  if (!listening)
+    return warn('agents’ port', 'the broker has no port for agents', 'start it with --grpc HOST:PORT');
+  // If the broker listens on every address, the host of the URL is tried.
   const everywhere = /^(0\.0\.0\.0|::)$/.test(listening.host);
   const host = everywhere ? new URL(url).hostname.replace(/^\[|\]$/g, '') : listening.host;
   try {
@@ -113,13 +134,14 @@ async function machines(client: Farhand, scopes: readonly string[], version: str
   if (!scopes.some((scope) => scope === 'admin' || scope === 'machines:read')) return [];
   const include = 'agent_version,clock_offset_ms';
   const all = await Array.fromAsync(client.machines.list({ sort: 'name', include, limit: 100 }));
-  if (all.length === 0) return [warn('machines', 'none has joined', 'farhand join-tokens create')];
+  if (all.length === 0) return [warn('machines', 'no machine has joined', 'run farhand join-tokens create')];
   const online = all.filter(({ status }) => status === 'online');
   const away = all.filter((one) => !online.includes(one)).map(({ name }) => name);
   const old = all.filter(({ agent_version = '' }) => isOlder(agent_version, version));
   const apart = online.filter(({ clock_offset_ms = 0 }) => Math.abs(clock_offset_ms) > mostSkewMs);
   const found = [ok('machines', `all ${all.length} online`)];
-  if (away.length > 0) found[0] = warn('machines', `offline: ${some(away)}`, 'on each: farhand-agent doctor');
+  if (away.length > 0)
+    found[0] = warn('machines', `offline: ${some(away)}`, 'run farhand-agent doctor on each');
   if (old.length > 0) {
     const what = some(old.map(({ name, agent_version }) => `${name} (${agent_version})`));
     const mend = 'install the broker’s version on these machines';
@@ -134,13 +156,13 @@ async function machines(client: Farhand, scopes: readonly string[], version: str
   return found;
 }
 
-/** The first ten texts, and the number of the rest. */
+/** Joins the first ten texts, and adds the number of the others. */
 function some(texts: string[]): string {
   const more = texts.length > 10 ? `, and ${texts.length - 10} more` : '';
   return `${clean(texts.slice(0, 10).join(', '))}${more}`;
 }
 
-/** Compares the three numbers of two versions; a text without three numbers is not older. */
+/** True if `version` is older. A text without three numbers is not older. */
 function isOlder(version: string, than: string): boolean {
   const [a, b] = [version, than].map((text) => /^(\d+)\.(\d+)\.(\d+)/.exec(text)?.slice(1).map(Number));
   const at = a?.findIndex((part, index) => part !== b?.[index]) ?? -1;

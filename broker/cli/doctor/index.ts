@@ -1,5 +1,5 @@
-// The verb farhand doctor: finds problems of a broker or of the connection to it (for agents: farhand-agent
-// doctor).
+// The verb farhand doctor: finds problems of a broker or of the connection to it. Agents have farhand-agent
+// doctor.
 import { join } from 'node:path';
 import { type Command, Option } from 'commander';
 import { examineAgent, unitState } from '../../../shared/doctor/agent.ts';
@@ -16,7 +16,7 @@ type DoctorOptions = Common & { agentDataDir?: string; broker?: string };
 
 export function addDoctor(program: Command): void {
   const spec = {
-    about: 'find problems of a broker and of the connection to it; exit with 1 for a failure',
+    about: 'find problems of a broker and of the connection to it; exit with 1 if a check fails',
     examples: [
       'farhand doctor',
       'farhand doctor --data-dir /var/lib/farhand-broker',
@@ -24,7 +24,7 @@ export function addDoctor(program: Command): void {
     ],
   };
   localVerb(program, 'doctor', spec, doctor)
-    // Options of 0.1.0, when farhand-agent doctor did not exist.
+    // Hidden options of version 0.1.0, which had no farhand-agent doctor.
     .addOption(new Option('--agent-data-dir <dir>').hideHelp())
     .addOption(new Option('--broker <host:port>').hideHelp());
 }
@@ -36,7 +36,7 @@ async function doctor({ dataDir, agentDataDir, broker, output }: DoctorOptions):
     findings.push(...(await examineAgent(agentDataDir, broker ?? process.env.FARHAND_BROKER)));
   if (dataDir !== undefined) findings.push(...(await examineDataDir(dataDir)));
   const place = configured();
-  // A login is not needed if a data directory is examined.
+  // Without a login the broker is checked only if no data directory is.
   if ('check' in place) findings.push(place);
   else if (place.url !== undefined || (dataDir === undefined && agentDataDir === undefined))
     findings.push(...(await examineBroker(place)));
@@ -64,10 +64,11 @@ function configured(): Where | Finding {
 async function examineDataDir(dataDir: string): Promise<Finding[]> {
   const found = await examineDirectory(dataDir, ['state.json', 'history.db', 'authority.json']);
   if (found.some(({ state }) => state === 'fail')) return found;
-  if (await answers(reachSocketFile(join(dataDir, 'broker.sock')))) found.push(ok('broker here', 'runs'));
+  if (await answers(reachSocketFile(join(dataDir, 'broker.sock'))))
+    found.push(ok('broker here', 'a broker runs on this directory'));
   else {
-    const start = 'systemctl start farhand-broker, or farhand-broker --data-dir DIR';
-    found.push(warn('broker here', 'does not run', start), await freePorts());
+    const start = 'run systemctl start farhand-broker, or farhand-broker --data-dir DIR';
+    found.push(warn('broker here', 'no broker runs on this directory', start), await freePorts());
   }
   return [...found, ...(await unitState('farhand-broker'))];
 }
@@ -78,7 +79,11 @@ async function freePorts(): Promise<Finding> {
   for (const port of [8420, 8421]) if (await answers(reachPort('127.0.0.1', port))) taken.push(port);
   if (taken.length === 0) return ok('ports', '8420 and 8421 are free');
   const what = `another program listens on ${taken.join(' and ')}`;
-  return warn('ports', what, 'stop it (ss -ltnp shows it), or start the broker with other --http and --grpc');
+  return warn(
+    'ports',
+    what,
+    'stop that program (ss -ltnp shows it), or start the broker with other --http and --grpc',
+  );
 }
 
 const answers = (reached: Promise<void>): Promise<boolean> =>

@@ -1,4 +1,4 @@
-// Follows a command to its end: prints its output once, its end and its gaps; cancels the command on Ctrl-C.
+// Follows a command to its end: reports output, gaps in it, and the exit. Cancels the command on Ctrl-C.
 import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { clean, cleanJson, hint } from '../print.ts';
@@ -7,15 +7,15 @@ import type { Options } from '../verb.ts';
 
 export const flags = {
   '--tags <list>': 'run on every machine with all of these tags',
-  '-i, --interactive': 'pass on input also from a terminal, or to several machines',
-  '--timeout <duration>': 'kill the command and its children after this time',
-  '--cwd <dir>': 'directory to run in',
-  '--env <name=value>': 'environment variable; repeat it for several',
+  '-i, --interactive': 'send standard input even if it is a terminal, or if there are several machines',
+  '--timeout <duration>': 'kill the command and its child processes after this time',
+  '--cwd <dir>': 'working directory on the machine',
+  '--env <name=value>': 'environment variable; repeat the flag for several',
   '--user <name>': 'user to run as, if the agent allows it',
-  '--queue-for <duration>': 'wait this long for a machine that is offline',
+  '--queue-for <duration>': 'wait up to this long for a machine that is offline or busy',
   '--detach': 'print the id of the command and leave it running',
-  '--concurrency <count>': 'run on COUNT machines at once',
-  '--max-failures <number>': 'start no more machines after more than NUMBER failures',
+  '--concurrency <count>': 'run on at most COUNT machines at once',
+  '--max-failures <number>': 'start on no further machine after more than NUMBER failures',
 } as const;
 export type ExecOptions = Options<typeof flags>;
 export type Params = Omit<Parameters<Farhand['commands']['async']>[0], 'machine_id' | 'stdin' | 'input'>;
@@ -27,7 +27,7 @@ export type End = Extract<Followed, { status: unknown }>;
 
 export interface Listener {
   output(stream: OutputStream, bytes: Uint8Array): Promise<void> | void;
-  /** Called when `count` bytes were dropped before they could be read. */
+  /** Called when `count` bytes of output were dropped before they could be read. */
   gap(stream: OutputStream, count: number): Promise<void> | void;
 }
 
@@ -37,17 +37,20 @@ export async function follow(client: Farhand, command_id: string, listener: List
     if ('from' in data) await listener.gap(data.stream, data.to - data.from);
     else await listener.output(data.stream, Buffer.from(data.data, data.encoding));
   }
-  throw new StartError(`the stream of the output of ${command_id} ended before the command did`, 1);
+  throw new StartError(
+    `the connection ended before command ${command_id} did; see farhand commands get ${command_id}`,
+    1,
+  );
 }
 
-/** The exit code of this program for the end of a command. */
+/** Returns this program's exit code for the end of a command. */
 export function exitCodeOf({ status, exit_code }: Pick<End, 'status' | 'exit_code'>): number {
   if (status === 'timeout') return 124;
   if (status === 'lost' || status === 'expired') return 1;
   return exit_code ?? 1;
 }
 
-/** The end of a command as text; undefined if the exit code is enough. */
+/** Returns the end of a command as text; undefined if the exit code says enough. */
 export function explain({ status, exit_code, signal, reason }: Omit<End, 'duration'>): string | undefined {
   const why = reason ? `: ${clean(reason)}` : '';
   if (status === 'completed') return;
@@ -57,8 +60,8 @@ export function explain({ status, exit_code, signal, reason }: Omit<End, 'durati
 }
 
 /**
- * Writes output. A closed standard output is ignored: the command is being cancelled and only its end
- * matters.
+ * Writes output of a command. A closed standard output is ignored: the command is being cancelled, and only
+ * its end matters.
  */
 export async function writeOutput(stream: OutputStream, bytes: Uint8Array | string): Promise<void> {
   await write(stream, bytes).catch((error: unknown) => {
@@ -82,14 +85,14 @@ export function jsonLines(command_id: string, more: Record<string, unknown> = {}
 }
 
 /**
- * Cancels a command on a signal or when the reader of the output leaves; `code` is then this program's exit
- * code.
+ * Cancels a command on a signal, or when the reader of this program's output leaves. `code` returns the exit
+ * code for that, else undefined.
  */
 export function cancelOnSignals(cancel: () => Promise<unknown>) {
   let code: number | undefined;
   /**
-   * True once the command has ended. Then errors of the cancellation are ignored, because the connection may
-   * close before the broker has answered it.
+   * True once the command has ended. A failed cancellation is then not reported, because the connection may
+   * be closed before the answer to it.
    */
   let over = false;
   const stop = (as: number): void => {
@@ -97,12 +100,14 @@ export function cancelOnSignals(cancel: () => Promise<unknown>) {
     code = as;
     cancel().catch((error: unknown) => {
       if (!over)
-        hint(`farhand: cancelling failed: ${error instanceof Error ? error.message : String(error)}`);
+        hint(
+          `farhand: the command could not be cancelled: ${error instanceof Error ? error.message : String(error)}`,
+        );
     });
   };
   const forget = onStop((as) => {
     if (process.stderr.isTTY && code === undefined)
-      hint('farhand: cancelling; Ctrl-C again leaves the command running');
+      hint('farhand: cancelling the command; Ctrl-C again exits at once, and the command may go on');
     stop(as);
   });
   const onLost = (): void => {

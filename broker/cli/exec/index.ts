@@ -10,11 +10,11 @@ import * as one from './follow.ts';
 import { hasInput, sendInput } from './send-stdin.ts';
 
 const notes = `
-One word after -- is a line of shell; several are a program and its arguments.
-Output is printed as it comes; input is passed on unless it is a terminal. Ctrl-C cancels the command and its
-children; a second Ctrl-C leaves at once.
-Exit codes: that of the command, 128 + n for signal n, 124 after --timeout, 130 after Ctrl-C, 1 if it could not run
-or its outcome is unknown. On several machines 0 or 1; their input (-i) is text of at most 48 KiB.`;
+One word after -- is a line for the shell; several words are a program and its arguments.
+Output is printed as it comes; standard input is sent unless it is a terminal. Ctrl-C cancels the command and its
+child processes; a second Ctrl-C exits at once.
+Exit codes: that of the command, 128 + n for signal n, 124 after --timeout, 130 after Ctrl-C, 1 if it did not run
+or its outcome is unknown. On several machines 0 or 1; their input (with -i) is text of at most 48 KiB.`;
 
 export function addExec(program: Command): void {
   const spec = {
@@ -47,9 +47,10 @@ function paramsOf(texts: string[], options: one.ExecOptions): { machines: string
   const words = cut < 0 ? [] : process.argv.slice(cut + 1);
   const machines = texts.slice(0, texts.length - words.length);
   const [command, ...args] = words;
-  if (command === undefined) throw new UsageError('put the command after --: farhand exec web-1 -- uptime');
+  if (command === undefined)
+    throw new UsageError('put the command after "--", as in: farhand exec web-1 -- uptime');
   if ((machines.length === 0) === (options.tags === undefined))
-    throw new UsageError('name either machines or --tags');
+    throw new UsageError('choose the machines either by name or by --tags');
   const { timeout, cwd, env, user, queueFor } = options;
   const rest = given({ timeout, cwd, env, user, queue_for: queueFor });
   return { machines, params: { command, ...(args.length > 0 && { args }), ...rest } };
@@ -57,7 +58,8 @@ function paramsOf(texts: string[], options: one.ExecOptions): { machines: string
 
 const plain: one.Listener = {
   output: one.writeOutput,
-  gap: (stream, count) => hint(`farhand: ${count} bytes of ${stream} were dropped: the reader was too slow`),
+  gap: (stream, count) =>
+    hint(`farhand: ${count} bytes of ${stream} were dropped, because this program read too slowly`),
 };
 
 async function runOnOne(

@@ -7,14 +7,14 @@ import { readInput } from '../prompt.ts';
 import { given } from '../verb.ts';
 import * as one from './follow.ts';
 
-/** Most commands followed at once, because each uses a connection. */
+/** Most commands whose output is read at once, because each uses a connection. */
 const followedAtOnce = 32;
-/** Longest line in characters; longer lines are printed in parts. */
+/** Characters after which a line without an end is printed in parts. */
 const maxLine = 64 * 1024;
-/** Most bytes of input; args, env and input of a batch may have 64 KiB together. */
+/** Most bytes of input. The args, env and input of a batch may have 64 KiB together. */
 const maxInput = 48 * 1024;
 const advice =
-  'input for several machines is text of at most 48 KiB; put a file there first and let the command read it';
+  'input for several machines is UTF-8 of at most 48 KiB; for more, send a file first and let the command read that';
 
 interface Member {
   command_id: string;
@@ -34,7 +34,8 @@ export async function runOnMany(
   const more = given({ machine_ids, tags, concurrency, max_failures, stdin });
   const batch = await client.batches.create({ ...params, ...more, wait: 0 });
   const { results } = batch;
-  if (results.length === 0) throw new UsageError(`no machine has all of these tags: ${tags?.join(', ')}`);
+  if (results.length === 0)
+    throw new UsageError(`no machine has all of these tags: ${tags?.join(', ')}; see farhand machines list`);
   if (detach) {
     await print(output, batch, () => [batch.id]);
     return 0;

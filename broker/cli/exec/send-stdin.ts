@@ -1,10 +1,10 @@
-// Sends standard input to a command, each byte once and in order.
+// Sends standard input to a remote command, each byte once and in order.
 import { fstatSync, statSync } from 'node:fs';
 import { isatty } from 'node:tty';
 import { sleep } from '../../../shared/clock.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
 
-/** True if standard input is to be sent: if it is open, and neither a terminal nor /dev/null. */
+/** True if standard input should be sent: if it is open, and neither a terminal nor /dev/null. */
 export function hasInput(): boolean {
   try {
     const { rdev } = statSync('/dev/null');
@@ -17,7 +17,7 @@ export function hasInput(): boolean {
 const pieceBytes = 256 * 1024;
 const retryMs = 500;
 
-/** Sends standard input until it ends or the command ends; never rejects. */
+/** Sends standard input until it or the command ends (`over` fires). Never rejects. */
 export async function sendInput(client: Farhand, command_id: string, over: AbortSignal): Promise<void> {
   let offset = 0;
   const send = async (bytes: Buffer, end: boolean): Promise<void> => {
@@ -43,7 +43,7 @@ export async function sendInput(client: Farhand, command_id: string, over: Abort
 }
 
 /**
- * Repeats a send until it succeeds or the command is over; repeats are safe because each piece has an offset.
+ * Repeats `send` until it succeeds or the command is over. That is safe, because each piece has its offset.
  */
 async function insist(send: () => Promise<unknown>, over: AbortSignal): Promise<void> {
   for (;;) {

@@ -1,5 +1,5 @@
-// Packs local directories as tar archives while they are sent, and extracts archives from machines that may
-// be hostile.
+// Packs local directories as tar archives while they are sent, and safely extracts archives of hostile
+// machines.
 import { chmod, lstat, mkdir, mkdtemp, open, readdir, readlink, rename, rm, symlink } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { AppError, StartError } from '../../../shared/errors.ts';
@@ -8,7 +8,7 @@ import { clean, hint } from '../print.ts';
 
 const chunkBytes = 256 * 1024;
 
-/** Packs a directory with its files, directories and symlinks; `mode` replaces the mode of every file. */
+/** Yields a directory with files, directories and symlinks as a tar. `mode`: mode of every file, if set. */
 export async function* pack(directory: string, mode?: number): AsyncGenerator<Uint8Array> {
   yield* packBelow(tar.fromText(directory), './', mode);
   yield tar.endOfArchive;
@@ -28,10 +28,10 @@ async function* packBelow(at: tar.Bytes, name: tar.Bytes, mode?: number): AsyncG
     const target = (await readlink(tar.bytes(at), { encoding: 'buffer' })).toString('latin1');
     if (staysInside(name, target)) yield tar.encodeHeader({ ...header, kind: 'symlink', target });
   } else if (stats.isFile()) yield* packFile(at, { ...header, mode: mode ?? header.mode });
-  else hint(`farhand: skipped ${clean(tar.toText(at))}: it is not a file, directory or symlink`);
+  else hint(`farhand: skipped ${clean(tar.toText(at))}: it is neither a file nor a directory nor a symlink`);
 }
 
-/** True if a symlink stays inside the archive; machines refuse an archive with any other symlink. */
+/** True if a symlink leads to a path in the archive. Machines refuse an archive with any other symlink. */
 function staysInside(name: tar.Bytes, target: tar.Bytes): boolean {
   try {
     tar.assertInside(name, target);
@@ -52,14 +52,14 @@ async function* packFile(at: tar.Bytes, header: Omit<tar.TarHeader, 'kind'>): As
     const chunk = Buffer.allocUnsafe(Math.min(left, chunkBytes));
     const { bytesRead } = await handle.read(chunk, 0, chunk.length, size - left);
     if (bytesRead === 0)
-      throw new StartError(`${clean(tar.toText(at))} changed while it was read: try again`, 1);
+      throw new StartError(`${clean(tar.toText(at))} changed while it was read; try again`, 1);
     left -= bytesRead;
     yield chunk.subarray(0, bytesRead);
   }
   if (tar.paddingOf(size) > 0) yield Buffer.alloc(tar.paddingOf(size));
 }
 
-/** Links and modes that are set once every file is written. */
+/** Links to create and modes to set once every file is written. */
 interface Later {
   links: { path: tar.Bytes; target: tar.Bytes }[];
   modes: { path: tar.Bytes; mode: number }[];
@@ -71,7 +71,7 @@ interface Later {
  */
 export async function extractNew(chunks: AsyncIterable<Buffer>, directory: string): Promise<void> {
   if (await lstat(directory).catch(() => undefined))
-    throw new StartError(`${directory} already exists: fetch the directory under a new name`, 1);
+    throw new StartError(`${directory} already exists; choose a new name for the directory`, 1);
   const draft = await mkdtemp(join(dirname(directory), '.farhand-'));
   try {
     await extract(tar.fromText(draft), chunks);
@@ -109,14 +109,15 @@ async function extractEntry(root: tar.Bytes, entry: tar.TarEntry, later: Later):
 }
 
 /**
- * Creates the parent of a path; safe because only directories and files of this program exist below the root.
+ * Creates the parent of a path. Below the root there are only directories and files of this program, so no
+ * link is followed.
  */
 async function makeParent(root: tar.Bytes, path: tar.Bytes): Promise<void> {
   const cut = path.lastIndexOf('/');
   if (cut > 0) await mkdir(tar.bytes(`${root}/${path.slice(0, cut)}`), { recursive: true, mode: 0o700 });
 }
 
-/** Writes chunks to a file; `flags` are those of open(). */
+/** Writes chunks to a file. `flags`: those of fs.open(), such as "wx". */
 export async function writeChunks(
   file: string | Buffer,
   chunks: AsyncIterable<Uint8Array>,

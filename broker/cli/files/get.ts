@@ -1,4 +1,4 @@
-// Fetches files and directories from a machine, each completely or not at all.
+// Fetches files and directories from machines, each completely or not at all.
 import { randomBytes } from 'node:crypto';
 import { lstat, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -11,7 +11,8 @@ import { tarBytes, withProgress } from './progress.ts';
 import { assertDistinct, nameOf, type RemotePath, resolve } from './remote-path.ts';
 
 /**
- * Fetches sources into `to` if that is a directory, otherwise the only source as `to`; - is standard output.
+ * Fetches sources into the directory `to`, or one source as the file `to` ("-": standard output). Returns the
+ * local paths.
  */
 export async function getEach(
   client: Farhand,
@@ -49,7 +50,7 @@ async function get(client: Farhand, source: RemotePath, target: string, signal: 
   else await writeWhole(target, bytes, Number.parseInt(mode, 8));
 }
 
-/** Estimates the size of a directory's tar; undefined if it has more entries than one search returns. */
+/** Estimates the bytes of a directory's tar; undefined if it has more entries than one search returns. */
 async function bytesBelow(
   client: Farhand,
   place: RemotePath,
@@ -72,8 +73,8 @@ async function* asBuffers(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<Buf
 /** Writes a temporary file beside the target and renames it, so that a failed fetch changes nothing. */
 async function writeWhole(target: string, bytes: AsyncIterable<Uint8Array>, mode: number): Promise<void> {
   const existing = await lstat(target).catch(() => undefined);
-  if (existing?.isDirectory()) throw new StartError(`${target} is a directory`, 1);
-  // A device or pipe, such as /dev/null, is written directly.
+  if (existing?.isDirectory()) throw new StartError(`${target} is a directory; choose the name of a file`, 1);
+  // A device or pipe, such as /dev/null, is written to directly.
   if (existing && !existing.isFile() && !existing.isSymbolicLink()) return writeChunks(target, bytes, 'w');
   // The temporary name does not contain the target's name, which could make it too long.
   const draft = join(target, '..', `.farhand-${randomBytes(6).toString('hex')}`);

@@ -12,7 +12,9 @@ import { inside, isRemote, resolve } from './remote-path.ts';
 type Entry = Awaited<ReturnType<Farhand['files']['stat']>>;
 
 export function addFiles(program: Command): void {
-  const files = program.command('files').description('work with files on machines, as MACHINE:PATH');
+  const files = program
+    .command('files')
+    .description('work with files on machines; a remote path is MACHINE:PATH');
   addReads(files);
   addTransfers(files);
   addChanges(files);
@@ -40,10 +42,10 @@ function addReads(files: Command): void {
     for (const text of texts) await copyOut((await client.files.download(await resolve(client, text))).body);
   });
   const find = {
-    about: 'search below a directory',
+    about: 'find files below a directory by name or content',
     examples: ["farhand files find web-1:/var/log --name '*.log' --content error"],
     flags: {
-      '--name <glob>': 'pattern for the name; with a slash for the whole path',
+      '--name <glob>': 'glob pattern for the name; with a slash for the whole path',
       '--content <text>': 'text that a line must contain',
       '-i, --ignore-case': 'ignore case',
       '-a, --all': 'include hidden files',
@@ -52,7 +54,8 @@ function addReads(files: Command): void {
   } as const;
   verb(files, 'find <path>', find, async (client, text, options) => {
     const { name, content, ignoreCase: ignore_case, all: hidden, limit, output } = options;
-    if (name === undefined && content === undefined) throw new UsageError('add --name or --content');
+    if (name === undefined && content === undefined)
+      throw new UsageError('set what to find: --name GLOB or --content TEXT');
     const params = given({ name, content, ignore_case, hidden, limit });
     for await (const found of await client.files.search({ ...(await resolve(client, text)), ...params })) {
       if (output === 'json') printJson(found);
@@ -86,19 +89,19 @@ function matchText({ entry, line, text }: Match): string {
 }
 
 function hintRest({ truncated, unreadable }: { truncated: boolean; unreadable: number }): void {
-  if (truncated) hint('farhand: not all matches were printed: raise --limit');
+  if (truncated) hint('farhand: there are more matches than --limit; raise it to print them');
   if (unreadable > 0) hint(`farhand: ${unreadable} files could not be read`);
 }
 
 const parents = { '-p, --parents': 'create missing parent directories' };
-const overwrite = { '--overwrite': 'replace what exists' };
+const overwrite = { '--overwrite': 'replace an existing file' };
 
 function addTransfers(files: Command): void {
   const puts = {
     about: 'send files or directories to a machine; - is standard input',
     usage: '[options] LOCAL... MACHINE:PATH',
     examples: ['farhand files put site web-1:/srv/', 'tar c . | farhand files put - web-1:/tmp/all.tar'],
-    flags: { '--mode <mode>': 'permissions of every file, such as 0644', ...parents },
+    flags: { '--mode <mode>': 'permissions of all files on the machine, such as 0644', ...parents },
   } as const;
   verb(files, 'put <paths...>', puts, put);
   const gets = {
@@ -108,12 +111,13 @@ function addTransfers(files: Command): void {
   };
   verb(files, 'get <paths...>', gets, get);
   const copies = {
-    about: 'copy to, from, between or on machines; into the target if it is a directory',
+    about: 'copy a file or directory to, from, between or on machines',
     examples: ['farhand files cp web-1:/srv/site web-2:/srv/'],
     flags: overwrite,
   } as const;
   verb(files, 'cp <from> <to>', copies, async (client, from, to, { overwrite = false, ...options }) => {
-    if (!isRemote(from) && !isRemote(to)) throw new UsageError('one of the two paths must be MACHINE:PATH');
+    if (!isRemote(from) && !isRemote(to))
+      throw new UsageError('one of the two paths must be remote: MACHINE:PATH');
     if (!isRemote(from)) return put(client, [from, to], { ...options, overwrite });
     if (!isRemote(to)) return get(client, [from, to], { ...options, overwrite });
     const { machine_id, path: source } = await resolve(client, from);
@@ -124,7 +128,7 @@ function addTransfers(files: Command): void {
   });
 }
 
-/** Runs a transfer; Ctrl-C ends it and removes its partial files. */
+/** Runs a transfer, which Ctrl-C ends. Its partial files are then removed. */
 async function interruptible<T>(transfer: (signal: AbortSignal) => Promise<T>): Promise<T> {
   const leaving = new AbortController();
   // Signals are handled until the cleanup is done, so that a second Ctrl-C leaves no partial file.
@@ -140,7 +144,8 @@ async function interruptible<T>(transfer: (signal: AbortSignal) => Promise<T>): 
 
 function fromAndTo(paths: string[]): { from: string[]; to: string } {
   const to = paths.at(-1);
-  if (to === undefined || paths.length < 2) throw new UsageError('name a source and a target');
+  if (to === undefined || paths.length < 2)
+    throw new UsageError('give at least two paths: the sources, then the target');
   return { from: paths.slice(0, -1), to };
 }
 
@@ -168,19 +173,19 @@ async function get(
 
 function addChanges(files: Command): void {
   const moves = {
-    about: 'move or rename on one machine',
+    about: 'move or rename a file or directory on one machine',
     examples: ['farhand files mv web-1:/a web-1:/b'],
     flags: overwrite,
   } as const;
   verb(files, 'mv <from> <to>', moves, async (client, from, to, { overwrite = false, output }) => {
     const [{ machine_id, path: source }, target] = [await resolve(client, from), await resolve(client, to)];
     if (machine_id !== target.machine_id)
-      throw new UsageError('mv works on one machine; between two use cp, then rm');
+      throw new UsageError('mv works only within one machine; between two machines use cp, then rm');
     const { path: destination } = await inside(client, target, source);
     await printView(client, output, await client.files.move({ machine_id, source, destination, overwrite }));
   });
   const removes = {
-    about: 'delete files; links, not their targets',
+    about: 'delete files and directories; a symlink is deleted, not its target',
     examples: ['farhand files rm -r --yes web-1:/srv/old'],
     flags: { '-r, --recursive': 'delete directories with their content', '--yes': 'do not ask' },
   } as const;
@@ -191,7 +196,7 @@ function addChanges(files: Command): void {
     await print(output, removed, () => removed.map(({ path }) => `deleted ${path}`));
   });
   const makes = {
-    about: 'create a directory; with -p an existing one is no failure',
+    about: 'create a directory; with -p it may exist already',
     examples: ['farhand files mkdir -p web-1:/srv/site/img'],
     flags: { ...parents, '--mode <mode>': 'permissions, such as 0755' },
   } as const;
@@ -214,8 +219,8 @@ function addChanges(files: Command): void {
       'farhand files touch --existing --modified-at 2026-11-21T10:00:00Z web-1:/srv/site',
     ],
     flags: {
-      '--modified-at <time>': 'new modification time, such as 2h (ago); default: now',
-      '--existing': 'create nothing; a missing file is a failure',
+      '--modified-at <time>': 'new modification time: a date, or 2h for 2 hours ago (default: now)',
+      '--existing': 'fail if the file does not exist, instead of creating it',
     },
   } as const;
   verb(files, 'touch <path>', touches, async (client, text, { modifiedAt, existing = false, output }) => {

@@ -1,4 +1,4 @@
-// Draws the progress of a transfer on terminals.
+// Draws the progress of a file transfer on standard error if that is a terminal.
 import { every, monotonic } from '../../../shared/clock.ts';
 import { paddingOf } from '../../../shared/tar/index.ts';
 import { clean, size, span } from '../print.ts';
@@ -9,13 +9,13 @@ const barWidth = 24;
 export interface Progress {
   name: string;
   /**
-   * Returns the total bytes or an estimate; called only if progress is drawn. Without it, percent and time
-   * left are not drawn.
+   * Returns the total bytes or an estimate. Called only if progress is drawn. Without it neither percent nor
+   * time left are drawn.
    */
   total?: () => Promise<number | undefined>;
 }
 
-/** Passes chunks on and draws the progress, until the signal fires. */
+/** Yields the chunks, and draws the progress until the signal fires. */
 export async function* withProgress(
   chunks: AsyncIterable<Uint8Array>,
   { name, total }: Progress,
@@ -44,13 +44,13 @@ export async function* withProgress(
   signal.addEventListener('abort', end);
   try {
     for await (const chunk of chunks) {
-      // The signal is checked here, because fetch would read the body to its end.
+      // Checked for each chunk, because fetch would read the body to its end.
       signal.throwIfAborted();
       done += chunk.length;
       // The cast is safe: bytes of files and of fetch are never in shared memory.
       yield chunk as Uint8Array<ArrayBuffer>;
     }
-    // At the end, the exact size replaces the estimate.
+    // At the end the exact size replaces the estimate.
     if (all !== undefined) all = done;
   } finally {
     signal.removeEventListener('abort', end);
@@ -59,7 +59,7 @@ export async function* withProgress(
 }
 
 /**
- * Estimates the bytes of an entry in a tar: its header, an extra header for the fraction of its time, its
+ * Estimates the bytes of an entry in a tar: its header, an extra header for fractions of seconds, its
  * content.
  */
 export const tarBytes = (bytes = 0): number => 3 * 512 + bytes + paddingOf(bytes);

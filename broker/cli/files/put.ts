@@ -24,7 +24,7 @@ interface Sender {
   signal: AbortSignal;
 }
 
-/** Sends sources into `to` if that is a directory, otherwise the only source as `to`. */
+/** Sends sources into the directory `to`, or the only source as the file `to`. Returns the remote paths. */
 export async function putEach(
   client: Farhand,
   from: string[],
@@ -35,7 +35,10 @@ export async function putEach(
   const target = await resolve(client, to);
   const directory = await isDirectory(client, target);
   if (directory && from.includes('-'))
-    throw new StartError(`${to} is a directory: name the file to write standard input to`, 1);
+    throw new StartError(
+      `${to} is a directory; add the name of the file in which to store standard input`,
+      1,
+    );
   const sources = from.map((one) => absolute(one));
   assertDistinct(sources, to, directory);
   const paths: string[] = [];
@@ -58,7 +61,7 @@ async function put(sender: Sender, from: string, target: RemotePath): Promise<st
   return putBytes(sender, bytes, { name: from, total: async () => stats.size }, { ...target, mode });
 }
 
-/** Sends standard input, which is closed when the request ends, because it may never end by itself. */
+/** Sends standard input, and closes it when the request ends, because it may never end by itself. */
 async function putInput(sender: Sender, target: RemotePath): Promise<string> {
   const leave = (): void => void process.stdin.destroy();
   sender.signal.addEventListener('abort', leave);
@@ -85,7 +88,7 @@ async function putBytes(
     hash,
   );
   if (sent.sha256 === hash.digest('hex')) return sent.path;
-  throw new StartError(`${sent.path} arrived with another SHA-256 than was sent: try again`, 1);
+  throw new StartError(`${sent.path} arrived with another SHA-256 than it was sent with; send it again`, 1);
 }
 
 async function putTree(
@@ -110,7 +113,7 @@ async function putTree(
   return sent.path;
 }
 
-/** Sends chunks as a body. Throws a local read error; the broker only sees a body that ends too early. */
+/** Sends chunks as a body. Throws an error of reading them instead of the broker's error that follows. */
 async function send<T>(
   chunks: AsyncIterable<Uint8Array>,
   progress: Progress,
@@ -135,7 +138,7 @@ async function send<T>(
   });
 }
 
-/** Estimates the size of a directory's tar. */
+/** Estimates the bytes of a directory's tar. */
 async function bytesBelow(directory: string): Promise<number> {
   let total = tarBytes();
   for (const one of await readdir(directory, { recursive: true, withFileTypes: true })) {

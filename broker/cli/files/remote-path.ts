@@ -1,5 +1,4 @@
-// Parses remote paths like scp: machine:path is remote, any other path is local; - is standard input or
-// output.
+// Parses paths like scp: machine:path is remote, any other path is local; "-" is standard input or output.
 import { posix } from 'node:path';
 import { UsageError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
@@ -17,11 +16,12 @@ export interface RemotePath {
 
 export async function resolve(client: Farhand, text: string): Promise<RemotePath> {
   const [, machine, path] = remote.exec(text) ?? [];
-  if (!machine) throw new UsageError(`${text} names no machine: use MACHINE:PATH, such as web-1:/etc/hosts`);
+  if (!machine)
+    throw new UsageError(`${text} is not a remote path; use MACHINE:PATH, such as web-1:/etc/hosts`);
   return { machine_id: await findMachine(client, machine), path: path || '~' };
 }
 
-/** The target of a copy: a path below `to` if `to` is a directory, otherwise `to`. */
+/** Returns the target of a copy: the name of the source in `to` if that is a directory, otherwise `to`. */
 export async function inside(client: Farhand, to: RemotePath, source: string): Promise<RemotePath> {
   return (await isDirectory(client, to)) ? below(to, source) : to;
 }
@@ -43,16 +43,19 @@ export async function isDirectory(client: Farhand, path: RemotePath): Promise<bo
 /** Throws unless several sources have a directory as target and different names. */
 export function assertDistinct(sources: string[], to: string, toDirectory: boolean): void {
   if (sources.length < 2) return;
-  if (!toDirectory) throw new UsageError(`${to} is not a directory, which several sources need as target`);
+  if (!toDirectory)
+    throw new UsageError(`${to} is not a directory; several sources need a directory as target`);
   const names = sources.map(nameOf);
   const twice = names.find((name, at) => names.indexOf(name) < at);
   if (twice !== undefined)
-    throw new UsageError(`several sources are named ${twice}: one would replace the other`);
+    throw new UsageError(
+      `several sources are named ${twice}, so one would replace the other; copy them one by one`,
+    );
 }
 
-/** The last part of a path. Throws for a path without a name, such as `..` or `~`. */
+/** Returns the last name of a path. Throws for a path that ends in no name, such as `..` or `~`. */
 export function nameOf(path: string): string {
   const name = posix.basename(path);
   if (name !== '' && name !== '..' && name !== '.' && name !== '~') return name;
-  throw new UsageError(`${path} does not end in a name: add a name to the target`);
+  throw new UsageError(`${path} does not end in a file name; add a name to the target`);
 }
