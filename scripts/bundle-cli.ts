@@ -1,4 +1,4 @@
-// Bundles programs for tests and measurements: node scripts/bundle-cli.ts DIR [PROGRAM...] writes to DIR/lib.
+// Bundles programs into DIR/lib, for tests and benchmarks: node scripts/bundle-cli.ts DIR [PROGRAM...].
 import { cpSync } from 'node:fs';
 import { join } from 'node:path';
 import { bundlePrograms, type Entry } from './package/bundles.ts';

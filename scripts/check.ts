@@ -1,5 +1,5 @@
-// Runs all static checks at once, after generating the wire types.
-// Prints the result of each, the count of words to avoid, and the output of failed checks.
+// Generates the types of the protos, then runs all static checks at once. Prints their results, the count of
+// words to avoid, and the output of failed checks.
 import { join } from 'node:path';
 import { execa } from 'execa';
 
@@ -25,7 +25,7 @@ interface Result {
   output: string;
 }
 
-/** Runs one check to its end; a command that cannot be started counts as failed. */
+/** Runs one check to its end. A command that cannot be started counts as failed. */
 async function run([name, command, args]: Check): Promise<Result> {
   const { failed, durationMs, all, originalMessage } = await execa(command, args, {
     cwd: root,

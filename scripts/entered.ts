@@ -1,5 +1,5 @@
-// Counts our functions and files that one request enters in broker and agent, by V8's precise coverage.
-// Usage: node scripts/entered.ts [--list] [DIRECTORY OF A CHECKOUT]. Leaves out functions entered while idle.
+// Counts functions and files of broker and agent that run for a request, by V8's coverage, and not while
+// idle. Usage: node scripts/entered.ts [--list] [DIRECTORY OF A CHECKOUT]
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { Session } from 'node:inspector/promises';
 import { tmpdir } from 'node:os';
@@ -14,7 +14,7 @@ const ours = new RegExp(`^${base}(agent|broker|shared)/`);
 
 type Entered = Map<string, string>;
 
-/** Functions that were entered since the last call: names by file and position. */
+/** Returns the functions that ran since the last call: names by file and position. */
 async function entered(session: Session): Promise<Entered> {
   const { result } = await session.post('Profiler.takePreciseCoverage');
   const own = result.filter(({ url }) => ours.test(url));
@@ -86,7 +86,7 @@ async function main(): Promise<void> {
   await session.post('Profiler.enable');
   await session.post('Profiler.startPreciseCoverage', { callCount: true, detailed: false });
   const folder = mkdtempSync(join(tmpdir(), 'farhand-entered-'));
-  // The casts are safe for modules of the same shape as in this checkout, which the types are taken from.
+  // The casts are safe if the other checkout's modules have the same exports as this one's.
   const { brokerSettings } = (await load('broker/config.ts')) as typeof import('../broker/config.ts');
   const { startBroker } = (await load('broker/start/index.ts')) as typeof import('../broker/start/index.ts');
   const { agentSettings } = (await load('agent/config.ts')) as typeof import('../agent/config.ts');

@@ -1,4 +1,4 @@
-// Generates TypeScript types of the protos into proto/types; not committed, as no program needs them to run.
+// Generates TypeScript types of the protos into proto/types. No program needs them to run.
 import { execFileSync } from 'node:child_process';
 import { globSync, mkdtempSync, readFileSync, renameSync, rmSync } from 'node:fs';
 import { join } from 'node:path';

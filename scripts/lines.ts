@@ -1,4 +1,4 @@
-// Counts lines of code per module, without blank lines and comments; lists long functions and files.
+// Counts lines of code per module, without blank lines and comments, and lists long functions and files.
 // Usage: node scripts/lines.ts [DIRECTORY OF A CHECKOUT]
 import { readdirSync, readFileSync } from 'node:fs';
 import { join, relative } from 'node:path';
@@ -15,7 +15,7 @@ interface Counted {
   functions: { name: string; line: number; lines: number }[];
 }
 
-/** Whether a file counts: sources, shell scripts, unit files, styles and pages. */
+/** True if the lines of a file count: sources, shell scripts, unit files, styles and pages. */
 const counts = (path: string): boolean =>
   /\.(ts|tsx|sh|service|css|html|conf)(\.in)?$/.test(path) && !path.includes('node_modules');
 
@@ -25,7 +25,7 @@ function filesBelow(folder: string): string[] {
   return files.filter(counts).sort();
 }
 
-/** The source with every comment replaced by spaces. */
+/** Returns the source with every comment replaced by spaces. */
 function withoutComments(path: string, source: string): string {
   if (!/\.tsx?$/.test(path)) return source.replaceAll(/^\s*#.*$/gm, '');
   const { comments } = parseSync(path, source);

@@ -1,4 +1,4 @@
-// Makes manual pages from the programs' help, and shell completions, in a folder: node scripts/man.ts DIR.
+// Makes manual pages from the programs' help, and shell completions, in DIR: node scripts/man.ts DIR.
 import { execFile } from 'node:child_process';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -12,9 +12,7 @@ const root = join(import.meta.dirname, '..');
 const mains = { 'farhand-agent': 'agent/main.ts', 'farhand-broker': 'broker/main.ts' } as const;
 type Name = 'farhand' | keyof typeof mains;
 
-/**
- * Writes the files of the programs for /usr/share into `folder`; returns the paths of the manual pages in it.
- */
+/** Writes manual pages and completions for /usr/share into `folder`. Returns the pages' paths in it. */
 export async function addShare(folder: string, names: readonly Name[]): Promise<string[]> {
   const files: Record<string, string> = {};
   for (const name of names)
@@ -90,7 +88,7 @@ ${asIs(afterHelp(command))}`;
 
 const item = (title: string, text: string): string => `.TP\n.B ${roff(title)}\n${roff(text)}\n`;
 
-/** The text that --help prints below the options. */
+/** Returns the text that --help prints below the options. */
 function afterHelp(command: Command): string {
   let text = '';
   const writeOut = (more: string): void => {
@@ -100,7 +98,7 @@ function afterHelp(command: Command): string {
   return text.slice(command.helpInformation().length).trim();
 }
 
-/** The manual page of agent or broker, whose --help prints a table. */
+/** Returns the manual page of agent or broker, by its path, from the table that --help prints. */
 async function pageOf(name: keyof typeof mains): Promise<Record<string, string>> {
   const help = async (...args: string[]): Promise<string> =>
     (await promisify(execFile)(process.execPath, [join(root, mains[name]), ...args, '--help'])).stdout.trim();

@@ -13,7 +13,7 @@ const { values } = parseArgs({
     arch: { type: 'string' },
     only: { type: 'string', default: 'npm,tar,deb' },
     to: { type: 'string', default: join(root, 'dist') },
-    /** Compresses less, for tests: larger packages in a third of the time. */
+    /** True to compress less, for tests: larger packages in a third of the time. */
     fast: { type: 'boolean', default: false },
   },
 });
@@ -24,12 +24,12 @@ const level = values.fast ? 1 : 6;
 const packages = join(dist, 'packages');
 
 async function main(): Promise<void> {
-  if (wanted.length === 0) throw new Error(`--arch is one of ${arches.join(', ')}`);
+  if (wanted.length === 0) throw new Error(`--arch must be one of ${arches.join(', ')}`);
   mkdirSync(dist, { recursive: true });
   const scratch = mkdtempSync(join(dist, '.making-'));
   try {
     if (kinds.includes('npm')) {
-      // The npm package's types refer to the generated wire types, which a fresh clone does not have.
+      // The types of the npm package refer to the generated types of the protos, which a fresh clone lacks.
       await run(process.execPath, ['scripts/generate.ts']);
       printFile(await makeNpm(scratch, dist));
     }
@@ -54,7 +54,7 @@ async function makePrograms(scratch: string): Promise<void> {
   for (const arch of wanted) await make('farhand-broker', arch, scratch);
 }
 
-/** Makes a program's packages; returns the path of the tar.gz, which is always made for an agent. */
+/** Makes a program's packages. Returns the path of the tar.gz, which is made for an agent in any case. */
 async function make(name: Program, arch: Arch, scratch: string): Promise<string> {
   const program = join(scratch, `${name}-${version}-linux-${arch}`);
   await makeProgram(name, arch, program);

@@ -1,4 +1,4 @@
-// Makes docs/recording.svg, the README's picture of a terminal, from real commands to three agents.
+// Makes docs/recording.svg, the README's animated terminal, by running real commands against three agents.
 // Usage: node scripts/recording.ts
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
@@ -12,7 +12,7 @@ const root = join(import.meta.dirname, '..');
 const target = join(root, 'docs/recording.svg');
 const startMs = 30_000;
 
-/** The recorded commands. `farhand` is this checkout's CLI; `/tmp/site` is a folder that is removed later. */
+/** The recorded commands. `farhand` is this checkout's CLI; /tmp/site stands for a temporary folder. */
 const typed = [
   'farhand machines list',
   "farhand exec --tag web -- 'uname -sr; nproc'",
@@ -48,7 +48,7 @@ async function freePort(): Promise<number> {
   return typeof address === 'object' && address ? address.port : 0;
 }
 
-/** Repeats a call until it succeeds; rejects after `startMs`. */
+/** Repeats a call until it succeeds. Rejects after `startMs` milliseconds. */
 async function eventually<T>(call: () => Promise<T>): Promise<T> {
   const deadline = Date.now() + startMs;
   for (;;) {
@@ -101,15 +101,13 @@ async function record(folder: string): Promise<{ command: string; output: string
 const letter = { width: 7.83, height: 19, size: 13 };
 const margin = 18;
 const barHeight = 30;
-/** Seconds per typed character, before an answer, between commands, and before the picture repeats. */
+/** Seconds per typed character, before an output, between commands, and before the animation repeats. */
 const pace = { letter: 0.035, answer: 0.45, command: 0.9, rest: 6 };
 
 const escaped = (line: string): string =>
   line.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
 
-/**
- * Draws all lines at once; the animation only hides each until its time, so that a still picture shows all.
- */
+/** Returns an SVG with all lines. The animation hides each until its time; a still picture has all. */
 function picture(steps: readonly { command: string; output: string[] }[]): string {
   const rows: { text: string; at: number; typed?: number }[] = [];
   let at = 0.8;

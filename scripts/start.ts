@@ -1,5 +1,5 @@
 // `npm start`: runs a broker and one agent on this machine, and prints a key and a first call to paste.
-// `--watch` (npm run dev) restarts each of them when its sources change; the broker gets all other flags.
+// `--watch` (npm run dev) restarts either when its sources change. All other flags are passed to the broker.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { connect } from 'node:net';
@@ -51,7 +51,7 @@ function print(text: string): void {
   process.stderr.write(`npm start: ${text}\n`);
 }
 
-/** Waits until `look` returns a value; throws after `patienceMs`, or when this program stops. */
+/** Waits until `look` returns a value. Throws after `patienceMs`, or when this program stops. */
 async function until<T>(look: () => Promise<T | undefined>): Promise<T> {
   const deadline = Date.now() + patienceMs;
   while (!stopping && Date.now() < deadline) {
@@ -59,14 +59,18 @@ async function until<T>(look: () => Promise<T | undefined>): Promise<T> {
     if (found !== undefined) return found;
     await sleep(100);
   }
-  throw new Error(stopping ? 'stopped' : `nothing came up within ${patienceMs / 1000} s`);
+  throw new Error(
+    stopping
+      ? 'stopped'
+      : `broker and agent did not start within ${patienceMs / 1000} s; see the messages above`,
+  );
 }
 
 /** The key of the last start if it is still valid, so that schedules made with it continue to work. */
 async function lastKey(baseUrl: string, ca: string[]): Promise<string | undefined> {
   const [apiKey] = fileOf(existsSync(keyFile) ? keyFile : undefined);
   if (apiKey === undefined) return undefined;
-  // The certificate must be this broker's; its host name is not checked, since both share the machine.
+  // The certificate must be this broker's. Its host name is not checked on the broker's own machine.
   const connect = { ca, allowPartialTrustChain: true, checkServerIdentity: () => undefined };
   const dispatcher = new Agent({ connect });
   const withCa = ((to: string, init: object) =>
@@ -88,7 +92,7 @@ function fileOf(path: string | undefined): string[] {
   return path === undefined ? [] : [readFileSync(path, 'utf8')];
 }
 
-/** Creates a key; revokes keys of the same name first, so that they do not accumulate. */
+/** Creates an API key. Revokes keys of the same name first, so that they do not accumulate. */
 async function freshKey(client: Farhand): Promise<string> {
   const { items } = await client.keys.list({ limit: 100 });
   for (const { id, name } of items) if (name === keyName) await client.keys.remove({ key_id: id });
@@ -98,7 +102,7 @@ async function freshKey(client: Farhand): Promise<string> {
   return key;
 }
 
-/** Whether a broker listens on a socket file. */
+/** Resolves to true if a broker listens on a socket file. */
 function isLive(socket: string): Promise<boolean> {
   return new Promise((resolve) => {
     const asked = connect(socket);
@@ -110,11 +114,11 @@ function isLive(socket: string): Promise<boolean> {
 async function main(settings: BrokerSettings): Promise<void> {
   mkdirSync(data, { recursive: true, mode: 0o700 });
   const dataDir = settings.data_dir;
-  // The call must reach the broker started here: once that has ended, another program may use its address.
+  // Uses the socket file: once the broker started here has ended, another program may use its address.
   const asked = <T>(use: (client: Farhand) => Promise<T>): Promise<T> =>
     withSocket(dataDir, use, { mustRun: true });
   const socket = join(dataDir, 'broker.sock');
-  if (await isLive(socket)) throw new Error(`a broker runs on ${dataDir} already: end that one first`);
+  if (await isLive(socket)) throw new Error(`a broker runs on ${dataDir} already; stop that broker first`);
   run('broker/main.ts', argv);
   await until(async () => ((await isLive(socket)) ? true : undefined));
   await until(() => asked((client) => client.service.readyz()));
@@ -126,7 +130,7 @@ async function main(settings: BrokerSettings): Promise<void> {
   const { token } = await asked((client) => client.joinTokens.create({ name: keyName }));
   const agentData = join(data, 'agent');
   const grpc = `${settings.grpc.host}:${settings.grpc.port}`;
-  // The token is passed by variable, because every user of the machine can read arguments.
+  // The token is passed by a variable, because every user of the machine can read arguments.
   const agentArgs = ['--broker', grpc, '--data-dir', agentData, '--log-level', 'warn'];
   run('agent/main.ts', agentArgs, { FARHAND_JOIN_TOKEN: token });
   const machine = await until(async () => {
@@ -160,7 +164,7 @@ function curlLine(url: string, pin: string | null, key: string, machineId: strin
   return `curl -s${pinned} -H 'Authorization: Bearer ${key}' ${url}/api/v1/machines/${machineId}/status`;
 }
 
-/** The first call as a command of this checkout's CLI, for a machine without curl. */
+/** Returns the first call as a command of this checkout's CLI, for a machine without curl. */
 function cliLine(url: string, pin: string | null, key: string, machineId: string): string {
   const settings = [`FARHAND_URL=${url}`, `FARHAND_API_KEY=${key}`, ...(pin ? [`FARHAND_PIN=${pin}`] : [])];
   return `${settings.join(' ')} npx node broker/cli/main.ts machines status ${machineId}`;

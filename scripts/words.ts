@@ -1,5 +1,5 @@
-// Checks the language of the tree: lengths of the README and of sentences, and counts of words to avoid.
-// Usage: node scripts/words.ts [DIRECTORY OF A CHECKOUT]; in another checkout words are only counted.
+// Checks the length of the README and of sentences in the docs, and counts words to avoid. Usage: node
+// scripts/words.ts [DIRECTORY OF A CHECKOUT]. In another checkout it only counts.
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join, relative } from 'node:path';
 
@@ -9,12 +9,12 @@ const readmeCeiling = 900;
 const sentenceCeiling = 30;
 
 interface Avoided {
-  /** Name of the entry in the output. */
+  /** Name of the word in the output. */
   name: string;
-  /** Matches the words, also as parts of identifiers: `told` in `toldFailure`. */
+  /** Matches the word, also as a part of an identifier: `told` in `toldFailure`. */
   pattern: RegExp;
   /**
-   * Most occurrences allowed in agent, broker, shared, scripts and test; lower it whenever the count falls.
+   * Most occurrences allowed in agent, broker, shared, scripts and test. Lower it whenever the count falls.
    */
   ceiling: number;
 }
@@ -54,7 +54,7 @@ function filesBelow(folder: string, ending: RegExp): string[] {
 
 const read = (path: string): string => readFileSync(join(root, path), 'utf8');
 
-/** A path and its text with identifiers split into words: `startQuietSystem` becomes `start quiet system`. */
+/** A path and its text with identifiers split into words: `startQuietSystem` as `start quiet system`. */
 function wordsOf(path: string, text: string): string {
   return `${path}\n${text}`
     .replaceAll(/([a-z0-9])([A-Z])/g, '$1 $2')
@@ -65,7 +65,7 @@ function wordsOf(path: string, text: string): string {
 const occurrences = ({ pattern }: Avoided, text: string): number =>
   [...text.matchAll(pattern)].filter(([word]) => !allowed.has(word)).length;
 
-/** Paragraphs, list items and table cells of a page, each with its first line; code blocks are left out. */
+/** Yields paragraphs, list items and table cells with their first line numbers, except code blocks. */
 function* paragraphsOf(page: string): Generator<{ line: number; text: string; isCell?: boolean }> {
   let line = 0;
   let paragraph = { line: 1, text: '' };
@@ -88,7 +88,7 @@ function* paragraphsOf(page: string): Generator<{ line: number; text: string; is
   }
 }
 
-/** A text in which each piece of inline code and each address is replaced by one word. */
+/** Returns a text in which each piece of inline code and each address is replaced by one word. */
 function plain(text: string): string {
   return text
     .replaceAll(/`+[^`]+`+/g, 'code')
@@ -98,10 +98,10 @@ function plain(text: string): string {
 }
 
 const wordCount = (text: string): number => [...text.matchAll(/[\p{L}\p{N}][^\s]*/gu)].length;
-/** Number of words as `wc -w` counts them: tables, code and addresses included. */
+/** Returns the number of words as `wc -w` counts them, including tables, code and addresses. */
 const allWords = (text: string): number => text.split(/\s+/).filter(Boolean).length;
 
-/** Sentences over the limit. In a table cell a semicolon ends a sentence, too. */
+/** The sentences of a page over the limit. In a table cell a semicolon ends a sentence, too. */
 function longSentences(path: string): string[] {
   return [...paragraphsOf(read(path))].flatMap(({ line, text, isCell }) =>
     plain(text)
@@ -130,13 +130,16 @@ for (const word of avoided) {
     `${word.name.padEnd(12)}${String(docs).padStart(7)}${String(inCode).padStart(7)}${String(word.ceiling).padStart(9)}`,
   );
   for (const [path, count] of inDocs)
-    if (count > 0) failures.push(`${path} holds "${word.name}" ${count} times`);
+    if (count > 0) failures.push(`${path} contains "${word.name}" ${count} times; use another word`);
   if (inCode > word.ceiling)
-    failures.push(`code holds "${word.name}" ${inCode} times, more than ${word.ceiling}`);
+    failures.push(
+      `the code contains "${word.name}" ${inCode} times, more than its ceiling of ${word.ceiling}; use another word`,
+    );
 }
 const readme = allWords(read('README.md'));
 console.log(`README: ${readme} words of at most ${readmeCeiling}`);
-if (readme > readmeCeiling) failures.push(`README.md has ${readme} words, more than ${readmeCeiling}`);
+if (readme > readmeCeiling)
+  failures.push(`README.md has ${readme} words, more than ${readmeCeiling}; shorten it`);
 failures.push(...pages.flatMap(longSentences));
 for (const failure of failures) console.log(failure);
 if (root === own && failures.length > 0) process.exitCode = 1;

@@ -1,4 +1,4 @@
-// Requests to every route of the table, made from its schemas, and a broker with two of everything they may name.
+// Makes requests to every route from its schemas, and a broker with two of each object they may name.
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';

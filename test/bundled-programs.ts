@@ -1,4 +1,4 @@
-// The three programs bundled as they are shipped: made once for all files of a run, in its temporary folder.
+// Bundles the three programs as they are shipped, once for all test files of a run, in its temporary folder.
 import { execFileSync } from 'node:child_process';
 import { existsSync, mkdirSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';

@@ -1,4 +1,4 @@
-// The real `farhand` as a process, bundled as it is shipped, against a real broker.
+// Runs the real `farhand`, bundled as it is shipped, as a process against a real broker.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { expect, onTestFinished } from 'vitest';
 import { shipped, shippedProgram } from './bundled-programs.ts';

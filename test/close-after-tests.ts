@@ -1,4 +1,4 @@
-// Closes what a test opened at its end, and what the tests of a file share after the last of them.
+// Closes the resources of a test at its end, and those shared by a file's tests after the last test.
 import { afterAll, onTestFinished } from 'vitest';
 
 type Close = () => unknown;

@@ -1,4 +1,4 @@
-// What tests of commands share: gates that commands wait at, output as bytes or events, a clock that can leap.
+// Helpers for tests of commands: gates that make commands wait, output as bytes or events, a settable clock.
 import { execFileSync } from 'node:child_process';
 import { closeSync, constants, openSync, writeSync } from 'node:fs';
 import { join } from 'node:path';

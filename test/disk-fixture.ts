@@ -1,4 +1,4 @@
-// A disk of its own for each test of the agent's files: a root, a place outside it and one that is forbidden.
+// Makes folders for each test of the agent's file operations: a root, one outside it, and a protected one.
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import {

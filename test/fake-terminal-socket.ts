@@ -1,4 +1,4 @@
-// A door for WebSockets before one made-up session: what comes through it is played by the test.
+// A WebSocket server for one made-up session, whose messages the test sends and receives.
 import { once } from 'node:events';
 import { createServer, type IncomingMessage } from 'node:http';
 import { type AddressInfo, connect, type Socket } from 'node:net';

@@ -1,4 +1,4 @@
-// File systems other than that of the temporary folder, which may lie in memory (global-setup.ts).
+// Finds file systems other than that of the temporary folder, which may be in memory (global-setup.ts).
 import { existsSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 

@@ -1,5 +1,5 @@
-// The secrets that clients of a broker were given, and the search for them in all that the broker keeps, logs and
-// answers. Every broker and agent of a test is searched when the test ends.
+// Searches for secrets that a broker returned to clients in everything that it stores, logs and answers.
+// Every broker and agent of a test is searched when the test ends.
 import { createPrivateKey } from 'node:crypto';
 import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs';
 import { basename, join, relative } from 'node:path';

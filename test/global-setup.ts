@@ -1,5 +1,5 @@
-// Before the tests: generated types, which some of them compile against, and a temporary folder for the run. After them:
-// removes that folder and prints how to run less than everything.
+// Before all tests: generates the types of the protos, and makes a temporary folder for the run. After them:
+// removes the folder and prints how to run only some tests.
 import { execFileSync } from 'node:child_process';
 import { chmodSync, existsSync, mkdtempSync, readFileSync, rmSync, statfsSync } from 'node:fs';
 import { tmpdir } from 'node:os';

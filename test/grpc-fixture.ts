@@ -1,4 +1,4 @@
-// What tests of the client streams share: a client of a system, refusals as values, requests that are sent on demand.
+// Helpers for tests of the gRPC API: a client, errors as values, and requests that are sent on demand.
 import { onTestFinished } from 'vitest';
 import { connect, FarhandError, type Streams } from '../shared/grpc-client.ts';
 import { call, type TestSystem } from './start-farhand.ts';

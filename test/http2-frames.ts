@@ -1,4 +1,4 @@
-// HTTP/2 frame by frame (RFC 9113), for clients that no library would play.
+// Writes and reads single HTTP/2 frames (RFC 9113), for hostile clients that no library offers.
 import { once } from 'node:events';
 import { connect, type TLSSocket } from 'node:tls';
 import { onTestFinished } from 'vitest';

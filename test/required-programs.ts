@@ -1,4 +1,4 @@
-// Tests that need a program which not every machine has: they skip, and their names say why.
+// Skips tests that need a program which is missing on this machine, and says so in their names.
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { type TestFunction, test } from 'vitest';

@@ -1,4 +1,4 @@
-// A system whose clock a test moves, with schedules that count their runs.
+// Starts a broker and an agent whose clock the test sets, with schedules that count their runs.
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, vi } from 'vitest';

@@ -1,4 +1,4 @@
-// An agent that does what a real one won't: greets wrongly, dies mid-file, answers twice, never answers.
+// An agent that breaks the protocol as a test asks: wrong Hello, cut answers, two answers, no answer.
 import { once } from 'node:events';
 import { onTestFinished } from 'vitest';
 import { loadIdentity } from '../agent/identity.ts';

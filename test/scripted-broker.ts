@@ -1,4 +1,4 @@
-// A broker that does what a real one won't: it asks agents for anything, allowed or not.
+// A broker that breaks the rules as a test asks: it makes any call to an agent, allowed or not.
 import { Server, ServerCredentials } from '@grpc/grpc-js';
 import { onTestFinished } from 'vitest';
 import { agentSettings } from '../agent/config.ts';

@@ -1,4 +1,4 @@
-// What tests of sessions share: a scripted machine whose calls are sorted by method, terminals on it, and clients.
+// Helpers for tests of sessions: a scripted agent with its calls by method, terminals on it, and clients.
 import { EventEmitter, once } from 'node:events';
 import type { Action, ClientPort, CloseReason, Notice } from '../broker/sessions/client-port.ts';
 import type { Hello } from '../proto/types/farhand/link/v1/Hello.ts';

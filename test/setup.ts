@@ -1,4 +1,4 @@
-// Runs before each test file: a home, a shell and an environment that owe nothing to the person who runs the tests.
+// Runs before each test file: sets home, shell and environment, independent of the user who runs the tests.
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';

@@ -1,4 +1,4 @@
-// Starts a real broker on free ports and real agents, each with a temporary data directory; all end with the test.
+// Starts a real broker on free ports and real agents, with temporary data directories. All end with the test.
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';

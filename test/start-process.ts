@@ -1,4 +1,4 @@
-// Broker and agents as processes of their own, for what only a kill -9 shows.
+// Starts brokers and agents as separate processes, for tests that kill them with kill -9.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { join } from 'node:path';

@@ -1,4 +1,4 @@
-// A TCP proxy between agent and broker that can delay, stall and cut.
+// A TCP proxy between agent and broker that can delay, stall and cut connections.
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 
 export interface Proxy {

@@ -1,4 +1,4 @@
-// Terminals of one agent's room without a link, and clients that a test plays by hand.
+// Runs terminals of one agent without a broker, with clients that the test controls message by message.
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';

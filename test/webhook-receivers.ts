@@ -1,4 +1,4 @@
-// Receivers of webhooks: HTTP servers on loopback that answer as the test says and store what they receive.
+// Receivers of webhooks: HTTP servers on loopback that answer as the test decides and store requests.
 import { EventEmitter, once } from 'node:events';
 import { createServer, type IncomingHttpHeaders, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';

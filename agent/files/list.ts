@@ -10,7 +10,7 @@ import type { Operation, RequestOf } from './handler-wrappers.ts';
 
 /** Entries of a batch, whose stats are read at the same time. */
 const batchSize = 256;
-/** Most names of a listing without a limit. One more is sent if there are more, which the broker refuses. */
+/** Most names of a listing without a limit, except one more. The broker refuses longer listings. */
 const mostAtOnce = 200_000;
 /** Quota of names that all listings of this process hold in memory together. */
 const held = new Quota(600_000, 'large directory listings are running on this machine');

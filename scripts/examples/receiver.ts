@@ -1,8 +1,6 @@
-// A receiver of webhooks: checks the signature over the raw body, answers at once, and works on what is new afterwards.
-//
-//   SECRET=… npx node scripts/examples/receiver.ts 9000        then make a webhook to http://127.0.0.1:9000/
-//
-// A broker on the same box needs --webhook-allow 127.0.0.1 for that.
+// A receiver of webhooks: checks the signature over the raw body, answers at once, and works on what is new
+// afterwards. SECRET=… npx node scripts/examples/receiver.ts 9000 then make a webhook to
+// http://127.0.0.1:9000/ A broker on the same machine sends to it only with --webhook-allow 127.0.0.1.
 import { createHmac, timingSafeEqual } from 'node:crypto';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -16,7 +14,7 @@ interface Event {
 const secret = process.env.SECRET ?? '';
 const port = Number(process.argv[2] ?? 9000);
 const largest = 1024 * 1024;
-/** Ids of events that came: a delivery may come twice. In a real receiver this is a table. */
+/** Ids of received events, because a delivery may arrive twice. A real receiver stores them in a database. */
 const seen = new Set<string>();
 
 async function bodyOf(request: IncomingMessage): Promise<Buffer> {
@@ -57,7 +55,7 @@ async function answer(request: IncomingMessage, response: ServerResponse): Promi
   }
 }
 
-if (secret === '') throw new Error('SECRET must be that of the webhook');
+if (secret === '') throw new Error('set the variable SECRET to the secret of the webhook');
 const server = createServer((request, response) => void answer(request, response));
 server.listen(port, '127.0.0.1', () => {
   console.log(`listening on http://127.0.0.1:${(server.address() as AddressInfo).port}/`);

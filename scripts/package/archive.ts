@@ -1,4 +1,4 @@
-// Packs a directory as a reproducible tar.gz: the same bytes whenever and wherever it is made.
+// Packs a directory as a reproducible tar.gz, which has the same bytes whenever and wherever it is made.
 import { createHash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
 import { basename, dirname } from 'node:path';

@@ -1,4 +1,4 @@
-// Copies Node and the native addons into a package, for this machine's architecture or another.
+// Copies Node and the native addons for an architecture into a package.
 import { createHash } from 'node:crypto';
 import { constants, copyFileSync, cpSync, existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
@@ -14,7 +14,7 @@ const cache = join(root, 'dist/.cache');
 /** Copies the program `node` and its license into a package. */
 export async function addBinaries(folder: string, arch: Arch): Promise<void> {
   const node = await libraryOf(`node-linux-${arch}`);
-  // Copied, not hard-linked: tar fails if a file's link count changes, as by another packaging run.
+  // Copied instead of hard-linked: tar fails if another packaging run changes the file's link count.
   copyFileSync(join(node, 'bin/node'), join(folder, 'node'), constants.COPYFILE_FICLONE);
   cpSync(join(node, 'LICENSE'), join(folder, 'NODE-LICENSE.txt'));
 }
@@ -26,9 +26,7 @@ export async function addAddons(folder: string, arch: Arch): Promise<void> {
   }
 }
 
-/**
- * The directory of a library: the installed one, or a download, stored in a cache, for another architecture.
- */
+/** Returns the directory of a library: the installed one or, for another architecture, a cached download. */
 async function libraryOf(name: string): Promise<string> {
   const installed = join(root, 'node_modules', name);
   if (existsSync(installed)) return installed;
@@ -41,7 +39,7 @@ async function libraryOf(name: string): Promise<string> {
   const archive = join(cache, packed.filename);
   const found = `sha512-${createHash('sha512').update(readFileSync(archive)).digest('base64')}`;
   if (found !== integrity)
-    throw new Error(`${name}@${version} is not what package-lock.json names: ${found}`);
+    throw new Error(`${name}@${version} does not have the hash in package-lock.json: ${found}`);
   await run('tar', ['-xzf', archive, '-C', `${folder}.new`]);
   await run('mv', [`${folder}.new`, folder]);
   rmSync(archive);

@@ -9,24 +9,22 @@ import { routesAsData, terminalsLater } from './routes.ts';
 
 const require = createRequire(import.meta.url);
 
-/** Source of each program by its name; the bundle is lib/NAME.js. */
+/** Source of each program by its name. Its bundle is lib/NAME.js. */
 const entries = {
   'farhand-agent': 'agent/main.ts',
   'farhand-broker': 'broker/main.ts',
   farhand: 'broker/cli/main.ts',
 };
 export type Entry = keyof typeof entries;
-/** What a program runs as a separate process or thread. */
+/** Programs that agent and broker run as a separate process or thread. */
 const spawner = { 'farhand-spawner': 'agent/processes/spawner/main.ts' };
 const historyReader = { 'farhand-history-reader': 'broker/history/reader-thread.ts' };
 
-/**
- * Code at the start of bundles: CommonJS libraries look for protos at `../../proto`, here proto/ beside lib/.
- */
+/** Code at the start of bundles for CommonJS libraries. Their `../../proto` becomes proto/ beside lib/. */
 const banner = `import { createRequire as requireFrom } from 'node:module';
 const require = requireFrom(import.meta.url), __dirname = import.meta.dirname + '/src', __filename = import.meta.filename;`;
 
-/** Leaves out zod's error texts in about fifty other languages, which would be a third of the agent. */
+/** Leaves out zod's error texts in fifty languages besides English, a third of the agent's code. */
 const oneLanguage: Plugin = {
   name: 'one language',
   setup(esbuild) {
@@ -36,7 +34,7 @@ const oneLanguage: Plugin = {
   },
 };
 
-/** Replaces the protos' parser by the parsed protos, because the parser would stay in memory. */
+/** Replaces the parser of the protos by the parsed protos, because the parser would stay in memory. */
 const protosParsed: Plugin = {
   name: 'protos parsed',
   setup(esbuild) {
@@ -61,7 +59,7 @@ const shape: BuildOptions = {
   bundle: true,
   format: 'esm',
   target: 'node22',
-  // V8 stores about half as much source text; names and short lines stay, for readers of a stack trace.
+  // Halves the source text in V8's memory. Names and short lines stay, for readers of a stack trace.
   minifySyntax: true,
   minifyWhitespace: true,
   lineLimit: 120,
@@ -84,7 +82,8 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
     chunkNames: 'part-[hash]',
     splitting: true,
     platform: 'node',
-    // Only the broker needs this library, for its health check; grpc-js imports it just to report channels.
+    // Only the broker needs this library, for its health check. grpc-js imports it for a feature we do not
+    // use.
     external: names.includes('farhand-broker') ? [] : ['@grpc/proto-loader'],
     banner: { js: banner },
     metafile: true,
@@ -96,7 +95,7 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
   cpSync(join(root, 'LICENSE'), join(folder, 'LICENSE'));
 }
 
-/** Bundles `farhand` and `farhand/grpc` for use as libraries; `farhand` also runs in browsers. */
+/** Bundles `farhand` and `farhand/grpc` for use as libraries. `farhand` also runs in browsers. */
 export async function bundleLibrary(folder: string): Promise<void> {
   const outdir = join(folder, 'lib');
   const sdk = { sdk: 'shared/sdk/index.ts' };
@@ -107,8 +106,8 @@ export async function bundleLibrary(folder: string): Promise<void> {
 }
 
 /**
- * Writes bin/NAME.js, which starts a program with the user's own Node. A Node that is too old gets an error
- * with the reason before it loads code that it does not support. Uses only syntax of Node 12.
+ * Writes bin/NAME.js, which starts a program with the user's own Node. A Node that is too old prints the
+ * reason instead of loading code that it does not support. So bin/NAME.js has only syntax of Node 12.
  */
 export async function bundleDoors(names: readonly Entry[], folder: string): Promise<void> {
   for (const name of names) {

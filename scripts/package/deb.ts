@@ -1,4 +1,4 @@
-// Makes a Debian package of a program: its directory below /usr/lib, with its launchers in /usr/bin.
+// Makes a Debian package of a program: its directory in /usr/lib, and its launchers in /usr/bin.
 import {
   chmodSync,
   cpSync,
@@ -54,7 +54,7 @@ export async function makeDeb(
   ]);
 }
 
-/** Moves manual pages and completions to the system's folders; compresses the pages, as Debian requires. */
+/** Moves manual pages and completions to the system's folders. Compresses the pages, as Debian requires. */
 async function moveShare(from: string, to: string): Promise<void> {
   await run('cp', ['-r', from, to]);
   rmSync(from, { recursive: true });
@@ -88,12 +88,12 @@ Depends: libc6 (>= 2.28), libstdc++6
 Section: admin
 Priority: optional
 Description: ${programs[name].summary}
- Brings a Node of its own. "${name} install" makes it a service.
+ Contains its own Node. "${name} install" makes it a service.
 `;
 }
 
 /**
- * Maintainer scripts. They leave a unit of `NAME install` alone, since it may belong to another installation.
+ * Returns the maintainer scripts. They leave alone a unit that starts the program of another installation.
  */
 function scriptsOf(name: Program): Record<string, string> {
   const isAgent = name === 'farhand-agent';
@@ -105,21 +105,21 @@ function scriptsOf(name: Program): Record<string, string> {
   return {
     postinst: `#!/bin/sh
 set -e
-# An upgrade: a service that runs becomes the new version, with the unit of that version.
+# After an upgrade, a running service is restarted as the new version, with that version's unit file.
 if [ "$1" = configure ] && [ -n "$2" ] && [ -d /run/systemd/system ] && ${isOurs}; then
   if systemctl is-active --quiet ${name}.service; then /usr/bin/${name} install || true; fi
 fi
 `,
     prerm: `#!/bin/sh
 set -e
-# The service goes with its program; what it knows stays until a purge.
+# The service is removed with its program. Its data, settings and account stay until a purge.
 if [ "$1" = remove ] && [ -d /run/systemd/system ] && ${isOurs}; then
   /usr/bin/${name} uninstall ${isAgent ? '--keep-data' : '--yes'}
 fi
 `,
     postrm: `#!/bin/sh
 set -e
-# What is of another installation stays as it is.
+# Data and account stay if a unit file of another installation exists.
 if [ "$1" = purge ] && { [ ! -e ${unit} ] || ${isOurs}; }; then
   rm -f ${unit} ${units}/multi-user.target.wants/${name}.service
   rm -rf ${added.join(' ')}

@@ -1,10 +1,10 @@
-// Makes the type declarations of `farhand` and `farhand/grpc`, which need no types of other libraries.
+// Makes the type declarations of `farhand` and `farhand/grpc`, so that they need no types of other libraries.
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { dirname, join, relative } from 'node:path';
 import { root, run } from './ground.ts';
 
 const entries = ['shared/sdk/index', 'shared/grpc-client'];
-/** Replacement for the types of gRPC's libraries that the wire messages use. */
+/** Replacement for the types of gRPC's libraries to which the types of the protos refer. */
 const wire = `/** A whole number of 64 bits. */
 export interface Long {
   high: number;
@@ -74,7 +74,7 @@ function take(file: string, place: Place): void {
   write(target, text);
 }
 
-/** Removes the declarations that need gRPC's types; only the messages of a service stay. */
+/** Removes declarations that need gRPC's types, so that only the messages of a service stay. */
 function withoutGrpc(text: string): string {
   return text
     .replace(/^import type \* as grpc .*\n/m, '')
@@ -83,12 +83,12 @@ function withoutGrpc(text: string): string {
     .replace(' extends grpc.ServiceDefinition', '');
 }
 
-/** The declaration file of a module name; undefined for gRPC's libraries, which wire.d.ts replaces. */
+/** The declaration file of an imported module; undefined for gRPC's, which wire.d.ts replaces. */
 function sourceOf(name: string, from: string): string | undefined {
   if (name === 'zod') return join(root, 'node_modules/zod/index.d.ts');
   if (name.startsWith('.')) return join(dirname(from), name.replace(/\.(ts|js)$/, '.d.ts'));
   if (name === '@grpc/proto-loader') return undefined;
-  throw new Error(`${from} declares types in terms of ${name}, which users of the package do not have`);
+  throw new Error(`${from} declares types that refer to ${name}, which users of the package do not have`);
 }
 
 function targetOf(file: string, { emitted, types }: Place): string {

@@ -1,4 +1,4 @@
-// Helpers of all packaging steps: the checkout's root, the version, and a function to run programs.
+// Helpers of all packaging steps: root and version of the checkout, running programs, reading JSON.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { execa } from 'execa';
@@ -7,11 +7,11 @@ import { z } from 'zod';
 export { version } from '../../shared/version.ts';
 export const root = join(import.meta.dirname, '../..');
 
-/** Architectures that packages are made for, by Node's names. */
+/** Architectures for which packages are made, as Node names them. */
 export const arches = ['x64', 'arm64'] as const;
 export type Arch = (typeof arches)[number];
 
-/** Runs a program to its end and returns its output; throws if it fails. */
+/** Runs a program to its end and returns its stdout. Throws if the program fails. */
 export async function run(file: string, args: string[], cwd: string = root): Promise<string> {
   const { stdout } = await execa(file, args, { cwd, stripFinalNewline: false });
   return stdout;
@@ -21,7 +21,7 @@ export function readJson<T extends z.ZodType>(file: string, schema: T): z.output
   return schema.parse(JSON.parse(readFileSync(file, 'utf8')));
 }
 
-/** Schema of the fields of package.json that our packages repeat. */
+/** Schema of the fields of package.json that are copied into packages. */
 export const manifestSchema = z.object({
   name: z.string(),
   version: z.string(),

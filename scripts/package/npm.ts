@@ -1,4 +1,4 @@
-// Makes the npm package farhand: the SDK with its types, and all three programs for the user's own Node.
+// Makes the npm package farhand: the SDK with its types, and all three programs, run by the user's own Node.
 import { cpSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { publint } from 'publint';
@@ -10,7 +10,7 @@ import { manifestSchema, readJson, root, run, version } from './ground.ts';
 
 const programs: Entry[] = ['farhand', 'farhand-agent', 'farhand-broker'];
 
-/** Makes the package; returns the path of the tarball. */
+/** Makes the npm package. Returns the path of the tarball. */
 export async function makeNpm(scratch: string, dist: string): Promise<string> {
   const folder = join(scratch, 'farhand');
   mkdirSync(folder, { recursive: true });
@@ -35,7 +35,7 @@ function manifest(pages: readonly string[]): string {
     join(root, 'package.json'),
     manifestSchema,
   );
-  // Packages without a scope contain Node itself, which users of npm have already.
+  // Optional dependencies without a scope contain Node itself, which users of npm have already.
   const addons = Object.entries(optionalDependencies).filter(([library]) => library.startsWith('@'));
   const entry = (types: string, file: string) => ({
     types: `./types/shared/${types}.d.ts`,
@@ -56,7 +56,7 @@ function manifest(pages: readonly string[]): string {
   return `${JSON.stringify(made, undefined, 2)}\n`;
 }
 
-/** Throws if publint or a later check finds a fault in the package. */
+/** Throws if publint or arethetypeswrong (attw) finds a fault in the package. */
 async function check(folder: string, tarball: string): Promise<void> {
   const { messages, pkg } = await publint({ pkgDir: folder, strict: true, pack: false });
   if (messages.length > 0) {

@@ -1,4 +1,4 @@
-// Makes directories of farhand-agent and farhand-broker that need no software on the machine, not even Node.
+// Makes directories with farhand-agent or farhand-broker and its own Node, which need no other software.
 import { chmodSync, cpSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { addShare } from '../man.ts';
@@ -6,21 +6,19 @@ import { addAddons, addBinaries } from './binaries.ts';
 import { bundlePrograms, type Entry } from './bundles.ts';
 import { type Arch, version } from './ground.ts';
 
-/** Packages by name, with the programs in each and the flags of Node to run them. */
+/** Packages by name, with the programs in each and its description. */
 export const programs = {
-  'farhand-agent': { entries: ['farhand-agent'], summary: 'lets a Farhand broker reach this machine' },
+  'farhand-agent': { entries: ['farhand-agent'], summary: 'lets a Farhand broker control this machine' },
   'farhand-broker': { entries: ['farhand-broker', 'farhand'], summary: 'control plane for remote machines' },
 } as const satisfies Record<string, { entries: Entry[]; summary: string }>;
 export type Program = keyof typeof programs;
 
-/**
- * Flags of Node that save memory: agents idle on machines with other work. They do not slow its transfers.
- */
+/** Flags of Node that save memory: an agent is idle, on a machine with other work. Transfers are as fast. */
 const agentFlags =
   '--optimize-for-size --max-semi-space-size=1 --single-threaded --v8-pool-size=0' +
-  // No function that only runs at start is worth loading the optimizing compiler, 5 MiB of Node's binary.
+  // Functions that run only at start are not worth loading the optimizing compiler, 5 MiB of Node's binary.
   ' --invocation-count-for-turbofan=30000' +
-  // Unpacking the heap snapshot in Node's binary reads 4 MiB more than it saves, and saves 0.04 s.
+  // The heap snapshot in Node's binary would save 0.04 s at the start and take 4 MiB more memory.
   ' --no-node-snapshot';
 
 /** Fills a new directory with a program. */
@@ -36,7 +34,7 @@ export async function makeProgram(name: Program, arch: Arch, folder: string): Pr
   if (name === 'farhand-agent') await addAddons(folder, arch);
 }
 
-/** Copies the agents' packages, which a broker hands out, into its directory. */
+/** Copies the agents' packages into the directory of a broker, which serves them for download. */
 export function addPackages(folder: string, packages: string): void {
   cpSync(packages, join(folder, 'packages'), { recursive: true });
 }
@@ -47,9 +45,7 @@ function addLauncher(folder: string, entry: Entry): void {
   chmodSync(launcher, 0o755);
 }
 
-/**
- * The launcher script. Sets `FARHAND_PROGRAM` to the name it was called by, which stays the same at updates.
- */
+/** Returns the launcher script. It sets FARHAND_PROGRAM to its own path, which updates do not change. */
 function launcherText(entry: Entry): string {
   const isAgent = entry === 'farhand-agent';
   return `#!/bin/sh

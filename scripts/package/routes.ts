@@ -1,5 +1,5 @@
-// Replaces the routes' schemas in bundles by data: the SDK and the CLI need only how routes are called.
-// The schemas need zod and take 60 ms to build.
+// Replaces the table of routes in bundles by plain data. The SDK and the CLI need only methods, paths and
+// names of fields. The schemas need zod and take 60 ms to build.
 import type { Plugin } from 'esbuild';
 import * as z from 'zod';
 import { allRoutes } from '../../shared/api/route-table.ts';
@@ -30,7 +30,7 @@ function plainRoutes() {
 
 const readers = ['/shared/sdk/index.ts', '/broker/cli/route-verb.ts'];
 
-/** Plugin that replaces the imported routes by data; unused parts of the SDK are then left out. */
+/** Plugin that replaces the imported table of routes by data. Unused parts of the SDK are then left out. */
 export const routesAsData: Plugin = {
   name: 'routes as data',
   setup(esbuild) {
@@ -58,9 +58,7 @@ export const routesAsData: Plugin = {
   },
 };
 
-/**
- * Plugin for programs, which consist of several files: loads a terminal's schemas when a terminal is opened.
- */
+/** Plugin for programs, whose bundles have several files: loads terminals' schemas when one is opened. */
 export const terminalsLater: Plugin = {
   name: 'terminals later',
   setup(esbuild) {

@@ -1,4 +1,4 @@
-// A booted Debian in a container, for what only a real systemd shows. The base is made once and kept beside the checkout.
+// Boots a Debian in a container, for tests that need a real systemd. Its base is stored beside the checkout.
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import {
   chmodSync,
