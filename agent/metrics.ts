@@ -11,7 +11,7 @@ import { residentBytes } from '../shared/garbage-collection.ts';
 
 /** The system calls that are measured with. Tests replace them to simulate broken machines. */
 export interface Sources {
-  /** Text of a file of /proc. */
+  /** Returns the text of a file of /proc. */
   read(path: string): Promise<string>;
   statfs(mount: string): Promise<Pick<StatsFs, 'frsize' | 'bsize' | 'blocks' | 'bfree' | 'bavail'>>;
 }
@@ -183,7 +183,7 @@ class Disks {
 async function measure(ask: Sources['statfs'], mount: string): Promise<Space | undefined> {
   try {
     const { frsize, bsize, blocks, bfree, bavail } = await ask(mount);
-    // Older Node has no frsize.
+    // Older versions of Node have no frsize.
     const unit = frsize || bsize;
     if (blocks <= 0) return undefined;
     const free = Math.min(bfree, blocks);

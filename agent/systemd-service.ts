@@ -1,4 +1,4 @@
-// farhand-agent install, status and uninstall: manages the agent as a systemd service.
+// The verbs farhand-agent install, status and uninstall, which manage the agent as a systemd service.
 import { existsSync } from 'node:fs';
 import { readlink, rm } from 'node:fs/promises';
 import { join } from 'node:path';

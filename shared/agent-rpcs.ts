@@ -192,7 +192,7 @@ export function frameOf(message: Buffer): Buffer {
   return wrapped([1], message);
 }
 
-/** The message in a frame that `frameOf` or a framer made: the bytes after the tag and the length. */
+/** Returns the message in a frame: the bytes after the tag and the length of its field. */
 export function messageOf(frame: Buffer): Buffer {
   let lengthEnds = 1;
   while ((frame[lengthEnds] ?? 0) >= 0x80) lengthEnds += 1;

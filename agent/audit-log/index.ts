@@ -165,7 +165,7 @@ function fieldsOf(request: unknown): Fields {
 }
 
 interface Response {
-  /** Only processes and terminals answer with events. */
+  /** Set only in responses about processes and terminals. */
   event?: { exit?: { outcome?: string; exit_code?: number; signal?: string } | null } | null;
 }
 

@@ -90,7 +90,7 @@ class Copier implements AsyncDisposable {
   }
 
   async #leave(made: fs.Pinned[], stats: fs.BigIntStats, path: Bytes): Promise<void> {
-    // Opened again, because an O_PATH handle cannot be flushed.
+    // The directory is opened again, because an O_PATH handle cannot be flushed.
     using pinned = made.pop();
     if (pinned) await this.#finish(await openDirectory(pinned.at), stats, path);
   }
@@ -132,7 +132,7 @@ class Copier implements AsyncDisposable {
   /** Copies the bytes. In a sparse file, blocks of zeros become holes. */
   async #content({ handle }: fs.Pinned, to: NewFile, { size, blocks }: fs.BigIntStats): Promise<void> {
     const sparse = blocks * 512n < size;
-    // A file of /proc reports size 0 and has more bytes.
+    // A file of /proc has bytes although it reports size 0, so it is read to its end.
     while (size === 0n || to.size < size) {
       this.#options.signal.throwIfAborted();
       const wanted = size > 0n ? Math.min(bufferBytes, Number(size) - to.size) : bufferBytes;

@@ -14,7 +14,7 @@ import type { AskUsers } from './users-groups.ts';
 
 /** The objects that all operations share. */
 export interface Disk {
-  /** Resolves paths for reading, which allows more paths than `writing`. */
+  /** Resolves paths that may be read, which include some that `writing` refuses. */
   reading: Confinement;
   writing: Confinement;
   users: AskUsers;
@@ -23,7 +23,7 @@ export interface Disk {
   journal: Journal;
   /** Slots for calls that may occupy the disk for hours. */
   heavy: Semaphore;
-  /** Quota of all watches together. */
+  /** Quota that all watches share. */
   watches: Quota;
 }
 

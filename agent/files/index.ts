@@ -31,7 +31,7 @@ import { writeFile } from './write.ts';
  * agent.
  */
 const mostHeavy = 8;
-/** Heavy calls that may wait for a slot. */
+/** Most heavy calls that may wait for a slot. */
 const mostWaiting = 32;
 
 function refuseLongQueue(waiting: number): AppError | undefined {

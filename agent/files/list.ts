@@ -8,7 +8,7 @@ import type { Confinement } from './confine/resolve.ts';
 import { describeName } from './describe.ts';
 import type { Operation, RequestOf } from './handler-wrappers.ts';
 
-/** Entries of a batch, whose stats are read at the same time. */
+/** Number of entries in a batch, whose stats are read at the same time. */
 const batchSize = 256;
 /** Most names of a listing without a limit, except one more. The broker refuses longer listings. */
 const mostAtOnce = 200_000;
@@ -39,7 +39,7 @@ export const listFiles: Operation<'listFiles'> = async function* ({ reading, use
   }
 };
 
-/** The sorted names of the requested page, and the number of names in all. */
+/** Returns the sorted names of the requested page, and the number of names in all. */
 async function namesOf(
   confinement: Confinement,
   directory: Confined,

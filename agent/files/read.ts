@@ -38,7 +38,7 @@ export const readFile: Operation<'readFile'> = async function* ({ reading, users
       if (length !== undefined && chunk.length < Math.min(chunkBytes, length - sent)) throw changed(path);
       sent += chunk.length;
       if (sent > range.max) throw tooLarge(path, { max: range.max });
-      // Checked before the last chunk is sent, because a reader with all bytes does not wait for an error.
+      // The file is checked before the last chunk is sent: a reader with all bytes waits for no error.
       if (sent === length && hasChanged(stats, await file.stat(), range.start + sent)) throw changed(path);
       // The next chunk is read while this chunk is sent.
       const ahead = read(sent);

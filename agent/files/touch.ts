@@ -44,7 +44,7 @@ async function change(entry: PathEntry, request: Request, target: Target): Promi
 async function create(entry: PathEntry, { modified_at_ms }: Request): Promise<BigIntStats | undefined> {
   await using file = await NewFile.create(entry.at).catch(ignoring('EEXIST'));
   if (!file) return undefined;
-  // Sets the exact mode, whatever the umask is.
+  // Sets the mode exactly, because open(2) applies the umask.
   await file.pinned.handle.chmod(0o644);
   if (modified_at_ms !== undefined) await setTime(file.pinned, modified_at_ms);
   await file.sync();

@@ -35,7 +35,7 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
       const message = await unlessAborted(signal, messages.next());
       return message.done ? undefined : message.value;
     };
-    // Not awaited, because a request that hangs must not delay the response.
+    // return() is not awaited, because a request that hangs must not delay the response.
     const end = (): void => void messages.return?.().catch(() => undefined);
     try {
       const open = (await next())?.open;
@@ -53,11 +53,16 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
       const message = await this.#next();
       if (!message) throw new AppError('invalid_request', 'the upload ended without a commit message');
       if (message.commit) {
-        if (await this.#next()) throw new AppError('invalid_request', 'no message may follow commit');
+        if (await this.#next())
+          throw new AppError('invalid_request', 'no message may follow the commit message of an upload');
         this.#commit = message.commit;
         return;
       }
-      if (!message.chunk) throw new AppError('invalid_request', 'only chunk or commit may follow open');
+      if (!message.chunk)
+        throw new AppError(
+          'invalid_request',
+          'after the open message of an upload only chunk or commit may follow',
+        );
       if (message.chunk.length > 0) yield message.chunk;
     }
   }

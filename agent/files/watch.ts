@@ -61,7 +61,7 @@ class Watch implements Disposable {
   readonly #confinement: Confinement;
   readonly #entry: PathEntry;
   readonly #recursive: boolean;
-  /** The watched name in its directory, if the request names a file. */
+  /** The name of the watched file; undefined if a directory is watched. */
   readonly #only: Bytes | undefined;
   readonly #start: fs.Confined;
   readonly #quota: Quota;

@@ -4,7 +4,7 @@ import { Wake } from '../../shared/backpressure.ts';
 import { monotonic } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 
-/** Default capacity of a pipe on Linux (pipe(7)). */
+/** Size of a buffer in bytes: the default capacity of a pipe on Linux (pipe(7)). */
 const pipeBytes = 64 * 1024;
 /** Buffers of ended pumps, for reuse: new buffers for every command would keep the garbage collector busy. */
 const spare: Buffer[] = [];
@@ -32,7 +32,7 @@ export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
 }
 
 export interface Sink {
-  /** Resolves when the next append may be made. */
+  /** Stores bytes. Resolves when the next append may be made. */
   append(data: Uint8Array): Promise<void>;
 }
 

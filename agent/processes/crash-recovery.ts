@@ -130,7 +130,7 @@ async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
 // Version 0.1.0 wrote each "accepted" line into a ring file first, and into the journal later. A line in a ring
 // file that a crashed agent left proves that the command of this id may have run.
 
-/** The "accepted" lines whose ids the journal lacks. Call it only after all old spawners are dead. */
+/** The "accepted" lines of ring files whose ids the journal lacks. Call it once old spawners are dead. */
 async function readRings(directory: string, journal: readonly Line[]): Promise<Line[]> {
   // A ring file may contain old lines of an id, so a line in the journal is newer.
   const journalled = new Set(journal.filter(({ t }) => t !== 'started' && t !== 'end').map(({ id }) => id));
@@ -139,7 +139,7 @@ async function readRings(directory: string, journal: readonly Line[]): Promise<L
   return lines.filter(({ t, id }) => t === 'accepted' && !journalled.has(id));
 }
 
-/** Removes the ring files. Call it only after their lines are in the journal. */
+/** Removes the ring files of version 0.1.0. Call it only after their lines are in the journal. */
 async function removeRings(directory: string): Promise<void> {
   for (const path of await ringsIn(directory)) await rm(path, { force: true, recursive: true });
 }

@@ -79,7 +79,7 @@ async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal
   await followed.begun(signal);
   if (followed.started && !signal.aborted) yield startedEvent(followed.started);
   while (!signal.aborted) {
-    // Read before the output: once the exit is set, all output is in the logs.
+    // The exit is read before the output: once it is set, all output is in the logs.
     const { exit } = followed;
     for (const stream of streams) yield* output(followed[stream], readers[stream], stream);
     if (streams.some((stream) => followed[stream].end > readers[stream].position)) continue;

@@ -18,7 +18,7 @@ export type ProcessKind = 'command' | 'terminal';
 /** A command or terminal whose result the broker has not acknowledged. */
 export interface JournalEntry {
   accepted_at: number;
-  /** Absent for a command. */
+  /** True for a terminal; absent for a command. */
   terminal?: true;
   /** Name of its cgroup, if it has one of its own. */
   cgroup?: string;
@@ -44,7 +44,7 @@ export interface StoredJournal {
   lines: Line[];
 }
 
-/** Lines that share a write. */
+/** Lines that are written together. */
 interface Batch {
   lines: Line[];
   /** True if the lines must be on the disk when `written` resolves. */

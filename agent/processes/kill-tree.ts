@@ -25,9 +25,9 @@ interface Process extends Leader {
 
 /** A process, with its environment mark and its output files, which show what command it belongs to. */
 interface Seen extends Process {
-  /** Value of the marker variable in its environment; undefined if absent or unreadable. */
+  /** Value of the marker variable in the process's environment; undefined if absent or unreadable. */
   mark: string | undefined;
-  /** Targets of its standard output and error, as /proc/PID/fd lists them. */
+  /** Files of its standard output and error, as /proc/PID/fd lists them. */
   links: readonly string[];
 }
 
@@ -39,7 +39,7 @@ export interface TreeOptions {
   marks: readonly string[];
   /** Paths of the output pipes or terminals, as /proc/PID/fd lists them. */
   links?: readonly string[];
-  /** The first processes of the commands. */
+  /** The first process of each command, from which its process tree grows. */
   leaders?: readonly Leader[];
   /** Directories of the commands' cgroups. */
   cgroups?: readonly string[];

@@ -102,7 +102,7 @@ async function switched(
   const setpriv = await find('setpriv', '/', defaultPath);
   if (!setpriv)
     throw new NotStarted('commands of another user need setpriv; install util-linux on the machine');
-  // Checked here, because the shell would print these errors on the command's own stderr.
+  // Errors are found here, because the shell would print them on the command's own stderr.
   const bad = mustEnter && (await badDirectory(cwd));
   if (bad) throw new NotStarted(bad);
   const found = await find(file, cwd, env.PATH ?? defaultPath);

@@ -99,7 +99,7 @@ function openFree(path: string): number | undefined {
     // read(2) fails with EAGAIN while a process has the pipe open for writing (pipe(7)).
     if (readSync(reader, Buffer.alloc(1)) === 0) return reader;
   } catch {
-    // Another process has the pipe open.
+    // The read failed, because another process has the pipe open.
   }
   closeSync(reader);
   return undefined;
@@ -305,7 +305,7 @@ export class Input {
     }
     this.#taken += data.length;
     this.#waiting += data.length;
-    // Copied, because the bytes are a slice of a larger message that would stay in memory.
+    // The bytes are copied: they are a slice of a larger message, which would stay in memory.
     this.#pipe.write(Buffer.from(data), () => {
       this.#waiting -= data.length;
     });

@@ -22,7 +22,7 @@ export interface VerbSpec<F extends Flags = Flags> {
   /** Names of flags that must be given. */
   required?: readonly string[];
   usage?: string;
-  /** Printed below the examples. */
+  /** Text printed below the examples. */
   notes?: string;
   /** True if the verb takes over the terminal and therefore has no --output. */
   interactive?: boolean;

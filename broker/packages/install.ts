@@ -12,9 +12,7 @@ export interface Reached {
   grpc: string;
   /** HOST:PORT set for agents by --public-grpc, otherwise empty. */
   publicGrpc: string;
-  /**
-   * `sha256//BASE64` of the URL's key if the broker's own CA issued the certificate, otherwise empty.
-   */
+  /** `sha256//BASE64` of the certificate's public key if the broker's own CA issued it, otherwise empty. */
   pin: string;
 }
 

@@ -8,7 +8,7 @@ const entry = named('AuditEntry', {
   id: z.string().describe('Id of the entry'),
   at: timestamp.describe('Time of the call'),
   key_id: z.string().describe('Id of the API key that made the call'),
-  key_name: z.string().describe('Name of that key at the time'),
+  key_name: z.string().describe('Name of the API key at the time of the call'),
   action: z.string().meta({
     description:
       'Operation id of the call. Also `sessions.input` and `sessions.leave` (of terminal clients), and `refusals` (count of refusals not listed)',

@@ -38,9 +38,7 @@ const batch = named('Batch', {
 });
 
 const result = command.omit({ command: true, args: true, cwd: true, user: true });
-const results = z
-  .array(result)
-  .describe('The command of each machine, with the end of its output (at most 4 KiB)');
+const results = z.array(result).describe('The command of each machine, with the last 4 KiB of each output');
 const withResults = batch.extend({ results }).meta({ id: 'BatchWithResults' });
 
 export const batches = {

@@ -20,7 +20,7 @@ import {
 
 const commandStatuses = ['queued', 'running', ...endStatuses, 'expired', 'lost'] as const;
 
-export const requestedBy = z.string().nullable().describe('Id of the API key that requested it');
+export const requestedBy = z.string().nullable().describe('Id of the API key that made the request');
 
 export const command = named('Command', {
   id: commandId,
@@ -33,27 +33,27 @@ export const command = named('Command', {
     .enum(commandStatuses)
     .describe('`expired`: the command never ran; `lost`: its outcome is unknown'),
   exit_code: z.number().nullable().describe('Exit code; 128 + n if killed by signal n; null before the end'),
-  signal: z.string().nullable().describe('Name of the signal that killed it'),
+  signal: z.string().nullable().describe('Name of the signal that killed the command; null if none did'),
   stdout: z
     .string()
-    .describe('Last 1 MiB of output (4 KiB in lists), with U+FFFD for bytes that are not UTF-8'),
+    .describe('Last 1 MiB of standard output (4 KiB in lists), with U+FFFD for bytes that are not UTF-8'),
   stderr: z.string().describe('Like `stdout`'),
   stdout_bytes: z.number().describe('Number of bytes written in all'),
   stderr_bytes: z.number().describe('Number of bytes written in all'),
   stdout_truncated: z.boolean().describe('True if `stdout` is not everything that was written'),
   stderr_truncated: z.boolean().describe('True if `stderr` is not everything that was written'),
-  stdout_start: z.number().describe('Offset of the first byte that is still stored'),
-  stderr_start: z.number().describe('Offset of the first byte that is still stored'),
+  stdout_start: z.number().describe('Offset of the first byte of output that is still stored'),
+  stderr_start: z.number().describe('Offset of the first byte of output that is still stored'),
   duration: z.number().nullable().describe('Milliseconds from start to end'),
   created_at: timestamp.describe('Time of creation'),
   started_at: timestamp.nullable().describe('Time of the start'),
   finished_at: timestamp.nullable().describe('Time of the end'),
-  reason: z.string().nullable().describe('Why it did not run, or why its outcome is unknown'),
+  reason: z.string().nullable().describe('Why the command did not run, or why its outcome is unknown'),
   queued_until: timestamp
     .nullable()
     .describe('Time until which the command waits for its machine; null without `queue_for`'),
-  schedule_id: z.string().nullable().describe('Id of the schedule that started it'),
-  batch_id: z.string().nullable().describe('Id of the batch it belongs to'),
+  schedule_id: z.string().nullable().describe('Id of the schedule that created the command'),
+  batch_id: z.string().nullable().describe('Id of the batch that the command belongs to'),
   requested_by: requestedBy,
 });
 
@@ -82,7 +82,7 @@ export const spec = {
   cwd: cwd.optional(),
   env: environment.optional(),
   user: user.optional(),
-  stdin: z.string().optional().describe('Text for its standard input; default: empty'),
+  stdin: z.string().optional().describe('Text for the standard input of the command; default: empty'),
   timeout: timeout.optional(),
   queue_for: milliseconds(1, 31 * day)
     .optional()
@@ -109,13 +109,13 @@ const streams = ['stdout', 'stderr'] as const;
 /** Schemas of a command's events: `output`, `gap` (bytes that are no longer stored) and `exit`. */
 const streamEvent = z.union([
   z.object({
-    stream: z.enum(streams).describe('Output it is from'),
+    stream: z.enum(streams).describe('Output that the bytes are from'),
     offset: z.number().describe('Offset of the first byte of `data`'),
     data: z.string().describe('The bytes of the output, in `encoding`'),
     encoding: z.enum(['utf-8', 'base64']).describe('Encoding of `data`'),
   }),
   z.object({
-    stream: z.enum(streams).describe('Output it is from'),
+    stream: z.enum(streams).describe('Output that the bytes are from'),
     from: z.number().describe('Offset of the first byte that is no longer stored'),
     to: z.number().describe('Offset of the next byte that is still stored'),
   }),
@@ -170,7 +170,7 @@ export const commands = {
   cancel: single('DELETE', '/commands/{command_id}', 'commands:execute', {
     summary: 'Cancel a command',
     description:
-      'Sends SIGTERM to all processes of the command, and SIGKILL after 10 s. If the machine is offline, they are sent when it is back.',
+      'Sends SIGTERM to all processes of the command, and SIGKILL after 10 s. If the machine is offline, that is done when it is back.',
     reply: command,
   }),
   output: outgoing('bytes', '/commands/{command_id}/output', 'commands:read', {

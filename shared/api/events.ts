@@ -65,7 +65,7 @@ const envelope = {
 
 const ofMachine = z.object({
   machine_id: z.string().describe('Id of the machine'),
-  machine_name: z.string().describe('Name of the machine; empty if it has been removed'),
+  machine_name: z.string().describe('Name of the machine; empty if the machine was removed'),
 });
 const ofSession = ofMachine.extend({
   session_id: z.string().describe('Id of the session'),
@@ -75,7 +75,7 @@ const ofSession = ofMachine.extend({
 });
 const ofRun = ofMachine.extend({
   command_id: z.string().nullable().describe('Id of the command; null if none was created'),
-  schedule_id: z.string().nullable().describe('Id of the schedule that started it'),
+  schedule_id: z.string().nullable().describe('Id of the schedule that created the command, if any'),
   status: z.string().describe('Status of the command or run'),
   exit_code: z.number().nullable().describe('Exit code; null before the end'),
   duration: z.number().nullable().describe('Milliseconds from start to end; null before the end'),
@@ -83,10 +83,10 @@ const ofRun = ofMachine.extend({
 /** Schemas of the data of events that a webhook can name, by family. */
 const dataOfFamily = {
   machine: ofMachine.extend({
-    last_seen: timestamp.describe('Time of the last message from its agent'),
+    last_seen: timestamp.describe('Time of the last message from the machine’s agent'),
     hostname: z.string().optional().describe('Host name'),
     ip: z.string().optional().describe('Address the agent connected from'),
-    agent_version: z.string().optional().describe('Version of its agent'),
+    agent_version: z.string().optional().describe('Version of the machine’s agent'),
   }),
   session: ofSession,
   command: ofRun.extend({
@@ -143,7 +143,7 @@ const types = z
 
 export const events = {
   list: list('/events', 'machines:read', {
-    summary: 'List events in the order they were recorded',
+    summary: 'List events in the order in which they were recorded',
     description:
       'Lists only events that the key may read: `command.*` events need `commands:read`, and so on.',
     query: { machine_id: machineId.optional().describe('Only events of this machine') },

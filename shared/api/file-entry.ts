@@ -32,15 +32,15 @@ export const entry = named('FileEntry', {
   name: z.string().describe('Base name'),
   path: z.string().describe('Absolute path'),
   type: z.enum(['file', 'directory']).describe('Type of the file; for a symlink the type of its target'),
-  size: z.number().optional().describe('Bytes; absent for directories'),
+  size: z.number().optional().describe('Number of bytes; absent for directories'),
   mode: z.string().meta({ description: 'Permission bits, octal', examples: ['0644'] }),
   setuid: z.boolean().optional().describe('The setuid bit'),
   setgid: z.boolean().optional().describe('The setgid bit'),
   sticky: z.boolean().optional().describe('The sticky bit'),
   owner: z.string().describe('Name of the owner, or the user id if that has no name'),
   group: z.string().describe('Name of the group, or the group id if that has no name'),
-  modified_at: timestamp.describe('Time of the last change of its content'),
-  link_target: z.string().optional().describe('Target, if it is a symlink'),
+  modified_at: timestamp.describe('Time of the last change of the content'),
+  link_target: z.string().optional().describe('Target of a symlink; absent for other files'),
   special: special
     .optional()
     .describe('Kind of a file that is neither regular nor a directory; its `type` is `file`'),

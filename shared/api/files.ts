@@ -234,7 +234,7 @@ export const files = {
   }),
   copy: single('POST', `${prefixed}/copy`, 'files:write', {
     summary: 'Copy a file or directory',
-    description: 'A copy to another machine is streamed through the broker and checked by its SHA-256.',
+    description: 'A copy to another machine is streamed through the broker and checked by SHA-256.',
     body: z.strictObject({
       ...fromTo,
       destination_machine_id: machineId
@@ -320,7 +320,7 @@ export const files = {
       if_match: condition('ETag that the file must have; else precondition_failed'),
       if_none_match: condition('ETag of the copy that the client has; 304 if the file still has it'),
       if_modified_since: condition(
-        'Time of the copy that the client has; 304 if the file is unchanged since',
+        'Time of the copy that the client has; 304 if the file is unchanged since then',
       ),
       if_unmodified_since: condition('Time since which the file must be unchanged; else precondition_failed'),
     },

@@ -11,7 +11,7 @@ const joinToken = named('JoinToken', {
   uses_left: z.number().describe('Number of machines that may still join with the token'),
   tags: z.array(z.string()).nullable().describe('Tags of every machine that joins with the token'),
   created_at: timestamp.describe('Time of creation'),
-  expires_at: timestamp.describe('Time when it expires'),
+  expires_at: timestamp.describe('Time when the token expires'),
 });
 
 const lifetime = milliseconds(1_000, 30 * day);
@@ -24,7 +24,7 @@ export const joinTokens = {
       name: label(1, 100)
         .optional()
         .describe('Name: what the token is for; with one use, the name of the machine'),
-      expires_in: lifetime.default(3_600_000).describe('Milliseconds until it expires'),
+      expires_in: lifetime.default(3_600_000).describe('Milliseconds until the token expires'),
       uses: z.int().min(1).max(10_000).default(1).describe('Number of machines that may join with the token'),
       tags: tags.optional().describe('Tags of every machine that joins with the token'),
     }),

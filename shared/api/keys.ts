@@ -28,13 +28,13 @@ const key = named('ApiKey', {
     .nullable()
     .describe('The key may also use machines with any of these tags; both null: all machines'),
   created_at: timestamp.describe('Time of creation'),
-  created_by: z.string().nullable().describe('Id of the key that created it, if known'),
-  expires_at: timestamp.nullable().describe('Time when it expires; null: never'),
+  created_by: z.string().nullable().describe('Id of the API key that created this key, if known'),
+  expires_at: timestamp.nullable().describe('Time when the key expires; null: never'),
   last_used_at: timestamp.nullable().describe('Time of the last use of the key, exact to a minute'),
   last_used_ip: z
     .string()
     .nullable()
-    .describe('IP address of the client that used it last; empty for the broker’s socket file'),
+    .describe('IP address of the client that used the key last; empty for the broker’s socket file'),
 });
 
 const newKey = key
@@ -52,13 +52,13 @@ export const keys = {
   create: single('POST', '/api-keys', 'admin', {
     summary: 'Create an API key',
     description:
-      'Only this answer contains the secret key. Its rights may not exceed those of the key that creates it.',
+      'Only this answer contains the secret key. The rights of a key may not exceed those of the key that creates it.',
     body: z.strictObject({
       name: label(1, 100).describe('Name'),
       scopes: scopeList,
       machine_ids: machineIds.optional(),
       tags: limitingTags.optional().describe(reach),
-      expires_at: instant.optional().describe('Time when it expires; default: never'),
+      expires_at: instant.optional().describe('Time when the key expires; default: never'),
     }),
     example: { name: 'deploy', scopes: ['machines:read', 'files:write'], tags: ['web'] },
     reply: newKey,
@@ -70,7 +70,7 @@ export const keys = {
   me: single('GET', '/auth/me', 'any key', { summary: 'Get the API key of this request', reply: key }),
   update: single('PATCH', '/api-keys/{key_id}', 'admin', {
     summary: 'Change an API key',
-    description: 'Neither its old nor its new rights may exceed those of the key that changes it.',
+    description: 'Neither old nor new rights of the key may exceed those of the key that changes it.',
     body: z.strictObject({
       name: label(1, 100).optional().describe('Name'),
       scopes: scopeList.optional(),
@@ -79,7 +79,7 @@ export const keys = {
         .optional()
         .describe('Ids of machines that the key may use; null: every machine'),
       tags: limitingTags.nullable().optional().describe(`${reach}; null: no limit by tags`),
-      expires_at: instant.nullable().optional().describe('Time when it expires; null: never'),
+      expires_at: instant.nullable().optional().describe('Time when the key expires; null: never'),
     }),
     example: { name: 'deploy 2', expires_at: null },
     reply: key,

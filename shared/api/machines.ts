@@ -12,15 +12,15 @@ const machine = z.object({
   arch: z.string().meta({ description: 'CPU architecture, as Node names it', examples: ['x64'] }),
   hostname: z.string().describe('Host name of the machine'),
   tags: z.array(z.string()).describe('Tags, in the order given'),
-  created_at: timestamp.describe('Time when it joined'),
-  last_seen: timestamp.describe('Time of the last message from its agent'),
+  created_at: timestamp.describe('Time when the machine joined'),
+  last_seen: timestamp.describe('Time of the last message from the machine’s agent'),
 });
 
 const ahead =
-  'Milliseconds by which the machine’s clock is ahead of the broker’s; absent before its first report';
+  'Milliseconds by which the machine’s clock is ahead of the broker’s; absent before the first report';
 const clockOffset = z.number().optional().describe(ahead);
 
-const agentVersion = z.string().describe('Version of its agent');
+const agentVersion = z.string().describe('Version of the machine’s agent');
 const extras = ['agent_version', 'clock_offset_ms'] as const;
 /** A machine in a list: the fields of the spec, and extra fields if the parameter `include` names them. */
 const listItem = machine
@@ -60,7 +60,7 @@ const status = named('MachineStatus', {
     .boolean()
     .describe('True while the agent is connected; otherwise all values are the last known ones'),
   uptime: z.number().describe('Seconds since the machine booted'),
-  last_ping: timestamp.describe('Time of the last message from its agent'),
+  last_ping: timestamp.describe('Time of the last message from the machine’s agent'),
   cpu: group('CPU', {
     usage: z.number().describe('Percent of the time of all cores since the last report, 0 to 100'),
     cores: z.number().describe('Number of cores'),
@@ -71,8 +71,8 @@ const status = named('MachineStatus', {
   disks: z.array(mountedDisk).describe('Mounted file systems'),
   network: z.array(networkInterface).describe('Network interfaces'),
   agent: group('Process of the agent', {
-    rss: z.number().describe('Bytes of memory'),
-    uptime: z.number().describe('Seconds since its start'),
+    rss: z.number().describe('Bytes of memory that the agent uses'),
+    uptime: z.number().describe('Seconds since the start of the agent'),
   }),
   recorded_at: timestamp.describe('Time of this report'),
   clock_offset_ms: clockOffset,

@@ -11,7 +11,7 @@ export const packages = {
   }),
   file: {
     ...outgoing('bytes', '/packages/{file}', 'everybody', {
-      summary: 'Download a package, or the file SHA256SUMS that lists them',
+      summary: 'Download an agent package, or SHA256SUMS, the list of packages',
       headers: { if_none_match: z.string().optional().describe('ETag of the copy that the client has') },
       types: ['application/octet-stream', 'application/gzip'],
       errors: ['route_not_found'],

@@ -66,7 +66,7 @@ export interface BytesReply {
   status?: 200 | 206 | 304;
   /** Name under which clients save the file. Its extension decides the media type. */
   filename: string;
-  /** Number of bytes, if known. */
+  /** Number of bytes of the content, if known. */
   length?: number;
   /** The content. To release its resources, iterate it or call return(). Absent with status 304. */
   bytes?: AsyncIterableIterator<Uint8Array>;
@@ -93,7 +93,7 @@ export interface RawReply {
   status?: number;
   type: string;
   body: string | Uint8Array;
-  /** Set if clients may cache the answer and must revalidate it before each use. */
+  /** ETag of an answer that clients may cache and must revalidate before each use. */
   etag?: string;
 }
 

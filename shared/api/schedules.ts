@@ -32,7 +32,7 @@ const notify = z.object({
 
 const lastRun = z.object({
   at: timestamp.describe('Time of the start'),
-  exit_code: z.number().describe('Exit code; -1 if it has none'),
+  exit_code: z.number().describe('Exit code; -1 if there is none'),
   duration: z.number().describe('Milliseconds from start to end'),
   status: z.enum(runStatuses).describe('Status of the run'),
 });
@@ -67,7 +67,7 @@ const detailed = listed
     next_runs: z.array(timestamp).describe('Times of the next five runs'),
     requested_by: z
       .string()
-      .describe('Id of the API key that changed the schedule last, with whose rights it runs'),
+      .describe('Id of the API key that changed the schedule last; the schedule has the rights of this key'),
     updated_at: timestamp.describe('Time of the last change'),
   })
   .meta({ id: 'ScheduleDetail' });
@@ -78,15 +78,15 @@ const run = named('ScheduleRun', {
   machine_id: machineId,
   command_id: commandId.nullable().describe('Id of the command; null if none was created'),
   status: z.enum(runStatuses).describe('Status'),
-  trigger: z.enum(['cron', 'manual', 'catch_up']).describe('Why it ran'),
-  scheduled_for: timestamp.nullable().describe('Time it was due; null for a manual run'),
+  trigger: z.enum(['cron', 'manual', 'catch_up']).describe('Why the schedule ran'),
+  scheduled_for: timestamp.nullable().describe('Time at which the run was due; null for a manual run'),
   started_at: timestamp.describe('Time of the start'),
   finished_at: timestamp.nullable().describe('Time of the end; null while the command runs'),
   exit_code: z.number().nullable().describe('Exit code; -1 if there is none; null while the command runs'),
   duration: z.number().nullable().describe('Milliseconds from start to end; null while the command runs'),
   stdout: z.string().describe('Last 4 KiB of output; `GET /commands/{command_id}/output` has all of it'),
   stderr: z.string().describe('Last 4 KiB of error output; the reason if the command never started'),
-  reason: z.string().nullable().describe('Why it did not run, or why its outcome is unknown'),
+  reason: z.string().nullable().describe('Why the command did not run, or why its outcome is unknown'),
 });
 
 const cron = z.string().meta({

@@ -35,7 +35,7 @@ export const service = {
     base: '/api/v1',
   }),
   healthz: raw('/healthz', 'everybody', {
-    summary: 'Check that the process answers',
+    summary: 'Check that the broker’s process answers',
     types: ['text/plain'],
   }),
   readyz: raw('/readyz', 'everybody', {

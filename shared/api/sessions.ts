@@ -26,12 +26,14 @@ const listed = z.object({
   shell: z.string().nullable().describe('Program; null: the login shell of the agent’s user'),
   created_at: timestamp.describe('Time of creation'),
   connected_at: timestamp.nullable().describe('Time when the terminal first ran on the machine'),
-  last_heartbeat_at: timestamp.nullable().describe('Time of the last message from its machine'),
+  last_heartbeat_at: timestamp.nullable().describe('Time of the last message from the machine'),
   grace_period: z.number().describe(outlives),
-  grace_period_started_at: timestamp.nullable().describe('Time when the link was lost'),
+  grace_period_started_at: timestamp
+    .nullable()
+    .describe('Time when the link to the machine was lost; null while it is online'),
   ended_at: timestamp.nullable().describe('Time of the end'),
   exit_code: z.number().nullable().describe('Exit code; 128 + n if killed by signal n; null before the end'),
-  signal: z.string().nullable().describe('Name of the signal that killed it'),
+  signal: z.string().nullable().describe('Name of the signal that killed the program; null if none did'),
   reason: z.string().nullable().describe('Why the session could not start, or why the broker ended it'),
   cols: z.number().describe('Width in characters'),
   rows: z.number().describe('Height in characters'),
@@ -42,7 +44,7 @@ const listed = z.object({
 const attachMode = z.enum(attachModes).describe('`operator`: reads and types; `observer`: only reads');
 const attachedClient = z.object({
   client_id: clientId,
-  key_name: z.string().describe('Name of its API key'),
+  key_name: z.string().describe('Name of the client’s API key'),
   mode: attachMode,
   attached_at: timestamp.describe('Time of the attach'),
 });

@@ -47,8 +47,8 @@ const ofMachines = 'Only events of these machines; null: of all machines';
 
 const attempt = z.object({
   at: timestamp.describe('Time of this attempt'),
-  status_code: z.number().nullable().describe('HTTP status of the answer; null without an answer'),
-  duration: z.number().describe('Milliseconds'),
+  status_code: z.number().nullable().describe('HTTP status of the answer; null if none came'),
+  duration: z.number().describe('Milliseconds until the answer or failure'),
   error: z.string().nullable().describe('Why the attempt failed'),
   answer: z.string().optional().describe('First 4 KiB of the answer; needs `webhooks:write`'),
 });
@@ -74,13 +74,15 @@ const webhook = named('Webhook', {
   events: z.array(z.string()).describe('Event types and families'),
   enabled: z.boolean().describe('True if events are delivered'),
   machine_ids: z.array(z.string()).nullable().describe(ofMachines),
-  disabled_reason: disabledReason.nullable().describe('Why the broker disabled it'),
+  disabled_reason: disabledReason
+    .nullable()
+    .describe('Why the broker disabled the webhook; null if it did not'),
   last_delivery: z
     .object({
       delivery_id: z.string().describe('Id of the delivery'),
       event_id: z.string().describe('Id of the event'),
       type: z.string().describe('Event type'),
-      delivered: z.boolean().describe('Whether the receiver accepted it'),
+      delivered: z.boolean().describe('True if the receiver accepted the event'),
       ...attempt.omit({ answer: true }).shape,
     })
     .nullable()
@@ -98,7 +100,7 @@ export const webhooks = {
   create: single('POST', '/webhooks', 'webhooks:write', {
     summary: 'Create a webhook',
     description:
-      'The webhook has the rights of the key that creates it: it delivers events that this key may read, until it is revoked.',
+      'The webhook has the rights of the key that creates it: it delivers events that this key may read, until the key is revoked.',
     body: z.strictObject({
       url,
       events,
@@ -137,9 +139,9 @@ export const webhooks = {
     summary: 'Send a test event',
     description: 'Works for a disabled webhook too. The test is not repeated, and a failure is not counted.',
     reply: named('TestDelivery', {
-      delivered: z.boolean().describe('Whether the receiver accepted it'),
-      status_code: z.number().nullable().describe('HTTP status of the answer; null without an answer'),
-      duration: z.number().describe('Milliseconds'),
+      delivered: z.boolean().describe('True if the receiver accepted the event'),
+      status_code: z.number().nullable().describe('HTTP status of the answer; null if none came'),
+      duration: z.number().describe('Milliseconds until the answer or failure'),
       error: z.string().optional().describe('Why the delivery failed'),
     }),
     idempotency: 'replay',

@@ -56,7 +56,7 @@ test('finds nothing wrong with an agent that is linked, as the program’s own v
   const child = spawn(process.execPath, [main, 'doctor', ...flags], { stdio: ['ignore', 'pipe', 'inherit'] });
   const [text, [code]] = await Promise.all([read(child.stdout), once(child, 'exit')]);
   expect([code, text]).toEqual([0, expect.stringContaining(`ok    identity   ${machineId}\n`)]);
-  expect(text).toMatch(/^ok {4}broker +\S+ answers, and is the one that this machine has joined$/m);
+  expect(text).toMatch(/^ok {4}broker +\S+ answers, and is the broker that this machine has joined$/m);
 });
 
 test('an agent whose clock is behind the broker’s certificate names its clock, when it links and when it joins', async () => {

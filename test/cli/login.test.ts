@@ -170,7 +170,7 @@ describe('farhand doctor', () => {
     ]);
     const says = [
       /^fail +key +apiKey must be visible ASCII/m,
-      /^fail +broker +none is configured.*farhand login URL/ms,
+      /^fail +broker +no broker is configured.*farhand login URL/ms,
       /^fail +broker +http:\/\/127.0.0.1:2 does not answer.*check host, port and firewalls/ms,
       /^fail +key .*unauthorized.*store another key/ms,
       /^fail +broker .*FARHAND_PIN/ms,

@@ -104,5 +104,5 @@ test('much output of several machines makes no warning; input for them is text o
     farhand('exec', ['web-1', 'db-1', '-i', '--', 'cat'], { input: 'x'.repeat(60_000) }),
   ]);
   expect([binary.code, binary.err]).toEqual([2, expect.stringContaining('is not UTF-8; ')]);
-  expect([long.code, long.err]).toEqual([2, expect.stringContaining('more than 49152 bytes: ')]);
+  expect([long.code, long.err]).toEqual([2, expect.stringContaining('more than 49152 bytes; ')]);
 });

@@ -121,7 +121,7 @@ function headerOf(kind: TarHeader['kind'], name: Bytes, stats: BigIntStats, name
   };
 }
 
-/** Yields the same bytes in chunks of 256 KiB. */
+/** Yields the bytes of `parts` in chunks of 256 KiB. */
 async function* chunksOf(parts: AsyncIterable<Buffer>): AsyncGenerator<Buffer, void, void> {
   let chunk = Buffer.allocUnsafeSlow(chunkBytes);
   let filled = 0;

@@ -14,7 +14,7 @@ const mostDirectories = 200_000;
 /** Most directories that are flushed at once. */
 const mostFlushing = 16;
 
-/** Attributes that a directory gets at the end. */
+/** Attributes that a directory gets once all entries are extracted. */
 interface Attributes {
   mode: number;
   mtimeNs: bigint;
@@ -168,7 +168,7 @@ function notDirectory(path: Bytes, error: unknown): unknown {
 
 /** Sets mode and time of a created directory (0755 if the archive has no entry for it), and flushes it. */
 async function seal(at: fs.Confined, known: Remembered | undefined, flushes: Flushes): Promise<void> {
-  // EACCES: the directory is writable, but cannot be opened for reading.
+  // Skips a directory that may be written but not read (EACCES).
   const directory = await fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY).catch(ignoring('EACCES'));
   if (!directory) return;
   const { handle } = directory;

@@ -7,7 +7,7 @@ import type { PathEntry } from '../confine/resolve.ts';
 import { linkAs } from './rename-into-place.ts';
 import type { Journal, TemporaryName } from './temporary-files-journal.ts';
 
-/** Bytes written between two flushes. */
+/** Number of bytes written between two flushes. */
 const flushBytes = 64 * 1024 * 1024;
 
 export class NewFile implements AsyncDisposable {
@@ -127,7 +127,7 @@ const attributesOf = ({ uid, gid, mode }: fs.BigIntStats): Attributes => ({
 export class AtomicWrite implements AsyncDisposable {
   readonly entry: PathEntry;
   readonly #name: TemporaryName;
-  /** The new content of the entry. */
+  /** The temporary file with the new content of the entry. */
   readonly file: NewFile;
   readonly #initial: Attributes;
   #current: Attributes;
@@ -195,7 +195,7 @@ export class AtomicWrite implements AsyncDisposable {
     await entry.keep();
   }
 
-  /** Removes the file unless it has been placed. */
+  /** Removes the temporary file unless it got its final name. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.file[Symbol.asyncDispose]();
     await this.#name.release();

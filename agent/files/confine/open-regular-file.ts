@@ -33,7 +33,7 @@ export async function openTarget(
   if (folder) throw fault('not_a_directory', path, 'ends in a slash, but is not a directory');
   if (await holdsMemory(entry.name, at, stats))
     throw fault('unsupported_file', path, 'is not served: it is the memory of a process');
-  // Opens the same inode again, now for reading.
+  // Opens the checked inode again, now for reading.
   return { file: await pin(at, readOnly), stats, link: entry.link };
 }
 

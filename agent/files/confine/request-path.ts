@@ -6,13 +6,13 @@ import { type Bytes, bytes, fromText, toText } from '../../../shared/tar/index.t
 export { type Bytes, bytes, fromText, toText };
 
 export interface Target {
-  /** Absolute and lexically normalized: without ".", ".." and a slash at the end. */
+  /** Absolute path without ".", ".." and a slash at the end, which are removed from its text. */
   path: Bytes;
   /** True if the path must be a directory, because the request ended in "/", "." or "..". */
   folder: boolean;
 }
 
-/** The path that a request names. Relative paths, "~" and the empty path start at `home`. */
+/** Returns the path that a request names. Relative paths, "~" and the empty path start at `home`. */
 export function targetOf(requested: Buffer, home: Bytes): Target {
   const text = requested.toString('latin1');
   if (text.includes('\0')) throw new AppError('invalid_path', 'a path must not contain a NUL byte');

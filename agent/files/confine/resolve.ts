@@ -7,7 +7,7 @@ import type { Boundary, Location } from './boundary.ts';
 import * as fs from './fs.ts';
 import { type Bytes, fault, toText } from './request-path.ts';
 
-/** Most symlinks in a row, as in Linux. */
+/** Most symlinks that one path may lead through, as in Linux. */
 const longestTrail = 40;
 
 /** An open directory inside the boundary. Renames do not affect it. */
@@ -54,11 +54,11 @@ class Trail {
 }
 
 /**
- * One name in an open directory inside the boundary. A symlink there was followed, except by
+ * A resolved path: one name in an open directory inside the boundary. A symlink there was followed, except by
  * Confinement.name().
  */
 export class PathEntry implements AsyncDisposable {
-  /** For calls that do not follow symlinks: create, rename, link, unlink, lstat. */
+  /** Path for calls that do not follow symlinks: create, rename, link, unlink, lstat. */
   readonly at: fs.Confined;
   readonly directory: fs.Confined;
   readonly name: Bytes;
@@ -66,7 +66,7 @@ export class PathEntry implements AsyncDisposable {
    * The file of that name, opened with O_PATH; to read it, open `found.at`. Undefined if the name is free.
    */
   readonly found: Found | undefined;
-  /** The path as requested. */
+  /** The path of the request. */
   readonly path: Bytes;
   /** Target of the symlink that the request named, as stored in the symlink. */
   readonly link: Bytes | undefined;
@@ -207,7 +207,7 @@ export class Confinement {
 
   async #lookUp(trail: Trail, directory: fs.Confined, name: Bytes): Promise<PathEntry> {
     const surveyed = this.boundary.survey({ at: directory, name });
-    // Awaited below, after the name is opened; until then a rejection must not count as unhandled.
+    // The survey is awaited below. Until then its rejection must not count as unhandled.
     surveyed.catch(() => undefined);
     const found = await trail.hold(fs.child(directory, name), fs.O_NOFOLLOW).catch(async (error: unknown) => {
       if (errnoOf(error) === 'ENOENT') return undefined;
@@ -260,7 +260,7 @@ export class Confinement {
 
   /** Opens the deepest existing directory of a path. Symlinks are followed as the kernel follows them. */
   async #reach(trail: Trail, path: Bytes, hops = 0): Promise<fs.Pinned> {
-    // Removed, because a slash or dot at the end would make the kernel follow the symlink before it.
+    // Without slashes and dots at the end, which would make the kernel follow a symlink before them.
     const plain = path.replace(/(\/\.?)+$/, '') || '/';
     const directory = await trail.hold(plain, fs.O_DIRECTORY).catch(() => undefined);
     if (directory) return directory;

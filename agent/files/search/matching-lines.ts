@@ -31,7 +31,7 @@ export interface Text {
 /** Matches bytes exactly, or ignoring case. */
 export function compileText(text: string, ignoreCase: boolean): Text {
   const wanted = Buffer.from(text);
-  // A letter may have more bytes in its other case.
+  // Up to 4 bytes per byte of the text: a letter may have more bytes in its other case.
   const overlap = 4 * wanted.length;
   if (!ignoreCase) return { find: (bytes) => bytes.indexOf(wanted), overlap };
   const lower = text.toLowerCase();
@@ -114,6 +114,6 @@ function* hitIn(state: State, line: Buffer, find: Find): Generator<Line> {
   state.reported = true;
   const start = line.length <= longestText ? 0 : Math.max(0, Math.min(at - lead, line.length - longestText));
   const text = line.subarray(start, start + longestText);
-  // Copied, because the buffer is used again.
+  // The text is copied, because the buffer is used again.
   yield { number: state.number, text: Buffer.from(text.at(-1) === 0x0d ? text.subarray(0, -1) : text) };
 }

@@ -151,7 +151,7 @@ function resetOomScore(): void {
   try {
     if (Number(readFileSync(file, 'latin1')) < 0) writeFileSync(file, '0');
   } catch {
-    // The kernel has no such file.
+    // Ignored: the kernel has no such file.
   }
 }
 

@@ -131,7 +131,7 @@ export class Pty implements Stdio {
 function openPair(maker: PtyMaker, { cols, rows }: Size): ReturnType<PtyMaker['open']> {
   const { master, slave: given, pty } = maker.open(cols, rows);
   try {
-    // Opened again, because Node opens files close-on-exec and the addon does not.
+    // The slave is opened again, because Node opens files close-on-exec and the addon does not.
     return { master, slave: openSync(pty, constants.O_RDWR | constants.O_NOCTTY), pty };
   } catch (error) {
     closeSync(master);

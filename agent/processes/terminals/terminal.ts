@@ -182,7 +182,7 @@ export class Client {
     const head = { offset: this.#position, size: this.#terminal.size, known: this.#known };
     yield { head, input_taken: this.#acknowledged };
     while (!signal.aborted) {
-      // Read before the output: once the exit is set, the output is complete.
+      // The exit is read before the output: once it is set, the output is complete.
       const { exit } = this.#terminal;
       if (this.#parting instanceof AppError) throw this.#parting;
       if (this.#parting) return;
