@@ -49,8 +49,8 @@ async function installBroker(from: Invocation, command: readonly string[]): Prom
   const { settings, status } = await installCommand(broker, brokerSettings, from, command, planBroker);
   const url = settings.public_url ?? /^REST on (\S+),/.exec(status)?.[1] ?? '';
   say(
-    `A first key: farhand auth create-key --data-dir ${dataOf(broker)} --name me`,
-    `Then log in with it: ${await loginLine(url)}`,
+    `Next, create a first API key: farhand auth create-key --data-dir ${dataOf(broker)} --name me`,
+    `Then log in with this key: ${await loginLine(url)}`,
   );
   return 0;
 }

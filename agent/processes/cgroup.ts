@@ -36,7 +36,7 @@ export class Cgroups {
   readonly #free: string[] = [];
   #made = 0;
 
-  /** Only for openCgroups(), which creates the directory. */
+  /** Called only by openCgroups(), which creates the directory. */
   constructor(directory: string) {
     this.directory = directory;
   }

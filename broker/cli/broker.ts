@@ -24,7 +24,7 @@ export function addBroker(program: Command): void {
     await print(options.output, made, () => [`${made.directory} (${made.bytes} bytes)`]);
   });
   const acceptSpec = {
-    about: 'accept a state.json that was edited by hand, while no broker runs',
+    about: 'accept changes that were made to state.json by hand while no broker ran',
     examples: ['farhand broker state accept --data-dir /var/lib/farhand-broker'],
   };
   const state = broker

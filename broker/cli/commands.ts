@@ -11,13 +11,13 @@ const line = ({ command, args }: { command: string; args: string[] | null }): st
   shorten([command, ...(args ?? [])].join(' '));
 
 export function addCommands(program: Command): void {
-  const commands = program.command('commands').description('inspect and cancel commands');
+  const commands = program.command('commands').description('inspect and cancel commands that run on machines');
   routeVerb(commands, 'list', 'commands', 'list', {
     examples: ['--machine web-1 --status failed'],
     flags: {
       ...ofMachine,
       '--status <status>':
-        'only with this status: queued, running, completed, failed, timeout, cancelled, expired or lost',
+        'only commands with this status: queued, running, completed, failed, timeout, cancelled, expired or lost',
       ...since,
       ...latest,
     },
@@ -48,7 +48,7 @@ export function addCommands(program: Command): void {
 }
 
 export function addBatches(program: Command): void {
-  const batches = program.command('batches').description('inspect and cancel commands on many machines');
+  const batches = program.command('batches').description('inspect and cancel batches, which run one command on many machines');
   routeVerb(batches, 'get', 'batches', 'get', { text: batchText });
   routeVerb(batches, 'cancel', 'batches', 'cancel', { text: batchText });
 }

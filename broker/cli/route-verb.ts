@@ -39,8 +39,8 @@ interface RouteVerb<T> extends Partial<VerbSpec> {
 }
 
 /** Flags that several lists have. */
-export const ofMachine = { '--machine <machine>': 'only those of this machine' };
-export const since = { '--since <time>': 'only those since this time: a date, or 2h for 2 hours ago' };
+export const ofMachine = { '--machine <machine>': 'only items of this machine' };
+export const since = { '--since <time>': 'only items since this time: a date, or 2h for 2 hours ago' };
 export const latest = { '--limit <count>': 'print at most COUNT items, the latest first (default: 50)' };
 
 /** Adds a verb that calls one route. `words`: its name, and arguments after the ids of the path. */

@@ -65,6 +65,6 @@ const nextSteps: Readonly<Record<string, string>> = {
   forbidden: 'Run farhand whoami to print what this key may do.',
   machine_offline:
     'Run farhand machines list to see when the machine was last seen; exec --queue-for 10m waits for it.',
-  already_exists: 'Add --overwrite to replace it.',
+  already_exists: 'Add --overwrite to replace what exists.',
   internal_error: 'The broker’s log has details under this request id.',
 };

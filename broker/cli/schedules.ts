@@ -57,8 +57,8 @@ export function addSchedules(program: Command): void {
     input: notifyOf,
   });
   for (const [name, about] of [
-    ['enable', 'run a schedule by its cron expression'],
-    ['disable', 'run a schedule only by hand'],
+    ['enable', 'run a schedule at the times of its cron expression'],
+    ['disable', 'stop a schedule, so that it runs only by hand'],
   ] as const)
     routeVerb(schedules, name, 'schedules', 'update', {
       about,
@@ -79,7 +79,7 @@ function addRuns(schedules: Command): void {
     examples: ['--since 7d --status failed'],
     flags: {
       '--status <status>':
-        'only with this status: running, completed, failed, timeout, cancelled, skipped, missed or lost',
+        'only runs with this status: running, completed, failed, timeout, cancelled, skipped, missed or lost',
       ...since,
       ...latest,
     },

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Installs the Farhand agent of one broker on this machine, or the broker's version over an older one.
+# Installs the Farhand agent on this machine from its broker, or updates an installed agent to the broker's version.
 #
 #   curl --proto '=https' -fsSL https://BROKER/install.sh | sudo sh -s -- [OPTIONS]
 #
 #   --join-token T, --join-token-file F, or the variable FARHAND_JOIN_TOKEN   needed until the machine has joined
-#   --no-service                       only puts the program there: /usr/local/bin/farhand-agent
-#   all others                         go to `farhand-agent install`: --name, --tags, --allow, --root, --user
+#   --no-service                       installs only the program, /usr/local/bin/farhand-agent, and no service
+#   all other options                  are passed to `farhand-agent install`: --name, --tags, --allow, --root, --user
 #
 # All commands are in functions, so that a script cut off during the download runs nothing.
 set -eu
@@ -29,11 +29,11 @@ fetch() {
     if [ -n "$pin" ]; then set -- -k --pinnedpubkey "$pin" "$@"; fi
     curl "$@"
   elif [ -n "$pin" ]; then
-    fail "curl is needed: the broker made its own certificate, whose key wget cannot check"
+    fail "curl is needed, because wget cannot check the key of the certificate that the broker made; install curl"
   elif command -v wget >/dev/null; then
     wget -q -O "$2" "$from/$1"
   else
-    fail "curl or wget is needed"
+    fail "curl or wget is needed; install one of them"
   fi || fail "$from/$1 could not be downloaded"
 }
 
@@ -42,10 +42,10 @@ sum() {
 }
 
 check_machine() {
-  [ "$(uname -s)" = Linux ] || fail "there are only packages for Linux"
-  [ "$(id -u)" = 0 ] || fail "run this as root, with sudo"
+  [ "$(uname -s)" = Linux ] || fail "there are packages only for Linux"
+  [ "$(id -u)" = 0 ] || fail "this script must run as root; use sudo"
   for program in sha256sum tar gzip mktemp readlink timeout head; do
-    command -v "$program" >/dev/null || fail "$program is needed"
+    command -v "$program" >/dev/null || fail "the program $program is needed; install it"
   done
   case $(uname -m) in
     x86_64 | amd64) arch=x64 ;;
@@ -54,9 +54,8 @@ check_machine() {
   esac
 }
 
-# has_joined: whether this machine has joined the broker that the token pins. The identity file is in a
-# directory of another user, who could put a FIFO or an endless file there. So the read has limits of time and
-# size.
+# has_joined: true if this machine has joined the broker that the token pins. The identity file is in a directory
+# of another user, who could put a FIFO or an endless file there. So the read is limited in time and size.
 has_joined() {
   identity=$(timeout 5 head -c 65536 /var/lib/farhand-agent/identity.json 2>/dev/null) || return 1
   case $identity in
@@ -66,25 +65,25 @@ has_joined() {
   esac
 }
 
-# check_sums FILE: checks SHA256SUMS against the third part of the token, which is the file's hash when the
-# token was made. A machine that has joined may update without a token, or with one from before the broker's
-# upgrade. Then only the connection protects the packages, so it must be HTTPS or go to this machine.
+# check_sums FILE: fails unless SHA256SUMS has the hash in the third part of the token. A machine that has joined may
+# update without a token, or with a token from before the broker's upgrade. Then only the connection protects the
+# packages, so it must be HTTPS or stay on this machine.
 check_sums() {
   if [ -n "$token" ]; then
     expected=$(printf %s "$token" | cut -d . -f 3)
     if [ -n "$expected" ] && [ "$(sum "$1")" = "$expected" ]; then return; fi
     if ! has_joined; then
-      [ -n "$expected" ] || fail "this join token was created by a broker without packages: create a new one"
-      fail "the packages of $from have changed since this join token was created: create a new token"
+      [ -n "$expected" ] || fail "this join token was created while the broker had no packages; create a new one"
+      fail "the packages of $from have changed since this join token was created; create a new one"
     fi
     echo "install.sh: this machine has already joined this broker: updating it without the join token" >&2
   else
     [ -e /var/lib/farhand-agent/identity.json ] || [ -e /var/lib/farhand-agent/join-token ] || [ "$service" = no ] ||
-      fail "a join token is needed: --join-token-file FILE, or the variable FARHAND_JOIN_TOKEN"
+      fail "a join token is needed: use --join-token-file FILE or the variable FARHAND_JOIN_TOKEN"
   fi
   case $from in
     https://* | http://127.* | http://localhost | http://localhost[:/]* | 'http://[::1]'*) ;;
-    *) fail "$from is not encrypted, so others could replace the packages: create a new join token" ;;
+    *) fail "$from is not encrypted, so others could replace the packages; create a new join token" ;;
   esac
 }
 
@@ -104,7 +103,7 @@ unpack() {
   "$1/program/bin/farhand-agent" --version >/dev/null || fail "the agent does not run on this machine"
 }
 
-# put FOLDER: replaces the old version by the new one in one step, in a directory with a new name.
+# put FOLDER: moves the new version to a directory of its own, and makes it the current version in one step.
 put() {
   name=$version-${1##*/.new-}
   mv "$1/program" "$place/$name"
@@ -120,7 +119,7 @@ point() {
   mv -Tf "$folder/current" "$place/current"
 }
 
-# Deletes all versions except the running one, and files that interrupted runs left.
+# sweep: deletes all versions except the new one, and files that interrupted installations left.
 sweep() {
   for old in "$place"/* "$place"/.new-*; do
     case ${old##*/} in current | "$name" | "${folder##*/}") ;; *) rm -rf "$old" ;; esac
@@ -131,13 +130,13 @@ is_running() {
   [ "$service" = yes ] && systemctl is-active --quiet farhand-agent
 }
 
-# Whether this machine has settings with a broker, and has joined the broker that the token (if any) pins.
+# knows_broker: true if the settings of this machine name a broker, and it has joined the broker that a token pins.
 knows_broker() {
   grep -q '^broker = ' /etc/farhand/agent.toml 2>/dev/null || return 1
   [ -z "$token" ] || has_joined
 }
 
-# Installs and starts the service. An update writes the unit again, so that it starts this program.
+# start: installs and starts the service. An update writes the unit file again, so that it starts this program.
 start() {
   if [ "$service" = no ]; then
     echo "farhand-agent $version is installed: $link"
@@ -147,7 +146,7 @@ start() {
   fi
 }
 
-# Runs at exit: if the new version does not run yet, restores the old one, if any.
+# leave: runs at exit. Restores the previous version, if any, unless the new one was started.
 leave() {
   if [ -n "$name" ] && [ -n "$before" ]; then
     point "$before"

@@ -126,7 +126,7 @@ type ObjectReply<R> = R extends { kind: 'list'; reply: infer T extends z.ZodType
     ? z.input<T>
     : never;
 
-/** A transaction of the state or the history, which commits appended entries together with a change. */
+/** A transaction of state.json or history.db. Appended entries are committed together with its change. */
 export interface Journal {
   append(entry: { kind: string }): void;
 }

@@ -64,7 +64,7 @@ function refusedIn(directory: string): string | undefined {
     return undefined;
   } catch (error) {
     if (!['EACCES', 'EPERM'].includes(errnoOf(error) ?? '')) return undefined;
-    return `${directory} belongs to ${ownerOf(directory)}: run the same command with sudo`;
+    return `${directory} belongs to ${ownerOf(directory)}; run the same command with sudo`;
   }
 }
 

@@ -67,7 +67,7 @@ export async function installCommand<T extends Record<string, Setting> & { data_
   });
   say(
     `${service.name} is installed and runs as ${found.user}: ${found.status}.`,
-    `Settings: ${file}. Its log: journalctl -u ${service.name}. Its state: ${service.name} status.`,
+    `Settings of the service: ${file}. Log: journalctl -u ${service.name}. State: ${service.name} status.`,
   );
   return { ...found, settings };
 }

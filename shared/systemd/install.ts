@@ -182,7 +182,7 @@ export async function uninstall(service: Service, keep: boolean): Promise<void> 
   await place(settingsOf(service), undefined);
   await removeAccount(name, home).catch((error: unknown) => {
     const way = `end the processes of user ${name}, then uninstall again`;
-    throw new StartError(`everything except its user was removed: ${messageOf(error)}; ${way}`, 1);
+    throw new StartError(`everything except the user account was removed: ${messageOf(error)}; ${way}`, 1);
   });
 }
 

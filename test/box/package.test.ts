@@ -291,7 +291,7 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
     ]) {
       expect([other, await attempt(other)]).toEqual([
         other,
-        expect.stringContaining('have changed since this join token was created: create a new token'),
+        expect.stringContaining('have changed since this join token was created; create a new one'),
       ]);
     }
     const text = await attempt(identityOf({ machine_id: 'mach_1', fingerprint }));

@@ -32,7 +32,7 @@ describe('farhand exec on one machine', () => {
       farhand('exec', ['web-2', '--', 'true']),
     ]);
     expect([plain.code, plain.out, plain.err]).toEqual([3, 'out\n', 'err\n']);
-    expect([killed.code, killed.err]).toEqual([137, 'farhand: killed by SIGKILL\n']);
+    expect([killed.code, killed.err]).toEqual([137, 'farhand: the command was killed by SIGKILL\n']);
     expect([late.code, late.err]).toEqual([124, expect.stringMatching(/^farhand: timeout/)]);
     expect(missing.code).not.toBe(0);
     expect(missing.err).toMatch(/^farhand: /);

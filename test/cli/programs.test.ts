@@ -275,7 +275,7 @@ test.skipIf(process.getuid?.() !== 0)(
     for (const { status, stdout, stderr } of received)
       expect([status, `${stdout}${stderr}`]).toEqual([
         1,
-        expect.stringMatching(/belongs to nobody: run the same command with sudo/),
+        expect.stringMatching(/belongs to nobody; run the same command with sudo/),
       ]);
   },
 );
@@ -322,7 +322,7 @@ describe('farhand auth create-key', () => {
     ]);
     expect([code, stdout]).toEqual([
       0,
-      expect.stringMatching(/^service_apikey_[0-9A-Za-z]{43}\n\nStore it now/),
+      expect.stringMatching(/^service_apikey_[0-9A-Za-z]{43}\n\nStore this key now/),
     ]);
   });
 

@@ -360,7 +360,7 @@ describe('the real programs', () => {
       'farhand-agent',
       ['--join-token-file', '/etc'],
       78,
-      /^--join-token-file: \/etc: is a directory \(EISDIR\); name a file$/,
+      /^--join-token-file: \/etc: is a directory \(EISDIR\); use the path of a file$/,
     ],
     [
       'farhand-broker',

@@ -98,7 +98,7 @@ export class Extractor implements AsyncDisposable {
 
   async #one(entry: TarEntry, path: Bytes): Promise<void> {
     const { whole, tree } = this.#options;
-    if (path === '') throw entryFault('invalid_path', entry.name, 'has the name of the directory itself');
+    if (path === '') throw entryFault('invalid_path', entry.name, 'names the destination directory itself, but is not a directory');
     // Targets of links are checked before the parent directory is made.
     const { kind, target = '' } = entry;
     if (kind === 'symlink') (whole ? assertTarget : assertInside)(path, target);

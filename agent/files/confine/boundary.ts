@@ -168,9 +168,9 @@ export class Boundary {
     const roots = [...new Set([...this.#roots, ...this.#spelled])];
     const reasons: [reason: string, lineage: Promise<Set<string>>][] = [
       ['the root directory cannot be removed, moved or replaced', lineageOf(['/'])],
-      ["it is, or contains, the home directory of the agent's user", lineageOf([home])],
-      ['it is, or contains, one of the directories of --root', lineageOf(roots)],
-      ["it is, or contains, one of the agent's own files", this.#protected.lineage()],
+      ["cannot be removed, moved or replaced: it is, or contains, the home directory of the agent's user", lineageOf([home])],
+      ['cannot be removed, moved or replaced: it is, or contains, one of the directories of --root', lineageOf(roots)],
+      ["cannot be removed, moved or replaced: it is, or contains, one of the agent's own files", this.#protected.lineage()],
     ];
     for (const [reason, lineage] of reasons)
       if ((await lineage).has(self)) throw fault('permission_denied', path, reason);

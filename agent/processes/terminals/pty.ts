@@ -21,7 +21,7 @@ export interface PtyMaker {
   resize(master: number, cols: number, rows: number): void;
 }
 
-/** Undefined if the addon, an optional dependency, does not exist for this kind of machine. */
+/** Loads node-pty's addon, an optional dependency; undefined if this kind of machine has none. */
 export function loadPtyMaker(): PtyMaker | undefined {
   try {
     // An addon has no types. PtyMaker declares the two functions that the agent calls.

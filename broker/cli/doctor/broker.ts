@@ -56,7 +56,7 @@ function readiness(url: string, { ok: ready, status }: Response): Finding {
   if (status === 503)
     return warn('broker', `${url} is not ready for requests`, 'wait for its start, or read the broker’s log');
   const mend = 'check that the URL is that of a broker, with nothing after host and port';
-  return fail('broker', `${url} answers ${status}`, mend);
+  return fail('broker', `${url} answers with HTTP status ${status}`, mend);
 }
 
 function adviceOn(why: string): string {
@@ -110,7 +110,7 @@ function key({ name, scopes, expires_at }: Awaited<ReturnType<Farhand['keys']['m
 
 function sameVersion(there: string): Finding {
   if (there === version) return ok('version', version);
-  const what = `this program is ${version}, the broker is ${clean(there)}`;
+  const what = `this program has version ${version}, the broker ${clean(there)}`;
   return warn('version', what, 'install the farhand command line of the broker’s version');
 }
 
@@ -139,19 +139,19 @@ async function machines(client: Farhand, scopes: readonly string[], version: str
   const away = all.filter((one) => !online.includes(one)).map(({ name }) => name);
   const old = all.filter(({ agent_version = '' }) => isOlder(agent_version, version));
   const apart = online.filter(({ clock_offset_ms = 0 }) => Math.abs(clock_offset_ms) > mostSkewMs);
-  const found = [ok('machines', `all ${all.length} online`)];
+  const found = [ok('machines', `all ${all.length} machines are online`)];
   if (away.length > 0)
-    found[0] = warn('machines', `offline: ${some(away)}`, 'run farhand-agent doctor on each');
+    found[0] = warn('machines', `these machines are offline: ${some(away)}`, 'run farhand-agent doctor on each');
   if (old.length > 0) {
     const what = some(old.map(({ name, agent_version }) => `${name} (${agent_version})`));
     const mend = 'install the broker’s version on these machines';
-    found.push(warn('agents', `older than the broker (${version}): ${what}`, mend));
+    found.push(warn('agents', `these agents are older than the broker (${version}): ${what}`, mend));
   }
   if (apart.length > 0) {
     const offsets = apart.map(({ name, clock_offset_ms = 0 }) => {
       return `${name} (${span(Math.abs(clock_offset_ms))} ${clock_offset_ms < 0 ? 'behind' : 'ahead'})`;
     });
-    found.push(warn('clocks', `differ from the broker’s: ${some(offsets)}`, `on each: ${setClock}`));
+    found.push(warn('clocks', `clocks that differ from the broker’s: ${some(offsets)}`, `on each: ${setClock}`));
   }
   return found;
 }

@@ -13,7 +13,7 @@ export const flags = {
   '--env <name=value>': 'environment variable; repeat the flag for several',
   '--user <name>': 'user to run as, if the agent allows it',
   '--queue-for <duration>': 'wait up to this long for a machine that is offline or busy',
-  '--detach': 'print the id of the command and leave it running',
+  '--detach': 'print the id of the command, and do not wait for its end',
   '--concurrency <count>': 'run on at most COUNT machines at once',
   '--max-failures <number>': 'start on no further machine after more than NUMBER failures',
 } as const;
@@ -56,7 +56,7 @@ export function explain({ status, exit_code, signal, reason }: Omit<End, 'durati
   if (status === 'completed') return;
   if (status !== 'failed') return `${status}${why}`;
   if (exit_code === null) return `the command could not be started${why}`;
-  return signal ? `killed by ${clean(signal)}` : undefined;
+  return signal ? `the command was killed by ${clean(signal)}` : undefined;
 }
 
 /**
