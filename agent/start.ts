@@ -164,13 +164,13 @@ function warnOfLocks({ allow, root }: AgentSettings, log: Logger): void {
   const lock = root.join() !== '/' || !allow.includes('files:read') || !allow.includes('files:write');
   if (shell && lock) {
     log.warn(
-      '--root and the files capabilities limit nothing while exec or terminal is allowed, because a shell can use every file of this user; remove both from --allow',
+      'exec or terminal is allowed, so --root and the files capabilities limit nothing: a shell can use every file of this user. Remove both from --allow',
     );
   }
   const everywhere = process.getuid?.() === 0 && root.includes('/') && allow.includes('files:write');
   if (everywhere && !shell) {
     log.warn(
-      'without exec and terminal, --allow still limits nothing: as root the agent may write every file, and a file in /etc/cron.d runs as a command; set --root or run the agent as another user',
+      'an agent of root that may write every file can run any command, by a file in /etc/cron.d. Set --root, or run the agent as another user',
     );
   }
 }

@@ -21,7 +21,10 @@ const ofPaths: Readonly<Record<string, Fault>> = {
   ENOTEMPTY: ['is not empty', 'choose another name, or empty it first'],
   ENOSPC: ['the disk is full', 'delete files (df -h shows the free space)'],
   EDQUOT: ['the disk quota is used up', 'delete files, or have the quota raised'],
-  EFBIG: ['is larger than the file system or a limit of this user allows', 'choose another disk, or raise the limit (ulimit -f)'],
+  EFBIG: [
+    'is larger than the file system or a limit of this user allows',
+    'choose another disk, or raise the limit (ulimit -f)',
+  ],
   EIO: ['the disk reports an error', 'see dmesg'],
   ELOOP: ['has symlinks that form a loop', 'check the path'],
   ENAMETOOLONG: name,

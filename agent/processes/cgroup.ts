@@ -16,7 +16,7 @@ export async function openCgroups(name: string, log: Logger): Promise<Cgroups | 
   const directory = own && join(own, name);
   if (directory && succeeds(() => mkdirSync(directory, { recursive: true }))) return new Cgroups(directory);
   log.debug(
-    'the agent may not create cgroups, so a kill may miss processes that left their session and cleared their environment; run the agent as root, or in a unit with Delegate=yes',
+    'the agent may not create cgroups, so a kill may miss processes that left their session and environment; run the agent as root, or with Delegate=yes',
   );
   return undefined;
 }
@@ -36,7 +36,7 @@ export class Cgroups {
   readonly #free: string[] = [];
   #made = 0;
 
-  /** Called only by openCgroups(), which creates the directory. */
+  /** Called only by openCgroups, which creates the directory. */
   constructor(directory: string) {
     this.directory = directory;
   }

@@ -222,7 +222,7 @@ export class Journal {
       } catch (error) {
         this.#damaged = true;
         batch.written.reject(error);
-        // accept() removes the entry whose write failed before the next batch rewrites the file from memory.
+        // Lets accept() remove the entry whose write failed, before the next batch rewrites the file.
         await Promise.resolve();
       }
     }

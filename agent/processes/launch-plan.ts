@@ -120,9 +120,10 @@ async function switched(
 }
 
 /**
- * Builds a shell command that sets the directory and the environment and then becomes the program. setpriv(1)
- * starts as root, so it must not get the environment. LD_PRELOAD and similar variables (ld.so(8), environ(7))
- * would make it run code of the user. Values are no arguments, which every user can read.
+ * Builds a shell command that sets the directory and the environment and then becomes the program. The
+ * program setpriv(1) starts as root, so it must not get the environment. LD_PRELOAD and similar variables
+ * (ld.so(8), environ(7)) would make it run code of the user. Values are no arguments, which every user can
+ * read.
  */
 function entered(
   { cwd, env, mustEnter }: Pick<Plan, 'cwd' | 'env'> & { mustEnter: boolean },

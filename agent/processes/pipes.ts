@@ -83,8 +83,8 @@ export class PipeNames {
 }
 
 /**
- * Opens a pipe for reading. Undefined if a process has it open: that process, left by an earlier command,
- * could read the next command's output or write into it.
+ * Opens a pipe for reading. Undefined if a process has it open: left by an earlier command, it could read the
+ * next command's output.
  */
 function openFree(path: string): number | undefined {
   try {

@@ -11,7 +11,9 @@ const line = ({ command, args }: { command: string; args: string[] | null }): st
   shorten([command, ...(args ?? [])].join(' '));
 
 export function addCommands(program: Command): void {
-  const commands = program.command('commands').description('inspect and cancel commands that run on machines');
+  const commands = program
+    .command('commands')
+    .description('inspect and cancel commands that run on machines');
   routeVerb(commands, 'list', 'commands', 'list', {
     examples: ['--machine web-1 --status failed'],
     flags: {
@@ -48,7 +50,9 @@ export function addCommands(program: Command): void {
 }
 
 export function addBatches(program: Command): void {
-  const batches = program.command('batches').description('inspect and cancel batches, which run one command on many machines');
+  const batches = program
+    .command('batches')
+    .description('inspect and cancel batches, which run one command on many machines');
   routeVerb(batches, 'get', 'batches', 'get', { text: batchText });
   routeVerb(batches, 'cancel', 'batches', 'cancel', { text: batchText });
 }

@@ -42,7 +42,9 @@ export function addLogin(program: Command): void {
 async function login(text: string | undefined, options: Options<typeof flags>): Promise<void> {
   const { keyStdin, output } = options;
   if (!keyStdin && !isInteractive()) {
-    throw new UsageError(`there is no terminal in which to ask for input; add ${text ? '' : 'the URL and '}--key-stdin`);
+    throw new UsageError(
+      `there is no terminal in which to ask for input; add ${text ? '' : 'the URL and '}--key-stdin`,
+    );
   }
   const url = brokerUrl(text ?? (await prompt('URL of the broker (https://…)')));
   const trust = trustOf(options);

@@ -66,7 +66,8 @@ function pinned(pins: readonly string[]): undici.buildConnector.connector {
   // Sessions are not resumed, because a resumed connection has no certificate to check.
   const connect = undici.buildConnector({ rejectUnauthorized: false, maxCachedSessions: 0 });
   return (options, callback) => {
-    if (options.protocol !== 'https:') return callback(new Error('a pinned public key needs an https URL of the broker'), null);
+    if (options.protocol !== 'https:')
+      return callback(new Error('a pinned public key needs an https URL of the broker'), null);
     connect(options, (error, socket) => {
       if (error || !socket) return callback(error ?? new Error('no connection'), null);
       const found = pinOf(socket);

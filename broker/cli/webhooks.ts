@@ -10,7 +10,7 @@ import { verb } from './verb.ts';
 const flags = {
   '--events <list>': 'event types, or families such as machine.* (default: *, for all)',
   '--machine <list>': 'only events of these machines, comma-separated',
-  '--secret-stdin': 'read the secret that signs deliveries from standard input',
+  '--secret-stdin': 'read from standard input the secret that signs deliveries',
 };
 
 export function addWebhooks(program: Command): void {

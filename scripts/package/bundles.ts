@@ -107,7 +107,7 @@ export async function bundleLibrary(folder: string): Promise<void> {
 
 /**
  * Writes bin/NAME.js, which starts a program with the user's own Node. A Node that is too old prints the
- * reason instead of loading code that it does not support. So bin/NAME.js has only syntax of Node 12.
+ * reason instead of loading code that it does not support. For that, bin/NAME.js uses only syntax of Node 12.
  */
 export async function bundleDoors(names: readonly Entry[], folder: string): Promise<void> {
   for (const name of names) {

@@ -23,9 +23,9 @@ export type Scope = (typeof scopes)[number];
 export type Access = Scope | 'any key' | 'everybody';
 
 /**
- * The form of a route's answer. single: one object; list: a page of objects; growing: one object with an
- * array of any length, which is sent while it is read; raw: a text with its own media type; bytes: a file;
- * lines: objects as NDJSON; events: server-sent events; socket: a WebSocket.
+ * The form of a route's answer. single: one object. list: a page of objects. growing: one object with an
+ * array of any length, sent while it is read. raw: a text with its own media type. bytes: a file. lines:
+ * objects as NDJSON. events: server-sent events. socket: a WebSocket.
  */
 export type Kind = 'single' | 'list' | 'growing' | 'raw' | 'bytes' | 'lines' | 'events' | 'socket';
 /** The form of a body that is not JSON: bytes, or a form (multipart/form-data) with one part called file. */

@@ -98,7 +98,12 @@ export class Extractor implements AsyncDisposable {
 
   async #one(entry: TarEntry, path: Bytes): Promise<void> {
     const { whole, tree } = this.#options;
-    if (path === '') throw entryFault('invalid_path', entry.name, 'names the destination directory itself, but is not a directory');
+    if (path === '')
+      throw entryFault(
+        'invalid_path',
+        entry.name,
+        'names the destination directory itself, but is not a directory',
+      );
     // Targets of links are checked before the parent directory is made.
     const { kind, target = '' } = entry;
     if (kind === 'symlink') (whole ? assertTarget : assertInside)(path, target);

@@ -1,6 +1,6 @@
-// Decides which files a request may use: files inside the roots that are not protected.
-// Roots and protected paths are compared by device and inode, so that no bind mount, foreign mount namespace
-// or rename can bypass them under another name.
+// Decides which files a request may use: files inside the roots that are not protected. Roots and protected
+// paths are compared by device and inode. No bind mount, foreign mount namespace or rename can bypass them
+// under another name.
 import { readlinkSync } from 'node:fs';
 import { access, realpath, stat } from 'node:fs/promises';
 import { posix } from 'node:path';
@@ -168,9 +168,18 @@ export class Boundary {
     const roots = [...new Set([...this.#roots, ...this.#spelled])];
     const reasons: [reason: string, lineage: Promise<Set<string>>][] = [
       ['the root directory cannot be removed, moved or replaced', lineageOf(['/'])],
-      ["cannot be removed, moved or replaced: it is, or contains, the home directory of the agent's user", lineageOf([home])],
-      ['cannot be removed, moved or replaced: it is, or contains, one of the directories of --root', lineageOf(roots)],
-      ["cannot be removed, moved or replaced: it is, or contains, one of the agent's own files", this.#protected.lineage()],
+      [
+        "cannot be removed, moved or replaced: it is, or contains, the home directory of the agent's user",
+        lineageOf([home]),
+      ],
+      [
+        'cannot be removed, moved or replaced: it is, or contains, one of the directories of --root',
+        lineageOf(roots),
+      ],
+      [
+        "cannot be removed, moved or replaced: it is, or contains, one of the agent's own files",
+        this.#protected.lineage(),
+      ],
     ];
     for (const [reason, lineage] of reasons)
       if ((await lineage).has(self)) throw fault('permission_denied', path, reason);

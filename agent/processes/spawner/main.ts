@@ -1,5 +1,5 @@
 // The spawner, a small separate process that starts programs for the agent. A start blocks until the kernel
-// has read the program, perhaps from a hung disk, and the cost of a fork grows with the size of the process.
+// has read the program, perhaps from a hung disk. The cost of a fork grows with the size of the process.
 import { spawn } from 'node:child_process';
 import { closeSync, constants, openSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { flushCompileCache } from 'node:module';

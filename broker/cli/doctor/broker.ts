@@ -141,7 +141,11 @@ async function machines(client: Farhand, scopes: readonly string[], version: str
   const apart = online.filter(({ clock_offset_ms = 0 }) => Math.abs(clock_offset_ms) > mostSkewMs);
   const found = [ok('machines', `all ${all.length} machines are online`)];
   if (away.length > 0)
-    found[0] = warn('machines', `these machines are offline: ${some(away)}`, 'run farhand-agent doctor on each');
+    found[0] = warn(
+      'machines',
+      `these machines are offline: ${some(away)}`,
+      'run farhand-agent doctor on each',
+    );
   if (old.length > 0) {
     const what = some(old.map(({ name, agent_version }) => `${name} (${agent_version})`));
     const mend = 'install the broker’s version on these machines';
@@ -151,7 +155,9 @@ async function machines(client: Farhand, scopes: readonly string[], version: str
     const offsets = apart.map(({ name, clock_offset_ms = 0 }) => {
       return `${name} (${span(Math.abs(clock_offset_ms))} ${clock_offset_ms < 0 ? 'behind' : 'ahead'})`;
     });
-    found.push(warn('clocks', `clocks that differ from the broker’s: ${some(offsets)}`, `on each: ${setClock}`));
+    found.push(
+      warn('clocks', `clocks that differ from the broker’s: ${some(offsets)}`, `on each: ${setClock}`),
+    );
   }
   return found;
 }

@@ -101,7 +101,7 @@ function addTransfers(files: Command): void {
     about: 'send files or directories to a machine; - is standard input',
     usage: '[options] LOCAL... MACHINE:PATH',
     examples: ['farhand files put site web-1:/srv/', 'tar c . | farhand files put - web-1:/tmp/all.tar'],
-    flags: { '--mode <mode>': 'permissions of all files on the machine, such as 0644', ...parents },
+    flags: { '--mode <mode>': 'permissions that every sent file gets, such as 0644', ...parents },
   } as const;
   verb(files, 'put <paths...>', puts, put);
   const gets = {
