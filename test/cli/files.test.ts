@@ -314,7 +314,7 @@ describe('farhand files, in edge cases', () => {
     await vi.waitFor(() => expect(readdirSync(there)).toHaveLength(1), { timeout: 15_000 });
     running.child.kill('SIGINT');
     const { code, err } = await running.ended;
-    expect([code, err]).toEqual([130, 'farhand: interrupted; nothing partial is left\n']);
+    expect([code, err]).toEqual([130, 'farhand: interrupted; no partial files are left\n']);
   });
 
   test('on Ctrl-C names the directory that was partly sent; a fetch leaves nothing', async () => {
@@ -335,7 +335,7 @@ describe('farhand files, in edge cases', () => {
     const get = farhand.start('files get', [`web-1:${here}/tree`, join(back, 'tree')]);
     await vi.waitFor(() => expect(readdirSync(back)).toHaveLength(1), { timeout: 15_000 });
     get.child.kill('SIGINT');
-    expect((await get.ended).err).toBe('farhand: interrupted; nothing partial is left\n');
+    expect((await get.ended).err).toBe('farhand: interrupted; no partial files are left\n');
     expect(readdirSync(back)).toEqual([]);
   });
 

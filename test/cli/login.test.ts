@@ -192,7 +192,10 @@ describe('farhand doctor', () => {
     );
     await other.close();
     const { code, out } = await farhand('doctor');
-    expect([code, out]).toEqual([0, expect.stringMatching(/^warn +machines +offline: web-2$/m)]);
+    expect([code, out]).toEqual([
+      0,
+      expect.stringMatching(/^warn +machines +these machines are offline: web-2$/m),
+    ]);
     expect(readFileSync(join(system.dataDir, 'state.json'), 'utf8')).not.toContain(system.key);
   });
 
@@ -204,8 +207,12 @@ describe('farhand doctor', () => {
     await scriptedMachine(system, { metrics });
     const { code, out } = await farhand('doctor');
     expect(code).toBe(0);
-    expect(out).toMatch(/^warn +agents +older than the broker \(\S+\): scripted \(0\.0\.0\)$/m);
-    expect(out).toMatch(/^warn +clocks +differ from the broker’s: scripted \((1d|23h 59m) behind\)$/m);
+    expect(out).toMatch(
+      /^warn +agents +these agents are older than the broker \(\S+\): scripted \(0\.0\.0\)$/m,
+    );
+    expect(out).toMatch(
+      /^warn +clocks +these clocks differ from the broker’s: scripted \((1d|23h 59m) behind\)$/m,
+    );
     const list = await farhand('machines list');
     expect(list.out).toMatch(/^NAME +ID +STATUS +OS +VERSION /);
     expect(list.out).toMatch(/^scripted .* 0\.0\.0 /m);

@@ -253,7 +253,7 @@ test('a broker that holds its directory and does not listen yet is waited for up
   const release = takeDirectory(dataDir, 'broker');
   const asked = withSocket(dataDir, (client) => client.keys.me(), { startMs: 0 });
   await expect(asked).rejects.toThrow(
-    `a broker uses ${dataDir}, but does not listen after 0 s: see systemctl`,
+    `a broker uses ${dataDir}, but has not listened for 0 s; see systemctl`,
   );
   const waiting = start('cli', ['auth', 'list-keys', '--data-dir', dataDir]);
   await waiting.said(/waiting for the broker/);

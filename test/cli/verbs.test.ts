@@ -36,7 +36,7 @@ describe('the command line', () => {
       ['files cat', ['/etc/hosts'], /is not a remote path; use MACHINE:PATH/],
       ['files put', ['alone'], /give at least two paths/],
       ['webhooks redeliver', ['hook_1'], /choose either the id of a delivery or --since/],
-      ['login', ['http://127.0.0.1:1'], /to ask in; add --key-stdin/],
+      ['login', ['http://127.0.0.1:1'], /ask for input; add --key-stdin/],
       ['login', [], /add the URL and --key-stdin/],
       ['constructor', [], /unknown command/],
       ['files find', ['web-1:/'], /--name GLOB or --content TEXT/],

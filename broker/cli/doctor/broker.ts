@@ -156,7 +156,7 @@ async function machines(client: Farhand, scopes: readonly string[], version: str
       return `${name} (${span(Math.abs(clock_offset_ms))} ${clock_offset_ms < 0 ? 'behind' : 'ahead'})`;
     });
     found.push(
-      warn('clocks', `clocks that differ from the broker’s: ${some(offsets)}`, `on each: ${setClock}`),
+      warn('clocks', `these clocks differ from the broker’s: ${some(offsets)}`, `on each: ${setClock}`),
     );
   }
   return found;
