@@ -1,4 +1,4 @@
-// Lists the paths that file operations may not change, and partly not read: the agent's keys, settings,
+// Lists the paths that file operations may not change, or may not even read: the agent's keys, settings,
 // service and program. Otherwise a request could change what the machine's owner allows.
 import { basename, dirname, join, resolve } from 'node:path';
 

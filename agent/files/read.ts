@@ -92,8 +92,8 @@ function readerOf(handle: FileHandle, { start, length }: Range): Read {
 }
 
 /**
- * The length to announce, or undefined if the size in the stats is wrong.
- * Files of /proc report 0 and have more, files of /sys report 4096 and have less. The first read shows that.
+ * The length to announce, or undefined if the size in the stats is wrong. Files of /proc report 0 bytes and
+ * contain more; files of /sys report 4096 and contain less. The first read shows that.
  */
 async function lengthOf(
   { file, stats }: Contents,

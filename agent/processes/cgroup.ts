@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 
-/** Most empty cgroups that wait for a command. */
+/** Most empty cgroups that are stored for later commands. */
 const mostFree = 32;
 
 /** Creates the cgroup `name`, which no other agent uses. Undefined if the agent may not do that. */
@@ -29,7 +29,7 @@ export async function openCgroups(name: string, log: Logger): Promise<Cgroups | 
 export class Cgroups {
   /** The cgroup of the spawners, which contains the cgroups of commands and terminals. */
   readonly directory: string;
-  /** Differs for each start of the agent: cgroups of an earlier one may have processes left in them. */
+  /** Differs at each start of the agent, because processes may be left in the cgroups of an earlier agent. */
   readonly #prefix = randomBytes(8).toString('hex');
   /** Names of cgroups by the id of the command or terminal. */
   readonly #names = new Map<string, string>();
@@ -81,7 +81,7 @@ export class Cgroups {
     return name;
   }
 
-  /** Does nothing while the cgroup has live processes. */
+  /** Removes a cgroup. Does nothing while it has live processes. */
   #remove(name: string): void {
     succeeds(() => rmdirSync(this.pathOf(name)));
   }

@@ -20,7 +20,7 @@ export interface JournalEntry {
   accepted_at: number;
   /** True for a terminal; absent for a command. */
   terminal?: true;
-  /** Name of its cgroup, if it has one of its own. */
+  /** Name of the process's cgroup, if it has one of its own. */
   cgroup?: string;
   /** `start`: start time of proc(5). With the pid it identifies one process, also after the pid is reused. */
   started?: { pid: number; start: string; at: number };

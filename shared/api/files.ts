@@ -187,8 +187,8 @@ export const files = {
       z.strictObject({
         ...requestedPath,
         mode: mode.optional(),
-        owner: z.string().min(1).max(100).optional().describe('Name or number of the new owner'),
-        group: z.string().min(1).max(100).optional().describe('Name or number of the new group'),
+        owner: z.string().min(1).max(100).optional().describe('Name or user id of the new owner'),
+        group: z.string().min(1).max(100).optional().describe('Name or group id of the new group'),
       }),
       ['mode', 'owner', 'group'],
     ),

@@ -83,8 +83,8 @@ export class Boundary {
   }
 
   /**
-   * Fails if a root is missing, so that a misspelled root is noticed at the start.
-   * `processes`: pids of the agent's own processes.
+   * Opens the roots. Fails if one is missing, so that a misspelled root is noticed at the start. `processes`:
+   * pids of the agent's own processes.
    */
   static async open(
     roots: string[],

@@ -140,7 +140,7 @@ function closeInherited(): void {
       const flags = Number.parseInt(/^flags:\s+(\d+)/m.exec(info)?.[1] ?? '', 8);
       if (fd > 2 && (flags & closeOnExec) === 0) closeSync(fd);
     } catch {
-      // The descriptor of the directory listing is closed by now.
+      // Ignored: the descriptor of the directory listing itself is closed by now.
     }
   }
 }

@@ -7,7 +7,7 @@ export interface SpawnRequest {
   args: string[];
   cwd: string;
   env: Record<string, string>;
-  /** Name of its cgroup. Undefined if the agent may not create cgroups. */
+  /** Name of the program's cgroup. Undefined if the agent may not create cgroups. */
   cgroup: string | undefined;
   /** Paths of stdin, stdout and stderr. Without `stdin` the program reads /dev/null. */
   stdin: string | undefined;
