@@ -83,7 +83,7 @@ export function writeNow(name: OutputName, bytes: Uint8Array | string): void {
   const { fd } = process[name];
   isFile[name] ??= fstatSync(fd).isFile();
   if (!isFile[name]) return void process[name].write(bytes);
-  // Written synchronously: Node's stream for files ignores that a full disk took only a part.
+  // Files are written synchronously: Node's stream ignores that a full disk took only a part.
   const buffer = Buffer.from(bytes);
   try {
     for (let at = 0; at < buffer.length; ) at += writeSync(fd, buffer, at);
