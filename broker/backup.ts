@@ -27,14 +27,16 @@ export async function openBackups(
     await mkdir(directory, { mode: 0o700 });
     // Taken between two commits of the state, so that its entries are either
     // in history or in the outbox of the copy.
-    const [text, copyHistory] = await state.between((committed) => [committed, history.snapshot()] as const);
+    const [declared, copyHistory] = await state.between(
+      (committed) => [committed, history.snapshot()] as const,
+    );
     await copyHistory(join(directory, 'history.db'));
     for (const name of keyFiles) {
       const file = join(dataDir, name);
       if (existsSync(file)) await writeDurably(join(directory, name), await readFile(file, 'utf8'));
     }
     // Written last: no broker starts on a directory without this file.
-    await writeDurably(join(directory, 'state.json'), text);
+    await writeDurably(join(directory, 'state.json'), declared);
   }
 
   return {

@@ -17,11 +17,15 @@ export interface WriteOptions {
  * failure leaves the old file, except if the last step fails, which flushes the directory: the new file then
  * stays.
  */
-export async function writeDurably(file: string, text: string, options: WriteOptions = {}): Promise<void> {
+export async function writeDurably(
+  file: string,
+  content: string | Buffer,
+  options: WriteOptions = {},
+): Promise<void> {
   const directory = dirname(file);
   const temporary = join(directory, `${prefixOf(file)}${randomBytes(8).toString('hex')}`);
   try {
-    await fill(temporary, text, options);
+    await fill(temporary, content, options);
     await options.beforeRename?.();
     await rename(temporary, file);
     await syncDirectory(directory);
@@ -40,9 +44,9 @@ export async function removeLeftovers(file: string): Promise<void> {
 
 const prefixOf = (file: string): string => `.${basename(file)}-`;
 
-async function fill(path: string, text: string, { mode, owner }: WriteOptions): Promise<void> {
+async function fill(path: string, content: string | Buffer, { mode, owner }: WriteOptions): Promise<void> {
   await using handle = await open(path, 'wx', 0o600);
-  await handle.writeFile(text);
+  await handle.writeFile(content);
   // Changed by handle, because another user who owns the directory could replace the path with a link.
   if (owner) await handle.chown(owner.uid, owner.gid);
   if (mode !== undefined) await handle.chmod(mode);

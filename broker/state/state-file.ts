@@ -1,13 +1,13 @@
-// Reads and writes state.json, as an adapter of lowdb: durable writes, a checksum, and recovery commands in errors.
+// Reads and writes state.json, as an adapter of lowdb: durable writes, and recovery commands in errors.
 import { existsSync, readFileSync } from 'node:fs';
 import { link, readFile, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
-import { crc32 } from 'node:zlib';
 import type { Adapter } from 'lowdb';
 import { z } from 'zod';
 import { syncDirectory, writeDurably } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import { type Documents, documents, version } from './documents.ts';
+import { checksumOf, StateJson } from './state-json.ts';
 
 /**
  * Reads and writes the file, with mode 0600.
@@ -18,6 +18,7 @@ export class StateFile implements Adapter<Documents> {
   mayHoldFailed = false;
   readonly #file: string;
   readonly #acceptEdit: boolean;
+  readonly #json = new StateJson();
 
   /** With `acceptEdit`, a missing or wrong checksum is accepted, as after an edit by hand. */
   constructor(directory: string, acceptEdit: boolean) {
@@ -41,9 +42,14 @@ export class StateFile implements Adapter<Documents> {
     return data;
   }
 
+  /** The bytes of the file with these documents. */
+  bytesOf(data: Documents): Buffer {
+    return this.#json.bytesOf(data);
+  }
+
   async write(data: Documents): Promise<void> {
     await this.revert();
-    await writeDurably(this.#file, textOf(data), {
+    await writeDurably(this.#file, this.bytesOf(data), {
       beforeRename: async () => {
         // The previous generation stays beside the new one as state.json.last, for recovery.
         if (existsSync(this.#file)) await linkOver(this.#file, lastOf(this.#file));
@@ -74,27 +80,6 @@ async function linkOver(from: string, to: string): Promise<void> {
   await rename(beside, to);
   // rename(2) does nothing if both names already belong to one file, so the temporary name is removed here.
   await rm(beside, { force: true });
-}
-
-const start = /^\{"checksum":"([0-9a-f]{8})",/;
-
-/**
- * The text of state.json: JSON whose first member is the CRC-32 of the same text without that member. A
- * CRC-32 detects every single flipped bit and every damage within 32 bits. For the 2.2 MB of 10,000 machines
- * it takes 0.5 ms, a SHA-256 1.3 ms.
- */
-export function textOf(data: Documents): string {
-  const text = JSON.stringify(data);
-  return `{"checksum":"${hexOf(crc32(text))}",${text.slice(1)}`;
-}
-
-const hexOf = (checksum: number): string => checksum.toString(16).padStart(8, '0');
-
-/** Checks the bytes and not the decoded text, because a decoder replaces invalid bytes. */
-function checksumOf(bytes: Buffer): 'right' | 'wrong' | 'missing' {
-  const [found, checksum] = start.exec(bytes.toString('latin1', 0, 64)) ?? [];
-  if (found === undefined) return 'missing';
-  return hexOf(crc32(bytes.subarray(found.length), crc32('{'))) === checksum ? 'right' : 'wrong';
 }
 
 function parse(bytes: Buffer, file: string, acceptEdit: boolean): Documents {

@@ -10,7 +10,7 @@ import { removeLeftovers } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { OutboxEntry } from '../history/history.ts';
 import { type Declared, type Documents, type Name, names, version } from './documents.ts';
-import { commandBack, StateFile, textOf } from './state-file.ts';
+import { commandBack, StateFile } from './state-file.ts';
 
 export type { Declared, JoinToken, Key, Machine, Schedule, Webhook } from './documents.ts';
 
@@ -110,10 +110,10 @@ export class State implements Declared {
     return promise;
   }
 
-  /** Calls `look` once, while no commit runs, with the text of state.json as it is on disk. */
-  between<T>(look: (text: string) => T): Promise<T> {
+  /** Calls `look` once, while no commit runs, with the bytes of state.json as it is on disk. */
+  between<T>(look: (bytes: Buffer) => T): Promise<T> {
     const { promise, resolve, reject } = Promise.withResolvers<T>();
-    this.change(() => resolve(look(textOf(this.#low.data)))).catch(reject);
+    this.change(() => resolve(look(this.#file.bytesOf(this.#low.data)))).catch(reject);
     return promise;
   }
 

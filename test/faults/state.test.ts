@@ -314,6 +314,35 @@ describe('a change', () => {
     expect([again.generation, again.installId]).toEqual([state.generation, state.installId]);
   });
 
+  test('anywhere among many documents leaves exactly the documents in memory in the file', async () => {
+    const folder = temporaryFolder('state');
+    const state = await openState(folder);
+    // More documents than are serialised together.
+    const ids = Array.from({ length: 600 }, (_, n) => `m${n}`);
+    const changes: ((draft: StateTransaction) => unknown)[] = [
+      (draft) => ids.map((id) => put(id)(draft)),
+      put('m599', 'renamed'),
+      put('m0', 'renamed – “twice”'),
+      put('m600'),
+      (draft) => draft.remove('machines', 'm300'),
+      (draft) => put('m299', 'renamed')(draft) && put('m301', 'renamed')(draft),
+      (draft) => ids.map((id) => draft.remove('machines', id)),
+      (draft) => draft.remove('machines', 'm600'),
+      put('m1'),
+    ];
+    for (const change of changes) {
+      await state.change(change);
+      const { checksum, ...file } = JSON.parse(readFileSync(join(folder, 'state.json'), 'utf8'));
+      expect(file.machines).toEqual([...state.machines.values()]);
+      const text = JSON.stringify(file);
+      expect(readFileSync(join(folder, 'state.json'), 'utf8')).toBe(
+        `{"checksum":"${checksum}",${text.slice(1)}`,
+      );
+      const again = await openState(folder);
+      expect([...again.machines]).toEqual([...state.machines]);
+    }
+  });
+
   test('leaves the generation before it beside the file, and nothing else', async () => {
     const folder = await usedFolder();
     expect(readdirSync(folder).sort()).toEqual(['state.json', 'state.json.last']);
