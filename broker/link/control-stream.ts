@@ -6,7 +6,7 @@ import type { ConnectRequest__Output } from '../../proto/types/farhand/link/v1/C
 import type { ConnectResponse } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
 import type { Hello__Output } from '../../proto/types/farhand/link/v1/Hello.ts';
 import { methods, protocolVersion } from '../../shared/agent-rpcs.ts';
-import { after, every, monotonic, mostSkewMs, now } from '../../shared/clock.ts';
+import { after, monotonic, mostSkewMs, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { verifyProof } from '../../shared/identity-proof.ts';
 import { newId } from '../../shared/ids.ts';
@@ -16,6 +16,7 @@ import type { Link, Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { Machine, State } from '../state/state.ts';
 import { type AnswerWaiters, Calls } from './agent-calls.ts';
+import type { Heartbeats } from './heartbeats.ts';
 import type { LinkLimits } from './limits-per-minute.ts';
 
 export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
@@ -30,6 +31,7 @@ export interface LinkServices {
   /** SHA-256 of the broker's CA certificate. The agent signs it together with the nonce of the challenge. */
   fingerprint: string;
   limits: LinkLimits;
+  heartbeats: Heartbeats;
   log: Logger;
 }
 
@@ -81,16 +83,7 @@ const unaskedPerBeat = 500;
 /** A heartbeat with a report counts as this many messages, because a report is checked and stored. */
 const reportCost = 25;
 
-/** A control stream with the hello that authenticated it. */
-interface AuthenticatedStream {
-  stream: ConnectStream;
-  machine: Machine;
-  hello: Hello__Output;
-  /** Address of the agent. */
-  address: string;
-}
-
-/** Serves one control stream until it ends. Never rejects. */
+/** Serves one control stream. Resolves when its link has begun or was refused. Never rejects. */
 export async function serveConnect(
   stream: ConnectStream,
   address: string,
@@ -100,15 +93,14 @@ export async function serveConnect(
   const { limits, connections } = services;
   let machine: Machine | undefined;
   try {
-    // grpc-js types the messages as any; the service decodes only this type.
-    const messages = (stream as AsyncIterable<ConnectRequest__Output>)[Symbol.asyncIterator]();
     const nonce = randomBytes(32);
-    const hello = await helloOf(stream, messages, nonce);
+    stream.write({ challenge: { nonce } });
+    const hello = await helloOf(stream);
     machine = hello && authenticate(stream, hello, nonce, address, services);
     if (!hello || !machine) return;
     connections.authenticate(stream.getPeer());
     if (limits.admits(machine.id)) {
-      await new AgentLink({ stream, machine, hello, address }, services, settings).run(messages);
+      await new AgentLink(stream, machine.id, hello, services, settings).begin(hello, address);
     } else {
       connections.closeSoon(stream.getPeer());
       refuse(stream, grpcStatus.RESOURCE_EXHAUSTED, 'this machine connected too often: wait a minute');
@@ -122,19 +114,26 @@ export async function serveConnect(
   }
 }
 
-/** Sends the challenge and reads the first message. Returns undefined after refusing the stream. */
-async function helloOf(
-  stream: ConnectStream,
-  messages: AsyncIterator<ConnectRequest__Output>,
-  nonce: Buffer,
-): Promise<Hello__Output | undefined> {
-  stream.write({ challenge: { nonce } });
+/**
+ * Reads the first message, and pauses the stream after it. Returns undefined after refusing the stream.
+ * Rejects if the stream fails before.
+ */
+async function helloOf(stream: ConnectStream): Promise<Hello__Output | undefined> {
+  const { promise, resolve, reject } = Promise.withResolvers<ConnectRequest__Output | undefined>();
+  const take = (message: ConnectRequest__Output): void => {
+    stream.pause();
+    resolve(message);
+  };
+  const end = (): void => resolve(undefined);
   const cancelDeadline = after(helloMs, () =>
     refuse(stream, grpcStatus.DEADLINE_EXCEEDED, 'the hello did not arrive in time: connect again'),
   );
-  const first = await messages.next().finally(cancelDeadline);
-  const hello = first.done ? undefined : first.value.hello;
-  return hello ?? refuse(stream, grpcStatus.INVALID_ARGUMENT, 'the first message must be a hello');
+  stream.once('data', take).once('end', end).once('close', end).once('error', reject);
+  const first = await promise.finally(() => {
+    cancelDeadline();
+    stream.off('data', take).off('end', end).off('close', end).off('error', reject);
+  });
+  return first?.hello ?? refuse(stream, grpcStatus.INVALID_ARGUMENT, 'the first message must be a hello');
 }
 
 /** The machine whose key signed this hello. Returns undefined after refusing the stream. */
@@ -176,14 +175,17 @@ export function textOf(error: unknown): string {
   return error instanceof AppError ? error.message : 'unexpected failure, see the broker’s log';
 }
 
-/** The link to one authenticated agent. */
+/**
+ * The link to one authenticated agent. Its message objects are not retained: with 10,000 links every KiB counts.
+ */
 class AgentLink {
   readonly #link: Link;
-  readonly #source: AuthenticatedStream;
+  readonly #stream: ConnectStream;
   readonly #services: LinkServices;
   readonly #settings: LinkSettings;
   readonly #calls: Calls;
-  #heardAt = monotonic();
+  /** When the last message arrived, for `Heartbeats`. */
+  heardAt = monotonic();
   #ended = false;
   /** Bytes of messages that the agent has not read yet. */
   #unreadBytes = 0;
@@ -191,14 +193,19 @@ class AgentLink {
   #unasked = 0;
   #clockIsOff = false;
 
-  constructor(source: AuthenticatedStream, services: LinkServices, settings: LinkSettings) {
-    const { machine, hello } = source;
-    this.#source = source;
+  constructor(
+    stream: ConnectStream,
+    machineId: string,
+    hello: Hello__Output,
+    services: LinkServices,
+    settings: LinkSettings,
+  ) {
+    this.#stream = stream;
     this.#services = services;
     this.#settings = settings;
-    const offered = hello.methods.filter((name) => methods.has(name));
+    const offered = hello.methods.flatMap((name) => methods.get(name)?.name ?? []);
     this.#calls = new Calls({
-      machineId: machine.id,
+      machineId,
       methods: offered,
       openCalls: Math.min(settings.openCalls, hello.limits?.open_calls || settings.openCalls),
       idleMs: settings.callIdleMs,
@@ -207,13 +214,11 @@ class AgentLink {
     });
     const id = newId('link');
     this.#link = {
-      ...{
-        id,
-        machineId: machine.id,
-        instanceId: hello.instance_id,
-        methods: offered,
-        stub: this.#calls.stub,
-      },
+      id,
+      machineId,
+      instanceId: hello.instance_id,
+      methods: offered,
+      stub: this.#calls.stub,
       // An agent without a journal of processes loses their results when it ends,
       // so its instance id serves as the id of the journal.
       journalId: hello.journal_id || hello.instance_id || id,
@@ -227,9 +232,9 @@ class AgentLink {
     this.#end();
   }
 
-  async run(messages: AsyncIterator<ConnectRequest__Output>): Promise<void> {
-    const { stream, hello, address } = this.#source;
-    const { presence, machineFacts, state, log } = this.#services;
+  /** Stores the facts of the hello, sends the welcome, and serves the link from then on. */
+  async begin(hello: Hello__Output, address: string): Promise<void> {
+    const { presence, machineFacts, state, heartbeats, log } = this.#services;
     const { host, agent_version, metrics } = hello;
     const { hostname = '', os = '', arch = '' } = host ?? {};
     const capabilities = hello.capabilities.slice(0, mostCapabilities);
@@ -243,30 +248,32 @@ class AgentLink {
     const older = presence.add(this.#link);
     if (older) this.#recordTakeover(older);
     this.#log('info', 'machine linked', { address, agent_version });
-    const { heartbeatMs, silenceMs } = this.#settings;
-    const stops = [
-      every(heartbeatMs, () => {
-        if (this.#unasked > 0) this.#unasked = Math.max(0, this.#unasked - unaskedPerBeat);
-        this.#send({ heartbeat: {} });
-      }),
-      // Checked often, so that silence is noticed soon after the limit and not a heartbeat later.
-      every(Math.min(1_000, silenceMs / 4), () => {
-        if (monotonic() - this.#heardAt >= silenceMs) this.#cut('disconnected the machine: it was silent');
-      }),
-    ];
-    stream.once('cancelled', () => this.#end());
-    try {
-      for (;;) {
-        const next = await messages.next();
-        if (next.done || this.#ended) break;
-        this.#take(next.value);
-      }
-    } catch (error) {
+    heartbeats.add(this);
+    const end = (): void => this.#end();
+    const fail = (error: unknown): void => {
       log.debug({ err: error, machine_id: this.#link.machineId }, 'the control stream of a machine failed');
-    } finally {
-      for (const stop of stops) stop();
       this.#end();
-    }
+    };
+    const take = (message: ConnectRequest__Output): void => {
+      try {
+        this.#take(message);
+      } catch (error) {
+        fail(error);
+      }
+    };
+    this.#stream.on('data', take).once('end', end).once('cancelled', end).once('close', end);
+    this.#stream.once('error', fail).resume();
+    // These events may have come while the facts were being written.
+    if (this.#stream.destroyed || this.#stream.readableEnded) end();
+  }
+
+  beat(): void {
+    if (this.#unasked > 0) this.#unasked = Math.max(0, this.#unasked - unaskedPerBeat);
+    this.#send({ heartbeat: {} });
+  }
+
+  silent(): void {
+    this.#cut('disconnected the machine: it was silent');
   }
 
   #welcome(): void {
@@ -283,7 +290,8 @@ class AgentLink {
   }
 
   #take({ reply, heartbeat, farewell }: ConnectRequest__Output): void {
-    this.#heardAt = monotonic();
+    if (this.#ended) return;
+    this.heardAt = monotonic();
     this.#unasked += heartbeat?.metrics ? reportCost : 1;
     if (this.#unasked > mostUnasked) this.#cut('disconnected the machine: it sent too many messages');
     if (this.#ended) return;
@@ -305,7 +313,8 @@ class AgentLink {
     const isOff = Math.abs(clock_offset_ms) > mostSkewMs;
     if (isOff && !this.#clockIsOff) {
       const text = `the machine’s clock is ${clock_offset_ms < 0 ? 'behind' : 'ahead of'} the broker’s: let both follow a time server`;
-      this.#log('warn', text, { machine: this.#source.machine.name, clock_offset_ms });
+      const machine = this.#services.state.machines.get(this.#link.machineId)?.name;
+      this.#log('warn', text, { machine, clock_offset_ms });
     }
     this.#clockIsOff = isOff;
   }
@@ -318,7 +327,7 @@ class AgentLink {
     // Node's own limit on a stream counts messages, not bytes.
     const bytes = (message.call?.request?.length ?? 0) + headBytes;
     this.#unreadBytes += bytes;
-    this.#source.stream.write(message, () => {
+    this.#stream.write(message, () => {
       this.#unreadBytes -= bytes;
     });
     if (this.#unreadBytes > maxUnreadBytes) this.#cut('disconnected the machine: it reads too slowly');
@@ -332,11 +341,12 @@ class AgentLink {
   #end(): void {
     if (this.#ended) return;
     this.#ended = true;
-    const { stream } = this.#source;
+    this.#services.heartbeats.delete(this);
     this.#services.presence.drop(this.#link);
     this.#calls.close();
-    stream.end();
-    this.#services.connections.closeSoon(stream.getPeer());
+    this.#stream.pause();
+    this.#stream.end();
+    this.#services.connections.closeSoon(this.#stream.getPeer());
     this.#log('info', 'machine unlinked');
   }
 
@@ -353,7 +363,7 @@ class AgentLink {
     this.#log('warn', 'two agents used one identity; the older was disconnected', {
       fenced: older.id,
     });
-    const { machine } = this.#source;
-    this.#services.limits.takeover({ machine, fenced_link: older.id, link_id: this.#link.id });
+    const machine = this.#services.state.machines.get(this.#link.machineId);
+    if (machine) this.#services.limits.takeover({ machine, fenced_link: older.id, link_id: this.#link.id });
   }
 }

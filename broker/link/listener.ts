@@ -38,6 +38,7 @@ import {
   serveConnect,
   textOf,
 } from './control-stream.ts';
+import { Heartbeats } from './heartbeats.ts';
 import { createLinkLimits } from './limits-per-minute.ts';
 
 export interface ListenerOptions {
@@ -55,7 +56,7 @@ export interface ListenerOptions {
   pongMs: number;
 }
 
-export interface ListenerServices extends Omit<LinkServices, 'limits' | 'answerWaiters'> {
+export interface ListenerServices extends Omit<LinkServices, 'limits' | 'heartbeats' | 'answerWaiters'> {
   history: History;
   events: Events;
   authority: Authority;
@@ -85,8 +86,9 @@ export async function startListener(
   const { host, port } = options;
   shortenQueues();
   const limits = createLinkLimits(services);
+  const heartbeats = new Heartbeats(settings);
   const server = grpcServer(options);
-  server.addService(linkService, handlers({ ...services, limits, answerWaiters: new Map() }, settings));
+  server.addService(linkService, handlers({ ...services, limits, heartbeats, answerWaiters: new Map() }, settings));
   addService(server, (peer) => connections.authenticate(peer));
   const listener = tlsListener(server, connections, options, await authority.leaf());
   logAcceptErrors(listener, log);
