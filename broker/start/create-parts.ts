@@ -27,6 +27,7 @@ import { Keys } from '../keys/index.ts';
 import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
 import { type Authority, authorityFiles, loadAuthority } from '../link/authority.ts';
 import type { LinkSettings } from '../link/control-stream.ts';
+import type { Pings } from '../link/listener.ts';
 import { recordMachineEvents } from '../machines/events.ts';
 import { machineHandlers } from '../machines/index.ts';
 import { openPackages } from '../packages/index.ts';
@@ -47,7 +48,7 @@ import { vaultFile } from '../webhooks/secret-vault.ts';
 export interface Tuning {
   link?: Partial<LinkSettings>;
   proofMs?: number;
-  pings?: { pingMs: number; pongMs: number };
+  pings?: Pings;
   resolve?: NonNullable<WebhookSettings['resolve']>;
   rooms?(rooms: { state: State; history: History; events: Events }): void;
   stalledMs?: number;

@@ -223,8 +223,7 @@ function listenForAgents({ settings, tuning, log }: Opening, rooms: Rooms, strea
   const services = { ...rooms, connections, fingerprint: authority.fingerprint, log };
   const options = {
     ...grpc,
-    ...pings,
-    ...tuning.pings,
+    pings: tuning.pings ?? pings,
     handshakeMs: tuning.proofMs ?? proofMs,
     hasKey: (authorization: string): boolean => keys.accepts(authorization),
   };
