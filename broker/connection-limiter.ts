@@ -3,7 +3,7 @@ import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import { readFileSync } from 'node:fs';
 import type { IncomingHttpHeaders, ServerHttp2Stream } from 'node:http2';
 import type { Server, Socket } from 'node:net';
-import { after, every, sleep } from '../shared/clock.ts';
+import { after, every, monotonic, sleep } from '../shared/clock.ts';
 import { LogLimiter } from '../shared/log-limiter.ts';
 import type { Logger } from '../shared/logger.ts';
 import { plainAddress, sourceOf } from './client-address.ts';
@@ -19,6 +19,11 @@ export interface LimiterOptions extends ConnectionLimits {
   /** Milliseconds until an unauthenticated connection is closed; no limit by default. */
   deadlineMs?: number;
   /**
+   * Milliseconds in which a connection is not closed for a newer one, unless no more can be open; 0 by default.
+   * A whole fleet connects at once after a failure, before the first bytes of anyone can be read.
+   */
+  graceMs?: number;
+  /**
    * True if many clients share an address, as behind a proxy. Any other address may have a quarter of the
    * unauthenticated connections.
    */
@@ -30,6 +35,9 @@ interface Connection {
   peer: string;
   source: string;
   authenticated: boolean;
+  /** When it was accepted, in milliseconds of `monotonic`. */
+  acceptedAt: number;
+  onAuthenticated(): void;
   /** On the HTTP port, requests in progress. On the gRPC port, all calls before authentication. */
   requests: number;
   cancelDeadline(): void;
@@ -95,6 +103,10 @@ export class ConnectionLimiter {
   /** Connections by peer, the least recently used first. */
   readonly #unauthenticated = new Map<string, Connection>();
   readonly #authenticated = new Map<string, Connection>();
+  /** Connections that wait for their turn, the oldest first. They count toward no limit but that of all. */
+  readonly #waiting = new Map<string, Connection>();
+  /** Number of unauthenticated connections by source. */
+  readonly #bySource = new Map<string, number>();
   #guarded = false;
   #stopChecking: (() => void) | undefined;
 
@@ -103,10 +115,11 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Adds an accepted connection, before TLS. A full limiter first closes the least recently used
-   * unauthenticated connection, otherwise an idle one. The new connection is closed if no other can be.
+   * Adds an accepted connection, before TLS, and returns its source. A full limiter first closes the least
+   * recently used unauthenticated connection, otherwise an idle one. The new connection is closed if no other
+   * can be; then the result is undefined. `onAuthenticated` is called at most once.
    */
-  accept(socket: Socket): void {
+  accept(socket: Socket, onAuthenticated: () => void = () => {}): string | undefined {
     // An error without a listener ends the process, and Node removes its own listener for the method CONNECT.
     socket.on('error', () => socket.destroy());
     const peer = peerOf(socket);
@@ -117,13 +130,42 @@ export class ConnectionLimiter {
     const address = plainAddress(socket.remoteAddress);
     const source = sourceOf(address);
     this.#makeRoom(address, source);
-    const { connections, deadlineMs } = this.#options;
-    if (this.#size >= connections && !this.#close(this.#dispensable())) return void socket.destroy();
-    const cancelDeadline = deadlineMs === undefined ? () => {} : after(deadlineMs, () => socket.destroy());
-    const connection = { socket, peer, source, authenticated: false, requests: 0, cancelDeadline };
-    this.#unauthenticated.set(peer, connection);
-    if (this.#guarded) this.#stopChecking ??= every(checkBytesMs, () => this.#checkBytes());
+    if (this.#size >= this.#options.connections && !this.#close(this.#dispensable(source)))
+      return void socket.destroy();
+    const connection: Connection = {
+      ...{ socket, peer, source, authenticated: false, acceptedAt: monotonic(), requests: 0 },
+      onAuthenticated,
+      cancelDeadline: () => {},
+    };
+    this.#addUnauthenticated(connection);
     socket.once('close', () => this.#forget(connection));
+    return source;
+  }
+
+  /** Lets an unauthenticated connection wait for its turn. Meanwhile it has no deadline. */
+  wait(socket: Socket): void {
+    const connection = this.#unauthenticated.get(peerOf(socket));
+    if (!connection) return;
+    this.#forget(connection);
+    this.#waiting.set(connection.peer, connection);
+  }
+
+  /** Ends the wait of a connection. It has the whole deadline from now on. */
+  resume(socket: Socket): void {
+    const connection = this.#waiting.get(peerOf(socket));
+    if (!connection) return;
+    this.#waiting.delete(connection.peer);
+    connection.acceptedAt = monotonic();
+    this.#addUnauthenticated(connection);
+  }
+
+  #addUnauthenticated(connection: Connection): void {
+    const { deadlineMs } = this.#options;
+    const { peer, source, socket } = connection;
+    if (deadlineMs !== undefined) connection.cancelDeadline = after(deadlineMs, () => socket.destroy());
+    this.#unauthenticated.set(peer, connection);
+    this.#bySource.set(source, (this.#bySource.get(source) ?? 0) + 1);
+    if (this.#guarded) this.#stopChecking ??= every(checkBytesMs, () => this.#checkBytes());
   }
 
   /**
@@ -141,10 +183,10 @@ export class ConnectionLimiter {
   authenticate(peer: Socket | string): void {
     const connection = this.#unauthenticated.get(typeof peer === 'string' ? peer : peerOf(peer));
     if (!connection) return;
-    connection.cancelDeadline();
-    this.#unauthenticated.delete(connection.peer);
+    this.#forget(connection);
     this.#authenticated.set(connection.peer, connection);
     connection.authenticated = true;
+    connection.onAuthenticated();
   }
 
   /** The accepted TCP socket below a TLS socket. */
@@ -173,7 +215,8 @@ export class ConnectionLimiter {
   /** Closes all connections, after a delay in which last messages can be sent. */
   async close(): Promise<void> {
     this.#stopChecking?.();
-    const all = [...this.#unauthenticated.values(), ...this.#authenticated.values()];
+    const maps = [this.#unauthenticated, this.#authenticated, this.#waiting];
+    const all = maps.flatMap((map) => [...map.values()]);
     const closed = new AbortController();
     for (const { socket, cancelDeadline } of all) {
       cancelDeadline();
@@ -184,24 +227,35 @@ export class ConnectionLimiter {
   }
 
   get #size(): number {
-    return this.#unauthenticated.size + this.#authenticated.size;
+    return this.#unauthenticated.size + this.#authenticated.size + this.#waiting.size;
   }
 
   #find(peer: string): Connection | undefined {
-    return this.#unauthenticated.get(peer) ?? this.#authenticated.get(peer);
+    return this.#unauthenticated.get(peer) ?? this.#authenticated.get(peer) ?? this.#waiting.get(peer);
   }
 
   #makeRoom(address: string, source: string): void {
     const { unauthenticated, isShared } = this.#options;
     const all = this.#unauthenticated;
-    const own = isShared(address) ? [] : [...all.values()].filter((one) => one.source === source);
-    if (own.length >= Math.ceil(unauthenticated / 4)) this.#close(own[0]);
-    else if (all.size >= unauthenticated) this.#close(all.values().next().value);
+    const own = this.#bySource.get(source) ?? 0;
+    if (own >= Math.ceil(unauthenticated / 4) && !isShared(address)) this.#closeOld(firstOf(all, source));
+    else if (all.size >= unauthenticated) this.#closeOld(all.values().next().value);
   }
 
-  #dispensable(): Connection | undefined {
+  #closeOld(connection: Connection | undefined): void {
+    const { graceMs = 0 } = this.#options;
+    if (connection && monotonic() - connection.acceptedAt >= graceMs) this.#close(connection);
+  }
+
+  #dispensable(source: string): Connection | undefined {
     const [unauthenticated] = this.#unauthenticated.values();
-    return unauthenticated ?? [...this.#authenticated.values()].find(({ requests }) => requests === 0);
+    const [waiting] = this.#waiting.values();
+    return (
+      unauthenticated ??
+      firstOf(this.#waiting, source) ??
+      waiting ??
+      [...this.#authenticated.values()].find(({ requests }) => requests === 0)
+    );
   }
 
   #close(connection: Connection | undefined): boolean {
@@ -212,9 +266,15 @@ export class ConnectionLimiter {
   }
 
   #forget(connection: Connection): void {
+    const { peer, source } = connection;
     connection.cancelDeadline();
-    for (const all of [this.#unauthenticated, this.#authenticated])
-      if (all.get(connection.peer) === connection) all.delete(connection.peer);
+    if (this.#unauthenticated.get(peer) === connection) {
+      const left = (this.#bySource.get(source) ?? 0) - 1;
+      if (left > 0) this.#bySource.set(source, left);
+      else this.#bySource.delete(source);
+    }
+    for (const all of [this.#unauthenticated, this.#authenticated, this.#waiting])
+      if (all.get(peer) === connection) all.delete(peer);
   }
 
   #use(connection: Connection, requests: number): void {
@@ -262,6 +322,12 @@ export class ConnectionLimiter {
     this.#stopChecking?.();
     this.#stopChecking = undefined;
   }
+}
+
+/** The oldest connection of a source. */
+function firstOf(connections: Map<string, Connection>, source: string): Connection | undefined {
+  for (const connection of connections.values()) if (connection.source === source) return connection;
+  return undefined;
 }
 
 /**

@@ -2,7 +2,7 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import { once } from 'node:events';
 import type { IncomingHttpHeaders, ServerHttp2Session, ServerHttp2Stream } from 'node:http2';
-import type { AddressInfo, Socket } from 'node:net';
+import { type AddressInfo, createServer } from 'node:net';
 import {
   createServer as createTlsServer,
   type SecureContextOptions,
@@ -39,6 +39,7 @@ import {
   serveConnect,
   textOf,
 } from './control-stream.ts';
+import { HandshakeQueue } from './handshake-queue.ts';
 import { Heartbeats } from './heartbeats.ts';
 import { createLinkLimits } from './limits-per-minute.ts';
 
@@ -96,11 +97,14 @@ export async function startListener(
   const server = grpcServer();
   server.addService(linkService, handlers({ ...services, limits, heartbeats, answerWaiters: new Map() }, settings));
   addService(server, (peer) => connections.authenticate(peer));
-  const listener = tlsListener(server, connections, options, await authority.leaf());
+  const tls = tlsServer(server, options, await authority.leaf());
+  // TLS begins when it is the turn of a connection, so not with the server that listens.
+  const queue = new HandshakeQueue(connections, (socket) => void tls.emit('connection', socket));
+  const listener = createServer((socket) => queue.add(socket));
   logAcceptErrors(listener, log);
   listener.listen({ port, host, backlog });
   await once(listener, 'listening');
-  const applyLeaf = (leaf: SecureContextOptions): void => listener.setSecureContext(leaf);
+  const applyLeaf = (leaf: SecureContextOptions): void => tls.setSecureContext(leaf);
   const stops = [
     connections.guardCalls(options.hasKey),
     widenWindows(),
@@ -112,6 +116,7 @@ export async function startListener(
     /** Stops accepting connections and ends the open ones. Resolves when all are closed. */
     async close(): Promise<void> {
       for (const stop of stops) stop();
+      queue.close();
       const closed = new Promise<void>((resolve) => listener.close(() => resolve()));
       await connections.close();
       server.forceShutdown();
@@ -138,21 +143,15 @@ function grpcServer(): Server {
  * TLS ends here and not in grpc-js, so that the broker can cut sockets
  * and renew its certificate while running.
  */
-function tlsListener(
-  server: Server,
-  connections: ConnectionLimiter,
-  { handshakeMs }: ListenerOptions,
-  leaf: SecureContextOptions,
-): TlsServer {
+function tlsServer(server: Server, { handshakeMs }: ListenerOptions, leaf: SecureContextOptions): TlsServer {
   const injector = server.createConnectionInjector(ServerCredentials.createInsecure());
-  const listener = createTlsServer({ ALPNProtocols: ['h2'], handshakeTimeout: handshakeMs, ...leaf });
-  listener.on('connection', (socket: Socket) => connections.accept(socket));
-  listener.on('secureConnection', (socket: TLSSocket) => {
+  const tls = createTlsServer({ ALPNProtocols: ['h2'], handshakeTimeout: handshakeMs, ...leaf });
+  tls.on('secureConnection', (socket: TLSSocket) => {
     socket.on('error', () => socket.destroy());
     injector.injectConnection(socket);
   });
-  listener.on('tlsClientError', (_error, socket) => socket.destroy());
-  return listener;
+  tls.on('tlsClientError', (_error, socket) => socket.destroy());
+  return tls;
 }
 
 function handlers(services: ListenerServices & LinkServices, settings: LinkSettings): LinkHandlers {

@@ -45,6 +45,8 @@ export interface Broker {
 }
 
 const proofMs = 5_000;
+/** A new agent is not cut for others before it had this long to send its first bytes. */
+const speakMs = 1_000;
 /** Pings for gRPC connections: a client that is frozen is disconnected within 45 s. */
 const pings = { pingMs: 15_000, pongMs: 30_000 };
 /**
@@ -218,6 +220,7 @@ function listenForAgents({ settings, tuning, log }: Opening, rooms: Rooms, strea
   const connections = new ConnectionLimiter({
     ...connectionLimits().grpc,
     deadlineMs: tuning.proofMs ?? proofMs,
+    graceMs: speakMs,
     isShared: rooms.proxies.isShared,
   });
   const services = { ...rooms, connections, fingerprint: authority.fingerprint, log };
