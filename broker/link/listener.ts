@@ -21,7 +21,6 @@ import type { EnrollRequest__Output } from '../../proto/types/farhand/link/v1/En
 import type { EnrollResponse } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { LinkHandlers } from '../../proto/types/farhand/link/v1/Link.ts';
 import { callKey, linkService, shortenQueues, windowBytes } from '../../shared/agent-rpcs.ts';
-import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Rates } from '../admission/rate-limits.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
@@ -42,6 +41,7 @@ import {
 import { HandshakeQueue } from './handshake-queue.ts';
 import { Heartbeats } from './heartbeats.ts';
 import { createLinkLimits } from './limits-per-minute.ts';
+import { type Pings, pingConnections } from './pings.ts';
 
 export interface ListenerOptions {
   host: string;
@@ -51,16 +51,6 @@ export interface ListenerOptions {
   /** True if this `authorization` header has a valid API key. */
   hasKey(authorization: string): boolean;
   pings: Pings;
-}
-
-/**
- * HTTP/2 pings, for connections that have no other heartbeat: those of clients, and the second ones of agents.
- */
-export interface Pings {
-  /** Milliseconds from an answer to the next ping. */
-  pingMs: number;
-  /** Milliseconds without an answer that end the connection. */
-  pongMs: number;
 }
 
 export interface ListenerServices extends Omit<LinkServices, 'limits' | 'heartbeats' | 'answerWaiters'> {
@@ -95,7 +85,10 @@ export async function startListener(
   const limits = createLinkLimits(services);
   const heartbeats = new Heartbeats(settings);
   const server = grpcServer();
-  server.addService(linkService, handlers({ ...services, limits, heartbeats, answerWaiters: new Map() }, settings));
+  server.addService(
+    linkService,
+    handlers({ ...services, limits, heartbeats, answerWaiters: new Map() }, settings),
+  );
   addService(server, (peer) => connections.authenticate(peer));
   const tls = tlsServer(server, options, await authority.leaf());
   // TLS begins when it is the turn of a connection, so not with the server that listens.
@@ -199,56 +192,6 @@ function enrolStatus(error: unknown): grpcStatus {
   return error.code === 'unauthorized' ? grpcStatus.UNAUTHENTICATED : grpcStatus.INVALID_ARGUMENT;
 }
 
-/** Node's diagnostics channel is the only access to the sessions: grpc-js has no events for them. */
-const channel = 'http2.server.stream.created';
-/** The rpc whose messages are the heartbeats of a link. */
-const connectPath = '/farhand.link.v1.Link/Connect';
-
-/** Calls `see` for each new stream of a session. The returned function stops this. */
-function watchStreams(see: (session: ServerHttp2Session, path: string) => void): () => void {
-  const look = (message: unknown): void => {
-    // Node documents this type for the channel's messages. A server's stream belongs to a server's session.
-    const { stream, headers } = message as { stream: ServerHttp2Stream; headers: IncomingHttpHeaders };
-    const session = stream.session as ServerHttp2Session | undefined;
-    if (session) see(session, headers[':path'] ?? '');
-  };
-  subscribe(channel, look);
-  return () => void unsubscribe(channel, look);
-}
-
-/**
- * Pings each connection from its first stream on, but not those of links: their heartbeats prove the same, and
- * pings of 10,000 links would cost 3 % of a core.
- */
-function pingConnections(pings: Pings): () => void {
-  const stops = new WeakMap<object, () => void>();
-  return watchStreams((session, path) => {
-    const isLink = path === connectPath;
-    if (isLink) stops.get(session)?.();
-    else if (!stops.has(session)) stops.set(session, pingUntilClosed(session, pings));
-  });
-}
-
-function pingUntilClosed(session: ServerHttp2Session, { pingMs, pongMs }: Pings): () => void {
-  let cancel = after(pingMs, ping);
-  let stopped = false;
-  function ping(): void {
-    if (session.destroyed) return;
-    cancel = after(pongMs, () => session.destroy());
-    session.ping((error) => {
-      cancel();
-      if (error) session.destroy();
-      else if (!stopped) cancel = after(pingMs, ping);
-    });
-  }
-  const stop = (): void => {
-    stopped = true;
-    cancel();
-  };
-  session.once('close', stop);
-  return stop;
-}
-
 // ---- HTTP/2 flow-control windows: a larger one makes a distant machine faster but delays other calls
 
 /**
@@ -261,20 +204,27 @@ const bytesPerMs = (200 * 1024 * 1024) / 1000;
 /** Number of pings; the shortest round trip counts, because a busy machine answers late. */
 const trips = 3;
 
+/** Node's diagnostics channel is the only access to the sessions: grpc-js has no such option for servers. */
+const channel = 'http2.server.stream.created';
+
 /** Widens the window of each new session at its first stream. The returned function stops this. */
 function widenWindows(): () => void {
   const widened = new WeakSet<object>();
-  return watchStreams((session, path) => {
-    if (widened.has(session)) return;
+  const widen = (message: unknown): void => {
+    // Node documents this type for the channel's messages. A server's stream belongs to a server's session.
+    const { stream, headers } = message as { stream: ServerHttp2Stream; headers: IncomingHttpHeaders };
+    const session = stream.session as ServerHttp2Session | undefined;
+    if (!session || widened.has(session)) return;
     widened.add(session);
     setWindow(session, nearBytes);
-    // Large answers come on the second connection of an agent, whose first stream is no Connect.
-    if (!path.startsWith('/farhand.link.') || path === connectPath) return;
+    if (!headers[':path']?.startsWith('/farhand.link.')) return;
     void roundTrip(session).then((ms) => {
       const bytes = Math.min(windowBytes, Math.round(ms * bytesPerMs));
       if (bytes > nearBytes) setWindow(session, bytes);
     });
-  });
+  };
+  subscribe(channel, widen);
+  return () => void unsubscribe(channel, widen);
 }
 
 function setWindow(session: ServerHttp2Session, bytes: number): void {

@@ -27,7 +27,7 @@ import { Keys } from '../keys/index.ts';
 import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
 import { type Authority, authorityFiles, loadAuthority } from '../link/authority.ts';
 import type { LinkSettings } from '../link/control-stream.ts';
-import type { Pings } from '../link/listener.ts';
+import type { Pings } from '../link/pings.ts';
 import { recordMachineEvents } from '../machines/events.ts';
 import { machineHandlers } from '../machines/index.ts';
 import { openPackages } from '../packages/index.ts';

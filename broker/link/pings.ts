@@ -1,0 +1,53 @@
+// HTTP/2 pings for connections without heartbeats: those of clients, and the second ones of agents.
+import { subscribe, unsubscribe } from 'node:diagnostics_channel';
+import type { IncomingHttpHeaders, ServerHttp2Session, ServerHttp2Stream } from 'node:http2';
+import { linkService } from '../../shared/agent-rpcs.ts';
+import { after } from '../../shared/clock.ts';
+
+export interface Pings {
+  /** Milliseconds from an answer to the next ping. */
+  pingMs: number;
+  /** Milliseconds without an answer that end the connection. */
+  pongMs: number;
+}
+
+/** Node's diagnostics channel is the only access to the sessions: grpc-js pings all connections or none. */
+const channel = 'http2.server.stream.created';
+
+/**
+ * Pings each connection from its first stream on, but not those of links. Their heartbeats prove the same, and
+ * pings of 10,000 links would cost 3 % of a core. The returned function stops this.
+ */
+export function pingConnections(pings: Pings): () => void {
+  const stops = new WeakMap<object, () => void>();
+  const look = (message: unknown): void => {
+    // Node documents this type for the channel's messages. A server's stream belongs to a server's session.
+    const { stream, headers } = message as { stream: ServerHttp2Stream; headers: IncomingHttpHeaders };
+    const session = stream.session as ServerHttp2Session | undefined;
+    if (!session) return;
+    if (headers[':path'] === linkService.Connect.path) stops.get(session)?.();
+    else if (!stops.has(session)) stops.set(session, pingUntilClosed(session, pings));
+  };
+  subscribe(channel, look);
+  return () => void unsubscribe(channel, look);
+}
+
+function pingUntilClosed(session: ServerHttp2Session, { pingMs, pongMs }: Pings): () => void {
+  let cancel = after(pingMs, ping);
+  let stopped = false;
+  function ping(): void {
+    if (session.destroyed) return;
+    cancel = after(pongMs, () => session.destroy());
+    session.ping((error) => {
+      cancel();
+      if (error) session.destroy();
+      else if (!stopped) cancel = after(pingMs, ping);
+    });
+  }
+  const stop = (): void => {
+    stopped = true;
+    cancel();
+  };
+  session.once('close', stop);
+  return stop;
+}
