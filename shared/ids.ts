@@ -18,6 +18,7 @@ export const prefixes = {
   delivery: 'dlv',
   event: 'evt',
   key: 'key',
+  login: 'login',
   joinToken: 'join',
   link: 'link',
   call: 'call',

@@ -9,6 +9,10 @@ const entry = named('AuditEntry', {
   at: timestamp.describe('Time of the call'),
   key_id: z.string().describe('Id of the API key that made the call'),
   key_name: z.string().describe('Name of the API key at the time of the call'),
+  login_id: z
+    .string()
+    .nullable()
+    .describe('Id of the login through which it came; null: with the key itself'),
   action: z.string().meta({
     description:
       'Operation id of the call. Also `sessions.input` and `sessions.leave` (of terminal clients), and `refusals` (count of refusals not listed)',
@@ -22,7 +26,7 @@ const entry = named('AuditEntry', {
 });
 
 /** An audit entry without its id and time, which the audit log adds. */
-export type Deed = Omit<z.output<typeof entry>, 'id' | 'at'>;
+export type Deed = Omit<z.output<typeof entry>, 'id' | 'at' | 'login_id'> & { login_id?: string | undefined };
 
 export const audit = {
   list: list('/audit', 'admin', {
@@ -31,6 +35,7 @@ export const audit = {
       action: label(1, 100).optional().describe('Only entries of this operation'),
       // The filter accepts any text, not only ids of existing keys, to find entries of revoked keys.
       key_id: label(1, 200).optional().describe('Only entries of this API key, which may be revoked'),
+      login_id: label(1, 200).optional().describe('Only entries of this login, which may have ended'),
       key: label(1, 200).optional().describe('Same as key_id'),
     },
     sort: ['created_at'],

@@ -22,7 +22,7 @@ const counts = z.object({
 });
 
 const status = z.enum(['running', 'completed', 'failed', 'cancelled']);
-const batch = named('Batch', {
+export const batch = named('Batch', {
   id: batchId,
   status: status.describe(
     '`completed`: the command succeeded on every machine; `failed`: not on all of them',

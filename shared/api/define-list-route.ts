@@ -43,7 +43,8 @@ export function list<
   };
 }
 
-function paging<S extends z.ZodType>(sort: S) {
+/** The query parameters of every list. */
+export function paging<S extends z.ZodType>(sort: S) {
   return {
     limit: queryNumber(1, 100).default(20).describe('Largest number of items in the answer'),
     offset: queryNumber(0).default(0).describe('Number of items to skip'),

@@ -36,7 +36,7 @@ export type Definition<
 > = Pick<Route, 'summary'> &
   Partial<Pick<Route, 'base' | 'status'>> &
   Pick<Route, 'description' | 'example' | 'types' | 'replyHeaders' | 'errors' | 'idempotency' | 'again'> &
-  Pick<Route, 'bodyLimit' | 'impliesMachine' | 'waits' | 'lastEvent'> & {
+  Pick<Route, 'bodyLimit' | 'impliesMachine' | 'waits' | 'confirmed' | 'lastEvent'> & {
     query?: Q;
     headers?: H;
     body?: B;

@@ -113,7 +113,7 @@ export function deliveryBody(type: string): z.ZodObject {
   return z.object({ ...envelope, type: z.literal(type).describe('Event type'), data: data.describe('Data') });
 }
 
-const event = named('Event', {
+export const event = named('Event', {
   ...envelope,
   type: z.enum(eventTypes).describe('Event type'),
   data: z.record(z.string(), z.unknown()).describe('Data of the event type, as under Webhooks'),

@@ -41,6 +41,7 @@ export const joinTokens = {
       .meta({ id: 'NewJoinToken' }),
     status: 201,
     idempotency: 'secret',
+    confirmed: true,
   }),
   list: list('/join-tokens', 'admin', {
     summary: 'List join tokens',

@@ -2,6 +2,7 @@
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
+import { login } from './logins.ts';
 import {
   day,
   deleted,
@@ -64,10 +65,16 @@ export const keys = {
     reply: newKey,
     status: 201,
     idempotency: 'secret',
+    confirmed: true,
   }),
   list: list('/api-keys', 'admin', { summary: 'List API keys', sort: ['name', 'created_at'], reply: key }),
   get: single('GET', '/api-keys/{key_id}', 'admin', { summary: 'Get an API key', reply: key }),
-  me: single('GET', '/auth/me', 'any key', { summary: 'Get the API key of this request', reply: key }),
+  me: single('GET', '/auth/me', 'any key', {
+    summary: 'Get the API key of this request',
+    reply: key
+      .extend({ login: login.optional().describe('Its login, if the request has a session cookie') })
+      .meta({ id: 'CurrentApiKey' }),
+  }),
   update: single('PATCH', '/api-keys/{key_id}', 'admin', {
     summary: 'Change an API key',
     description: 'Neither old nor new rights of the key may exceed those of the key that changes it.',
@@ -97,6 +104,7 @@ export const keys = {
     example: { grace: 60_000 },
     reply: newKey,
     idempotency: 'secret',
+    confirmed: true,
   }),
   remove: single('DELETE', '/api-keys/{key_id}', 'admin', {
     summary: 'Revoke an API key at once',

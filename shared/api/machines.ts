@@ -55,12 +55,9 @@ const networkInterface = z.object({
   sent_bytes: z.number().describe('Bytes sent since boot'),
 });
 
-const status = named('MachineStatus', {
-  connected: z
-    .boolean()
-    .describe('True while the agent is connected; otherwise all values are the last known ones'),
+/** The values of a report that lists have, too. */
+const report = {
   uptime: z.number().describe('Seconds since the machine booted'),
-  last_ping: timestamp.describe('Time of the last message from the machine’s agent'),
   cpu: group('CPU', {
     usage: z.number().describe('Percent of the time of all cores since the last report, 0 to 100'),
     cores: z.number().describe('Number of cores'),
@@ -68,16 +65,43 @@ const status = named('MachineStatus', {
   memory: space.describe('Memory'),
   disk: disk.describe('File system of `/`'),
   load_average: z.array(z.number()).describe('Load of the last 1, 5 and 15 minutes'),
+  recorded_at: timestamp.describe('Time of this report'),
+};
+
+const status = named('MachineStatus', {
+  connected: z
+    .boolean()
+    .describe('True while the agent is connected; otherwise all values are the last known ones'),
+  last_ping: timestamp.describe('Time of the last message from the machine’s agent'),
+  ...report,
   disks: z.array(mountedDisk).describe('Mounted file systems'),
   network: z.array(networkInterface).describe('Network interfaces'),
   agent: group('Process of the agent', {
     rss: z.number().describe('Bytes of memory that the agent uses'),
     uptime: z.number().describe('Seconds since the start of the agent'),
   }),
-  recorded_at: timestamp.describe('Time of this report'),
   clock_offset_ms: clockOffset,
   stale_ms: z.number().describe('Milliseconds since the machine last sent anything'),
 });
+
+/** A machine with its last report, as lists of statuses and live updates have it. */
+export const liveMachine = machine
+  .extend({
+    agent_version: agentVersion,
+    latest: z.object(report).nullable().describe('Last report; null: none, or its owner does not allow it'),
+    stale_ms: z.number().describe('Milliseconds since the machine last sent anything'),
+  })
+  .meta({ id: 'LiveMachine' });
+
+const percent = z.array(z.number().nullable());
+const listedStatus = liveMachine
+  .extend({
+    hour: group('The last hour, a point for each minute, oldest first; empty at first after a restart', {
+      cpu: percent.describe('CPU in percent; null: no report in that minute'),
+      memory: percent.describe('Memory in use in percent; null: no report in that minute'),
+    }),
+  })
+  .meta({ id: 'ListedMachineStatus' });
 
 const point = z.object({
   at: timestamp.describe('Start of the period that the point covers'),
@@ -106,20 +130,35 @@ const include = z
   .max(200)
   .refine(areExtras, `must be a comma-separated list of ${extras.join(', ')}`);
 
+const selection = {
+  tags: z.string().max(4096).optional().describe('Only machines with all of these tags, comma-separated'),
+  search: z
+    .string()
+    .max(200)
+    .optional()
+    .describe('Only machines whose name contains this text, ignoring case'),
+};
+const sortable = ['name', 'hostname', 'status', 'created_at', 'last_seen'] as const;
+
 export const machines = {
   list: list('/machines', 'machines:read', {
     summary: 'List machines',
     query: {
-      tags: z.string().max(4096).optional().describe('Only machines with all of these tags, comma-separated'),
-      search: z
-        .string()
-        .max(200)
-        .optional()
-        .describe('Only machines whose name contains this text, ignoring case'),
+      ...selection,
       include: include.optional().describe(`More fields of each item, comma-separated: ${extras.join(', ')}`),
     },
-    sort: ['name', 'hostname', 'status', 'created_at', 'last_seen'],
+    sort: sortable,
     reply: listItem,
+  }),
+  // Before the route of one machine, whose path matches this one too.
+  statuses: list('/machines/statuses', 'machines:read', {
+    summary: 'List machines with their last report and an hour of CPU and memory',
+    description:
+      'Filters are those of the list of machines. `cpu`, `memory` and `disk` sort by percent in use.',
+    query: selection,
+    sort: [...sortable, 'cpu', 'memory', 'disk'],
+    fields: machine,
+    reply: listedStatus,
   }),
   get: single('GET', '/machines/{machine_id}', 'machines:read', {
     summary: 'Get a machine',

@@ -7,17 +7,21 @@ import { events } from './events.ts';
 import { files } from './files.ts';
 import { joinTokens } from './join-tokens.ts';
 import { keys } from './keys.ts';
+import { live } from './live.ts';
+import { logins } from './logins.ts';
 import { machines } from './machines.ts';
 import { packages } from './packages.ts';
-import type { KeyId, MachineId, Route, Scope } from './route.ts';
+import type { KeyId, LoginId, MachineId, Route, Scope } from './route.ts';
 import { schedules } from './schedules.ts';
 import { service } from './service.ts';
 import { sessions } from './sessions.ts';
+import { tags } from './tags.ts';
 import { terminal } from './terminal.ts';
 import { webhooks } from './webhooks.ts';
 
 export const api = {
   machines,
+  tags,
   joinTokens,
   files,
   commands,
@@ -25,7 +29,9 @@ export const api = {
   schedules,
   sessions: { ...sessions, terminal },
   events,
+  live,
   keys,
+  logins,
   webhooks,
   audit,
   packages,
@@ -144,8 +150,12 @@ export interface Caller extends Rights {
   key_id: KeyId;
   key_name: string;
   request_id: string;
+  /** Id of the login by whose cookie the request was authorized. */
+  login_id?: LoginId | undefined;
   /** IP address of the client; empty for a client of the broker's own socket file. */
   address: string;
+  /** Whether the request came encrypted, or from the broker's own machine. */
+  secure: boolean;
   /** Fires when the client disconnects. */
   signal: AbortSignal;
   /** Headers to add to the answer. */

@@ -89,6 +89,8 @@ export interface Route<
   impliesMachine?: boolean;
   /** True if the answer may take long. The key is then checked again before the answer is sent. */
   waits?: boolean;
+  /** Whether a login needs a confirmation of the last 15 minutes to call the route. */
+  confirmed?: boolean;
   /** Only for server-sent events: the name of the last event; absent if the stream has no end. */
   lastEvent?: string;
 }
@@ -242,6 +244,8 @@ export const runId = id('run', 'schedule run').brand<'RunId'>();
 export type RunId = z.output<typeof runId>;
 export const keyId = id('key', 'API key').brand<'KeyId'>();
 export type KeyId = z.output<typeof keyId>;
+export const loginId = id('login', 'login').brand<'LoginId'>();
+export type LoginId = z.output<typeof loginId>;
 export const joinTokenId = id('join', 'join token').brand<'JoinTokenId'>();
 export type JoinTokenId = z.output<typeof joinTokenId>;
 export const webhookId = id('hook', 'webhook').brand<'WebhookId'>();
@@ -257,6 +261,7 @@ export const idSchemas = {
   run: runId,
   session: sessionId,
   key: keyId,
+  login: loginId,
   join_token: joinTokenId,
   webhook: webhookId,
   delivery: deliveryId,

@@ -1,0 +1,61 @@
+// REST route of live updates: changes of machines, events, commands and batches in one stream.
+import * as z from 'zod';
+import { batch } from './batches.ts';
+import { command } from './commands.ts';
+import { outgoing } from './define-route.ts';
+import { event } from './events.ts';
+import { liveMachine } from './machines.ts';
+import { machineId, named, shownAs } from './route.ts';
+
+const kinds = ['machines', 'events', 'commands', 'batches'] as const;
+export const mostTopics = 20;
+
+/** What a client follows: every machine or event, or the command or batch with an id. */
+export interface Topic {
+  kind: (typeof kinds)[number];
+  id: string;
+}
+
+function topicOf(text: string): Topic | undefined {
+  const [, kind, id = ''] =
+    /^(machines|events|commands|batches)(?::([A-Za-z0-9_]{1,200}))?$/.exec(text) ?? [];
+  const found = kinds.find((one) => one === kind);
+  const named = found === 'commands' || found === 'batches';
+  return found && named === (id !== '') ? { kind: found, id } : undefined;
+}
+
+const topics = z
+  .string()
+  .max(4096)
+  .transform((text, context): Topic[] => {
+    const found = text.split(',').map((one) => topicOf(one.trim()));
+    const known = found.filter((one) => one !== undefined);
+    if (known.length === found.length && known.length <= mostTopics) return known;
+    context.addIssue({
+      code: 'custom',
+      message: `must be at most ${mostTopics} of machines, events, commands:ID and batches:ID, comma-separated`,
+    });
+    return z.NEVER;
+  })
+  .meta(shownAs({ type: 'string' }));
+
+const update = named('LiveUpdate', {
+  machines: z.array(liveMachine).optional().describe('In `machines`: machines that changed, or were added'),
+  removed: z.array(machineId).optional().describe('In `machines`: removed, or no longer allowed for the key'),
+  event: event.optional().describe('In `event`: the event'),
+  command: command.optional().describe('In `command`: the command, as in lists'),
+  batch: batch.optional().describe('In `batch`: the batch'),
+});
+
+export const live = {
+  follow: outgoing('events', '/live', 'any key', {
+    summary: 'Follow machines, events, commands and batches in one stream',
+    description:
+      'Events: `ready` first, then `machines` (at most once a second), `event`, `command` and `batch`. Each topic needs its read scope. After `ready` read what you show: a new connection does not repeat what was missed.',
+    query: {
+      topics: topics.describe('`machines`, `events`, `commands:ID` and `batches:ID`, comma-separated'),
+    },
+    reply: update,
+    errors: ['command_not_found', 'batch_not_found'],
+  }),
+};

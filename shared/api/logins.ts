@@ -1,0 +1,59 @@
+// REST routes of logins: a browser exchanges an API key for a session cookie.
+import * as z from 'zod';
+import { list } from './define-list-route.ts';
+import { single } from './define-route.ts';
+import { deleted, keyId, label, loginId, named, timestamp } from './route.ts';
+
+export const login = named('Login', {
+  id: loginId,
+  key_id: keyId.describe('Id of the API key whose rights it has'),
+  key_name: z.string().describe('Name of that key'),
+  name: z.string().nullable().describe('Name that the browser gave it'),
+  address: z.string().describe('Client address that logged in'),
+  created_at: timestamp.describe('Time of creation'),
+  confirmed_at: timestamp.describe('Time when the key was last sent for it'),
+  last_used_at: timestamp.describe(
+    'Time of the last request, exact to an hour after a restart of the broker',
+  ),
+  expires_at: timestamp.describe('Time when it ends: after 12 hours without a request, at most after 7 days'),
+});
+
+const name = label(1, 100).optional().describe('Name for the list of logins, such as the browser’s');
+
+export const logins = {
+  create: single('POST', '/logins', 'any key', {
+    summary: 'Log in: get a session cookie for the API key of this request',
+    description:
+      'Sets the cookie `__Host-farhand`. Its rights are those of the key at any moment. Refused over plain HTTP from another machine.',
+    body: z.strictObject({ name }),
+    example: { name: 'Firefox on Linux' },
+    reply: login,
+    status: 201,
+  }),
+  redeem: single('POST', '/logins/redeem', 'everybody', {
+    summary: 'Log in with a ticket of npm start',
+    description: 'A ticket is valid once, for 5 minutes, and only on the machine of the broker.',
+    body: z.strictObject({ ticket: z.string().min(1).max(200).describe('The ticket'), name }),
+    example: { ticket: '4fJ2kQ9ZtR7wXc0BvN1mLp' },
+    reply: login,
+    status: 201,
+    errors: ['unauthorized', 'forbidden', 'rate_limited'],
+  }),
+  list: list('/logins', 'any key', {
+    summary: 'List logins',
+    description: 'Those of the key of this request; with the scope `admin` also those of weaker keys.',
+    sort: ['created_at', 'last_used_at'],
+    reply: login,
+  }),
+  confirm: single('POST', '/logins/{login_id}/confirm', 'any key', {
+    summary: 'Confirm a login with its API key',
+    description:
+      'Send the key in the header `Authorization`. For 15 minutes the login may then do what needs a confirmation.',
+    reply: login,
+  }),
+  remove: single('DELETE', '/logins/{login_id}', 'any key', {
+    summary: 'End a login at once',
+    description: 'Ends its open streams and terminals, too.',
+    reply: deleted,
+  }),
+};

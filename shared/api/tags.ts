@@ -1,0 +1,21 @@
+// REST route of tags: the names that machines are tagged with.
+import * as z from 'zod';
+import { paging } from './define-list-route.ts';
+import { build } from './define-route.ts';
+import { named } from './route.ts';
+
+const sort = z.enum(['name', '-name', 'machines', '-machines']).default('name');
+
+export const tags = {
+  list: build('list', 'GET', '/tags', 'machines:read', {
+    summary: 'List the tags of machines',
+    query: {
+      search: z.string().max(200).optional().describe('Only tags that contain this, in any case'),
+      ...paging(sort),
+    },
+    reply: named('Tag', {
+      name: z.string().describe('The tag'),
+      machines: z.number().describe('Number of machines with it that the key may use'),
+    }),
+  }),
+};
