@@ -27,6 +27,7 @@ const tables = [
   CREATE INDEX audit_by_machine ON audit (machine_id)`,
   `CREATE INDEX audit_by_action ON audit (action); CREATE INDEX audit_by_key_name ON audit (key_name);
   ${countRows('audit', ['action', 'key_id', 'key_name'])}`,
+  'ALTER TABLE audit ADD COLUMN login_id TEXT',
 ];
 
 /** Opens the audit log. Deletes rows older than `keepMs`, and the oldest beyond `keepRows`. */
@@ -37,24 +38,25 @@ export function createAudit(history: History, keepMs: number, keepRows?: number)
     counted: ['action', 'key_id', 'key_name'],
   });
   history.onEntry('audit', ({ id, created_at, deed }: AuditEntry) => {
-    const { key_id, key_name, action, machine_id, what, request_id, result, address } = deed;
+    const { key_id, key_name, login_id = null, action, machine_id, what, request_id, result, address } = deed;
     history
       .sql(
-        `INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (request_id, id) DO NOTHING`,
+        `INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (request_id, id) DO NOTHING`,
       )
       .run(
         ...[table.next(created_at), id, created_at, key_id, key_name, action, machine_id],
-        ...[JSON.stringify(what), request_id, result, address],
+        ...[JSON.stringify(what), request_id, result, address, login_id],
       );
   });
 
   const list: Handlers['audit']['list'] = async (input, caller) => {
-    const { action, key, key_id } = input;
+    const { action, key, key_id, login_id } = input;
     const conditions: Condition[] = [
       visibleTo(caller),
       action ? ['action = ?', action] : undefined,
       key ? ['key_id = ?', key] : undefined,
       key_id ? ['key_id = ?', key_id] : undefined,
+      login_id ? ['login_id = ?', login_id] : undefined,
     ];
     const { items, total } = await table.page(routes.list, conditions, input);
     return { items: items.map((row) => serialize(row, caller)), total };
@@ -87,7 +89,7 @@ function serialize({ seq: _, created_at, ...row }: Row, caller: Caller) {
   const what = jsonIn(row, 'what') as Deed['what'];
   return {
     // The columns are the fields of a Deed, all of type text.
-    ...(row as unknown as Omit<Deed, 'what'>),
+    ...(row as unknown as Omit<Deed, 'what' | 'login_id'> & { login_id: string | null }),
     id: textIn(row, 'id'),
     at: iso(Number(created_at)),
     what: reachesAll(what, caller) ? what : {},

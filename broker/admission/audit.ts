@@ -18,7 +18,7 @@ export interface AuditedRequest {
 }
 
 /** The sender of a request, as recorded. */
-export type Who = Pick<Caller, 'key_id' | 'key_name' | 'request_id' | 'address'>;
+export type Who = Pick<Caller, 'key_id' | 'key_name' | 'login_id' | 'request_id' | 'address'>;
 
 /** The audit record of one request, while the request runs. */
 export type Recording = ReturnType<Recorder['begin']>;

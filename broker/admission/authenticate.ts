@@ -1,6 +1,9 @@
-// Finds the key that a request presents, and counts the request against the rate limits.
+// Finds the key or the login that a request presents, and counts the request against the rate limits.
+import type { LoginId } from '../../shared/api/route.ts';
 import type { Keys } from '../keys/index.ts';
 import { hasExpired } from '../keys/rights.ts';
+import type { Logins } from '../logins/index.ts';
+import { ended } from '../logins/rights.ts';
 import type { Key } from '../state/state.ts';
 import type { Quota, Rates } from './rate-limits.ts';
 
@@ -9,6 +12,10 @@ export interface Client {
   /** IP address of the client, as trusted proxies report it; empty over the broker's own socket file. */
   address: string;
   key: Key;
+  /** The login whose cookie the request has; undefined for a request with a key. */
+  login_id?: LoginId;
+  /** Whether the request came encrypted, or from the broker's own machine. */
+  secure?: boolean;
   /** Requests that the key has left; undefined for a key without a rate limit. */
   quota?: Quota | undefined;
 }
@@ -28,4 +35,20 @@ export async function authenticate(
   if (authorization !== '' && (!found || hasExpired(found))) await rates.countWrongKey(address);
   const key = keys.admit(found, address);
   return { address, key, quota: await rates.spend(key.id) };
+}
+
+/** Finds the login of a cookie's secret, and counts the request like one with its key. */
+export async function authenticateLogin(
+  secret: string,
+  address: string,
+  { keys, logins, rates }: { keys: Keys; logins: Logins; rates: Rates },
+): Promise<Client> {
+  const found = logins.find(secret);
+  if (!found) {
+    await rates.countWrongKey(address);
+    throw ended;
+  }
+  logins.note(found.login);
+  const key = keys.admit(found.key, address);
+  return { address, key, login_id: found.login.id, quota: await rates.spend(key.id) };
 }

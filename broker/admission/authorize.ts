@@ -7,6 +7,7 @@ import { allRoutes, type Caller, type Handlers, type Input } from '../../shared/
 import { AppError, type Code, fieldError } from '../../shared/errors.ts';
 import type { Keys } from '../keys/index.ts';
 import { currentKey, holds, reaches, rightsOf, watchRights } from '../keys/rights.ts';
+import { assertConfirmed, assertLogin } from '../logins/rights.ts';
 import { type Declared, foundBy, type Key, type State } from '../state/state.ts';
 import { auditOf, type Recorder, type Recording, type Who } from './audit.ts';
 import type { Client } from './authenticate.ts';
@@ -78,10 +79,10 @@ export class AuthorizedRequest<R extends Route> {
   /** Without `records`, only a failure is written to the audit log. */
   constructor(guard: Guard<R>, client: Client, requestId: string, records = true) {
     const { route, action, rooms } = guard;
-    const { address, key } = client;
+    const { address, key, login_id } = client;
     this.#guard = guard;
     this.#client = client;
-    this.#who = { request_id: requestId, address, key_id: key.id, key_name: key.name };
+    this.#who = { request_id: requestId, address, key_id: key.id, key_name: key.name, login_id };
     const about = () => auditOf(this.#subjects, this.#raw, this.#headers);
     if (route.method !== 'GET') this.#recording = rooms.recorder.begin(action, this.#who, about, records);
   }
@@ -91,6 +92,7 @@ export class AuthorizedRequest<R extends Route> {
     try {
       if (this.#client.quota?.refusal) throw this.#client.quota.refusal;
       requireScope(this.#client.key, this.#guard.route);
+      assertConfirmed(this.#guard.rooms.state, this.#client.login_id, this.#guard.route);
       const raw = read();
       if (readRest) this.identify(raw);
       await readRest?.(raw);
@@ -131,6 +133,7 @@ export class AuthorizedRequest<R extends Route> {
     if (lasts) this.#stopWatching = watchRights(rooms.state, key_id, () => this.#judgeAgain(gone));
     const caller: Caller = {
       ...this.#who,
+      secure: this.#client.secure ?? false,
       signal: gone.signal,
       headers: this.#headers,
       ...rightsOf(rooms.state, key_id),
@@ -159,6 +162,7 @@ export class AuthorizedRequest<R extends Route> {
   /** Checks scope and ids by the key's id: a new secret does not end requests made with the old secret. */
   #judge(subjects: readonly Subject[], declared: Declared): void {
     const key = currentKey(declared, this.#who.key_id);
+    assertLogin(declared, this.#who.login_id);
     requireScope(key, this.#guard.route);
     judgeSubjects(subjects, key, declared);
   }

@@ -2,12 +2,13 @@
 // reply.
 import type { IncomingMessage } from 'node:http';
 import type { Context } from 'koa';
+import { logins as loginRoutes } from '../../shared/api/logins.ts';
 import type { Route } from '../../shared/api/route.ts';
 import type { Caller, Content, Handlers } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Quota } from '../../shared/quota.ts';
-import { authenticate, type Client } from '../admission/authenticate.ts';
+import { authenticate, authenticateLogin, type Client } from '../admission/authenticate.ts';
 import {
   type AccessServices,
   AuthorizedRequest,
@@ -18,14 +19,17 @@ import {
 import type { Idempotency } from '../admission/idempotency.ts';
 import { queryOf, type RawInput } from '../admission/parse-request.ts';
 import type { Rates } from '../admission/rate-limits.ts';
-import { type Proxies, plainAddress } from '../client-address.ts';
+import { plainAddress } from '../client-address.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
 import { localKey } from '../keys/rights.ts';
+import { secretIn } from '../logins/cookie.ts';
+import type { Logins } from '../logins/index.ts';
 import { bytesOf, openForm, readJson, type Spool } from './body.ts';
+import { assertOwnPage, isPrivate, type OriginServices } from './own-page.ts';
 import { isStreamed, sendReply } from './reply.ts';
 
-export interface DispatchServices extends AccessServices {
-  proxies: Proxies;
+export interface DispatchServices extends AccessServices, OriginServices {
+  logins: Logins;
   rates: Rates;
   handlers: Handlers;
   idempotency: Idempotency;
@@ -51,7 +55,7 @@ export function dispatcher(
   const handler = handlerOf(handlers, noun, operation);
   const lasts = route.accepts !== undefined || route.waits === true || isStreamed(route);
   return async (ctx) => {
-    const client = await clients.identify(ctx, route.access !== 'everybody');
+    const client = await clients.identify(ctx, route);
     const gone = new AbortController();
     ctx.res.once('close', () => {
       if (!ctx.res.writableFinished) gone.abort(new AppError('unavailable', 'the client disconnected'));
@@ -154,25 +158,40 @@ function assertPlainContent(ctx: Context): void {
 export type Clients = ReturnType<typeof createClients>;
 
 /**
- * Identifies the clients of one HTTP server: their address (by trusted proxies), their key, and their rate
+ * Identifies the clients of one HTTP server: their address (by trusted proxies), their key or login, and their rate
  * limit. `connections` is undefined for the broker's own socket file, whose clients need no key.
  */
 export function createClients(services: DispatchServices, connections: ConnectionLimiter | undefined) {
+  const { keys, logins, proxies } = services;
+  /** The client by the key in the header Authorization, otherwise by the login's cookie. */
+  async function authenticated(ctx: Context, address: string, route?: Route): Promise<Client> {
+    const authorization = ctx.get('authorization');
+    const secret = authorization === '' ? secretIn(ctx.get('cookie')) : '';
+    if (secret !== '') {
+      assertOwnPage(ctx.req, services);
+      return authenticateLogin(secret, address, services);
+    }
+    const ticket = route === loginRoutes.create && logins.tickets.redeem(authorization, address);
+    const key = ticket ? services.state.keys.get(ticket) : undefined;
+    return key ? { address, key: keys.admit(key, address) } : authenticate(authorization, address, services);
+  }
   return {
-    /** True if a new request has a valid key, or comes over the socket file, where none is needed. */
+    /** True if a new request has a valid key or login, or comes over the socket file, where none is needed. */
     hasKey: ({ headers }: IncomingMessage): boolean =>
-      !connections || services.keys.accepts(headers.authorization ?? ''),
+      !connections ||
+      keys.accepts(headers.authorization ?? '') ||
+      logins.find(secretIn(headers.cookie)) !== undefined,
     /**
-     * The client of a request, by its key unless `needsKey` is false; sets the rate limit headers. Throws
-     * unauthorized and rate_limited.
+     * The client of a request, by its key or login unless the route needs none; sets the rate limit headers. Throws
+     * unauthorized and rate_limited, and forbidden if the cookie of a login does not count.
      */
-    async identify(ctx: Context, needsKey = true): Promise<Client> {
+    async identify(ctx: Context, route?: Route): Promise<Client> {
       if (!connections) return { address: '', key: localKey };
       const { socket } = ctx.req;
       const peer = plainAddress(socket.remoteAddress ?? '');
-      const address = services.proxies.clientOf(peer, ctx.get('x-forwarded-for'));
-      if (!needsKey) return { address, key: localKey };
-      const client = await authenticate(ctx.get('authorization'), address, services);
+      const address = proxies.clientOf(peer, ctx.get('x-forwarded-for'));
+      if (route?.access === 'everybody') return { address, key: localKey };
+      const client = await authenticated(ctx, address, route);
       connections.authenticate(socket);
       if (client.quota) {
         // Header names are from spec section 8.2.
@@ -181,7 +200,7 @@ export function createClients(services: DispatchServices, connections: Connectio
         ctx.set('X-RateLimit-Remaining', String(remaining));
         ctx.set('X-RateLimit-Reset', String(reset));
       }
-      return client;
+      return { ...client, secure: isPrivate(ctx.req, proxies) };
     },
   };
 }

@@ -19,6 +19,7 @@ import { version } from '../../shared/version.ts';
 /** Display name and description of each resource, by its name in the route table. */
 const tags: Readonly<Record<string, readonly [name: string, description: string]>> = {
   machines: ['Machines', 'The computers that run an agent: list, inspect, rename, tag and remove them.'],
+  tags: ['Tags', 'The names that machines are tagged with.'],
   joinTokens: ['Join tokens', 'The secrets that new machines join with.'],
   files: ['Files', 'Files and directories on machines: read, write, transfer, search and watch them.'],
   commands: ['Commands', 'Programs on machines: run, follow, feed, signal and cancel them.'],
@@ -33,6 +34,8 @@ const tags: Readonly<Record<string, readonly [name: string, description: string]
     'API keys',
     'The keys that clients authenticate with, their scopes and the machines that they may use.',
   ],
+  logins: ['Logins', 'Sessions of browsers: a cookie in place of an API key, with the rights of that key.'],
+  live: ['Live updates', 'What changes, in one stream.'],
   webhooks: ['Webhooks', 'Subscriptions that send events to an address of yours, and their deliveries.'],
   audit: ['Audit log', 'The append-only record of every call that changes or runs something.'],
   packages: ['Packages', 'The install script and the agent packages for new machines.'],
@@ -120,7 +123,7 @@ export function openapiText(server: string): string {
           license: { name: 'Apache-2.0', identifier: 'Apache-2.0' },
         },
         servers: [{ url: server, description: 'This broker' }],
-        security: [{ apiKey: [] }],
+        security: [{ apiKey: [] }, { login: [] }],
         tags: Object.values(tags).map(([name, description]) => ({ name, description })),
         paths,
         webhooks: Object.fromEntries(events),
@@ -133,6 +136,13 @@ export function openapiText(server: string): string {
               type: 'http',
               scheme: 'bearer',
               description: 'An API key, as made with `farhand auth create-key`',
+            },
+            login: {
+              type: 'apiKey',
+              in: 'cookie',
+              name: '__Host-farhand',
+              description:
+                'The cookie of a login (`POST /logins`). It counts only for pages of the broker, and for changes only with the header `X-Farhand-Console: 1`. With an API key in the request the cookie is ignored.',
             },
           },
         },
@@ -284,9 +294,10 @@ function errorResponses(): Record<string, ZodOpenApiResponseObject> {
 
 /** Every error code that a route may return. */
 export function codesOf(route: Route): Code[] {
-  const { access, body, accepts, idempotency, impliesMachine, errors = [] } = route;
+  const { access, body, accepts, idempotency, impliesMachine, confirmed, errors = [] } = route;
   const found: Code[] = [...errors, 'invalid_request', 'internal_error', ...idsIn(route)];
   if (access !== 'everybody') found.push('unauthorized', 'forbidden', 'rate_limited', 'unavailable');
+  if (confirmed) found.push('confirmation_required');
   if (body) found.push('validation_failed');
   if (body || accepts) found.push('payload_too_large');
   if (idempotency) found.push('conflict', 'idempotency_mismatch');

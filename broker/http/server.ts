@@ -225,9 +225,19 @@ function createApp(
     router.register(patternOf(route), [route.method], answer);
   }
   if (local) {
-    // This route is not part of the API: it exists only on the broker's own socket file.
+    // These routes are not part of the API: they exist only on the broker's own socket file.
     router.post('/local/backup', async (ctx) => {
       ctx.body = { data: await options.backups.make(), meta: { request_id: requestIdOf(ctx) } };
+    });
+    // Only the broker's own user can make tickets, for any key.
+    router.post('/local/login-tickets/:key_id', (ctx) => {
+      const { key_id } = ctx.params;
+      const key = options.state.keys.get(key_id ?? '');
+      if (!key) throw new AppError('key_not_found', `no key has the id ${key_id}`, { key_id });
+      ctx.body = {
+        data: { ticket: options.logins.tickets.make(key.id) },
+        meta: { request_id: requestIdOf(ctx) },
+      };
     });
   }
   const app = new Koa();

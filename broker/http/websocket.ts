@@ -10,7 +10,6 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { assertKnownParameters, queryOf } from '../admission/parse-request.ts';
-import { type Proxies, plainAddress } from '../client-address.ts';
 import {
   type Action,
   actionOf,
@@ -19,6 +18,7 @@ import {
   type Notice,
 } from '../sessions/client-port.ts';
 import { assertJsonLimits } from './body.ts';
+import { isOwnOrigin, type OriginServices } from './own-page.ts';
 
 /** What a ticket gives access to: one client of one session. */
 export interface Attachment {
@@ -28,12 +28,9 @@ export interface Attachment {
   leave(): void;
 }
 
-export interface WebSocketServices {
+export interface WebSocketServices extends OriginServices {
   /** The attachment of a ticket, which is valid once; undefined for a used or unknown ticket. */
   redeem(ticket: string): Attachment | undefined;
-  /** The URL of the API for clients. */
-  publicUrl(): string;
-  proxies: Proxies;
   log: Logger;
 }
 
@@ -157,21 +154,10 @@ function assertHandshake({ headers }: IncomingMessage): void {
 }
 
 /** Refuses pages of another origin, which could act for the user who views them; programs send no Origin. */
-function assertOwnOrigin(request: IncomingMessage, { publicUrl, proxies }: WebSocketServices): void {
-  const { origin, host } = request.headers;
-  if (origin === undefined) return;
-  const from = URL.parse(origin);
-  // The scheme is unknown behind a proxy that reports none: the proxy may have terminated TLS.
-  const scheme = schemeOf(request, proxies) ?? from?.protocol;
-  const own = [publicUrl(), `${scheme}//${host}`].map((url) => URL.parse(url));
-  if (own.some((one) => one && one.host === from?.host && one.protocol === from.protocol)) return;
+function assertOwnOrigin(request: IncomingMessage, rooms: WebSocketServices): void {
+  const { origin } = request.headers;
+  if (origin === undefined || isOwnOrigin(request, rooms)) return;
   throw new AppError('forbidden', 'pages of another origin are not allowed to open terminals', { origin });
-}
-
-function schemeOf({ socket, headers }: IncomingMessage, proxies: Proxies): string | undefined {
-  if ('encrypted' in socket) return 'https:';
-  const forwarded = headers['x-forwarded-proto'];
-  return proxies.schemeOf(plainAddress(socket.remoteAddress ?? ''), String(forwarded ?? ''));
 }
 
 function notASocket(message: string): AppError {

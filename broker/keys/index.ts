@@ -10,6 +10,7 @@ import { newId, newSecret } from '../../shared/ids.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type History, textIn } from '../history/history.ts';
+import type { Logins } from '../logins/index.ts';
 import { pageOf } from '../paging.ts';
 import type { Declared, Key, State } from '../state/state.ts';
 import { currentKey, endOf, hasExpired, holds, within } from './rights.ts';
@@ -31,6 +32,7 @@ export function hashOf(secret: string): string {
 
 export class Keys {
   readonly #state: State;
+  readonly #logins: Pick<Logins, 'ofCaller'>;
   readonly #log: Logger;
   readonly #usage: KeyUsage;
   readonly #limiter: LogLimiter<string>;
@@ -38,8 +40,9 @@ export class Keys {
   #indexed: State['keys'] | undefined;
   #byHash = new Map<string, { key: Key; until: number }>();
 
-  constructor(state: State, history: History, log: Logger) {
+  constructor(state: State, history: History, logins: Pick<Logins, 'ofCaller'>, log: Logger) {
     this.#state = state;
+    this.#logins = logins;
     this.#log = log;
     this.#usage = new KeyUsage(history, state.keys);
     this.#limiter = new LogLimiter<string>(mostLines, minute, (address, more) =>
@@ -123,7 +126,10 @@ export class Keys {
       return { items: page.items.map((key) => this.#serialize(key)), total: page.total };
     },
     get: ({ key_id }, caller) => this.#serialize(find(key_id, caller, this.#state)),
-    me: (_input, caller) => this.#serialize(currentKey(this.#state, caller.key_id)),
+    me: (_input, caller) => ({
+      ...this.#serialize(currentKey(this.#state, caller.key_id)),
+      login: this.#logins.ofCaller(caller),
+    }),
     update: async ({ key_id, expires_at, ...changes }, caller) => {
       const given = Object.entries(changes).filter(([, value]) => value !== undefined);
       const key = await this.#put(caller, (declared) => {

@@ -1,7 +1,7 @@
 // Decides what each key may do and on which machines,
 // by the documents that are committed or that a change finds.
 
-import type { KeyId, MachineId, Scope } from '../../shared/api/route.ts';
+import type { KeyId, LoginId, MachineId, Scope } from '../../shared/api/route.ts';
 import type { Rights } from '../../shared/api/route-table.ts';
 import { after, iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -118,12 +118,14 @@ export function rightsOf(declared: Keys & Machines, id: KeyId): Rights {
 /** A key and the machine on which it is to be used. */
 interface Intent {
   key_id: KeyId;
+  login_id?: LoginId | undefined;
   machine_id: MachineId;
 }
 
 /** True if a key has the scope and may use the machine at this moment. */
-function may(state: State, scope: Scope, { key_id, machine_id }: Intent): boolean {
+function may(state: State, scope: Scope, { key_id, login_id, machine_id }: Intent): boolean {
   const key = goodKey(state, key_id);
+  if (login_id !== undefined && !state.logins.has(login_id)) return false;
   return key !== undefined && holds(key, scope) && reaches(key, machine_id, state);
 }
 
@@ -158,7 +160,7 @@ export function watchRights(state: State, key_id: KeyId, look: () => void): () =
 
 /**
  * Calls `end` as soon as a key may no longer attach to sessions of a machine: it was revoked, has expired, or
- * has lost the scope or the machine. Call the returned function to stop watching.
+ * has lost the scope or the machine, or the client's login has ended. Call the returned function to stop watching.
  */
 export function whileAttachable(state: State) {
   return (intent: Intent, end: () => void): (() => void) => {

@@ -6,7 +6,7 @@ import type { Page } from '../../shared/api/route-table.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { selectFrom } from '../paging.ts';
 import type { Presence } from '../presence/index.ts';
-import type { MachineFacts } from '../presence/machine-facts.ts';
+import { type MachineFacts, percentOf } from '../presence/machine-facts.ts';
 import type { Machine, State } from '../state/state.ts';
 
 interface ListServices {
@@ -31,8 +31,8 @@ interface List {
 
 /** Lists remembered per set of machines: one for each combination of filters and sort field in use. */
 const mostLists = 16;
-/** Online machines report all the time, so the order by last_seen is up to this old. */
-const lastSeenMs = 100;
+/** Online machines report all the time, so the order by what they report is up to this old. */
+const reportedMs = 100;
 
 export class MachineLists {
   readonly #services: ListServices;
@@ -82,9 +82,18 @@ export class MachineLists {
   #field(machine: Machine, name: string): unknown {
     if (name in machine) return Reflect.get(machine, name);
     if (name === 'status') return this.#services.presence.online(machine.id) ? 'online' : 'offline';
+    if (['cpu', 'memory', 'disk'].includes(name)) return this.#load(machine.id, name);
     const facts = this.#services.machineFacts.of(machine.id);
     if (name === 'last_seen') return facts?.last_seen ?? Date.parse(machine.created_at);
     return Reflect.get(facts ?? {}, name) ?? '';
+  }
+
+  /** Percent in use; -1 without a report, so that such machines come last in descending order. */
+  #load(id: MachineId, name: string): number {
+    const report = this.#services.machineFacts.allowedReport(id);
+    if (!report) return -1;
+    if (name === 'cpu') return report.cpu_usage;
+    return percentOf(name === 'memory' ? report.memory : report.disk);
   }
 
   /** The versions of the fields that the selection uses and that change without a change of the state. */
@@ -94,7 +103,8 @@ export class MachineLists {
     return [
       used.includes('status') && presence.version,
       ['hostname', 'os', 'arch'].some((name) => used.includes(name)) && machineFacts.version,
-      used.includes('last_seen') && Math.floor(monotonic() / lastSeenMs),
+      ['last_seen', 'cpu', 'memory', 'disk'].some((name) => used.includes(name)) &&
+        Math.floor(monotonic() / reportedMs),
     ].join();
   }
 }

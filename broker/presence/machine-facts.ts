@@ -7,6 +7,7 @@ import { label } from '../../shared/api/route.ts';
 import { every, latestInstant, monotonic, nextTurn, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { type History, jsonIn, type OutboxEntry, type Row, textIn } from '../history/history.ts';
+import { LastHour } from './last-hour.ts';
 
 const amount = z.number().min(0).max(Number.MAX_SAFE_INTEGER);
 const space = z.object({ total: amount, used: amount, free: amount });
@@ -101,6 +102,7 @@ const rowsAtOnce = 250;
  * samples after `keepMs`.
  */
 export class MachineFacts {
+  readonly lastHour = new LastHour();
   readonly #history: History;
   readonly #facts: Map<string, Facts>;
   readonly #heardAt = new Map<string, number>();
@@ -143,6 +145,12 @@ export class MachineFacts {
     return this.#facts.get(machineId);
   }
 
+  /** The last report of a machine; undefined if there is none, or its owner does not allow metrics. */
+  allowedReport(machineId: string): Report | undefined {
+    const facts = this.of(machineId);
+    return facts?.capabilities.includes('metrics') ? facts.report : undefined;
+  }
+
   /** Throws permission_denied if the machine's owner does not allow all of these, as its agent last reported. */
   assertAllows(machine_id: string, capabilities: readonly string[]): void {
     const allowed = this.of(machine_id)?.capabilities ?? [];
@@ -175,6 +183,7 @@ export class MachineFacts {
     const report = reportOf(metrics) ?? before?.report;
     const facts = { ...parsed.data, ip, last_seen: now(), report };
     this.#set(machineId, facts);
+    this.#addToHour(machineId);
     this.#heardAt.set(machineId, monotonic());
     this.#unsaved.add(machineId);
     // When all machines return after a restart of the broker, a commit each would take longer than all else.
@@ -190,7 +199,14 @@ export class MachineFacts {
     this.#facts.set(machineId, { ...before, ...(report && { report }), last_seen: now() });
     this.#heardAt.set(machineId, monotonic());
     this.#unsaved.add(machineId);
-    if (report) this.#unsampled.add(machineId);
+    if (!report) return;
+    this.#unsampled.add(machineId);
+    this.#addToHour(machineId);
+  }
+
+  #addToHour(machineId: string): void {
+    const report = this.allowedReport(machineId);
+    if (report) this.lastHour.add(machineId, report.cpu_usage, percentOf(report.memory));
   }
 
   /** Averages of the metrics for each interval of `stepMs` milliseconds, oldest first. */
@@ -260,6 +276,11 @@ export class MachineFacts {
 /** The facts that change only when the machine does. */
 function declaredIn({ last_seen, report, ...facts }: Facts): Omit<Facts, 'last_seen' | 'report'> {
   return facts;
+}
+
+/** The part of a space that is in use, in percent; 0 if its size is unknown. */
+export function percentOf({ total, used }: { total: number; used: number }): number {
+  return total > 0 ? Math.min(100, (100 * used) / total) : 0;
 }
 
 function takeAll(ids: Set<string>): string[] {

@@ -36,10 +36,10 @@ export async function attach(
     const message = `${terminalClients} clients are attached to sessions of machine ${machine_id}, the most allowed: detach one`;
     throw new AppError('unavailable', message, { machine_id, limit: terminalClients });
   }
-  const { key_id, key_name, request_id, address } = caller;
+  const { key_id, key_name, login_id, request_id, address } = caller;
   const client_id = newId('client');
   const attached = { client_id, session_id, key_id, key_name, mode, attached_at: now(), request_id };
-  const attachment = new Attachment(context, session, attached, { address, offset });
+  const attachment = new Attachment(context, session, attached, { address, login_id, offset });
   session.clients.set(client_id, attachment);
   try {
     await context.history.write((journal) => {
@@ -72,7 +72,7 @@ export class Attachment {
   readonly session: OpenSession;
   /** First byte of output that the client wants. */
   readonly offset: number | undefined;
-  readonly #address: string;
+  readonly #client: Pick<Caller, 'address' | 'login_id'>;
   readonly #context: SessionContext;
   readonly #end = new AbortController();
   #reason: CloseReason | undefined;
@@ -86,13 +86,13 @@ export class Attachment {
     context: SessionContext,
     session: OpenSession,
     attached: Attached,
-    { address, offset }: { address: string; offset: number | undefined },
+    { offset, ...client }: Pick<Caller, 'address' | 'login_id'> & { offset: number | undefined },
   ) {
     this.#context = context;
     this.session = session;
     this.attached = attached;
     this.offset = offset;
-    this.#address = address;
+    this.#client = client;
   }
 
   /** True while the client is attached and not served yet. */
@@ -106,9 +106,10 @@ export class Attachment {
    */
   begin(): void {
     const { key_id } = this.attached;
+    const { login_id } = this.#client;
     const { machine_id } = this.session.record;
     this.#cancelTimer = after(unusedMs, () => this.leave());
-    this.#stopWatchingRights = this.#context.whileAttachable({ key_id, machine_id }, () => {
+    this.#stopWatchingRights = this.#context.whileAttachable({ key_id, login_id, machine_id }, () => {
       void this.dismiss('forbidden');
     });
     if (this.#left) this.#stopWatchingRights();
@@ -180,7 +181,7 @@ export class Attachment {
     const { key_id, key_name, request_id, session_id, client_id, mode } = this.attached;
     const { machine_id } = this.session.record;
     const what = { session_id, client_id, mode };
-    const address = this.#address;
-    this.#context.audit(journal, { key_id, key_name, action, machine_id, what, request_id, address, result });
+    const deed = { key_id, key_name, action, machine_id, what, request_id, result, ...this.#client };
+    this.#context.audit(journal, deed);
   }
 }

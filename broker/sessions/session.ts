@@ -33,7 +33,10 @@ export interface SessionServices {
    * Calls `end` once the key may no longer attach to sessions of that machine.
    * The returned function stops the watch.
    */
-  whileAttachable(intent: { key_id: KeyId; machine_id: MachineId }, end: () => void): () => void;
+  whileAttachable(
+    intent: Pick<Caller, 'key_id' | 'login_id'> & { machine_id: MachineId },
+    end: () => void,
+  ): () => void;
 }
 
 /** Services and state that all sessions share. */

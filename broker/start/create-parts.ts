@@ -28,8 +28,10 @@ import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
 import { type Authority, authorityFiles, loadAuthority } from '../link/authority.ts';
 import type { LinkSettings } from '../link/control-stream.ts';
 import type { Pings } from '../link/pings.ts';
+import { Logins } from '../logins/index.ts';
 import { recordMachineEvents } from '../machines/events.ts';
 import { machineHandlers } from '../machines/index.ts';
+import { tagHandlers } from '../machines/tags.ts';
 import { openPackages } from '../packages/index.ts';
 import { Presence } from '../presence/index.ts';
 import { MachineFacts } from '../presence/machine-facts.ts';
@@ -158,7 +160,9 @@ async function openNouns(
   const { state, history, events } = stores;
   const keepMs = settings.keep_history;
   const publicUrl = (): string => settings.public_url ?? status.url;
-  const keys = new Keys(state, history, log);
+  const logins = new Logins(state, log);
+  closers.push(() => logins.close());
+  const keys = new Keys(state, history, logins, log);
   closers.push(() => keys.close());
   const packages = openPackages(settings.packages, () => ({ ...status, url: publicUrl() }));
   const joinTokens = new JoinTokens({ state, events, fingerprint, packages });
@@ -180,13 +184,14 @@ async function openNouns(
   const schedules = new Schedules({ ...commandRooms, commands, records }, log);
   // With --local no agent can connect, so schedules wait for the next normal start.
   if (settings.local) schedules.stop();
-  return { keys, packages, joinTokens, commands, schedules, sessions, audit };
+  return { keys, logins, packages, joinTokens, commands, schedules, sessions, audit };
 }
 
 function handlersOf(rooms: Stores & Nouns, log: Logger): Omit<Handlers, 'service'> {
   const contents = new Quota(maxContents, 'file contents are being sent as JSON');
   return {
     machines: machineHandlers(rooms),
+    tags: tagHandlers(rooms.state),
     packages: rooms.packages.handlers,
     joinTokens: rooms.joinTokens.handlers,
     files: fileHandlers({ ...rooms, log, contents }),
@@ -196,6 +201,7 @@ function handlersOf(rooms: Stores & Nouns, log: Logger): Omit<Handlers, 'service
     sessions: rooms.sessions.handlers,
     events: rooms.events.handlers,
     keys: rooms.keys.handlers,
+    logins: rooms.logins.handlers,
     webhooks: rooms.webhooks.handlers,
     audit: rooms.audit.handlers,
   };
@@ -212,6 +218,7 @@ function lookupsOf(stores: Stores, { commands, schedules, sessions, webhooks }: 
     run: (id) => behind(schedules.machineOfRun(id)),
     session: (id) => behind(sessions.machineOf(id)),
     key: (id, { keys }) => keys.get(id) && {},
+    login: (id, { logins }) => logins.get(id) && {},
     join_token: (id, { join_tokens }) => join_tokens.get(id) && {},
     webhook: (id, declared) => declared.webhooks.get(id) && {},
     delivery: (id) => (webhooks.hasDelivery(id) ? {} : undefined),

@@ -1,6 +1,14 @@
 // The types of the documents in state.json.
 import { z } from 'zod';
-import { joinTokenId, keyId, machineId, scheduleId, scopes, webhookId } from '../../shared/api/route.ts';
+import {
+  joinTokenId,
+  keyId,
+  loginId,
+  machineId,
+  scheduleId,
+  scopes,
+  webhookId,
+} from '../../shared/api/route.ts';
 import type { OutboxEntry } from '../history/history.ts';
 
 /** Version 0.1.0 stored white space around tags; later versions trim it in requests. */
@@ -35,6 +43,22 @@ const key = z.strictObject({
   previous: z.strictObject({ hash: z.string(), until: z.string() }).nullable(),
 });
 export type Key = z.output<typeof key>;
+
+const login = z.strictObject({
+  id: loginId,
+  key_id: keyId,
+  /** SHA-256 of the cookie's secret, in hexadecimal digits. */
+  hash: z.string(),
+  name: z.string().nullable(),
+  /** Client address that logged in. */
+  address: z.string(),
+  created_at: z.string(),
+  /** When the key was last sent for this login. */
+  confirmed_at: z.string(),
+  /** A recent use; the newest is only in memory. */
+  used_at: z.string(),
+});
+export type Login = z.output<typeof login>;
 
 const joinToken = z.strictObject({
   id: joinTokenId,
@@ -105,6 +129,8 @@ const file = z.strictObject({
   generation: z.int(),
   machines: z.array(machine),
   keys: z.array(key),
+  /** Absent in files of brokers without logins. */
+  logins: z.array(login).default([]),
   join_tokens: z.array(joinToken),
   schedules: z.array(schedule),
   webhooks: z.array(webhook),
@@ -115,7 +141,7 @@ const file = z.strictObject({
 export const documents = file.transform(({ checksum: _, ...declared }) => declared);
 export type Documents = z.output<typeof documents>;
 
-export const names = ['machines', 'keys', 'join_tokens', 'schedules', 'webhooks'] as const;
+export const names = ['machines', 'keys', 'logins', 'join_tokens', 'schedules', 'webhooks'] as const;
 export type Name = (typeof names)[number];
 /** The declared documents by id, either committed or as they are before a change. */
 export type Declared = { readonly [N in Name]: ReadonlyMap<string, Documents[N][number]> };

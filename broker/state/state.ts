@@ -12,7 +12,7 @@ import type { OutboxEntry } from '../history/history.ts';
 import { type Declared, type Documents, type Name, names, version } from './documents.ts';
 import { commandBack, StateFile } from './state-file.ts';
 
-export type { Declared, JoinToken, Key, Machine, Schedule, Webhook } from './documents.ts';
+export type { Declared, JoinToken, Key, Login, Machine, Schedule, Webhook } from './documents.ts';
 
 /** Writes the outbox to history. Entries may be written a second time. */
 type Apply = (entries: readonly OutboxEntry[]) => Promise<void>;
@@ -39,7 +39,15 @@ export async function openState(directory: string, acceptEdit = false): Promise<
   const found = await file.read();
   if (found) return new State(file, found);
   assertFresh(directory);
-  const empty = { machines: [], keys: [], join_tokens: [], schedules: [], webhooks: [], outbox: [] };
+  const empty = {
+    machines: [],
+    keys: [],
+    logins: [],
+    join_tokens: [],
+    schedules: [],
+    webhooks: [],
+    outbox: [],
+  };
   const install_id = randomBytes(16).toString('hex');
   const data: Documents = { version, install_id, generation: 1, ...empty };
   await file.write(data);
@@ -60,6 +68,7 @@ function assertFresh(directory: string): void {
 export class State implements Declared {
   readonly machines!: Declared['machines'];
   readonly keys!: Declared['keys'];
+  readonly logins!: Declared['logins'];
   readonly join_tokens!: Declared['join_tokens'];
   readonly schedules!: Declared['schedules'];
   readonly webhooks!: Declared['webhooks'];

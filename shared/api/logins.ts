@@ -24,20 +24,11 @@ export const logins = {
   create: single('POST', '/logins', 'any key', {
     summary: 'Log in: get a session cookie for the API key of this request',
     description:
-      'Sets the cookie `__Host-farhand`. Its rights are those of the key at any moment. Refused over plain HTTP from another machine.',
+      'Sets the cookie `__Host-farhand`, with the rights that the key has at any moment. Instead of the key, the header `Authorization` may have the one-time ticket of `npm start`. Refused over plain HTTP from another machine.',
     body: z.strictObject({ name }),
     example: { name: 'Firefox on Linux' },
     reply: login,
     status: 201,
-  }),
-  redeem: single('POST', '/logins/redeem', 'everybody', {
-    summary: 'Log in with a ticket of npm start',
-    description: 'A ticket is valid once, for 5 minutes, and only on the machine of the broker.',
-    body: z.strictObject({ ticket: z.string().min(1).max(200).describe('The ticket'), name }),
-    example: { ticket: '4fJ2kQ9ZtR7wXc0BvN1mLp' },
-    reply: login,
-    status: 201,
-    errors: ['unauthorized', 'forbidden', 'rate_limited'],
   }),
   list: list('/logins', 'any key', {
     summary: 'List logins',

@@ -155,7 +155,7 @@ export interface Caller extends Rights {
   /** IP address of the client; empty for a client of the broker's own socket file. */
   address: string;
   /** Whether the request came encrypted, or from the broker's own machine. */
-  secure: boolean;
+  secure?: boolean;
   /** Fires when the client disconnects. */
   signal: AbortSignal;
   /** Headers to add to the answer. */

@@ -1,0 +1,54 @@
+// Tells requests of the broker's own pages from those of other pages, which could act for the user who views them.
+import type { IncomingMessage } from 'node:http';
+import { AppError } from '../../shared/errors.ts';
+import { isLoopback } from '../../shared/loopback.ts';
+import { type Proxies, plainAddress } from '../client-address.ts';
+
+export interface OriginServices {
+  /** The URL of the API for clients. */
+  publicUrl(): string;
+  proxies: Proxies;
+}
+
+/** The header that the console adds to requests; a page of another origin cannot add it. */
+const consoleHeader = 'x-farhand-console';
+
+/** True if the header Origin names this broker. */
+export function isOwnOrigin(request: IncomingMessage, services: OriginServices): boolean {
+  const { origin = '', host } = request.headers;
+  const from = URL.parse(origin);
+  // The scheme is unknown behind a proxy that reports none: the proxy may have terminated TLS.
+  const scheme = schemeOf(request, services.proxies) ?? from?.protocol;
+  const own = [services.publicUrl(), `${scheme}//${host}`].map((url) => URL.parse(url));
+  return own.some((one) => one && one.host === from?.host && one.protocol === from.protocol);
+}
+
+/** True if a request came encrypted, or from this machine by no proxy that reports plain HTTP. */
+export function isPrivate(request: IncomingMessage, proxies: Proxies): boolean {
+  const scheme = schemeOf(request, proxies);
+  return scheme === 'https:' || (scheme === undefined && isLoopback(peerOf(request)));
+}
+
+/** Throws forbidden unless a page of this broker sent the request whose cookie is to count. */
+export function assertOwnPage(request: IncomingMessage, services: OriginServices): void {
+  const { method = '', headers } = request;
+  const site = headers['sec-fetch-site'];
+  const own = site === undefined ? isOwnOrigin(request, services) : site === 'same-origin';
+  if (!own) throw refusal('the cookie of a login counts only for pages of this broker: send an API key');
+  if (['GET', 'HEAD'].includes(method) || headers[consoleHeader] === '1') return;
+  throw refusal('with the cookie of a login this request needs the header X-Farhand-Console: 1');
+}
+
+function refusal(message: string): AppError {
+  return new AppError('forbidden', message, { cookie: true });
+}
+
+function schemeOf({ socket, headers }: IncomingMessage, proxies: Proxies): string | undefined {
+  if ('encrypted' in socket) return 'https:';
+  const forwarded = headers['x-forwarded-proto'];
+  return proxies.schemeOf(plainAddress(socket.remoteAddress ?? ''), String(forwarded ?? ''));
+}
+
+function peerOf({ socket }: IncomingMessage): string {
+  return plainAddress(socket.remoteAddress ?? '');
+}

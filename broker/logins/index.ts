@@ -1,0 +1,214 @@
+// Logins: sessions of browsers, each with the rights of one API key. A cookie has the secret of a login, and
+// state.json its hash.
+import { timingSafeEqual } from 'node:crypto';
+import { logins as routes } from '../../shared/api/logins.ts';
+import type { LoginId } from '../../shared/api/route.ts';
+import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
+import { every, iso, now } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import { newId, newSecret } from '../../shared/ids.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { hashOf } from '../keys/index.ts';
+import { currentKey, endOf, hasExpired, holds, within } from '../keys/rights.ts';
+import { pageOf } from '../paging.ts';
+import type { Declared, Key, Login, State, StateTransaction } from '../state/state.ts';
+import { cookieWith, noCookie } from './cookie.ts';
+import { Tickets } from './tickets.ts';
+
+/** A login ends after this time without a request. */
+const idleMs = 12 * 3_600_000;
+/** A login ends after this time in any case. */
+const longestMs = 7 * 24 * 3_600_000;
+/** Most logins of one key; a further one ends the one that was used least recently. */
+const mostOfKey = 50;
+const sweepMs = 60_000;
+/** The last use in state.json is at most this old, because each write rewrites the file. */
+const saveMs = 3_600_000;
+
+export class Logins {
+  readonly tickets = new Tickets();
+  readonly #state: State;
+  readonly #log: Logger;
+  /** Time of the last request of each login; state.json has an older one. */
+  readonly #used = new Map<LoginId, number>();
+  readonly #stop: () => void;
+  /** The committed logins when `#byHash` was filled; the index is filled again once they have changed. */
+  #indexed: State['logins'] | undefined;
+  #byHash = new Map<string, Login>();
+
+  constructor(state: State, log: Logger) {
+    this.#state = state;
+    this.#log = log;
+    this.#stop = every(sweepMs, () => this.#sweep());
+  }
+
+  /** The login of a cookie's secret, with its key; undefined if either has ended. */
+  find(secret: string): { login: Login; key: Key } | undefined {
+    if (this.#indexed !== this.#state.logins) {
+      this.#indexed = this.#state.logins;
+      this.#byHash = new Map([...this.#indexed.values()].map((login) => [login.hash, login]));
+    }
+    const hashed = hashOf(secret);
+    const login = this.#byHash.get(hashed);
+    // The time of the index look-up may vary; this comparison always takes the same time.
+    if (!login || !timingSafeEqual(Buffer.from(login.hash), Buffer.from(hashed))) return undefined;
+    const key = this.#state.keys.get(login.key_id);
+    return key && this.#endOf(login) > now() ? { login, key } : undefined;
+  }
+
+  /** Records a request of a login. */
+  note({ id }: Login): void {
+    this.#used.set(id, now());
+  }
+
+  /** The login of a request as GET /auth/me shows it; undefined for a request with a key. */
+  ofCaller({ login_id }: Caller): Reply<Api['logins']['create']> | undefined {
+    const login = login_id && this.#state.logins.get(login_id);
+    return login && this.#serialize(login);
+  }
+
+  close(): void {
+    this.#stop();
+  }
+
+  readonly handlers: Handlers['logins'] = {
+    create: async ({ name }, caller) => {
+      assertPrivate(caller);
+      assertKeyItself(caller);
+      const secret = newSecret();
+      const at = iso();
+      const login: Login = {
+        id: newId('login') as LoginId,
+        ...{ key_id: caller.key_id, hash: hashOf(secret), name: name ?? null, address: caller.address },
+        ...{ created_at: at, confirmed_at: at, used_at: at },
+      };
+      await this.#state.change((transaction) => {
+        // The key of the broker's own socket file is not in the state, so it cannot be revoked.
+        if (!transaction.before.keys.has(caller.key_id)) throw noStoredKey;
+        this.#makeRoom(transaction, login);
+        transaction.put('logins', login);
+        caller.commit(transaction, { login_id: login.id });
+      });
+      caller.headers.set('Set-Cookie', cookieWith(secret, longestMs));
+      return this.#serialize(login);
+    },
+    list: (input, caller) => {
+      const own = currentKey(this.#state, caller.key_id);
+      const items = [...this.#state.logins.values()].flatMap((login) => {
+        const shown = this.#endOf(login) > now() && mayManage(own, login, this.#state);
+        return shown ? [this.#serialize(login)] : [];
+      });
+      return pageOf(routes.list, items, input);
+    },
+    confirm: async ({ login_id }, caller) => {
+      assertKeyItself(caller);
+      const login = await this.#state.change((transaction) => {
+        const before = find(login_id, transaction.before);
+        if (before.key_id !== caller.key_id) throw anotherKey;
+        const confirmed = { ...before, confirmed_at: iso() };
+        transaction.put('logins', confirmed);
+        caller.commit(transaction);
+        return confirmed;
+      });
+      return this.#serialize(login);
+    },
+    remove: async ({ login_id }, caller) => {
+      await this.#state.change((transaction) => {
+        const login = find(login_id, transaction.before);
+        if (!mayManage(currentKey(transaction.before, caller.key_id), login, transaction.before))
+          throw notManaged;
+        transaction.remove('logins', login_id);
+        caller.commit(transaction);
+      });
+      if (caller.login_id === login_id) caller.headers.set('Set-Cookie', noCookie);
+      return { deleted: true };
+    },
+  };
+
+  #usedAt({ id, used_at }: Login): number {
+    return this.#used.get(id) ?? Date.parse(used_at);
+  }
+
+  #endOf(login: Login): number {
+    const key = this.#state.keys.get(login.key_id);
+    const longest = Date.parse(login.created_at) + longestMs;
+    return key && !hasExpired(key) ? Math.min(longest, this.#usedAt(login) + idleMs, endOf(key)) : 0;
+  }
+
+  #serialize(login: Login): Reply<Api['logins']['create']> {
+    const { hash: _, used_at: _saved, ...shown } = login;
+    const key_name = this.#state.keys.get(login.key_id)?.name ?? '';
+    return {
+      ...shown,
+      key_name,
+      last_used_at: iso(this.#usedAt(login)),
+      expires_at: iso(this.#endOf(login)),
+    };
+  }
+
+  /** Removes the login of a key that was used least recently if the key has too many. */
+  #makeRoom(transaction: StateTransaction, { key_id }: Login): void {
+    const own = transaction.all('logins').filter((login) => login.key_id === key_id);
+    own.sort((a, b) => this.#usedAt(a) - this.#usedAt(b));
+    for (const { id } of own.slice(0, Math.max(0, own.length + 1 - mostOfKey)))
+      transaction.remove('logins', id);
+  }
+
+  /** Removes logins that have ended, which ends their streams, and saves when the others were last used. */
+  #sweep(): void {
+    const all = [...this.#state.logins.values()];
+    const ended = all.filter((login) => this.#endOf(login) <= now());
+    const unsaved = all.filter((login) => this.#usedAt(login) - Date.parse(login.used_at) >= saveMs);
+    for (const id of this.#used.keys()) if (!this.#state.logins.has(id)) this.#used.delete(id);
+    if (ended.length === 0 && unsaved.length === 0) return;
+    const saved = this.#state.change((transaction) => {
+      for (const { id } of unsaved) {
+        const login = transaction.get('logins', id);
+        if (login) transaction.put('logins', { ...login, used_at: iso(this.#usedAt(login)) });
+      }
+      for (const { id } of ended) transaction.remove('logins', id);
+    });
+    // The next sweep tries again.
+    saved.catch((error: unknown) => this.#log.error({ err: error }, 'ended logins could not be removed'));
+  }
+}
+
+const noStoredKey = new AppError(
+  'forbidden',
+  'this key cannot log in: create an API key, and log in with it',
+);
+const anotherKey = new AppError(
+  'forbidden',
+  'this login belongs to another API key: confirm it with the key that it was made with',
+);
+const notManaged = new AppError(
+  'forbidden',
+  'this login belongs to another API key: end it with that key, or with an unlimited key with the scope admin',
+);
+
+function find(id: LoginId, { logins }: Pick<Declared, 'logins'>): Login {
+  const login = logins.get(id);
+  if (!login) throw new AppError('login_not_found', `no login has the id ${id}`, { login_id: id });
+  return login;
+}
+
+/** True if a key may see and end a login: its own, and as admin those of keys that are not stronger. */
+function mayManage(own: Key, { key_id }: Login, { keys }: Pick<Declared, 'keys'>): boolean {
+  if (own.id === key_id) return true;
+  const key = keys.get(key_id);
+  return key !== undefined && holds(own, 'admin') && within(key, own);
+}
+
+/** Throws forbidden where the cookie would travel unencrypted. */
+function assertPrivate({ secure }: Caller): void {
+  if (secure) return;
+  const message =
+    'logging in needs an encrypted connection, because a cookie sent over plain HTTP can be read on the way: use https (--tls or --tls-cert), name your TLS proxy with --trusted-proxy, or open the console on the broker’s own machine';
+  throw new AppError('forbidden', message);
+}
+
+/** Throws forbidden for a request that a cookie authorized. */
+function assertKeyItself({ login_id }: Caller): void {
+  if (login_id !== undefined)
+    throw new AppError('forbidden', 'this needs the API key itself: send it in the header Authorization');
+}

@@ -1,0 +1,89 @@
+// Converts machines, with what they have reported, to the JSON of the REST API.
+import { includedIn } from '../../shared/api/machines.ts';
+import type { Api, Reply } from '../../shared/api/route-table.ts';
+import { iso } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { Presence } from '../presence/index.ts';
+import type { Facts, MachineFacts, Report } from '../presence/machine-facts.ts';
+import type { Machine } from '../state/state.ts';
+
+type Item = Reply<Api['machines']['list']>['items'][number];
+type Detail = Reply<Api['machines']['get']>;
+type Status = Reply<Api['machines']['status']>;
+export type LiveMachine = Omit<Reply<Api['machines']['statuses']>['items'][number], 'hour'>;
+
+export interface MachineSources {
+  presence: Presence;
+  machineFacts: MachineFacts;
+}
+
+export function itemOf({ presence, machineFacts }: MachineSources, machine: Machine): Item {
+  const { id, name, tags, created_at } = machine;
+  const { os = '', arch = '', hostname = '', last_seen } = machineFacts.of(id) ?? {};
+  const status = presence.online(id) ? 'online' : 'offline';
+  const seen = last_seen === undefined ? created_at : iso(last_seen);
+  return { id, name, status, os, arch, hostname, tags, created_at, last_seen: seen };
+}
+
+/** The offset of a machine's clock from the broker's; empty unless the machine's owner allows metrics. */
+function clockOf(facts: Facts | undefined): { clock_offset_ms?: number } {
+  const offset = facts?.capabilities.includes('metrics') ? facts.report?.clock_offset_ms : undefined;
+  return offset === undefined ? {} : { clock_offset_ms: offset };
+}
+
+/** The extra fields that the parameter `include` of a list selects. */
+export function included(
+  { machineFacts }: MachineSources,
+  id: string,
+  text: string | undefined,
+): Partial<Item> {
+  const [fields, facts] = [includedIn(text), machineFacts.of(id)];
+  return {
+    ...(fields.includes('agent_version') && { agent_version: facts?.agent_version ?? '' }),
+    ...(fields.includes('clock_offset_ms') && clockOf(facts)),
+  };
+}
+
+export function detailOf(services: MachineSources, machine: Machine): Detail {
+  const { ip = '', agent_version = '', capabilities = [] } = services.machineFacts.of(machine.id) ?? {};
+  return { ...itemOf(services, machine), ip, agent_version, capabilities };
+}
+
+export function statusOf({ presence, machineFacts }: MachineSources, { id: machine_id }: Machine): Status {
+  const facts = machineFacts.of(machine_id);
+  const connected = presence.online(machine_id);
+  if (connected) machineFacts.assertAllows(machine_id, ['metrics']);
+  const report = facts?.report;
+  if (!report) {
+    const text = 'this machine has never sent metrics: start its agent';
+    throw new AppError('machine_offline', text, { machine_id });
+  }
+  return {
+    connected,
+    last_ping: iso(facts.last_seen),
+    ...valuesOf(report),
+    disks: report.disks.map(({ space, ...of }) => ({ ...of, ...(space ?? { total: 0, used: 0, free: 0 }) })),
+    network: report.network,
+    agent: { rss: report.agent_rss, uptime: report.agent_uptime_s },
+    ...clockOf(facts),
+    stale_ms: machineFacts.silence(machine_id),
+  };
+}
+
+/** The values of a report that both a status and a list of statuses have. */
+function valuesOf({ uptime_s, cpu_usage, cpu_cores, memory, disk, load_average, recorded_at_ms }: Report) {
+  const cpu = { usage: cpu_usage, cores: cpu_cores };
+  return { uptime: uptime_s, cpu, memory, disk, load_average, recorded_at: iso(recorded_at_ms) };
+}
+
+/** A machine with its last report, as lists of statuses and live updates have it. */
+export function liveOf(services: MachineSources, machine: Machine): LiveMachine {
+  const { machineFacts } = services;
+  const report = machineFacts.allowedReport(machine.id);
+  return {
+    ...itemOf(services, machine),
+    agent_version: machineFacts.of(machine.id)?.agent_version ?? '',
+    latest: report ? valuesOf(report) : null,
+    stale_ms: machineFacts.silence(machine.id),
+  };
+}

@@ -1,0 +1,63 @@
+// CPU and memory of every machine in each minute of the last hour, in two bytes: 10,000 machines need 1.2 MB.
+import { monotonic } from '../../shared/clock.ts';
+
+const minutes = 60;
+const minuteMs = 60_000;
+/** Bytes of one machine: a byte of CPU and one of memory for each minute, in a ring. */
+const bytes = 2 * minutes;
+/** The byte of a minute without a report; others are percent. */
+const none = 255;
+
+export class LastHour {
+  /** The index of each machine in `#values`. */
+  readonly #rows = new Map<string, number>();
+  #values = new Uint8Array(0);
+  #minute = minuteNow();
+
+  /** Records a report; of several in a minute the last counts. Both values are percent. */
+  add(machineId: string, cpu: number, memory: number): void {
+    this.#advance();
+    const at = this.#rowOf(machineId) * bytes + (this.#minute % minutes);
+    this.#values[at] = Math.round(cpu);
+    this.#values[at + minutes] = Math.round(memory);
+  }
+
+  /** A value for each minute, oldest first; null for a minute without a report. */
+  of(machineId: string): { cpu: (number | null)[]; memory: (number | null)[] } {
+    this.#advance();
+    const row = this.#rows.get(machineId);
+    const ring = (from: number): (number | null)[] =>
+      Array.from({ length: minutes }, (_, n) => {
+        const value = row === undefined ? none : this.#values[from + ((this.#minute + 1 + n) % minutes)];
+        return value === undefined || value === none ? null : value;
+      });
+    const start = (row ?? 0) * bytes;
+    return { cpu: ring(start), memory: ring(start + minutes) };
+  }
+
+  #rowOf(machineId: string): number {
+    const known = this.#rows.get(machineId);
+    if (known !== undefined) return known;
+    const row = this.#rows.size;
+    this.#rows.set(machineId, row);
+    if ((row + 1) * bytes > this.#values.length) {
+      const larger = new Uint8Array(Math.max(16 * bytes, 2 * this.#values.length)).fill(none);
+      larger.set(this.#values);
+      this.#values = larger;
+    }
+    return row;
+  }
+
+  /** Clears the minutes that have begun since the last call. */
+  #advance(): void {
+    const now = minuteNow();
+    const begun = Math.min(now - this.#minute, minutes);
+    this.#minute = now;
+    for (let n = 0; n < begun; n += 1)
+      for (let at = (now - n) % minutes; at < this.#values.length; at += minutes) this.#values[at] = none;
+  }
+}
+
+function minuteNow(): number {
+  return Math.floor(monotonic() / minuteMs);
+}
