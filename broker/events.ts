@@ -107,6 +107,11 @@ export class Events {
     return () => this.#listeners.delete(listener);
   }
 
+  /** Every event from now on that the caller may read. */
+  follow(caller: Caller): AsyncIterable<SentEvent<Event>> {
+    return this.#follow(this.#table.last, {}, caller);
+  }
+
   /** Ends all event streams. */
   stop(): void {
     this.#stopped = true;

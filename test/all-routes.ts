@@ -77,7 +77,8 @@ function nounAt(at: string): IdNoun | undefined {
     .at(-1);
   if (!field || !/_ids?$/.test(field)) return undefined;
   // Of a client of the session in the path, of a request or an event that was, of a key that may be revoked: not looked up.
-  if (['client_id', 'request_id', 'event_id'].includes(field) || at === 'query.key_id') return undefined;
+  if (['client_id', 'request_id', 'event_id'].includes(field)) return undefined;
+  if (['query.key_id', 'query.login_id'].includes(at)) return undefined;
   const noun = nouns.find((one) => new RegExp(`(^|_)${one}_ids?$`).test(field));
   if (!noun) throw new Error(`${at} is an id of something that dispatch cannot look up`);
   return noun;
@@ -170,6 +171,7 @@ export async function openScene(): Promise<Scene> {
       path: join(folder, 'file'),
       command: `touch ${folder}/ran`,
       file: 'page.js',
+      topics: 'machines',
       since: '2026-11-21T10:00:00Z',
     },
     here,
@@ -182,13 +184,14 @@ export async function openScene(): Promise<Scene> {
 
 /** A machine and one of everything that has an id; a new noun does not compile until it is here. */
 async function furnish(system: TestSystem, { machineId: machine }: AgentHandle, tag: string): Promise<Ids> {
-  const [session, command, batch, key, token] = await Promise.all([
+  const [session, command, batch, key, token, login] = await Promise.all([
     system.client.sessions.create({ machine_id: machine, shell: 'cat' }),
     // Long enough for its start to be an event.
     system.client.commands.create({ machine_id: machine, command: 'cat', input: true, wait: 100 }),
     system.client.batches.create({ machine_ids: [machine], command: 'true' }),
     system.client.keys.create({ name: tag, scopes: ['files:read'] }),
     system.client.joinTokens.create({ name: tag }),
+    system.client.logins.create({ name: tag }),
   ]);
   const schedule = await system.client.schedules.create({
     ...{ machine_id: machine, name: tag, command: 'true', cron: '@yearly', catch_up: 'none' },
@@ -202,6 +205,7 @@ async function furnish(system: TestSystem, { machineId: machine }: AgentHandle, 
     command: command.id,
     batch: batch.id,
     key: key.id,
+    login: login.id,
     join_token: token.id,
     schedule: schedule.id,
     run: items[0]?.id ?? '',
@@ -248,6 +252,7 @@ export const onMachine: Record<IdNoun, boolean> = {
   run: true,
   session: true,
   key: false,
+  login: false,
   join_token: false,
   webhook: false,
   delivery: false,

@@ -185,6 +185,7 @@ test('each operation names the key and scope it needs, or that it needs none', a
   const { document } = await served();
   expect(document.components.securitySchemes).toEqual({
     apiKey: { type: 'http', scheme: 'bearer', description: expect.any(String) },
+    login: { type: 'apiKey', in: 'cookie', name: '__Host-farhand', description: expect.any(String) },
   });
   expect(document).toMatchObject({ security: [{ apiKey: [] }] });
   for (const { name, route, described } of operationsOf(document)) {

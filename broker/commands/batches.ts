@@ -98,6 +98,12 @@ export class Batches {
     return this.#context.store.machinesOfBatch(id);
   }
 
+  /** A batch with the counts of its commands on these machines, or on all. */
+  async summary(id: string, reachable: readonly MachineId[] | undefined) {
+    const { store } = this.#context;
+    return serializeBatch(store.batch(id), store.tally(id, reachable));
+  }
+
   /** A batch with the results on machines that the caller is allowed to use, in the order of the batch. */
   async #detail(id: BatchId, caller: Caller): Promise<Reply<Api['batches']['get']>> {
     const { store, scheduler } = this.#context;

@@ -3,14 +3,13 @@
 import { hash, timingSafeEqual } from 'node:crypto';
 import { keys as routes } from '../../shared/api/keys.ts';
 import type { KeyId } from '../../shared/api/route.ts';
-import type { Caller, Handlers } from '../../shared/api/route-table.ts';
+import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId, newSecret } from '../../shared/ids.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type History, textIn } from '../history/history.ts';
-import type { Logins } from '../logins/index.ts';
 import { pageOf } from '../paging.ts';
 import type { Declared, Key, State } from '../state/state.ts';
 import { currentKey, endOf, hasExpired, holds, within } from './rights.ts';
@@ -32,7 +31,7 @@ export function hashOf(secret: string): string {
 
 export class Keys {
   readonly #state: State;
-  readonly #logins: Pick<Logins, 'ofCaller'>;
+  readonly #loginOf: (caller: Caller) => Reply<Api['keys']['me']>['login'];
   readonly #log: Logger;
   readonly #usage: KeyUsage;
   readonly #limiter: LogLimiter<string>;
@@ -40,9 +39,14 @@ export class Keys {
   #indexed: State['keys'] | undefined;
   #byHash = new Map<string, { key: Key; until: number }>();
 
-  constructor(state: State, history: History, logins: Pick<Logins, 'ofCaller'>, log: Logger) {
+  constructor(
+    state: State,
+    history: History,
+    loginOf: (caller: Caller) => Reply<Api['keys']['me']>['login'],
+    log: Logger,
+  ) {
     this.#state = state;
-    this.#logins = logins;
+    this.#loginOf = loginOf;
     this.#log = log;
     this.#usage = new KeyUsage(history, state.keys);
     this.#limiter = new LogLimiter<string>(mostLines, minute, (address, more) =>
@@ -128,7 +132,7 @@ export class Keys {
     get: ({ key_id }, caller) => this.#serialize(find(key_id, caller, this.#state)),
     me: (_input, caller) => ({
       ...this.#serialize(currentKey(this.#state, caller.key_id)),
-      login: this.#logins.ofCaller(caller),
+      login: this.#loginOf(caller),
     }),
     update: async ({ key_id, expires_at, ...changes }, caller) => {
       const given = Object.entries(changes).filter(([, value]) => value !== undefined);

@@ -113,6 +113,7 @@ export class MachineFacts {
   readonly #unsaved = new Set<string>();
   readonly #unsampled = new Set<string>();
   readonly #stops: (() => void)[];
+  readonly #watchers = new Set<(machineId: string) => void>();
   #version = 0;
 
   constructor(history: History, { sampleMs = 300_000, keepMs = 48 * 3_600_000 } = {}) {
@@ -202,6 +203,13 @@ export class MachineFacts {
     if (!report) return;
     this.#unsampled.add(machineId);
     this.#addToHour(machineId);
+    for (const watcher of this.#watchers) watcher(machineId);
+  }
+
+  /** Calls back after each report. The returned function stops this. */
+  watch(watcher: (machineId: string) => void): () => void {
+    this.#watchers.add(watcher);
+    return () => void this.#watchers.delete(watcher);
   }
 
   #addToHour(machineId: string): void {

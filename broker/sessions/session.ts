@@ -5,7 +5,7 @@ import type { TerminalEvent__Output } from '../../proto/types/farhand/agent/v1/T
 import type { TerminalSpec } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
 import type { Deed } from '../../shared/api/audit.ts';
 import type { EventType } from '../../shared/api/events.ts';
-import type { KeyId, MachineId } from '../../shared/api/route.ts';
+import type { MachineId } from '../../shared/api/route.ts';
 import type { Caller, Journal } from '../../shared/api/route-table.ts';
 import { Wake } from '../../shared/backpressure.ts';
 import { after, now, sleep } from '../../shared/clock.ts';

@@ -28,6 +28,7 @@ import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
 import { type Authority, authorityFiles, loadAuthority } from '../link/authority.ts';
 import type { LinkSettings } from '../link/control-stream.ts';
 import type { Pings } from '../link/pings.ts';
+import { LiveUpdates } from '../live/index.ts';
 import { Logins } from '../logins/index.ts';
 import { recordMachineEvents } from '../machines/events.ts';
 import { machineHandlers } from '../machines/index.ts';
@@ -162,7 +163,7 @@ async function openNouns(
   const publicUrl = (): string => settings.public_url ?? status.url;
   const logins = new Logins(state, log);
   closers.push(() => logins.close());
-  const keys = new Keys(state, history, logins, log);
+  const keys = new Keys(state, history, (caller) => logins.ofCaller(caller), log);
   closers.push(() => keys.close());
   const packages = openPackages(settings.packages, () => ({ ...status, url: publicUrl() }));
   const joinTokens = new JoinTokens({ state, events, fingerprint, packages });
@@ -184,7 +185,8 @@ async function openNouns(
   const schedules = new Schedules({ ...commandRooms, commands, records }, log);
   // With --local no agent can connect, so schedules wait for the next normal start.
   if (settings.local) schedules.stop();
-  return { keys, logins, packages, joinTokens, commands, schedules, sessions, audit };
+  const live = new LiveUpdates({ ...stores, commands });
+  return { keys, logins, live, packages, joinTokens, commands, schedules, sessions, audit };
 }
 
 function handlersOf(rooms: Stores & Nouns, log: Logger): Omit<Handlers, 'service'> {
@@ -202,6 +204,7 @@ function handlersOf(rooms: Stores & Nouns, log: Logger): Omit<Handlers, 'service
     events: rooms.events.handlers,
     keys: rooms.keys.handlers,
     logins: rooms.logins.handlers,
+    live: rooms.live.handlers,
     webhooks: rooms.webhooks.handlers,
     audit: rooms.audit.handlers,
   };

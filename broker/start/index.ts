@@ -102,7 +102,7 @@ async function assemble(
   const status: Status = { ready: false, url: '', grpc: '', publicGrpc: '', pin: '' };
   const opening = { settings, tuning, status, closers, log };
   const rooms = await openRooms(opening);
-  const { events, presence, commands, schedules, sessions } = rooms;
+  const { events, live, presence, commands, schedules, sessions } = rooms;
   const streams = new StreamsService({ ...rooms, stalledMs: tuning.stalledMs ?? stalledMs, log });
   const spool = await openSpool(join(settings.data_dir, 'spool'));
   const bodies = new Quota(maxBodies, 'large request bodies are arriving');
@@ -119,7 +119,7 @@ async function assemble(
   // Registered before anything listens, so that a failed start releases everything too.
   closers.push(async () => {
     status.ready = false;
-    for (const room of [schedules, streams, events, commands]) room.stop();
+    for (const room of [schedules, streams, events, live, commands]) room.stop();
     const leaving = sessions.stop();
     presence.drain(returnSpreadMs);
     await Promise.all([leaving, ...stops.map((stop) => stop())]);

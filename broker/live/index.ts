@@ -1,0 +1,138 @@
+// Live updates: one stream with the changes that a client follows, of machines, events, commands and batches.
+import type { Topic } from '../../shared/api/live.ts';
+import type { MachineId, Scope } from '../../shared/api/route.ts';
+import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
+import { sleep } from '../../shared/clock.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { Commands } from '../commands/index.ts';
+import type { Events } from '../events.ts';
+import type { Presence } from '../presence/index.ts';
+import type { MachineFacts } from '../presence/machine-facts.ts';
+import type { State } from '../state/state.ts';
+import { MachineChanges } from './machine-changes.ts';
+import { merge } from './merge.ts';
+
+type Update = Reply<Api['live']['follow']> extends AsyncIterable<infer T> ? T : never;
+
+interface LiveServices {
+  state: State;
+  events: Events;
+  presence: Presence;
+  machineFacts: MachineFacts;
+  commands: Pick<Commands, 'batches' | 'listed' | 'machineOf'>;
+}
+
+/** Shortest time between two updates of the same topic, except events. */
+const betweenMs = 1_000;
+
+const scopeOf: Readonly<Record<Topic['kind'], Scope>> = {
+  machines: 'machines:read',
+  events: 'machines:read',
+  commands: 'commands:read',
+  batches: 'commands:read',
+};
+
+export class LiveUpdates {
+  readonly #services: LiveServices;
+  readonly #stopping = new AbortController();
+
+  constructor(services: LiveServices) {
+    this.#services = services;
+  }
+
+  readonly handlers: Handlers['live'] = {
+    follow: ({ topics }, caller) => {
+      for (const topic of topics) this.#assertAllowed(topic, caller);
+      const signal = AbortSignal.any([caller.signal, this.#stopping.signal]);
+      // Watching begins here, so that a client that reads a list after `ready` misses nothing.
+      const sources = topics.map((topic) => this.#follow(topic, caller, signal));
+      return merge<Update>({ event: 'ready', data: {} }, sources, signal);
+    },
+  };
+
+  /** Ends all streams. */
+  stop(): void {
+    this.#stopping.abort(new AppError('unavailable', 'the broker is stopping: connect again'));
+  }
+
+  /** Throws forbidden, command_not_found or batch_not_found. Authorization does not see ids in a topic. */
+  #assertAllowed({ kind, id }: Topic, caller: Caller): void {
+    const scope = scopeOf[kind];
+    if (!caller.may(scope))
+      throw new AppError('forbidden', `a key with the scope ${scope} is needed`, { required_scope: scope });
+    if (id === '') return;
+    const [noun, machines] =
+      kind === 'commands' ? ['command', this.#machineOf(id)] : ['batch', this.#machinesOf(id)];
+    const details = { [`${noun}_id`]: id };
+    if (machines.length === 0)
+      throw new AppError(
+        kind === 'commands' ? 'command_not_found' : 'batch_not_found',
+        `no ${noun} has the id ${id}`,
+        details,
+      );
+    if (!machines.some((machine) => caller.reaches(machine)))
+      throw new AppError('forbidden', `this key is not allowed to use the machine of ${noun} ${id}`, details);
+  }
+
+  #machineOf(command: string): MachineId[] {
+    const machine = this.#services.commands.machineOf(command);
+    return machine === undefined ? [] : [machine];
+  }
+
+  #machinesOf(batch: string): MachineId[] {
+    return this.#services.commands.batches.machinesOf(batch);
+  }
+
+  #follow({ kind, id }: Topic, caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
+    if (kind === 'machines') return this.#machines(caller, signal);
+    if (kind === 'events') return this.#events(caller);
+    return kind === 'commands' ? this.#command(id, caller, signal) : this.#batch(id, caller, signal);
+  }
+
+  async *#machines(caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
+    const changes = new MachineChanges(this.#services, caller);
+    try {
+      for (;;) {
+        await changes.wait(signal);
+        if (signal.aborted || !caller.may('machines:read')) return;
+        const data = changes.take();
+        if (data) yield { event: 'machines', data };
+        await sleep(betweenMs, signal);
+      }
+    } finally {
+      changes.close();
+    }
+  }
+
+  #events(caller: Caller): AsyncGenerator<Update> {
+    const events = this.#services.events.follow(caller);
+    return (async function* () {
+      for await (const { data } of events) yield { event: 'event', data: { event: data } };
+    })();
+  }
+
+  /** A command whenever it has changed, until its end. */
+  async *#command(id: string, caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
+    for (let last = ''; ; await sleep(betweenMs, signal)) {
+      const allowed = caller.may('commands:read') && this.#machineOf(id).some((one) => caller.reaches(one));
+      const command = allowed && (await this.#services.commands.listed([id])).get(id);
+      if (signal.aborted || !command) return;
+      const text = JSON.stringify(command);
+      if (text !== last) yield { event: 'command', data: { command } };
+      if (command.finished_at !== null) return;
+      last = text;
+    }
+  }
+
+  /** A batch whenever its counts have changed, until its end. */
+  async *#batch(id: string, caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
+    for (let last = ''; ; await sleep(betweenMs, signal)) {
+      if (signal.aborted || !caller.may('commands:read') || this.#machinesOf(id).length === 0) return;
+      const batch = await this.#services.commands.batches.summary(id, caller.reachable());
+      const text = JSON.stringify(batch);
+      if (text !== last) yield { event: 'batch', data: { batch } };
+      if (batch.finished_at !== null) return;
+      last = text;
+    }
+  }
+}

@@ -1,0 +1,103 @@
+// The machines that have changed since a client last asked, of those that its key may use.
+import type { MachineId } from '../../shared/api/route.ts';
+import type { Caller } from '../../shared/api/route-table.ts';
+import { Wake } from '../../shared/backpressure.ts';
+import { type LiveMachine, liveOf, type MachineSources } from '../machines/to-json.ts';
+import type { Machine, State } from '../state/state.ts';
+
+/** Most machines in one update; the others wait for the next. Ten thousand machines report 700 times a second. */
+const mostAtOnce = 200;
+
+type Services = MachineSources & { state: State };
+
+/** What a client has been told of: maps and arrays that are replaced when they change. */
+interface Seen {
+  machines: State['machines'];
+  reachable: readonly MachineId[] | undefined;
+}
+
+export class MachineChanges {
+  readonly #services: Services;
+  readonly #caller: Caller;
+  readonly #stops: (() => void)[];
+  readonly #woken = new Wake();
+  /** Machines that went online or offline or were edited, and machines that have reported; longest waiting first. */
+  readonly #changed = new Set<string>();
+  readonly #reported = new Set<string>();
+  readonly #removed = new Set<MachineId>();
+  #seen: Seen;
+
+  constructor(services: Services, caller: Caller) {
+    const { state, presence, machineFacts } = services;
+    this.#services = services;
+    this.#caller = caller;
+    this.#seen = { machines: state.machines, reachable: caller.reachable() };
+    this.#stops = [
+      machineFacts.watch((id) => this.#add(this.#reported, id)),
+      presence.watch((id) => this.#add(this.#changed, id)),
+      state.watch(() => this.#woken.wake()),
+    ];
+  }
+
+  /** Resolves once something may have changed, or when the signal fires. */
+  wait(signal: AbortSignal): Promise<void> {
+    const waiting = this.#changed.size + this.#reported.size + this.#removed.size > 0;
+    return waiting || this.#next() ? Promise.resolve() : this.#woken.wait(signal);
+  }
+
+  /** The changes that have waited longest; undefined if none is of a machine that the key may use. */
+  take(): { machines?: LiveMachine[]; removed?: MachineId[] } | undefined {
+    this.#compare();
+    const machines: LiveMachine[] = [];
+    for (const id of [...this.#changed, ...this.#reported]) {
+      if (machines.length === mostAtOnce) break;
+      this.#changed.delete(id);
+      this.#reported.delete(id);
+      const machine = this.#services.state.machines.get(id);
+      if (machine && this.#caller.reaches(machine.id)) machines.push(liveOf(this.#services, machine));
+    }
+    const removed = [...this.#removed];
+    this.#removed.clear();
+    if (machines.length + removed.length === 0) return undefined;
+    return { ...(machines.length > 0 && { machines }), ...(removed.length > 0 && { removed }) };
+  }
+
+  close(): void {
+    for (const stop of this.#stops) stop();
+  }
+
+  #add(to: Set<string>, id: string): void {
+    to.add(id);
+    this.#woken.wake();
+  }
+
+  /** What the client may see now, if this has changed. */
+  #next(): Seen | undefined {
+    const { machines, reachable } = this.#seen;
+    const next = { machines: this.#services.state.machines, reachable: this.#caller.reachable() };
+    return next.machines === machines && next.reachable === reachable ? undefined : next;
+  }
+
+  /** Finds machines that were added, edited or removed, or that the key has gained or lost. */
+  #compare(): void {
+    const before = this.#seen;
+    const after = this.#next();
+    if (!after) return;
+    this.#seen = after;
+    const old = visibleOf(before);
+    const visible = visibleOf(after);
+    for (const [id, machine] of visible) if (old.get(id) !== machine) this.#changed.add(id);
+    for (const [id, { id: machineId }] of old) if (!visible.has(id)) this.#removed.add(machineId);
+    for (const id of visible.keys()) this.#removed.delete(id as MachineId);
+  }
+}
+
+function visibleOf({ machines, reachable }: Seen): ReadonlyMap<string, Machine> {
+  if (!reachable) return machines;
+  return new Map(
+    reachable.flatMap((id) => {
+      const machine = machines.get(id);
+      return machine ? [[id, machine] as const] : [];
+    }),
+  );
+}
