@@ -171,7 +171,7 @@ describe('a history.db that has lost nothing is accepted', () => {
     const { dataDir } = await startFarhand();
     const copy = temporaryFolder('restored');
     await withSocket(dataDir, async (_client, post) => {
-      cpSync((await post('/local/backup')).directory, copy, { recursive: true });
+      cpSync((await post<{ directory: string }>('/local/backup')).directory, copy, { recursive: true });
     });
     expect(existsSync(join(copy, 'history.db-wal'))).toBe(false);
     await startFarhand({ dataDir: copy });

@@ -829,7 +829,11 @@ test('HEAD answers every GET route with the same status and type, and without a 
       path: join(folder, onFile ? 'file' : ''),
       ...(operation === 'search' && { name: '*' }),
     };
-    const wanted = noun === 'files' ? received : operation === 'preview' ? { cron: '@daily' } : {};
+    const others: Record<string, Record<string, string>> = {
+      preview: { cron: '@daily' },
+      follow: { topics: 'machines,events' },
+    };
+    const wanted = noun === 'files' ? received : (others[operation] ?? {});
     const query = `?${new URLSearchParams(wanted).toString()}`;
     // A GET of events has no end.
     const ending = new AbortController();

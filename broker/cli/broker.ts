@@ -53,7 +53,7 @@ async function backup(dataDir: string, to: string): Promise<{ directory: string;
   if (existsSync(to)) throw new StartError(`${to} already exists; choose a new directory for the backup`, 1);
   await mkdir(dirname(to), { recursive: true, mode: 0o700 });
   await withSocket(dataDir, async (_client, post) => {
-    const { directory } = await post('/local/backup');
+    const { directory } = await post<{ directory: string }>('/local/backup');
     await moveWhole(directory, to);
   });
   const names = await readdir(to);

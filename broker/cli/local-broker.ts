@@ -28,8 +28,8 @@ interface SocketOptions {
   startMs?: number;
 }
 
-/** Calls a route that exists only on the socket file and is not part of the API. */
-type Post = (path: string) => Promise<{ directory: string }>;
+/** Calls a route that exists only on the socket file and is not part of the API; T is its answer. */
+type Post = <T>(path: string) => Promise<T>;
 
 export async function withSocket<T>(
   dataDir: string,
@@ -42,12 +42,12 @@ export async function withSocket<T>(
   let own: ChildProcess | undefined;
   try {
     own = await startUnlessRunning(new Farhand({ ...to, retries: 0 }), dataDir, options);
-    return await use(new Farhand(to), async (path) => {
+    return await use(new Farhand(to), async <T>(path: string) => {
       const response = await transport.options.fetch(`${to.baseUrl}${path}`, { method: 'POST' });
       const text = await response.text();
       if (!response.ok) throw failureOf(response, text);
       // The cast is safe: the broker of this installation answers with this shape.
-      return (JSON.parse(text) as { data: { directory: string } }).data;
+      return (JSON.parse(text) as { data: T }).data;
     });
   } finally {
     await transport.close();

@@ -23,6 +23,7 @@ import { publicError } from '../admission/public-error.ts';
 import type { Backups } from '../backup.ts';
 import { type ConnectionLimiter, logAcceptErrors } from '../connection-limiter.ts';
 import type { RequestMetrics } from './about-routes.ts';
+import { serveConsole } from './console-files.ts';
 import { type Clients, createClients, type DispatchServices, dispatcher, requestIdOf } from './dispatch.ts';
 import { jsonType } from './reply.ts';
 import { type WebSocketServices, WebSocketUpgrades } from './websocket.ts';
@@ -30,6 +31,8 @@ import { type WebSocketServices, WebSocketUpgrades } from './websocket.ts';
 export interface AppOptions extends DispatchServices, WebSocketServices {
   metrics: RequestMetrics;
   backups: Backups;
+  /** Directory of the built console. */
+  consoleDirectory: string;
 }
 
 type Headers = Readonly<Record<string, string>>;
@@ -244,19 +247,17 @@ function createApp(
   app.silent = true;
   app.use(envelope(options.log, options.metrics, headers));
   app.use(answerBrowser);
+  app.use(serveConsole(options.consoleDirectory));
   app.use(router.routes());
   app.use((ctx) => unknownRoute(ctx, router, clients));
   return app;
 }
 
-/** Redirects a browser from the start page to the reference page, and answers its request for an icon. */
+/** Answers a browser's request for an icon: unauthorized, as on any other path, but without a line in the log. */
 async function answerBrowser(ctx: Context, next: Next): Promise<void> {
-  // A request without a key gets unauthorized, as on any other path, but without a line in the log.
   if (ctx.path === '/favicon.ico' && !ctx.get('authorization'))
     throw new AppError('unauthorized', 'this broker has no icon');
-  const page = ctx.path === '/' && ctx.method === 'GET' && /\btext\/html\b/i.test(ctx.get('accept'));
-  if (page) ctx.redirect('/docs');
-  else await next();
+  await next();
 }
 
 /** A route's path in the router's syntax: `{id}` becomes `:id`. */

@@ -55,6 +55,8 @@ export interface Tuning {
   resolve?: NonNullable<WebhookSettings['resolve']>;
   rooms?(rooms: { state: State; history: History; events: Events }): void;
   stalledMs?: number;
+  /** Directory of the built console. */
+  console?: string;
   /** Limits of the HTTP port: connections, and time for the headers of a first request. */
   connections?: ConnectionLimits;
   silentMs?: number;

@@ -18,6 +18,7 @@ import { ConnectionLimiter, connectionLimits } from '../connection-limiter.ts';
 import { StreamsService } from '../grpc-api/index.ts';
 import type { Status } from '../http/about-routes.ts';
 import { openSpool } from '../http/body.ts';
+import { consoleDirectory } from '../http/console-files.ts';
 import { type AppOptions, createHttpServer } from '../http/server.ts';
 import { defaultSettings } from '../link/control-stream.ts';
 import { backlog, startListener } from '../link/listener.ts';
@@ -110,7 +111,8 @@ async function assemble(
     redeem: (ticket: string) => sessions.redeem(ticket),
     publicUrl: () => settings.public_url ?? status.url,
   };
-  const app = { ...rooms, spool, bodies, log, ...terminals };
+  const pages = { consoleDirectory: tuning.console ?? consoleDirectory };
+  const app = { ...rooms, spool, bodies, log, ...terminals, ...pages };
   const socket = join(settings.data_dir, 'broker.sock');
   const local = createHttpServer(app, { silentMs: tuning.silentMs ?? silentMs, hsts: false });
   /** Functions that stop the listening servers. */

@@ -194,5 +194,6 @@ export const machines = {
     summary: 'Remove a machine',
     description: 'The machine’s agent stops for good, and its schedules are deleted. Its history stays.',
     reply: deleted,
+    confirmed: true,
   }),
 };

@@ -247,9 +247,12 @@ test('a backup can be made without a running broker, and a broker starts from it
 test('of two backups at once one is refused', async () => {
   const { dataDir } = await startFarhand();
   await withSocket(dataDir, async (_client, post) => {
-    const both = await Promise.allSettled([post('/local/backup'), post('/local/backup')]);
+    const both = await Promise.allSettled([
+      post<{ directory: string }>('/local/backup'),
+      post<{ directory: string }>('/local/backup'),
+    ]);
     const refused = both.flatMap((one) => (one.status === 'rejected' ? [one.reason as FarhandError] : []));
     expect(refused.map(({ code }) => code)).toEqual(['conflict']);
-    expect((await post('/local/backup')).directory).toBe(join(dataDir, 'backup'));
+    expect((await post<{ directory: string }>('/local/backup')).directory).toBe(join(dataDir, 'backup'));
   });
 });

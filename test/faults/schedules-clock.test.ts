@@ -94,7 +94,7 @@ test.each([
     await until('12:03:30');
     const copy = temporaryFolder('copy');
     await withSocket(dataDir, async (_client, post) => {
-      cpSync((await post('/local/backup')).directory, copy, { recursive: true });
+      cpSync((await post<{ directory: string }>('/local/backup')).directory, copy, { recursive: true });
     });
     await until('12:05:30');
     await down();

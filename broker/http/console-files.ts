@@ -1,0 +1,87 @@
+// Serves the console's files, which scripts/console.ts builds: one page for every path, and assets with hashed names.
+import { randomBytes } from 'node:crypto';
+import { existsSync } from 'node:fs';
+import { readFile } from 'node:fs/promises';
+import { extname, join } from 'node:path';
+import type { Context, Next } from 'koa';
+import { AppError, isErrno } from '../../shared/errors.ts';
+import { home, shipped } from '../../shared/install-layout.ts';
+
+/** Directory of the built console. */
+export const consoleDirectory = shipped('console', () => join(home, 'generated/console'));
+
+/** The content security policy of pages: only the broker's own files load, and inline styles need the nonce. */
+export function pagePolicy(nonce: string): string {
+  return [
+    "default-src 'none'; script-src 'self'",
+    `style-src 'self' 'nonce-${nonce}'`,
+    "img-src 'self' data:; font-src 'self'; connect-src 'self'",
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "require-trusted-types-for 'script'",
+  ].join('; ');
+}
+
+export const newNonce = (): string => randomBytes(16).toString('base64');
+
+const types: Readonly<Record<string, string>> = {
+  '.js': 'text/javascript',
+  '.css': 'text/css',
+  '.svg': 'image/svg+xml',
+  '.woff2': 'font/woff2',
+};
+const asset = /^\/console\/assets\/([\w.-]+-[A-Za-z0-9]{6,16}\.(?:js|css|svg|woff2))$/;
+const immutable = 'public, max-age=31536000, immutable';
+/** The files with compressed content beside each asset, by content coding. */
+const endings: Readonly<Record<string, string>> = { br: '.br', gzip: '.gz', identity: '' };
+
+/** Answers requests for `/` by a browser, and for paths below `/console`; all others go on. */
+export function serveConsole(directory: string) {
+  return async (ctx: Context, next: Next): Promise<void> => {
+    const { method, path } = ctx;
+    if (method !== 'GET' && method !== 'HEAD') return next();
+    if (path === '/' && /\btext\/html\b/i.test(ctx.get('accept')))
+      return ctx.redirect(existsSync(join(directory, 'index.html')) ? '/console/' : '/docs');
+    if (path !== '/console' && !path.startsWith('/console/')) return next();
+    if (path.startsWith('/console/assets/')) await sendAsset(ctx, directory);
+    else await sendPage(ctx, directory);
+  };
+}
+
+async function sendPage(ctx: Context, directory: string): Promise<void> {
+  const page = await read(directory, 'index.html');
+  if (!page) {
+    const how = 'the console is not built: run npx node scripts/console.ts in the checkout, and reload';
+    throw new AppError('unavailable', how);
+  }
+  const nonce = newNonce();
+  ctx.set({
+    'Content-Security-Policy': pagePolicy(nonce),
+    'Cross-Origin-Opener-Policy': 'same-origin',
+  });
+  ctx.type = 'text/html';
+  ctx.body = page.toString().replaceAll('__NONCE__', nonce);
+}
+
+async function sendAsset(ctx: Context, directory: string): Promise<void> {
+  const name = asset.exec(ctx.path)?.[1];
+  const coding = ctx.acceptsEncodings('br', 'gzip', 'identity') || 'identity';
+  const compressed =
+    name && coding !== 'identity' && (await read(directory, `assets/${name}${endings[coding]}`));
+  const body = compressed || (name && (await read(directory, `assets/${name}`)));
+  if (!name || !body)
+    throw new AppError('route_not_found', 'the console has no such file: reload its page', {
+      path: ctx.path,
+    });
+  if (compressed) ctx.set('Content-Encoding', coding);
+  ctx.set({ 'Cache-Control': immutable, Vary: 'Accept-Encoding' });
+  ctx.type = types[extname(name)] ?? 'application/octet-stream';
+  ctx.body = body;
+}
+
+/** A file of the console; undefined if the console is not built, or was built anew. */
+function read(directory: string, name: string): Promise<Buffer | undefined> {
+  return readFile(join(directory, name)).catch((error: unknown) => {
+    if (isErrno(error, 'ENOENT', 'ENOTDIR')) return undefined;
+    throw error;
+  });
+}
