@@ -66,8 +66,13 @@ async function until<T>(look: () => Promise<T | undefined>): Promise<T> {
   );
 }
 
+interface OwnKey {
+  id: string;
+  key: string;
+}
+
 /** The key of the last start if it is still valid, so that schedules made with it continue to work. */
-async function lastKey(baseUrl: string, ca: string[]): Promise<string | undefined> {
+async function lastKey(baseUrl: string, ca: string[]): Promise<OwnKey | undefined> {
   const [apiKey] = fileOf(existsSync(keyFile) ? keyFile : undefined);
   if (apiKey === undefined) return undefined;
   // The certificate must be this broker's. Its host name is not checked on the broker's own machine.
@@ -82,7 +87,7 @@ async function lastKey(baseUrl: string, ca: string[]): Promise<string | undefine
   const known = new Farhand({ baseUrl, apiKey, fetch: withCa }).keys.me();
   return known
     .then(
-      () => apiKey,
+      ({ id }) => ({ id, key: apiKey }),
       () => undefined,
     )
     .finally(() => void dispatcher.close());
@@ -93,13 +98,13 @@ function fileOf(path: string | undefined): string[] {
 }
 
 /** Creates an API key. Revokes keys of the same name first, so that they do not accumulate. */
-async function freshKey(client: Farhand): Promise<string> {
+async function freshKey(client: Farhand): Promise<OwnKey> {
   const { items } = await client.keys.list({ limit: 100 });
   for (const { id, name } of items) if (name === keyName) await client.keys.remove({ key_id: id });
-  const { key } = await client.keys.create({ name: keyName, scopes: ['admin'] });
+  const { id, key } = await client.keys.create({ name: keyName, scopes: ['admin'] });
   rmSync(keyFile, { force: true });
   writeFileSync(keyFile, key, { mode: 0o600 });
-  return key;
+  return { id, key };
 }
 
 /** Resolves to true if a broker listens on a socket file. */
@@ -115,7 +120,7 @@ async function main(settings: BrokerSettings): Promise<void> {
   mkdirSync(data, { recursive: true, mode: 0o700 });
   const dataDir = settings.data_dir;
   // Uses the socket file: once the broker started here has ended, another program may use its address.
-  const asked = <T>(use: (client: Farhand) => Promise<T>): Promise<T> =>
+  const asked = <T>(use: Parameters<typeof withSocket<T>>[1]): Promise<T> =>
     withSocket(dataDir, use, { mustRun: true });
   const socket = join(dataDir, 'broker.sock');
   if (await isLive(socket)) throw new Error(`a broker runs on ${dataDir} already; stop that broker first`);
@@ -126,7 +131,7 @@ async function main(settings: BrokerSettings): Promise<void> {
   const url = `${secured ? 'https' : 'http'}://${settings.http.host}:${settings.http.port}`;
   const info = await asked((client) => client.service.info());
   const ca = await asked((client) => client.service.ca());
-  const key = (await lastKey(url, [ca, ...fileOf(settings.tls_cert)])) ?? (await asked(freshKey));
+  const { id, key } = (await lastKey(url, [ca, ...fileOf(settings.tls_cert)])) ?? (await asked(freshKey));
   const { token } = await asked((client) => client.joinTokens.create({ name: keyName }));
   const agentData = join(data, 'agent');
   const grpc = `${settings.grpc.host}:${settings.grpc.port}`;
@@ -137,13 +142,18 @@ async function main(settings: BrokerSettings): Promise<void> {
     const { items } = await asked((client) => client.machines.list({ status: 'online' }));
     return items[0];
   });
-  process.stdout.write(greeting(url, info.tls_pin, key, machine.id));
+  const { ticket } = await asked((_client, post) => post<{ ticket: string }>(`/local/login-tickets/${id}`));
+  process.stdout.write(greeting(url, ticket, info.tls_pin, key, machine.id));
 }
 
-function greeting(url: string, pin: string | null, key: string, machineId: string): string {
+function greeting(url: string, ticket: string, pin: string | null, key: string, machineId: string): string {
+  // A ticket is for a browser on this machine.
+  const local = url.replace(/\/\/(0\.0\.0\.0|::|\[::\]):/, '//127.0.0.1:');
   return `
 Farhand is up.
 
+  Console    ${local}/console/#ticket=${ticket}
+             (logs in once, within 5 minutes, on this machine)
   API        ${url}/api/v1     reference: ${url}/docs
   Key        ${key}
   Machine    ${machineId} (this one)
