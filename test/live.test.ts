@@ -1,0 +1,154 @@
+// Live updates: one stream of what changes, for each key only what it may read.
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { refusalIn } from './all-routes.ts';
+import { startFarhand, type TestSystem } from './start-farhand.ts';
+
+interface Update {
+  event: string;
+  // biome-ignore lint/suspicious/noExplicitAny: outside JSON
+  data: any;
+}
+
+/** A stream of updates, read in the background. */
+async function follow(system: TestSystem, topics: string, key = system.key) {
+  const ending = new AbortController();
+  onTestFinished(() => ending.abort());
+  const response = await fetch(`${system.url}/api/v1/live?topics=${topics}`, {
+    headers: { Authorization: `Bearer ${key}` },
+    signal: ending.signal,
+  });
+  expect(response.status).toBe(200);
+  const updates: Update[] = [];
+  let open = true;
+  const read = async (): Promise<void> => {
+    let text = '';
+    for await (const chunk of response.body!.pipeThrough(new TextDecoderStream())) {
+      const events = `${text}${chunk}`.split('\n\n');
+      text = events.pop() ?? '';
+      for (const one of events) {
+        const [, event = '', data = 'null'] = /^event: (.*)\ndata: (.*)$/.exec(one) ?? [];
+        if (event) updates.push({ event, data: JSON.parse(data) });
+      }
+    }
+  };
+  void read()
+    .catch(() => {})
+    .finally(() => {
+      open = false;
+    });
+  return { updates, isOpen: () => open, close: () => ending.abort() };
+}
+
+type Stream = Awaited<ReturnType<typeof follow>>;
+const seen = (stream: Stream, event: string) =>
+  stream.updates.filter((one) => one.event === event).map(({ data }) => data);
+const machinesIn = (stream: Stream) => seen(stream, 'machines').flatMap(({ machines = [] }) => machines);
+const removedIn = (stream: Stream) => seen(stream, 'machines').flatMap(({ removed = [] }) => removed);
+
+describe('a stream is refused', () => {
+  test('for topics that do not exist, name no id or name too many', async () => {
+    const system = await startFarhand();
+    const many = Array.from({ length: 21 }, () => 'machines').join();
+    for (const topics of [
+      '',
+      'x',
+      'machines,',
+      'commands',
+      'batches:',
+      'machines:mach_1',
+      'events:*',
+      'commands:a:b',
+      many,
+    ])
+      expect([topics, refusalIn(await system.call('GET', `/live?topics=${topics}`))]).toEqual([
+        topics,
+        '400 invalid_request',
+      ]);
+    expect(refusalIn(await system.call('GET', '/live'))).toBe('400 invalid_request');
+  });
+
+  test('for a topic without its scope, and for what is on a machine that the key may not use', async () => {
+    const system = await startFarhand();
+    const { machineId: machine_id } = await system.agent();
+    const { id } = await system.client.commands.create({ machine_id, command: 'true' });
+    const { id: batch } = await system.client.batches.create({ machine_ids: [machine_id], command: 'true' });
+    const { key: reader } = await system.keyed(['machines:read']);
+    const { key: limited } = await system.keyed(['commands:read'], { tags: ['web'] });
+    const told = async (topics: string, key = system.key) =>
+      refusalIn(await system.call('GET', `/live?topics=${topics}`, { key }));
+    expect(await told(`machines,commands:${id}`, reader)).toBe('403 forbidden');
+    expect(await told('events', limited)).toBe('403 forbidden');
+    expect(await told(`commands:${id}`, limited)).toBe('403 forbidden');
+    expect(await told(`batches:${batch}`, limited)).toBe('403 forbidden');
+    expect([await told('commands:cmd_x'), await told('batches:batch_x')]).toEqual([
+      '404 command_not_found',
+      '404 batch_not_found',
+    ]);
+  });
+});
+
+test('machines that join, report, are renamed, go offline and are removed come with their last report', async () => {
+  const system = await startFarhand();
+  const live = await follow(system, 'machines');
+  await expect.poll(() => live.updates[0]).toEqual({ event: 'ready', data: {} });
+  const agent = await system.agent({ name: 'web-1' });
+  const id = agent.machineId;
+  const last = () => machinesIn(live).findLast((machine) => machine.id === id);
+  await expect.poll(() => last()?.status).toBe('online');
+  await expect.poll(() => last()?.latest?.memory.total).toBeGreaterThan(0);
+  await system.client.machines.update({ machine_id: id, name: 'web-2', tags: ['eu'] });
+  await expect.poll(() => [last()?.name, last()?.tags]).toEqual(['web-2', ['eu']]);
+  await agent.close();
+  await expect.poll(() => last()?.status).toBe('offline');
+  await system.client.machines.remove({ machine_id: id });
+  await expect.poll(() => removedIn(live)).toEqual([id]);
+});
+
+test('a key limited by tag follows its machines only, as they come and go', async () => {
+  const system = await startFarhand();
+  const { machineId: mine } = await system.agent({ tags: 'web' });
+  const { machineId: other } = await system.agent({ tags: 'db' });
+  const { key } = await system.keyed(['machines:read'], { tags: ['web'] });
+  const live = await follow(system, 'machines', key);
+  const ids = () => new Set(machinesIn(live).map(({ id }) => id));
+  await system.client.machines.update({ machine_id: other, name: 'hidden' });
+  await system.client.machines.update({ machine_id: mine, name: 'seen' });
+  await expect.poll(ids).toEqual(new Set([mine]));
+  await system.client.machines.update({ machine_id: other, tags: ['web'] });
+  await expect.poll(ids).toEqual(new Set([mine, other]));
+  await system.client.machines.update({ machine_id: mine, tags: ['db'] });
+  await expect.poll(() => removedIn(live)).toEqual([mine]);
+});
+
+test('events, a command and a batch come in the same stream, the last two with their state from the start to the end', async () => {
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
+  const command = await system.client.commands.create({ machine_id, command: 'cat', input: true, wait: 0 });
+  const batch = await system.client.batches.create({ machine_ids: [machine_id], command: 'true', wait: 0 });
+  const live = await follow(system, `events,commands:${command.id},batches:${batch.id}`);
+  await expect.poll(() => seen(live, 'command').at(-1)?.command.status).toBe('running');
+  await system.client.commands.input({ command_id: command.id, data: 'hello', end: true });
+  await expect
+    .poll(() => seen(live, 'command').at(-1)?.command)
+    .toMatchObject({ status: 'completed', stdout: 'hello' });
+  await expect.poll(() => seen(live, 'batch').at(-1)?.batch).toMatchObject({ status: 'completed', total: 1 });
+  const ended = () =>
+    seen(live, 'event')
+      .filter(({ event }) => event.type === 'command.completed')
+      .map(({ event }) => event.data.command_id);
+  await expect.poll(ended).toContain(command.id);
+  expect(live.isOpen()).toBe(true);
+});
+
+test('a stream ends with its key, and when the broker stops', async () => {
+  const system = await startFarhand();
+  const { key } = await system.keyed(['machines:read']);
+  const live = await follow(system, 'machines', key);
+  const other = await follow(system, 'machines');
+  const { id } = (await system.call('GET', '/auth/me', { key })).body.data;
+  await system.client.keys.remove({ key_id: id });
+  await expect.poll(live.isOpen).toBe(false);
+  expect(other.isOpen()).toBe(true);
+  await system.broker.close();
+  await expect.poll(other.isOpen).toBe(false);
+});

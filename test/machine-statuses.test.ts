@@ -1,0 +1,95 @@
+// Statuses of many machines at once, with the last hour of each, and the tags of all.
+import { expect, test } from 'vitest';
+import { LastHour } from '../broker/presence/last-hour.ts';
+import { refusalIn } from './all-routes.ts';
+import { fakeClock } from './fake-clock.ts';
+import { startFarhand } from './start-farhand.ts';
+
+test('a machine whose owner does not allow metrics has no report in the list, and sorts last', async () => {
+  const system = await startFarhand();
+  const { machineId: open } = await system.agent({ name: 'open' });
+  const { machineId: closed } = await system.agent({ name: 'closed', flags: ['--allow', 'files:read'] });
+  const { items } = await system.client.machines.statuses({ sort: '-memory' });
+  expect(items.map(({ id, latest }) => [id, latest === null])).toEqual([
+    [open, false],
+    [closed, true],
+  ]);
+  expect(items[1]?.hour).toEqual({ cpu: Array(60).fill(null), memory: Array(60).fill(null) });
+});
+
+test('statuses are filtered, sorted and paged like machines, and also by load; a limited key gets its machines', async () => {
+  const system = await startFarhand();
+  const { machineId: web } = await system.agent({ name: 'web-1', tags: 'web,eu' });
+  const { machineId: db } = await system.agent({ name: 'db-1', tags: 'db,eu' });
+  const ids = async (query: object) =>
+    (await system.client.machines.statuses(query)).items.map(({ id }) => id);
+  expect(await ids({ sort: 'name' })).toEqual([db, web]);
+  expect(await ids({ tags: 'eu', search: 'WEB' })).toEqual([web]);
+  expect(await ids({ status: 'offline' })).toEqual([]);
+  expect(await ids({ sort: 'name', limit: 1, offset: 1 })).toEqual([web]);
+  for (const sort of ['cpu', '-memory', 'disk', '-last_seen'])
+    expect(new Set(await ids({ sort }))).toEqual(new Set([db, web]));
+  expect(refusalIn(await system.call('GET', '/machines/statuses?sort=load'))).toBe('400 invalid_request');
+  expect(refusalIn(await system.call('GET', '/machines/statuses?limit=101'))).toBe('400 invalid_request');
+  const { client } = await system.keyed(['machines:read'], { tags: ['db'] });
+  expect((await client.machines.statuses()).items.map(({ id }) => id)).toEqual([db]);
+  const { key: other } = await system.keyed(['files:read']);
+  expect(refusalIn(await system.call('GET', '/machines/statuses', { key: other }))).toBe('403 forbidden');
+});
+
+test('an item has the values of the machine’s own status, and its last minute', async () => {
+  const system = await startFarhand();
+  const { machineId: machine_id } = await system.agent();
+  const [item] = (await system.client.machines.statuses()).items;
+  const status = await system.client.machines.status({ machine_id });
+  expect(item?.latest).toMatchObject({
+    cpu: { cores: status.cpu.cores },
+    memory: { total: status.memory.total },
+  });
+  expect(item?.latest).toMatchObject({
+    disk: { total: status.disk.total },
+    load_average: [expect.any(Number), expect.any(Number), expect.any(Number)],
+  });
+  expect([item?.hour.cpu.length, item?.hour.memory.length]).toEqual([60, 60]);
+  const percent = Math.round((100 * status.memory.used) / status.memory.total);
+  expect(Math.abs((item?.hour.memory.at(-1) ?? item?.hour.memory.at(-2) ?? 0) - percent)).toBeLessThan(10);
+});
+
+test('the last hour has a point for each minute and forgets older ones, also after hours without a report', async () => {
+  const clock = fakeClock(0);
+  const hour = new LastHour();
+  for (let minute = 0; minute < 90; minute += 1) {
+    hour.add('a', minute, 100 - minute);
+    if (minute % 2 === 0) hour.add('b', 7, 8);
+    await clock.advance(60_000);
+  }
+  const { cpu, memory } = hour.of('a');
+  expect(cpu).toEqual([...Array.from({ length: 59 }, (_, n) => 31 + n), null]);
+  expect(memory).toEqual([...Array.from({ length: 59 }, (_, n) => 69 - n), null]);
+  expect(hour.of('b').cpu.filter((value) => value === 7).length).toBe(29);
+  await clock.advance(7 * 3_600_000);
+  expect(hour.of('a').cpu).toEqual(Array(60).fill(null));
+  expect(hour.of('unknown')).toEqual({ cpu: Array(60).fill(null), memory: Array(60).fill(null) });
+});
+
+test('tags are listed with the number of their machines that the key may use', async () => {
+  const system = await startFarhand();
+  const { machineId } = await system.agent({ tags: 'web,eu' });
+  await system.agent({ tags: 'db,eu' });
+  const list = async (client = system.client, query = {}) =>
+    (await client.tags.list(query)).items.map(({ name, machines }) => [name, machines]);
+  expect(await list()).toEqual([
+    ['db', 1],
+    ['eu', 2],
+    ['web', 1],
+  ]);
+  expect(await list(system.client, { sort: '-machines', limit: 1 })).toEqual([['eu', 2]]);
+  expect(await list(system.client, { search: 'E', offset: 1 })).toEqual([['web', 1]]);
+  const { client } = await system.keyed(['machines:read'], { machine_ids: [machineId] });
+  expect(await list(client)).toEqual([
+    ['eu', 1],
+    ['web', 1],
+  ]);
+  const { key } = await system.keyed(['files:read']);
+  expect(refusalIn(await system.call('GET', '/tags', { key }))).toBe('403 forbidden');
+});
