@@ -187,7 +187,7 @@ test('each operation names the key and scope it needs, or that it needs none', a
     apiKey: { type: 'http', scheme: 'bearer', description: expect.any(String) },
     login: { type: 'apiKey', in: 'cookie', name: '__Host-farhand', description: expect.any(String) },
   });
-  expect(document).toMatchObject({ security: [{ apiKey: [] }] });
+  expect(document).toMatchObject({ security: [{ apiKey: [] }, { login: [] }] });
   for (const { name, route, described } of operationsOf(document)) {
     const open = route.access === 'everybody';
     expect([name, described?.security]).toEqual([name, open ? [] : undefined]);

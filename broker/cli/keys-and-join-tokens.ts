@@ -61,6 +61,15 @@ export function addAuth(program: Command): void {
       if (webhooks.length > 0) hint(`webhooks of the key deliver nothing; ${next}: ${webhooks.join(', ')}`);
     },
   });
+  routeVerb(auth, 'list-logins', 'logins', 'list', {
+    about: 'list the browsers that are logged in',
+    defaults: { sort: '-last_used_at' },
+    view: { fields: 'name id key=key_name address created=created_at used=last_used_at' },
+  });
+  routeVerb(auth, 'end-login', 'logins', 'remove', {
+    about: 'log a browser out at once',
+    destroys: ['end the login', 'ended'],
+  });
 }
 
 /** Returns the machines and tags that a key may use, as text. */

@@ -1,5 +1,5 @@
 // REST handlers for batches: one command on many machines, with a concurrency limit and a failure limit.
-import { mostMachines, batches as routes } from '../../shared/api/batches.ts';
+import { mostFollowed, mostMachines, batches as routes } from '../../shared/api/batches.ts';
 import type { BatchId, MachineId } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
 import { monotonic, now } from '../../shared/clock.ts';
@@ -7,7 +7,9 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { commandOf, specOf, type Tally } from './command.ts';
+import { assertFollowable, followMembers, type Sent } from './follow-batch.ts';
 import { type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
+import { sourceOf } from './output-readers.ts';
 import type { Scheduler } from './scheduler.ts';
 import { batchColumns, batchFromRow } from './store.ts';
 import { listedBytes, serializeBatch, serializeFor, serializeListed } from './to-json.ts';
@@ -71,6 +73,14 @@ export class Batches {
       return { items, total: page.total };
     },
     get: ({ batch_id }, caller) => this.#detail(batch_id, caller),
+    stream: ({ batch_id: id, tail }, caller) => {
+      const { store } = this.#context;
+      assertFollowable(id, this.machinesOf(id).length);
+      const rows = store.ofBatch(id, 0, mostFollowed);
+      const members = rows.flatMap(({ command }) => (caller.reaches(command.machine_id) ? [command] : []));
+      const events = followMembers(members, (one) => sourceOf(this.#context, one), tail, caller);
+      return this.#withEnd(id, events, caller);
+    },
     cancel: async ({ batch_id: id }, caller) => {
       const { store, scheduler } = this.#context;
       store.batch(id);
@@ -96,6 +106,11 @@ export class Batches {
   /** The machines of a batch; empty when the batch does not exist. */
   machinesOf(id: string): MachineId[] {
     return this.#context.store.machinesOfBatch(id);
+  }
+
+  async *#withEnd(id: string, events: AsyncGenerator<Sent>, caller: Caller): AsyncGenerator<Sent> {
+    yield* events;
+    yield { event: 'end', data: await this.summary(id, caller.reachable()) };
   }
 
   /** A batch with the counts of its commands on these machines, or on all. */

@@ -18,7 +18,7 @@ import {
 } from './command.ts';
 import { type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { OutputDirectory, type Stream } from './output.ts';
-import { bytesOf, eventsOf, type Part, partsFrom, type Source } from './output-readers.ts';
+import { bytesOf, eventsOf, type Part, partsFrom, sourceOf } from './output-readers.ts';
 import { Scheduler } from './scheduler.ts';
 import { type CommandServices, type CommandSettings, CommandStore, columns, fromRow } from './store.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './to-json.ts';
@@ -103,14 +103,14 @@ export class Commands {
       return serializeFor(caller, await this.#record(command_id));
     },
     output: async (input, caller) => {
-      const source = await this.#sourceOf(input.command_id);
+      const source = await sourceOf(this.#parts, input.command_id);
       const { reply, from } = bytesOf(source, input, caller.signal);
       caller.headers.set('X-Output-Offset', String(from));
       return reply;
     },
     stream: async ({ command_id, last_event_id }, caller) => {
       const from = offsetsIn(last_event_id);
-      return eventsOf(partsFrom(await this.#sourceOf(command_id), from, caller.signal, true), from);
+      return eventsOf(partsFrom(await sourceOf(this.#parts, command_id), from, caller.signal, true), from);
     },
   };
 
@@ -151,7 +151,7 @@ export class Commands {
 
   /** Reads both output streams from these byte offsets on; the last part reports the end of the command. */
   async follow(id: string, from: Record<Stream, number>, signal: AbortSignal): Promise<AsyncGenerator<Part>> {
-    return partsFrom(await this.#sourceOf(id), from, signal);
+    return partsFrom(await sourceOf(this.#parts, id), from, signal);
   }
 
   /** Stops the scheduler and wakes every request that waits for a command. */
@@ -248,15 +248,6 @@ export class Commands {
     const started = open?.state !== 'queued';
     const message = started ? `command ${id} has ended: it takes no more input or signals` : unstarted(id);
     throw new AppError('conflict', message, { command_id: id, started });
-  }
-
-  /** The output of a command; it grows while the command runs. */
-  async #sourceOf(id: string): Promise<Source> {
-    const { scheduler, store, outputs } = this.#parts;
-    const open = scheduler.get(id);
-    if (open) return open;
-    const ended = store.get(id);
-    return { output: await outputs.ofEnded(ended), ended };
   }
 }
 

@@ -3,7 +3,9 @@ import type { Api, BytesReply, Input, Reply } from '../../shared/api/route-table
 import { AppError } from '../../shared/errors.ts';
 import type { OutputLog, OutputReader } from '../../shared/output-log.ts';
 import type { Command } from './command.ts';
-import { type Output, type Stream, streams } from './output.ts';
+import { type Output, type OutputDirectory, type Stream, streams } from './output.ts';
+import type { Scheduler } from './scheduler.ts';
+import type { CommandStore } from './store.ts';
 import { serializeEnd } from './to-json.ts';
 
 /** The output of one command, and its record once the command has ended. */
@@ -68,6 +70,24 @@ async function* bytesBetween(
   }
 }
 
+/** The output of a command; it grows while the command runs. */
+export async function sourceOf(
+  { scheduler, store, outputs }: { scheduler: Scheduler; store: CommandStore; outputs: OutputDirectory },
+  id: string,
+): Promise<Source> {
+  const open = scheduler.get(id);
+  if (open) return open;
+  const ended = store.get(id);
+  return { output: await outputs.ofEnded(ended), ended };
+}
+
+/** Converts a part to an event. */
+export function eventOf(part: Part) {
+  if ('end' in part) return { event: 'exit', data: part.end };
+  if ('to' in part) return { event: 'gap', data: part };
+  return { event: 'output', data: { ...part, ...textOrBase64(part.data) } };
+}
+
 /** Converts parts to events; the id of each event is how far both streams have been sent, e.g. `120.0`. */
 export async function* eventsOf(
   parts: AsyncIterable<Part>,
@@ -77,9 +97,7 @@ export async function* eventsOf(
   for await (const part of parts) {
     if ('stream' in part) sent[part.stream] = endOf(part);
     const id = `${sent.stdout}.${sent.stderr}`;
-    if ('end' in part) yield { event: 'exit', data: part.end, id };
-    else if ('to' in part) yield { event: 'gap', data: part, id };
-    else yield { event: 'output', data: { ...part, ...textOrBase64(part.data) }, id };
+    yield { ...eventOf(part), id };
   }
 }
 
@@ -102,7 +120,8 @@ function outOfRange(stream: Stream, start: number, end: number): AppError {
 }
 
 /**
- * Reads both streams piece by piece from `from` on, then the end; with `whole`, no character is cut in two.
+ * Reads both streams in pieces of at most `most` bytes from `from` on, then the end; with `whole`, no character is cut
+ * in two.
  * Throws range_not_satisfiable for an offset beyond the end of a command that has ended.
  */
 export function partsFrom(
@@ -110,12 +129,13 @@ export function partsFrom(
   from: Record<Stream, number>,
   signal: AbortSignal,
   whole = false,
+  most = eventBytes,
 ): AsyncGenerator<Part> {
   for (const stream of streams) {
     const { start, end } = source.output[stream];
     if (source.ended && from[stream] > end) throw outOfRange(stream, start, end);
   }
-  return parts(source, from, signal, { most: eventBytes, whole });
+  return parts(source, from, signal, { most, whole });
 }
 
 async function* parts(

@@ -2,15 +2,16 @@
 import type { Topic } from '../../shared/api/live.ts';
 import type { MachineId, Scope } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
+import { Wake } from '../../shared/backpressure.ts';
 import { sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Commands } from '../commands/index.ts';
 import type { Events } from '../events.ts';
+import { mergeStreams } from '../merge-streams.ts';
 import type { Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/state.ts';
 import { MachineChanges } from './machine-changes.ts';
-import { merge } from './merge.ts';
 
 type Update = Reply<Api['live']['follow']> extends AsyncIterable<infer T> ? T : never;
 
@@ -46,7 +47,8 @@ export class LiveUpdates {
       const signal = AbortSignal.any([caller.signal, this.#stopping.signal]);
       // Watching begins here, so that a client that reads a list after `ready` misses nothing.
       const sources = topics.map((topic) => this.#follow(topic, caller, signal));
-      return merge<Update>({ event: 'ready', data: {} }, sources, signal);
+      const merged = mergeStreams([...sources, endless(signal)], signal);
+      return startWith({ event: 'ready', data: {} }, merged);
     },
   };
 
@@ -135,4 +137,15 @@ export class LiveUpdates {
       last = text;
     }
   }
+}
+
+async function* startWith(first: Update, updates: AsyncGenerator<Update>): AsyncGenerator<Update> {
+  yield first;
+  yield* updates;
+}
+
+/** A stream without updates: it keeps the merged stream open after the end of each command and batch. */
+// biome-ignore lint/correctness/useYield: it has none
+async function* endless(signal: AbortSignal): AsyncGenerator<Update> {
+  await new Wake().wait(signal);
 }

@@ -13,7 +13,9 @@ import { wordsOf } from './cron.ts';
 import { Launcher, type ScheduleContext } from './launch-run.ts';
 import { Firing } from './run-due-times.ts';
 import type { ScheduleRun } from './run-records.ts';
+import { findTimeZone } from './time-zone.ts';
 import { checkedTimetable } from './timetable.ts';
+import { type DueRun, dueRuns } from './upcoming.ts';
 
 type Params = Input<Api['schedules']['create']>;
 type Changes = Omit<Input<Api['schedules']['update']>, 'schedule_id'>;
@@ -77,6 +79,19 @@ export class Schedules {
       const after = Math.max(0, from?.getTime() ?? now());
       const times = checkedTimetable(cron, timezone).times(after, count);
       return { cron, timezone, description: wordsOf(cron), next_runs: times.map((at) => iso(at)) };
+    },
+    upcoming: async ({ from, until, limit, schedule_id, machine_id }, caller) => {
+      const start = Math.max(now(), from?.getTime() ?? 0);
+      const end = until?.getTime() ?? start + 86_400_000;
+      const seen = [...this.#context.state.schedules.values()].filter(
+        (one) =>
+          caller.reaches(one.machine_id) &&
+          (schedule_id === undefined || one.id === schedule_id) &&
+          (machine_id === undefined || one.machine_id === machine_id),
+      );
+      const next = ({ id }: Schedule, after: number) => this.#firing.nextAfter(id, after);
+      const { runs, more } = await dueRuns(seen, next, { from: start, until: end, limit });
+      return { from: iso(start), until: iso(end), runs: runs.map(serializeDue), more };
     },
     get: ({ schedule_id }, caller) => this.#serializeDetail(this.#find(schedule_id), caller),
     update: async ({ schedule_id, ...changes }, caller) => {
@@ -164,6 +179,11 @@ export class Schedules {
       };
     });
   }
+}
+
+function serializeDue({ schedule: { id, name, machine_id, timezone }, at }: DueRun) {
+  const offset = findTimeZone(timezone)?.offsetAt(at) ?? 0;
+  return { schedule_id: id, name, machine_id, at: iso(at), utc_offset: offset / 60_000 };
 }
 
 /** Throws forbidden: a key that may not run commands must not decide what a schedule runs. */

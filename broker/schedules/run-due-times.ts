@@ -78,6 +78,13 @@ export class Firing {
     this.#rewind(now());
   }
 
+  /** The first due time of a schedule after an instant; undefined if there is none or the schedule is disabled. */
+  nextAfter(id: string, after: number): number | undefined {
+    const tracked = this.#tracked.get(id);
+    if (tracked?.next === undefined || tracked.next > after) return tracked?.next;
+    return this.#timetableOf(tracked.schedule)?.next(after);
+  }
+
   /** The next due times of a schedule, at most `count`. */
   nextOf(id: string, count: number): number[] {
     const tracked = this.#tracked.get(id);

@@ -1,9 +1,9 @@
 // REST routes of batches: one command on many machines.
 import * as z from 'zod';
-import { command, requestedBy, spec, wait } from './commands.ts';
+import { command, exit, outputGap, outputPiece, requestedBy, spec, wait } from './commands.ts';
 import { list } from './define-list-route.ts';
-import { single } from './define-route.ts';
-import { batchId, machineId, named, tagList, timestamp } from './route.ts';
+import { outgoing, single } from './define-route.ts';
+import { batchId, commandId, machineId, named, queryNumber, tagList, timestamp } from './route.ts';
 
 export const mostMachines = 10_000;
 /** Most characters of args, env and stdin together, as JSON. Limited because each machine gets a copy. */
@@ -36,6 +36,9 @@ export const batch = named('Batch', {
   finished_at: timestamp.nullable().describe('Time when the command ended on the last machine'),
   requested_by: requestedBy,
 });
+
+export const mostFollowed = 1_000;
+const ofMember = { command_id: commandId, machine_id: machineId };
 
 const result = command.omit({ command: true, args: true, cwd: true, user: true });
 const results = z.array(result).describe('The command of each machine, with the last 4 KiB of each output');
@@ -85,6 +88,23 @@ export const batches = {
   get: single('GET', '/batches/{batch_id}', 'commands:read', {
     summary: 'Get a batch and its results',
     reply: withResults,
+  }),
+  stream: outgoing('events', '/batches/{batch_id}/stream', 'commands:read', {
+    summary: 'Follow the output of all commands of a batch, and its end, in one stream',
+    description: `Events: \`output\`, \`gap\` and \`exit\` as of a command, and last \`end\`. For batches of at most ${mostFollowed} machines. A new connection starts over: \`offset\` says what is a repeat.`,
+    query: {
+      tail: queryNumber(0, 64 * 1024 * 1024)
+        .default(64 * 1024)
+        .describe('Bytes of each output to begin with; those before are left out'),
+    },
+    reply: z.union([
+      z.object({ ...ofMember, ...outputPiece.shape }),
+      z.object({ ...ofMember, ...outputGap.shape }),
+      z.object({ ...ofMember, ...exit.shape }),
+      batch,
+    ]),
+    errors: ['conflict'],
+    lastEvent: 'end',
   }),
   cancel: single('DELETE', '/batches/{batch_id}', 'commands:execute', {
     summary: 'Cancel a batch',

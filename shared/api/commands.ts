@@ -106,29 +106,28 @@ const paging = { sort: ['created_at', 'started_at', 'status'], reply: command } 
 
 const streams = ['stdout', 'stderr'] as const;
 
+export const outputPiece = z.object({
+  stream: z.enum(streams).describe('Output that the bytes are from'),
+  offset: z.number().describe('Offset of the first byte of `data`'),
+  data: z.string().describe('The bytes of the output, in `encoding`'),
+  encoding: z.enum(['utf-8', 'base64']).describe('Encoding of `data`'),
+});
+export const outputGap = z.object({
+  stream: z.enum(streams).describe('Output that the bytes are from'),
+  from: z.number().describe('Offset of the first byte that is no longer stored'),
+  to: z.number().describe('Offset of the next byte that is still stored'),
+});
+export const exit = command.pick({
+  status: true,
+  exit_code: true,
+  signal: true,
+  reason: true,
+  duration: true,
+  stdout_bytes: true,
+  stderr_bytes: true,
+});
 /** Schemas of a command's events: `output`, `gap` (bytes that are no longer stored) and `exit`. */
-const streamEvent = z.union([
-  z.object({
-    stream: z.enum(streams).describe('Output that the bytes are from'),
-    offset: z.number().describe('Offset of the first byte of `data`'),
-    data: z.string().describe('The bytes of the output, in `encoding`'),
-    encoding: z.enum(['utf-8', 'base64']).describe('Encoding of `data`'),
-  }),
-  z.object({
-    stream: z.enum(streams).describe('Output that the bytes are from'),
-    from: z.number().describe('Offset of the first byte that is no longer stored'),
-    to: z.number().describe('Offset of the next byte that is still stored'),
-  }),
-  command.pick({
-    status: true,
-    exit_code: true,
-    signal: true,
-    reason: true,
-    duration: true,
-    stdout_bytes: true,
-    stderr_bytes: true,
-  }),
-]);
+const streamEvent = z.union([outputPiece, outputGap, exit]);
 
 const eventId = z.string().regex(/^\d{1,16}\.\d{1,16}$/, 'must be the id of an event');
 

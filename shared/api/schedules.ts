@@ -89,6 +89,14 @@ const run = named('ScheduleRun', {
   reason: z.string().nullable().describe('Why the command did not run, or why its outcome is unknown'),
 });
 
+const upcoming = z.object({
+  schedule_id: scheduleId,
+  name: z.string().describe('Name of the schedule'),
+  machine_id: machineId,
+  at: timestamp.describe('Time when it is due'),
+  utc_offset: z.number().describe('Minutes by which its time zone is ahead of UTC then'),
+});
+
 const cron = z.string().meta({
   description:
     'Cron expression: 5 fields, or 6 with the seconds first. Names, `L`, `#` and `@daily` are allowed',
@@ -162,6 +170,23 @@ export const schedules = {
       timezone: z.string().describe('IANA time zone'),
       description: z.string().describe('The expression in words'),
       next_runs: z.array(timestamp).describe('Next times'),
+    }),
+  }),
+  upcoming: single('GET', '/schedules/upcoming', 'schedules:read', {
+    summary: 'List what schedules will run, in the order of time',
+    description: 'A change of `utc_offset` between two runs shows that clocks are turned in between.',
+    query: {
+      from: instant.optional().describe('Start; default and earliest: now'),
+      until: instant.optional().describe('End; default: 24 hours after the start'),
+      limit: queryNumber(1, 1_000).default(200).describe('Largest number of runs in the answer'),
+      schedule_id: scheduleId.optional().describe('Only of this schedule'),
+      machine_id: machineId.optional().describe('Only on this machine'),
+    },
+    reply: named('UpcomingRuns', {
+      from: timestamp.describe('Start'),
+      until: timestamp.describe('End'),
+      runs: z.array(upcoming).describe('Runs, the next first'),
+      more: z.boolean().describe('True if there are more before `until`'),
     }),
   }),
   get: single('GET', '/schedules/{schedule_id}', 'schedules:read', {

@@ -1,0 +1,47 @@
+// The output of all commands of a batch in one stream.
+import { mostFollowed } from '../../shared/api/batches.ts';
+import type { Api, Caller, Reply } from '../../shared/api/route-table.ts';
+import { AppError } from '../../shared/errors.ts';
+import { mergeStreams } from '../merge-streams.ts';
+import type { Command } from './command.ts';
+import { eventOf, partsFrom, type Source } from './output-readers.ts';
+
+export type Sent = Reply<Api['batches']['stream']> extends AsyncIterable<infer T> ? T : never;
+
+/** Most bytes in one event; a piece of each command may wait in memory. */
+const pieceBytes = 16 * 1024;
+
+/**
+ * Follows commands to their ends, from the last `tail` bytes of each output on. Those that have ended are read one after
+ * another, so that few files are open. Leaves out commands whose machine the caller may no longer use.
+ */
+export function followMembers(
+  members: readonly Command[],
+  sourceOf: (id: string) => Promise<Source>,
+  tail: number,
+  caller: Caller,
+): AsyncGenerator<Sent> {
+  async function* follow({ id: command_id, machine_id }: Command): AsyncGenerator<Sent> {
+    const source = await sourceOf(command_id);
+    const { stdout, stderr } = source.output;
+    const from = { stdout: Math.max(0, stdout.end - tail), stderr: Math.max(0, stderr.end - tail) };
+    for await (const part of partsFrom(source, from, caller.signal, true, pieceBytes)) {
+      if (!caller.reaches(machine_id)) return;
+      const { event, data } = eventOf(part);
+      yield { event, data: { command_id, machine_id, ...data } };
+    }
+  }
+  async function* one(after: readonly Command[]): AsyncGenerator<Sent> {
+    for (const member of after) yield* follow(member);
+  }
+  const ended = members.filter(({ finished_at }) => finished_at !== null);
+  const open = members.filter(({ finished_at }) => finished_at === null);
+  return mergeStreams([one(ended), ...open.map(follow)], caller.signal);
+}
+
+/** Throws conflict for a batch with too many machines to follow in one stream. */
+export function assertFollowable(batch_id: string, machines: number): void {
+  if (machines <= mostFollowed) return;
+  const message = `batch ${batch_id} has ${machines} machines, and at most ${mostFollowed} can be followed in one stream: follow its commands`;
+  throw new AppError('conflict', message, { batch_id, limit: mostFollowed });
+}

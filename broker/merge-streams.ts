@@ -1,0 +1,43 @@
+// Merges streams into one at the pace of its reader.
+import { Wake } from '../shared/backpressure.ts';
+
+/**
+ * Yields the items of all sources as they come, until all have ended. Begins to read the sources at once, and at most
+ * one item of each waits. A source that fails, and the signal, end the stream with their error.
+ */
+export function mergeStreams<T>(
+  sources: readonly AsyncGenerator<T>[],
+  signal: AbortSignal,
+): AsyncGenerator<T> {
+  const changed = new Wake();
+  const ready: { item: T; source: AsyncGenerator<T> }[] = [];
+  let open = sources.length;
+  let failure: { error: unknown } | undefined;
+  const read = (source: AsyncGenerator<T>): void => {
+    const next = source.next().then((result) => {
+      if (result.done) open -= 1;
+      else ready.push({ item: result.value, source });
+    });
+    const failed = (error: unknown): void => {
+      failure ??= { error };
+    };
+    next.catch(failed).finally(() => changed.wake());
+  };
+  for (const source of sources) read(source);
+  return (async function* () {
+    try {
+      while (open > 0) {
+        signal.throwIfAborted();
+        if (failure) throw failure.error;
+        const next = ready.shift();
+        if (next) {
+          yield next.item;
+          read(next.source);
+        } else await changed.wait(signal);
+      }
+    } finally {
+      // A source that waits ends by the signal.
+      for (const source of sources) source.return(undefined).catch(() => {});
+    }
+  })();
+}

@@ -1,0 +1,49 @@
+// The runs of many schedules that are due in a span of time, in their order.
+import { nextTurn } from '../../shared/clock.ts';
+import type { Schedule } from '../state/state.ts';
+
+export interface DueRun {
+  schedule: Schedule;
+  at: number;
+}
+
+/** Schedules whose first time is computed in one turn of the event loop. */
+const sliceSize = 100;
+
+/**
+ * At most `limit` runs from `from` until before `until`, and whether there are more. `nextAfter` returns the first due
+ * time of a schedule after an instant.
+ */
+export async function dueRuns(
+  schedules: readonly Schedule[],
+  nextAfter: (schedule: Schedule, after: number) => number | undefined,
+  { from, until, limit }: { from: number; until: number; limit: number },
+): Promise<{ runs: DueRun[]; more: boolean }> {
+  const waiting: DueRun[] = [];
+  for (const [n, schedule] of schedules.entries()) {
+    const at = nextAfter(schedule, from - 1);
+    if (at !== undefined && at < until) waiting.push({ schedule, at });
+    if (n % sliceSize === sliceSize - 1) await nextTurn();
+  }
+  // The last one is the next one.
+  waiting.sort((a, b) => b.at - a.at);
+  const runs: DueRun[] = [];
+  for (let run = waiting.pop(); run && runs.length < limit; run = waiting.pop()) {
+    runs.push(run);
+    const at = nextAfter(run.schedule, run.at);
+    if (at !== undefined && at < until) insert(waiting, { schedule: run.schedule, at });
+    if (runs.length === limit) return { runs, more: waiting.length > 0 };
+  }
+  return { runs, more: false };
+}
+
+/** Inserts a run into a list in descending order. */
+function insert(waiting: DueRun[], run: DueRun): void {
+  let [low, high] = [0, waiting.length];
+  while (low < high) {
+    const middle = (low + high) >>> 1;
+    if ((waiting[middle]?.at ?? 0) > run.at) low = middle + 1;
+    else high = middle;
+  }
+  waiting.splice(low, 0, run);
+}

@@ -1,0 +1,64 @@
+// The output of all commands of a batch in one stream.
+import { expect, test } from 'vitest';
+import { refusalIn } from './all-routes.ts';
+import { startFarhand } from './start-farhand.ts';
+
+test('a stream is refused without the scope, for a batch out of reach, and for one that does not exist', async () => {
+  const system = await startFarhand();
+  const { machineId } = await system.agent();
+  const { id } = await system.client.batches.create({ machine_ids: [machineId], command: 'true' });
+  const { key: reader } = await system.keyed(['machines:read']);
+  const { key: limited } = await system.keyed(['commands:read'], { tags: ['web'] });
+  const told = async (batch: string, key = system.key, query = '') =>
+    refusalIn(await system.call('GET', `/batches/${batch}/stream${query}`, { key }));
+  expect(await told(id, reader)).toBe('403 forbidden');
+  expect(await told(id, limited)).toBe('403 forbidden');
+  expect(await told('batch_x')).toBe('404 batch_not_found');
+  expect(await told(id, system.key, '?tail=-1')).toBe('400 invalid_request');
+});
+
+test('both outputs and the end of each command come as they are written, and last the batch', async () => {
+  const system = await startFarhand();
+  const [one, two] = [await system.agent({ tags: 'web' }), await system.agent()];
+  const machine_ids = [one.machineId, two.machineId];
+  const command = 'echo out; echo err >&2; exit 3';
+  const batch = await system.client.batches.create({ machine_ids, command, wait: 0 });
+  const events: { event: string; data: object }[] = [];
+  for await (const { event, data } of system.client.batches.stream({ batch_id: batch.id }))
+    events.push({ event, data });
+  for (const machine_id of machine_ids) {
+    const own = events.filter(({ data }) => 'machine_id' in data && data.machine_id === machine_id);
+    expect(own).toContainEqual({
+      event: 'output',
+      data: expect.objectContaining({ stream: 'stdout', data: 'out\n', offset: 0 }),
+    });
+    expect(own).toContainEqual({
+      event: 'output',
+      data: expect.objectContaining({ stream: 'stderr', data: 'err\n' }),
+    });
+    expect(own.at(-1)).toMatchObject({ event: 'exit', data: { status: 'failed', exit_code: 3 } });
+  }
+  expect(events.at(-1)).toMatchObject({ event: 'end', data: { id: batch.id, status: 'failed', total: 2 } });
+  // A limited key follows the machines that it may use.
+  const { client } = await system.keyed(['commands:read'], { tags: ['web'] });
+  const seen = new Set<unknown>();
+  for await (const { data } of client.batches.stream({ batch_id: batch.id }))
+    seen.add('machine_id' in data ? data.machine_id : 'end');
+  expect(seen).toEqual(new Set([one.machineId, 'end']));
+});
+
+test('a stream begins with the last bytes of each output', async () => {
+  const system = await startFarhand();
+  const { machineId } = await system.agent();
+  const batch = await system.client.batches.create({
+    machine_ids: [machineId],
+    command: 'printf 0123456789',
+  });
+  const read = async (tail: number) => {
+    const pieces: unknown[] = [];
+    for await (const { event, data } of system.client.batches.stream({ batch_id: batch.id, tail }))
+      if (event === 'output' && 'offset' in data) pieces.push([data.offset, data.data]);
+    return pieces;
+  };
+  expect([await read(4), await read(0), await read(100)]).toEqual([[[6, '6789']], [], [[0, '0123456789']]]);
+});
