@@ -243,6 +243,8 @@ function placesOf({
     'files.extract': { params: { query: { path: dirname(path) } } },
     // Reading comes before writing in the table; here the file must be there first.
     'files.read': { first: write },
+    // The login of the scene was made with the first key.
+    'logins.confirm': { params: { key: system.key } },
     'files.removeAnywhere': { first: write },
   };
 }
