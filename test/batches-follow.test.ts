@@ -9,12 +9,12 @@ test('a stream is refused without the scope, for a batch out of reach, and for o
   const { id } = await system.client.batches.create({ machine_ids: [machineId], command: 'true' });
   const { key: reader } = await system.keyed(['machines:read']);
   const { key: limited } = await system.keyed(['commands:read'], { tags: ['web'] });
-  const told = async (batch: string, key = system.key, query = '') =>
+  const outcome = async (batch: string, key = system.key, query = '') =>
     refusalIn(await system.call('GET', `/batches/${batch}/stream${query}`, { key }));
-  expect(await told(id, reader)).toBe('403 forbidden');
-  expect(await told(id, limited)).toBe('403 forbidden');
-  expect(await told('batch_x')).toBe('404 batch_not_found');
-  expect(await told(id, system.key, '?tail=-1')).toBe('400 invalid_request');
+  expect(await outcome(id, reader)).toBe('403 forbidden');
+  expect(await outcome(id, limited)).toBe('403 forbidden');
+  expect(await outcome('batch_x')).toBe('404 batch_not_found');
+  expect(await outcome(id, system.key, '?tail=-1')).toBe('400 invalid_request');
 });
 
 test('both outputs and the end of each command come as they are written, and last the batch', async () => {

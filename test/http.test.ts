@@ -899,7 +899,7 @@ test('the reference page loads nothing but our own files, and no key is needed f
   expect(policy).toContain("default-src 'none'");
   expect(policy).not.toMatch(/https?:|\*|unsafe-/);
   expect(page.body).not.toMatch(/<script(?![^>]*\ssrc=)[^>]*>|\son\w+=|<iframe|<base/i);
-  const nonce = /style-src 'nonce-([^']{20,})'/.exec(policy)?.[1] ?? '';
+  const nonce = /style-src 'self' 'nonce-([^']{20,})'/.exec(policy)?.[1] ?? '';
   expect([...String(page.body).matchAll(/<style([^>]*)>/g)].map(([, given]) => given)).toEqual([
     ` nonce="${nonce}"`,
   ]);

@@ -74,13 +74,13 @@ describe('a stream is refused', () => {
     const { id: batch } = await system.client.batches.create({ machine_ids: [machine_id], command: 'true' });
     const { key: reader } = await system.keyed(['machines:read']);
     const { key: limited } = await system.keyed(['commands:read'], { tags: ['web'] });
-    const told = async (topics: string, key = system.key) =>
+    const outcome = async (topics: string, key = system.key) =>
       refusalIn(await system.call('GET', `/live?topics=${topics}`, { key }));
-    expect(await told(`machines,commands:${id}`, reader)).toBe('403 forbidden');
-    expect(await told('events', limited)).toBe('403 forbidden');
-    expect(await told(`commands:${id}`, limited)).toBe('403 forbidden');
-    expect(await told(`batches:${batch}`, limited)).toBe('403 forbidden');
-    expect([await told('commands:cmd_x'), await told('batches:batch_x')]).toEqual([
+    expect(await outcome(`machines,commands:${id}`, reader)).toBe('403 forbidden');
+    expect(await outcome('events', limited)).toBe('403 forbidden');
+    expect(await outcome(`commands:${id}`, limited)).toBe('403 forbidden');
+    expect(await outcome(`batches:${batch}`, limited)).toBe('403 forbidden');
+    expect([await outcome('commands:cmd_x'), await outcome('batches:batch_x')]).toEqual([
       '404 command_not_found',
       '404 batch_not_found',
     ]);

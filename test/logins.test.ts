@@ -21,7 +21,7 @@ interface Browser {
     options?: { body?: unknown; headers?: Record<string, string> },
   ): Promise<Answer>;
   /** The status and code of such a request. */
-  told(
+  outcome(
     method: string,
     path: string,
     options?: { headers?: Record<string, string>; body?: unknown },
@@ -52,8 +52,8 @@ async function logIn(
       ...options,
       headers: present({ ...own, Cookie: cookie, ...options.headers }),
     });
-  const told: Browser['told'] = async (...request) => said(await ask(...request));
-  return { answer, id: answer.body?.data?.id, cookie, ask, told };
+  const outcome: Browser['outcome'] = async (...request) => said(await ask(...request));
+  return { answer, id: answer.body?.data?.id, cookie, ask, outcome };
 }
 
 /** Ticket of the broker's own user, for the key with this name. */
@@ -69,7 +69,7 @@ async function ticketFor(system: TestSystem, name = 'test'): Promise<string> {
 describe('a cookie does not count', () => {
   test('for pages of another site or origin, whatever the method', async () => {
     const system = await startFarhand();
-    const { told } = await logIn(system);
+    const { outcome } = await logIn(system);
     const foreign = [
       { 'Sec-Fetch-Site': 'cross-site' },
       { 'Sec-Fetch-Site': 'same-site' },
@@ -82,24 +82,24 @@ describe('a cookie does not count', () => {
     for (const headers of foreign) {
       for (const method of ['GET', 'POST', 'DELETE']) {
         const path = method === 'POST' ? '/join-tokens' : '/machines';
-        expect([headers, method, await told(method, path, { headers })]).toEqual([
+        expect([headers, method, await outcome(method, path, { headers })]).toEqual([
           headers,
           method,
           '403 forbidden',
         ]);
       }
     }
-    expect(await told('GET', '/machines', { headers: { 'Sec-Fetch-Site': '', Origin: system.url } })).toBe(
+    expect(await outcome('GET', '/machines', { headers: { 'Sec-Fetch-Site': '', Origin: system.url } })).toBe(
       '200',
     );
   });
 
   test('for a change without the header of the console, which no other page can add', async () => {
     const system = await startFarhand();
-    const { told } = await logIn(system);
+    const { outcome } = await logIn(system);
     const headers = { 'X-Farhand-Console': '' };
-    expect(await told('POST', '/join-tokens', { headers, body: {} })).toBe('403 forbidden');
-    expect(await told('GET', '/machines', { headers })).toBe('200');
+    expect(await outcome('POST', '/join-tokens', { headers, body: {} })).toBe('403 forbidden');
+    expect(await outcome('GET', '/machines', { headers })).toBe('200');
     expect((await system.client.joinTokens.list()).total).toBe(0);
   });
 
@@ -139,7 +139,7 @@ describe('a cookie does not count', () => {
 
   test('if it is unknown, damaged or was removed', async () => {
     const system = await startFarhand();
-    const { cookie, id, ask, told } = await logIn(system);
+    const { cookie, id, ask, outcome } = await logIn(system);
     for (const Cookie of [
       '__Host-farhand=',
       '__Host-farhand=x',
@@ -147,17 +147,17 @@ describe('a cookie does not count', () => {
       cookie.toLowerCase(),
       cookie.replace('__Host-', ''),
     ])
-      expect([Cookie, await told('GET', '/machines', { headers: { Cookie } })]).toEqual([
+      expect([Cookie, await outcome('GET', '/machines', { headers: { Cookie } })]).toEqual([
         Cookie,
         '401 unauthorized',
       ]);
-    expect(await told('GET', '/machines', { headers: { Cookie: `a=b; ${cookie}; c=d` } })).toBe('200');
+    expect(await outcome('GET', '/machines', { headers: { Cookie: `a=b; ${cookie}; c=d` } })).toBe('200');
     const gone = await ask('DELETE', `/logins/${id}`);
     expect([said(gone), gone.headers.get('set-cookie')]).toEqual([
       '200',
       expect.stringMatching(/^__Host-farhand=; Max-Age=0;/),
     ]);
-    expect(await told('GET', '/machines')).toBe('401 unauthorized');
+    expect(await outcome('GET', '/machines')).toBe('401 unauthorized');
   });
 });
 
@@ -165,8 +165,8 @@ describe('logging in', () => {
   test('is refused without a good key, with a cookie, and over plain HTTP from another machine', async () => {
     const system = await startFarhand({ flags: ['--trusted-proxy', '127.0.0.1'] });
     expect(said((await logIn(system, 'service_apikey_wrong')).answer)).toBe('401 unauthorized');
-    const { told } = await logIn(system);
-    expect(await told('POST', '/logins', { body: {} })).toBe('403 forbidden');
+    const { outcome } = await logIn(system);
+    expect(await outcome('POST', '/logins', { body: {} })).toBe('403 forbidden');
     const { answer } = await logIn(system, system.key, {
       'X-Forwarded-Proto': 'http',
       'X-Forwarded-For': '192.0.2.7',
@@ -212,8 +212,8 @@ describe('logging in', () => {
     expect(said(await system.call('GET', '/machines', { key: ticket }))).toBe('401 unauthorized');
     const elsewhere = { 'X-Forwarded-Proto': 'https', 'X-Forwarded-For': '192.0.2.7' };
     expect(said((await logIn(system, ticket, elsewhere)).answer)).toBe('401 unauthorized');
-    const { told, answer } = await logIn(system, ticket);
-    expect([said(answer), await told('GET', '/machines')]).toEqual(['201', '200']);
+    const { outcome, answer } = await logIn(system, ticket);
+    expect([said(answer), await outcome('GET', '/machines')]).toEqual(['201', '200']);
     expect(said((await logIn(system, ticket)).answer)).toBe('401 unauthorized');
     const late = await ticketFor(system);
     await clock.advance(5 * 60_000);
@@ -225,20 +225,20 @@ describe('the rights of a login', () => {
   test('are those of its key at any moment: narrowed, they end requests and streams within 2 s', async () => {
     const system = await startFarhand();
     const { key } = await system.keyed(['machines:read', 'commands:read']);
-    const { told, cookie } = await logIn(system, key);
+    const { outcome, cookie } = await logIn(system, key);
     const { data } = (await system.call('GET', '/auth/me', { key })).body;
-    expect(await told('GET', '/commands')).toBe('200');
+    expect(await outcome('GET', '/commands')).toBe('200');
     const events = await streamOf(system, '/events/stream', cookie);
     await system.client.keys.update({ key_id: data.id, scopes: ['commands:read'] satisfies Scope[] });
     await events.ended;
-    expect([await told('GET', '/machines'), await told('GET', '/commands')]).toEqual([
+    expect([await outcome('GET', '/machines'), await outcome('GET', '/commands')]).toEqual([
       '403 forbidden',
       '200',
     ]);
     const live = await streamOf(system, '/live?topics=events', (await logIn(system)).cookie);
     live.close();
     await system.client.keys.remove({ key_id: data.id });
-    expect(await told('GET', '/commands')).toBe('401 unauthorized');
+    expect(await outcome('GET', '/commands')).toBe('401 unauthorized');
   });
 
   test('end with its key and with the login itself, which closes its streams and its terminals', async () => {
@@ -259,28 +259,28 @@ describe('the rights of a login', () => {
     await events.ended;
     expect(await closed).toBe(4003);
     expect(kept.open()).toBe(true);
-    expect(await other.told('GET', '/machines')).toBe('200');
+    expect(await other.outcome('GET', '/machines')).toBe('200');
     kept.close();
   });
 
   test('need the key again after 15 minutes for new keys and join tokens and for removing machines', async () => {
     const clock = fakeClock(Date.parse('2026-11-23T10:00:00Z'));
     const system = await startFarhand();
-    const { id, ask, told } = await logIn(system);
+    const { id, ask, outcome } = await logIn(system);
     const body = { name: 'new', scopes: ['files:read'] };
-    expect(await told('POST', '/api-keys', { body })).toBe('201');
+    expect(await outcome('POST', '/api-keys', { body })).toBe('201');
     await clock.advance(15 * 60_000);
     const refused = await ask('POST', '/api-keys', { body });
     expect([said(refused), refused.body.error.details.login_id]).toEqual(['403 confirmation_required', id]);
-    expect(await told('POST', '/join-tokens', { body: {} })).toBe('403 confirmation_required');
-    expect(await told('DELETE', '/machines/mach_x')).toBe('403 confirmation_required');
-    expect(await told('POST', `/api-keys/key_x/rotate`, { body: {} })).toBe('403 confirmation_required');
-    expect(await told('GET', '/api-keys')).toBe('200');
-    expect(await told('POST', `/logins/${id}/confirm`)).toBe('403 forbidden');
+    expect(await outcome('POST', '/join-tokens', { body: {} })).toBe('403 confirmation_required');
+    expect(await outcome('DELETE', '/machines/mach_x')).toBe('403 confirmation_required');
+    expect(await outcome('POST', `/api-keys/key_x/rotate`, { body: {} })).toBe('403 confirmation_required');
+    expect(await outcome('GET', '/api-keys')).toBe('200');
+    expect(await outcome('POST', `/logins/${id}/confirm`)).toBe('403 forbidden');
     const { key } = await system.keyed(['admin']);
     expect(said(await system.call('POST', `/logins/${id}/confirm`, { key }))).toBe('403 forbidden');
     expect(said(await system.call('POST', `/logins/${id}/confirm`))).toBe('200');
-    expect(await told('POST', '/api-keys', { body })).toBe('201');
+    expect(await outcome('POST', '/api-keys', { body })).toBe('201');
     expect(said(await system.call('POST', '/api-keys', { body }))).toBe('201');
   });
 
@@ -292,14 +292,16 @@ describe('the rights of a login', () => {
     const ids = async ({ ask }: Browser) =>
       (await ask('GET', '/logins?sort=created_at')).body.data.map((one: { id: string }) => one.id);
     expect([await ids(admin), await ids(weak)]).toEqual([[admin.id, weak.id], [weak.id]]);
-    expect(await weak.told('DELETE', `/logins/${admin.id}`)).toBe('403 forbidden');
-    expect(await weak.told('DELETE', '/logins/login_x')).toBe('404 login_not_found');
+    expect(await weak.outcome('DELETE', `/logins/${admin.id}`)).toBe('403 forbidden');
+    expect(await weak.outcome('DELETE', '/logins/login_x')).toBe('404 login_not_found');
     const { key: limited } = await system.keyed(['admin'], { tags: ['web'] });
-    expect(await (await logIn(system, limited)).told('DELETE', `/logins/${weak.id}`)).toBe('403 forbidden');
-    expect([await admin.told('DELETE', `/logins/${weak.id}`), await weak.told('GET', '/auth/me')]).toEqual([
-      '200',
-      '401 unauthorized',
-    ]);
+    expect(await (await logIn(system, limited)).outcome('DELETE', `/logins/${weak.id}`)).toBe(
+      '403 forbidden',
+    );
+    expect([
+      await admin.outcome('DELETE', `/logins/${weak.id}`),
+      await weak.outcome('GET', '/auth/me'),
+    ]).toEqual(['200', '401 unauthorized']);
   });
 });
 
@@ -307,27 +309,27 @@ describe('a login ends', () => {
   test('after 12 hours without a request, and each request counts', async () => {
     const clock = fakeClock(Date.parse('2026-11-23T10:00:00Z'));
     const system = await startFarhand();
-    const { told, cookie } = await logIn(system);
+    const { outcome, cookie } = await logIn(system);
     await clock.advance(11.9 * hour);
-    expect(await told('GET', '/machines')).toBe('200');
+    expect(await outcome('GET', '/machines')).toBe('200');
     const events = await streamOf(system, '/live?topics=events', cookie);
     await clock.advance(11.9 * hour);
-    expect([await told('GET', '/machines'), events.open()]).toEqual(['200', true]);
+    expect([await outcome('GET', '/machines'), events.open()]).toEqual(['200', true]);
     await clock.advance(12 * hour + 60_000);
     await events.ended;
-    expect(await told('GET', '/machines')).toBe('401 unauthorized');
+    expect(await outcome('GET', '/machines')).toBe('401 unauthorized');
     expect((await system.client.logins.list()).total).toBe(0);
   });
 
   test('after 7 days in any case', async () => {
     const clock = fakeClock(Date.parse('2026-11-23T10:00:00Z'));
     const system = await startFarhand();
-    const { told, answer } = await logIn(system);
+    const { outcome, answer } = await logIn(system);
     for (let hours = 0; hours < 168; hours += 8) {
-      expect([hours, await told('GET', '/auth/me')]).toEqual([hours, '200']);
+      expect([hours, await outcome('GET', '/auth/me')]).toEqual([hours, '200']);
       await clock.advance(8 * hour);
     }
-    expect(await told('GET', '/auth/me')).toBe('401 unauthorized');
+    expect(await outcome('GET', '/auth/me')).toBe('401 unauthorized');
     expect(answer.body.data.expires_at).toBe(iso(Date.parse('2026-11-23T22:00:00Z')));
   });
 });

@@ -42,10 +42,10 @@ test('runs of all schedules come in order, with the offset of their zone, up to 
 test('what is due is refused to a key without schedules:read, and for limits out of range', async () => {
   const system = await startFarhand();
   const { key } = await system.keyed(['machines:read']);
-  const told = async (query: string, by = system.key) =>
+  const outcome = async (query: string, by = system.key) =>
     refusalIn(await system.call('GET', `/schedules/upcoming${query}`, { key: by }));
-  expect(await told('', key)).toBe('403 forbidden');
-  expect(await told('?limit=1001')).toBe('400 invalid_request');
-  expect(await told('?from=tomorrow')).toBe('400 invalid_request');
-  expect(await told('?schedule_id=sched_x')).toBe('404 schedule_not_found');
+  expect(await outcome('', key)).toBe('403 forbidden');
+  expect(await outcome('?limit=1001')).toBe('400 invalid_request');
+  expect(await outcome('?from=tomorrow')).toBe('400 invalid_request');
+  expect(await outcome('?schedule_id=sched_x')).toBe('404 schedule_not_found');
 });

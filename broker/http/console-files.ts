@@ -1,27 +1,14 @@
 // Serves the console's files, which scripts/console.ts builds: one page for every path, and assets with hashed names.
-import { randomBytes } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { extname, join } from 'node:path';
 import type { Context, Next } from 'koa';
 import { AppError, isErrno } from '../../shared/errors.ts';
 import { home, shipped } from '../../shared/install-layout.ts';
+import { newNonce, pagePolicy } from './page-policy.ts';
 
 /** Directory of the built console. */
 export const consoleDirectory = shipped('console', () => join(home, 'generated/console'));
-
-/** The content security policy of pages: only the broker's own files load, and inline styles need the nonce. */
-export function pagePolicy(nonce: string): string {
-  return [
-    "default-src 'none'; script-src 'self'",
-    `style-src 'self' 'nonce-${nonce}'`,
-    "img-src 'self' data:; font-src 'self'; connect-src 'self'",
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-    "require-trusted-types-for 'script'",
-  ].join('; ');
-}
-
-export const newNonce = (): string => randomBytes(16).toString('base64');
 
 const types: Readonly<Record<string, string>> = {
   '.js': 'text/javascript',
@@ -38,10 +25,10 @@ const endings: Readonly<Record<string, string>> = { br: '.br', gzip: '.gz', iden
 export function serveConsole(directory: string) {
   return async (ctx: Context, next: Next): Promise<void> => {
     const { method, path } = ctx;
-    if (method !== 'GET' && method !== 'HEAD') return next();
+    if (method !== 'GET' && method !== 'HEAD') return void (await next());
     if (path === '/' && /\btext\/html\b/i.test(ctx.get('accept')))
       return ctx.redirect(existsSync(join(directory, 'index.html')) ? '/console/' : '/docs');
-    if (path !== '/console' && !path.startsWith('/console/')) return next();
+    if (path !== '/console' && !path.startsWith('/console/')) return void (await next());
     if (path.startsWith('/console/assets/')) await sendAsset(ctx, directory);
     else await sendPage(ctx, directory);
   };

@@ -1,4 +1,4 @@
-// Tells requests of the broker's own pages from those of other pages, which could act for the user who views them.
+// Distinguishes requests of the broker's own pages from those of other pages, which could act for the user who views them.
 import type { IncomingMessage } from 'node:http';
 import { AppError } from '../../shared/errors.ts';
 import { isLoopback } from '../../shared/loopback.ts';

@@ -47,8 +47,7 @@ export class LiveUpdates {
       const signal = AbortSignal.any([caller.signal, this.#stopping.signal]);
       // Watching begins here, so that a client that reads a list after `ready` misses nothing.
       const sources = topics.map((topic) => this.#follow(topic, caller, signal));
-      const merged = mergeStreams([...sources, endless(signal)], signal);
-      return startWith({ event: 'ready', data: {} }, merged);
+      return endless(mergeStreams(sources, signal), signal);
     },
   };
 
@@ -139,13 +138,10 @@ export class LiveUpdates {
   }
 }
 
-async function* startWith(first: Update, updates: AsyncGenerator<Update>): AsyncGenerator<Update> {
-  yield first;
+/** `ready`, then updates; the stream stays open after the end of each command and batch. */
+async function* endless(updates: AsyncGenerator<Update>, signal: AbortSignal): AsyncGenerator<Update> {
+  yield { event: 'ready', data: {} };
   yield* updates;
-}
-
-/** A stream without updates: it keeps the merged stream open after the end of each command and batch. */
-// biome-ignore lint/correctness/useYield: it has none
-async function* endless(signal: AbortSignal): AsyncGenerator<Update> {
   await new Wake().wait(signal);
+  signal.throwIfAborted();
 }

@@ -10,7 +10,7 @@ const mostAtOnce = 200;
 
 type Services = MachineSources & { state: State };
 
-/** What a client has been told of: maps and arrays that are replaced when they change. */
+/** What a client may know: a map and an array that are replaced when they change. */
 interface Seen {
   machines: State['machines'];
   reachable: readonly MachineId[] | undefined;

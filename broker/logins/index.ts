@@ -61,7 +61,7 @@ export class Logins {
     this.#used.set(id, now());
   }
 
-  /** The login of a request as GET /auth/me shows it; undefined for a request with a key. */
+  /** The login of a request, for GET /auth/me; undefined for a request with a key. */
   ofCaller({ login_id }: Caller): Reply<Api['logins']['create']> | undefined {
     const login = login_id && this.#state.logins.get(login_id);
     return login && this.#serialize(login);
@@ -95,8 +95,8 @@ export class Logins {
     list: (input, caller) => {
       const own = currentKey(this.#state, caller.key_id);
       const items = [...this.#state.logins.values()].flatMap((login) => {
-        const shown = this.#endOf(login) > now() && mayManage(own, login, this.#state);
-        return shown ? [this.#serialize(login)] : [];
+        const listed = this.#endOf(login) > now() && mayManage(own, login, this.#state);
+        return listed ? [this.#serialize(login)] : [];
       });
       return pageOf(routes.list, items, input);
     },
@@ -136,10 +136,10 @@ export class Logins {
   }
 
   #serialize(login: Login): Reply<Api['logins']['create']> {
-    const { hash: _, used_at: _saved, ...shown } = login;
+    const { hash: _, used_at: _saved, ...rest } = login;
     const key_name = this.#state.keys.get(login.key_id)?.name ?? '';
     return {
-      ...shown,
+      ...rest,
       key_name,
       last_used_at: iso(this.#usedAt(login)),
       expires_at: iso(this.#endOf(login)),

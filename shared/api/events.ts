@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { outgoing } from './define-route.ts';
-import { machineId, named, type Scope, shownAs, timestamp } from './route.ts';
+import { machineId, named, parsedText, type Scope, timestamp } from './route.ts';
 
 /** The event types that a webhook can name, by family, with the scope that a key needs to read them. */
 export const groups = {
@@ -127,19 +127,11 @@ function typesIn(text: string): EventType[] | undefined {
   return named.some(({ length }) => length === 0) ? undefined : [...new Set(named.flat())];
 }
 
-const types = z
-  .string()
-  .max(1000)
-  .transform((text, context) => {
-    const found = typesIn(text);
-    if (found) return found;
-    context.addIssue({
-      code: 'custom',
-      message: 'must be event types, separated by commas, such as command.completed,session.*',
-    });
-    return z.NEVER;
-  })
-  .meta(shownAs({ type: 'string' }));
+const types = parsedText(
+  1000,
+  typesIn,
+  'must be event types, separated by commas, such as command.completed,session.*',
+);
 
 export const events = {
   list: list('/events', 'machines:read', {

@@ -5,10 +5,10 @@ import { command } from './commands.ts';
 import { outgoing } from './define-route.ts';
 import { event } from './events.ts';
 import { liveMachine } from './machines.ts';
-import { machineId, named, shownAs } from './route.ts';
+import { machineId, named, parsedText } from './route.ts';
 
 const kinds = ['machines', 'events', 'commands', 'batches'] as const;
-export const mostTopics = 20;
+const mostTopics = 20;
 
 /** What a client follows: every machine or event, or the command or batch with an id. */
 export interface Topic {
@@ -24,20 +24,18 @@ function topicOf(text: string): Topic | undefined {
   return found && named === (id !== '') ? { kind: found, id } : undefined;
 }
 
-const topics = z
-  .string()
-  .max(4096)
-  .transform((text, context): Topic[] => {
-    const found = text.split(',').map((one) => topicOf(one.trim()));
-    const known = found.filter((one) => one !== undefined);
-    if (known.length === found.length && known.length <= mostTopics) return known;
-    context.addIssue({
-      code: 'custom',
-      message: `must be at most ${mostTopics} of machines, events, commands:ID and batches:ID, comma-separated`,
-    });
-    return z.NEVER;
-  })
-  .meta(shownAs({ type: 'string' }));
+/** The topics of a comma-separated text; undefined if any is unknown, or if there are too many. */
+function topicsIn(text: string): Topic[] | undefined {
+  const found = text.split(',').map((one) => topicOf(one.trim()));
+  const known = found.filter((one) => one !== undefined);
+  return known.length === found.length && known.length <= mostTopics ? known : undefined;
+}
+
+const topics = parsedText(
+  4096,
+  topicsIn,
+  `must be at most ${mostTopics} of machines, events, commands:ID and batches:ID, separated by commas`,
+);
 
 const update = named('LiveUpdate', {
   machines: z.array(liveMachine).optional().describe('In `machines`: machines that changed, or were added'),

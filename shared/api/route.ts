@@ -126,6 +126,19 @@ export function queryNumber(minimum: number, maximum = Number.MAX_SAFE_INTEGER) 
     .meta(shownAs({ type: 'integer', ...bounds }));
 }
 
+/** Schema of a text that `parse` converts; undefined refuses it, with the error. */
+export const parsedText = <T>(max: number, parse: (text: string) => T | undefined, error: string) =>
+  z
+    .string()
+    .max(max)
+    .transform((text, context) => {
+      const parsed = parse(text);
+      if (parsed !== undefined) return parsed;
+      context.addIssue({ code: 'custom', message: error });
+      return z.NEVER;
+    })
+    .meta(shownAs({ type: 'string' }));
+
 /** Schema of a query parameter that is `true` or `false`, nothing else. */
 export const queryBoolean = z
   .enum(['true', 'false'])
