@@ -3,7 +3,8 @@
 import type { IncomingMessage } from 'node:http';
 import type { Duplex } from 'node:stream';
 import { type WebSocket, WebSocketServer } from 'ws';
-import { closeCodes, maxMessageBytes, terminal } from '../../shared/api/terminal.ts';
+import { closeCodes } from '../../shared/api/close-codes.ts';
+import { maxMessageBytes, terminal } from '../../shared/api/terminal.ts';
 import { Wake } from '../../shared/backpressure.ts';
 import { every, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';

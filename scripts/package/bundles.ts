@@ -5,7 +5,7 @@ import { dirname, join } from 'node:path';
 import { type BuildOptions, build, type Metafile, type Plugin } from 'esbuild';
 import { protos } from '../../shared/protos.ts';
 import { manifestSchema, readJson, root } from './ground.ts';
-import { routesAsData, terminalsLater } from './routes.ts';
+import { routesAsData } from './routes.ts';
 
 const require = createRequire(import.meta.url);
 
@@ -72,7 +72,7 @@ const shape: BuildOptions = {
 export async function bundlePrograms(names: readonly Entry[], folder: string): Promise<void> {
   const { metafile } = await build({
     ...shape,
-    plugins: [oneLanguage, routesAsData, terminalsLater],
+    plugins: [oneLanguage, routesAsData],
     entryPoints: {
       ...Object.fromEntries(names.map((name) => [name, entries[name]])),
       ...(names.includes('farhand-agent') && spawner),

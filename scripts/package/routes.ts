@@ -42,34 +42,5 @@ export const routesAsData: Plugin = {
     esbuild.onLoad({ filter: /.*/, namespace: 'routes-as-data' }, () => ({
       contents: `const routes = ${JSON.stringify(plainRoutes())}; export const allRoutes = () => routes;`,
     }));
-    esbuild.onResolve(
-      { filter: /^\.\/webhook\.ts$/ },
-      async ({ path, importer, resolveDir, kind, pluginData }) => {
-        if (pluginData === 'routes as data' || !importer.endsWith('/shared/sdk/index.ts')) return undefined;
-        const found = await esbuild.resolve(path, {
-          importer,
-          resolveDir,
-          kind,
-          pluginData: 'routes as data',
-        });
-        return { ...found, sideEffects: false };
-      },
-    );
-  },
-};
-
-/** Plugin for programs, whose bundles have several files: loads terminals' schemas when one is opened. */
-export const terminalsLater: Plugin = {
-  name: 'terminals later',
-  setup(esbuild) {
-    esbuild.onResolve({ filter: /^\.\/terminal\.ts$/ }, ({ importer, kind, resolveDir }) =>
-      importer.endsWith('/shared/sdk/index.ts') && kind === 'import-statement'
-        ? { path: 'terminal', namespace: 'terminals-later', pluginData: resolveDir }
-        : undefined,
-    );
-    esbuild.onLoad({ filter: /.*/, namespace: 'terminals-later' }, ({ pluginData: resolveDir }) => ({
-      contents: `export const attachTerminal = async (...all) => (await import('./terminal.ts')).attachTerminal(...all);`,
-      resolveDir: String(resolveDir),
-    }));
   },
 };

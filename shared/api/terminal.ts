@@ -34,15 +34,6 @@ export const brokerMessage = z.discriminatedUnion('type', [
 ]);
 export type BrokerMessage = z.output<typeof brokerMessage>;
 
-/** Codes with which the broker closes the WebSocket, by reason. */
-export const closeCodes = {
-  ended: 1000,
-  stopping: 1001,
-  detached: 4001,
-  forbidden: 4003,
-  fell_behind: 4008,
-} as const;
-
 const description = `Open the \`stream_url\` of an attach as a WebSocket. It needs no API key: its ticket is valid once, within 30 seconds.
 A browser may open it only from the broker’s own pages (\`Origin\`).
 

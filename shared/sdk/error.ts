@@ -67,7 +67,8 @@ export function reasonOf(error: unknown): string | undefined {
   return typeof code === 'string' ? code : undefined;
 }
 
-function parsed(text: string): unknown {
+/** The value of a JSON text; undefined for text that is no JSON. */
+export function parsed(text: string): unknown {
   try {
     return JSON.parse(text);
   } catch {
@@ -75,7 +76,8 @@ function parsed(text: string): unknown {
   }
 }
 
-function propertyOf(value: unknown, name: string): unknown {
+/** A property of any value; undefined if the value is no object. */
+export function propertyOf(value: unknown, name: string): unknown {
   return typeof value === 'object' && value !== null ? Reflect.get(value, name) : undefined;
 }
 

@@ -1,7 +1,9 @@
 // The SDK's terminal of a session, over a WebSocket: yields output; writes, resizes, signals and detaches.
+import { closeCodes } from '../api/close-codes.ts';
 import type { Route } from '../api/route.ts';
-import { type BrokerMessage, brokerMessage, type ClientMessage, closeCodes } from '../api/terminal.ts';
+import type { BrokerMessage, ClientMessage } from '../api/terminal.ts';
 import { sleep } from '../clock.ts';
+import { parsed } from './error.ts';
 import { type Attached, type Connection, socketUrl } from './request.ts';
 
 type End = Omit<BrokerMessage & { type: 'end' }, 'type'>;
@@ -109,12 +111,26 @@ export function openTerminal(socket: WebSocket, settings: TerminalSettings): Pro
   });
 }
 
+const types: Readonly<Record<BrokerMessage['type'], true>> = {
+  ready: true,
+  status: true,
+  size: true,
+  refused: true,
+  end: true,
+};
+
+function isMessage(value: unknown): value is BrokerMessage {
+  const type: unknown = typeof value === 'object' && value !== null && Reflect.get(value, 'type');
+  return typeof type === 'string' && Object.hasOwn(types, type);
+}
+
+/**
+ * Parses a text message; undefined for text of an unknown type, which a newer broker may send. The fields are
+ * not validated: the broker has built them by the same schema, and the SDK has no zod.
+ */
 function messageOf(text: string): BrokerMessage | undefined {
-  try {
-    return brokerMessage.safeParse(JSON.parse(text)).data;
-  } catch {
-    return undefined;
-  }
+  const value = parsed(text);
+  return isMessage(value) ? value : undefined;
 }
 
 type ClosedBy = 'stopping' | 'detached' | 'forbidden' | 'fell_behind';

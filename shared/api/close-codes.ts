@@ -1,0 +1,10 @@
+// WebSocket close codes of a terminal; in a file of their own, because the SDK needs them without the schemas.
+
+/** Codes with which the broker closes the WebSocket, by reason. */
+export const closeCodes = {
+  ended: 1000,
+  stopping: 1001,
+  detached: 4001,
+  forbidden: 4003,
+  fell_behind: 4008,
+} as const;
