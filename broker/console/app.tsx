@@ -1,0 +1,202 @@
+// The shell around every page: menu, banners, palette and toasts; before a login the login page.
+import { useEffect, useState } from 'preact/hooks';
+import { brokerAnswers, confirmation, loginEnded } from './client.ts';
+import { lost, startLive } from './live.ts';
+import { Login } from './login.tsx';
+import { menuOf, pages } from './pages.tsx';
+import { Palette, paletteOpen } from './palette.tsx';
+import { ConfirmLogin } from './parts/confirm-login.tsx';
+import { Icon } from './parts/icon.tsx';
+import * as icons from './parts/icons.ts';
+import { Empty, Failed, Placeholder } from './parts/page.tsx';
+import { sayError, Toasts } from './parts/toasts.tsx';
+import { go, match, path, to } from './routes.ts';
+import { identify, loggedIn, logOut, may, me } from './session.ts';
+import { listenForShortcuts } from './shortcuts.ts';
+import { chooseTheme, isDark } from './theme.ts';
+
+export function App() {
+  const [error, setError] = useState<unknown>(undefined);
+  const start = (): void => {
+    setError(undefined);
+    identify().catch(setError);
+  };
+  useEffect(() => {
+    startLive();
+    const stop = listenForShortcuts();
+    if (me.value === undefined) start();
+    return stop;
+  }, []);
+  if (error !== undefined && me.value === undefined) return <Failed error={error} retry={start} />;
+  if (me.value === undefined) return <Placeholder />;
+  if (!loggedIn.value || loginEnded.value) {
+    return (
+      <>
+        <Login />
+        <Toasts />
+      </>
+    );
+  }
+  return <Shell />;
+}
+
+function Shell() {
+  const [menuOpen, setMenuOpen] = useState(false);
+  const current = path.value;
+  useEffect(() => {
+    setMenuOpen(false);
+    if (current === '/') go(to('/machines'), { replace: true });
+  }, [current]);
+  return (
+    <div class="shell">
+      <a class="skip" href="#content">
+        Skip to content
+      </a>
+      <header class="top">
+        <button
+          type="button"
+          class="quiet icon-only"
+          aria-label="Menu"
+          aria-expanded={menuOpen}
+          onClick={() => setMenuOpen(!menuOpen)}
+        >
+          <Icon of={icons.menu} size={20} />
+        </button>
+        <Brand />
+        <button
+          type="button"
+          class="quiet icon-only"
+          aria-label="Search"
+          onClick={() => {
+            paletteOpen.value = true;
+          }}
+        >
+          <Icon of={icons.search} size={18} />
+        </button>
+      </header>
+      <Menu open={menuOpen} />
+      {menuOpen && <div class="shade" aria-hidden="true" onClick={() => setMenuOpen(false)} />}
+      <main id="content">
+        <Banners />
+        <Current />
+      </main>
+      <Palette />
+      {confirmation.value && <ConfirmLogin />}
+      <Toasts />
+    </div>
+  );
+}
+
+function Brand() {
+  return (
+    <a class="brand" href={to('/machines')}>
+      <svg width="22" height="22" viewBox="0 0 32 32" aria-hidden="true">
+        <rect width="32" height="32" rx="8" fill="currentColor" />
+        <path d="M10 23V9h12M10 16h9" />
+      </svg>
+      Farhand
+    </a>
+  );
+}
+
+function Menu({ open }: { open: boolean }) {
+  const items = menuOf(may);
+  const groups = [...new Set(items.map(({ group }) => group))];
+  const within = (pattern: string): boolean => path.value === pattern || path.value.startsWith(`${pattern}/`);
+  return (
+    <aside class={open ? 'menu open' : 'menu'}>
+      <Brand />
+      <button
+        type="button"
+        class="find"
+        onClick={() => {
+          paletteOpen.value = true;
+        }}
+      >
+        <Icon of={icons.search} />
+        <span>Search</span>
+        <kbd>Ctrl K</kbd>
+      </button>
+      <nav aria-label="Pages">
+        {groups.map((name) => (
+          <section key={name}>
+            <h2>{name}</h2>
+            {items
+              .filter(({ group }) => group === name)
+              .map(({ text, icon, pattern }) => (
+                <a key={pattern} href={to(pattern)} aria-current={within(pattern) ? 'page' : undefined}>
+                  <Icon of={icon} />
+                  {text}
+                </a>
+              ))}
+          </section>
+        ))}
+      </nav>
+      <MenuFoot />
+    </aside>
+  );
+}
+
+function MenuFoot() {
+  const dark = isDark();
+  return (
+    <div class="menu-foot">
+      <a href={to('/profile')} class="who" aria-current={path.value === '/profile' ? 'page' : undefined}>
+        <Icon of={icons.profile} />
+        <span class="cut">{me.value?.name}</span>
+      </a>
+      <button
+        type="button"
+        class="quiet icon-only"
+        aria-label={dark ? 'Light theme' : 'Dark theme'}
+        title={dark ? 'Light theme' : 'Dark theme'}
+        onClick={() => chooseTheme(dark ? 'light' : 'dark')}
+      >
+        <Icon of={dark ? icons.sun : icons.moon} />
+      </button>
+      <button
+        type="button"
+        class="quiet icon-only"
+        aria-label="Log out"
+        title="Log out"
+        onClick={() => void logOut().catch(sayError)}
+      >
+        <Icon of={icons.logOut} />
+      </button>
+    </div>
+  );
+}
+
+function Banners() {
+  if (brokerAnswers.value && !lost.value) return null;
+  return (
+    <p class="notice warn banner" role="status">
+      <Icon of={icons.warning} />
+      <span>The broker does not answer. What you see may be old; this page tries again by itself.</span>
+    </p>
+  );
+}
+
+function Current() {
+  for (const { pattern, page: Page, needs } of pages) {
+    const params = match(pattern, path.value);
+    if (!params) continue;
+    if (needs !== undefined && !may(needs)) {
+      return (
+        <Empty icon={icons.key} title="Your key does not allow this">
+          <p>
+            This page needs the scope <code>{needs}</code>. Ask for a key that has it, then log in again.
+          </p>
+        </Empty>
+      );
+    }
+    return <Page key={pattern} params={params} />;
+  }
+  return (
+    <Empty title="There is no such page">
+      <p>
+        Go to <a href={to('/machines')}>Machines</a>, or press <kbd>Ctrl K</kbd> to find a page.
+      </p>
+    </Empty>
+  );
+}

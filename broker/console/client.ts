@@ -1,0 +1,79 @@
+// The SDK of this page: requests carry the console's own header, and an ended login is noticed here.
+import { signal } from '@preact/signals';
+import { failureOf } from '../../shared/sdk/error.ts';
+import { Farhand, FarhandError } from '../../shared/sdk/index.ts';
+
+export { FarhandError };
+
+/** Whether the login has ended: the broker answered 401 to a page that had a login. */
+export const loginEnded = signal(false);
+/** Whether the last request got an answer from the broker. */
+export const brokerAnswers = signal(true);
+
+/** The header without which the broker accepts no change by cookie: other sites cannot set it. */
+export const consoleHeader: readonly [name: string, value: string] = ['X-Farhand-Console', '1'];
+
+interface Confirmation {
+  loginId: string;
+  resolve: (done: boolean) => void;
+}
+/** A request that waits until the API key is entered again; undefined if none does. */
+export const confirmation = signal<Confirmation | undefined>(undefined);
+
+async function fetchAsConsole(input: string | URL | Request, init: RequestInit = {}): Promise<Response> {
+  const headers = new Headers(init.headers);
+  headers.set(...consoleHeader);
+  const send = (): Promise<Response> => fetch(input, { ...init, headers, redirect: 'error' });
+  try {
+    let response = await send();
+    const loginId = response.status === 403 ? await loginToConfirm(response) : undefined;
+    if (loginId !== undefined && (await confirmed(loginId))) response = await send();
+    brokerAnswers.value = true;
+    if (response.status === 401) loginEnded.value = true;
+    return response;
+  } catch (error) {
+    if (!init.signal?.aborted) brokerAnswers.value = false;
+    throw error;
+  }
+}
+
+/** The id of the login if the broker refused a request until its key is entered again. */
+async function loginToConfirm(response: Response): Promise<string | undefined> {
+  const { code, details } = failureOf(response, await response.clone().text());
+  return code === 'confirmation_required' && typeof details.login_id === 'string' ? details.login_id : undefined;
+}
+
+function confirmed(loginId: string): Promise<boolean> {
+  return new Promise((resolve) => {
+    confirmation.value = {
+      loginId,
+      resolve(done) {
+        confirmation.value = undefined;
+        resolve(done);
+      },
+    };
+  });
+}
+
+/** A client whose requests are judged by an API key that was just entered, not by the cookie. */
+export const clientWithKey = (apiKey: string): Farhand => new Farhand({ baseUrl: location.origin, apiKey });
+export const client = new Farhand({ baseUrl: location.origin, fetch: fetchAsConsole });
+/** A client whose streams end when their connection is lost, so that the page can say so. */
+export const streams = new Farhand({ baseUrl: location.origin, fetch: fetchAsConsole, retries: 0 });
+
+/** A client that also reports the ETag of each answer, which the SDK's results do not contain. */
+export function clientWithEtag(report: (etag: string | null) => void): Farhand {
+  return new Farhand({
+    baseUrl: location.origin,
+    fetch: async (input, init) => {
+      const response = await fetchAsConsole(input, init);
+      if (response.ok) report(response.headers.get('etag'));
+      return response;
+    },
+  });
+}
+
+/** An error in words for people: the broker's message, which names the next step. */
+export function messageOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}

@@ -1,0 +1,94 @@
+// What happens on the broker, as it happens: one stream for the whole page, however many parts listen.
+import { batch, computed, effect, signal } from '@preact/signals';
+import { useEffect } from 'preact/hooks';
+import { FarhandError, streams } from './client.ts';
+import { loggedIn, may } from './session.ts';
+import { after } from './time.ts';
+
+type Update = typeof streams.live.follow extends (...input: never[]) => AsyncIterable<{ data: infer T }> ? T : never;
+export type Happened = NonNullable<Update['event']>;
+
+/** Whether the stream is open. While it is not, what a page has may be old. */
+export const connected = signal(false);
+/** Whether the stream was open before and is lost. */
+export const lost = signal(false);
+
+const listeners = new Set<(update: Update) => void>();
+const returning = new Set<() => void>();
+/** Topics of the open page, each with the number of parts that follow it. */
+const followed = signal<ReadonlyMap<string, number>>(new Map());
+const topics = computed(() => [...(may('machines:read') ? ['events'] : []), ...followed.value.keys()].sort().join(','));
+const retryMs = 2_000;
+
+/** Calls the listener with each update until the result is called. */
+export function listen(listener: (update: Update) => void): () => void {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+/** Calls `run` each time the stream is open again, when everything may have changed. */
+export function onReturn(run: () => void): () => void {
+  returning.add(run);
+  return () => returning.delete(run);
+}
+
+/** Follows a further topic, such as `machines` or `batches:ID`, while the page that names it is open. */
+export function useTopic(topic: string | undefined): void {
+  useEffect(() => {
+    if (topic === undefined) return undefined;
+    count(topic, 1);
+    return () => count(topic, -1);
+  }, [topic]);
+}
+
+function count(topic: string, change: number): void {
+  const next = new Map(followed.peek());
+  const number = (next.get(topic) ?? 0) + change;
+  if (number > 0) next.set(topic, number);
+  else next.delete(topic);
+  followed.value = next;
+}
+
+async function follow(of: string, stop: AbortSignal): Promise<void> {
+  while (!stop.aborted) {
+    try {
+      for await (const { event, data } of streams.live.follow({ topics: of }, { signal: stop })) {
+        if (event === 'ready') opened();
+        else for (const listener of [...listeners]) listener(data);
+      }
+    } catch (error) {
+      if (error instanceof FarhandError && [401, 403, 404].includes(error.status)) return;
+    }
+    if (stop.aborted) return;
+    batch(() => {
+      connected.value = false;
+      lost.value = true;
+    });
+    await new Promise<void>((resolve) => after(retryMs, resolve));
+  }
+}
+
+let openedBefore = false;
+
+function opened(): void {
+  batch(() => {
+    connected.value = true;
+    lost.value = false;
+  });
+  // What is read by the first page needs no second reading.
+  if (openedBefore) for (const run of [...returning]) run();
+  openedBefore = true;
+}
+
+/** Follows the stream while somebody is logged in. */
+export function startLive(): void {
+  effect(() => {
+    if (!loggedIn.value || topics.value === '') return undefined;
+    const stop = new AbortController();
+    void follow(topics.value, stop.signal);
+    return () => {
+      stop.abort();
+      connected.value = false;
+    };
+  });
+}

@@ -1,0 +1,49 @@
+// The login page: an API key is exchanged for a cookie, and not stored by this page.
+import { useState } from 'preact/hooks';
+import { loginEnded } from './client.ts';
+import { Form, TextField } from './parts/form.tsx';
+import { Icon } from './parts/icon.tsx';
+import { info } from './parts/icons.ts';
+import { logIn, me } from './session.ts';
+
+/** Whether this browser may drop the cookie: over plain http Safari stores no cookie that is marked Secure. */
+const mayDropCookie = (): boolean =>
+  location.protocol === 'http:' && /Safari\//.test(navigator.userAgent) && !/Chrom/.test(navigator.userAgent);
+
+export function Login() {
+  const [key, setKey] = useState('');
+  const [dropped, setDropped] = useState(false);
+  const submit = async (): Promise<void> => {
+    await logIn({ key: key.trim() });
+    setKey('');
+    setDropped(me.value === null);
+  };
+  return (
+    <main class="login" id="content">
+      <div class="card">
+        <svg width="40" height="40" viewBox="0 0 32 32" aria-hidden="true">
+          <rect width="32" height="32" rx="8" fill="currentColor" />
+          <path d="M10 23V9h12M10 16h9" />
+        </svg>
+        <h1>Farhand</h1>
+        <p class="muted">
+          {loginEnded.value && me.value ? 'Your login has ended. Log in again to go on.' : 'Log in with an API key.'}
+        </p>
+        <Form submit="Log in" run={submit} disabled={key.trim() === ''}>
+          <TextField label="API key" type="password" value={key} change={setKey} required mono autoFocus />
+        </Form>
+        {(dropped || mayDropCookie()) && (
+          <p class="notice warn">
+            <Icon of={info} />
+            <span>
+              This browser stores no secure cookie over plain http. Use https, or Chromium or Firefox on 127.0.0.1.
+            </span>
+          </p>
+        )}
+        <p class="muted small">
+          No key yet? On the broker’s machine run <code>farhand keys create --scopes admin</code>
+        </p>
+      </div>
+    </main>
+  );
+}

@@ -1,0 +1,12 @@
+// Entry point of the console: takes a login ticket out of the address, then shows the page.
+import { render } from 'preact';
+import { App } from './app.tsx';
+import { sayError } from './parts/toasts.tsx';
+import { followLinks } from './routes.ts';
+import { logIn, takeTicket } from './session.ts';
+
+const ticket = takeTicket();
+if (ticket !== undefined) await logIn({ ticket }).catch(sayError);
+followLinks();
+const root = document.getElementById('app');
+if (root) render(<App />, root);

@@ -1,0 +1,177 @@
+// The command palette: finds pages, machines and actions by a few letters.
+import { signal } from '@preact/signals';
+import { useEffect, useMemo, useRef, useState } from 'preact/hooks';
+import { client } from './client.ts';
+import { menuOf } from './pages.tsx';
+import { Icon, type IconNodes } from './parts/icon.tsx';
+import * as icons from './parts/icons.ts';
+import { sayError } from './parts/toasts.tsx';
+import { go, to } from './routes.ts';
+import { logOut, may } from './session.ts';
+import { chooseTheme, isDark } from './theme.ts';
+import { after } from './time.ts';
+
+export const paletteOpen = signal(false);
+
+interface Found {
+  id: string;
+  text: string;
+  hint: string;
+  icon: IconNodes;
+  run: () => void;
+}
+
+const typingMs = 120;
+const mostMachines = 8;
+
+function actions(): Found[] {
+  const dark = isDark();
+  return [
+    ...menuOf(may).map(({ pattern, text, icon, key }) => ({
+      id: pattern,
+      text,
+      hint: `g ${key}`,
+      icon,
+      run: () => go(to(pattern)),
+    })),
+    { id: 'profile', text: 'Profile and shortcuts', hint: '?', icon: icons.profile, run: () => go(to('/profile')) },
+    {
+      id: 'theme',
+      text: dark ? 'Light theme' : 'Dark theme',
+      hint: '',
+      icon: dark ? icons.sun : icons.moon,
+      run: () => chooseTheme(dark ? 'light' : 'dark'),
+    },
+    { id: 'docs', text: 'API reference', hint: '', icon: icons.docs, run: () => location.assign('/docs') },
+    { id: 'out', text: 'Log out', hint: '', icon: icons.logOut, run: () => void logOut().catch(sayError) },
+  ];
+}
+
+/** Machines whose name contains the text; found anew a moment after the last key. */
+function useMachines(text: string): Found[] {
+  const [found, setFound] = useState<Found[]>([]);
+  useEffect(() => {
+    if (!may('machines:read')) return undefined;
+    const stop = new AbortController();
+    const cancel = after(typingMs, () => {
+      client.machines
+        .list({ limit: mostMachines, sort: 'name', ...(text && { search: text }) }, { signal: stop.signal })
+        .then(
+          ({ items }) =>
+            setFound(
+              items.map(({ id, name, status }) => ({
+                id,
+                text: name,
+                hint: status,
+                icon: icons.machines,
+                run: () => go(to('/machines', id)),
+              })),
+            ),
+          () => {},
+        );
+    });
+    return () => {
+      cancel();
+      stop.abort();
+    };
+  }, [text]);
+  return found;
+}
+
+export function Palette() {
+  return paletteOpen.value ? <OpenPalette /> : null;
+}
+
+function OpenPalette() {
+  const [text, setText] = useState('');
+  const [at, setAt] = useState(0);
+  const element = useRef<HTMLDialogElement>(null);
+  const machines = useMachines(text);
+  const all = useMemo(() => {
+    const letters = text.toLowerCase();
+    return [...actions().filter((one) => one.text.toLowerCase().includes(letters)), ...machines];
+  }, [text, machines]);
+  const close = (): void => {
+    paletteOpen.value = false;
+  };
+  const choose = (found: Found | undefined): void => {
+    if (!found) return;
+    close();
+    found.run();
+  };
+  useEffect(() => {
+    const before = document.activeElement;
+    element.current?.showModal();
+    return () => {
+      if (before instanceof HTMLElement) before.focus();
+    };
+  }, []);
+  const onKey = (event: KeyboardEvent): void => {
+    const step = event.key === 'ArrowDown' ? 1 : event.key === 'ArrowUp' ? -1 : 0;
+    if (step !== 0) setAt((at + step + all.length) % Math.max(1, all.length));
+    if (event.key === 'Enter') choose(all[at]);
+    if (step !== 0 || event.key === 'Enter') event.preventDefault();
+  };
+  return (
+    <dialog
+      ref={element}
+      class="palette"
+      aria-label="Search"
+      onCancel={close}
+      onMouseDown={(event) => event.target === element.current && close()}
+    >
+      <input
+        type="search"
+        role="combobox"
+        aria-label="Search pages, machines and actions"
+        aria-expanded="true"
+        aria-controls="found"
+        aria-activedescendant={all[at] && `found-${at}`}
+        placeholder="Search pages, machines and actions"
+        autoComplete="off"
+        spellcheck={false}
+        value={text}
+        onInput={({ currentTarget }) => {
+          setText(currentTarget.value);
+          setAt(0);
+        }}
+        onKeyDown={onKey}
+      />
+      <FoundList all={all} at={at} choose={choose} hover={setAt} />
+    </dialog>
+  );
+}
+
+interface FoundListProps {
+  all: readonly Found[];
+  at: number;
+  choose: (found: Found) => void;
+  hover: (index: number) => void;
+}
+
+function FoundList({ all, at, choose, hover }: FoundListProps) {
+  useEffect(() => {
+    document.getElementById(`found-${at}`)?.scrollIntoView({ block: 'nearest' });
+  }, [at]);
+  if (all.length === 0) return <p class="muted palette-none">Nothing has this name.</p>;
+  return (
+    <div id="found" role="listbox" aria-label="Found" tabIndex={-1}>
+      {all.map((one, index) => (
+        // biome-ignore lint/a11y/useKeyWithClickEvents: the input above has the keys
+        <div
+          key={one.id}
+          id={`found-${index}`}
+          role="option"
+          tabIndex={-1}
+          aria-selected={index === at}
+          onClick={() => choose(one)}
+          onMouseMove={() => index !== at && hover(index)}
+        >
+          <Icon of={one.icon} />
+          <span class="cut">{one.text}</span>
+          <span class="muted">{one.hint}</span>
+        </div>
+      ))}
+    </div>
+  );
+}

@@ -1,0 +1,193 @@
+// Small parts of many pages: states, times, copy buttons, switches between tabs, and dialogs.
+import type { ComponentChildren } from 'preact';
+import { useEffect, useRef, useState } from 'preact/hooks';
+import { after, fullTime, relativeText } from '../time.ts';
+import { Icon, type IconNodes } from './icon.tsx';
+import { check, close, copy } from './icons.ts';
+import { attempt } from './toasts.tsx';
+
+const tones: Readonly<Record<string, string>> = {
+  online: 'good',
+  completed: 'good',
+  delivered: 'good',
+  ok: 'good',
+  CONNECTED: 'good',
+  running: 'busy',
+  PENDING: 'busy',
+  pending: 'busy',
+  queued: 'idle',
+  failed: 'bad',
+  timeout: 'bad',
+  lost: 'bad',
+  missed: 'warn',
+  expired: 'warn',
+  skipped: 'warn',
+  GRACE_PERIOD: 'warn',
+};
+
+/** A state with a dot in its colour; the word says the same. */
+export function State({ of, text = of }: { of: string; text?: string }) {
+  return (
+    <span class={`state ${tones[of] ?? 'idle'}`}>
+      <i aria-hidden="true" />
+      {text}
+    </span>
+  );
+}
+
+/** A time in words, exact in its tooltip. */
+export function Ago({ at }: { at: string | null | undefined }) {
+  if (!at) return <span class="muted">never</span>;
+  return (
+    <time dateTime={at} title={fullTime(at)}>
+      {relativeText(at)}
+    </time>
+  );
+}
+
+export function Tags({ of }: { of: readonly string[] }) {
+  return (
+    <span class="tags">
+      {of.map((tag) => (
+        <span key={tag} class="tag">
+          {tag}
+        </span>
+      ))}
+    </span>
+  );
+}
+
+const copiedMs = 1_500;
+
+export function CopyButton({ text, label = 'Copy' }: { text: string; label?: string }) {
+  const [done, setDone] = useState(false);
+  const press = async (): Promise<void> => {
+    if (!(await attempt(() => navigator.clipboard.writeText(text)))) return;
+    setDone(true);
+    after(copiedMs, () => setDone(false));
+  };
+  return (
+    <button type="button" onClick={() => void press()}>
+      <Icon of={done ? check : copy} />
+      {done ? 'Copied' : label}
+    </button>
+  );
+}
+
+export interface Tab {
+  name: string;
+  text: string;
+  href: string;
+  icon?: IconNodes;
+}
+
+export function Tabs({ label, tabs, current }: { label: string; tabs: readonly Tab[]; current: string }) {
+  return (
+    <nav class="tabs" aria-label={label}>
+      {tabs.map(({ name, text, href, icon }) => (
+        <a key={name} href={href} aria-current={name === current ? 'page' : undefined}>
+          {icon && <Icon of={icon} />}
+          {text}
+        </a>
+      ))}
+    </nav>
+  );
+}
+
+/** One of a few choices, beside each other. */
+export function Choice<T extends string>({
+  label,
+  options,
+  value,
+  choose,
+}: {
+  label: string;
+  options: readonly (readonly [value: T, text: string])[];
+  value: T;
+  choose: (value: T) => void;
+}) {
+  return (
+    <fieldset class="choice">
+      <legend class="only-read">{label}</legend>
+      {options.map(([option, text]) => (
+        <button key={option} type="button" aria-pressed={option === value} onClick={() => choose(option)}>
+          {text}
+        </button>
+      ))}
+    </fieldset>
+  );
+}
+
+interface DialogProps {
+  title: string;
+  onClose: () => void;
+  children: ComponentChildren;
+  wide?: boolean;
+}
+
+/** A dialog above the page; Escape and a click beside it close it. */
+export function Dialog({ title, onClose, children, wide = false }: DialogProps) {
+  const element = useRef<HTMLDialogElement>(null);
+  useEffect(() => {
+    const before = document.activeElement;
+    element.current?.showModal();
+    return () => {
+      if (before instanceof HTMLElement) before.focus();
+    };
+  }, []);
+  return (
+    <dialog
+      ref={element}
+      class={wide ? 'wide' : undefined}
+      aria-label={title}
+      onCancel={(event) => {
+        event.preventDefault();
+        onClose();
+      }}
+      onMouseDown={(event) => {
+        if (event.target === element.current) onClose();
+      }}
+    >
+      <div class="dialog">
+        <header>
+          <h2>{title}</h2>
+          <button type="button" class="quiet icon-only" aria-label="Close" onClick={onClose}>
+            <Icon of={close} />
+          </button>
+        </header>
+        {children}
+      </div>
+    </dialog>
+  );
+}
+
+interface ConfirmProps {
+  title: string;
+  action: string;
+  children: ComponentChildren;
+  run: () => Promise<unknown>;
+  onClose: () => void;
+}
+
+/** Asks before something that cannot be undone. */
+export function Confirm({ title, action, children, run, onClose }: ConfirmProps) {
+  const [busy, setBusy] = useState(false);
+  const press = async (): Promise<void> => {
+    setBusy(true);
+    if (await attempt(run)) onClose();
+    setBusy(false);
+  };
+  return (
+    <Dialog title={title} onClose={onClose}>
+      <div class="dialog-body">{children}</div>
+      <footer>
+        <button type="button" onClick={onClose}>
+          Cancel
+        </button>
+        <button type="button" class="danger" disabled={busy} onClick={() => void press()}>
+          {action}
+        </button>
+      </footer>
+    </Dialog>
+  );
+}

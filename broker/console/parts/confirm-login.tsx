@@ -1,0 +1,27 @@
+// Asks for the API key again before something that a stolen browser tab must not do.
+import { useState } from 'preact/hooks';
+import { confirmation } from '../client.ts';
+import { confirmLogin } from '../session.ts';
+import { Dialog } from './basics.tsx';
+import { Form, TextField } from './form.tsx';
+
+export function ConfirmLogin() {
+  const [key, setKey] = useState('');
+  const end = (done: boolean): void => confirmation.value?.resolve(done);
+  return (
+    <Dialog title="Enter your API key again" onClose={() => end(false)}>
+      <Form
+        submit="Continue"
+        cancel={() => end(false)}
+        disabled={key.trim() === ''}
+        run={async () => {
+          await confirmLogin(confirmation.value?.loginId ?? '', key.trim());
+          end(true);
+        }}
+      >
+        <p class="muted">Creating keys and join tokens, and removing machines, asks for it after 15 minutes.</p>
+        <TextField label="API key" type="password" value={key} change={setKey} required mono autoFocus />
+      </Form>
+    </Dialog>
+  );
+}

@@ -1,0 +1,175 @@
+// Fields of forms with labels, hints and the message of a failed submit.
+import type { ComponentChildren } from 'preact';
+import { useId, useState } from 'preact/hooks';
+import { messageOf } from '../client.ts';
+import { Icon } from './icon.tsx';
+import { warning } from './icons.ts';
+
+interface FieldProps {
+  label: string;
+  hint?: string;
+  /** Draws the input; `id` connects it with its label, `described` with its hint. */
+  children: (id: string, described: string | undefined) => ComponentChildren;
+}
+
+export function Field({ label, hint, children }: FieldProps) {
+  const id = useId();
+  const hintId = `${id}-hint`;
+  return (
+    <div class="field">
+      <label for={id}>{label}</label>
+      {children(id, hint === undefined ? undefined : hintId)}
+      {hint !== undefined && (
+        <p class="hint" id={hintId}>
+          {hint}
+        </p>
+      )}
+    </div>
+  );
+}
+
+interface TextProps {
+  label: string;
+  value: string;
+  change: (value: string) => void;
+  hint?: string;
+  placeholder?: string;
+  type?: 'text' | 'password' | 'number' | 'url';
+  required?: boolean;
+  mono?: boolean;
+  rows?: number;
+  autoFocus?: boolean;
+}
+
+export function TextField({ label, value, change, hint, rows, mono, type = 'text', autoFocus, ...rest }: TextProps) {
+  const shared = { value, class: mono ? 'mono' : undefined, autoComplete: 'off', spellcheck: false, ...rest };
+  const focus = (element: HTMLElement | null): void => {
+    if (autoFocus && element && !element.dataset['focused']) {
+      element.dataset['focused'] = 'once';
+      element.focus();
+    }
+  };
+  return (
+    <Field label={label} {...(hint !== undefined && { hint })}>
+      {(id, described) =>
+        rows === undefined ? (
+          <input
+            {...shared}
+            ref={focus}
+            id={id}
+            type={type}
+            aria-describedby={described}
+            onInput={({ currentTarget }) => change(currentTarget.value)}
+          />
+        ) : (
+          <textarea
+            {...shared}
+            ref={focus}
+            id={id}
+            rows={rows}
+            aria-describedby={described}
+            onInput={({ currentTarget }) => change(currentTarget.value)}
+          />
+        )
+      }
+    </Field>
+  );
+}
+
+interface SelectProps {
+  label: string;
+  value: string;
+  options: readonly (readonly [value: string, text: string])[];
+  change: (value: string) => void;
+  hint?: string;
+}
+
+export function SelectField({ label, value, options, change, hint }: SelectProps) {
+  return (
+    <Field label={label} {...(hint !== undefined && { hint })}>
+      {(id, described) => (
+        <select
+          id={id}
+          value={value}
+          aria-describedby={described}
+          onChange={({ currentTarget }) => change(currentTarget.value)}
+        >
+          {options.map(([option, text]) => (
+            <option key={option} value={option}>
+              {text}
+            </option>
+          ))}
+        </select>
+      )}
+    </Field>
+  );
+}
+
+export function CheckField({
+  label,
+  value,
+  change,
+}: {
+  label: string;
+  value: boolean;
+  change: (value: boolean) => void;
+}) {
+  return (
+    <label class="check">
+      <input type="checkbox" checked={value} onChange={({ currentTarget }) => change(currentTarget.checked)} />
+      <span>{label}</span>
+    </label>
+  );
+}
+
+interface FormProps {
+  submit: string;
+  run: () => Promise<unknown>;
+  children: ComponentChildren;
+  cancel?: () => void;
+  disabled?: boolean;
+}
+
+/** A form whose failure is written above its buttons. Ctrl-Enter submits it, too. */
+export function Form({ submit, run, children, cancel, disabled = false }: FormProps) {
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState<unknown>(undefined);
+  const send = (): void => {
+    if (busy || disabled) return;
+    setBusy(true);
+    setError(undefined);
+    run()
+      .catch(setError)
+      .finally(() => setBusy(false));
+  };
+  return (
+    <form
+      class="form"
+      onSubmit={(event) => {
+        event.preventDefault();
+        send();
+      }}
+      onKeyDown={(event) => {
+        if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) send();
+      }}
+    >
+      {children}
+      {error !== undefined && (
+        <p class="notice bad" role="alert">
+          <Icon of={warning} />
+          <span>{messageOf(error)}</span>
+        </p>
+      )}
+      <footer>
+        {cancel && (
+          <button type="button" onClick={cancel}>
+            Cancel
+          </button>
+        )}
+        <button type="submit" class="primary" disabled={busy || disabled}>
+          {submit}
+        </button>
+      </footer>
+    </form>
+  );
+}

@@ -1,0 +1,118 @@
+// The frame of every page: its heading, and what it shows while it loads, is empty or has failed.
+import type { ComponentChildren } from 'preact';
+import { useEffect } from 'preact/hooks';
+import { FarhandError, messageOf } from '../client.ts';
+import { Icon, type IconNodes } from './icon.tsx';
+import { info, refresh, warning } from './icons.ts';
+import type { Loaded } from './use-data.ts';
+
+interface PageProps {
+  title: string;
+  /** Links to the pages above this one. */
+  above?: readonly { text: string; href: string }[];
+  /** Beside the title. */
+  beside?: ComponentChildren;
+  actions?: ComponentChildren;
+  /** Whether the page uses the whole height, and its content scrolls by itself. */
+  full?: boolean;
+  children: ComponentChildren;
+}
+
+export function Page({ title, above = [], beside, actions, full = false, children }: PageProps) {
+  useEffect(() => {
+    document.title = `${title} · Farhand`;
+  }, [title]);
+  return (
+    <div class={full ? 'page full' : 'page'}>
+      <header class="page-head">
+        <div class="page-title">
+          {above.length > 0 && (
+            <nav aria-label="Above" class="above">
+              {above.map(({ text, href }) => (
+                <a key={href} href={href}>
+                  {text}
+                </a>
+              ))}
+            </nav>
+          )}
+          <h1 tabIndex={-1}>
+            <span class="cut">{title}</span>
+            {beside}
+          </h1>
+        </div>
+        {actions && <div class="actions">{actions}</div>}
+      </header>
+      {children}
+    </div>
+  );
+}
+
+/** Shows the data of a page; before it arrives a placeholder, and instead of it the error. */
+export function Show<T>({ of, children }: { of: Loaded<T>; children: (data: T) => ComponentChildren }) {
+  const { data, error, reload } = of;
+  if (data === undefined) return error === undefined ? <Placeholder /> : <Failed error={error} retry={reload} />;
+  return (
+    <>
+      {error !== undefined && <Stale error={error} retry={reload} />}
+      {children(data)}
+    </>
+  );
+}
+
+export function Placeholder({ rows = 6 }: { rows?: number }) {
+  return (
+    <div class="placeholder" role="status" aria-label="Loading">
+      {Array.from({ length: rows }, (_, index) => (
+        <span key={index} />
+      ))}
+    </div>
+  );
+}
+
+function Stale({ error, retry }: { error: unknown; retry: () => void }) {
+  return (
+    <p class="notice warn" role="status">
+      <Icon of={warning} />
+      <span>This may be old: {messageOf(error)}</span>
+      <button type="button" class="quiet" onClick={retry}>
+        Try again
+      </button>
+    </p>
+  );
+}
+
+export function Failed({ error, retry }: { error: unknown; retry?: () => void }) {
+  const forbidden = error instanceof FarhandError && error.status === 403;
+  return (
+    <Empty icon={warning} title={forbidden ? 'Your key does not allow this' : 'This could not be loaded'}>
+      <p>{messageOf(error)}</p>
+      {retry && (
+        <button type="button" onClick={retry}>
+          <Icon of={refresh} />
+          Try again
+        </button>
+      )}
+    </Empty>
+  );
+}
+
+/** What a page shows instead of a list without items: what would be here, and the next step. */
+export function Empty({
+  icon = info,
+  title,
+  children,
+}: {
+  icon?: IconNodes;
+  title: string;
+  children?: ComponentChildren;
+}) {
+  return (
+    <div class="empty">
+      <span class="empty-icon">
+        <Icon of={icon} size={22} />
+      </span>
+      <h2>{title}</h2>
+      {children}
+    </div>
+  );
+}

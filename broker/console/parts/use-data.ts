@@ -1,0 +1,60 @@
+// Loads data for a page: the old data stays while the new is loaded, and a left page cancels its requests.
+import { useCallback, useEffect, useRef, useState } from 'preact/hooks';
+import { type Happened, listen, onReturn } from '../live.ts';
+import { after } from '../time.ts';
+
+export interface Loaded<T> {
+  data: T | undefined;
+  error: unknown;
+  loading: boolean;
+  reload(): void;
+}
+
+/** Milliseconds between two loads because of events, however many events there are. */
+const restMs = 1_000;
+
+/**
+ * Loads data again whenever one of `inputs` changes. `when`: also after an event for which it is true, and after
+ * the stream of events was interrupted.
+ */
+export function useData<T>(
+  load: (signal: AbortSignal) => Promise<T>,
+  inputs: readonly unknown[],
+  when?: (event: Happened) => boolean,
+): Loaded<T> {
+  const [state, setState] = useState<Omit<Loaded<T>, 'reload'>>({ data: undefined, error: undefined, loading: true });
+  const [round, setRound] = useState(0);
+  const reload = useCallback(() => setRound((before) => before + 1), []);
+  useEffect(() => {
+    const stop = new AbortController();
+    setState((before) => ({ ...before, loading: true }));
+    load(stop.signal).then(
+      (data) => !stop.signal.aborted && setState({ data, error: undefined, loading: false }),
+      (error: unknown) => !stop.signal.aborted && setState(({ data }) => ({ data, error, loading: false })),
+    );
+    return () => stop.abort();
+  }, [...inputs, round]);
+  useEvents(reload, when);
+  return { ...state, reload };
+}
+
+/** Calls `run` after events for which `when` is true, at most once a second. */
+export function useEvents(run: () => void, when: ((event: Happened) => boolean) | undefined): void {
+  const wanted = useRef(when);
+  wanted.current = when;
+  useEffect(() => {
+    if (!wanted.current) return undefined;
+    let cancel: (() => void) | undefined;
+    const soon = (): void => {
+      cancel ??= after(restMs, () => {
+        cancel = undefined;
+        run();
+      });
+    };
+    const stop = [listen(({ event }) => event && wanted.current?.(event) && soon()), onReturn(soon)];
+    return () => {
+      cancel?.();
+      for (const end of stop) end();
+    };
+  }, [run]);
+}

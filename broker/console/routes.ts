@@ -1,0 +1,85 @@
+// The router: the address of the page as a signal, links without a reload, and the page for each path.
+import { computed, signal } from '@preact/signals';
+import type { ComponentType } from 'preact';
+
+/** All pages are below this path; the broker answers every path there with the same document. */
+const base = '/console';
+
+export type Params = Readonly<Record<string, string>>;
+export type Page = ComponentType<{ params: Params }>;
+
+interface Place {
+  path: string;
+  query: URLSearchParams;
+}
+
+const here = (): Place => ({
+  path: location.pathname.slice(base.length) || '/',
+  query: new URLSearchParams(location.search),
+});
+
+export const place = signal<Place>(here());
+export const path = computed(() => place.value.path);
+addEventListener('popstate', () => {
+  place.value = here();
+});
+
+/** Address of a page for links: `to('/machines', id)` encodes each further part. */
+export function to(page: string, ...parts: readonly string[]): string {
+  return base + [page, ...parts.map(encodeURIComponent)].join('/');
+}
+
+/** Shows the page of an address made by `to`. */
+export function go(address: string, { replace = false } = {}): void {
+  if (replace) history.replaceState(null, '', address);
+  else history.pushState(null, '', address);
+  place.value = here();
+  if (!replace) scrollTo(0, 0);
+}
+
+/** Changes parameters of the query in place; an empty value removes its parameter. */
+export function setQuery(changes: Record<string, string>): void {
+  const query = new URLSearchParams(location.search);
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === '') query.delete(name);
+    else query.set(name, value);
+  }
+  const text = query.toString();
+  go(location.pathname + (text && `?${text}`), { replace: true });
+}
+
+/** Follows clicks on links to pages of the console without loading a new document. */
+export function followLinks(): void {
+  document.addEventListener('click', (event) => {
+    const link = event.target instanceof Element ? event.target.closest('a') : null;
+    const plain = event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
+    if (!link || !plain || event.defaultPrevented || link.target || link.hasAttribute('download')) return;
+    if (link.origin !== location.origin || !link.pathname.startsWith(`${base}/`)) return;
+    event.preventDefault();
+    go(link.pathname + link.search);
+  });
+}
+
+/** The params of a path if it has the form of a pattern such as `/machines/:machine/:tab?`. */
+export function match(pattern: string, actual: string): Params | undefined {
+  const wanted = pattern.split('/');
+  const given = actual.replace(/\/$/, '').split('/');
+  if (given.length > wanted.length) return undefined;
+  const params: Record<string, string> = {};
+  for (const [index, part] of wanted.entries()) {
+    const value = given[index];
+    if (!part.startsWith(':')) {
+      if (part !== value) return undefined;
+    } else if (value) params[part.replace(/[:?]/g, '')] = decoded(value);
+    else if (!part.endsWith('?')) return undefined;
+  }
+  return params;
+}
+
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}

@@ -1,0 +1,62 @@
+// Who is logged in: login by key or by a link with a ticket, logout, and what the key may do.
+import { computed, signal } from '@preact/signals';
+import type { Scope } from '../../shared/api/route.ts';
+import { client, clientWithKey, loginEnded } from './client.ts';
+
+export type Me = Awaited<ReturnType<typeof client.keys.me>>;
+
+/** The key behind this login; undefined while unknown, null without a login. */
+export const me = signal<Me | null | undefined>(undefined);
+
+/** Whether the key has a scope. The broker decides; pages only leave out what it would refuse. */
+export function may(scope: Scope): boolean {
+  const scopes = me.value?.scopes ?? [];
+  return scopes.includes('admin') || scopes.includes(scope);
+}
+
+export const loggedIn = computed(() => me.value !== null && me.value !== undefined);
+
+/** Takes the ticket out of the address before anything is requested, so that no log or history has it. */
+export function takeTicket(): string | undefined {
+  const ticket = new URLSearchParams(location.hash.slice(1)).get('ticket') ?? undefined;
+  if (location.hash) history.replaceState(null, '', location.pathname + location.search);
+  return ticket;
+}
+
+/** Finds out who is logged in; rejects if the broker does not answer. */
+export async function identify(): Promise<void> {
+  try {
+    me.value = await client.keys.me();
+    loginEnded.value = false;
+  } catch (error) {
+    if (!loginEnded.value) throw error;
+    me.value = null;
+  }
+}
+
+/** A name for the list of logins, such as `Chrome on Linux`. */
+function browserName(): string {
+  const agent = navigator.userAgent;
+  const browser = /Edg|Firefox|Chrome|Safari/.exec(agent)?.[0]?.replace('Edg', 'Edge') ?? 'Browser';
+  const system = /Windows|Android|iPhone|iPad|Mac OS X|Linux/.exec(agent)?.[0];
+  return system ? `${browser} on ${system}` : browser;
+}
+
+/** Logs in with an API key or with a ticket; rejects with the broker's reason. */
+export async function logIn(secret: { key: string } | { ticket: string }): Promise<void> {
+  const name = browserName();
+  if ('key' in secret) await clientWithKey(secret.key).logins.create({ name });
+  else await client.logins.redeem({ ticket: secret.ticket, name });
+  await identify();
+}
+
+/** Enters the key of a login again, for actions that need a recent confirmation. */
+export async function confirmLogin(loginId: string, key: string): Promise<void> {
+  await clientWithKey(key).logins.confirm({ login_id: loginId });
+}
+
+export async function logOut(): Promise<void> {
+  const login = me.value?.login;
+  if (login) await client.logins.remove({ login_id: login.id });
+  me.value = null;
+}

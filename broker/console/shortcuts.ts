@@ -1,0 +1,40 @@
+// Keys that work on every page: the palette, the search of a page, and `g` with a second key for each page.
+import { menuOf } from './pages.tsx';
+import { paletteOpen } from './palette.tsx';
+import { go, to } from './routes.ts';
+import { loggedIn, may } from './session.ts';
+import { now } from './time.ts';
+
+/** Most milliseconds between the two keys of a shortcut. */
+const pairMs = 1_500;
+
+const isTyping = (target: EventTarget | null): boolean =>
+  target instanceof Element && target.closest('input, textarea, select, [contenteditable], .xterm, dialog') !== null;
+
+export function listenForShortcuts(): () => void {
+  let firstAt = 0;
+  const onKey = (event: KeyboardEvent): void => {
+    if (!loggedIn.value) return;
+    if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === 'k') {
+      event.preventDefault();
+      paletteOpen.value = true;
+      return;
+    }
+    if (isTyping(event.target) || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === '/') {
+      const field = document.querySelector<HTMLInputElement>('main input[type=search]');
+      if (field) event.preventDefault();
+      field?.focus();
+      return;
+    }
+    if (event.key === '?') return go(to('/profile'));
+    const page = now() - firstAt < pairMs ? menuOf(may).find(({ key }) => key === event.key) : undefined;
+    firstAt = event.key === 'g' ? now() : 0;
+    if (page) {
+      event.preventDefault();
+      go(to(page.pattern));
+    }
+  };
+  document.addEventListener('keydown', onKey);
+  return () => document.removeEventListener('keydown', onKey);
+}

@@ -1,0 +1,67 @@
+// Timers and words for times. The pages take the time from here alone.
+import { signal } from '@preact/signals';
+
+export const now = (): number => Date.now();
+
+/** Calls `run` once after `ms`; the result cancels it. */
+export function after(ms: number, run: () => void): () => void {
+  const timer = setTimeout(run, ms);
+  return () => clearTimeout(timer);
+}
+
+/** Calls `run` every `ms`; the result stops it. */
+export function every(ms: number, run: () => void): () => void {
+  const timer = setInterval(run, ms);
+  return () => clearInterval(timer);
+}
+
+/** The time in steps of 5 s: what reads it is drawn again with each step. */
+export const clock = signal(now());
+every(5_000, () => {
+  if (!document.hidden) clock.value = now();
+});
+document.addEventListener('visibilitychange', () => {
+  clock.value = now();
+});
+
+const units: readonly (readonly [name: string, ms: number])[] = [
+  ['d', 86_400_000],
+  ['h', 3_600_000],
+  ['min', 60_000],
+  ['s', 1_000],
+];
+
+/** A duration in its largest unit, such as `3 min`; below a second in milliseconds. */
+export function durationText(ms: number): string {
+  const [name, size] = units.find(([, of]) => ms >= of) ?? ['ms', 1];
+  const value = ms / size;
+  return `${value < 10 && name !== 'ms' && name !== 's' ? Math.round(value * 10) / 10 : Math.round(value)} ${name}`;
+}
+
+/** A time relative to now, such as `3 min ago` or `in 2 h`. */
+export function relativeText(at: string, from = clock.value): string {
+  const ms = from - Date.parse(at);
+  if (Number.isNaN(ms)) return '';
+  if (Math.abs(ms) < 5_000) return 'just now';
+  return ms > 0 ? `${durationText(ms)} ago` : `in ${durationText(-ms)}`;
+}
+
+const full = new Intl.DateTimeFormat(undefined, { dateStyle: 'medium', timeStyle: 'medium' });
+const clockTime = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', second: '2-digit' });
+
+/** Date and time of an instant in the browser's time zone. */
+export const fullTime = (at: string): string => full.format(new Date(at));
+export const timeOfDay = (at: string): string => clockTime.format(new Date(at));
+
+const sizes = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
+
+/** A number of bytes in its largest unit, such as `1.4 GiB`. */
+export function bytesText(bytes: number): string {
+  let value = bytes;
+  let unit = 0;
+  while (value >= 1024 && unit < sizes.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit > 0 && value < 10 ? value.toFixed(1) : Math.round(value)} ${sizes[unit]}`;
+}

@@ -1,0 +1,82 @@
+// Builds the console for browsers: index.html, and scripts and styles with hashed names, each also compressed.
+// Usage: node scripts/console.ts [DIRECTORY], by default generated/console.
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { basename, dirname, join } from 'node:path';
+import { brotliCompressSync, constants, gzipSync } from 'node:zlib';
+import { build, type Metafile, type Plugin } from 'esbuild';
+import { routesAsData } from './package/routes.ts';
+
+const root = join(import.meta.dirname, '..');
+const source = join(root, 'broker/console');
+export const consoleFolder = join(root, 'generated/console');
+
+/** Loads an icon of lucide-static as a list of its elements, since the page may not parse markup from text. */
+const icons: Plugin = {
+  name: 'icons',
+  setup(esbuild) {
+    esbuild.onLoad({ filter: /\/lucide-static\/icons\/[\w-]+\.svg$/ }, ({ path }) => {
+      const elements = [...readFileSync(path, 'utf8').matchAll(/^ {2}<(\w+) (.*?) \/>$/gm)];
+      const nodes = elements.map(([, name, attributes = '']) => [
+        name,
+        Object.fromEntries([...attributes.matchAll(/([\w-]+)="([^"]*)"/g)].map(([, key, value]) => [key, value])),
+      ]);
+      return { contents: `export default ${JSON.stringify(nodes)}`, loader: 'js' };
+    });
+  },
+};
+
+/** Builds the console into a directory, which is replaced as a whole. `fast` leaves out the slow compression. */
+export async function buildConsole(target = consoleFolder, { fast = false } = {}): Promise<Metafile> {
+  mkdirSync(dirname(target), { recursive: true });
+  const fresh = mkdtempSync(`${target}.new-`);
+  try {
+    const { metafile } = await build({
+      absWorkingDir: root,
+      entryPoints: { main: join(source, 'main.tsx'), style: join(source, 'style/index.css') },
+      outdir: join(fresh, 'assets'),
+      entryNames: '[name]-[hash]',
+      chunkNames: '[name]-[hash]',
+      bundle: true,
+      splitting: true,
+      format: 'esm',
+      target: ['chrome120', 'firefox121', 'safari17'],
+      platform: 'browser',
+      jsx: 'automatic',
+      jsxImportSource: 'preact',
+      minify: true,
+      legalComments: 'none',
+      plugins: [routesAsData, icons],
+      metafile: true,
+      logLevel: 'warning',
+    });
+    const page = readFileSync(join(source, 'index.html'), 'utf8');
+    writeFileSync(join(fresh, 'index.html'), withAssets(page, Object.keys(metafile.outputs)));
+    compress(join(fresh, 'assets'), fast);
+    rmSync(target, { recursive: true, force: true });
+    renameSync(fresh, target);
+    return metafile;
+  } finally {
+    rmSync(fresh, { recursive: true, force: true });
+  }
+}
+
+/** Puts the hashed names of the entry script and the style into the page. */
+function withAssets(page: string, outputs: readonly string[]): string {
+  return page.replaceAll(/__(MAIN|STYLE)__/g, (_, name: string) => {
+    const file = outputs.map((path) => basename(path)).find((path) => path.startsWith(`${name.toLowerCase()}-`));
+    if (file === undefined) throw new Error(`the build wrote no ${name.toLowerCase()}`);
+    return file;
+  });
+}
+
+/** Writes NAME.br and NAME.gz beside each file, so that the broker compresses nothing. */
+function compress(folder: string, fast: boolean): void {
+  for (const name of readdirSync(folder)) {
+    const bytes = readFileSync(join(folder, name));
+    const quality = { [constants.BROTLI_PARAM_QUALITY]: fast ? 4 : 11 };
+    writeFileSync(join(folder, `${name}.br`), brotliCompressSync(bytes, { params: quality }));
+    writeFileSync(join(folder, `${name}.gz`), gzipSync(bytes, { level: fast ? 6 : 9 }));
+  }
+}
+
+if (process.argv[1] === import.meta.filename) await buildConsole(process.argv[2]);
