@@ -1,7 +1,7 @@
 // Builds the console for browsers: index.html, and scripts and styles with hashed names, each also compressed.
 // Usage: node scripts/console.ts [DIRECTORY], by default generated/console.
 import { mkdirSync, mkdtempSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
-import { basename, dirname, join } from 'node:path';
+import { basename, dirname, join, relative } from 'node:path';
 import { brotliCompressSync, constants, gzipSync } from 'node:zlib';
 import { build, type Metafile, type Plugin } from 'esbuild';
 import { routesAsData } from './package/routes.ts';
@@ -25,6 +25,44 @@ const icons: Plugin = {
   },
 };
 
+const attributeStyle = 't.setAttribute("style",`${t.getAttribute("style")||""}${e};`)';
+
+/** Makes xterm set colours through the object model: the page's policy forbids style attributes. */
+const styledByProperty: Plugin = {
+  name: 'styled by property',
+  setup(esbuild) {
+    esbuild.onLoad({ filter: /\/@xterm\/xterm\/lib\/xterm\.mjs$/ }, ({ path }) => {
+      const source = readFileSync(path, 'utf8');
+      if (!source.includes(attributeStyle)) throw new Error(`${path} sets its styles in another way than before`);
+      return { contents: source.replaceAll(attributeStyle, 't.style.cssText+=`${e};`') };
+    });
+  },
+};
+
+const main = join(source, 'main.tsx');
+
+/**
+ * Makes each part that is loaded later import the main script. All that the first page needs then is one file:
+ * esbuild would split what the parts share into several, each a request of its own.
+ */
+function partsImportMain(): Plugin {
+  const parts = new Set<string>();
+  return {
+    name: 'parts import main',
+    setup(esbuild) {
+      esbuild.onResolve({ filter: /^\.{1,2}\// }, ({ kind, path, resolveDir }) => {
+        if (kind === 'dynamic-import') parts.add(join(resolveDir, path));
+        return undefined;
+      });
+      esbuild.onLoad({ filter: /\/broker\/console\/.*\.tsx?$/ }, ({ path }) => {
+        if (!parts.has(path)) return undefined;
+        const contents = `${readFileSync(path, 'utf8')}\nimport ${JSON.stringify(main)};`;
+        return { contents, loader: path.endsWith('x') ? 'tsx' : 'ts' };
+      });
+    },
+  };
+}
+
 /** Builds the console into a directory, which is replaced as a whole. `fast` leaves out the slow compression. */
 export async function buildConsole(target = consoleFolder, { fast = false } = {}): Promise<Metafile> {
   mkdirSync(dirname(target), { recursive: true });
@@ -32,7 +70,7 @@ export async function buildConsole(target = consoleFolder, { fast = false } = {}
   try {
     const { metafile } = await build({
       absWorkingDir: root,
-      entryPoints: { main: join(source, 'main.tsx'), style: join(source, 'style/index.css') },
+      entryPoints: { main, style: join(source, 'style/index.css') },
       outdir: join(fresh, 'assets'),
       entryNames: '[name]-[hash]',
       chunkNames: '[name]-[hash]',
@@ -45,12 +83,12 @@ export async function buildConsole(target = consoleFolder, { fast = false } = {}
       jsxImportSource: 'preact',
       minify: true,
       legalComments: 'none',
-      plugins: [routesAsData, icons],
+      plugins: [routesAsData, icons, styledByProperty, partsImportMain()],
       metafile: true,
       logLevel: 'warning',
     });
     const page = readFileSync(join(source, 'index.html'), 'utf8');
-    writeFileSync(join(fresh, 'index.html'), withAssets(page, Object.keys(metafile.outputs)));
+    writeFileSync(join(fresh, 'index.html'), withAssets(page, metafile));
     compress(join(fresh, 'assets'), fast);
     rmSync(target, { recursive: true, force: true });
     renameSync(fresh, target);
@@ -60,13 +98,16 @@ export async function buildConsole(target = consoleFolder, { fast = false } = {}
   }
 }
 
-/** Puts the hashed names of the entry script and the style into the page. */
-function withAssets(page: string, outputs: readonly string[]): string {
-  return page.replaceAll(/__(MAIN|STYLE)__/g, (_, name: string) => {
-    const file = outputs.map((path) => basename(path)).find((path) => path.startsWith(`${name.toLowerCase()}-`));
-    if (file === undefined) throw new Error(`the build wrote no ${name.toLowerCase()}`);
-    return file;
-  });
+/** Puts the hashed names of the script and the style into the page. */
+function withAssets(page: string, { outputs }: Metafile): string {
+  const containing = (file: string): string => {
+    const found = Object.entries(outputs).find(([, { inputs }]) => Object.hasOwn(inputs, relative(root, file)));
+    if (found === undefined) throw new Error(`no output contains ${file}`);
+    return basename(found[0]);
+  };
+  const script = containing(main);
+  const style = containing(join(source, 'style/index.css'));
+  return page.replace('__MAIN__', script).replace('__STYLE__', style);
 }
 
 /** Writes NAME.br and NAME.gz beside each file, so that the broker compresses nothing. */

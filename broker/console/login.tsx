@@ -14,7 +14,7 @@ export function Login() {
   const [key, setKey] = useState('');
   const [dropped, setDropped] = useState(false);
   const submit = async (): Promise<void> => {
-    await logIn({ key: key.trim() });
+    await logIn(key.trim());
     setKey('');
     setDropped(me.value === null);
   };
@@ -30,7 +30,7 @@ export function Login() {
           {loginEnded.value && me.value ? 'Your login has ended. Log in again to go on.' : 'Log in with an API key.'}
         </p>
         <Form submit="Log in" run={submit} disabled={key.trim() === ''}>
-          <TextField label="API key" type="password" value={key} change={setKey} required mono autoFocus />
+          <TextField label="API key" secret value={key} change={setKey} required mono autoFocus />
         </Form>
         {(dropped || mayDropCookie()) && (
           <p class="notice warn">

@@ -5,8 +5,12 @@ import { sayError } from './parts/toasts.tsx';
 import { followLinks } from './routes.ts';
 import { logIn, takeTicket } from './session.ts';
 
-const ticket = takeTicket();
-if (ticket !== undefined) await logIn({ ticket }).catch(sayError);
-followLinks();
-const root = document.getElementById('app');
-if (root) render(<App />, root);
+async function start(): Promise<void> {
+  const ticket = takeTicket();
+  if (ticket !== undefined) await logIn(ticket).catch(sayError);
+  followLinks();
+  const root = document.getElementById('app');
+  if (root) render(<App />, root);
+}
+
+void start();

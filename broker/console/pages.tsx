@@ -1,12 +1,10 @@
 // The table of pages: the path of each, its place in the menu, and the scope it needs.
-import { type ComponentType, createElement } from 'preact';
-import { useEffect, useState } from 'preact/hooks';
 import type { Scope } from '../../shared/api/route.ts';
 import { Machines } from './pages/machines.tsx';
 import type { IconNodes } from './parts/icon.tsx';
 import * as icons from './parts/icons.ts';
-import { Failed, Placeholder } from './parts/page.tsx';
-import type { Page, Params } from './routes.ts';
+import { later } from './parts/later.tsx';
+import type { Page } from './routes.ts';
 
 interface MenuItem {
   group: 'Fleet' | 'Work' | 'Watch' | 'Access';
@@ -23,24 +21,6 @@ interface Entry {
   menu?: MenuItem;
 }
 
-/** A page whose script is loaded when it is first opened. */
-function later(load: () => Promise<Page>): Page {
-  let loaded: Page | undefined;
-  return function Later(props: { params: Params }) {
-    const [page, setPage] = useState<{ of: Page } | undefined>(loaded && { of: loaded });
-    const [error, setError] = useState<unknown>(undefined);
-    useEffect(() => {
-      if (page) return;
-      load().then((arrived) => {
-        loaded = arrived;
-        setPage({ of: arrived });
-      }, setError);
-    }, [page]);
-    if (error !== undefined) return <Failed error={error} retry={() => location.reload()} />;
-    return page ? createElement(page.of as ComponentType<{ params: Params }>, props) : <Placeholder />;
-  };
-}
-
 const item = (group: MenuItem['group'], text: string, icon: IconNodes, key: string): MenuItem => ({
   group,
   text,
@@ -55,6 +35,39 @@ export const pages: readonly Entry[] = [
     needs: 'machines:read',
     menu: item('Fleet', 'Machines', icons.machines, 'm'),
   },
+  {
+    pattern: '/machines/:machine/:tab?/:item?',
+    page: later(async () => (await import('./pages/machine.tsx')).Machine),
+    needs: 'machines:read',
+  },
+  {
+    pattern: '/run',
+    page: later(async () => (await import('./pages/run.tsx')).Run),
+    needs: 'commands:execute',
+    menu: item('Work', 'Run', icons.play, 'r'),
+  },
+  {
+    pattern: '/commands',
+    page: later(async () => (await import('./pages/commands.tsx')).Commands),
+    needs: 'commands:read',
+    menu: item('Work', 'Commands', icons.command, 'c'),
+  },
+  {
+    pattern: '/commands/:command',
+    page: later(async () => (await import('./pages/command.tsx')).Command),
+    needs: 'commands:read',
+  },
+  {
+    pattern: '/batches',
+    page: later(async () => (await import('./pages/batches.tsx')).Batches),
+    needs: 'commands:read',
+    menu: item('Work', 'Batches', icons.batches, 'b'),
+  },
+  {
+    pattern: '/batches/:batch',
+    page: later(async () => (await import('./pages/batch.tsx')).Batch),
+    needs: 'commands:read',
+  },
 ];
 
 /** Pages of the menu that a key with these scopes may use. */
@@ -63,5 +76,3 @@ export function menuOf(may: (scope: Scope) => boolean): (MenuItem & { pattern: s
     menu && (needs === undefined || may(needs)) ? [{ ...menu, pattern }] : [],
   );
 }
-
-export { later };

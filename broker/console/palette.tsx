@@ -123,6 +123,7 @@ function OpenPalette() {
       <input
         type="search"
         role="combobox"
+        list={undefined}
         aria-label="Search pages, machines and actions"
         aria-expanded="true"
         aria-controls="found"

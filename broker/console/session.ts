@@ -43,10 +43,8 @@ function browserName(): string {
 }
 
 /** Logs in with an API key or with a ticket; rejects with the broker's reason. */
-export async function logIn(secret: { key: string } | { ticket: string }): Promise<void> {
-  const name = browserName();
-  if ('key' in secret) await clientWithKey(secret.key).logins.create({ name });
-  else await client.logins.redeem({ ticket: secret.ticket, name });
+export async function logIn(secret: string): Promise<void> {
+  await clientWithKey(secret).logins.create({ name: browserName() });
   await identify();
 }
 

@@ -105,7 +105,8 @@ class Fleet {
 
 /** The machines of a query. The old ones stay until the first of the new are here. */
 export function useFleet(query: MachineQuery): { fleet: Fleet; show: (first: number, last: number) => void } {
-  const [, draw] = useReducer((count: number) => count + 1, 0);
+  const [, count] = useReducer((drawn: number, _: undefined) => drawn + 1, 0);
+  const draw = (): void => count(undefined);
   useTopic('machines');
   const text = JSON.stringify(query);
   const shown = useRef<Fleet | undefined>(undefined);
@@ -114,7 +115,7 @@ export function useFleet(query: MachineQuery): { fleet: Fleet; show: (first: num
   useEffect(() => {
     const fleet = new Fleet(query, () => {
       shown.current = fleet;
-      draw(0);
+      draw();
     });
     next.current = fleet;
     fleet.show(0, 0);

@@ -78,7 +78,7 @@ export interface Tab {
   name: string;
   text: string;
   href: string;
-  icon?: IconNodes;
+  icon?: IconNodes | undefined;
 }
 
 export function Tabs({ label, tabs, current }: { label: string; tabs: readonly Tab[]; current: string }) {

@@ -20,7 +20,7 @@ export function ConfirmLogin() {
         }}
       >
         <p class="muted">Creating keys and join tokens, and removing machines, asks for it after 15 minutes.</p>
-        <TextField label="API key" type="password" value={key} change={setKey} required mono autoFocus />
+        <TextField label="API key" secret value={key} change={setKey} required mono autoFocus />
       </Form>
     </Dialog>
   );

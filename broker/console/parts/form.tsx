@@ -7,7 +7,7 @@ import { warning } from './icons.ts';
 
 interface FieldProps {
   label: string;
-  hint?: string;
+  hint?: string | undefined;
   /** Draws the input; `id` connects it with its label, `described` with its hint. */
   children: (id: string, described: string | undefined) => ComponentChildren;
 }
@@ -34,44 +34,43 @@ interface TextProps {
   change: (value: string) => void;
   hint?: string;
   placeholder?: string;
-  type?: 'text' | 'password' | 'number' | 'url';
+  /** Whether dots hide the text. */
+  secret?: boolean;
+  numeric?: boolean;
   required?: boolean;
   mono?: boolean;
   rows?: number;
   autoFocus?: boolean;
 }
 
-export function TextField({ label, value, change, hint, rows, mono, type = 'text', autoFocus, ...rest }: TextProps) {
-  const shared = { value, class: mono ? 'mono' : undefined, autoComplete: 'off', spellcheck: false, ...rest };
-  const focus = (element: HTMLElement | null): void => {
-    if (autoFocus && element && !element.dataset['focused']) {
-      element.dataset['focused'] = 'once';
-      element.focus();
-    }
-  };
+/** Focuses a field once, when it is first drawn. */
+function focusOnce(element: HTMLElement | null): void {
+  if (!element || element.dataset['focused']) return;
+  element.dataset['focused'] = 'once';
+  element.focus();
+}
+
+export function TextField(props: TextProps) {
+  const { label, value, change, hint, rows, mono, secret, numeric, autoFocus, placeholder, required } = props;
   return (
-    <Field label={label} {...(hint !== undefined && { hint })}>
-      {(id, described) =>
-        rows === undefined ? (
-          <input
-            {...shared}
-            ref={focus}
-            id={id}
-            type={type}
-            aria-describedby={described}
-            onInput={({ currentTarget }) => change(currentTarget.value)}
-          />
-        ) : (
-          <textarea
-            {...shared}
-            ref={focus}
-            id={id}
-            rows={rows}
-            aria-describedby={described}
-            onInput={({ currentTarget }) => change(currentTarget.value)}
-          />
-        )
-      }
+    <Field label={label} hint={hint}>
+      {(id, described) => {
+        const shared = {
+          id,
+          value,
+          placeholder,
+          required,
+          class: mono ? 'mono' : undefined,
+          autoComplete: 'off',
+          spellcheck: false,
+          'aria-describedby': described,
+          ref: autoFocus ? focusOnce : null,
+        };
+        const onInput = ({ currentTarget }: { currentTarget: { value: string } }): void => change(currentTarget.value);
+        if (rows !== undefined) return <textarea {...shared} rows={rows} onInput={onInput} />;
+        if (secret) return <input {...shared} type="password" onInput={onInput} />;
+        return <input {...shared} type="text" inputMode={numeric ? 'numeric' : undefined} onInput={onInput} />;
+      }}
     </Field>
   );
 }
@@ -86,7 +85,7 @@ interface SelectProps {
 
 export function SelectField({ label, value, options, change, hint }: SelectProps) {
   return (
-    <Field label={label} {...(hint !== undefined && { hint })}>
+    <Field label={label} hint={hint}>
       {(id, described) => (
         <select
           id={id}

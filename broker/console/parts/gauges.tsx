@@ -6,7 +6,7 @@ const high = { warn: 75, bad: 90 };
 const toneOf = (percent: number): string => (percent >= high.bad ? 'bad' : percent >= high.warn ? 'warn' : 'good');
 
 /** A share in percent as a bar with its number. */
-export function Bar({ percent, title }: { percent: number | undefined; title?: string }) {
+export function Bar({ percent, title }: { percent: number | undefined; title?: string | undefined }) {
   if (percent === undefined || Number.isNaN(percent)) return <span class="muted">–</span>;
   return (
     <span class={`bar ${toneOf(percent)}`} title={title}>

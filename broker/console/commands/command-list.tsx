@@ -1,0 +1,68 @@
+// Commands as a list: on their own page, and on the page of a machine.
+import { client } from '../client.ts';
+import type { MachineNames } from '../machines/names.ts';
+import { Ago, State } from '../parts/basics.tsx';
+import { List } from '../parts/lists.tsx';
+import { to } from '../routes.ts';
+import { durationText } from '../time.ts';
+
+export type CommandRecord = Awaited<ReturnType<typeof client.commands.get>>;
+
+/** The command line as one would type it. */
+export function commandLine({ command, args }: Pick<CommandRecord, 'command' | 'args'>): string {
+  const quoted = (args ?? []).map((word) => (/^[\w./:=@%+,-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`));
+  return [command, ...quoted].join(' ');
+}
+
+/** How a command ended, in a word or two. */
+export function outcome({ exit_code, signal }: Pick<CommandRecord, 'exit_code' | 'signal'>): string {
+  if (signal) return signal;
+  return exit_code === null ? '' : `exit ${exit_code}`;
+}
+
+interface CommandListProps {
+  items: readonly CommandRecord[];
+  /** Names of machines; undefined where the list is of one machine. */
+  names?: MachineNames | undefined;
+}
+
+export function CommandList({ items, names }: CommandListProps) {
+  return (
+    <List
+      label="Commands"
+      head={
+        <>
+          <th class="wide">Command</th>
+          {names && <th>Machine</th>}
+          <th>Status</th>
+          <th>Result</th>
+          <th class="right">Duration</th>
+          <th>Created</th>
+        </>
+      }
+    >
+      {items.map((command) => (
+        <tr key={command.id}>
+          <td class="wide">
+            <a class="mono" href={to('/commands', command.id)}>
+              {commandLine(command)}
+            </a>
+          </td>
+          {names && (
+            <td>
+              <a href={to('/machines', command.machine_id)}>{names(command.machine_id)}</a>
+            </td>
+          )}
+          <td>
+            <State of={command.status} />
+          </td>
+          <td class="muted">{outcome(command)}</td>
+          <td class="right number">{command.duration === null ? '' : durationText(command.duration)}</td>
+          <td class="muted">
+            <Ago at={command.created_at} />
+          </td>
+        </tr>
+      ))}
+    </List>
+  );
+}

@@ -1,0 +1,79 @@
+// The output of a command as it arrives: both streams in their order, bounded in memory.
+import { client, FarhandError } from '../client.ts';
+
+export interface OutputPart {
+  id: number;
+  stream: 'stdout' | 'stderr';
+  text: string;
+  /** Whether bytes before this part are no longer stored. */
+  gap?: boolean;
+}
+
+/** Most characters that a page draws; the whole output is a download. */
+const mostCharacters = 1024 * 1024;
+
+// biome-ignore lint/suspicious/noControlCharactersInRegex: escape sequences are what is removed
+const escapes = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)|[@-Z\\-_])/g;
+// biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is removed
+const controls = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]/g;
+
+/** Text to read: colours and other control sequences of terminals are removed. */
+export const readable = (text: string): string =>
+  text.replaceAll(escapes, '').replaceAll('\r\n', '\n').replaceAll(controls, '');
+
+export class Output {
+  parts: readonly OutputPart[] = [];
+  /** Whether the beginning is left out because there is too much. */
+  cut = false;
+  #length = 0;
+  #nextId = 0;
+  readonly #decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
+
+  /** Adds a piece of output; pieces of one stream that follow each other become one part. */
+  add(stream: OutputPart['stream'], data: string, encoding: 'utf-8' | 'base64'): void {
+    const bytes = encoding === 'base64' ? Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0)) : undefined;
+    const text = readable(bytes ? this.#decoders[stream].decode(bytes, { stream: true }) : data);
+    const last = this.parts.at(-1);
+    if (last?.stream === stream && last.text.length < 16_384) {
+      this.parts = [...this.parts.slice(0, -1), { ...last, text: last.text + text }];
+    } else this.#push({ stream, text });
+    this.#length += text.length;
+    while (this.#length > mostCharacters && this.parts.length > 1) {
+      this.#length -= this.parts[0]?.text.length ?? 0;
+      this.parts = this.parts.slice(1);
+      this.cut = true;
+    }
+  }
+
+  addGap(stream: OutputPart['stream']): void {
+    this.#push({ stream, text: '', gap: true });
+  }
+
+  #push(part: Omit<OutputPart, 'id'>): void {
+    this.#nextId += 1;
+    this.parts = [...this.parts, { id: this.#nextId, ...part }];
+  }
+}
+
+/** Follows a command until its end; `changed` is called at most once a frame. */
+export async function followOutput(id: string, output: Output, signal: AbortSignal, changed: () => void): Promise<void> {
+  let asked = false;
+  const draw = (): void => {
+    if (asked) return;
+    asked = true;
+    requestAnimationFrame(() => {
+      asked = false;
+      changed();
+    });
+  };
+  try {
+    for await (const { data } of client.commands.stream({ command_id: id }, { signal })) {
+      if ('data' in data) output.add(data.stream, data.data, data.encoding);
+      else if ('from' in data) output.addGap(data.stream);
+      draw();
+    }
+  } catch (error) {
+    if (signal.aborted) return;
+    if (!(error instanceof FarhandError && error.code === 'range_not_satisfiable')) throw error;
+  }
+}

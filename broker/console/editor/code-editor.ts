@@ -1,0 +1,101 @@
+// The text editor (CodeMirror), under the page's policy; loaded with the first file.
+import { defaultKeymap, history, historyKeymap, indentWithTab } from '@codemirror/commands';
+import { bracketMatching, HighlightStyle, indentOnInput, StreamLanguage, syntaxHighlighting } from '@codemirror/language';
+import { highlightSelectionMatches, search, searchKeymap } from '@codemirror/search';
+import { EditorState } from '@codemirror/state';
+import {
+  drawSelection,
+  EditorView,
+  highlightActiveLine,
+  highlightSpecialChars,
+  keymap,
+  lineNumbers,
+} from '@codemirror/view';
+import { tags } from '@lezer/highlight';
+import { languageOf } from './languages.ts';
+
+const nonce = document.querySelector<HTMLMetaElement>('meta[property="csp-nonce"]')?.nonce ?? '';
+
+const look = EditorView.theme({
+  '&': { height: '100%', fontSize: '13px', color: 'var(--text)', backgroundColor: 'var(--surface)' },
+  '.cm-scroller': { fontFamily: 'var(--mono)', lineHeight: '1.55' },
+  '.cm-content': { caretColor: 'var(--accent-text)' },
+  '.cm-cursor': { borderLeftColor: 'var(--accent-text)', borderLeftWidth: '2px' },
+  '.cm-gutters': { backgroundColor: 'var(--surface)', color: 'var(--muted)', border: 'none' },
+  '.cm-activeLine, .cm-activeLineGutter': { backgroundColor: 'color-mix(in srgb, var(--hover) 60%, transparent)' },
+  '&.cm-focused': { outline: 'none' },
+  '&.cm-focused > .cm-scroller > .cm-selectionLayer .cm-selectionBackground, .cm-selectionBackground': {
+    backgroundColor: 'color-mix(in srgb, var(--accent) 26%, transparent)',
+  },
+  '.cm-panels': { backgroundColor: 'var(--raised)', color: 'var(--text)', borderColor: 'var(--line)' },
+  '.cm-panel.cm-search input, .cm-panel.cm-search button': { backgroundImage: 'none', minHeight: '26px', width: 'auto' },
+  '.cm-searchMatch': { backgroundColor: 'color-mix(in srgb, var(--warn-fill) 35%, transparent)' },
+});
+
+const colors = HighlightStyle.define([
+  { tag: [tags.keyword, tags.operatorKeyword, tags.modifier], color: 'var(--accent-text)' },
+  { tag: [tags.string, tags.special(tags.string)], color: 'var(--good)' },
+  { tag: [tags.number, tags.bool, tags.null, tags.atom], color: 'var(--warn)' },
+  { tag: [tags.comment, tags.meta], color: 'var(--muted)' },
+  { tag: [tags.propertyName, tags.attributeName, tags.definition(tags.variableName)], color: 'var(--bad)' },
+]);
+
+export interface CodeEditor {
+  /** The text with the line ends of the file. */
+  text(): string;
+  replace(text: string): void;
+  focus(): void;
+  close(): void;
+}
+
+interface EditorInput {
+  element: HTMLElement;
+  name: string;
+  text: string;
+  readOnly: boolean;
+  onChange: () => void;
+  onSave: () => void;
+}
+
+/** A file with CRLF alone keeps it; in any other only LF ends a line, so that every byte stays as it was. */
+function separatorOf(text: string): string {
+  return /\r\n/.test(text) && !/(?<!\r)\n/.test(text) ? '\r\n' : '\n';
+}
+
+export async function openEditor({ element, name, text, readOnly, onChange, onSave }: EditorInput): Promise<CodeEditor> {
+  const language = await languageOf(name, text);
+  const save = { key: 'Mod-s', preventDefault: true, run: () => (onSave(), true) };
+  const stateOf = (doc: string): EditorState =>
+    EditorState.create({
+      doc,
+      extensions: [
+        EditorView.cspNonce.of(nonce),
+        EditorState.lineSeparator.of(separatorOf(doc)),
+        EditorState.readOnly.of(readOnly),
+        EditorState.tabSize.of(4),
+        EditorView.contentAttributes.of({ 'aria-label': `Content of ${name}` }),
+        lineNumbers(),
+        history(),
+        drawSelection(),
+        highlightSpecialChars(),
+        highlightActiveLine(),
+        highlightSelectionMatches(),
+        indentOnInput(),
+        bracketMatching(),
+        search({ top: true }),
+        syntaxHighlighting(colors),
+        ...(language ? [StreamLanguage.define(language)] : []),
+        // Escape, then Tab, leaves the editor by keys.
+        keymap.of([save, ...searchKeymap, ...defaultKeymap, ...historyKeymap, indentWithTab]),
+        EditorView.updateListener.of(({ docChanged }) => docChanged && onChange()),
+        look,
+      ],
+    });
+  const view = new EditorView({ parent: element, state: stateOf(text) });
+  return {
+    text: () => view.state.sliceDoc(),
+    replace: (replacement) => view.setState(stateOf(replacement)),
+    focus: () => view.focus(),
+    close: () => view.destroy(),
+  };
+}

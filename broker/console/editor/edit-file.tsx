@@ -1,0 +1,225 @@
+// Edits a text file of a machine. A file that somebody else saved meanwhile is never replaced unasked.
+import { useEffect, useRef, useState } from 'preact/hooks';
+import { clientWithEtag, FarhandError } from '../client.ts';
+import { baseOf } from '../files/paths.ts';
+import { Confirm } from '../parts/basics.tsx';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { Empty, Show } from '../parts/page.tsx';
+import { say, sayError } from '../parts/toasts.tsx';
+import { useData } from '../parts/use-data.ts';
+import { type Params, setQuery } from '../routes.ts';
+import { may } from '../session.ts';
+import type { CodeEditor } from './code-editor.ts';
+import { diffOf } from './diff.ts';
+
+/** A version of the file, as it is on the machine. */
+interface Version {
+  /** Undefined if the file is no UTF-8. */
+  text: string | undefined;
+  etag: string | undefined;
+}
+
+async function readFile(machine: string, path: string, signal?: AbortSignal): Promise<Version> {
+  let etag: string | undefined;
+  const client = clientWithEtag((value) => {
+    etag = value ?? undefined;
+  });
+  const response = await client.files.download({ machine_id: machine, path }, signal && { signal });
+  const bytes = await response.arrayBuffer();
+  try {
+    return { text: new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes), etag };
+  } catch {
+    return { text: undefined, etag };
+  }
+}
+
+/** Saves the text if the file still is the version of `etag`; resolves with the ETag of the new version. */
+async function saveFile(machine: string, path: string, text: string, etag?: string): Promise<string | undefined> {
+  let saved: string | undefined;
+  const client = clientWithEtag((value) => {
+    saved = value ?? undefined;
+  });
+  const condition = etag !== undefined && { if_match: etag };
+  await client.files.write({ machine_id: machine, path, content: text, ...condition });
+  return saved;
+}
+
+export function EditFile({ params: { machine = '', path = '' } }: { params: Params }) {
+  const version = useData((signal) => readFile(machine, path, signal), [machine, path]);
+  return (
+    <div class="editor-page">
+      <Show of={version}>
+        {({ text, etag }) =>
+          text === undefined || text.includes('\0') ? (
+            <Empty icon={icons.file} title="This file is no text">
+              <p>Download it to open it with a program of your own.</p>
+              <button type="button" onClick={() => setQuery({ edit: '' })}>
+                Back to the folder
+              </button>
+            </Empty>
+          ) : (
+            <Editor key={path} machine={machine} path={path} text={text} etag={etag} />
+          )
+        }
+      </Show>
+    </div>
+  );
+}
+
+interface EditorProps {
+  machine: string;
+  path: string;
+  text: string;
+  etag: string | undefined;
+}
+
+/** The editor's text, whether it is saved, and what somebody else saved instead. */
+function useEditing({ machine, path, text, etag }: EditorProps) {
+  const element = useRef<HTMLDivElement>(null);
+  const editor = useRef<CodeEditor | undefined>(undefined);
+  const known = useRef(etag);
+  const [changed, setChanged] = useState(false);
+  const [theirs, setTheirs] = useState<Version | undefined>(undefined);
+  const write = async (condition: string | undefined): Promise<void> => {
+    known.current = await saveFile(machine, path, editor.current?.text() ?? '', condition);
+    setChanged(false);
+    setTheirs(undefined);
+    say(`${baseOf(path)} is saved`);
+  };
+  const save = async (): Promise<void> => {
+    try {
+      await write(known.current);
+    } catch (error) {
+      if (!(error instanceof FarhandError && error.code === 'precondition_failed')) return sayError(error);
+      await readFile(machine, path).then(setTheirs, sayError);
+    }
+  };
+  const latestSave = useRef(save);
+  latestSave.current = save;
+  useEffect(() => {
+    let left = false;
+    const open = async (): Promise<void> => {
+      const { openEditor } = await import('./code-editor.ts');
+      if (left || !element.current) return;
+      const opened = await openEditor({
+        element: element.current,
+        name: baseOf(path),
+        text,
+        readOnly: !may('files:write'),
+        onChange: () => setChanged(true),
+        onSave: () => void latestSave.current(),
+      });
+      if (left) return opened.close();
+      editor.current = opened;
+      opened.focus();
+    };
+    open().catch(sayError);
+    return () => {
+      left = true;
+      editor.current?.close();
+    };
+  }, []);
+  const replace = (version: Version): void => {
+    editor.current?.replace(version.text ?? '');
+    known.current = version.etag;
+    setChanged(false);
+    setTheirs(undefined);
+  };
+  /** Saves over the version that is listed as theirs, not over one that is newer still. */
+  const overwrite = async (version: Version): Promise<void> => {
+    known.current = version.etag;
+    await save();
+  };
+  return { element, editor, changed, theirs, setTheirs, save, replace, overwrite };
+}
+
+export function Editor(props: EditorProps) {
+  const { path } = props;
+  const { element, editor, changed, theirs, setTheirs, save, replace, overwrite } = useEditing(props);
+  const [leaving, setLeaving] = useState(false);
+  useEffect(() => {
+    if (!changed) return undefined;
+    const warn = (event: BeforeUnloadEvent): void => event.preventDefault();
+    addEventListener('beforeunload', warn);
+    return () => removeEventListener('beforeunload', warn);
+  }, [changed]);
+  const leave = (): void => setQuery({ edit: '' });
+  return (
+    <>
+      <div class="editor-bar">
+        <button type="button" class="quiet" onClick={() => (changed ? setLeaving(true) : leave())}>
+          <Icon of={icons.left} />
+          Back
+        </button>
+        <strong class="mono cut" title={path}>
+          {path}
+        </strong>
+        {changed && <span class="tag">not saved</span>}
+        {may('files:write') ? (
+          <button type="button" class="primary" disabled={!changed} onClick={() => void save()}>
+            Save
+            <kbd>Ctrl S</kbd>
+          </button>
+        ) : (
+          <span class="muted">only for reading</span>
+        )}
+      </div>
+      {theirs && (
+        <Conflict
+          theirs={theirs.text ?? ''}
+          mine={editor.current?.text() ?? ''}
+          take={() => replace(theirs)}
+          overwrite={() => void overwrite(theirs)}
+          later={() => setTheirs(undefined)}
+        />
+      )}
+      <div class="editor" ref={element} />
+      {leaving && (
+        <Confirm title="Leave without saving?" action="Leave" onClose={() => setLeaving(false)} run={() => Promise.resolve(leave())}>
+          <p>What you changed in {baseOf(path)} would be lost.</p>
+        </Confirm>
+      )}
+    </>
+  );
+}
+
+interface ConflictProps {
+  theirs: string;
+  mine: string;
+  take: () => void;
+  overwrite: () => void;
+  later: () => void;
+}
+
+const signs = { same: ' ', mine: '+', theirs: '-' } as const;
+
+function Conflict({ theirs, mine, take, overwrite, later }: ConflictProps) {
+  return (
+    <section class="conflict" aria-label="Somebody else saved this file" role="alert">
+      <header>
+        <Icon of={icons.warning} />
+        <span>
+          <strong>Somebody else saved this file.</strong> Nothing of yours was written. Lines with − are theirs, with +
+          yours.
+        </span>
+      </header>
+      <pre>
+        {diffOf(theirs, mine).map(({ kind, text }, index) => (
+          <span key={index} class={kind}>{`${signs[kind]} ${text}\n`}</span>
+        ))}
+      </pre>
+      <footer>
+        <button type="button" onClick={later}>
+          Go on editing
+        </button>
+        <button type="button" onClick={take}>
+          Take theirs
+        </button>
+        <button type="button" class="danger" onClick={overwrite}>
+          Save mine over it
+        </button>
+      </footer>
+    </section>
+  );
+}

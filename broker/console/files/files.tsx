@@ -1,0 +1,243 @@
+// The files of a machine: folders, uploads by drag and drop, and what can be done with each entry.
+import { useEffect, useRef, useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { later } from '../parts/later.tsx';
+import { Empty, Failed, Placeholder, Show } from '../parts/page.tsx';
+import { attempt } from '../parts/toasts.tsx';
+import { useData } from '../parts/use-data.ts';
+import { type Params, place, setQuery } from '../routes.ts';
+import { may } from '../session.ts';
+import { EntryList } from './entry-list.tsx';
+import { NewFolder, ReplaceDialog } from './file-dialogs.tsx';
+import { crumbsOf, parentOf } from './paths.ts';
+import { UploadTray } from './upload-tray.tsx';
+import { arrivals, droppedFiles, upload } from './uploads.ts';
+
+const EditFile = later(async () => (await import('../editor/edit-file.tsx')).EditFile);
+
+type Listing = Awaited<ReturnType<typeof client.files.list>>;
+type Chosen = readonly { path: string; file: File }[];
+
+/** Entries that are read at first; a folder with more has a button for the rest. */
+const mostAtFirst = 1_000;
+
+export function Files({ params: { machine = '', status } }: { params: Params }) {
+  const { query } = place.value;
+  const path = query.get('path') ?? '';
+  const editing = query.get('edit');
+  const [hidden, setHidden] = useState(false);
+  const [limit, setLimit] = useState(mostAtFirst);
+  const listing = useData(
+    (signal) => client.files.list({ machine_id: machine, hidden, limit, ...(path && { path }) }, { signal }),
+    [machine, path, hidden, limit],
+    ({ type, data }) => type.startsWith('file.') && data['machine_id'] === machine,
+  );
+  const arrived = arrivals.value;
+  useEffect(() => {
+    if (arrived > 0) listing.reload();
+  }, [arrived]);
+  if (status !== 'online' && listing.data === undefined && listing.error !== undefined) {
+    return (
+      <Empty icon={icons.folder} title="The machine is offline">
+        <p>Its files can be read when it is back.</p>
+      </Empty>
+    );
+  }
+  if (editing !== null) return <EditFile params={{ machine, path: editing }} />;
+  return (
+    <div class="files">
+      <Toolbar machine={machine} listing={listing.data} path={path} hidden={hidden} setHidden={setHidden} reload={listing.reload} />
+      {listing.error !== undefined ? (
+        <Failed error={listing.error} retry={listing.reload} />
+      ) : (
+        <Show of={listing}>
+          {(data) => (
+            <DropZone machine={machine} listing={data}>
+              <EntryList machine={machine} listing={data} reload={listing.reload} />
+              {data.has_more && (
+                <p class="more">
+                  {data.files.length.toLocaleString()} of {data.total.toLocaleString()}
+                  <button type="button" onClick={() => setLimit(limit * 10)}>
+                    More
+                  </button>
+                </p>
+              )}
+            </DropZone>
+          )}
+        </Show>
+      )}
+      <UploadTray />
+    </div>
+  );
+}
+
+interface ToolbarProps {
+  machine: string;
+  listing: Listing | undefined;
+  path: string;
+  hidden: boolean;
+  setHidden: (hidden: boolean) => void;
+  reload: () => void;
+}
+
+function Toolbar({ machine, listing, path, hidden, setHidden, reload }: ToolbarProps) {
+  const [creating, setCreating] = useState(false);
+  const picker = useRef<HTMLInputElement>(null);
+  const [chosen, setChosen] = useState<Chosen | undefined>(undefined);
+  const here = listing?.path ?? path;
+  return (
+    <div class="file-bar">
+      <PathBar path={here} />
+      <label class="check">
+        <input type="checkbox" checked={hidden} onChange={({ currentTarget }) => setHidden(currentTarget.checked)} />
+        <span>Hidden</span>
+      </label>
+      {may('files:write') && listing && (
+        <>
+          <button type="button" onClick={() => setCreating(true)}>
+            <Icon of={icons.folderPlus} />
+            New folder
+          </button>
+          <button type="button" class="primary" onClick={() => picker.current?.click()}>
+            <Icon of={icons.upload} />
+            Upload
+          </button>
+          <input
+            ref={picker}
+            type="file"
+            multiple
+            hidden
+            aria-label="Files to upload"
+            onChange={({ currentTarget }) => {
+              setChosen([...(currentTarget.files ?? [])].map((file) => ({ path: file.name, file })));
+              currentTarget.value = '';
+            }}
+          />
+        </>
+      )}
+      {creating && <NewFolder machine={machine} folder={here} close={() => setCreating(false)} reload={reload} />}
+      {chosen && listing && (
+        <Sending machine={machine} listing={listing} files={chosen} close={() => setChosen(undefined)} />
+      )}
+    </div>
+  );
+}
+
+/** The path as links; a click beside them, or `e`, makes it a field to type another. */
+function PathBar({ path }: { path: string }) {
+  const [typed, setTyped] = useState<string | undefined>(undefined);
+  const field = useRef<HTMLInputElement>(null);
+  useEffect(() => field.current?.select(), [typed === undefined]);
+  if (typed !== undefined) {
+    return (
+      <form
+        class="path-bar"
+        onSubmit={(event) => {
+          event.preventDefault();
+          setTyped(undefined);
+          setQuery({ path: typed.trim() });
+        }}
+      >
+        <input
+          ref={field}
+          class="mono"
+          aria-label="Path"
+          value={typed}
+          spellcheck={false}
+          onInput={({ currentTarget }) => setTyped(currentTarget.value)}
+          onBlur={() => setTyped(undefined)}
+          onKeyDown={({ key }) => key === 'Escape' && setTyped(undefined)}
+        />
+      </form>
+    );
+  }
+  return (
+    <div class="path-bar">
+      <button
+        type="button"
+        class="quiet icon-only"
+        aria-label="Parent folder"
+        disabled={path === '/' || path === ''}
+        onClick={() => setQuery({ path: parentOf(path) })}
+      >
+        <Icon of={icons.up} />
+      </button>
+      <nav aria-label="Path">
+        {crumbsOf(path).map((crumb) => (
+          <button key={crumb.path} type="button" class="quiet" onClick={() => setQuery({ path: crumb.path })}>
+            {crumb.name}
+          </button>
+        ))}
+      </nav>
+      <button type="button" class="quiet icon-only" aria-label="Type a path" onClick={() => setTyped(path)}>
+        <Icon of={icons.edit} size={14} />
+      </button>
+    </div>
+  );
+}
+
+interface SendingProps {
+  machine: string;
+  listing: Listing;
+  files: Chosen;
+  close: () => void;
+}
+
+/** Starts uploads; asks before any replaces a file of the folder. */
+function Sending({ machine, listing, files, close }: SendingProps) {
+  const there = new Set(listing.files.map(({ name }) => name));
+  const replaced = files.filter(({ path }) => there.has(path));
+  const start = (): void => {
+    upload(machine, listing.path, files);
+    close();
+  };
+  useEffect(() => {
+    if (replaced.length === 0) start();
+  }, []);
+  if (replaced.length === 0) return null;
+  return <ReplaceDialog names={replaced.map(({ path }) => path)} close={close} run={start} />;
+}
+
+interface DropZoneProps {
+  machine: string;
+  listing: Listing;
+  children: preact.ComponentChildren;
+}
+
+function DropZone({ machine, listing, children }: DropZoneProps) {
+  const [over, setOver] = useState(false);
+  const [reading, setReading] = useState(false);
+  const [dropped, setDropped] = useState<Chosen | undefined>(undefined);
+  const drop = async (event: DragEvent): Promise<void> => {
+    event.preventDefault();
+    setOver(false);
+    const items = event.dataTransfer?.items;
+    if (!items) return;
+    setReading(true);
+    await attempt(async () => setDropped(await droppedFiles(items)));
+    setReading(false);
+  };
+  if (!may('files:write')) return <div class="drop-zone">{children}</div>;
+  return (
+    // biome-ignore lint/a11y/noStaticElementInteractions: the button Upload does the same by keys
+    <div
+      class={over ? 'drop-zone over' : 'drop-zone'}
+      onDragOver={(event) => {
+        event.preventDefault();
+        setOver(true);
+      }}
+      onDragLeave={(event) => {
+        const inside = event.relatedTarget instanceof Node && event.currentTarget.contains(event.relatedTarget);
+        if (!inside) setOver(false);
+      }}
+      onDrop={(event) => void drop(event)}
+    >
+      {reading && <Placeholder rows={1} />}
+      {children}
+      {over && <p class="drop-hint">Drop files and folders to upload them here</p>}
+      {dropped && <Sending machine={machine} listing={listing} files={dropped} close={() => setDropped(undefined)} />}
+    </div>
+  );
+}

@@ -1,0 +1,38 @@
+// Paths on machines: their parts, and names that are no UTF-8, which travel as base64.
+import type { client } from '../client.ts';
+
+type Listing = Awaited<ReturnType<typeof client.files.list>>;
+export type FileEntry = Listing['files'][number];
+
+/** A path as requests name it. */
+export interface WirePath {
+  path: string;
+  path_encoding?: 'base64';
+}
+
+/** The path of an entry for requests. */
+export const pathOf = ({ path, name_encoding }: FileEntry): WirePath =>
+  name_encoding === undefined ? { path } : { path, path_encoding: name_encoding };
+
+/** A name to read; bytes that are no UTF-8 become replacement characters. */
+export function nameToRead({ name, name_encoding }: Pick<FileEntry, 'name' | 'name_encoding'>): string {
+  if (name_encoding === undefined) return name;
+  return new TextDecoder().decode(Uint8Array.from(atob(name), (letter) => letter.charCodeAt(0)));
+}
+
+export const joined = (folder: string, name: string): string => `${folder.replace(/\/$/, '')}/${name}`;
+export const parentOf = (path: string): string => path.replace(/\/[^/]*\/?$/, '') || '/';
+export const baseOf = (path: string): string => path.replace(/.*\//, '');
+
+/** The folders above a path, each with its own path, from the root on. */
+export function crumbsOf(path: string): { name: string; path: string }[] {
+  const names = path.split('/').filter(Boolean);
+  const crumbs = names.map((name, index) => ({ name, path: `/${names.slice(0, index + 1).join('/')}` }));
+  return [{ name: '/', path: '/' }, ...crumbs];
+}
+
+/** Address of a download, which the browser writes to disk as it arrives. */
+export function downloadAddress(machine: string, entry: FileEntry): string {
+  const query = new URLSearchParams({ ...pathOf(entry), ...(entry.type === 'directory' && { archive: 'tar.gz' }) });
+  return `/api/v1/machines/${encodeURIComponent(machine)}/files/download?${query}`;
+}

@@ -1,0 +1,60 @@
+// The tray of uploads at the bottom of the page: progress of all, the failed ones with their reason.
+import { Icon } from '../parts/icon.tsx';
+import { close } from '../parts/icons.ts';
+import { bytesText } from '../time.ts';
+import { cancelUploads, dismissUploads, retryFailed, uploads } from './uploads.ts';
+
+export function UploadTray() {
+  const all = uploads.value;
+  if (all.length === 0) return null;
+  const active = all.filter(({ state }) => state === 'waiting' || state === 'sending');
+  const failed = all.filter(({ state }) => state === 'failed');
+  const done = all.filter(({ state }) => state === 'done').length;
+  const counted = all.filter(({ state }) => state !== 'cancelled');
+  const sent = counted.reduce((sum, one) => sum + one.sent, 0);
+  const size = counted.reduce((sum, { file }) => sum + file.size, 0);
+  const title =
+    active.length > 0
+      ? `Uploading ${done + 1} of ${counted.length}`
+      : failed.length > 0
+        ? `${failed.length} of ${counted.length} uploads failed`
+        : counted.length === 0
+          ? 'Uploads cancelled'
+          : `${done} uploaded`;
+  return (
+    <section class="upload-tray" aria-label="Uploads">
+      <header>
+        <strong>{title}</strong>
+        <span class="muted number">
+          {bytesText(sent)} of {bytesText(size)}
+        </span>
+        {active.length > 0 ? (
+          <button type="button" onClick={cancelUploads}>
+            Cancel
+          </button>
+        ) : (
+          <>
+            {failed.length > 0 && (
+              <button type="button" onClick={retryFailed}>
+                Try again
+              </button>
+            )}
+            <button type="button" class="quiet icon-only" aria-label="Close" onClick={dismissUploads}>
+              <Icon of={close} />
+            </button>
+          </>
+        )}
+      </header>
+      <progress max={Math.max(1, size)} value={size === 0 ? 1 : sent} aria-label="Bytes sent" />
+      {failed.length > 0 && (
+        <ul>
+          {failed.slice(0, 5).map(({ id, path, error }) => (
+            <li key={id}>
+              <code>{path}</code> {error}
+            </li>
+          ))}
+        </ul>
+      )}
+    </section>
+  );
+}

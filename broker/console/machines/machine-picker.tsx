@@ -1,0 +1,97 @@
+// A field that finds a machine by a part of its name.
+import { useEffect, useId, useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { State } from '../parts/basics.tsx';
+import { Field } from '../parts/form.tsx';
+import { after } from '../time.ts';
+import type { Selected } from './selection.ts';
+
+type Found = Awaited<ReturnType<typeof client.machines.list>>['items'];
+
+const typingMs = 120;
+const most = 8;
+
+interface MachinePickerProps {
+  label: string;
+  choose: (machine: Selected) => void;
+}
+
+export function MachinePicker({ label, choose }: MachinePickerProps) {
+  const [text, setText] = useState('');
+  const [open, setOpen] = useState(false);
+  const [found, setFound] = useState<Found>([]);
+  const [at, setAt] = useState(0);
+  const listId = useId();
+  useEffect(() => {
+    if (!open) return undefined;
+    return after(typingMs, () => {
+      client.machines.list({ limit: most, sort: 'name', ...(text && { search: text }) }).then(
+        ({ items }) => {
+          setFound(items);
+          setAt(0);
+        },
+        () => {},
+      );
+    });
+  }, [text, open]);
+  const take = (index: number): void => {
+    const machine = found[index];
+    if (!machine) return;
+    choose({ id: machine.id, name: machine.name });
+    setText('');
+    setOpen(false);
+  };
+  const onKey = (event: KeyboardEvent): void => {
+    const step = event.key === 'ArrowDown' ? 1 : event.key === 'ArrowUp' ? -1 : 0;
+    if (step !== 0) setAt((at + step + found.length) % Math.max(1, found.length));
+    if (event.key === 'Escape') setOpen(false);
+    if (event.key === 'Enter' && open) take(at);
+    if (step !== 0 || event.key === 'Enter') event.preventDefault();
+  };
+  return (
+    <Field label={label}>
+      {(id) => (
+        <div class="picker">
+          <input
+            id={id}
+            type="text"
+            role="combobox"
+            list={undefined}
+            aria-expanded={open}
+            aria-controls={listId}
+            aria-activedescendant={open && found[at] ? `${listId}-${at}` : undefined}
+            placeholder="Part of its name"
+            autoComplete="off"
+            value={text}
+            onInput={({ currentTarget }) => {
+              setText(currentTarget.value);
+              setOpen(true);
+            }}
+            onFocus={() => setOpen(true)}
+            onBlur={() => setOpen(false)}
+            onKeyDown={onKey}
+          />
+          <div id={listId} role="listbox" aria-label={label} hidden={!open || found.length === 0}>
+            {found.map(({ id: machine, name, status }, index) => (
+              // biome-ignore lint/a11y/useKeyWithClickEvents: the input above has the keys
+              <div
+                key={machine}
+                id={`${listId}-${index}`}
+                role="option"
+                tabIndex={-1}
+                aria-selected={index === at}
+                onMouseDown={(event) => {
+                  event.preventDefault();
+                  take(index);
+                }}
+              >
+                <span class="cut">{name}</span>
+                <State of={status} />
+              </div>
+            ))}
+          </div>
+        </div>
+      )}
+    </Field>
+  );
+}

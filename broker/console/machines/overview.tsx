@@ -1,0 +1,206 @@
+// The overview of a machine: charts over its stored history, its last report, and facts about it.
+import type { ComponentChildren } from 'preact';
+import { useEffect, useMemo } from 'preact/hooks';
+import { client } from '../client.ts';
+import { listen, useTopic } from '../live.ts';
+import { Ago, Choice } from '../parts/basics.tsx';
+import { Chart } from '../parts/chart.tsx';
+import { Bar, share } from '../parts/gauges.tsx';
+import { Empty, Show } from '../parts/page.tsx';
+import { useData } from '../parts/use-data.ts';
+import { type Params, place, setQuery } from '../routes.ts';
+import { bytesText, durationText, every, now } from '../time.ts';
+
+type Metrics = Awaited<ReturnType<typeof client.machines.metrics>>;
+type Status = Awaited<ReturnType<typeof client.machines.status>>;
+
+const ranges = [
+  ['1', '1 h'],
+  ['6', '6 h'],
+  ['24', '24 h'],
+  ['48', '48 h'],
+] as const;
+const hourMs = 3_600_000;
+const metricsEveryMs = 60_000;
+
+export function Overview({ params: { machine = '' } }: { params: Params }) {
+  const given = place.value.query.get('range');
+  const range = ranges.find(([hours]) => hours === given)?.[0] ?? '6';
+  const since = new Date(now() - Number(range) * hourMs);
+  const metrics = useData((signal) => client.machines.metrics({ machine_id: machine, since }, { signal }), [machine, range]);
+  const status = useData((signal) => client.machines.status({ machine_id: machine }, { signal }), [machine]);
+  const detail = useData((signal) => client.machines.get({ machine_id: machine }, { signal }), [machine]);
+  useTopic('machines');
+  useEffect(() => listen(({ machines }) => machines?.some(({ id }) => id === machine) && status.reload()), [machine]);
+  useEffect(() => every(metricsEveryMs, metrics.reload), [metrics.reload]);
+  return (
+    <div class="overview">
+      <section class="charts" aria-label="History">
+        <div class="charts-head">
+          <h2>History</h2>
+          <Choice
+            label="Range"
+            options={ranges}
+            value={range}
+            choose={(hours) => setQuery({ range: hours === '6' ? '' : hours })}
+          />
+        </div>
+        <Show of={metrics}>{(data) => <Charts metrics={data} hours={Number(range)} />}</Show>
+      </section>
+      <div class="side">
+        <Card title="Now">
+          <Show of={status}>{(data) => <Now status={data} />}</Show>
+        </Card>
+        <Card title="Machine">
+          <Show of={detail}>
+            {(data) => (
+              <dl class="facts">
+                <Fact name="Host name">{data.hostname}</Fact>
+                <Fact name="System">
+                  {data.os}, {data.arch}
+                </Fact>
+                <Fact name="Address">{data.ip}</Fact>
+                <Fact name="Agent">{data.agent_version}</Fact>
+                <Fact name="Allows">{data.capabilities.join(', ')}</Fact>
+                <Fact name="Joined">
+                  <Ago at={data.created_at} />
+                </Fact>
+                <Fact name="Id">
+                  <code>{data.id}</code>
+                </Fact>
+              </dl>
+            )}
+          </Show>
+        </Card>
+        {status.data && <Disks disks={status.data.disks} />}
+      </div>
+    </div>
+  );
+}
+
+function Card({ title, children }: { title: string; children: ComponentChildren }) {
+  return (
+    <section class="card">
+      <h2>{title}</h2>
+      <div class="card-body">{children}</div>
+    </section>
+  );
+}
+
+function Fact({ name, children }: { name: string; children: ComponentChildren }) {
+  return (
+    <>
+      <dt>{name}</dt>
+      <dd>{children}</dd>
+    </>
+  );
+}
+
+/** Seconds without a point after which a line has a gap. */
+const gapSteps = 2.5;
+
+function Charts({ metrics: { points, step, until }, hours }: { metrics: Metrics; hours: number }) {
+  const { times, cpu, memory, disk, load } = useMemo(() => {
+    const rows: (Metrics['points'][number] | { at: string })[] = [];
+    for (const point of points) {
+      const before = rows.at(-1);
+      const gap = before ? (Date.parse(point.at) - Date.parse(before.at)) / 1000 : 0;
+      if (before && gap > step * gapSteps) rows.push({ at: new Date(Date.parse(before.at) + step * 1000).toISOString() });
+      rows.push(point);
+    }
+    const of = (read: (point: Metrics['points'][number]) => number): (number | null)[] =>
+      rows.map((row) => ('cpu_usage' in row ? read(row) : null));
+    return {
+      times: rows.map(({ at }) => Date.parse(at) / 1000),
+      cpu: [{ label: 'CPU', color: '--accent-text', values: of((point) => point.cpu_usage) }],
+      memory: [
+        {
+          label: 'Memory',
+          color: '--good',
+          values: of(({ memory_used: used, memory_total: total }) => share({ used, total }) ?? 0),
+        },
+      ],
+      disk: [
+        {
+          label: 'Disk',
+          color: '--warn',
+          values: of(({ disk_used: used, disk_total: total }) => share({ used, total }) ?? 0),
+        },
+      ],
+      load: [{ label: 'Load', color: '--muted', values: of((point) => point.load_average) }],
+    };
+  }, [points, step]);
+  if (points.length < 2) {
+    return (
+      <Empty title="No history yet">
+        <p>The first points appear {durationText(step * 2000)} after the machine joined.</p>
+      </Empty>
+    );
+  }
+  const last = Date.parse(until) / 1000;
+  const shared = { times, span: [last - hours * 3600, last] as const };
+  const percent = { ...shared, most: 100, format: (value: number) => `${Math.round(value)} %` };
+  return (
+    <div class="chart-grid">
+      <Chart label="CPU" lines={cpu} {...percent} />
+      <Chart label="Memory" lines={memory} {...percent} />
+      <Chart label="Disk of /" lines={disk} {...percent} />
+      <Chart label="Load, 1 minute" lines={load} {...shared} format={(value) => value.toFixed(1)} />
+    </div>
+  );
+}
+
+function Now({ status }: { status: Status }) {
+  return (
+    <>
+      {!status.connected && (
+        <p class="notice warn">
+          <span>
+            Offline: these values are from <Ago at={status.recorded_at} />.
+          </span>
+        </p>
+      )}
+      <dl class="facts gauges">
+        <Fact name="CPU">
+          <Bar percent={status.cpu.usage} />
+          <span class="muted small">{status.cpu.cores} cores</span>
+        </Fact>
+        <Fact name="Memory">
+          <Bar percent={share(status.memory)} />
+          <span class="muted small">
+            {bytesText(status.memory.used)} of {bytesText(status.memory.total)}
+          </span>
+        </Fact>
+        <Fact name="Disk">
+          <Bar percent={share(status.disk)} />
+          <span class="muted small">
+            {bytesText(status.disk.used)} of {bytesText(status.disk.total)}
+          </span>
+        </Fact>
+        <Fact name="Load">
+          <span class="number">{status.load_average.map((load) => load.toFixed(2)).join('  ')}</span>
+        </Fact>
+        <Fact name="Up for">{durationText(status.uptime * 1000)}</Fact>
+        <Fact name="Agent">
+          {bytesText(status.agent.rss)}, up for {durationText(status.agent.uptime * 1000)}
+        </Fact>
+      </dl>
+    </>
+  );
+}
+
+function Disks({ disks }: { disks: Status['disks'] }) {
+  if (disks.length < 2) return null;
+  return (
+    <Card title="File systems">
+      <dl class="facts gauges">
+        {disks.map((disk) => (
+          <Fact key={disk.mount} name={disk.mount}>
+            <Bar percent={share(disk)} title={disk.filesystem} />
+            <span class="muted small">{bytesText(disk.free)} free</span>
+          </Fact>
+        ))}
+      </dl>
+    </Card>
+  );
+}

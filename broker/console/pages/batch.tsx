@@ -1,0 +1,182 @@
+// One batch: a row for each machine with the end of its output, live, and again on those that failed.
+import { useEffect, useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { commandLine, outcome } from '../commands/command-list.tsx';
+import { Counts } from '../commands/counts.tsx';
+import { readable } from '../commands/output.ts';
+import { listen, useTopic } from '../live.ts';
+import { nameOf } from '../machines/names.ts';
+import { clearSelection, selectAll } from '../machines/selection.ts';
+import { Choice, Confirm, State } from '../parts/basics.tsx';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { List } from '../parts/lists.tsx';
+import { Page, Show } from '../parts/page.tsx';
+import { useData } from '../parts/use-data.ts';
+import { go, type Params, to } from '../routes.ts';
+import { may } from '../session.ts';
+import { after, durationText } from '../time.ts';
+
+type BatchRecord = Awaited<ReturnType<typeof client.batches.get>>;
+type Result = BatchRecord['results'][number];
+
+const bad = ['failed', 'timeout', 'lost', 'expired', 'cancelled'];
+const filters = [
+  ['all', 'All'],
+  ['open', 'Open'],
+  ['bad', 'Failed'],
+  ['completed', 'Completed'],
+] as const;
+type Filter = (typeof filters)[number][0];
+
+function matches({ status }: Result, filter: Filter): boolean {
+  if (filter === 'all') return true;
+  if (filter === 'bad') return bad.includes(status);
+  return filter === 'completed' ? status === 'completed' : status === 'queued' || status === 'running';
+}
+
+/** Calls `reload` after updates of the batch, at most once a second. */
+function useBatchUpdates(id: string, reload: () => void): void {
+  useTopic(`batches:${id}`);
+  useEffect(() => {
+    let cancel: (() => void) | undefined;
+    const stop = listen(({ batch }) => {
+      if (batch?.id !== id) return;
+      cancel ??= after(1_000, () => {
+        cancel = undefined;
+        reload();
+      });
+    });
+    return () => {
+      stop();
+      cancel?.();
+    };
+  }, [id, reload]);
+}
+
+export function Batch({ params: { batch = '' } }: { params: Params }) {
+  const [filter, setFilter] = useState<Filter>('all');
+  const loaded = useData(
+    (signal) => client.batches.get({ batch_id: batch }, { signal }),
+    [batch],
+    ({ type }) => type.startsWith('command.'),
+  );
+  const { data, reload } = loaded;
+  useBatchUpdates(batch, reload);
+  return (
+    <Page
+      title="Batch"
+      above={[{ text: 'Batches', href: to('/batches') }]}
+      beside={data && <State of={data.status} />}
+      actions={data && <Actions batch={data} reload={reload} />}
+    >
+      <Show of={loaded}>
+        {(record) => (
+          <>
+            <section class="card command-card">
+              <pre class="command-line">{commandLine(record)}</pre>
+              <Counts batch={record} />
+            </section>
+            <div class="filters">
+              <Choice label="Machines" options={filters} value={filter} choose={setFilter} />
+            </div>
+            <Results results={record.results.filter((result) => matches(result, filter))} />
+          </>
+        )}
+      </Show>
+    </Page>
+  );
+}
+
+/** Rows that are drawn at first: a batch may have 10,000 machines. */
+const mostRows = 200;
+
+function Results({ results }: { results: readonly Result[] }) {
+  const [most, setMost] = useState(mostRows);
+  if (results.length === 0) return <p class="muted">No machine is in this state.</p>;
+  return (
+    <>
+      <List
+        label="Machines"
+        head={
+          <>
+            <th>Machine</th>
+            <th>Status</th>
+            <th>Result</th>
+            <th class="right">Duration</th>
+            <th class="wide">End of the output</th>
+          </>
+        }
+      >
+        {results.slice(0, most).map((result) => (
+          <tr key={result.id}>
+            <td>
+              <a href={to('/commands', result.id)}>{nameOf(result.machine_id)}</a>
+            </td>
+            <td>
+              <State of={result.status} />
+            </td>
+            <td class="muted">{outcome(result)}</td>
+            <td class="right number">{result.duration === null ? '' : durationText(result.duration)}</td>
+            <td class="wide">
+              <span class="mono">{lastLine(result)}</span>
+            </td>
+          </tr>
+        ))}
+      </List>
+      {results.length > most && (
+        <p class="more">
+          {most} of {results.length.toLocaleString()}
+          <button type="button" onClick={() => setMost(most * 5)}>
+            More
+          </button>
+        </p>
+      )}
+    </>
+  );
+}
+
+function lastLine({ stdout, stderr, reason }: Result): string {
+  const text = readable(stderr.trim() || stdout.trim()) || reason || '';
+  return text.slice(text.lastIndexOf('\n') + 1);
+}
+
+function Actions({ batch, reload }: { batch: BatchRecord; reload: () => void }) {
+  const [asking, setAsking] = useState(false);
+  if (!may('commands:execute')) return null;
+  const failed = batch.results.filter(({ status }) => bad.includes(status));
+  const again = (): void => {
+    clearSelection();
+    selectAll(failed.map(({ machine_id: id }) => ({ id, name: nameOf(id) })));
+    go(`${to('/run')}?${new URLSearchParams({ command: commandLine(batch) })}`);
+  };
+  return (
+    <>
+      {failed.length > 0 && batch.status !== 'running' && (
+        <button type="button" onClick={again}>
+          <Icon of={icons.refresh} />
+          Again on the {failed.length} failed
+        </button>
+      )}
+      {batch.status === 'running' && (
+        <button type="button" class="danger" onClick={() => setAsking(true)}>
+          <Icon of={icons.stop} />
+          Cancel
+        </button>
+      )}
+      {asking && (
+        <Confirm
+          title="Cancel this batch?"
+          action="Cancel the batch"
+          onClose={() => setAsking(false)}
+          run={async () => {
+            await client.batches.cancel({ batch_id: batch.id });
+            reload();
+          }}
+        >
+          <p>Commands that wait never run; those that run are killed with their process tree.</p>
+        </Confirm>
+      )}
+    </>
+  );
+}

@@ -1,0 +1,61 @@
+// Batches: commands on many machines, with how many of them are done.
+import { client } from '../client.ts';
+import { commandLine } from '../commands/command-list.tsx';
+import { Ago, State } from '../parts/basics.tsx';
+import * as icons from '../parts/icons.ts';
+import { List, LongList } from '../parts/lists.tsx';
+import { Empty, Page } from '../parts/page.tsx';
+import { to } from '../routes.ts';
+import { Counts } from '../commands/counts.tsx';
+import { RunButton } from './commands.tsx';
+
+export function Batches() {
+  return (
+    <Page title="Batches" actions={<RunButton />}>
+      <LongList
+        read={(paging, signal) => client.batches.list(paging, { signal })}
+        inputs={[]}
+        when={({ type }) => type.startsWith('command.')}
+        empty={
+          <Empty icon={icons.batches} title="No command has run on many machines yet">
+            <p>Select machines in their list, or name tags, and run one command on all of them.</p>
+            <RunButton />
+          </Empty>
+        }
+      >
+        {(items) => (
+          <List
+            label="Batches"
+            head={
+              <>
+                <th class="wide">Command</th>
+                <th>Status</th>
+                <th>Machines</th>
+                <th>Created</th>
+              </>
+            }
+          >
+            {items.map((batch) => (
+              <tr key={batch.id}>
+                <td class="wide">
+                  <a class="mono" href={to('/batches', batch.id)}>
+                    {commandLine(batch)}
+                  </a>
+                </td>
+                <td>
+                  <State of={batch.status} />
+                </td>
+                <td>
+                  <Counts batch={batch} />
+                </td>
+                <td class="muted">
+                  <Ago at={batch.created_at} />
+                </td>
+              </tr>
+            ))}
+          </List>
+        )}
+      </LongList>
+    </Page>
+  );
+}

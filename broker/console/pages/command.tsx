@@ -1,0 +1,246 @@
+// One command: its two outputs as they are written, how it ended, and what can be done with it.
+import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { type CommandRecord, commandLine, outcome } from '../commands/command-list.tsx';
+import { followOutput, Output, type OutputPart } from '../commands/output.ts';
+import { nameOf } from '../machines/names.ts';
+import { Ago, Choice, Confirm, CopyButton, State } from '../parts/basics.tsx';
+import { TextField } from '../parts/form.tsx';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { Failed, Page, Show } from '../parts/page.tsx';
+import { attempt, say } from '../parts/toasts.tsx';
+import { useData } from '../parts/use-data.ts';
+import { type Params, to } from '../routes.ts';
+import { may } from '../session.ts';
+import { bytesText, clock, durationText } from '../time.ts';
+
+export function Command({ params: { command = '' } }: { params: Params }) {
+  const loaded = useData(
+    (signal) => client.commands.get({ command_id: command }, { signal }),
+    [command],
+    ({ data }) => data['command_id'] === command,
+  );
+  const { data, reload } = loaded;
+  return (
+    <Page
+      title="Command"
+      above={[{ text: 'Commands', href: to('/commands') }]}
+      beside={data && <State of={data.status} />}
+      actions={data && <Actions command={data} reload={reload} />}
+    >
+      <Show of={loaded}>
+        {(record) => (
+          <>
+            <section class="card command-card">
+              <pre class="command-line">{commandLine(record)}</pre>
+              <CopyButton text={commandLine(record)} />
+              <CommandFacts command={record} />
+            </section>
+            {record.reason && (
+              <p class="notice warn">
+                <Icon of={icons.warning} />
+                <span>{record.reason}</span>
+              </p>
+            )}
+            <OutputView key={command} command={record} ended={reload} />
+            {record.status === 'running' && may('commands:execute') && <InputField command={command} />}
+          </>
+        )}
+      </Show>
+    </Page>
+  );
+}
+
+const isOpen = ({ status }: CommandRecord): boolean => status === 'queued' || status === 'running';
+
+function CommandFacts({ command }: { command: CommandRecord }) {
+  const { machine_id, created_at, started_at, duration, user, cwd, schedule_id, batch_id } = command;
+  const runs = started_at !== null && command.status === 'running';
+  const ms = runs ? clock.value - Date.parse(started_at) : duration;
+  const facts: readonly (readonly [name: string, value: preact.ComponentChildren])[] = [
+    ['Machine', <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>],
+    ['Result', outcome(command)],
+    ['Duration', ms === null ? '' : durationText(Math.max(0, ms))],
+    ['Created', <Ago at={created_at} />],
+    ['User', user],
+    ['Folder', cwd],
+    ['Schedule', schedule_id && <a href={to('/schedules', schedule_id)}>open</a>],
+    ['Batch', batch_id && <a href={to('/batches', batch_id)}>open</a>],
+  ];
+  return (
+    <dl class="fact-row">
+      {facts.map(
+        ([name, value]) =>
+          value && (
+            <div key={name}>
+              <dt>{name}</dt>
+              <dd>{value}</dd>
+            </div>
+          ),
+      )}
+    </dl>
+  );
+}
+
+function Actions({ command, reload }: { command: CommandRecord; reload: () => void }) {
+  const [asking, setAsking] = useState(false);
+  if (!may('commands:execute')) return null;
+  if (!isOpen(command)) {
+    const query = new URLSearchParams({ machine: command.machine_id, command: commandLine(command) });
+    return (
+      <a class="button" href={`${to('/run')}?${query}`}>
+        <Icon of={icons.refresh} />
+        Run again
+      </a>
+    );
+  }
+  return (
+    <>
+      <button
+        type="button"
+        disabled={command.status !== 'running'}
+        onClick={() =>
+          void attempt(() => client.commands.signal({ command_id: command.id, signal: 'SIGINT' }), 'SIGINT is sent')
+        }
+      >
+        Interrupt
+      </button>
+      <button type="button" class="danger" onClick={() => setAsking(true)}>
+        <Icon of={icons.stop} />
+        Cancel
+      </button>
+      {asking && (
+        <Confirm
+          title="Cancel this command?"
+          action="Cancel the command"
+          onClose={() => setAsking(false)}
+          run={async () => {
+            await client.commands.cancel({ command_id: command.id });
+            reload();
+          }}
+        >
+          <p>Its whole process tree gets TERM, and KILL 10 seconds later.</p>
+        </Confirm>
+      )}
+    </>
+  );
+}
+
+const views = [
+  ['both', 'Both'],
+  ['stdout', 'Output'],
+  ['stderr', 'Errors'],
+] as const;
+
+/** Output of a command, drawn as it arrives. */
+function useOutput(id: string, ended: () => void) {
+  const output = useRef(new Output());
+  const [, draw] = useReducer((count: number, _: undefined) => count + 1, 0);
+  const [error, setError] = useState<unknown>(undefined);
+  const [over, setOver] = useState(false);
+  useEffect(() => {
+    const stop = new AbortController();
+    followOutput(id, output.current, stop.signal, () => draw(undefined)).then(
+      () => {
+        if (stop.signal.aborted) return;
+        setOver(true);
+        ended();
+      },
+      (reason: unknown) => setError(reason),
+    );
+    return () => stop.abort();
+  }, [id]);
+  return { output: output.current, error, over };
+}
+
+function OutputView({ command, ended }: { command: CommandRecord; ended: () => void }) {
+  const { output, error, over } = useOutput(command.id, ended);
+  const [view, setView] = useState<(typeof views)[number][0]>('both');
+  const end = useRef<HTMLElement>(null);
+  const stays = useRef(true);
+  useEffect(() => {
+    const element = end.current;
+    if (element && stays.current) element.scrollTop = element.scrollHeight;
+  }, [output.parts]);
+  const parts = output.parts.filter(({ stream }) => view === 'both' || stream === view);
+  if (error !== undefined) return <Failed error={error} />;
+  return (
+    <section class="card output">
+      <div class="card-head spread">
+        <Choice label="Outputs" options={views} value={view} choose={setView} />
+        <span class="output-links">
+          {(['stdout', 'stderr'] as const).map((stream) => {
+            const bytes = command[`${stream}_bytes`];
+            const address = `/api/v1/commands/${encodeURIComponent(command.id)}/output?stream=${stream}`;
+            return (
+              bytes > 0 && (
+                <a key={stream} class="button" href={address} download={`${command.id}.${stream}.txt`}>
+                  <Icon of={icons.download} />
+                  {stream}, {bytesText(bytes)}
+                </a>
+              )
+            );
+          })}
+        </span>
+      </div>
+      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: keys must be able to scroll it */}
+      <section
+        class="output-text"
+        aria-label="Output"
+        tabIndex={0}
+        ref={end}
+        onScroll={({ currentTarget: { scrollTop, scrollHeight, clientHeight } }) => {
+          stays.current = scrollHeight - scrollTop - clientHeight < 40;
+        }}
+      >
+        {output.cut && <p class="muted">The beginning is left out here; the download has all that is stored.</p>}
+        <OutputText parts={parts} />
+        {parts.length === 0 && <p class="muted">{over ? 'It wrote nothing.' : 'No output yet.'}</p>}
+      </section>
+    </section>
+  );
+}
+
+function OutputText({ parts }: { parts: readonly OutputPart[] }) {
+  return (
+    <pre>
+      {parts.map(({ id, stream, text, gap }) => (
+        <span key={id} class={stream}>
+          {gap ? '[output that is no longer stored]\n' : text}
+        </span>
+      ))}
+    </pre>
+  );
+}
+
+/** Writes lines to the standard input of a command that was started with one. */
+function InputField({ command }: { command: string }) {
+  const [text, setText] = useState('');
+  const send = async (end: boolean): Promise<void> => {
+    const sent = await attempt(() =>
+      client.commands.input({ command_id: command, data: end ? '' : `${text}\n`, end }),
+    );
+    if (!sent) return;
+    setText('');
+    if (end) say('The input is closed');
+  };
+  return (
+    <details>
+      <summary>Write to its input</summary>
+      <form
+        class="input-line"
+        onSubmit={(event) => {
+          event.preventDefault();
+          void send(false);
+        }}
+      >
+        <TextField label="Line" value={text} change={setText} mono hint="Only for commands that were started with input" />
+        <button type="submit">Send</button>
+        <button type="button" onClick={() => void send(true)}>
+          Close the input
+        </button>
+      </form>
+    </details>
+  );
+}

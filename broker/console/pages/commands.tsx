@@ -1,0 +1,53 @@
+// All commands, newest first, with a filter by status.
+import { client } from '../client.ts';
+import { CommandList } from '../commands/command-list.tsx';
+import { nameOf } from '../machines/names.ts';
+import { Choice } from '../parts/basics.tsx';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { LongList } from '../parts/lists.tsx';
+import { Empty, Page } from '../parts/page.tsx';
+import { place, setQuery, to } from '../routes.ts';
+import { may } from '../session.ts';
+
+const filters = [
+  ['', 'All'],
+  ['running', 'Running'],
+  ['queued', 'Queued'],
+  ['failed', 'Failed'],
+] as const;
+
+export function RunButton() {
+  if (!may('commands:execute')) return null;
+  return (
+    <a class="button primary" href={to('/run')}>
+      <Icon of={icons.play} />
+      Run a command
+    </a>
+  );
+}
+
+export function Commands() {
+  const given = place.value.query.get('status');
+  const status = filters.find(([name]) => name === given)?.[0] ?? '';
+  return (
+    <Page title="Commands" actions={<RunButton />}>
+      <div class="filters">
+        <Choice label="Status" options={filters} value={status} choose={(value) => setQuery({ status: value })} />
+      </div>
+      <LongList
+        read={(paging, signal) => client.commands.list({ ...(status && { status }), ...paging }, { signal })}
+        inputs={[status]}
+        when={({ type }) => type.startsWith('command.')}
+        empty={
+          <Empty icon={icons.command} title={status ? `No command is ${status}` : 'No command has run yet'}>
+            <p>A command runs on one machine or on many, and its output stays here.</p>
+            <RunButton />
+          </Empty>
+        }
+      >
+        {(items) => <CommandList items={items} names={nameOf} />}
+      </LongList>
+    </Page>
+  );
+}

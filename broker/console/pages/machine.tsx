@@ -1,0 +1,147 @@
+// One machine: its tabs, and what stands above them.
+import { useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { Ago, Confirm, Dialog, State, type Tab, Tabs, Tags } from '../parts/basics.tsx';
+import { Form, TextField } from '../parts/form.tsx';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { Page, Show } from '../parts/page.tsx';
+import { say } from '../parts/toasts.tsx';
+import { useData } from '../parts/use-data.ts';
+import { later } from '../parts/later.tsx';
+import { go, type Params, to } from '../routes.ts';
+import { may } from '../session.ts';
+import { MachineActivity, MachineCommands } from '../machines/activity.tsx';
+
+export type MachineDetail = Awaited<ReturnType<typeof client.machines.get>>;
+
+const Overview = later(async () => (await import('../machines/overview.tsx')).Overview);
+const Terminals = later(async () => (await import('../terminal/terminals.tsx')).Terminals);
+const Files = later(async () => (await import('../files/files.tsx')).Files);
+
+function tabsOf(id: string): Tab[] {
+  const tab = (name: string, text: string, icon: Tab['icon']): Tab => ({
+    name,
+    text,
+    href: name === 'overview' ? to('/machines', id) : to('/machines', id, name),
+    icon,
+  });
+  return [
+    tab('overview', 'Overview', icons.activity),
+    ...(may('sessions:read') ? [tab('terminals', 'Terminals', icons.terminal)] : []),
+    ...(may('files:read') ? [tab('files', 'Files', icons.folder)] : []),
+    ...(may('commands:read') ? [tab('commands', 'Commands', icons.command)] : []),
+    tab('activity', 'Activity', icons.events),
+  ];
+}
+
+export function Machine({ params }: { params: Params }) {
+  const { machine = '', tab = 'overview' } = params;
+  const loaded = useData(
+    (signal) => client.machines.get({ machine_id: machine }, { signal }),
+    [machine],
+    ({ data, type }) => data['machine_id'] === machine && type.startsWith('machine.'),
+  );
+  const { data } = loaded;
+  const isFull = tab === 'terminals' || tab === 'files';
+  return (
+    <Page
+      title={data?.name ?? 'Machine'}
+      above={[{ text: 'Machines', href: to('/machines') }]}
+      full={isFull}
+      beside={data && <Beside machine={data} />}
+      actions={data && <Actions machine={data} reload={loaded.reload} />}
+    >
+      <Tabs label="Machine" tabs={tabsOf(machine)} current={tab} />
+      <Show of={loaded}>{(detail) => <TabBody key={machine} machine={detail} tab={tab} params={params} />}</Show>
+    </Page>
+  );
+}
+
+function Beside({ machine: { status, last_seen, tags } }: { machine: MachineDetail }) {
+  return (
+    <span class="beside">
+      <State of={status} />
+      {status === 'offline' && (
+        <span class="muted">
+          last seen <Ago at={last_seen} />
+        </span>
+      )}
+      <Tags of={tags} />
+    </span>
+  );
+}
+
+function TabBody({ machine, tab, params }: { machine: MachineDetail; tab: string; params: Params }) {
+  const given = { ...params, machine: machine.id, status: machine.status };
+  if (tab === 'terminals') return <Terminals params={given} />;
+  if (tab === 'files') return <Files params={given} />;
+  if (tab === 'commands') return <MachineCommands machine={machine.id} />;
+  if (tab === 'activity') return <MachineActivity machine={machine.id} />;
+  return <Overview params={given} />;
+}
+
+function Actions({ machine, reload }: { machine: MachineDetail; reload: () => void }) {
+  const [open, setOpen] = useState<'edit' | 'remove' | undefined>(undefined);
+  const close = (): void => setOpen(undefined);
+  return (
+    <>
+      {may('commands:execute') && (
+        <a class="button" href={`${to('/run')}?machine=${encodeURIComponent(machine.id)}`}>
+          <Icon of={icons.play} />
+          Run
+        </a>
+      )}
+      {may('machines:write') && (
+        <>
+          <button type="button" onClick={() => setOpen('edit')}>
+            <Icon of={icons.edit} />
+            Edit
+          </button>
+          <button type="button" class="danger icon-only" aria-label="Remove" onClick={() => setOpen('remove')}>
+            <Icon of={icons.trash} />
+          </button>
+        </>
+      )}
+      {open === 'edit' && <Edit machine={machine} close={close} reload={reload} />}
+      {open === 'remove' && (
+        <Confirm
+          title={`Remove ${machine.name}?`}
+          action="Remove the machine"
+          onClose={close}
+          run={async () => {
+            await client.machines.remove({ machine_id: machine.id });
+            say(`${machine.name} is removed`);
+            go(to('/machines'));
+          }}
+        >
+          <p>Its agent stops for good and its schedules are deleted. Its history stays.</p>
+          <p class="muted">To use the machine again, join it with a new token.</p>
+        </Confirm>
+      )}
+    </>
+  );
+}
+
+function Edit({ machine, close, reload }: { machine: MachineDetail; close: () => void; reload: () => void }) {
+  const [name, setName] = useState(machine.name);
+  const [tags, setTags] = useState(machine.tags.join(', '));
+  return (
+    <Dialog title="Edit the machine" onClose={close}>
+      <Form
+        submit="Save"
+        cancel={close}
+        run={async () => {
+          const wanted = tags.split(',').flatMap((tag) => tag.trim() || []);
+          const isSame = wanted.join() === machine.tags.join();
+          await client.machines.update({ machine_id: machine.id, name, ...(!isSame && { tags: wanted }) });
+          reload();
+          close();
+        }}
+      >
+        <TextField label="Name" value={name} change={setName} required autoFocus />
+        <TextField label="Tags" value={tags} change={setTags} hint="Separated by commas, such as web, eu" />
+      </Form>
+    </Dialog>
+  );
+}

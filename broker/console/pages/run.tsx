@@ -1,0 +1,210 @@
+// Runs a command on one machine or on many, by selection or by tags.
+import { useEffect, useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { learnNames, nameOf } from '../machines/names.ts';
+import { clearSelection, selected, toggle } from '../machines/selection.ts';
+import { Choice } from '../parts/basics.tsx';
+import { CheckField, Form, TextField } from '../parts/form.tsx';
+import { Icon } from '../parts/icon.tsx';
+import { close, machines as machinesIcon } from '../parts/icons.ts';
+import { Page } from '../parts/page.tsx';
+import { go, place, to } from '../routes.ts';
+import { MachinePicker } from '../machines/machine-picker.tsx';
+
+const secondMs = 1_000;
+const dayMs = 86_400_000;
+
+interface Options {
+  command: string;
+  cwd: string;
+  user: string;
+  timeout: string;
+  concurrency: string;
+  failures: string;
+  queue: boolean;
+}
+
+const nothing: Options = { command: '', cwd: '', user: '', timeout: '', concurrency: '', failures: '', queue: false };
+
+/** A field's number; undefined if it is empty. Throws if it is no whole number. */
+function numberOf(text: string, name: string): number | undefined {
+  if (text.trim() === '') return undefined;
+  if (!/^\d+$/.test(text.trim())) throw new Error(`${name} must be a whole number`);
+  return Number(text);
+}
+
+/** Starts the command and resolves with the address of the page that follows it. */
+async function start(options: Options, ids: readonly string[], tags: readonly string[]): Promise<string> {
+  const { command, cwd, user, timeout, concurrency, failures, queue } = options;
+  const seconds = numberOf(timeout, 'The timeout');
+  const spec = {
+    command,
+    ...(cwd && { cwd }),
+    ...(user && { user }),
+    ...(seconds !== undefined && { timeout: seconds * secondMs }),
+    ...(queue && { queue_for: dayMs }),
+  };
+  const [only, ...others] = ids;
+  if (tags.length === 0 && only !== undefined && others.length === 0) {
+    const { id } = await client.commands.async({ machine_id: only, ...spec });
+    return to('/commands', id);
+  }
+  const atOnce = numberOf(concurrency, 'Machines at once');
+  const most = numberOf(failures, 'The number of failures');
+  const { id } = await client.batches.create({
+    ...(tags.length > 0 ? { tags: [...tags] } : { machine_ids: [...ids] }),
+    ...spec,
+    ...(atOnce !== undefined && { concurrency: atOnce }),
+    ...(most !== undefined && { max_failures: most }),
+    wait: 0,
+  });
+  return to('/batches', id);
+}
+
+export function Run() {
+  const { query } = place.value;
+  const [by, setBy] = useState<'machines' | 'tags'>(query.get('tags') ? 'tags' : 'machines');
+  const [tags, setTags] = useState(query.get('tags') ?? '');
+  const [options, setOptions] = useState<Options>({ ...nothing, command: query.get('command') ?? '' });
+  const set = (changes: Partial<Options>): void => setOptions((before) => ({ ...before, ...changes }));
+  const named = query.get('machine');
+  useEffect(() => {
+    for (const id of named?.split(',') ?? []) if (!selected.value.has(id)) toggle({ id, name: '' });
+  }, [named]);
+  const ids = [...selected.value.keys()];
+  const wantedTags = by === 'tags' ? tags.split(',').flatMap((tag) => tag.trim() || []) : [];
+  const many = by === 'tags' || ids.length > 1;
+  const ready = options.command.trim() !== '' && (by === 'tags' ? wantedTags.length > 0 : ids.length > 0);
+  return (
+    <Page title="Run a command">
+      <div class="narrow">
+        <Form
+          submit={many ? `Run on ${by === 'tags' ? 'all of them' : `${ids.length} machines`}` : 'Run'}
+          disabled={!ready}
+          run={async () => {
+            const address = await start(options, ids, wantedTags);
+            learnNames([...selected.value.values()].filter(({ name }) => name !== ''));
+            clearSelection();
+            go(address);
+          }}
+        >
+          <section class="card">
+            <div class="card-head spread">
+              <h2>Where</h2>
+              <Choice
+                label="Where to run"
+                options={[
+                  ['machines', 'Machines'],
+                  ['tags', 'Tags'],
+                ]}
+                value={by}
+                choose={setBy}
+              />
+            </div>
+            <div class="card-body">
+              {by === 'machines' ? (
+                <Targets />
+              ) : (
+                <TextField
+                  label="Tags"
+                  value={tags}
+                  change={setTags}
+                  placeholder="web, eu"
+                  hint="Every machine that has all of these tags when the command starts"
+                />
+              )}
+            </div>
+          </section>
+          <section class="card">
+            <h2>What</h2>
+            <div class="card-body">
+              <TextField
+                label="Command"
+                value={options.command}
+                change={(command) => set({ command })}
+                hint="A line for /bin/sh. Ctrl Enter runs it."
+                placeholder="df -h /"
+                rows={3}
+                mono
+                required
+                autoFocus
+              />
+              <MoreOptions options={options} set={set} many={many} />
+            </div>
+          </section>
+        </Form>
+      </div>
+    </Page>
+  );
+}
+
+function Targets() {
+  const all = [...selected.value.values()];
+  return (
+    <>
+      {all.length > 0 && (
+        <ul class="chips" aria-label="Selected machines">
+          {all.slice(0, 40).map((machine) => (
+            <li key={machine.id} class="chip">
+              <Icon of={machinesIcon} size={13} />
+              <span class="cut">{machine.name || nameOf(machine.id)}</span>
+              <button type="button" class="quiet" aria-label={`Leave out ${machine.name}`} onClick={() => toggle(machine)}>
+                <Icon of={close} size={13} />
+              </button>
+            </li>
+          ))}
+          {all.length > 40 && <li class="chip">and {all.length - 40} more</li>}
+        </ul>
+      )}
+      <MachinePicker label="Add a machine" choose={(machine) => !selected.value.has(machine.id) && toggle(machine)} />
+    </>
+  );
+}
+
+interface MoreOptionsProps {
+  options: Options;
+  set: (changes: Partial<Options>) => void;
+  many: boolean;
+}
+
+function MoreOptions({ options, set, many }: MoreOptionsProps) {
+  return (
+    <details>
+      <summary>More options</summary>
+      <div class="fields">
+        <TextField label="Folder" value={options.cwd} change={(cwd) => set({ cwd })} hint="Default: the user’s home" mono />
+        <TextField label="User" value={options.user} change={(user) => set({ user })} hint="Default: the agent’s user" />
+        <TextField
+          label="Timeout in seconds"
+          value={options.timeout}
+          change={(timeout) => set({ timeout })}
+          hint="Then the whole process tree is killed"
+          numeric
+        />
+        {many && (
+          <>
+            <TextField
+              label="Machines at once"
+              value={options.concurrency}
+              change={(concurrency) => set({ concurrency })}
+              hint="Default: all"
+              numeric
+            />
+            <TextField
+              label="Stop after failures"
+              value={options.failures}
+              change={(failures) => set({ failures })}
+              hint="No further machine starts after so many"
+              numeric
+            />
+          </>
+        )}
+      </div>
+      <CheckField
+        label="If a machine is offline, wait a day for it"
+        value={options.queue}
+        change={(queue) => set({ queue })}
+      />
+    </details>
+  );
+}

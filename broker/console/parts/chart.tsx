@@ -1,0 +1,101 @@
+// A line chart over time, of uPlot: loaded with the first page that has one.
+import { useEffect, useRef } from 'preact/hooks';
+import uPlot from 'uplot';
+import { isDark } from '../theme.ts';
+
+export interface Line {
+  label: string;
+  values: readonly (number | null)[];
+  /** Custom property of the colour, such as `--accent-text`. */
+  color: string;
+}
+
+interface ChartProps {
+  label: string;
+  /** Seconds since 1970 of each value. */
+  times: readonly number[];
+  lines: readonly Line[];
+  /** Text of a value at the axis. */
+  format: (value: number) => string;
+  /** Largest value of the axis; default: by the values. */
+  most?: number;
+  height?: number;
+  /** First and last second of the axis. */
+  span: readonly [from: number, to: number];
+}
+
+const shortTime = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', hour12: false });
+const timeText = (seconds: number): string => shortTime.format(new Date(seconds * 1000));
+
+const colorOf = (name: string): string => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+function optionsOf({ lines, format, most, span, height = 150 }: ChartProps, width: number): uPlot.Options {
+  const axis = { stroke: colorOf('--muted'), grid: { stroke: colorOf('--line'), width: 1 }, ticks: { show: false } };
+  const font = '11px system-ui, sans-serif';
+  return {
+    width,
+    height,
+    legend: { show: false },
+    cursor: { y: false, points: { size: 7 }, sync: { key: 'machine' } },
+    scales: { x: { range: () => [...span] }, y: { range: (_, __, max) => [0, most ?? (max > 0 ? max * 1.1 : 1)] } },
+    axes: [
+      { ...axis, font, size: 26, grid: { show: false }, values: (_, splits) => splits.map(timeText) },
+      { ...axis, font, size: 58, values: (_, splits) => splits.map(format) },
+    ],
+    series: [
+      {},
+      ...lines.map(({ label, color }) => ({
+        label,
+        stroke: colorOf(color),
+        width: 1.5,
+        fill: `color-mix(in srgb, ${colorOf(color)} 9%, transparent)`,
+        points: { show: false },
+      })),
+    ],
+  };
+}
+
+export function Chart(props: ChartProps) {
+  const { label, times, lines } = props;
+  const holder = useRef<HTMLDivElement>(null);
+  const value = useRef<HTMLSpanElement>(null);
+  const dark = isDark();
+  useEffect(() => {
+    const element = holder.current;
+    if (!element) return undefined;
+    const data: uPlot.AlignedData = [[...times], ...lines.map(({ values }) => [...values])];
+    const options = optionsOf(props, element.clientWidth);
+    const plot = new uPlot({ ...options, hooks: { setCursor: [({ cursor }) => show(cursor.idx)] } }, data, element);
+    const show = (index: number | null | undefined): void => {
+      if (value.current) value.current.textContent = textAt(props, index ?? times.length - 1);
+    };
+    show(null);
+    const sizes = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height: options.height }));
+    sizes.observe(element);
+    return () => {
+      sizes.disconnect();
+      plot.destroy();
+    };
+  }, [times, lines, dark]);
+  return (
+    <figure class="chart card">
+      <figcaption>
+        <h3>{label}</h3>
+        <span class="number muted" ref={value} />
+      </figcaption>
+      <div ref={holder} role="img" aria-label={`${label} over time; now ${textAt(props, times.length - 1)}`} />
+    </figure>
+  );
+}
+
+/** The values at one time, such as `14:05  12 %`. */
+function textAt({ times, lines, format }: ChartProps, index: number): string {
+  const at = times[index];
+  if (at === undefined) return '';
+  const texts = lines.flatMap(({ label, values }) => {
+    const value = values[index];
+    if (value === null || value === undefined) return [];
+    return lines.length > 1 ? `${label} ${format(value)}` : format(value);
+  });
+  return `${timeText(at)}  ${texts.join('  ')}`;
+}

@@ -1,0 +1,55 @@
+// Events as sentences, newest first.
+import type { Happened } from '../live.ts';
+import { to } from '../routes.ts';
+import { timeOfDay, fullTime } from '../time.ts';
+
+const tones: readonly (readonly [pattern: RegExp, tone: string])[] = [
+  [/failed|timeout|offline|disabled|fenced|removed/, 'bad'],
+  [/completed|online|registered|connected$/, 'good'],
+];
+
+const toneOf = (type: string): string => tones.find(([pattern]) => pattern.test(type))?.[1] ?? 'idle';
+
+/** What an event is about: the first of these fields that it has. */
+const subjects = ['command', 'path', 'name', 'hostname', 'session_id'] as const;
+
+function textOf({ data }: Happened): string {
+  const subject = subjects.map((name) => data[name]).find((value) => typeof value === 'string' && value !== '');
+  const code = typeof data['exit_code'] === 'number' && data['exit_code'] !== 0 ? ` (exit ${data['exit_code']})` : '';
+  return `${typeof subject === 'string' ? subject : ''}${code}`;
+}
+
+/** The page of what an event is about, if it has one. */
+function linkOf({ type, data }: Happened): string | undefined {
+  const idOf = (name: string): string | undefined => (typeof data[name] === 'string' ? data[name] : undefined);
+  const [command, machine, session] = ['command_id', 'machine_id', 'session_id'].map(idOf);
+  if (command !== undefined) return to('/commands', command);
+  if (session !== undefined && machine !== undefined) return to('/machines', machine, 'terminals', session);
+  return machine !== undefined && type !== 'machine.removed' ? to('/machines', machine) : undefined;
+}
+
+export function EventList({ items, withMachine = false }: { items: readonly Happened[]; withMachine?: boolean }) {
+  return (
+    <ol class="events card">
+      {items.map((event) => {
+        const link = linkOf(event);
+        const text = textOf(event);
+        const machine = withMachine && typeof event.data['machine_name'] === 'string' ? event.data['machine_name'] : '';
+        return (
+          <li key={event.id}>
+            <time class="muted number" dateTime={event.timestamp} title={fullTime(event.timestamp)}>
+              {timeOfDay(event.timestamp)}
+            </time>
+            <span class={`state ${toneOf(event.type)}`}>
+              <i aria-hidden="true" />
+              {link === undefined ? event.type : <a href={link}>{event.type}</a>}
+            </span>
+            <span class="cut muted">
+              {machine && <strong>{machine}</strong>} {text}
+            </span>
+          </li>
+        );
+      })}
+    </ol>
+  );
+}

@@ -1,0 +1,70 @@
+// Lists that are read page by page: the first is live, further ones are added by a button.
+import type { ComponentChildren } from 'preact';
+import { useEffect, useState } from 'preact/hooks';
+import type { ListResult } from '../../../shared/sdk/index.ts';
+import type { Happened } from '../live.ts';
+import { Show } from './page.tsx';
+import { attempt } from './toasts.tsx';
+import { useData } from './use-data.ts';
+
+type Read<T> = (paging: { limit: number; offset: number }, signal: AbortSignal) => Promise<ListResult<T>>;
+
+interface LongListProps<T> {
+  read: Read<T>;
+  /** The list is read anew when one of these changes. */
+  inputs: readonly unknown[];
+  when?: (event: Happened) => boolean;
+  /** What stands there instead of an empty list. */
+  empty: ComponentChildren;
+  children: (items: readonly T[], reload: () => void) => ComponentChildren;
+}
+
+const pageSize = 50;
+
+export function LongList<T extends { id: string }>({ read, inputs, when, empty, children }: LongListProps<T>) {
+  const [further, setFurther] = useState<readonly T[]>([]);
+  const first = useData((signal) => read({ limit: pageSize, offset: 0 }, signal), inputs, when);
+  useEffect(() => setFurther([]), inputs);
+  const more = async (offset: number): Promise<void> => {
+    const { items } = await read({ limit: pageSize, offset }, new AbortController().signal);
+    setFurther((before) => [...before, ...items]);
+  };
+  return (
+    <Show of={first}>
+      {({ items, total }) => {
+        if (total === 0) return empty;
+        // Items that arrive push others onto the next page, which is not read again.
+        const seen = new Set(items.map(({ id }) => id));
+        const all = [...items, ...further.filter(({ id }) => !seen.has(id) && seen.add(id))];
+        return (
+          <>
+            {children(all, first.reload)}
+            {all.length < total && (
+              <p class="more">
+                {all.length.toLocaleString()} of {total.toLocaleString()}
+                <button type="button" onClick={() => void attempt(() => more(all.length))}>
+                  More
+                </button>
+              </p>
+            )}
+          </>
+        );
+      }}
+    </Show>
+  );
+}
+
+/** A table in a frame; on a narrow screen the frame scrolls. */
+export function List({ label, head, children }: { label: string; head: ComponentChildren; children: ComponentChildren }) {
+  return (
+    // biome-ignore lint/a11y/noNoninteractiveTabindex: keys must be able to scroll it
+    <section class="list-frame" aria-label={label} tabIndex={0}>
+      <table class="list">
+        <thead>
+          <tr>{head}</tr>
+        </thead>
+        <tbody>{children}</tbody>
+      </table>
+    </section>
+  );
+}

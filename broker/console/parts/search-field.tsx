@@ -1,0 +1,33 @@
+// A search field whose text stands in the query of the address.
+import { useEffect, useState } from 'preact/hooks';
+import { place, setQuery } from '../routes.ts';
+import { after } from '../time.ts';
+import { Icon } from './icon.tsx';
+import { search } from './icons.ts';
+
+const typingMs = 120;
+
+export function SearchField({ label, name }: { label: string; name: string }) {
+  const inAddress = place.value.query.get(name) ?? '';
+  const [text, setText] = useState(inAddress);
+  useEffect(() => setText(inAddress), [inAddress]);
+  useEffect(() => {
+    if (text === inAddress) return undefined;
+    return after(typingMs, () => setQuery({ [name]: text }));
+  }, [text]);
+  return (
+    <label class="search">
+      <Icon of={search} />
+      <span class="only-read">{label}</span>
+      <input
+        type="search"
+        placeholder={label}
+        value={text}
+        autoComplete="off"
+        spellcheck={false}
+        onInput={({ currentTarget }) => setText(currentTarget.value)}
+      />
+      <kbd aria-hidden="true">/</kbd>
+    </label>
+  );
+}

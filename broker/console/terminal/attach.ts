@@ -1,0 +1,84 @@
+// Connects an emulator with a session on a machine, and again from the same byte after each loss.
+import type { Terminal } from '../../../shared/sdk/index.ts';
+import { client, FarhandError, messageOf } from '../client.ts';
+import { after } from '../time.ts';
+import type { Emulator } from './emulator.ts';
+
+export type Phase =
+  | { name: 'connecting' | 'connected' | 'offline' }
+  | { name: 'lost'; text: string }
+  | { name: 'ended'; text: string };
+
+export type Mode = 'operator' | 'observer';
+
+interface Attachment {
+  session: string;
+  mode: Mode;
+  emulator: Emulator;
+  signal: AbortSignal;
+  onPhase: (phase: Phase) => void;
+}
+
+const retryMs = 1_500;
+
+/** Runs until the session ends, the login may not use it any more, or the signal fires. */
+export async function keepAttached({ session, mode, emulator, signal, onPhase }: Attachment): Promise<void> {
+  let offset: number | undefined;
+  let terminal: Terminal | undefined;
+  const { terminal: screen } = emulator;
+  const send = (input: string | Uint8Array): void => void terminal?.write(input);
+  const listeners = [
+    screen.onData(send),
+    screen.onBinary((text) => send(Uint8Array.from(text, (letter) => letter.charCodeAt(0)))),
+    screen.onResize(({ cols, rows }) => terminal?.resize(cols, rows)),
+  ];
+  try {
+    while (!signal.aborted) {
+      onPhase({ name: 'connecting' });
+      const phase = await once(async () => {
+        const input = { session_id: session, mode, ...(offset !== undefined && { offset }) };
+        terminal = await client.sessions.terminal(await client.sessions.attach(input), {
+          signal,
+          onNote(note) {
+            if (note.type === 'status') onPhase({ name: note.status === 'CONNECTED' ? 'connected' : 'offline' });
+            if (note.type === 'size' && mode === 'observer') screen.resize(note.cols, note.rows);
+          },
+        });
+        onPhase({ name: 'connected' });
+        if (mode === 'operator') terminal.resize(screen.cols, screen.rows);
+        for await (const bytes of terminal.output) {
+          offset = terminal.offset;
+          await emulator.write(bytes);
+        }
+        return endOf(terminal);
+      });
+      if (signal.aborted) return;
+      onPhase(phase);
+      if (phase.name === 'ended') return;
+      await new Promise<void>((resolve) => after(retryMs, resolve));
+    }
+  } finally {
+    for (const listener of listeners) listener.dispose();
+  }
+}
+
+async function endOf(terminal: Terminal): Promise<Phase> {
+  const end = await terminal.ended;
+  if (end.why === 'ended') {
+    const how = end.signal ?? (end.exit_code === null ? end.reason : `exit code ${end.exit_code}`);
+    return { name: 'ended', text: `The session has ended${how ? ` (${how})` : ''}.` };
+  }
+  if (end.why === 'forbidden') return { name: 'ended', text: 'Your key may not use this terminal any more.' };
+  if (end.why === 'detached') return { name: 'ended', text: 'You were detached. Open the terminal again to go on.' };
+  return { name: 'lost', text: 'The connection was lost; the session goes on. Connecting again…' };
+}
+
+/** The phase after one connection; an error of a session that is over ends it, any other is tried again. */
+async function once(connect: () => Promise<Phase>): Promise<Phase> {
+  try {
+    return await connect();
+  } catch (error) {
+    const isOver = error instanceof FarhandError && error.status >= 400 && error.status < 500 && error.status !== 429;
+    return { name: isOver ? 'ended' : 'lost', text: messageOf(error) };
+  }
+}

@@ -1,0 +1,109 @@
+// The terminal emulator (xterm), with search and links, under the page's policy; loaded with the first terminal.
+import { FitAddon } from '@xterm/addon-fit';
+import { SearchAddon } from '@xterm/addon-search';
+import { WebLinksAddon } from '@xterm/addon-web-links';
+import { type ITheme, Terminal } from '@xterm/xterm';
+
+const nonce = document.querySelector<HTMLMetaElement>('meta[property="csp-nonce"]')?.nonce ?? '';
+
+/** xterm creates style elements without a nonce, which the policy would refuse: its text would be black. */
+const createElement = document.createElement.bind(document);
+document.createElement = (name: string, options?: ElementCreationOptions): HTMLElement => {
+  const element = createElement(name, options);
+  if (name === 'style') element.nonce = nonce;
+  return element;
+};
+
+const dark: ITheme = {
+  background: '#101112',
+  foreground: '#e4e4e1',
+  cursor: '#8fb0ff',
+  selectionBackground: '#34467a',
+  black: '#2a2c2f',
+  red: '#ff8a80',
+  green: '#6fcf97',
+  yellow: '#f0b357',
+  blue: '#8fb0ff',
+  magenta: '#d7a1f9',
+  cyan: '#6fd3e0',
+  white: '#d6d6d2',
+  brightBlack: '#7d7d78',
+  brightRed: '#ffaaa3',
+  brightGreen: '#97e0b5',
+  brightYellow: '#f7cf8f',
+  brightBlue: '#b4cbff',
+  brightMagenta: '#e5c4fb',
+  brightCyan: '#a0e4ed',
+  brightWhite: '#ffffff',
+};
+
+const light: ITheme = {
+  background: '#ffffff',
+  foreground: '#1c1c1a',
+  cursor: '#2450c4',
+  cursorAccent: '#ffffff',
+  selectionBackground: '#cddafb',
+  black: '#1c1c1a',
+  red: '#b3261e',
+  green: '#15703f',
+  yellow: '#8a5300',
+  blue: '#2450c4',
+  magenta: '#8a2fb0',
+  cyan: '#0f6b7a',
+  white: '#65645f',
+  brightBlack: '#65645f',
+  brightRed: '#c6372e',
+  brightGreen: '#1c8049',
+  brightYellow: '#9a6200',
+  brightBlue: '#2f5fd9',
+  brightMagenta: '#9b3cc4',
+  brightCyan: '#127a8c',
+  brightWhite: '#3a3a37',
+};
+
+export interface Emulator {
+  readonly terminal: Terminal;
+  readonly search: SearchAddon;
+  /** Makes the terminal as large as its element. */
+  fit(): void;
+  paint(isDark: boolean): void;
+  /** Resolves when the bytes are drawn, so that a fast program does not fill the memory of the page. */
+  write(bytes: Uint8Array): Promise<void>;
+  close(): void;
+}
+
+export function openEmulator(element: HTMLElement, isDark: boolean): Emulator {
+  const terminal = new Terminal({
+    allowProposedApi: true,
+    cursorBlink: !matchMedia('(prefers-reduced-motion: reduce)').matches,
+    fontFamily: 'ui-monospace, "SF Mono", "Cascadia Code", Menlo, "DejaVu Sans Mono", monospace',
+    fontSize: 13,
+    lineHeight: 1.2,
+    scrollback: 10_000,
+    screenReaderMode: true,
+    minimumContrastRatio: 4.5,
+    theme: isDark ? dark : light,
+  });
+  const fit = new FitAddon();
+  const search = new SearchAddon();
+  terminal.loadAddon(fit);
+  terminal.loadAddon(search);
+  // A link opens on Ctrl-click alone, because a program writes what the link says.
+  terminal.loadAddon(
+    new WebLinksAddon((event, address) => {
+      if (event.ctrlKey || event.metaKey) window.open(address, '_blank', 'noopener,noreferrer');
+    }),
+  );
+  terminal.open(element);
+  fit.fit();
+  return {
+    terminal,
+    search,
+    fit: () => fit.fit(),
+    paint: (darkNow) => {
+      terminal.options.theme = darkNow ? dark : light;
+    },
+    write: (bytes) => new Promise((resolve) => terminal.write(bytes, resolve)),
+    close: () => terminal.dispose(),
+  };
+}

@@ -1,0 +1,195 @@
+// One open terminal: the emulator, its toolbar with search and copy, and what happened to the connection.
+import { useEffect, useRef, useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { State } from '../parts/basics.tsx';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { attempt, say, sayError } from '../parts/toasts.tsx';
+import { place, setQuery } from '../routes.ts';
+import { may } from '../session.ts';
+import { isDark } from '../theme.ts';
+import { keepAttached, type Mode, type Phase } from './attach.ts';
+import type { Emulator } from './emulator.ts';
+
+const phaseTexts = {
+  connecting: ['pending', 'connecting'],
+  connected: ['online', 'connected'],
+  offline: ['GRACE_PERIOD', 'machine offline'],
+  lost: ['GRACE_PERIOD', 'connection lost'],
+  ended: ['ended', 'ended'],
+} as const;
+
+/** Keys that a touch screen lacks, as the bytes that terminals send for them. */
+const touchKeys: readonly (readonly [text: string, bytes: string])[] = [
+  ['Esc', '\u001b'],
+  ['Tab', '\t'],
+  ['Ctrl-C', '\u0003'],
+  ['Ctrl-D', '\u0004'],
+  ['↑', '\u001b[A'],
+  ['↓', '\u001b[B'],
+];
+
+/** Attaches a new emulator to a session for as long as the element is on the page. */
+function useTerminal(session: string, mode: Mode) {
+  const element = useRef<HTMLDivElement>(null);
+  const [emulator, setEmulator] = useState<Emulator | undefined>(undefined);
+  const [phase, setPhase] = useState<Phase>({ name: 'connecting' });
+  useEffect(() => {
+    const stop = new AbortController();
+    let opened: Emulator | undefined;
+    let sizes: ResizeObserver | undefined;
+    const start = async (): Promise<void> => {
+      const { openEmulator } = await import('./emulator.ts');
+      if (stop.signal.aborted || !element.current) return;
+      opened = openEmulator(element.current, isDark());
+      opened.terminal.focus();
+      setEmulator(opened);
+      sizes = new ResizeObserver(() => opened?.fit());
+      sizes.observe(element.current);
+      await keepAttached({ session, mode, emulator: opened, signal: stop.signal, onPhase: setPhase });
+    };
+    start().catch(sayError);
+    return () => {
+      stop.abort();
+      sizes?.disconnect();
+      opened?.close();
+    };
+  }, [session, mode]);
+  const dark = isDark();
+  useEffect(() => emulator?.paint(dark), [emulator, dark]);
+  return { element, emulator, phase };
+}
+
+export function TerminalView({ session, reload }: { session: string; reload: () => void }) {
+  const mode: Mode = place.value.query.get('observe') === null && may('sessions:attach') ? 'operator' : 'observer';
+  const { element, emulator, phase } = useTerminal(session, mode);
+  const [searching, setSearching] = useState(false);
+  const [state, text] = phaseTexts[phase.name];
+  const onKey = (event: KeyboardEvent): void => {
+    if (!event.ctrlKey || !event.shiftKey) return;
+    const key = event.key.toLowerCase();
+    if (key === 'f') setSearching(true);
+    else if (key === 'c' && emulator) void copySelection(emulator);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  };
+  return (
+    // biome-ignore lint/a11y/noStaticElementInteractions: the keys are those of the terminal inside
+    <div class="terminal-frame" onKeyDownCapture={onKey}>
+      <div class="terminal-bar">
+        <State of={state} text={text} />
+        {mode === 'observer' && <span class="tag">only watching</span>}
+        <Tools session={session} emulator={emulator} search={() => setSearching(!searching)} reload={reload} />
+      </div>
+      {searching && emulator && <SearchBar emulator={emulator} close={() => setSearching(false)} />}
+      {'text' in phase && (
+        <p class={phase.name === 'lost' ? 'notice warn' : 'notice'} role="status">
+          <span>{phase.text}</span>
+        </p>
+      )}
+      <div class="screen" ref={element} />
+      <div class="touch-keys">
+        {touchKeys.map(([label, bytes]) => (
+          <button key={label} type="button" onClick={() => emulator?.terminal.input(bytes)}>
+            {label}
+          </button>
+        ))}
+      </div>
+    </div>
+  );
+}
+
+async function copySelection({ terminal }: Emulator): Promise<void> {
+  const text = terminal.getSelection();
+  if (text === '') return say('Select text first, then copy');
+  await attempt(() => navigator.clipboard.writeText(text), 'Copied');
+}
+
+interface ToolsProps {
+  session: string;
+  emulator: Emulator | undefined;
+  search: () => void;
+  reload: () => void;
+}
+
+function Tools({ session, emulator, search, reload }: ToolsProps) {
+  const end = (): Promise<boolean> =>
+    attempt(async () => {
+      await client.sessions.end({ session_id: session });
+      reload();
+    });
+  const share = (): Promise<boolean> =>
+    attempt(
+      () => navigator.clipboard.writeText(`${location.origin}${location.pathname}?observe`),
+      'A link to watch this terminal is copied; it needs a login',
+    );
+  const watching = place.value.query.get('observe') !== null;
+  return (
+    <span class="tools">
+      {watching && may('sessions:attach') && (
+        <button type="button" class="quiet" onClick={() => setQuery({ observe: '' })}>
+          Type, too
+        </button>
+      )}
+      <button type="button" class="quiet icon-only" aria-label="Search" title="Search (Ctrl Shift F)" onClick={search}>
+        <Icon of={icons.search} />
+      </button>
+      <button
+        type="button"
+        class="quiet icon-only"
+        aria-label="Copy selection"
+        title="Copy selection (Ctrl Shift C)"
+        onClick={() => emulator && void copySelection(emulator)}
+      >
+        <Icon of={icons.copy} />
+      </button>
+      <button type="button" class="quiet" title="Copy a link to watch" onClick={() => void share()}>
+        Share
+      </button>
+      {may('sessions:attach') && (
+        <button type="button" class="quiet danger" onClick={() => void end()}>
+          End
+        </button>
+      )}
+    </span>
+  );
+}
+
+function SearchBar({ emulator, close }: { emulator: Emulator; close: () => void }) {
+  const [text, setText] = useState('');
+  const field = useRef<HTMLInputElement>(null);
+  useEffect(() => {
+    field.current?.focus();
+    return () => {
+      emulator.search.clearDecorations();
+      emulator.terminal.focus();
+    };
+  }, [emulator]);
+  const find = (backwards: boolean): void => {
+    if (backwards) emulator.search.findPrevious(text);
+    else emulator.search.findNext(text);
+  };
+  return (
+    <search class="terminal-search">
+      <input
+        ref={field}
+        type="search"
+        aria-label="Search in the terminal"
+        placeholder="Search; Enter finds the one before"
+        value={text}
+        onInput={({ currentTarget }) => {
+          setText(currentTarget.value);
+          emulator.search.findPrevious(currentTarget.value, { incremental: true });
+        }}
+        onKeyDown={(event) => {
+          if (event.key === 'Enter') find(!event.shiftKey);
+          if (event.key === 'Escape') close();
+        }}
+      />
+      <button type="button" class="quiet icon-only" aria-label="Close the search" onClick={close}>
+        <Icon of={icons.close} />
+      </button>
+    </search>
+  );
+}

@@ -1,0 +1,120 @@
+// The terminals of a machine: sessions as tabs, and the emulator of the one that is open.
+import { useEffect, useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { Empty, Placeholder, Show } from '../parts/page.tsx';
+import { attempt } from '../parts/toasts.tsx';
+import { useData } from '../parts/use-data.ts';
+import { relativeText } from '../time.ts';
+import { go, type Params, to } from '../routes.ts';
+import { may } from '../session.ts';
+import { TerminalView } from './terminal-view.tsx';
+
+type Session = Awaited<ReturnType<typeof client.sessions.list>>['items'][number];
+
+/** Milliseconds that a terminal of the console outlives a lost link of its machine. */
+const graceMs = 600_000;
+
+export function Terminals({ params: { machine = '', item, status } }: { params: Params }) {
+  const [busy, setBusy] = useState(false);
+  const sessions = useData(
+    async (signal) => {
+      const { items } = await client.sessions.list({ machine_id: machine, limit: 100 }, { signal });
+      return items.filter((session) => session.status !== 'DISCONNECTED' || session.session_id === item).reverse();
+    },
+    [machine, item],
+    ({ type, data }) => type.startsWith('session.') && data['machine_id'] === machine,
+  );
+  const open = async (): Promise<void> => {
+    setBusy(true);
+    await attempt(async () => {
+      const { session_id } = await client.sessions.create({ machine_id: machine, grace_period: graceMs });
+      go(to('/machines', machine, 'terminals', session_id));
+    });
+    setBusy(false);
+  };
+  const first = sessions.data?.find((session) => session.status !== 'DISCONNECTED')?.session_id;
+  useEffect(() => {
+    if (item === undefined && first !== undefined)
+      go(to('/machines', machine, 'terminals', first), { replace: true });
+  }, [item, first, machine]);
+  const canOpen = may('sessions:attach') && status === 'online';
+  return (
+    <Show of={sessions}>
+      {(all) =>
+        all.length === 0 && item === undefined ? (
+          <NoTerminals status={status} canOpen={canOpen} busy={busy} open={() => void open()} />
+        ) : (
+          <div class="terminals">
+            <SessionTabs
+              sessions={all}
+              machine={machine}
+              current={item}
+              open={canOpen ? () => void open() : undefined}
+              busy={busy}
+            />
+            {item === undefined ? <Placeholder /> : <TerminalView key={item} session={item} reload={sessions.reload} />}
+          </div>
+        )
+      }
+    </Show>
+  );
+}
+
+interface NoTerminalsProps {
+  status: string | undefined;
+  canOpen: boolean;
+  busy: boolean;
+  open: () => void;
+}
+
+function NoTerminals({ status, canOpen, busy, open }: NoTerminalsProps) {
+  return (
+    <Empty icon={icons.terminal} title="No terminal is open">
+      <p>A terminal goes on when you close this page, and others can join it.</p>
+      {status !== 'online' && <p>The machine is offline: a terminal can start when it is back.</p>}
+      {!may('sessions:attach') && <p>Opening one needs a key with the scope sessions:attach.</p>}
+      {canOpen && (
+        <button type="button" class="primary" disabled={busy} onClick={open}>
+          <Icon of={icons.terminal} />
+          Open a terminal
+        </button>
+      )}
+    </Empty>
+  );
+}
+
+interface SessionTabsProps {
+  sessions: readonly Session[];
+  machine: string;
+  current: string | undefined;
+  open: (() => void) | undefined;
+  busy: boolean;
+}
+
+function SessionTabs({ sessions, machine, current, open, busy }: SessionTabsProps) {
+  return (
+    <div class="session-tabs">
+      <nav aria-label="Sessions">
+        {sessions.map(({ session_id, shell, created_at, attached_count }) => (
+          <a
+            key={session_id}
+            href={to('/machines', machine, 'terminals', session_id)}
+            aria-current={session_id === current ? 'page' : undefined}
+            title={`Opened ${relativeText(created_at)}; ${attached_count} attached`}
+          >
+            <Icon of={icons.terminal} size={14} />
+            {shell?.replace(/.*\//, '') ?? 'shell'}
+            <span class="muted">{session_id.slice(-4)}</span>
+          </a>
+        ))}
+      </nav>
+      {open && (
+        <button type="button" class="quiet icon-only" aria-label="New terminal" disabled={busy} onClick={open}>
+          <Icon of={icons.join} />
+        </button>
+      )}
+    </div>
+  );
+}
