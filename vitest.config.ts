@@ -10,6 +10,7 @@ const tiers = {
   faults: 'test/faults/*.test.ts',
   box: 'test/box/*.test.ts',
   attack: 'test/attack/*.test.ts',
+  console: 'test/console/*.test.ts',
 };
 
 /** Tiers whose files run in the same worker processes, one after another. */

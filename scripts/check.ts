@@ -11,6 +11,7 @@ type Check = [name: string, command: string, args: string[]];
 const first: Check = ['generated types', process.execPath, ['scripts/generate.ts']];
 const checks: Check[] = [
   ['types', 'tsc', ['--noEmit']],
+  ['types of the console', 'tsc', ['--noEmit', '--project', 'broker/console']],
   ['format and lint', 'biome', ['ci', '--error-on-warnings', '--colors=off', '.']],
   ['lint with types', 'oxlint', ['--type-aware', '--deny-warnings', '--report-unused-disable-directives']],
   ['unused code', 'knip', []],

@@ -124,6 +124,7 @@ async function main(settings: BrokerSettings): Promise<void> {
     withSocket(dataDir, use, { mustRun: true });
   const socket = join(dataDir, 'broker.sock');
   if (await isLive(socket)) throw new Error(`a broker runs on ${dataDir} already; stop that broker first`);
+  await buildPages();
   run('broker/main.ts', argv);
   await until(async () => ((await isLive(socket)) ? true : undefined));
   await until(() => asked((client) => client.service.readyz()));
@@ -144,6 +145,16 @@ async function main(settings: BrokerSettings): Promise<void> {
   });
   const { ticket } = await asked((_client, post) => post<{ ticket: string }>(`/local/login-tickets/${id}`));
   process.stdout.write(greeting(url, ticket, info.tls_pin, key, machine.id));
+}
+
+/** Builds the console; without the development packages the broker runs without it. */
+async function buildPages(): Promise<void> {
+  try {
+    const { buildConsole } = await import('./console.ts');
+    await buildConsole(undefined, { fast: true });
+  } catch (error) {
+    print(`the console cannot be built: ${error instanceof Error ? error.message : String(error)}`);
+  }
 }
 
 function greeting(url: string, ticket: string, pin: string | null, key: string, machineId: string): string {

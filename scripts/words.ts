@@ -116,7 +116,7 @@ const pages = ['README.md', 'CONTRIBUTING.md', 'SECURITY.md', ...filesBelow('doc
   existsSync(join(root, path)),
 );
 const sources = ['agent', 'broker', 'shared', 'scripts', 'test']
-  .flatMap((folder) => filesBelow(folder, /\.(?:ts|sh|py|service|in)$/))
+  .flatMap((folder) => filesBelow(folder, /\.(?:tsx?|sh|py|service|in)$/))
   .filter((path) => path !== 'scripts/words.ts');
 const prose = pages.map((path): [string, string] => [path, wordsOf('', read(path))]);
 const code = sources.map((path): string => wordsOf(path, read(path)));

@@ -233,6 +233,46 @@ const sides: Rule[] = [
   },
 ];
 
+/** Imports of the console that a browser cannot load, or that would bypass the API. */
+function foreignToConsole(files: SourceFile[]): string[] {
+  const allowed = ({ target, typeOnly }: Import): boolean =>
+    inRoom(target, 'broker/console', 'shared/sdk') ||
+    (typeOnly && inRoom(target, 'shared/api')) ||
+    !(target.startsWith('node:') || inRoom(target, 'agent', 'broker', 'shared', 'proto'));
+  return files
+    .filter(({ path }) => inRoom(path, 'broker/console'))
+    .flatMap(({ path, imports: all }) =>
+      all.filter((one) => !allowed(one)).map(({ target, line }) => `${path}:${line} imports ${target}`),
+    );
+}
+
+sides.push(
+  {
+    name: 'the console imports only the SDK, types of the API, and itself',
+    reason: 'it runs in a browser, and proves that the public API is enough; schemas would bring zod along',
+    find: foreignToConsole,
+    breaks: [
+      { 'broker/console/a.tsx': "import '../http/server.ts';" },
+      { 'broker/console/a.ts': "import { scopes } from '../../shared/api/route.ts';" },
+      { 'broker/console/pages/a.tsx': "import 'node:fs';" },
+    ],
+    keeps: {
+      'broker/console/pages/a.tsx':
+        "import type { Scope } from '../../../shared/api/route.ts'; import '../../../shared/sdk/index.ts'; import 'preact';",
+    },
+  },
+  {
+    name: 'nothing imports the console',
+    reason: 'the broker serves its built files and never runs it',
+    find: imports(
+      (path) => !inRoom(path, 'broker/console'),
+      (target) => inRoom(target, 'broker/console'),
+    ),
+    breaks: [{ 'broker/http/a.ts': "import '../console/main.tsx';" }],
+    keeps: { 'broker/console/main.tsx': "import './app.tsx';" },
+  },
+);
+
 const nouns = ['machines', 'files', 'commands', 'sessions', 'schedules', 'webhooks', 'keys', 'audit'];
 const below: Record<string, string[]> = {
   schedules: ['commands', 'machines'],
@@ -362,6 +402,10 @@ const rooms: [libraries: string[], rooms: string[]][] = [
   [['pino'], ['shared/logger']],
   [['commander', '@clack/prompts', 'cli-table3'], ['broker/cli']],
   [['nanoid'], ['shared/ids']],
+  [
+    ['preact', '@preact/', 'uplot', '@xterm/', '@codemirror/', '@lezer/', 'lucide-static'],
+    ['broker/console'],
+  ],
 ];
 
 const libraries: Rule[] = rooms.flatMap(([names, homes]) =>
@@ -396,7 +440,8 @@ function portable(files: SourceFile[]): Set<string> {
   return reached;
 }
 
-const maySeeTime = (path: string) => inRoom(path, 'shared/clock', 'scripts', 'test');
+// Tests cannot move the clock of a browser.
+const maySeeTime = (path: string) => inRoom(path, 'shared/clock', 'broker/console/time', 'scripts', 'test');
 const mayTouchProcess = (path: string) =>
   inRoom(path, 'agent/main', 'agent/processes/spawner/main', 'broker/main', 'broker/cli', 'scripts', 'test');
 const forbiddenNames = ['utils', 'helpers', 'common', 'types', 'services', 'controllers', 'managers'];
@@ -539,7 +584,7 @@ function projectFiles(): SourceFile[] {
   const root = join(import.meta.dirname, '..');
   return ['agent', 'broker', 'shared', 'scripts', 'test'].flatMap((folder) =>
     readdirSync(join(root, folder), { recursive: true, encoding: 'utf8' })
-      .filter((path) => path.endsWith('.ts'))
+      .filter((path) => /\.tsx?$/.test(path))
       .map((path) => parse(`${folder}/${path}`, readFileSync(join(root, folder, path), 'utf8'))),
   );
 }

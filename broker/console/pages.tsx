@@ -68,6 +68,56 @@ export const pages: readonly Entry[] = [
     page: later(async () => (await import('./pages/batch.tsx')).Batch),
     needs: 'commands:read',
   },
+  {
+    pattern: '/join',
+    page: later(async () => (await import('./pages/join.tsx')).Join),
+    needs: 'admin',
+    menu: item('Fleet', 'Join a machine', icons.join, 'j'),
+  },
+  {
+    pattern: '/schedules',
+    page: later(async () => (await import('./pages/schedules.tsx')).Schedules),
+    needs: 'schedules:read',
+    menu: item('Work', 'Schedules', icons.schedules, 's'),
+  },
+  {
+    pattern: '/schedules/:schedule/:tab?',
+    page: later(async () => (await import('./pages/schedule.tsx')).Schedule),
+    needs: 'schedules:read',
+  },
+  {
+    pattern: '/events',
+    page: later(async () => (await import('./pages/events.tsx')).Events),
+    needs: 'machines:read',
+    menu: item('Watch', 'Events', icons.events, 'e'),
+  },
+  {
+    pattern: '/webhooks',
+    page: later(async () => (await import('./pages/webhooks.tsx')).Webhooks),
+    needs: 'webhooks:read',
+    menu: item('Watch', 'Webhooks', icons.webhooks, 'w'),
+  },
+  {
+    pattern: '/webhooks/:webhook',
+    page: later(async () => (await import('./pages/webhook.tsx')).Webhook),
+    needs: 'webhooks:read',
+  },
+  {
+    pattern: '/audit',
+    page: later(async () => (await import('./pages/audit.tsx')).Audit),
+    needs: 'admin',
+    menu: item('Watch', 'Audit log', icons.audit, 'a'),
+  },
+  {
+    pattern: '/keys',
+    page: later(async () => (await import('./pages/keys.tsx')).Keys),
+    needs: 'admin',
+    menu: item('Access', 'API keys', icons.key, 'k'),
+  },
+  {
+    pattern: '/profile',
+    page: later(async () => (await import('./pages/profile.tsx')).Profile),
+  },
 ];
 
 /** Pages of the menu that a key with these scopes may use. */

@@ -35,7 +35,8 @@ const units: readonly (readonly [name: string, ms: number])[] = [
 export function durationText(ms: number): string {
   const [name, size] = units.find(([, of]) => ms >= of) ?? ['ms', 1];
   const value = ms / size;
-  return `${value < 10 && name !== 'ms' && name !== 's' ? Math.round(value * 10) / 10 : Math.round(value)} ${name}`;
+  const isExact = value < 10 && (name === 'h' || name === 'd');
+  return `${isExact ? Math.round(value * 10) / 10 : Math.round(value)} ${name}`;
 }
 
 /** A time relative to now, such as `3 min ago` or `in 2 h`. */
@@ -46,8 +47,13 @@ export function relativeText(at: string, from = clock.value): string {
   return ms > 0 ? `${durationText(ms)} ago` : `in ${durationText(-ms)}`;
 }
 
-const full = new Intl.DateTimeFormat(undefined, { dateStyle: 'medium', timeStyle: 'medium' });
-const clockTime = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', second: '2-digit' });
+const full = new Intl.DateTimeFormat(undefined, { dateStyle: 'medium', timeStyle: 'medium', hour12: false });
+const clockTime = new Intl.DateTimeFormat(undefined, {
+  hour: '2-digit',
+  minute: '2-digit',
+  second: '2-digit',
+  hour12: false,
+});
 
 /** Date and time of an instant in the browser's time zone. */
 export const fullTime = (at: string): string => full.format(new Date(at));

@@ -4,6 +4,7 @@ import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { type BuildOptions, build, type Metafile, type Plugin } from 'esbuild';
 import { protos } from '../../shared/protos.ts';
+import { buildConsole } from '../console.ts';
 import { manifestSchema, readJson, root } from './ground.ts';
 import { routesAsData } from './routes.ts';
 
@@ -90,8 +91,12 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
   });
   addProtos(folder, names);
   addUnits(folder, names);
-  if (names.includes('farhand-broker')) addBrokerFiles(folder);
-  writeFileSync(join(folder, 'THIRD-PARTY.txt'), licencesOf(librariesOf(metafile)));
+  const inputs = [metafile];
+  if (names.includes('farhand-broker')) {
+    addBrokerFiles(folder);
+    inputs.push(await buildConsole(join(folder, 'console')));
+  }
+  writeFileSync(join(folder, 'THIRD-PARTY.txt'), licencesOf(librariesOf(inputs)));
   cpSync(join(root, 'LICENSE'), join(folder, 'LICENSE'));
 }
 
@@ -151,8 +156,9 @@ function addBrokerFiles(folder: string): void {
   cpSync(join(redocly, 'lib/chunks', renderer), join(folder, 'docs', renderer));
 }
 
-function librariesOf({ inputs }: Metafile): string[] {
-  const found = Object.keys(inputs).flatMap(
+function librariesOf(builds: readonly Metafile[]): string[] {
+  const files = builds.flatMap(({ inputs }) => Object.keys(inputs));
+  const found = files.flatMap(
     (file) => /^(.*node_modules\/(?:@[^/]+\/)?[^/]+)\//.exec(file)?.[1] ?? [],
   );
   return [...new Set([...found, 'node_modules/@redocly/cli'])].sort();

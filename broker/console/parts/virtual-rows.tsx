@@ -41,7 +41,13 @@ export function VirtualRows({ count, rowHeight, label, header, row, onRange, cla
   const indexes = Array.from({ length: Math.max(0, last - range.first) }, (_, index) => range.first + index);
   return (
     // biome-ignore lint/a11y/useSemanticElements: rows out of view are not drawn, so it can be no table element
-    <div class={`rows ${name ?? ''}`} role="table" aria-label={label} aria-rowcount={count + 1}>
+    <div
+      class={`rows ${name ?? ''}`}
+      role="table"
+      aria-label={label}
+      aria-rowcount={count + 1}
+      style={{ flexBasis: `${(count + 1) * rowHeight}px` }}
+    >
       <div role="rowgroup" class="rows-head">
         {header}
       </div>

@@ -1,0 +1,76 @@
+// The audit log: who did what, on which machine, and how it ended.
+import { client } from '../client.ts';
+import { nameOf } from '../machines/names.ts';
+import { Ago } from '../parts/basics.tsx';
+import * as icons from '../parts/icons.ts';
+import { List, LongList } from '../parts/lists.tsx';
+import { Empty, Page } from '../parts/page.tsx';
+import { SearchField } from '../parts/search-field.tsx';
+import { place, to } from '../routes.ts';
+
+type Entry = Awaited<ReturnType<typeof client.audit.list>>['items'][number];
+
+/** The objects of a call as text, without the ids that have a column. */
+function textOf({ what }: Entry): string {
+  const parts = Object.entries(what).filter(([name]) => name !== 'machine_id');
+  return parts.map(([name, value]) => `${name} ${typeof value === 'string' ? value : JSON.stringify(value)}`).join(', ');
+}
+
+export function Audit() {
+  const action = place.value.query.get('action') ?? '';
+  return (
+    <Page title="Audit log">
+      <div class="filters">
+        <SearchField label="Action, such as files.write" name="action" />
+      </div>
+      <LongList
+        read={(paging, signal) => client.audit.list({ ...(action && { action }), ...paging }, { signal })}
+        inputs={[action]}
+        empty={
+          <Empty icon={icons.audit} title={action ? `Nothing is recorded as ${action}` : 'Nothing is recorded yet'}>
+            <p>Each call that changes or runs something is recorded here with its key and its address.</p>
+          </Empty>
+        }
+      >
+        {(items) => (
+          <List
+            label="Audit log"
+            head={
+              <>
+                <th>When</th>
+                <th>Who</th>
+                <th>Action</th>
+                <th>Machine</th>
+                <th class="wide">What</th>
+                <th>Result</th>
+                <th>Address</th>
+              </>
+            }
+          >
+            {items.map((entry) => (
+              <tr key={entry.id}>
+                <td class="muted">
+                  <Ago at={entry.at} />
+                </td>
+                <td>{entry.key_name}</td>
+                <td>
+                  <code>{entry.action}</code>
+                </td>
+                <td>
+                  {entry.machine_id && <a href={to('/machines', entry.machine_id)}>{nameOf(entry.machine_id)}</a>}
+                </td>
+                <td class="wide">
+                  <span class="muted" title={textOf(entry)}>
+                    {textOf(entry)}
+                  </span>
+                </td>
+                <td class={entry.result === 'ok' ? 'muted' : 'bad-text'}>{entry.result}</td>
+                <td class="muted">{entry.address || 'the broker’s machine'}</td>
+              </tr>
+            ))}
+          </List>
+        )}
+      </LongList>
+    </Page>
+  );
+}

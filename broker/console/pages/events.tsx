@@ -1,0 +1,59 @@
+// Events as they happen, above those of the last 72 hours.
+import { useEffect, useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { connected, type Happened, listen } from '../live.ts';
+import { Choice, State } from '../parts/basics.tsx';
+import { EventList } from '../parts/event-list.tsx';
+import * as icons from '../parts/icons.ts';
+import { LongList } from '../parts/lists.tsx';
+import { Empty, Page } from '../parts/page.tsx';
+import { place, setQuery } from '../routes.ts';
+
+const families = [
+  ['', 'All'],
+  ['machine', 'Machines'],
+  ['command', 'Commands'],
+  ['session', 'Terminals'],
+  ['schedule', 'Schedules'],
+  ['file', 'Files'],
+] as const;
+
+/** Most events above the list that was read. */
+const mostLive = 500;
+
+export function Events() {
+  const given = place.value.query.get('of');
+  const family = families.find(([name]) => name === given)?.[0] ?? '';
+  const [live, setLive] = useState<readonly Happened[]>([]);
+  useEffect(
+    () => listen(({ event }) => event && setLive((before) => [event, ...before].slice(0, mostLive))),
+    [],
+  );
+  const matches = ({ type }: Happened): boolean => family === '' || type.startsWith(`${family}.`);
+  return (
+    <Page
+      title="Events"
+      beside={<State of={connected.value ? 'online' : 'GRACE_PERIOD'} text={connected.value ? 'live' : 'not live'} />}
+    >
+      <div class="filters">
+        <Choice label="Kind" options={families} value={family} choose={(name) => setQuery({ of: name })} />
+      </div>
+      <LongList
+        read={(paging, signal) => client.events.list({ sort: '-created_at', ...paging }, { signal })}
+        inputs={[]}
+        empty={
+          <Empty icon={icons.events} title="Nothing has happened yet">
+            <p>Machines that join, commands, terminals and changes of files appear here by themselves.</p>
+          </Empty>
+        }
+      >
+        {(items) => {
+          const there = new Set(items.map(({ id }) => id));
+          const all = [...live.filter(({ id }) => !there.has(id)), ...items].filter(matches);
+          if (all.length === 0) return <p class="muted">None of the events that were read is of this kind.</p>;
+          return <EventList items={all} withMachine />;
+        }}
+      </LongList>
+    </Page>
+  );
+}

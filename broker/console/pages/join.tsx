@@ -1,0 +1,248 @@
+// Joins a machine: a token, the line to paste into its shell, and the page turns when the machine arrives.
+import { useEffect, useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { listen } from '../live.ts';
+import { Ago, Confirm, CopyButton, State, Tags } from '../parts/basics.tsx';
+import { Form, SelectField, TextField } from '../parts/form.tsx';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { List, LongList } from '../parts/lists.tsx';
+import { Page } from '../parts/page.tsx';
+import { to } from '../routes.ts';
+
+type Token = Awaited<ReturnType<typeof client.joinTokens.create>>;
+
+const hourMs = 3_600_000;
+
+export function Join() {
+  const [token, setToken] = useState<Token | undefined>(undefined);
+  const [round, setRound] = useState(0);
+  return (
+    <Page title="Join a machine" above={[{ text: 'Machines', href: to('/machines') }]}>
+      <div class="narrow stack">
+        {token ? (
+          <Waiting
+            token={token}
+            again={() => {
+              setToken(undefined);
+              setRound(round + 1);
+            }}
+          />
+        ) : (
+          <NewToken
+            created={(made) => {
+              setToken(made);
+              setRound(round + 1);
+            }}
+          />
+        )}
+        <Tokens round={round} changed={() => setRound(round + 1)} />
+      </div>
+    </Page>
+  );
+}
+
+function NewToken({ created }: { created: (token: Token) => void }) {
+  const [name, setName] = useState('');
+  const [tags, setTags] = useState('');
+  const [uses, setUses] = useState('1');
+  const [hours, setHours] = useState('1');
+  const create = async (): Promise<void> => {
+    const wanted = tags.split(',').flatMap((tag) => tag.trim() || []);
+    created(
+      await client.joinTokens.create({
+        ...(name && { name }),
+        ...(wanted.length > 0 && { tags: wanted }),
+        uses: Number(uses),
+        expires_in: Number(hours) * hourMs,
+      }),
+    );
+  };
+  return (
+    <section class="card card-body">
+      <p class="muted">The agent dials out to this broker: the machine needs no open port, and you no password of it.</p>
+      <Form submit="Show the line to paste" run={create}>
+        <div class="fields">
+          <TextField label="Name" value={name} change={setName} placeholder="its host name" autoFocus />
+          <TextField label="Tags" value={tags} change={setTags} placeholder="web, eu" />
+          <SelectField
+            label="Machines"
+            value={uses}
+            change={setUses}
+            options={[
+              ['1', 'one machine'],
+              ['10', 'up to 10'],
+              ['100', 'up to 100'],
+              ['1000', 'up to 1,000'],
+            ]}
+          />
+          <SelectField
+            label="The token is good for"
+            value={hours}
+            change={setHours}
+            options={[
+              ['1', 'an hour'],
+              ['24', 'a day'],
+              ['168', 'a week'],
+              ['720', '30 days'],
+            ]}
+          />
+        </div>
+      </Form>
+    </section>
+  );
+}
+
+interface Arrived {
+  id: string;
+  name: string;
+}
+
+/** Machines that joined while the page was open, newest first. */
+function useArrivals(): readonly Arrived[] {
+  const [arrived, setArrived] = useState<readonly Arrived[]>([]);
+  useEffect(
+    () =>
+      listen(({ event }) => {
+        const { machine_id: id, machine_name: name } = event?.data ?? {};
+        if (event?.type !== 'machine.registered' || typeof id !== 'string') return;
+        setArrived((before) => [{ id, name: typeof name === 'string' ? name : id }, ...before]);
+      }),
+    [],
+  );
+  return arrived;
+}
+
+function Waiting({ token, again }: { token: Token; again: () => void }) {
+  const arrived = useArrivals();
+  const [latest] = arrived;
+  return (
+    <section class="card">
+      <h2>Paste this into a shell of the machine</h2>
+      <div class="card-body">
+        {token.install === null ? (
+          <>
+            <p class="notice warn">
+              <Icon of={icons.info} />
+              <span>{token.install_missing}</span>
+            </p>
+            <p>Install the agent there, and start it with this token:</p>
+            <OneLine text={token.token} />
+          </>
+        ) : (
+          <OneLine text={token.install} />
+        )}
+        <p class="muted small">
+          It joins {token.uses === 1 ? 'one machine' : `up to ${token.uses.toLocaleString()} machines`}, expires{' '}
+          <Ago at={token.expires_at} />, and is in no other page.
+        </p>
+        <div class="arrival" role="status" aria-live="polite">
+          {latest ? (
+            <>
+              <State of="online" text={`${latest.name} has joined`} />
+              <a class="button primary" href={to('/machines', latest.id)}>
+                Open {latest.name}
+              </a>
+            </>
+          ) : (
+            <State of="running" text="Waiting for the machine…" />
+          )}
+          <button type="button" onClick={again}>
+            Another token
+          </button>
+        </div>
+        {arrived.length > 1 && (
+          <ul class="names">
+            {arrived.map(({ id, name }) => (
+              <li key={id}>
+                <a href={to('/machines', id)}>{name}</a>
+              </li>
+            ))}
+          </ul>
+        )}
+      </div>
+    </section>
+  );
+}
+
+function OneLine({ text }: { text: string }) {
+  return (
+    <div class="secret">
+      <pre>{text}</pre>
+      <CopyButton text={text} />
+    </div>
+  );
+}
+
+function Tokens({ round, changed }: { round: number; changed: () => void }) {
+  const [removing, setRemoving] = useState<{ id: string; name: string } | undefined>(undefined);
+  return (
+    <>
+      <LongList
+        read={(paging, signal) => client.joinTokens.list(paging, { signal })}
+        inputs={[round]}
+        when={({ type }) => type === 'machine.registered'}
+        empty={null}
+      >
+        {(items) => (
+          <>
+            <h2>Open tokens</h2>
+            <List
+              label="Join tokens"
+              head={
+                <>
+                  <th>Name</th>
+                  <th class="wide">Tags</th>
+                  <th class="right">Left</th>
+                  <th>Expires</th>
+                  <th>
+                    <span class="only-read">Actions</span>
+                  </th>
+                </>
+              }
+            >
+              {items.map(({ id, name, tags, uses, uses_left, expires_at }) => (
+                <tr key={id}>
+                  <td>{name ?? <span class="muted">without a name</span>}</td>
+                  <td class="wide">
+                    <Tags of={tags ?? []} />
+                  </td>
+                  <td class="right number">
+                    {uses_left} of {uses}
+                  </td>
+                  <td class="muted">
+                    <Ago at={expires_at} />
+                  </td>
+                  <td>
+                    <button
+                      type="button"
+                      class="quiet icon-only"
+                      aria-label={`Delete the token ${name ?? id}`}
+                      title="Delete"
+                      onClick={() => setRemoving({ id, name: name ?? 'without a name' })}
+                    >
+                      <Icon of={icons.trash} />
+                    </button>
+                  </td>
+                </tr>
+              ))}
+            </List>
+          </>
+        )}
+      </LongList>
+      {removing && (
+        <Confirm
+          title={`Delete the token ${removing.name}?`}
+          action="Delete the token"
+          onClose={() => setRemoving(undefined)}
+          run={async () => {
+            await client.joinTokens.remove({ join_token_id: removing.id });
+            changed();
+          }}
+        >
+          <p>No further machine can join with it. Those that joined stay.</p>
+        </Confirm>
+      )}
+    </>
+  );
+}

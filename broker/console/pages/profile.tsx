@@ -1,0 +1,149 @@
+// Your key and its rights, the browsers that are logged in, the theme and the shortcuts.
+import { useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { menuOf } from '../pages.tsx';
+import { Ago, Choice, Tags } from '../parts/basics.tsx';
+import { List, LongList } from '../parts/lists.tsx';
+import { Page } from '../parts/page.tsx';
+import { attempt } from '../parts/toasts.tsx';
+import { logOut, may, me } from '../session.ts';
+import { chooseTheme, theme } from '../theme.ts';
+
+const themeTexts = [
+  ['system', 'System'],
+  ['light', 'Light'],
+  ['dark', 'Dark'],
+] as const;
+
+export function Profile() {
+  const key = me.value;
+  if (!key) return null;
+  return (
+    <Page title="Profile">
+      <div class="narrow stack">
+        <section class="card">
+          <h2>Your key</h2>
+          <div class="card-body">
+            <dl class="facts">
+              <dt>Name</dt>
+              <dd>{key.name}</dd>
+              <dt>It may do</dt>
+              <dd>
+                <Tags of={key.scopes} />
+              </dd>
+              <dt>Machines</dt>
+              <dd>
+                {key.tags === null && key.machine_ids === null
+                  ? 'all'
+                  : [...(key.tags ?? []).map((tag) => `tagged ${tag}`), ...(key.machine_ids ?? [])].join(', ')}
+              </dd>
+              <dt>Expires</dt>
+              <dd>
+                <Ago at={key.expires_at} />
+              </dd>
+            </dl>
+          </div>
+        </section>
+        <section class="card">
+          <div class="card-head spread">
+            <h2>Theme</h2>
+            <Choice label="Theme" options={themeTexts} value={theme.value} choose={chooseTheme} />
+          </div>
+        </section>
+        <Logins />
+        <Shortcuts />
+      </div>
+    </Page>
+  );
+}
+
+function Logins() {
+  const [round, setRound] = useState(0);
+  const own = me.value?.login?.id;
+  const end = async (id: string): Promise<void> => {
+    if (id === own) await logOut();
+    else await client.logins.remove({ login_id: id });
+    setRound(round + 1);
+  };
+  return (
+    <>
+      <h2>Logins</h2>
+      <LongList
+        read={(paging, signal) => client.logins.list(paging, { signal })}
+        inputs={[round]}
+        empty={<p class="muted">No browser is logged in.</p>}
+      >
+        {(items) => (
+          <List
+            label="Logins"
+            head={
+              <>
+                <th class="wide">Browser</th>
+                <th>Key</th>
+                <th>Address</th>
+                <th>Last used</th>
+                <th>Ends</th>
+                <th>
+                  <span class="only-read">Actions</span>
+                </th>
+              </>
+            }
+          >
+            {items.map(({ id, name, key_name, address, last_used_at, expires_at }) => (
+              <tr key={id}>
+                <td class="wide">
+                  <span>
+                    {name ?? 'Browser'} {id === own && <span class="tag">this one</span>}
+                  </span>
+                </td>
+                <td>{key_name}</td>
+                <td class="muted">{address}</td>
+                <td class="muted">
+                  <Ago at={last_used_at} />
+                </td>
+                <td class="muted">
+                  <Ago at={expires_at} />
+                </td>
+                <td>
+                  <button type="button" class="quiet" onClick={() => void attempt(() => end(id))}>
+                    {id === own ? 'Log out' : 'End'}
+                  </button>
+                </td>
+              </tr>
+            ))}
+          </List>
+        )}
+      </LongList>
+    </>
+  );
+}
+
+function Shortcuts() {
+  const keys: readonly (readonly [keys: string, text: string])[] = [
+    ['Ctrl K', 'find a machine, a page or an action'],
+    ['/', 'search on this page'],
+    ['?', 'this list'],
+    ...menuOf(may).map(({ key, text }) => [`g ${key}`, text] as const),
+    ['Ctrl Enter', 'send a form'],
+    ['Ctrl Shift F', 'search in a terminal'],
+    ['Ctrl Shift C', 'copy from a terminal'],
+    ['Ctrl S', 'save a file'],
+  ];
+  return (
+    <section class="card">
+      <h2>Shortcuts</h2>
+      <dl class="card-body shortcuts">
+        {keys.map(([name, text]) => (
+          <div key={name}>
+            <dt>
+              {name.split(' ').map((part) => (
+                <kbd key={part}>{part}</kbd>
+              ))}
+            </dt>
+            <dd>{text}</dd>
+          </div>
+        ))}
+      </dl>
+    </section>
+  );
+}

@@ -1,0 +1,262 @@
+// One schedule: its form, with the expression in words while typing, and the history of its runs.
+import { useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { outcome } from '../commands/command-list.tsx';
+import { MachinePicker } from '../machines/machine-picker.tsx';
+import { nameOf } from '../machines/names.ts';
+import { Ago, Confirm, State, Tabs } from '../parts/basics.tsx';
+import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { List, LongList } from '../parts/lists.tsx';
+import { Empty, Page, Show } from '../parts/page.tsx';
+import { attempt, say } from '../parts/toasts.tsx';
+import { useData } from '../parts/use-data.ts';
+import { go, type Params, to } from '../routes.ts';
+import { may } from '../session.ts';
+import { durationText } from '../time.ts';
+import { CronField } from '../schedules/cron-field.tsx';
+
+type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
+
+export function Schedule({ params: { schedule = '', tab = 'history' } }: { params: Params }) {
+  if (schedule === 'new') {
+    return (
+      <Page title="New schedule" above={[{ text: 'Schedules', href: to('/schedules') }]}>
+        <ScheduleForm />
+      </Page>
+    );
+  }
+  return <Existing schedule={schedule} tab={tab} />;
+}
+
+function Existing({ schedule, tab }: { schedule: string; tab: string }) {
+  const loaded = useData(
+    (signal) => client.schedules.get({ schedule_id: schedule }, { signal }),
+    [schedule],
+    ({ data }) => data['schedule_id'] === schedule,
+  );
+  const { data, reload } = loaded;
+  const tabs = [
+    { name: 'history', text: 'History', href: to('/schedules', schedule) },
+    { name: 'settings', text: 'Settings', href: to('/schedules', schedule, 'settings') },
+  ];
+  return (
+    <Page
+      title={data?.name ?? 'Schedule'}
+      above={[{ text: 'Schedules', href: to('/schedules') }]}
+      beside={data && <State of={data.enabled ? 'online' : 'off'} text={data.enabled ? 'on' : 'off'} />}
+      actions={data && may('schedules:write') && may('commands:execute') && <Actions schedule={data} reload={reload} />}
+    >
+      <Tabs label="Schedule" tabs={tabs} current={tab} />
+      <Show of={loaded}>
+        {(detail) =>
+          tab === 'settings' ? (
+            <ScheduleForm key={detail.updated_at} schedule={detail} reload={reload} />
+          ) : (
+            <>
+              <Coming schedule={detail} />
+              <History schedule={schedule} />
+            </>
+          )
+        }
+      </Show>
+    </Page>
+  );
+}
+
+function Actions({ schedule, reload }: { schedule: Detail; reload: () => void }) {
+  const [asking, setAsking] = useState(false);
+  const { id, name, enabled } = schedule;
+  return (
+    <>
+      <button
+        type="button"
+        onClick={() =>
+          void attempt(() => client.schedules.update({ schedule_id: id, enabled: !enabled })).then(reload)
+        }
+      >
+        {enabled ? 'Turn off' : 'Turn on'}
+      </button>
+      <button
+        type="button"
+        class="primary"
+        onClick={() => void attempt(() => client.schedules.run({ schedule_id: id }), `${name} is started`).then(reload)}
+      >
+        <Icon of={icons.play} />
+        Run now
+      </button>
+      <button type="button" class="danger icon-only" aria-label="Delete" onClick={() => setAsking(true)}>
+        <Icon of={icons.trash} />
+      </button>
+      {asking && (
+        <Confirm
+          title={`Delete ${name}?`}
+          action="Delete the schedule"
+          onClose={() => setAsking(false)}
+          run={async () => {
+            await client.schedules.remove({ schedule_id: id });
+            say(`${name} is deleted`);
+            go(to('/schedules'));
+          }}
+        >
+          <p>A run in progress goes on, and the history of commands stays.</p>
+        </Confirm>
+      )}
+    </>
+  );
+}
+
+function Coming({ schedule: { cron, timezone, next_runs, command, machine_id, enabled } }: { schedule: Detail }) {
+  const zone = new Intl.DateTimeFormat(undefined, {
+    dateStyle: 'medium',
+    timeStyle: 'short',
+    hour12: false,
+    timeZone: timezone,
+  });
+  return (
+    <section class="card command-card">
+      <pre class="command-line">{command}</pre>
+      <span>
+        on <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>
+      </span>
+      <p class="fact-row muted">
+        <span>
+          <code>{cron}</code> {timezone}
+        </span>
+        {enabled && next_runs.length > 0 && (
+          <span>next: {next_runs.slice(0, 3).map((at) => zone.format(new Date(at))).join(' · ')}</span>
+        )}
+      </p>
+    </section>
+  );
+}
+
+function History({ schedule }: { schedule: string }) {
+  return (
+    <LongList
+      read={(paging, signal) => client.schedules.history({ schedule_id: schedule, ...paging }, { signal })}
+      inputs={[schedule]}
+      when={({ data }) => data['schedule_id'] === schedule}
+      empty={
+        <Empty icon={icons.schedules} title="It has not run yet">
+          <p>Each run appears here with its result and its output.</p>
+        </Empty>
+      }
+    >
+      {(items) => (
+        <List
+          label="Runs"
+          head={
+            <>
+              <th>Started</th>
+              <th>Status</th>
+              <th>Result</th>
+              <th>Why</th>
+              <th class="right">Duration</th>
+              <th class="wide">End of the output</th>
+            </>
+          }
+        >
+          {items.map((run) => (
+            <tr key={run.id}>
+              <td>
+                {run.command_id === null ? (
+                  <Ago at={run.started_at} />
+                ) : (
+                  <a href={to('/commands', run.command_id)}>
+                    <Ago at={run.started_at} />
+                  </a>
+                )}
+              </td>
+              <td>
+                <State of={run.status} />
+              </td>
+              <td class="muted">{outcome({ exit_code: run.exit_code, signal: null })}</td>
+              <td class="muted">{run.trigger.replace('_', ' ')}</td>
+              <td class="right number">{run.duration === null ? '' : durationText(run.duration)}</td>
+              <td class="wide">
+                <span class="mono">{(run.reason ?? (run.stderr || run.stdout)).trim().split('\n').at(-1)}</span>
+              </td>
+            </tr>
+          ))}
+        </List>
+      )}
+    </LongList>
+  );
+}
+
+const defaultZone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+const zones: readonly string[] = ['UTC', ...Intl.supportedValuesOf('timeZone')];
+
+function ScheduleForm({ schedule, reload }: { schedule?: Detail; reload?: () => void }) {
+  const [name, setName] = useState(schedule?.name ?? '');
+  const [machine, setMachine] = useState<string | undefined>(schedule?.machine_id);
+  const [command, setCommand] = useState(schedule?.command ?? '');
+  const [cron, setCron] = useState(schedule?.cron ?? '30 2 * * *');
+  const [timezone, setTimezone] = useState(schedule?.timezone ?? defaultZone);
+  const [overlap, setOverlap] = useState<Detail['overlap']>(schedule?.overlap ?? 'skip');
+  const [catchUp, setCatchUp] = useState<Detail['catch_up']>(schedule?.catch_up ?? 'none');
+  const [onFailure, setOnFailure] = useState(schedule?.notify?.on_failure ?? true);
+  const save = async (): Promise<void> => {
+    if (machine === undefined) throw new Error('choose the machine');
+    const notify = { on_success: schedule?.notify?.on_success ?? false, on_failure: onFailure };
+    const input = { name, machine_id: machine, command, cron, timezone, overlap, catch_up: catchUp, notify };
+    if (schedule) {
+      await client.schedules.update({ schedule_id: schedule.id, ...input });
+      say('The schedule is saved');
+      reload?.();
+    } else {
+      const { id } = await client.schedules.create(input);
+      go(to('/schedules', id));
+    }
+  };
+  return (
+    <div class="narrow card card-body">
+      <Form submit={schedule ? 'Save' : 'Create'} run={save} disabled={!name || !command || !cron || !machine}>
+        <TextField label="Name" value={name} change={setName} required autoFocus={!schedule} />
+        <div class="field">
+          {machine !== undefined && (
+            <p>
+              Runs on <strong>{nameOf(machine)}</strong>
+            </p>
+          )}
+          <MachinePicker
+            label={machine === undefined ? 'Machine' : 'Another machine'}
+            choose={({ id }) => setMachine(id)}
+          />
+        </div>
+        <TextField label="Command" value={command} change={setCommand} rows={2} mono required hint="A line for /bin/sh" />
+        <CronField cron={cron} timezone={timezone} change={setCron} />
+        <div class="fields">
+          <SelectField
+            label="Time zone"
+            value={timezone}
+            change={setTimezone}
+            options={[...new Set([timezone, ...zones])].map((zone) => [zone, zone] as const)}
+          />
+          <SelectField
+            label="While the run before goes on"
+            value={overlap}
+            change={(value) => setOverlap(value === 'allow' ? 'allow' : 'skip')}
+            options={[
+              ['skip', 'skip the run'],
+              ['allow', 'run beside it'],
+            ]}
+          />
+          <SelectField
+            label="Times missed while the broker was down"
+            value={catchUp}
+            change={(value) => setCatchUp(value === 'last' || value === 'all' ? value : 'none')}
+            options={[
+              ['none', 'leave them out'],
+              ['last', 'run the last'],
+              ['all', 'run all'],
+            ]}
+          />
+        </div>
+        <CheckField label="A failure is an event, for webhooks" value={onFailure} change={setOnFailure} />
+      </Form>
+    </div>
+  );
+}

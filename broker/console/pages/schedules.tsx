@@ -1,0 +1,90 @@
+// The schedules: when each runs next, how it ended last, and a button to run it now.
+import { client } from '../client.ts';
+import { nameOf } from '../machines/names.ts';
+import { Ago, State } from '../parts/basics.tsx';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { List, LongList } from '../parts/lists.tsx';
+import { Empty, Page } from '../parts/page.tsx';
+import { attempt } from '../parts/toasts.tsx';
+import { to } from '../routes.ts';
+import { may } from '../session.ts';
+
+const mayWrite = (): boolean => may('schedules:write') && may('commands:execute');
+
+function NewButton() {
+  if (!mayWrite()) return null;
+  return (
+    <a class="button primary" href={to('/schedules', 'new')}>
+      <Icon of={icons.join} />
+      New schedule
+    </a>
+  );
+}
+
+export function Schedules() {
+  return (
+    <Page title="Schedules" actions={<NewButton />}>
+      <LongList
+        read={(paging, signal) => client.schedules.list({ sort: 'name', ...paging }, { signal })}
+        inputs={[]}
+        when={({ type, data }) => type.startsWith('schedule.') || typeof data['schedule_id'] === 'string'}
+        empty={
+          <Empty icon={icons.schedules} title="Nothing is scheduled">
+            <p>A schedule runs a command on a machine by a cron expression, and keeps the result of each run.</p>
+            <NewButton />
+          </Empty>
+        }
+      >
+        {(items, reload) => (
+          <List
+            label="Schedules"
+            head={
+              <>
+                <th class="wide">Name</th>
+                <th>Machine</th>
+                <th>When</th>
+                <th>Next run</th>
+                <th>Last run</th>
+                <th>
+                  <span class="only-read">Actions</span>
+                </th>
+              </>
+            }
+          >
+            {items.map(({ id, name, machine_id, cron, timezone, enabled, next_run, last_run }) => (
+              <tr key={id}>
+                <td class="wide">
+                  <a href={to('/schedules', id)}>{name}</a>
+                </td>
+                <td>
+                  <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>
+                </td>
+                <td>
+                  <code>{cron}</code> <span class="muted small">{timezone}</span>
+                </td>
+                <td class="muted">{enabled ? <Ago at={next_run} /> : 'off'}</td>
+                <td>{last_run ? <State of={last_run.status} /> : <span class="muted">never</span>}</td>
+                <td>
+                  {mayWrite() && (
+                    <button
+                      type="button"
+                      class="quiet icon-only"
+                      aria-label={`Run ${name} now`}
+                      title="Run now"
+                      onClick={() =>
+                        void attempt(() => client.schedules.run({ schedule_id: id }), `${name} is started`).then(reload)
+                      }
+                    >
+                      <Icon of={icons.play} />
+                    </button>
+                  )}
+                </td>
+              </tr>
+            ))}
+          </List>
+        )}
+      </LongList>
+    </Page>
+  );
+}

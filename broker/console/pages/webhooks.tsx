@@ -1,0 +1,79 @@
+// Webhooks: where events are sent, and how the last delivery went.
+import { useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { Ago, Dialog, State } from '../parts/basics.tsx';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { List, LongList } from '../parts/lists.tsx';
+import { Empty, Page } from '../parts/page.tsx';
+import { go, to } from '../routes.ts';
+import { may } from '../session.ts';
+import { WebhookForm } from '../webhooks/webhook-form.tsx';
+
+export function Webhooks() {
+  const [creating, setCreating] = useState(false);
+  const newButton = may('webhooks:write') && (
+    <button type="button" class="primary" onClick={() => setCreating(true)}>
+      <Icon of={icons.join} />
+      New webhook
+    </button>
+  );
+  return (
+    <Page title="Webhooks" actions={newButton}>
+      <LongList
+        read={(paging, signal) => client.webhooks.list(paging, { signal })}
+        inputs={[]}
+        when={({ type }) => type.startsWith('webhook.')}
+        empty={
+          <Empty icon={icons.webhooks} title="Events are sent nowhere yet">
+            <p>A webhook posts events, such as a failed command or a lost machine, to an address of yours.</p>
+            {newButton}
+          </Empty>
+        }
+      >
+        {(items) => (
+          <List
+            label="Webhooks"
+            head={
+              <>
+                <th class="wide">Address</th>
+                <th>Events</th>
+                <th>State</th>
+                <th>Last delivery</th>
+              </>
+            }
+          >
+            {items.map(({ id, url, events, enabled, disabled_reason, last_delivery }) => (
+              <tr key={id}>
+                <td class="wide">
+                  <a href={to('/webhooks', id)}>{url}</a>
+                </td>
+                <td class="muted">{events.length > 2 ? `${events.length} kinds` : events.join(', ')}</td>
+                <td>
+                  <State
+                    of={enabled ? 'online' : disabled_reason ? 'failed' : 'off'}
+                    text={enabled ? 'on' : (disabled_reason?.replaceAll('_', ' ') ?? 'off')}
+                  />
+                </td>
+                <td class="muted">
+                  {last_delivery ? (
+                    <>
+                      <State of={last_delivery.delivered ? 'delivered' : 'failed'} /> <Ago at={last_delivery.at} />
+                    </>
+                  ) : (
+                    'none'
+                  )}
+                </td>
+              </tr>
+            ))}
+          </List>
+        )}
+      </LongList>
+      {creating && (
+        <Dialog title="New webhook" onClose={() => setCreating(false)}>
+          <WebhookForm cancel={() => setCreating(false)} saved={(id) => go(to('/webhooks', id))} />
+        </Dialog>
+      )}
+    </Page>
+  );
+}

@@ -1,0 +1,69 @@
+// A field for a cron expression: in words, and with its next times, while it is typed.
+import { useEffect, useState } from 'preact/hooks';
+import { client, messageOf } from '../client.ts';
+import { TextField } from '../parts/form.tsx';
+import { after } from '../time.ts';
+
+type Preview = Awaited<ReturnType<typeof client.schedules.preview>>;
+
+interface CronFieldProps {
+  cron: string;
+  timezone: string;
+  change: (cron: string) => void;
+}
+
+const typingMs = 150;
+
+/** The offset of a zone at a time, such as `GMT+2`, by which a change of the clock shows. */
+const offsetAt = (at: string, timeZone: string): string =>
+  new Intl.DateTimeFormat('en', { timeZone, timeZoneName: 'shortOffset' })
+    .formatToParts(new Date(at))
+    .find(({ type }) => type === 'timeZoneName')?.value ?? '';
+
+export function CronField({ cron, timezone, change }: CronFieldProps) {
+  const [preview, setPreview] = useState<Preview | string | undefined>(undefined);
+  useEffect(
+    () =>
+      after(typingMs, () => {
+        client.schedules.preview({ cron, timezone, count: 4 }).then(setPreview, (error: unknown) => {
+          setPreview(messageOf(error));
+        });
+      }),
+    [cron, timezone],
+  );
+  const format = new Intl.DateTimeFormat(undefined, {
+    weekday: 'short',
+    dateStyle: undefined,
+    day: 'numeric',
+    month: 'short',
+    hour: '2-digit',
+    minute: '2-digit',
+    hour12: false,
+    timeZone: timezone,
+  });
+  return (
+    <div class="field">
+      <TextField label="Cron expression" value={cron} change={change} mono required />
+      <div class="cron-preview" aria-live="polite">
+        {typeof preview === 'string' && <p class="bad-text">{preview}</p>}
+        {typeof preview === 'object' && (
+          <>
+            <p>{preview.description}</p>
+            <ol>
+              {preview.next_runs.map((at, index) => {
+                const before = preview.next_runs[index - 1];
+                const offset = offsetAt(at, timezone);
+                const turned = before !== undefined && offsetAt(before, timezone) !== offset;
+                return (
+                  <li key={at}>
+                    {format.format(new Date(at))} {turned && <span class="tag">clock changes, {offset}</span>}
+                  </li>
+                );
+              })}
+            </ol>
+          </>
+        )}
+      </div>
+    </div>
+  );
+}

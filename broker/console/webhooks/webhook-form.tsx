@@ -1,0 +1,66 @@
+// The form of a webhook: address, events and secret.
+import { useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { CheckField, Form, TextField } from '../parts/form.tsx';
+
+type Webhook = Awaited<ReturnType<typeof client.webhooks.get>>;
+type Pattern = NonNullable<Parameters<typeof client.webhooks.create>[0]>['events'][number];
+
+const choices: readonly (readonly [pattern: Pattern, text: string])[] = [
+  ['machine.*', 'Machines: joined, online, offline'],
+  ['command.failed', 'Failed commands'],
+  ['command.*', 'All events of commands'],
+  ['schedule.*', 'Runs of schedules that notify'],
+  ['session.*', 'Terminals'],
+  ['file.*', 'Files: uploaded, downloaded, deleted'],
+  ['*', 'Everything'],
+];
+
+interface WebhookFormProps {
+  webhook?: Webhook;
+  cancel: () => void;
+  saved: (id: string) => void;
+}
+
+export function WebhookForm({ webhook, cancel, saved }: WebhookFormProps) {
+  const [url, setUrl] = useState(webhook?.url ?? '');
+  const [secret, setSecret] = useState('');
+  const [events, setEvents] = useState<ReadonlySet<string>>(new Set(webhook?.events ?? ['machine.*', 'command.failed']));
+  const flip = (pattern: string, on: boolean): void => {
+    const next = new Set(events);
+    if (on) next.add(pattern);
+    else next.delete(pattern);
+    setEvents(next);
+  };
+  const save = async (): Promise<void> => {
+    // The cast is safe: the patterns are those above, or came from the broker.
+    const patterns = [...events] as Pattern[];
+    const input = { url, events: patterns, ...(secret && { secret }) };
+    const { id } = webhook
+      ? await client.webhooks.update({ webhook_id: webhook.id, ...input })
+      : await client.webhooks.create(input);
+    saved(id);
+  };
+  const others = [...events].filter((pattern) => !choices.some(([known]) => known === pattern));
+  return (
+    <Form submit={webhook ? 'Save' : 'Create'} cancel={cancel} run={save} disabled={!url || events.size === 0}>
+      <TextField label="Address" value={url} change={setUrl} placeholder="https://example.org/hooks" required autoFocus />
+      <fieldset class="field">
+        <legend>Events</legend>
+        {choices.map(([pattern, text]) => (
+          <CheckField key={pattern} label={text} value={events.has(pattern)} change={(on) => flip(pattern, on)} />
+        ))}
+        {others.map((pattern) => (
+          <CheckField key={pattern} label={pattern} value change={(on) => flip(pattern, on)} />
+        ))}
+      </fieldset>
+      <TextField
+        label={webhook ? 'New secret' : 'Secret'}
+        value={secret}
+        change={setSecret}
+        secret
+        hint={`Signs each delivery, so that the receiver can check it${webhook ? '; empty leaves it as it is' : ''}`}
+      />
+    </Form>
+  );
+}
