@@ -1,6 +1,14 @@
 // Builds the console for browsers: index.html, and scripts and styles with hashed names, each also compressed.
 // Usage: node scripts/console.ts [DIRECTORY], by default generated/console.
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { basename, dirname, join, relative } from 'node:path';
 import { brotliCompressSync, constants, gzipSync } from 'node:zlib';
 import { build, type Metafile, type Plugin } from 'esbuild';
@@ -16,16 +24,24 @@ const icons: Plugin = {
   setup(esbuild) {
     esbuild.onLoad({ filter: /\/lucide-static\/icons\/[\w-]+\.svg$/ }, ({ path }) => {
       const elements = [...readFileSync(path, 'utf8').matchAll(/^ {2}<(\w+) (.*?) \/>$/gm)];
-      const nodes = elements.map(([, name, attributes = '']) => [
-        name,
-        Object.fromEntries([...attributes.matchAll(/([\w-]+)="([^"]*)"/g)].map(([, key, value]) => [key, value])),
-      ]);
+      const nodes = elements.map(
+        ([, name, attributes = '']): [string | undefined, Record<string, string>] => {
+          const pairs = [...attributes.matchAll(/([\w-]+)="([^"]*)"/g)];
+          return [
+            name,
+            Object.fromEntries(pairs.map(([, key = '', value = '']): [string, string] => [key, value])),
+          ];
+        },
+      );
       return { contents: `export default ${JSON.stringify(nodes)}`, loader: 'js' };
     });
   },
 };
 
+// biome-ignore lint/suspicious/noTemplateCurlyInString: it is the code of xterm
 const attributeStyle = 't.setAttribute("style",`${t.getAttribute("style")||""}${e};`)';
+// biome-ignore lint/suspicious/noTemplateCurlyInString: it is code
+const propertyStyle = 't.style.cssText+=`${e};`';
 
 /** Makes xterm set colours through the object model: the page's policy forbids style attributes. */
 const styledByProperty: Plugin = {
@@ -33,8 +49,9 @@ const styledByProperty: Plugin = {
   setup(esbuild) {
     esbuild.onLoad({ filter: /\/@xterm\/xterm\/lib\/xterm\.mjs$/ }, ({ path }) => {
       const source = readFileSync(path, 'utf8');
-      if (!source.includes(attributeStyle)) throw new Error(`${path} sets its styles in another way than before`);
-      return { contents: source.replaceAll(attributeStyle, 't.style.cssText+=`${e};`') };
+      if (!source.includes(attributeStyle))
+        throw new Error(`${path} sets its styles in another way than before`);
+      return { contents: source.replaceAll(attributeStyle, propertyStyle) };
     });
   },
 };
@@ -101,7 +118,9 @@ export async function buildConsole(target = consoleFolder, { fast = false } = {}
 /** Puts the hashed names of the script and the style into the page. */
 function withAssets(page: string, { outputs }: Metafile): string {
   const containing = (file: string): string => {
-    const found = Object.entries(outputs).find(([, { inputs }]) => Object.hasOwn(inputs, relative(root, file)));
+    const found = Object.entries(outputs).find(([, { inputs }]) =>
+      Object.hasOwn(inputs, relative(root, file)),
+    );
     if (found === undefined) throw new Error(`no output contains ${file}`);
     return basename(found[0]);
   };

@@ -3,7 +3,8 @@ import { useEffect, useState } from 'preact/hooks';
 import { brokerAnswers, confirmation, loginEnded } from './client.ts';
 import { lost, startLive } from './live.ts';
 import { Login } from './login.tsx';
-import { menuOf, pages } from './pages.tsx';
+import { menu } from './menu.ts';
+import { pages } from './pages.tsx';
 import { Palette, paletteOpen } from './palette.tsx';
 import { ConfirmLogin } from './parts/confirm-login.tsx';
 import { Icon } from './parts/icon.tsx';
@@ -100,7 +101,7 @@ function Brand() {
 }
 
 function Menu({ open }: { open: boolean }) {
-  const items = menuOf(may);
+  const items = menu.value;
   const groups = [...new Set(items.map(({ group }) => group))];
   const within = (pattern: string): boolean => path.value === pattern || path.value.startsWith(`${pattern}/`);
   return (

@@ -40,7 +40,9 @@ async function fetchAsConsole(input: string | URL | Request, init: RequestInit =
 /** The id of the login if the broker refused a request until its key is entered again. */
 async function loginToConfirm(response: Response): Promise<string | undefined> {
   const { code, details } = failureOf(response, await response.clone().text());
-  return code === 'confirmation_required' && typeof details.login_id === 'string' ? details.login_id : undefined;
+  return code === 'confirmation_required' && typeof details.login_id === 'string'
+    ? details.login_id
+    : undefined;
 }
 
 function confirmed(loginId: string): Promise<boolean> {

@@ -5,7 +5,9 @@ import { FarhandError, streams } from './client.ts';
 import { loggedIn, may } from './session.ts';
 import { after } from './time.ts';
 
-type Update = typeof streams.live.follow extends (...input: never[]) => AsyncIterable<{ data: infer T }> ? T : never;
+type Update = typeof streams.live.follow extends (...input: never[]) => AsyncIterable<{ data: infer T }>
+  ? T
+  : never;
 export type Happened = NonNullable<Update['event']>;
 
 /** Whether the stream is open. While it is not, what a page has may be old. */
@@ -17,7 +19,9 @@ const listeners = new Set<(update: Update) => void>();
 const returning = new Set<() => void>();
 /** Topics of the open page, each with the number of parts that follow it. */
 const followed = signal<ReadonlyMap<string, number>>(new Map());
-const topics = computed(() => [...(may('machines:read') ? ['events'] : []), ...followed.value.keys()].sort().join(','));
+const topics = computed(() =>
+  [...(may('machines:read') ? ['events'] : []), ...followed.value.keys()].sort().join(','),
+);
 const retryMs = 2_000;
 
 /** Calls the listener with each update until the result is called. */

@@ -27,7 +27,9 @@ export function Login() {
         </svg>
         <h1>Farhand</h1>
         <p class="muted">
-          {loginEnded.value && me.value ? 'Your login has ended. Log in again to go on.' : 'Log in with an API key.'}
+          {loginEnded.value && me.value
+            ? 'Your login has ended. Log in again to go on.'
+            : 'Log in with an API key.'}
         </p>
         <Form submit="Log in" run={submit} disabled={key.trim() === ''}>
           <TextField label="API key" secret value={key} change={setKey} required mono autoFocus />
@@ -36,7 +38,8 @@ export function Login() {
           <p class="notice warn">
             <Icon of={info} />
             <span>
-              This browser stores no secure cookie over plain http. Use https, or Chromium or Firefox on 127.0.0.1.
+              This browser stores no secure cookie over plain http. Use https, or Chromium or Firefox on
+              127.0.0.1.
             </span>
           </p>
         )}

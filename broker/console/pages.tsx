@@ -1,27 +1,20 @@
 // The table of pages: the path of each, its place in the menu, and the scope it needs.
 import type { Scope } from '../../shared/api/route.ts';
+import { allItems, type MenuItem } from './menu.ts';
 import { Machines } from './pages/machines.tsx';
 import type { IconNodes } from './parts/icon.tsx';
 import * as icons from './parts/icons.ts';
 import { later } from './parts/later.tsx';
 import type { Page } from './routes.ts';
 
-interface MenuItem {
-  group: 'Fleet' | 'Work' | 'Watch' | 'Access';
-  text: string;
-  icon: IconNodes;
-  /** The second key of its shortcut, after `g`. */
-  key: string;
-}
-
 interface Entry {
   pattern: string;
   page: Page;
   needs?: Scope;
-  menu?: MenuItem;
+  menu?: Pick<MenuItem, 'group' | 'text' | 'icon' | 'key'>;
 }
 
-const item = (group: MenuItem['group'], text: string, icon: IconNodes, key: string): MenuItem => ({
+const item = (group: MenuItem['group'], text: string, icon: IconNodes, key: string) => ({
   group,
   text,
   icon,
@@ -120,9 +113,4 @@ export const pages: readonly Entry[] = [
   },
 ];
 
-/** Pages of the menu that a key with these scopes may use. */
-export function menuOf(may: (scope: Scope) => boolean): (MenuItem & { pattern: string })[] {
-  return pages.flatMap(({ menu, needs, pattern }) =>
-    menu && (needs === undefined || may(needs)) ? [{ ...menu, pattern }] : [],
-  );
-}
+allItems.value = pages.flatMap(({ menu, needs, pattern }) => (menu ? [{ ...menu, needs, pattern }] : []));

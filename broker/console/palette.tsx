@@ -2,7 +2,7 @@
 import { signal } from '@preact/signals';
 import { useEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { client } from './client.ts';
-import { menuOf } from './pages.tsx';
+import { menu } from './menu.ts';
 import { Icon, type IconNodes } from './parts/icon.tsx';
 import * as icons from './parts/icons.ts';
 import { sayError } from './parts/toasts.tsx';
@@ -27,14 +27,20 @@ const mostMachines = 8;
 function actions(): Found[] {
   const dark = isDark();
   return [
-    ...menuOf(may).map(({ pattern, text, icon, key }) => ({
+    ...menu.value.map(({ pattern, text, icon, key }) => ({
       id: pattern,
       text,
       hint: `g ${key}`,
       icon,
       run: () => go(to(pattern)),
     })),
-    { id: 'profile', text: 'Profile and shortcuts', hint: '?', icon: icons.profile, run: () => go(to('/profile')) },
+    {
+      id: 'profile',
+      text: 'Profile and shortcuts',
+      hint: '?',
+      icon: icons.profile,
+      run: () => go(to('/profile')),
+    },
     {
       id: 'theme',
       text: dark ? 'Light theme' : 'Dark theme',
@@ -158,7 +164,6 @@ function FoundList({ all, at, choose, hover }: FoundListProps) {
   return (
     <div id="found" role="listbox" aria-label="Found" tabIndex={-1}>
       {all.map((one, index) => (
-        // biome-ignore lint/a11y/useKeyWithClickEvents: the input above has the keys
         <div
           key={one.id}
           id={`found-${index}`}

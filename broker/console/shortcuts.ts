@@ -1,15 +1,16 @@
 // Keys that work on every page: the palette, the search of a page, and `g` with a second key for each page.
-import { menuOf } from './pages.tsx';
+import { menu } from './menu.ts';
 import { paletteOpen } from './palette.tsx';
 import { go, to } from './routes.ts';
-import { loggedIn, may } from './session.ts';
+import { loggedIn } from './session.ts';
 import { now } from './time.ts';
 
 /** Most milliseconds between the two keys of a shortcut. */
 const pairMs = 1_500;
 
 const isTyping = (target: EventTarget | null): boolean =>
-  target instanceof Element && target.closest('input, textarea, select, [contenteditable], .xterm, dialog') !== null;
+  target instanceof Element &&
+  target.closest('input, textarea, select, [contenteditable], .xterm, dialog') !== null;
 
 export function listenForShortcuts(): () => void {
   let firstAt = 0;
@@ -27,8 +28,11 @@ export function listenForShortcuts(): () => void {
       field?.focus();
       return;
     }
-    if (event.key === '?') return go(to('/profile'));
-    const page = now() - firstAt < pairMs ? menuOf(may).find(({ key }) => key === event.key) : undefined;
+    if (event.key === '?') {
+      go(to('/profile'));
+      return;
+    }
+    const page = now() - firstAt < pairMs ? menu.value.find(({ key }) => key === event.key) : undefined;
     firstAt = event.key === 'g' ? now() : 0;
     if (page) {
       event.preventDefault();

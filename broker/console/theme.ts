@@ -34,5 +34,5 @@ export function chooseTheme(chosen: Theme): void {
 }
 
 effect(() => {
-  document.documentElement.dataset['theme'] = isDark() ? 'dark' : 'light';
+  document.documentElement.dataset.theme = isDark() ? 'dark' : 'light';
 });

@@ -158,9 +158,7 @@ function addBrokerFiles(folder: string): void {
 
 function librariesOf(builds: readonly Metafile[]): string[] {
   const files = builds.flatMap(({ inputs }) => Object.keys(inputs));
-  const found = files.flatMap(
-    (file) => /^(.*node_modules\/(?:@[^/]+\/)?[^/]+)\//.exec(file)?.[1] ?? [],
-  );
+  const found = files.flatMap((file) => /^(.*node_modules\/(?:@[^/]+\/)?[^/]+)\//.exec(file)?.[1] ?? []);
   return [...new Set([...found, 'node_modules/@redocly/cli'])].sort();
 }
 

@@ -1,5 +1,5 @@
 // Commands as a list: on their own page, and on the page of a machine.
-import { client } from '../client.ts';
+import type { client } from '../client.ts';
 import type { MachineNames } from '../machines/names.ts';
 import { Ago, State } from '../parts/basics.tsx';
 import { List } from '../parts/lists.tsx';
@@ -10,7 +10,9 @@ export type CommandRecord = Awaited<ReturnType<typeof client.commands.get>>;
 
 /** The command line as one would type it. */
 export function commandLine({ command, args }: Pick<CommandRecord, 'command' | 'args'>): string {
-  const quoted = (args ?? []).map((word) => (/^[\w./:=@%+,-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`));
+  const quoted = (args ?? []).map((word) =>
+    /^[\w./:=@%+,-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`,
+  );
   return [command, ...quoted].join(' ');
 }
 

@@ -3,7 +3,16 @@ import type { client } from '../client.ts';
 
 type Batch = Awaited<ReturnType<typeof client.batches.list>>['items'][number];
 
-const order = ['completed', 'failed', 'timeout', 'lost', 'expired', 'cancelled', 'running', 'queued'] as const;
+const order = [
+  'completed',
+  'failed',
+  'timeout',
+  'lost',
+  'expired',
+  'cancelled',
+  'running',
+  'queued',
+] as const;
 
 export function Counts({ batch: { counts, total } }: { batch: Pick<Batch, 'counts' | 'total'> }) {
   const some = order.filter((name) => counts[name] > 0);

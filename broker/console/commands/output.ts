@@ -31,7 +31,8 @@ export class Output {
 
   /** Adds a piece of output; pieces of one stream that follow each other become one part. */
   add(stream: OutputPart['stream'], data: string, encoding: 'utf-8' | 'base64'): void {
-    const bytes = encoding === 'base64' ? Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0)) : undefined;
+    const bytes =
+      encoding === 'base64' ? Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0)) : undefined;
     const text = readable(bytes ? this.#decoders[stream].decode(bytes, { stream: true }) : data);
     const last = this.parts.at(-1);
     if (last?.stream === stream && last.text.length < 16_384) {
@@ -56,7 +57,12 @@ export class Output {
 }
 
 /** Follows a command until its end; `changed` is called at most once a frame. */
-export async function followOutput(id: string, output: Output, signal: AbortSignal, changed: () => void): Promise<void> {
+export async function followOutput(
+  id: string,
+  output: Output,
+  signal: AbortSignal,
+  changed: () => void,
+): Promise<void> {
   let asked = false;
   const draw = (): void => {
     if (asked) return;

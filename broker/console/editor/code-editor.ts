@@ -1,6 +1,12 @@
 // The text editor (CodeMirror), under the page's policy; loaded with the first file.
 import { defaultKeymap, history, historyKeymap, indentWithTab } from '@codemirror/commands';
-import { bracketMatching, HighlightStyle, indentOnInput, StreamLanguage, syntaxHighlighting } from '@codemirror/language';
+import {
+  bracketMatching,
+  HighlightStyle,
+  indentOnInput,
+  StreamLanguage,
+  syntaxHighlighting,
+} from '@codemirror/language';
 import { highlightSelectionMatches, search, searchKeymap } from '@codemirror/search';
 import { EditorState } from '@codemirror/state';
 import {
@@ -22,13 +28,19 @@ const look = EditorView.theme({
   '.cm-content': { caretColor: 'var(--accent-text)' },
   '.cm-cursor': { borderLeftColor: 'var(--accent-text)', borderLeftWidth: '2px' },
   '.cm-gutters': { backgroundColor: 'var(--surface)', color: 'var(--muted)', border: 'none' },
-  '.cm-activeLine, .cm-activeLineGutter': { backgroundColor: 'color-mix(in srgb, var(--hover) 60%, transparent)' },
+  '.cm-activeLine, .cm-activeLineGutter': {
+    backgroundColor: 'color-mix(in srgb, var(--hover) 60%, transparent)',
+  },
   '&.cm-focused': { outline: 'none' },
   '&.cm-focused > .cm-scroller > .cm-selectionLayer .cm-selectionBackground, .cm-selectionBackground': {
     backgroundColor: 'color-mix(in srgb, var(--accent) 26%, transparent)',
   },
   '.cm-panels': { backgroundColor: 'var(--raised)', color: 'var(--text)', borderColor: 'var(--line)' },
-  '.cm-panel.cm-search input, .cm-panel.cm-search button': { backgroundImage: 'none', minHeight: '26px', width: 'auto' },
+  '.cm-panel.cm-search input, .cm-panel.cm-search button': {
+    backgroundImage: 'none',
+    minHeight: '26px',
+    width: 'auto',
+  },
   '.cm-searchMatch': { backgroundColor: 'color-mix(in srgb, var(--warn-fill) 35%, transparent)' },
 });
 
@@ -62,9 +74,23 @@ function separatorOf(text: string): string {
   return /\r\n/.test(text) && !/(?<!\r)\n/.test(text) ? '\r\n' : '\n';
 }
 
-export async function openEditor({ element, name, text, readOnly, onChange, onSave }: EditorInput): Promise<CodeEditor> {
+export async function openEditor({
+  element,
+  name,
+  text,
+  readOnly,
+  onChange,
+  onSave,
+}: EditorInput): Promise<CodeEditor> {
   const language = await languageOf(name, text);
-  const save = { key: 'Mod-s', preventDefault: true, run: () => (onSave(), true) };
+  const save = {
+    key: 'Mod-s',
+    preventDefault: true,
+    run(): boolean {
+      onSave();
+      return true;
+    },
+  };
   const stateOf = (doc: string): EditorState =>
     EditorState.create({
       doc,

@@ -28,14 +28,17 @@ export function diffOf(theirs: string, mine: string): DiffLine[] {
 
 /** Longest common subsequence by dynamic programming. */
 function changes(theirs: readonly string[], mine: readonly string[]): DiffLine[] {
-  const only = (kind: DiffLine['kind'], lines: readonly string[]): DiffLine[] => lines.map((text) => ({ kind, text }));
-  if (theirs.length > mostLines || mine.length > mostLines) return [...only('theirs', theirs), ...only('mine', mine)];
+  const only = (kind: DiffLine['kind'], lines: readonly string[]): DiffLine[] =>
+    lines.map((text) => ({ kind, text }));
+  if (theirs.length > mostLines || mine.length > mostLines)
+    return [...only('theirs', theirs), ...only('mine', mine)];
   const width = mine.length + 1;
   const lengths = new Uint16Array((theirs.length + 1) * width);
   const at = (i: number, j: number): number => lengths[i * width + j] ?? 0;
   for (let i = theirs.length - 1; i >= 0; i -= 1) {
     for (let j = mine.length - 1; j >= 0; j -= 1) {
-      lengths[i * width + j] = theirs[i] === mine[j] ? at(i + 1, j + 1) + 1 : Math.max(at(i + 1, j), at(i, j + 1));
+      lengths[i * width + j] =
+        theirs[i] === mine[j] ? at(i + 1, j + 1) + 1 : Math.max(at(i + 1, j), at(i, j + 1));
     }
   }
   const lines: DiffLine[] = [];

@@ -35,7 +35,12 @@ async function readFile(machine: string, path: string, signal?: AbortSignal): Pr
 }
 
 /** Saves the text if the file still is the version of `etag`; resolves with the ETag of the new version. */
-async function saveFile(machine: string, path: string, text: string, etag?: string): Promise<string | undefined> {
+async function saveFile(
+  machine: string,
+  path: string,
+  text: string,
+  etag?: string,
+): Promise<string | undefined> {
   let saved: string | undefined;
   const client = clientWithEtag((value) => {
     saved = value ?? undefined;
@@ -176,7 +181,12 @@ export function Editor(props: EditorProps) {
       )}
       <div class="editor" ref={element} />
       {leaving && (
-        <Confirm title="Leave without saving?" action="Leave" onClose={() => setLeaving(false)} run={() => Promise.resolve(leave())}>
+        <Confirm
+          title="Leave without saving?"
+          action="Leave"
+          onClose={() => setLeaving(false)}
+          run={() => Promise.resolve(leave())}
+        >
           <p>What you changed in {baseOf(path)} would be lost.</p>
         </Confirm>
       )}
@@ -200,8 +210,8 @@ function Conflict({ theirs, mine, take, overwrite, later }: ConflictProps) {
       <header>
         <Icon of={icons.warning} />
         <span>
-          <strong>Somebody else saved this file.</strong> Nothing of yours was written. Lines with − are theirs, with +
-          yours.
+          <strong>Somebody else saved this file.</strong> Nothing of yours was written. Lines with − are
+          theirs, with + yours.
         </span>
       </header>
       <pre>

@@ -27,7 +27,11 @@ export function EntryList({ machine, listing: { files, path: folder }, reload }:
   if (files.length === 0) {
     return (
       <Empty icon={icons.folder} title="This folder is empty">
-        <p>{may('files:write') ? 'Drop files and folders here to upload them.' : 'Hidden files are not listed.'}</p>
+        <p>
+          {may('files:write')
+            ? 'Drop files and folders here to upload them.'
+            : 'Hidden files are not listed.'}
+        </p>
       </Empty>
     );
   }
@@ -52,8 +56,12 @@ export function EntryList({ machine, listing: { files, path: folder }, reload }:
           <Entry key={entry.path} machine={machine} entry={entry} open={(what) => setOpen({ what, entry })} />
         ))}
       </List>
-      {open?.what === 'change' && <ChangeEntry machine={machine} folder={folder} entry={open.entry} close={close} reload={reload} />}
-      {open?.what === 'remove' && <RemoveEntry machine={machine} entry={open.entry} close={close} reload={reload} />}
+      {open?.what === 'change' && (
+        <ChangeEntry machine={machine} folder={folder} entry={open.entry} close={close} reload={reload} />
+      )}
+      {open?.what === 'remove' && (
+        <RemoveEntry machine={machine} entry={open.entry} close={close} reload={reload} />
+      )}
     </>
   );
 }
@@ -100,35 +108,51 @@ function Entry({ machine, entry, open }: EntryProps) {
         <Ago at={modified_at} />
       </td>
       <td class="row-buttons">
-        {special === undefined && (
-          <a
-            class="button quiet icon-only"
-            href={downloadAddress(machine, entry)}
-            download={isFolder ? `${name}.tar.gz` : name}
-            aria-label={`Download ${name}`}
-            title={isFolder ? 'Download as tar.gz' : 'Download'}
-          >
-            <Icon of={icons.download} />
-          </a>
-        )}
-        {may('files:write') && (
-          <>
-            <button
-              type="button"
-              class="quiet icon-only"
-              aria-label={`Rename ${name}`}
-              title="Rename, move, change the mode"
-              disabled={name_encoding !== undefined}
-              onClick={() => open('change')}
-            >
-              <Icon of={icons.edit} />
-            </button>
-            <button type="button" class="quiet icon-only" aria-label={`Delete ${name}`} title="Delete" onClick={() => open('remove')}>
-              <Icon of={icons.trash} />
-            </button>
-          </>
-        )}
+        <EntryActions machine={machine} entry={entry} open={open} />
       </td>
     </tr>
+  );
+}
+
+function EntryActions({ machine, entry, open }: EntryProps) {
+  const name = nameToRead(entry);
+  const isFolder = entry.type === 'directory';
+  return (
+    <>
+      {entry.special === undefined && (
+        <a
+          class="button quiet icon-only"
+          href={downloadAddress(machine, entry)}
+          download={isFolder ? `${name}.tar.gz` : name}
+          aria-label={`Download ${name}`}
+          title={isFolder ? 'Download as tar.gz' : 'Download'}
+        >
+          <Icon of={icons.download} />
+        </a>
+      )}
+      {may('files:write') && (
+        <>
+          <button
+            type="button"
+            class="quiet icon-only"
+            aria-label={`Rename ${name}`}
+            title="Rename, move, change the mode"
+            disabled={entry.name_encoding !== undefined}
+            onClick={() => open('change')}
+          >
+            <Icon of={icons.edit} />
+          </button>
+          <button
+            type="button"
+            class="quiet icon-only"
+            aria-label={`Delete ${name}`}
+            title="Delete"
+            onClick={() => open('remove')}
+          >
+            <Icon of={icons.trash} />
+          </button>
+        </>
+      )}
+    </>
   );
 }

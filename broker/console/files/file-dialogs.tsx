@@ -26,14 +26,27 @@ export function NewFolder({ machine, folder, close, reload }: DialogProps & { fo
           close();
         }}
       >
-        <TextField label="Name" value={name} change={setName} hint="With slashes also folders inside of it" required autoFocus />
+        <TextField
+          label="Name"
+          value={name}
+          change={setName}
+          hint="With slashes also folders inside of it"
+          required
+          autoFocus
+        />
       </Form>
     </Dialog>
   );
 }
 
 /** Renames or moves an entry, and changes its mode. */
-export function ChangeEntry({ machine, folder, entry, close, reload }: DialogProps & { folder: string; entry: FileEntry }) {
+export function ChangeEntry({
+  machine,
+  folder,
+  entry,
+  close,
+  reload,
+}: DialogProps & { folder: string; entry: FileEntry }) {
   const [name, setName] = useState(entry.name);
   const [mode, setMode] = useState(entry.mode);
   const save = async (): Promise<void> => {
@@ -47,8 +60,21 @@ export function ChangeEntry({ machine, folder, entry, close, reload }: DialogPro
   return (
     <Dialog title={`Change ${entry.name}`} onClose={close}>
       <Form submit="Save" cancel={close} run={save} disabled={name === ''}>
-        <TextField label="Name" value={name} change={setName} hint="A whole path moves it there" required autoFocus />
-        <TextField label="Mode" value={mode} change={setMode} hint="Permission bits in octal, such as 0644" mono />
+        <TextField
+          label="Name"
+          value={name}
+          change={setName}
+          hint="A whole path moves it there"
+          required
+          autoFocus
+        />
+        <TextField
+          label="Mode"
+          value={mode}
+          change={setMode}
+          hint="Permission bits in octal, such as 0644"
+          mono
+        />
       </Form>
     </Dialog>
   );
@@ -68,14 +94,24 @@ export function RemoveEntry({ machine, entry, close, reload }: DialogProps & { e
         reload();
       }}
     >
-      <p>{isFolder ? 'The folder and everything in it are deleted for good.' : 'The file is deleted for good.'}</p>
+      <p>
+        {isFolder ? 'The folder and everything in it are deleted for good.' : 'The file is deleted for good.'}
+      </p>
     </Confirm>
   );
 }
 
 const mostNames = 8;
 
-export function ReplaceDialog({ names, close, run }: { names: readonly string[]; close: () => void; run: () => void }) {
+export function ReplaceDialog({
+  names,
+  close,
+  run,
+}: {
+  names: readonly string[];
+  close: () => void;
+  run: () => void;
+}) {
   return (
     <Confirm
       title={names.length === 1 ? 'Replace a file?' : `Replace ${names.length} files?`}

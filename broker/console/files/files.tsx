@@ -32,7 +32,7 @@ export function Files({ params: { machine = '', status } }: { params: Params }) 
   const listing = useData(
     (signal) => client.files.list({ machine_id: machine, hidden, limit, ...(path && { path }) }, { signal }),
     [machine, path, hidden, limit],
-    ({ type, data }) => type.startsWith('file.') && data['machine_id'] === machine,
+    ({ type, data }) => type.startsWith('file.') && data.machine_id === machine,
   );
   const arrived = arrivals.value;
   useEffect(() => {
@@ -48,7 +48,14 @@ export function Files({ params: { machine = '', status } }: { params: Params }) 
   if (editing !== null) return <EditFile params={{ machine, path: editing }} />;
   return (
     <div class="files">
-      <Toolbar machine={machine} listing={listing.data} path={path} hidden={hidden} setHidden={setHidden} reload={listing.reload} />
+      <Toolbar
+        machine={machine}
+        listing={listing.data}
+        path={path}
+        hidden={hidden}
+        setHidden={setHidden}
+        reload={listing.reload}
+      />
       {listing.error !== undefined ? (
         <Failed error={listing.error} retry={listing.reload} />
       ) : (
@@ -91,7 +98,11 @@ function Toolbar({ machine, listing, path, hidden, setHidden, reload }: ToolbarP
     <div class="file-bar">
       <PathBar path={here} />
       <label class="check">
-        <input type="checkbox" checked={hidden} onChange={({ currentTarget }) => setHidden(currentTarget.checked)} />
+        <input
+          type="checkbox"
+          checked={hidden}
+          onChange={({ currentTarget }) => setHidden(currentTarget.checked)}
+        />
         <span>Hidden</span>
       </label>
       {may('files:write') && listing && (
@@ -117,7 +128,9 @@ function Toolbar({ machine, listing, path, hidden, setHidden, reload }: ToolbarP
           />
         </>
       )}
-      {creating && <NewFolder machine={machine} folder={here} close={() => setCreating(false)} reload={reload} />}
+      {creating && (
+        <NewFolder machine={machine} folder={here} close={() => setCreating(false)} reload={reload} />
+      )}
       {chosen && listing && (
         <Sending machine={machine} listing={listing} files={chosen} close={() => setChosen(undefined)} />
       )}
@@ -221,7 +234,6 @@ function DropZone({ machine, listing, children }: DropZoneProps) {
   };
   if (!may('files:write')) return <div class="drop-zone">{children}</div>;
   return (
-    // biome-ignore lint/a11y/noStaticElementInteractions: the button Upload does the same by keys
     <div
       class={over ? 'drop-zone over' : 'drop-zone'}
       onDragOver={(event) => {
@@ -229,7 +241,8 @@ function DropZone({ machine, listing, children }: DropZoneProps) {
         setOver(true);
       }}
       onDragLeave={(event) => {
-        const inside = event.relatedTarget instanceof Node && event.currentTarget.contains(event.relatedTarget);
+        const inside =
+          event.relatedTarget instanceof Node && event.currentTarget.contains(event.relatedTarget);
         if (!inside) setOver(false);
       }}
       onDrop={(event) => void drop(event)}
@@ -237,7 +250,9 @@ function DropZone({ machine, listing, children }: DropZoneProps) {
       {reading && <Placeholder rows={1} />}
       {children}
       {over && <p class="drop-hint">Drop files and folders to upload them here</p>}
-      {dropped && <Sending machine={machine} listing={listing} files={dropped} close={() => setDropped(undefined)} />}
+      {dropped && (
+        <Sending machine={machine} listing={listing} files={dropped} close={() => setDropped(undefined)} />
+      )}
     </div>
   );
 }

@@ -33,6 +33,9 @@ export function crumbsOf(path: string): { name: string; path: string }[] {
 
 /** Address of a download, which the browser writes to disk as it arrives. */
 export function downloadAddress(machine: string, entry: FileEntry): string {
-  const query = new URLSearchParams({ ...pathOf(entry), ...(entry.type === 'directory' && { archive: 'tar.gz' }) });
+  const query = new URLSearchParams({
+    ...pathOf(entry),
+    ...(entry.type === 'directory' && { archive: 'tar.gz' }),
+  });
   return `/api/v1/machines/${encodeURIComponent(machine)}/files/download?${query}`;
 }

@@ -24,7 +24,11 @@ const running = new Map<number, XMLHttpRequest>();
 let lastId = 0;
 
 /** Adds files to the queue; `path` of each is relative to the folder. */
-export function upload(machine: string, folder: string, files: readonly { path: string; file: File }[]): void {
+export function upload(
+  machine: string,
+  folder: string,
+  files: readonly { path: string; file: File }[],
+): void {
   const added = files.map(({ path, file }): Upload => {
     lastId += 1;
     return { id: lastId, machine, path: joined(folder, path), file, state: 'waiting', sent: 0 };
@@ -36,7 +40,9 @@ export function upload(machine: string, folder: string, files: readonly { path: 
 }
 
 export function cancelUploads(): void {
-  uploads.value = uploads.value.map((one) => (one.state === 'waiting' ? { ...one, state: 'cancelled' } : one));
+  uploads.value = uploads.value.map((one) =>
+    one.state === 'waiting' ? { ...one, state: 'cancelled' } : one,
+  );
   for (const request of [...running.values()]) request.abort();
 }
 
@@ -100,7 +106,8 @@ export async function droppedFiles(items: DataTransferItemList): Promise<{ path:
     if (entry instanceof FileSystemFileEntry) {
       const file = await new Promise<File>((resolve, reject) => entry.file(resolve, reject));
       found.push({ path: entry.fullPath.slice(1), file });
-    } else if (entry instanceof FileSystemDirectoryEntry) for (const child of await childrenOf(entry)) await walk(child);
+    } else if (entry instanceof FileSystemDirectoryEntry)
+      for (const child of await childrenOf(entry)) await walk(child);
   };
   for (const entry of entries) await walk(entry);
   return found;
@@ -111,9 +118,10 @@ async function childrenOf(folder: FileSystemDirectoryEntry): Promise<FileSystemE
   const all: FileSystemEntry[] = [];
   // Each call answers some of the entries, the last none.
   for (;;) {
-    const some = await new Promise<FileSystemEntry[]>((resolve, reject) => reader.readEntries(resolve, reject));
+    const some = await new Promise<FileSystemEntry[]>((resolve, reject) =>
+      reader.readEntries(resolve, reject),
+    );
     if (some.length === 0) return all;
     all.push(...some);
   }
 }
-

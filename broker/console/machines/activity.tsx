@@ -14,10 +14,12 @@ export function MachineCommands({ machine }: { machine: string }) {
     <LongList
       read={(paging, signal) => client.commands.ofMachine({ machine_id: machine, ...paging }, { signal })}
       inputs={[machine]}
-      when={({ type, data }) => type.startsWith('command.') && data['machine_id'] === machine}
+      when={({ type, data }) => type.startsWith('command.') && data.machine_id === machine}
       empty={
         <Empty icon={icons.command} title="No command has run here">
-          <p>Commands that you, a script or a schedule run on this machine are listed here with their output.</p>
+          <p>
+            Commands that you, a script or a schedule run on this machine are listed here with their output.
+          </p>
           {may('commands:execute') && (
             <a class="button primary" href={`${to('/run')}?machine=${encodeURIComponent(machine)}`}>
               <Icon of={icons.play} />
@@ -35,9 +37,11 @@ export function MachineCommands({ machine }: { machine: string }) {
 export function MachineActivity({ machine }: { machine: string }) {
   return (
     <LongList
-      read={(paging, signal) => client.events.list({ machine_id: machine, sort: '-created_at', ...paging }, { signal })}
+      read={(paging, signal) =>
+        client.events.list({ machine_id: machine, sort: '-created_at', ...paging }, { signal })
+      }
       inputs={[machine]}
-      when={({ data }) => data['machine_id'] === machine}
+      when={({ data }) => data.machine_id === machine}
       empty={
         <Empty icon={icons.events} title="Nothing happened in the last 72 hours">
           <p>Connections, commands, terminals and changes of files will appear here.</p>

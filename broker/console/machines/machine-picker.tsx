@@ -16,12 +16,10 @@ interface MachinePickerProps {
   choose: (machine: Selected) => void;
 }
 
-export function MachinePicker({ label, choose }: MachinePickerProps) {
-  const [text, setText] = useState('');
-  const [open, setOpen] = useState(false);
+/** Machines whose name contains the text, and the one that the arrow keys have reached. */
+function useFound(text: string, open: boolean) {
   const [found, setFound] = useState<Found>([]);
   const [at, setAt] = useState(0);
-  const listId = useId();
   useEffect(() => {
     if (!open) return undefined;
     return after(typingMs, () => {
@@ -34,6 +32,14 @@ export function MachinePicker({ label, choose }: MachinePickerProps) {
       );
     });
   }, [text, open]);
+  return { found, at, setAt };
+}
+
+export function MachinePicker({ label, choose }: MachinePickerProps) {
+  const [text, setText] = useState('');
+  const [open, setOpen] = useState(false);
+  const { found, at, setAt } = useFound(text, open);
+  const listId = useId();
   const take = (index: number): void => {
     const machine = found[index];
     if (!machine) return;
@@ -72,26 +78,43 @@ export function MachinePicker({ label, choose }: MachinePickerProps) {
             onKeyDown={onKey}
           />
           <div id={listId} role="listbox" aria-label={label} hidden={!open || found.length === 0}>
-            {found.map(({ id: machine, name, status }, index) => (
-              // biome-ignore lint/a11y/useKeyWithClickEvents: the input above has the keys
-              <div
-                key={machine}
+            {found.map((machine, index) => (
+              <Option
+                key={machine.id}
                 id={`${listId}-${index}`}
-                role="option"
-                tabIndex={-1}
-                aria-selected={index === at}
-                onMouseDown={(event) => {
-                  event.preventDefault();
-                  take(index);
-                }}
-              >
-                <span class="cut">{name}</span>
-                <State of={status} />
-              </div>
+                machine={machine}
+                isCurrent={index === at}
+                take={() => take(index)}
+              />
             ))}
           </div>
         </div>
       )}
     </Field>
+  );
+}
+
+interface OptionProps {
+  id: string;
+  machine: Found[number];
+  isCurrent: boolean;
+  take: () => void;
+}
+
+function Option({ id, machine: { name, status }, isCurrent, take }: OptionProps) {
+  return (
+    <div
+      id={id}
+      role="option"
+      tabIndex={-1}
+      aria-selected={isCurrent}
+      onMouseDown={(event) => {
+        event.preventDefault();
+        take();
+      }}
+    >
+      <span class="cut">{name}</span>
+      <State of={status} />
+    </div>
   );
 }

@@ -27,11 +27,17 @@ export function Overview({ params: { machine = '' } }: { params: Params }) {
   const given = place.value.query.get('range');
   const range = ranges.find(([hours]) => hours === given)?.[0] ?? '6';
   const since = new Date(now() - Number(range) * hourMs);
-  const metrics = useData((signal) => client.machines.metrics({ machine_id: machine, since }, { signal }), [machine, range]);
+  const metrics = useData(
+    (signal) => client.machines.metrics({ machine_id: machine, since }, { signal }),
+    [machine, range],
+  );
   const status = useData((signal) => client.machines.status({ machine_id: machine }, { signal }), [machine]);
   const detail = useData((signal) => client.machines.get({ machine_id: machine }, { signal }), [machine]);
   useTopic('machines');
-  useEffect(() => listen(({ machines }) => machines?.some(({ id }) => id === machine) && status.reload()), [machine]);
+  useEffect(
+    () => listen(({ machines }) => machines?.some(({ id }) => id === machine) && status.reload()),
+    [machine],
+  );
   useEffect(() => every(metricsEveryMs, metrics.reload), [metrics.reload]);
   return (
     <div class="overview">
@@ -105,7 +111,8 @@ function Charts({ metrics: { points, step, until }, hours }: { metrics: Metrics;
     for (const point of points) {
       const before = rows.at(-1);
       const gap = before ? (Date.parse(point.at) - Date.parse(before.at)) / 1000 : 0;
-      if (before && gap > step * gapSteps) rows.push({ at: new Date(Date.parse(before.at) + step * 1000).toISOString() });
+      if (before && gap > step * gapSteps)
+        rows.push({ at: new Date(Date.parse(before.at) + step * 1000).toISOString() });
       rows.push(point);
     }
     const of = (read: (point: Metrics['points'][number]) => number): (number | null)[] =>

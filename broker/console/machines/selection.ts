@@ -15,7 +15,10 @@ export function toggle({ id, name }: Selected): void {
 }
 
 export function selectAll(machines: readonly Selected[]): void {
-  selected.value = new Map([...selected.value, ...machines.map(({ id, name }) => [id, { id, name }] as const)]);
+  selected.value = new Map([
+    ...selected.value,
+    ...machines.map(({ id, name }) => [id, { id, name }] as const),
+  ]);
 }
 
 export function clearSelection(): void {

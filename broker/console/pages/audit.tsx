@@ -13,7 +13,9 @@ type Entry = Awaited<ReturnType<typeof client.audit.list>>['items'][number];
 /** The objects of a call as text, without the ids that have a column. */
 function textOf({ what }: Entry): string {
   const parts = Object.entries(what).filter(([name]) => name !== 'machine_id');
-  return parts.map(([name, value]) => `${name} ${typeof value === 'string' ? value : JSON.stringify(value)}`).join(', ');
+  return parts
+    .map(([name, value]) => `${name} ${typeof value === 'string' ? value : JSON.stringify(value)}`)
+    .join(', ');
 }
 
 export function Audit() {
@@ -27,7 +29,10 @@ export function Audit() {
         read={(paging, signal) => client.audit.list({ ...(action && { action }), ...paging }, { signal })}
         inputs={[action]}
         empty={
-          <Empty icon={icons.audit} title={action ? `Nothing is recorded as ${action}` : 'Nothing is recorded yet'}>
+          <Empty
+            icon={icons.audit}
+            title={action ? `Nothing is recorded as ${action}` : 'Nothing is recorded yet'}
+          >
             <p>Each call that changes or runs something is recorded here with its key and its address.</p>
           </Empty>
         }
@@ -48,29 +53,35 @@ export function Audit() {
             }
           >
             {items.map((entry) => (
-              <tr key={entry.id}>
-                <td class="muted">
-                  <Ago at={entry.at} />
-                </td>
-                <td>{entry.key_name}</td>
-                <td>
-                  <code>{entry.action}</code>
-                </td>
-                <td>
-                  {entry.machine_id && <a href={to('/machines', entry.machine_id)}>{nameOf(entry.machine_id)}</a>}
-                </td>
-                <td class="wide">
-                  <span class="muted" title={textOf(entry)}>
-                    {textOf(entry)}
-                  </span>
-                </td>
-                <td class={entry.result === 'ok' ? 'muted' : 'bad-text'}>{entry.result}</td>
-                <td class="muted">{entry.address || 'the broker’s machine'}</td>
-              </tr>
+              <AuditRow key={entry.id} entry={entry} />
             ))}
           </List>
         )}
       </LongList>
     </Page>
+  );
+}
+
+function AuditRow({ entry }: { entry: Entry }) {
+  return (
+    <tr>
+      <td class="muted">
+        <Ago at={entry.at} />
+      </td>
+      <td>{entry.key_name}</td>
+      <td>
+        <code>{entry.action}</code>
+      </td>
+      <td>
+        {entry.machine_id && <a href={to('/machines', entry.machine_id)}>{nameOf(entry.machine_id)}</a>}
+      </td>
+      <td class="wide">
+        <span class="muted" title={textOf(entry)}>
+          {textOf(entry)}
+        </span>
+      </td>
+      <td class={entry.result === 'ok' ? 'muted' : 'bad-text'}>{entry.result}</td>
+      <td class="muted">{entry.address || 'the broker’s machine'}</td>
+    </tr>
   );
 }

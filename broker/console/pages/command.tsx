@@ -19,7 +19,7 @@ export function Command({ params: { command = '' } }: { params: Params }) {
   const loaded = useData(
     (signal) => client.commands.get({ command_id: command }, { signal }),
     [command],
-    ({ data }) => data['command_id'] === command,
+    ({ data }) => data.command_id === command,
   );
   const { data, reload } = loaded;
   return (
@@ -101,7 +101,10 @@ function Actions({ command, reload }: { command: CommandRecord; reload: () => vo
         type="button"
         disabled={command.status !== 'running'}
         onClick={() =>
-          void attempt(() => client.commands.signal({ command_id: command.id, signal: 'SIGINT' }), 'SIGINT is sent')
+          void attempt(
+            () => client.commands.signal({ command_id: command.id, signal: 'SIGINT' }),
+            'SIGINT is sent',
+          )
         }
       >
         Interrupt
@@ -184,7 +187,6 @@ function OutputView({ command, ended }: { command: CommandRecord; ended: () => v
           })}
         </span>
       </div>
-      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: keys must be able to scroll it */}
       <section
         class="output-text"
         aria-label="Output"
@@ -194,7 +196,9 @@ function OutputView({ command, ended }: { command: CommandRecord; ended: () => v
           stays.current = scrollHeight - scrollTop - clientHeight < 40;
         }}
       >
-        {output.cut && <p class="muted">The beginning is left out here; the download has all that is stored.</p>}
+        {output.cut && (
+          <p class="muted">The beginning is left out here; the download has all that is stored.</p>
+        )}
         <OutputText parts={parts} />
         {parts.length === 0 && <p class="muted">{over ? 'It wrote nothing.' : 'No output yet.'}</p>}
       </section>
@@ -235,7 +239,13 @@ function InputField({ command }: { command: string }) {
           void send(false);
         }}
       >
-        <TextField label="Line" value={text} change={setText} mono hint="Only for commands that were started with input" />
+        <TextField
+          label="Line"
+          value={text}
+          change={setText}
+          mono
+          hint="Only for commands that were started with input"
+        />
         <button type="submit">Send</button>
         <button type="button" onClick={() => void send(true)}>
           Close the input

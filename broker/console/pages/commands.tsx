@@ -33,7 +33,12 @@ export function Commands() {
   return (
     <Page title="Commands" actions={<RunButton />}>
       <div class="filters">
-        <Choice label="Status" options={filters} value={status} choose={(value) => setQuery({ status: value })} />
+        <Choice
+          label="Status"
+          options={filters}
+          value={status}
+          choose={(value) => setQuery({ status: value })}
+        />
       </div>
       <LongList
         read={(paging, signal) => client.commands.list({ ...(status && { status }), ...paging }, { signal })}

@@ -33,7 +33,12 @@ export function Events() {
   return (
     <Page
       title="Events"
-      beside={<State of={connected.value ? 'online' : 'GRACE_PERIOD'} text={connected.value ? 'live' : 'not live'} />}
+      beside={
+        <State
+          of={connected.value ? 'online' : 'GRACE_PERIOD'}
+          text={connected.value ? 'live' : 'not live'}
+        />
+      }
     >
       <div class="filters">
         <Choice label="Kind" options={families} value={family} choose={(name) => setQuery({ of: name })} />
@@ -50,7 +55,8 @@ export function Events() {
         {(items) => {
           const there = new Set(items.map(({ id }) => id));
           const all = [...live.filter(({ id }) => !there.has(id)), ...items].filter(matches);
-          if (all.length === 0) return <p class="muted">None of the events that were read is of this kind.</p>;
+          if (all.length === 0)
+            return <p class="muted">None of the events that were read is of this kind.</p>;
           return <EventList items={all} withMachine />;
         }}
       </LongList>

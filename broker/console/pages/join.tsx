@@ -60,7 +60,9 @@ function NewToken({ created }: { created: (token: Token) => void }) {
   };
   return (
     <section class="card card-body">
-      <p class="muted">The agent dials out to this broker: the machine needs no open port, and you no password of it.</p>
+      <p class="muted">
+        The agent dials out to this broker: the machine needs no open port, and you no password of it.
+      </p>
       <Form submit="Show the line to paste" run={create}>
         <div class="fields">
           <TextField label="Name" value={name} change={setName} placeholder="its host name" autoFocus />
@@ -133,8 +135,8 @@ function Waiting({ token, again }: { token: Token; again: () => void }) {
           <OneLine text={token.install} />
         )}
         <p class="muted small">
-          It joins {token.uses === 1 ? 'one machine' : `up to ${token.uses.toLocaleString()} machines`}, expires{' '}
-          <Ago at={token.expires_at} />, and is in no other page.
+          It joins {token.uses === 1 ? 'one machine' : `up to ${token.uses.toLocaleString()} machines`},
+          expires <Ago at={token.expires_at} />, and is in no other page.
         </p>
         <div class="arrival" role="status" aria-live="polite">
           {latest ? (
@@ -201,30 +203,12 @@ function Tokens({ round, changed }: { round: number; changed: () => void }) {
                 </>
               }
             >
-              {items.map(({ id, name, tags, uses, uses_left, expires_at }) => (
-                <tr key={id}>
-                  <td>{name ?? <span class="muted">without a name</span>}</td>
-                  <td class="wide">
-                    <Tags of={tags ?? []} />
-                  </td>
-                  <td class="right number">
-                    {uses_left} of {uses}
-                  </td>
-                  <td class="muted">
-                    <Ago at={expires_at} />
-                  </td>
-                  <td>
-                    <button
-                      type="button"
-                      class="quiet icon-only"
-                      aria-label={`Delete the token ${name ?? id}`}
-                      title="Delete"
-                      onClick={() => setRemoving({ id, name: name ?? 'without a name' })}
-                    >
-                      <Icon of={icons.trash} />
-                    </button>
-                  </td>
-                </tr>
+              {items.map((token) => (
+                <TokenRow
+                  key={token.id}
+                  token={token}
+                  remove={() => setRemoving({ id: token.id, name: token.name ?? 'without a name' })}
+                />
               ))}
             </List>
           </>
@@ -244,5 +228,36 @@ function Tokens({ round, changed }: { round: number; changed: () => void }) {
         </Confirm>
       )}
     </>
+  );
+}
+
+type OpenToken = Awaited<ReturnType<typeof client.joinTokens.list>>['items'][number];
+
+function TokenRow({ token, remove }: { token: OpenToken; remove: () => void }) {
+  const { id, name, tags, uses, uses_left, expires_at } = token;
+  return (
+    <tr>
+      <td>{name ?? <span class="muted">without a name</span>}</td>
+      <td class="wide">
+        <Tags of={tags ?? []} />
+      </td>
+      <td class="right number">
+        {uses_left} of {uses}
+      </td>
+      <td class="muted">
+        <Ago at={expires_at} />
+      </td>
+      <td>
+        <button
+          type="button"
+          class="quiet icon-only"
+          aria-label={`Delete the token ${name ?? id}`}
+          title="Delete"
+          onClick={remove}
+        >
+          <Icon of={icons.trash} />
+        </button>
+      </td>
+    </tr>
   );
 }

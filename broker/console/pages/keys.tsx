@@ -100,79 +100,102 @@ function KeyList({ items, changed, reveal }: KeyListProps) {
         }
       >
         {items.map((key) => (
-          <tr key={key.id}>
-            <td>
-              {key.name} {key.id === me.value?.id && <span class="tag">you</span>}
-            </td>
-            <td class="wide">
-              <Tags of={key.scopes} />
-            </td>
-            <td class="muted">{machinesOf(key)}</td>
-            <td class="muted">
-              <Ago at={key.last_used_at} />
-            </td>
-            <td class="muted">
-              <Ago at={key.expires_at} />
-            </td>
-            <td class="row-buttons">
-              <button
-                type="button"
-                class="quiet icon-only"
-                aria-label={`Replace the secret of ${key.name}`}
-                title="Replace the secret"
-                onClick={() => setOpen({ what: 'rotate', key })}
-              >
-                <Icon of={icons.refresh} />
-              </button>
-              <button
-                type="button"
-                class="quiet icon-only"
-                aria-label={`Revoke ${key.name}`}
-                title="Revoke"
-                onClick={() => setOpen({ what: 'revoke', key })}
-              >
-                <Icon of={icons.trash} />
-              </button>
-            </td>
-          </tr>
+          <KeyRow key={key.id} apiKey={key} open={(what) => setOpen({ what, key })} />
         ))}
       </List>
-      {open?.what === 'rotate' && (
-        <Confirm
-          title={`Replace the secret of ${open.key.name}?`}
-          action="Replace the secret"
-          onClose={close}
-          run={async () => {
-            reveal(await client.keys.rotate({ key_id: open.key.id }));
-            changed();
-          }}
-        >
-          <p>The old secret stops at once. Rights and logins of the key stay.</p>
-        </Confirm>
-      )}
-      {open?.what === 'revoke' && (
-        <Confirm
-          title={`Revoke ${open.key.name}?`}
-          action="Revoke the key"
-          onClose={close}
-          run={async () => {
-            const { schedules, webhooks } = await client.keys.remove({ key_id: open.key.id });
-            const stopped = schedules.length + webhooks.length;
-            say(`${open.key.name} is revoked${stopped > 0 ? `; ${stopped} schedules and webhooks of it stop` : ''}`);
-            changed();
-          }}
-        >
-          <p>It stops at once, with its logins. Schedules and webhooks made with it stop, too.</p>
-          {open.key.id === me.value?.id && <p class="bad-text">This is the key you are logged in with.</p>}
-        </Confirm>
+      {open && (
+        <KeyDialog what={open.what} apiKey={open.key} close={close} changed={changed} reveal={reveal} />
       )}
     </>
   );
 }
 
+function KeyRow({ apiKey, open }: { apiKey: Key; open: (what: 'rotate' | 'revoke') => void }) {
+  return (
+    <tr>
+      <td>
+        {apiKey.name} {apiKey.id === me.value?.id && <span class="tag">you</span>}
+      </td>
+      <td class="wide">
+        <Tags of={apiKey.scopes} />
+      </td>
+      <td class="muted">{machinesOf(apiKey)}</td>
+      <td class="muted">
+        <Ago at={apiKey.last_used_at} />
+      </td>
+      <td class="muted">
+        <Ago at={apiKey.expires_at} />
+      </td>
+      <td class="row-buttons">
+        <button
+          type="button"
+          class="quiet icon-only"
+          aria-label={`Replace the secret of ${apiKey.name}`}
+          title="Replace the secret"
+          onClick={() => open('rotate')}
+        >
+          <Icon of={icons.refresh} />
+        </button>
+        <button
+          type="button"
+          class="quiet icon-only"
+          aria-label={`Revoke ${apiKey.name}`}
+          title="Revoke"
+          onClick={() => open('revoke')}
+        >
+          <Icon of={icons.trash} />
+        </button>
+      </td>
+    </tr>
+  );
+}
+
+interface KeyDialogProps extends Omit<KeyListProps, 'items'> {
+  what: 'rotate' | 'revoke';
+  apiKey: Key;
+  close: () => void;
+}
+
+function KeyDialog({ what, apiKey, close, changed, reveal }: KeyDialogProps) {
+  if (what === 'rotate') {
+    return (
+      <Confirm
+        title={`Replace the secret of ${apiKey.name}?`}
+        action="Replace the secret"
+        onClose={close}
+        run={async () => {
+          reveal(await client.keys.rotate({ key_id: apiKey.id }));
+          changed();
+        }}
+      >
+        <p>The old secret stops at once. Rights and logins of the key stay.</p>
+      </Confirm>
+    );
+  }
+  return (
+    <Confirm
+      title={`Revoke ${apiKey.name}?`}
+      action="Revoke the key"
+      onClose={close}
+      run={async () => {
+        const { schedules, webhooks } = await client.keys.remove({ key_id: apiKey.id });
+        const stopped = schedules.length + webhooks.length;
+        say(
+          `${apiKey.name} is revoked${stopped > 0 ? `; ${stopped} schedules and webhooks of it stop` : ''}`,
+        );
+        changed();
+      }}
+    >
+      <p>It stops at once, with its logins. Schedules and webhooks made with it stop, too.</p>
+      {apiKey.id === me.value?.id && <p class="bad-text">This is the key you are logged in with.</p>}
+    </Confirm>
+  );
+}
+
 function machinesOf({ machine_ids, tags }: Key): string {
   if (machine_ids === null && tags === null) return 'all';
-  const named = machine_ids?.length === 1 ? [nameOf(machine_ids[0] ?? '')] : [`${machine_ids?.length ?? 0} machines`];
+  const named =
+    machine_ids?.length === 1 ? [nameOf(machine_ids[0] ?? '')] : [`${machine_ids?.length ?? 0} machines`];
   return [...(machine_ids ? named : []), ...(tags ? [`tagged ${tags.join(' or ')}`] : [])].join(', ');
 }
 
@@ -211,7 +234,12 @@ function NewKey({ close, created }: NewKeyProps) {
         <fieldset class="field scopes">
           <legend>It may</legend>
           {allScopes.map((scope) => (
-            <CheckField key={scope} label={scopeTexts[scope]} value={scopes.has(scope)} change={(on) => flip(scope, on)} />
+            <CheckField
+              key={scope}
+              label={scopeTexts[scope]}
+              value={scopes.has(scope)}
+              change={(on) => flip(scope, on)}
+            />
           ))}
         </fieldset>
         <div class="fields">

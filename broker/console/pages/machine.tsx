@@ -1,17 +1,17 @@
 // One machine: its tabs, and what stands above them.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
+import { MachineActivity, MachineCommands } from '../machines/activity.tsx';
 import { Ago, Confirm, Dialog, State, type Tab, Tabs, Tags } from '../parts/basics.tsx';
 import { Form, TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
+import { later } from '../parts/later.tsx';
 import { Page, Show } from '../parts/page.tsx';
 import { say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
-import { later } from '../parts/later.tsx';
 import { go, type Params, to } from '../routes.ts';
 import { may } from '../session.ts';
-import { MachineActivity, MachineCommands } from '../machines/activity.tsx';
 
 export type MachineDetail = Awaited<ReturnType<typeof client.machines.get>>;
 
@@ -40,7 +40,7 @@ export function Machine({ params }: { params: Params }) {
   const loaded = useData(
     (signal) => client.machines.get({ machine_id: machine }, { signal }),
     [machine],
-    ({ data, type }) => data['machine_id'] === machine && type.startsWith('machine.'),
+    ({ data, type }) => data.machine_id === machine && type.startsWith('machine.'),
   );
   const { data } = loaded;
   const isFull = tab === 'terminals' || tab === 'files';
@@ -53,7 +53,9 @@ export function Machine({ params }: { params: Params }) {
       actions={data && <Actions machine={data} reload={loaded.reload} />}
     >
       <Tabs label="Machine" tabs={tabsOf(machine)} current={tab} />
-      <Show of={loaded}>{(detail) => <TabBody key={machine} machine={detail} tab={tab} params={params} />}</Show>
+      <Show of={loaded}>
+        {(detail) => <TabBody key={machine} machine={detail} tab={tab} params={params} />}
+      </Show>
     </Page>
   );
 }
@@ -98,7 +100,12 @@ function Actions({ machine, reload }: { machine: MachineDetail; reload: () => vo
             <Icon of={icons.edit} />
             Edit
           </button>
-          <button type="button" class="danger icon-only" aria-label="Remove" onClick={() => setOpen('remove')}>
+          <button
+            type="button"
+            class="danger icon-only"
+            aria-label="Remove"
+            onClick={() => setOpen('remove')}
+          >
             <Icon of={icons.trash} />
           </button>
         </>

@@ -1,5 +1,6 @@
 // The list of machines, live: search, filters and order stand in the address.
 import { useMemo, useState } from 'preact/hooks';
+import { client } from '../client.ts';
 import { lost } from '../live.ts';
 import { type MachineQuery, type MachineRow, useFleet } from '../machines/fleet.ts';
 import { clearSelection, selectAll, selected, toggle } from '../machines/selection.ts';
@@ -11,7 +12,6 @@ import { Empty, Failed, Page, Placeholder } from '../parts/page.tsx';
 import { SearchField } from '../parts/search-field.tsx';
 import { sayError } from '../parts/toasts.tsx';
 import { VirtualRows } from '../parts/virtual-rows.tsx';
-import { client } from '../client.ts';
 import { place, setQuery, to } from '../routes.ts';
 import { may } from '../session.ts';
 import { durationText } from '../time.ts';
@@ -40,7 +40,8 @@ export function Machines() {
   const filtered = ['q', 'tags', 'status'].some((name) => given.get(name));
   const { total } = fleet;
   const body = (): preact.ComponentChildren => {
-    if (total === undefined) return fleet.error === undefined ? <Placeholder /> : <Failed error={fleet.error} />;
+    if (total === undefined)
+      return fleet.error === undefined ? <Placeholder /> : <Failed error={fleet.error} />;
     if (total === 0) return filtered ? <NoneFound /> : <NoMachines />;
     return (
       <VirtualRows
@@ -144,7 +145,12 @@ function Head({ query, known }: { query: MachineQuery; known: () => readonly Mac
         />
       </span>
       {columns.map(([field, text]) => (
-        <SortHead key={field} field={field} text={text} sort={String(query.sort ?? 'name')} />
+        <SortHead
+          key={field}
+          field={field}
+          text={text}
+          sort={typeof query.sort === 'string' ? query.sort : 'name'}
+        />
       ))}
       <span role="columnheader" class="c-hour">
         Last hour
@@ -183,13 +189,23 @@ function Row({ machine, index }: { machine: MachineRow | undefined; index: numbe
       </div>
     );
   }
-  const { id, name, status, tags, latest, hour, last_seen } = machine;
+  const { id, name, status, tags, latest, hour } = machine;
   const isSelected = selected.value.has(id);
   const old = status === 'offline' || machine.stale_ms > staleMs || lost.value;
   return (
-    <div role="row" class={`machine-row ${old ? 'old' : ''}`} aria-rowindex={index + 2} aria-selected={isSelected}>
+    <div
+      role="row"
+      class={`machine-row ${old ? 'old' : ''}`}
+      aria-rowindex={index + 2}
+      aria-selected={isSelected}
+    >
       <span role="cell" class="c-select">
-        <input type="checkbox" aria-label={`Select ${name}`} checked={isSelected} onChange={() => toggle(machine)} />
+        <input
+          type="checkbox"
+          aria-label={`Select ${name}`}
+          checked={isSelected}
+          onChange={() => toggle(machine)}
+        />
       </span>
       <span role="cell" class="c-name">
         <a href={to('/machines', id)} class="cut">
@@ -210,19 +226,18 @@ function Row({ machine, index }: { machine: MachineRow | undefined; index: numbe
         <Bar percent={latest ? share(latest.disk) : undefined} />
       </span>
       <span role="cell" class="c-last_seen">
-        {status === 'online' && machine.stale_ms <= staleMs ? (
-          <span class="muted">now</span>
-        ) : status === 'online' ? (
-          <span class="muted">silent for {durationText(machine.stale_ms)}</span>
-        ) : (
-          <Ago at={last_seen} />
-        )}
+        <LastSeen machine={machine} />
       </span>
       <span role="cell" class="c-hour">
         <Sparkline values={hour.cpu} label={`CPU of ${name} in the last hour`} />
       </span>
     </div>
   );
+}
+
+function LastSeen({ machine: { status, stale_ms, last_seen } }: { machine: MachineRow }) {
+  if (status === 'offline') return <Ago at={last_seen} />;
+  return <span class="muted">{stale_ms <= staleMs ? 'now' : `silent for ${durationText(stale_ms)}`}</span>;
 }
 
 function NoneFound() {
@@ -239,7 +254,9 @@ function NoneFound() {
 function NoMachines() {
   return (
     <Empty icon={icons.machines} title="No machine has joined yet">
-      <p>A machine joins with one line in its shell. The broker needs no access to it: its agent dials out.</p>
+      <p>
+        A machine joins with one line in its shell. The broker needs no access to it: its agent dials out.
+      </p>
       {may('admin') ? (
         <a class="button primary" href={to('/join')}>
           <Icon of={icons.join} />

@@ -1,12 +1,12 @@
 // Your key and its rights, the browsers that are logged in, the theme and the shortcuts.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
-import { menuOf } from '../pages.tsx';
+import { menu } from '../menu.ts';
 import { Ago, Choice, Tags } from '../parts/basics.tsx';
 import { List, LongList } from '../parts/lists.tsx';
 import { Page } from '../parts/page.tsx';
 import { attempt } from '../parts/toasts.tsx';
-import { logOut, may, me } from '../session.ts';
+import { logOut, me } from '../session.ts';
 import { chooseTheme, theme } from '../theme.ts';
 
 const themeTexts = [
@@ -35,7 +35,9 @@ export function Profile() {
               <dd>
                 {key.tags === null && key.machine_ids === null
                   ? 'all'
-                  : [...(key.tags ?? []).map((tag) => `tagged ${tag}`), ...(key.machine_ids ?? [])].join(', ')}
+                  : [...(key.tags ?? []).map((tag) => `tagged ${tag}`), ...(key.machine_ids ?? [])].join(
+                      ', ',
+                    )}
               </dd>
               <dt>Expires</dt>
               <dd>
@@ -123,7 +125,7 @@ function Shortcuts() {
     ['Ctrl K', 'find a machine, a page or an action'],
     ['/', 'search on this page'],
     ['?', 'this list'],
-    ...menuOf(may).map(({ key, text }) => [`g ${key}`, text] as const),
+    ...menu.value.map(({ key, text }) => [`g ${key}`, text] as const),
     ['Ctrl Enter', 'send a form'],
     ['Ctrl Shift F', 'search in a terminal'],
     ['Ctrl Shift C', 'copy from a terminal'],

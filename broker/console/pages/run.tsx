@@ -1,6 +1,7 @@
 // Runs a command on one machine or on many, by selection or by tags.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
+import { MachinePicker } from '../machines/machine-picker.tsx';
 import { learnNames, nameOf } from '../machines/names.ts';
 import { clearSelection, selected, toggle } from '../machines/selection.ts';
 import { Choice } from '../parts/basics.tsx';
@@ -9,7 +10,6 @@ import { Icon } from '../parts/icon.tsx';
 import { close, machines as machinesIcon } from '../parts/icons.ts';
 import { Page } from '../parts/page.tsx';
 import { go, place, to } from '../routes.ts';
-import { MachinePicker } from '../machines/machine-picker.tsx';
 
 const secondMs = 1_000;
 const dayMs = 86_400_000;
@@ -24,7 +24,15 @@ interface Options {
   queue: boolean;
 }
 
-const nothing: Options = { command: '', cwd: '', user: '', timeout: '', concurrency: '', failures: '', queue: false };
+const nothing: Options = {
+  command: '',
+  cwd: '',
+  user: '',
+  timeout: '',
+  concurrency: '',
+  failures: '',
+  queue: false,
+};
 
 /** A field's number; undefined if it is empty. Throws if it is no whole number. */
 function numberOf(text: string, name: string): number | undefined {
@@ -88,33 +96,7 @@ export function Run() {
             go(address);
           }}
         >
-          <section class="card">
-            <div class="card-head spread">
-              <h2>Where</h2>
-              <Choice
-                label="Where to run"
-                options={[
-                  ['machines', 'Machines'],
-                  ['tags', 'Tags'],
-                ]}
-                value={by}
-                choose={setBy}
-              />
-            </div>
-            <div class="card-body">
-              {by === 'machines' ? (
-                <Targets />
-              ) : (
-                <TextField
-                  label="Tags"
-                  value={tags}
-                  change={setTags}
-                  placeholder="web, eu"
-                  hint="Every machine that has all of these tags when the command starts"
-                />
-              )}
-            </div>
-          </section>
+          <Where by={by} setBy={setBy} tags={tags} setTags={setTags} />
           <section class="card">
             <h2>What</h2>
             <div class="card-body">
@@ -138,6 +120,45 @@ export function Run() {
   );
 }
 
+interface WhereProps {
+  by: 'machines' | 'tags';
+  setBy: (by: 'machines' | 'tags') => void;
+  tags: string;
+  setTags: (tags: string) => void;
+}
+
+function Where({ by, setBy, tags, setTags }: WhereProps) {
+  return (
+    <section class="card">
+      <div class="card-head spread">
+        <h2>Where</h2>
+        <Choice
+          label="Where to run"
+          options={[
+            ['machines', 'Machines'],
+            ['tags', 'Tags'],
+          ]}
+          value={by}
+          choose={setBy}
+        />
+      </div>
+      <div class="card-body">
+        {by === 'machines' ? (
+          <Targets />
+        ) : (
+          <TextField
+            label="Tags"
+            value={tags}
+            change={setTags}
+            placeholder="web, eu"
+            hint="Every machine that has all of these tags when the command starts"
+          />
+        )}
+      </div>
+    </section>
+  );
+}
+
 function Targets() {
   const all = [...selected.value.values()];
   return (
@@ -148,7 +169,12 @@ function Targets() {
             <li key={machine.id} class="chip">
               <Icon of={machinesIcon} size={13} />
               <span class="cut">{machine.name || nameOf(machine.id)}</span>
-              <button type="button" class="quiet" aria-label={`Leave out ${machine.name}`} onClick={() => toggle(machine)}>
+              <button
+                type="button"
+                class="quiet"
+                aria-label={`Leave out ${machine.name}`}
+                onClick={() => toggle(machine)}
+              >
                 <Icon of={close} size={13} />
               </button>
             </li>
@@ -156,7 +182,10 @@ function Targets() {
           {all.length > 40 && <li class="chip">and {all.length - 40} more</li>}
         </ul>
       )}
-      <MachinePicker label="Add a machine" choose={(machine) => !selected.value.has(machine.id) && toggle(machine)} />
+      <MachinePicker
+        label="Add a machine"
+        choose={(machine) => !selected.value.has(machine.id) && toggle(machine)}
+      />
     </>
   );
 }
@@ -172,8 +201,19 @@ function MoreOptions({ options, set, many }: MoreOptionsProps) {
     <details>
       <summary>More options</summary>
       <div class="fields">
-        <TextField label="Folder" value={options.cwd} change={(cwd) => set({ cwd })} hint="Default: the user’s home" mono />
-        <TextField label="User" value={options.user} change={(user) => set({ user })} hint="Default: the agent’s user" />
+        <TextField
+          label="Folder"
+          value={options.cwd}
+          change={(cwd) => set({ cwd })}
+          hint="Default: the user’s home"
+          mono
+        />
+        <TextField
+          label="User"
+          value={options.user}
+          change={(user) => set({ user })}
+          hint="Default: the agent’s user"
+        />
         <TextField
           label="Timeout in seconds"
           value={options.timeout}

@@ -13,9 +13,9 @@ import { Empty, Page, Show } from '../parts/page.tsx';
 import { attempt, say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../routes.ts';
+import { CronField } from '../schedules/cron-field.tsx';
 import { may } from '../session.ts';
 import { durationText } from '../time.ts';
-import { CronField } from '../schedules/cron-field.tsx';
 
 type Detail = Awaited<ReturnType<typeof client.schedules.get>>;
 
@@ -34,7 +34,7 @@ function Existing({ schedule, tab }: { schedule: string; tab: string }) {
   const loaded = useData(
     (signal) => client.schedules.get({ schedule_id: schedule }, { signal }),
     [schedule],
-    ({ data }) => data['schedule_id'] === schedule,
+    ({ data }) => data.schedule_id === schedule,
   );
   const { data, reload } = loaded;
   const tabs = [
@@ -46,7 +46,11 @@ function Existing({ schedule, tab }: { schedule: string; tab: string }) {
       title={data?.name ?? 'Schedule'}
       above={[{ text: 'Schedules', href: to('/schedules') }]}
       beside={data && <State of={data.enabled ? 'online' : 'off'} text={data.enabled ? 'on' : 'off'} />}
-      actions={data && may('schedules:write') && may('commands:execute') && <Actions schedule={data} reload={reload} />}
+      actions={
+        data &&
+        may('schedules:write') &&
+        may('commands:execute') && <Actions schedule={data} reload={reload} />
+      }
     >
       <Tabs label="Schedule" tabs={tabs} current={tab} />
       <Show of={loaded}>
@@ -81,7 +85,9 @@ function Actions({ schedule, reload }: { schedule: Detail; reload: () => void })
       <button
         type="button"
         class="primary"
-        onClick={() => void attempt(() => client.schedules.run({ schedule_id: id }), `${name} is started`).then(reload)}
+        onClick={() =>
+          void attempt(() => client.schedules.run({ schedule_id: id }), `${name} is started`).then(reload)
+        }
       >
         <Icon of={icons.play} />
         Run now
@@ -107,7 +113,11 @@ function Actions({ schedule, reload }: { schedule: Detail; reload: () => void })
   );
 }
 
-function Coming({ schedule: { cron, timezone, next_runs, command, machine_id, enabled } }: { schedule: Detail }) {
+function Coming({
+  schedule: { cron, timezone, next_runs, command, machine_id, enabled },
+}: {
+  schedule: Detail;
+}) {
   const zone = new Intl.DateTimeFormat(undefined, {
     dateStyle: 'medium',
     timeStyle: 'short',
@@ -125,7 +135,13 @@ function Coming({ schedule: { cron, timezone, next_runs, command, machine_id, en
           <code>{cron}</code> {timezone}
         </span>
         {enabled && next_runs.length > 0 && (
-          <span>next: {next_runs.slice(0, 3).map((at) => zone.format(new Date(at))).join(' · ')}</span>
+          <span>
+            next:{' '}
+            {next_runs
+              .slice(0, 3)
+              .map((at) => zone.format(new Date(at)))
+              .join(' · ')}
+          </span>
         )}
       </p>
     </section>
@@ -137,7 +153,7 @@ function History({ schedule }: { schedule: string }) {
     <LongList
       read={(paging, signal) => client.schedules.history({ schedule_id: schedule, ...paging }, { signal })}
       inputs={[schedule]}
-      when={({ data }) => data['schedule_id'] === schedule}
+      when={({ data }) => data.schedule_id === schedule}
       empty={
         <Empty icon={icons.schedules} title="It has not run yet">
           <p>Each run appears here with its result and its output.</p>
@@ -176,7 +192,9 @@ function History({ schedule }: { schedule: string }) {
               <td class="muted">{run.trigger.replace('_', ' ')}</td>
               <td class="right number">{run.duration === null ? '' : durationText(run.duration)}</td>
               <td class="wide">
-                <span class="mono">{(run.reason ?? (run.stderr || run.stdout)).trim().split('\n').at(-1)}</span>
+                <span class="mono">
+                  {(run.reason ?? (run.stderr || run.stdout)).trim().split('\n').at(-1)}
+                </span>
               </td>
             </tr>
           ))}
@@ -189,19 +207,23 @@ function History({ schedule }: { schedule: string }) {
 const defaultZone = Intl.DateTimeFormat().resolvedOptions().timeZone;
 const zones: readonly string[] = ['UTC', ...Intl.supportedValuesOf('timeZone')];
 
+type Rules = Pick<Detail, 'timezone' | 'overlap' | 'catch_up'>;
+
 function ScheduleForm({ schedule, reload }: { schedule?: Detail; reload?: () => void }) {
   const [name, setName] = useState(schedule?.name ?? '');
   const [machine, setMachine] = useState<string | undefined>(schedule?.machine_id);
   const [command, setCommand] = useState(schedule?.command ?? '');
   const [cron, setCron] = useState(schedule?.cron ?? '30 2 * * *');
-  const [timezone, setTimezone] = useState(schedule?.timezone ?? defaultZone);
-  const [overlap, setOverlap] = useState<Detail['overlap']>(schedule?.overlap ?? 'skip');
-  const [catchUp, setCatchUp] = useState<Detail['catch_up']>(schedule?.catch_up ?? 'none');
+  const [rules, setRules] = useState<Rules>({
+    timezone: schedule?.timezone ?? defaultZone,
+    overlap: schedule?.overlap ?? 'skip',
+    catch_up: schedule?.catch_up ?? 'none',
+  });
   const [onFailure, setOnFailure] = useState(schedule?.notify?.on_failure ?? true);
   const save = async (): Promise<void> => {
     if (machine === undefined) throw new Error('choose the machine');
     const notify = { on_success: schedule?.notify?.on_success ?? false, on_failure: onFailure };
-    const input = { name, machine_id: machine, command, cron, timezone, overlap, catch_up: catchUp, notify };
+    const input = { name, machine_id: machine, command, cron, ...rules, notify };
     if (schedule) {
       await client.schedules.update({ schedule_id: schedule.id, ...input });
       say('The schedule is saved');
@@ -213,7 +235,11 @@ function ScheduleForm({ schedule, reload }: { schedule?: Detail; reload?: () => 
   };
   return (
     <div class="narrow card card-body">
-      <Form submit={schedule ? 'Save' : 'Create'} run={save} disabled={!name || !command || !cron || !machine}>
+      <Form
+        submit={schedule ? 'Save' : 'Create'}
+        run={save}
+        disabled={!name || !command || !cron || !machine}
+      >
         <TextField label="Name" value={name} change={setName} required autoFocus={!schedule} />
         <div class="field">
           {machine !== undefined && (
@@ -226,37 +252,51 @@ function ScheduleForm({ schedule, reload }: { schedule?: Detail; reload?: () => 
             choose={({ id }) => setMachine(id)}
           />
         </div>
-        <TextField label="Command" value={command} change={setCommand} rows={2} mono required hint="A line for /bin/sh" />
-        <CronField cron={cron} timezone={timezone} change={setCron} />
-        <div class="fields">
-          <SelectField
-            label="Time zone"
-            value={timezone}
-            change={setTimezone}
-            options={[...new Set([timezone, ...zones])].map((zone) => [zone, zone] as const)}
-          />
-          <SelectField
-            label="While the run before goes on"
-            value={overlap}
-            change={(value) => setOverlap(value === 'allow' ? 'allow' : 'skip')}
-            options={[
-              ['skip', 'skip the run'],
-              ['allow', 'run beside it'],
-            ]}
-          />
-          <SelectField
-            label="Times missed while the broker was down"
-            value={catchUp}
-            change={(value) => setCatchUp(value === 'last' || value === 'all' ? value : 'none')}
-            options={[
-              ['none', 'leave them out'],
-              ['last', 'run the last'],
-              ['all', 'run all'],
-            ]}
-          />
-        </div>
+        <TextField
+          label="Command"
+          value={command}
+          change={setCommand}
+          rows={2}
+          mono
+          required
+          hint="A line for /bin/sh"
+        />
+        <CronField cron={cron} timezone={rules.timezone} change={setCron} />
+        <RuleFields rules={rules} change={(changes) => setRules({ ...rules, ...changes })} />
         <CheckField label="A failure is an event, for webhooks" value={onFailure} change={setOnFailure} />
       </Form>
+    </div>
+  );
+}
+
+function RuleFields({ rules, change }: { rules: Rules; change: (changes: Partial<Rules>) => void }) {
+  return (
+    <div class="fields">
+      <SelectField
+        label="Time zone"
+        value={rules.timezone}
+        change={(timezone) => change({ timezone })}
+        options={[...new Set([rules.timezone, ...zones])].map((zone) => [zone, zone] as const)}
+      />
+      <SelectField
+        label="While the run before goes on"
+        value={rules.overlap}
+        change={(value) => change({ overlap: value === 'allow' ? 'allow' : 'skip' })}
+        options={[
+          ['skip', 'skip the run'],
+          ['allow', 'run beside it'],
+        ]}
+      />
+      <SelectField
+        label="Times missed while the broker was down"
+        value={rules.catch_up}
+        change={(value) => change({ catch_up: value === 'last' || value === 'all' ? value : 'none' })}
+        options={[
+          ['none', 'leave them out'],
+          ['last', 'run the last'],
+          ['all', 'run all'],
+        ]}
+      />
     </div>
   );
 }

@@ -10,6 +10,8 @@ import { attempt } from '../parts/toasts.tsx';
 import { to } from '../routes.ts';
 import { may } from '../session.ts';
 
+type Schedule = Awaited<ReturnType<typeof client.schedules.list>>['items'][number];
+
 const mayWrite = (): boolean => may('schedules:write') && may('commands:execute');
 
 function NewButton() {
@@ -28,10 +30,12 @@ export function Schedules() {
       <LongList
         read={(paging, signal) => client.schedules.list({ sort: 'name', ...paging }, { signal })}
         inputs={[]}
-        when={({ type, data }) => type.startsWith('schedule.') || typeof data['schedule_id'] === 'string'}
+        when={({ type, data }) => type.startsWith('schedule.') || typeof data.schedule_id === 'string'}
         empty={
           <Empty icon={icons.schedules} title="Nothing is scheduled">
-            <p>A schedule runs a command on a machine by a cron expression, and keeps the result of each run.</p>
+            <p>
+              A schedule runs a command on a machine by a cron expression, and keeps the result of each run.
+            </p>
             <NewButton />
           </Empty>
         }
@@ -52,39 +56,46 @@ export function Schedules() {
               </>
             }
           >
-            {items.map(({ id, name, machine_id, cron, timezone, enabled, next_run, last_run }) => (
-              <tr key={id}>
-                <td class="wide">
-                  <a href={to('/schedules', id)}>{name}</a>
-                </td>
-                <td>
-                  <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>
-                </td>
-                <td>
-                  <code>{cron}</code> <span class="muted small">{timezone}</span>
-                </td>
-                <td class="muted">{enabled ? <Ago at={next_run} /> : 'off'}</td>
-                <td>{last_run ? <State of={last_run.status} /> : <span class="muted">never</span>}</td>
-                <td>
-                  {mayWrite() && (
-                    <button
-                      type="button"
-                      class="quiet icon-only"
-                      aria-label={`Run ${name} now`}
-                      title="Run now"
-                      onClick={() =>
-                        void attempt(() => client.schedules.run({ schedule_id: id }), `${name} is started`).then(reload)
-                      }
-                    >
-                      <Icon of={icons.play} />
-                    </button>
-                  )}
-                </td>
-              </tr>
+            {items.map((schedule) => (
+              <ScheduleRow key={schedule.id} schedule={schedule} reload={reload} />
             ))}
           </List>
         )}
       </LongList>
     </Page>
+  );
+}
+
+function ScheduleRow({ schedule, reload }: { schedule: Schedule; reload: () => void }) {
+  const { id, name, machine_id, cron, timezone, enabled, next_run, last_run } = schedule;
+  return (
+    <tr>
+      <td class="wide">
+        <a href={to('/schedules', id)}>{name}</a>
+      </td>
+      <td>
+        <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>
+      </td>
+      <td>
+        <code>{cron}</code> <span class="muted small">{timezone}</span>
+      </td>
+      <td class="muted">{enabled ? <Ago at={next_run} /> : 'off'}</td>
+      <td>{last_run ? <State of={last_run.status} /> : <span class="muted">never</span>}</td>
+      <td>
+        {mayWrite() && (
+          <button
+            type="button"
+            class="quiet icon-only"
+            aria-label={`Run ${name} now`}
+            title="Run now"
+            onClick={() =>
+              void attempt(() => client.schedules.run({ schedule_id: id }), `${name} is started`).then(reload)
+            }
+          >
+            <Icon of={icons.play} />
+          </button>
+        )}
+      </td>
+    </tr>
   );
 }

@@ -41,7 +41,9 @@ export function Webhook({ params: { webhook = '' } }: { params: Params }) {
             {!enabled && disabled_reason && (
               <p class="notice warn">
                 <Icon of={icons.warning} />
-                <span>The broker turned it off: {disabled_reason.replaceAll('_', ' ')}. Turn it on to send again.</span>
+                <span>
+                  The broker turned it off: {disabled_reason.replaceAll('_', ' ')}. Turn it on to send again.
+                </span>
               </p>
             )}
             <Deliveries webhook={webhook} round={round} changed={changed} />
@@ -58,7 +60,8 @@ function Actions({ webhook, changed }: { webhook: WebhookDetail; changed: () => 
   const test = async (): Promise<void> => {
     const { delivered, status_code, duration, error } = await client.webhooks.test({ webhook_id: id });
     if (delivered) say(`The receiver answered ${status_code} in ${durationText(duration)}`);
-    else sayError(new Error(`The test was not delivered: ${error ?? `the receiver answered ${status_code}`}`));
+    else
+      sayError(new Error(`The test was not delivered: ${error ?? `the receiver answered ${status_code}`}`));
     changed();
   };
   return (

@@ -10,6 +10,8 @@ import { go, to } from '../routes.ts';
 import { may } from '../session.ts';
 import { WebhookForm } from '../webhooks/webhook-form.tsx';
 
+type Webhook = Awaited<ReturnType<typeof client.webhooks.list>>['items'][number];
+
 export function Webhooks() {
   const [creating, setCreating] = useState(false);
   const newButton = may('webhooks:write') && (
@@ -43,28 +45,8 @@ export function Webhooks() {
               </>
             }
           >
-            {items.map(({ id, url, events, enabled, disabled_reason, last_delivery }) => (
-              <tr key={id}>
-                <td class="wide">
-                  <a href={to('/webhooks', id)}>{url}</a>
-                </td>
-                <td class="muted">{events.length > 2 ? `${events.length} kinds` : events.join(', ')}</td>
-                <td>
-                  <State
-                    of={enabled ? 'online' : disabled_reason ? 'failed' : 'off'}
-                    text={enabled ? 'on' : (disabled_reason?.replaceAll('_', ' ') ?? 'off')}
-                  />
-                </td>
-                <td class="muted">
-                  {last_delivery ? (
-                    <>
-                      <State of={last_delivery.delivered ? 'delivered' : 'failed'} /> <Ago at={last_delivery.at} />
-                    </>
-                  ) : (
-                    'none'
-                  )}
-                </td>
-              </tr>
+            {items.map((webhook) => (
+              <WebhookRow key={webhook.id} webhook={webhook} />
             ))}
           </List>
         )}
@@ -75,5 +57,32 @@ export function Webhooks() {
         </Dialog>
       )}
     </Page>
+  );
+}
+
+function WebhookRow({ webhook }: { webhook: Webhook }) {
+  const { id, url, events, enabled, disabled_reason, last_delivery } = webhook;
+  return (
+    <tr>
+      <td class="wide">
+        <a href={to('/webhooks', id)}>{url}</a>
+      </td>
+      <td class="muted">{events.length > 2 ? `${events.length} kinds` : events.join(', ')}</td>
+      <td>
+        <State
+          of={enabled ? 'online' : disabled_reason ? 'failed' : 'off'}
+          text={enabled ? 'on' : (disabled_reason?.replaceAll('_', ' ') ?? 'off')}
+        />
+      </td>
+      <td class="muted">
+        {last_delivery ? (
+          <>
+            <State of={last_delivery.delivered ? 'delivered' : 'failed'} /> <Ago at={last_delivery.at} />
+          </>
+        ) : (
+          'none'
+        )}
+      </td>
+    </tr>
   );
 }

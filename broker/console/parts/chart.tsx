@@ -27,17 +27,25 @@ interface ChartProps {
 const shortTime = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', hour12: false });
 const timeText = (seconds: number): string => shortTime.format(new Date(seconds * 1000));
 
-const colorOf = (name: string): string => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const colorOf = (name: string): string =>
+  getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function optionsOf({ lines, format, most, span, height = 150 }: ChartProps, width: number): uPlot.Options {
-  const axis = { stroke: colorOf('--muted'), grid: { stroke: colorOf('--line'), width: 1 }, ticks: { show: false } };
+  const axis = {
+    stroke: colorOf('--muted'),
+    grid: { stroke: colorOf('--line'), width: 1 },
+    ticks: { show: false },
+  };
   const font = '11px system-ui, sans-serif';
   return {
     width,
     height,
     legend: { show: false },
     cursor: { y: false, points: { size: 7 }, sync: { key: 'machine' } },
-    scales: { x: { range: () => [...span] }, y: { range: (_, __, max) => [0, most ?? (max > 0 ? max * 1.1 : 1)] } },
+    scales: {
+      x: { range: () => [...span] },
+      y: { range: (_, __, max) => [0, most ?? (max > 0 ? max * 1.1 : 1)] },
+    },
     axes: [
       { ...axis, font, size: 26, grid: { show: false }, values: (_, splits) => splits.map(timeText) },
       { ...axis, font, size: 58, values: (_, splits) => splits.map(format) },
@@ -65,12 +73,18 @@ export function Chart(props: ChartProps) {
     if (!element) return undefined;
     const data: uPlot.AlignedData = [[...times], ...lines.map(({ values }) => [...values])];
     const options = optionsOf(props, element.clientWidth);
-    const plot = new uPlot({ ...options, hooks: { setCursor: [({ cursor }) => show(cursor.idx)] } }, data, element);
+    const plot = new uPlot(
+      { ...options, hooks: { setCursor: [({ cursor }) => show(cursor.idx)] } },
+      data,
+      element,
+    );
     const show = (index: number | null | undefined): void => {
       if (value.current) value.current.textContent = textAt(props, index ?? times.length - 1);
     };
     show(null);
-    const sizes = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height: options.height }));
+    const sizes = new ResizeObserver(() =>
+      plot.setSize({ width: element.clientWidth, height: options.height }),
+    );
     sizes.observe(element);
     return () => {
       sizes.disconnect();
@@ -83,7 +97,11 @@ export function Chart(props: ChartProps) {
         <h3>{label}</h3>
         <span class="number muted" ref={value} />
       </figcaption>
-      <div ref={holder} role="img" aria-label={`${label} over time; now ${textAt(props, times.length - 1)}`} />
+      <div
+        ref={holder}
+        role="img"
+        aria-label={`${label} over time; now ${textAt(props, times.length - 1)}`}
+      />
     </figure>
   );
 }

@@ -19,7 +19,9 @@ export function ConfirmLogin() {
           end(true);
         }}
       >
-        <p class="muted">Creating keys and join tokens, and removing machines, asks for it after 15 minutes.</p>
+        <p class="muted">
+          Creating keys and join tokens, and removing machines, asks for it after 15 minutes.
+        </p>
         <TextField label="API key" secret value={key} change={setKey} required mono autoFocus />
       </Form>
     </Dialog>

@@ -1,7 +1,7 @@
 // Events as sentences, newest first.
 import type { Happened } from '../live.ts';
 import { to } from '../routes.ts';
-import { timeOfDay, fullTime } from '../time.ts';
+import { fullTime, timeOfDay } from '../time.ts';
 
 const tones: readonly (readonly [pattern: RegExp, tone: string])[] = [
   [/failed|timeout|offline|disabled|fenced|removed/, 'bad'],
@@ -14,27 +14,37 @@ const toneOf = (type: string): string => tones.find(([pattern]) => pattern.test(
 const subjects = ['command', 'path', 'name', 'hostname', 'session_id'] as const;
 
 function textOf({ data }: Happened): string {
-  const subject = subjects.map((name) => data[name]).find((value) => typeof value === 'string' && value !== '');
-  const code = typeof data['exit_code'] === 'number' && data['exit_code'] !== 0 ? ` (exit ${data['exit_code']})` : '';
+  const subject = subjects
+    .map((name) => data[name])
+    .find((value) => typeof value === 'string' && value !== '');
+  const code = typeof data.exit_code === 'number' && data.exit_code !== 0 ? ` (exit ${data.exit_code})` : '';
   return `${typeof subject === 'string' ? subject : ''}${code}`;
 }
 
 /** The page of what an event is about, if it has one. */
 function linkOf({ type, data }: Happened): string | undefined {
-  const idOf = (name: string): string | undefined => (typeof data[name] === 'string' ? data[name] : undefined);
+  const idOf = (name: string): string | undefined =>
+    typeof data[name] === 'string' ? data[name] : undefined;
   const [command, machine, session] = ['command_id', 'machine_id', 'session_id'].map(idOf);
   if (command !== undefined) return to('/commands', command);
   if (session !== undefined && machine !== undefined) return to('/machines', machine, 'terminals', session);
   return machine !== undefined && type !== 'machine.removed' ? to('/machines', machine) : undefined;
 }
 
-export function EventList({ items, withMachine = false }: { items: readonly Happened[]; withMachine?: boolean }) {
+export function EventList({
+  items,
+  withMachine = false,
+}: {
+  items: readonly Happened[];
+  withMachine?: boolean;
+}) {
   return (
     <ol class="events card">
       {items.map((event) => {
         const link = linkOf(event);
         const text = textOf(event);
-        const machine = withMachine && typeof event.data['machine_name'] === 'string' ? event.data['machine_name'] : '';
+        const machine =
+          withMachine && typeof event.data.machine_name === 'string' ? event.data.machine_name : '';
         return (
           <li key={event.id}>
             <time class="muted number" dateTime={event.timestamp} title={fullTime(event.timestamp)}>

@@ -45,8 +45,8 @@ interface TextProps {
 
 /** Focuses a field once, when it is first drawn. */
 function focusOnce(element: HTMLElement | null): void {
-  if (!element || element.dataset['focused']) return;
-  element.dataset['focused'] = 'once';
+  if (!element || element.dataset.focused) return;
+  element.dataset.focused = 'once';
   element.focus();
 }
 
@@ -66,10 +66,13 @@ export function TextField(props: TextProps) {
           'aria-describedby': described,
           ref: autoFocus ? focusOnce : null,
         };
-        const onInput = ({ currentTarget }: { currentTarget: { value: string } }): void => change(currentTarget.value);
+        const onInput = ({ currentTarget }: { currentTarget: { value: string } }): void =>
+          change(currentTarget.value);
         if (rows !== undefined) return <textarea {...shared} rows={rows} onInput={onInput} />;
         if (secret) return <input {...shared} type="password" onInput={onInput} />;
-        return <input {...shared} type="text" inputMode={numeric ? 'numeric' : undefined} onInput={onInput} />;
+        return (
+          <input {...shared} type="text" inputMode={numeric ? 'numeric' : undefined} onInput={onInput} />
+        );
       }}
     </Field>
   );
@@ -115,7 +118,11 @@ export function CheckField({
 }) {
   return (
     <label class="check">
-      <input type="checkbox" checked={value} onChange={({ currentTarget }) => change(currentTarget.checked)} />
+      <input
+        type="checkbox"
+        checked={value}
+        onChange={({ currentTarget }) => change(currentTarget.checked)}
+      />
       <span>{label}</span>
     </label>
   );

@@ -3,7 +3,8 @@
 /** From this share on a bar warns, and from the second it alarms. */
 const high = { warn: 75, bad: 90 };
 
-const toneOf = (percent: number): string => (percent >= high.bad ? 'bad' : percent >= high.warn ? 'warn' : 'good');
+const toneOf = (percent: number): string =>
+  percent >= high.bad ? 'bad' : percent >= high.warn ? 'warn' : 'good';
 
 /** A share in percent as a bar with its number. */
 export function Bar({ percent, title }: { percent: number | undefined; title?: string | undefined }) {
@@ -34,7 +35,14 @@ export function Sparkline({ values, label }: { values: readonly (number | null)[
     }
   }
   return (
-    <svg class="sparkline" width={width} height={height} viewBox={`0 0 ${width} ${height}`} role="img" aria-label={label}>
+    <svg
+      class="sparkline"
+      width={width}
+      height={height}
+      viewBox={`0 0 ${width} ${height}`}
+      role="img"
+      aria-label={label}
+    >
       {line !== '' && <path d={line} />}
     </svg>
   );

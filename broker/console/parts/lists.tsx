@@ -21,7 +21,13 @@ interface LongListProps<T> {
 
 const pageSize = 50;
 
-export function LongList<T extends { id: string }>({ read, inputs, when, empty, children }: LongListProps<T>) {
+export function LongList<T extends { id: string }>({
+  read,
+  inputs,
+  when,
+  empty,
+  children,
+}: LongListProps<T>) {
   const [further, setFurther] = useState<readonly T[]>([]);
   const first = useData((signal) => read({ limit: pageSize, offset: 0 }, signal), inputs, when);
   useEffect(() => setFurther([]), inputs);
@@ -55,9 +61,16 @@ export function LongList<T extends { id: string }>({ read, inputs, when, empty, 
 }
 
 /** A table in a frame; on a narrow screen the frame scrolls. */
-export function List({ label, head, children }: { label: string; head: ComponentChildren; children: ComponentChildren }) {
+export function List({
+  label,
+  head,
+  children,
+}: {
+  label: string;
+  head: ComponentChildren;
+  children: ComponentChildren;
+}) {
   return (
-    // biome-ignore lint/a11y/noNoninteractiveTabindex: keys must be able to scroll it
     <section class="list-frame" aria-label={label} tabIndex={0}>
       <table class="list">
         <thead>

@@ -50,7 +50,8 @@ export function Page({ title, above = [], beside, actions, full = false, childre
 /** Shows the data of a page; before it arrives a placeholder, and instead of it the error. */
 export function Show<T>({ of, children }: { of: Loaded<T>; children: (data: T) => ComponentChildren }) {
   const { data, error, reload } = of;
-  if (data === undefined) return error === undefined ? <Placeholder /> : <Failed error={error} retry={reload} />;
+  if (data === undefined)
+    return error === undefined ? <Placeholder /> : <Failed error={error} retry={reload} />;
   return (
     <>
       {error !== undefined && <Stale error={error} retry={reload} />}

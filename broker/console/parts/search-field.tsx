@@ -27,7 +27,9 @@ export function SearchField({ label, name }: { label: string; name: string }) {
         spellcheck={false}
         onInput={({ currentTarget }) => setText(currentTarget.value)}
       />
-      <kbd aria-hidden="true">/</kbd>
+      <span class="key" aria-hidden="true">
+        /
+      </span>
     </label>
   );
 }

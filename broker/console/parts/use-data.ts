@@ -22,7 +22,11 @@ export function useData<T>(
   inputs: readonly unknown[],
   when?: (event: Happened) => boolean,
 ): Loaded<T> {
-  const [state, setState] = useState<Omit<Loaded<T>, 'reload'>>({ data: undefined, error: undefined, loading: true });
+  const [state, setState] = useState<Omit<Loaded<T>, 'reload'>>({
+    data: undefined,
+    error: undefined,
+    loading: true,
+  });
   const [round, setRound] = useState(0);
   const reload = useCallback(() => setRound((before) => before + 1), []);
   useEffect(() => {

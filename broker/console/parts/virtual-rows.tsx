@@ -16,7 +16,15 @@ interface VirtualRowsProps {
 /** Rows drawn above and below those in view, so that a small scroll shows no blanks. */
 const margin = 8;
 
-export function VirtualRows({ count, rowHeight, label, header, row, onRange, class: name }: VirtualRowsProps) {
+export function VirtualRows({
+  count,
+  rowHeight,
+  label,
+  header,
+  row,
+  onRange,
+  class: name,
+}: VirtualRowsProps) {
   const scroller = useRef<HTMLDivElement>(null);
   const [range, setRange] = useState({ first: 0, last: Math.min(count, 40) });
   const measure = useCallback(() => {
@@ -40,7 +48,6 @@ export function VirtualRows({ count, rowHeight, label, header, row, onRange, cla
   }, [range.first, last, onRange]);
   const indexes = Array.from({ length: Math.max(0, last - range.first) }, (_, index) => range.first + index);
   return (
-    // biome-ignore lint/a11y/useSemanticElements: rows out of view are not drawn, so it can be no table element
     <div
       class={`rows ${name ?? ''}`}
       role="table"
@@ -51,7 +58,6 @@ export function VirtualRows({ count, rowHeight, label, header, row, onRange, cla
       <div role="rowgroup" class="rows-head">
         {header}
       </div>
-      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: keys must be able to scroll it */}
       <div role="rowgroup" class="rows-body" ref={scroller} onScroll={measure} tabIndex={0}>
         <div class="rows-space" role="presentation" style={{ height: `${count * rowHeight}px` }}>
           <div role="presentation" style={{ transform: `translateY(${range.first * rowHeight}px)` }}>

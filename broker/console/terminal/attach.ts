@@ -40,7 +40,8 @@ export async function keepAttached({ session, mode, emulator, signal, onPhase }:
         terminal = await client.sessions.terminal(await client.sessions.attach(input), {
           signal,
           onNote(note) {
-            if (note.type === 'status') onPhase({ name: note.status === 'CONNECTED' ? 'connected' : 'offline' });
+            if (note.type === 'status')
+              onPhase({ name: note.status === 'CONNECTED' ? 'connected' : 'offline' });
             if (note.type === 'size' && mode === 'observer') screen.resize(note.cols, note.rows);
           },
         });
@@ -69,7 +70,8 @@ async function endOf(terminal: Terminal): Promise<Phase> {
     return { name: 'ended', text: `The session has ended${how ? ` (${how})` : ''}.` };
   }
   if (end.why === 'forbidden') return { name: 'ended', text: 'Your key may not use this terminal any more.' };
-  if (end.why === 'detached') return { name: 'ended', text: 'You were detached. Open the terminal again to go on.' };
+  if (end.why === 'detached')
+    return { name: 'ended', text: 'You were detached. Open the terminal again to go on.' };
   return { name: 'lost', text: 'The connection was lost; the session goes on. Connecting again…' };
 }
 
@@ -78,7 +80,8 @@ async function once(connect: () => Promise<Phase>): Promise<Phase> {
   try {
     return await connect();
   } catch (error) {
-    const isOver = error instanceof FarhandError && error.status >= 400 && error.status < 500 && error.status !== 429;
+    const isOver =
+      error instanceof FarhandError && error.status >= 400 && error.status < 500 && error.status !== 429;
     return { name: isOver ? 'ended' : 'lost', text: messageOf(error) };
   }
 }

@@ -61,7 +61,8 @@ function useTerminal(session: string, mode: Mode) {
 }
 
 export function TerminalView({ session, reload }: { session: string; reload: () => void }) {
-  const mode: Mode = place.value.query.get('observe') === null && may('sessions:attach') ? 'operator' : 'observer';
+  const mode: Mode =
+    place.value.query.get('observe') === null && may('sessions:attach') ? 'operator' : 'observer';
   const { element, emulator, phase } = useTerminal(session, mode);
   const [searching, setSearching] = useState(false);
   const [state, text] = phaseTexts[phase.name];
@@ -75,12 +76,16 @@ export function TerminalView({ session, reload }: { session: string; reload: () 
     event.stopPropagation();
   };
   return (
-    // biome-ignore lint/a11y/noStaticElementInteractions: the keys are those of the terminal inside
     <div class="terminal-frame" onKeyDownCapture={onKey}>
       <div class="terminal-bar">
         <State of={state} text={text} />
         {mode === 'observer' && <span class="tag">only watching</span>}
-        <Tools session={session} emulator={emulator} search={() => setSearching(!searching)} reload={reload} />
+        <Tools
+          session={session}
+          emulator={emulator}
+          search={() => setSearching(!searching)}
+          reload={reload}
+        />
       </div>
       {searching && emulator && <SearchBar emulator={emulator} close={() => setSearching(false)} />}
       {'text' in phase && (
@@ -132,7 +137,13 @@ function Tools({ session, emulator, search, reload }: ToolsProps) {
           Type, too
         </button>
       )}
-      <button type="button" class="quiet icon-only" aria-label="Search" title="Search (Ctrl Shift F)" onClick={search}>
+      <button
+        type="button"
+        class="quiet icon-only"
+        aria-label="Search"
+        title="Search (Ctrl Shift F)"
+        onClick={search}
+      >
         <Icon of={icons.search} />
       </button>
       <button

@@ -6,9 +6,9 @@ import * as icons from '../parts/icons.ts';
 import { Empty, Placeholder, Show } from '../parts/page.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
-import { relativeText } from '../time.ts';
 import { go, type Params, to } from '../routes.ts';
 import { may } from '../session.ts';
+import { relativeText } from '../time.ts';
 import { TerminalView } from './terminal-view.tsx';
 
 type Session = Awaited<ReturnType<typeof client.sessions.list>>['items'][number];
@@ -21,10 +21,12 @@ export function Terminals({ params: { machine = '', item, status } }: { params: 
   const sessions = useData(
     async (signal) => {
       const { items } = await client.sessions.list({ machine_id: machine, limit: 100 }, { signal });
-      return items.filter((session) => session.status !== 'DISCONNECTED' || session.session_id === item).reverse();
+      return items
+        .filter((session) => session.status !== 'DISCONNECTED' || session.session_id === item)
+        .reverse();
     },
     [machine, item],
-    ({ type, data }) => type.startsWith('session.') && data['machine_id'] === machine,
+    ({ type, data }) => type.startsWith('session.') && data.machine_id === machine,
   );
   const open = async (): Promise<void> => {
     setBusy(true);
@@ -54,7 +56,11 @@ export function Terminals({ params: { machine = '', item, status } }: { params: 
               open={canOpen ? () => void open() : undefined}
               busy={busy}
             />
-            {item === undefined ? <Placeholder /> : <TerminalView key={item} session={item} reload={sessions.reload} />}
+            {item === undefined ? (
+              <Placeholder />
+            ) : (
+              <TerminalView key={item} session={item} reload={sessions.reload} />
+            )}
           </div>
         )
       }
@@ -111,7 +117,13 @@ function SessionTabs({ sessions, machine, current, open, busy }: SessionTabsProp
         ))}
       </nav>
       {open && (
-        <button type="button" class="quiet icon-only" aria-label="New terminal" disabled={busy} onClick={open}>
+        <button
+          type="button"
+          class="quiet icon-only"
+          aria-label="New terminal"
+          disabled={busy}
+          onClick={open}
+        >
           <Icon of={icons.join} />
         </button>
       )}

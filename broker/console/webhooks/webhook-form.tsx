@@ -25,7 +25,9 @@ interface WebhookFormProps {
 export function WebhookForm({ webhook, cancel, saved }: WebhookFormProps) {
   const [url, setUrl] = useState(webhook?.url ?? '');
   const [secret, setSecret] = useState('');
-  const [events, setEvents] = useState<ReadonlySet<string>>(new Set(webhook?.events ?? ['machine.*', 'command.failed']));
+  const [events, setEvents] = useState<ReadonlySet<string>>(
+    new Set(webhook?.events ?? ['machine.*', 'command.failed']),
+  );
   const flip = (pattern: string, on: boolean): void => {
     const next = new Set(events);
     if (on) next.add(pattern);
@@ -41,19 +43,22 @@ export function WebhookForm({ webhook, cancel, saved }: WebhookFormProps) {
       : await client.webhooks.create(input);
     saved(id);
   };
-  const others = [...events].filter((pattern) => !choices.some(([known]) => known === pattern));
   return (
-    <Form submit={webhook ? 'Save' : 'Create'} cancel={cancel} run={save} disabled={!url || events.size === 0}>
-      <TextField label="Address" value={url} change={setUrl} placeholder="https://example.org/hooks" required autoFocus />
-      <fieldset class="field">
-        <legend>Events</legend>
-        {choices.map(([pattern, text]) => (
-          <CheckField key={pattern} label={text} value={events.has(pattern)} change={(on) => flip(pattern, on)} />
-        ))}
-        {others.map((pattern) => (
-          <CheckField key={pattern} label={pattern} value change={(on) => flip(pattern, on)} />
-        ))}
-      </fieldset>
+    <Form
+      submit={webhook ? 'Save' : 'Create'}
+      cancel={cancel}
+      run={save}
+      disabled={!url || events.size === 0}
+    >
+      <TextField
+        label="Address"
+        value={url}
+        change={setUrl}
+        placeholder="https://example.org/hooks"
+        required
+        autoFocus
+      />
+      <EventChoices events={events} flip={flip} />
       <TextField
         label={webhook ? 'New secret' : 'Secret'}
         value={secret}
@@ -62,5 +67,30 @@ export function WebhookForm({ webhook, cancel, saved }: WebhookFormProps) {
         hint={`Signs each delivery, so that the receiver can check it${webhook ? '; empty leaves it as it is' : ''}`}
       />
     </Form>
+  );
+}
+
+interface EventChoicesProps {
+  events: ReadonlySet<string>;
+  flip: (pattern: string, on: boolean) => void;
+}
+
+function EventChoices({ events, flip }: EventChoicesProps) {
+  const others = [...events].filter((pattern) => !choices.some(([known]) => known === pattern));
+  return (
+    <fieldset class="field">
+      <legend>Events</legend>
+      {choices.map(([pattern, text]) => (
+        <CheckField
+          key={pattern}
+          label={text}
+          value={events.has(pattern)}
+          change={(on) => flip(pattern, on)}
+        />
+      ))}
+      {others.map((pattern) => (
+        <CheckField key={pattern} label={pattern} value change={(on) => flip(pattern, on)} />
+      ))}
+    </fieldset>
   );
 }

@@ -1,0 +1,20 @@
+// The menu as the login may see it: set once by the table of pages, read by the menu, the palette and the profile.
+import { computed, signal } from '@preact/signals';
+import type { Scope } from '../../shared/api/route.ts';
+import type { IconNodes } from './parts/icon.tsx';
+import { may } from './session.ts';
+
+export interface MenuItem {
+  group: 'Fleet' | 'Work' | 'Watch' | 'Access';
+  text: string;
+  icon: IconNodes;
+  /** The second key of its shortcut, after `g`. */
+  key: string;
+  pattern: string;
+  needs: Scope | undefined;
+}
+
+export const allItems = signal<readonly MenuItem[]>([]);
+
+/** Items of pages that the login may use. */
+export const menu = computed(() => allItems.value.filter(({ needs }) => needs === undefined || may(needs)));
