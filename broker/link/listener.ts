@@ -24,7 +24,7 @@ import { callKey, linkService, shortenQueues, windowBytes } from '../../shared/a
 import { AppError } from '../../shared/errors.ts';
 import type { Rates } from '../admission/rate-limits.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
-import { type ConnectionLimiter, logAcceptErrors } from '../connection-limiter.ts';
+import { logAcceptErrors } from '../connection-limiter.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
 import type { JoinTokens } from '../join-tokens.ts';

@@ -105,7 +105,7 @@ export const machineErrors = [
 ] as const satisfies Code[];
 
 /** Metadata for a schema that transforms values: `json` replaces the OpenAPI form that would be derived. */
-export function shownAs(json: Readonly<Record<string, unknown>>) {
+function shownAs(json: Readonly<Record<string, unknown>>) {
   return {
     override({ jsonSchema }: { jsonSchema: Record<string, unknown> }) {
       const { description } = jsonSchema;

@@ -6,7 +6,6 @@ export { default as docs } from 'lucide-static/icons/book-open.svg';
 export { default as schedules } from 'lucide-static/icons/calendar-clock.svg';
 export { default as check } from 'lucide-static/icons/check.svg';
 export { default as left } from 'lucide-static/icons/chevron-left.svg';
-export { default as right } from 'lucide-static/icons/chevron-right.svg';
 export { default as profile } from 'lucide-static/icons/circle-user-round.svg';
 export { default as copy } from 'lucide-static/icons/copy.svg';
 export { default as up } from 'lucide-static/icons/corner-left-up.svg';

@@ -43,7 +43,7 @@ export function useData<T>(
 }
 
 /** Calls `run` after events for which `when` is true, at most once a second. */
-export function useEvents(run: () => void, when: ((event: Happened) => boolean) | undefined): void {
+function useEvents(run: () => void, when: ((event: Happened) => boolean) | undefined): void {
   const wanted = useRef(when);
   wanted.current = when;
   useEffect(() => {
