@@ -31,22 +31,27 @@ const tables = [
 ];
 
 /** Opens the audit log. Deletes rows older than `keepMs`, and the oldest beyond `keepRows`. */
-export function createAudit(history: History, keepMs: number, keepRows?: number) {
-  const table = new OrderedTable(history, 'audit', tables, {
+export async function createAudit(history: History, keepMs: number, keepRows?: number) {
+  const table = await OrderedTable.open(history, 'audit', tables, {
     keepMs,
     keepRows,
     counted: ['action', 'key_id', 'key_name'],
   });
-  history.onEntry('audit', ({ id, created_at, deed }: AuditEntry) => {
+  history.onEntry('audit', async ({ id, created_at, deed }: AuditEntry, transaction) => {
     const { key_id, key_name, login_id = null, action, machine_id, what, request_id, result, address } = deed;
-    history
-      .sql(
-        `INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (request_id, id) DO NOTHING`,
-      )
-      .run(
-        ...[table.next(created_at), id, created_at, key_id, key_name, action, machine_id],
-        ...[JSON.stringify(what), request_id, result, address, login_id],
-      );
+    const row = {
+      id,
+      created_at,
+      key_id,
+      key_name,
+      action,
+      machine_id,
+      request_id,
+      result,
+      address,
+      login_id,
+    };
+    await table.add(transaction, created_at, { ...row, what: JSON.stringify(what) });
   });
 
   const list: Handlers['audit']['list'] = async (input, caller) => {

@@ -31,7 +31,7 @@ interface EventEntry extends OutboxEntry {
   machine_id: string | null;
 }
 
-type Recorder = (event: Event, machineId: string | null, transaction: HistoryTransaction) => void;
+type Recorder = (event: Event, machineId: string | null, transaction: HistoryTransaction) => Promise<unknown>;
 type StreamInput = Input<Api['events']['stream']>;
 
 // There are few indexes, because each costs every command another page to write.
@@ -55,13 +55,18 @@ export class Events {
   readonly #added = new Wake();
   #stopped = false;
 
-  /** Opens the table. Deletes events older than `keepMs`, and the oldest beyond `keepRows`. */
-  constructor(history: History, keepMs: number, keepRows?: number) {
+  private constructor(history: History, table: OrderedTable) {
     this.#history = history;
-    this.#table = new OrderedTable(history, 'events', tables, { keepMs, keepRows, counted: ['type'] });
+    this.#table = table;
     history.onEntry('event', (entry: EventEntry, transaction: HistoryTransaction) =>
       this.#insert(entry, transaction),
     );
+  }
+
+  /** Opens the table. Deletes events older than `keepMs`, and the oldest beyond `keepRows`. */
+  static async open(history: History, keepMs: number, keepRows?: number): Promise<Events> {
+    const options = { keepMs, keepRows, counted: ['type'] };
+    return new Events(history, await OrderedTable.open(history, 'events', tables, options));
   }
 
   readonly handlers: Handlers['events'] = {
@@ -71,10 +76,10 @@ export class Events {
       return { items: items.map(eventOf), total };
     },
     // The stream begins at the time of the request, even if its first event is read much later.
-    stream: (input, caller) => {
-      const from = this.#start(input, caller);
+    stream: async (input, caller) => {
+      const from = await this.#start(input, caller);
       // A client that loses the connection before the first event can resume from this id.
-      const last = input.last_event_id ?? this.#newestId(caller);
+      const last = input.last_event_id ?? (await this.#newestId(from, caller));
       if (last) caller.headers.set('X-Last-Event-Id', last);
       return this.#follow(from, input, caller);
     },
@@ -118,13 +123,12 @@ export class Events {
     this.#added.wake();
   }
 
-  #insert({ event, machine_id }: EventEntry, transaction: HistoryTransaction): void {
-    const at = Date.parse(event.timestamp);
-    const { changes } = this.#history
-      .sql('INSERT INTO events VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING')
-      .run(this.#table.next(at), event.id, event.type, at, machine_id, JSON.stringify(event.data));
-    if (changes === 0) return;
-    for (const record of this.#recorders) record(event, machine_id, transaction);
+  async #insert({ event, machine_id }: EventEntry, transaction: HistoryTransaction): Promise<void> {
+    const { id, type, data } = event;
+    const created_at = Date.parse(event.timestamp);
+    const row = { id, type, created_at, machine_id, data: JSON.stringify(data) };
+    if (!(await this.#table.add(transaction, created_at, row))) return;
+    await Promise.all(this.#recorders.map((record) => record(event, machine_id, transaction)));
     transaction.committed(() => {
       for (const listener of this.#listeners) listener(event);
       this.#added.wake();
@@ -132,11 +136,11 @@ export class Events {
   }
 
   /** The sequence number after which a stream begins: that of last_event_id, otherwise the newest. */
-  #start({ last_event_id }: StreamInput, caller: Caller): number {
+  async #start({ last_event_id }: StreamInput, caller: Caller): Promise<number> {
     if (last_event_id === undefined) return this.#table.last;
     const [where, values] = allOf([['id = ?', last_event_id], ...readableOnly(caller)]);
-    const seq = this.#history.sql(`SELECT seq FROM events WHERE ${where}`).get(...values)?.seq;
-    if (seq !== undefined) return Number(seq);
+    const row = await this.#history.get(`SELECT seq FROM events WHERE ${where}`, ...values);
+    if (row) return Number(row.seq);
     throw new AppError(
       'range_not_satisfiable',
       `the event log has no event ${last_event_id}, so later ones may be missing too: list events, then stream without last_event_id`,
@@ -144,11 +148,11 @@ export class Events {
     );
   }
 
-  #newestId(caller: Caller): string | undefined {
-    const [where, values] = allOf(readableOnly(caller));
-    const row = this.#history
-      .sql(`SELECT id FROM events WHERE ${where} ORDER BY seq DESC LIMIT 1`)
-      .get(...values);
+  /** The newest event that the caller may read, up to a sequence number: later ones are part of the stream. */
+  async #newestId(upTo: number, caller: Caller): Promise<string | undefined> {
+    const [where, values] = allOf([['seq <= ?', upTo], ...readableOnly(caller)]);
+    const newest = `SELECT id FROM events WHERE ${where} ORDER BY seq DESC LIMIT 1`;
+    const row = await this.#history.get(newest, ...values);
     return row && textIn(row, 'id');
   }
 
@@ -162,15 +166,16 @@ export class Events {
         onMachine(input.machine_id),
         input.types && ['type IN (SELECT value FROM json_each(?))', JSON.stringify(input.types)],
       ]);
-      const rows = this.#history
-        .sql(`SELECT * FROM events WHERE ${where} ORDER BY seq LIMIT ${batch}`)
-        .all(...values);
+      const next = `SELECT * FROM events WHERE ${where} ORDER BY seq LIMIT ${batch}`;
+      const rows = await this.#history.all(next, ...values);
       for (const row of rows) {
         caller.signal.throwIfAborted();
         const event = eventOf(row);
         yield { event: event.type, data: event, id: event.id };
       }
-      position = rows.length < batch ? newest : Number(rows.at(-1)?.seq);
+      // The rows may include events that were committed after `newest` was read.
+      const sent = Number(rows.at(-1)?.seq ?? 0);
+      position = rows.length < batch ? Math.max(newest, sent) : sent;
       caller.signal.throwIfAborted();
       if (this.#stopped) throw new AppError('unavailable', 'the broker is stopping: connect again');
       if (this.#table.last === position) await this.#added.wait(caller.signal);

@@ -5,7 +5,7 @@ import { pino } from 'pino';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { createAudit } from '../broker/audit.ts';
 import { brokerSettings } from '../broker/config.ts';
-import { openHistory } from '../broker/history/history.ts';
+import { openHistory } from '../broker/history/open-history.ts';
 import { startBroker } from '../broker/start/index.ts';
 import type { Deed } from '../shared/api/audit.ts';
 import { readSettings } from '../shared/settings.ts';
@@ -219,13 +219,13 @@ async function counting() {
         const write = history.write.bind(history);
         history.write = (change) => {
           count.writes += 1;
-          return write((transaction) => {
+          return write(async (transaction) => {
             let appends = 0;
             const append: typeof transaction.append = (entry) => {
               appends = 1;
               transaction.append(entry);
             };
-            const result = change({ ...transaction, append });
+            const result = await change({ ...transaction, append });
             count.appending += appends;
             return result;
           });
@@ -313,7 +313,7 @@ test('a limited admin reads the rows of its machines and its own, without detail
 test('rows are deleted by age and by number, the oldest first, and one deed is recorded once', async () => {
   const history = openHistory(join(temporaryFolder('history'), 'history.db'), 'one', quiet);
   onTestFinished(() => history.close());
-  const audit = createAudit(history, 3_600_000, 10);
+  const audit = await createAudit(history, 3_600_000, 10);
   const deed = (n: number): Deed => ({
     ...{ key_id: 'key_one', key_name: 'one', machine_id: null, what: { n }, result: 'ok' },
     ...{ action: 'machines.update', request_id: `req_${n}`, address: '' },
@@ -323,7 +323,7 @@ test('rows are deleted by age and by number, the oldest first, and one deed is r
     audit.record(journal, { ...deed(24), what: { n: 99 } }, 'aud_24');
   });
   await history.prune();
-  const kept = history.sql('SELECT what FROM audit ORDER BY rowid').all();
+  const kept = await history.all('SELECT what FROM audit ORDER BY rowid');
   expect(kept.map(({ what }) => JSON.parse(String(what)).n)).toEqual([
     15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
   ]);

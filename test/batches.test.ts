@@ -378,10 +378,10 @@ test('a batch that cannot be stored is refused whole, and the next one is stored
   const write = history.write.bind(history);
   let fails = true;
   history.write = (change) =>
-    write((transaction) => {
-      const result = change(transaction);
-      const stored = Number(history.sql('SELECT count(*) AS n FROM commands').get()?.n);
-      if (fails && stored > 0) throw new Error('no space left');
+    write(async (transaction) => {
+      const result = await change(transaction);
+      const stored = await transaction.get('SELECT count(*) AS n FROM commands');
+      if (fails && Number(stored?.n) > 0) throw new Error('no space left');
       return result;
     });
   const many = { machine_ids: ids, command: 'true', queue_for: hour, wait: 0 };

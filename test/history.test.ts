@@ -5,7 +5,8 @@ import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { withSocket } from '../broker/cli/local-broker.ts';
 import { Events } from '../broker/events.ts';
-import { type History, type OutboxEntry, openHistory } from '../broker/history/history.ts';
+import type { History, HistoryTransaction, OutboxEntry, Row } from '../broker/history/history.ts';
+import { openHistory } from '../broker/history/open-history.ts';
 import { rowsSince } from '../broker/history/ordered-table.ts';
 import { now } from '../shared/clock.ts';
 import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
@@ -16,17 +17,17 @@ const table = ['CREATE TABLE notes (id TEXT NOT NULL UNIQUE, at INTEGER NOT NULL
 interface Bench {
   history: History;
   file: string;
-  /** Writes one row; inside a transaction. */
-  note(id: string, at?: number, text?: string): string;
+  /** Writes one row, and returns its id. */
+  note(transaction: HistoryTransaction, id: string, at?: number, text?: string): string;
   /** What another connection sees: the committed rows and no others. */
   committed(): string[];
 }
 
 /** A new history with one table, ended with the test. */
-function openBench(): Bench {
+async function openBench(): Promise<Bench> {
   const file = join(temporaryFolder('history'), 'history.db');
   const history = openHistory(file, 'installation', quiet);
-  history.migrate('notes', table);
+  await history.migrate('notes', table);
   const reader = new DatabaseSync(file);
   onTestFinished(async () => {
     reader.close();
@@ -35,8 +36,8 @@ function openBench(): Bench {
   return {
     history,
     file,
-    note(id, at = now(), text = '') {
-      history.sql('INSERT INTO notes VALUES (?, ?, ?)').run(id, at, text);
+    note(transaction, id, at = now(), text = '') {
+      transaction.run('INSERT INTO notes VALUES (?, ?, ?)', id, at, text);
       return id;
     },
     committed: () =>
@@ -188,12 +189,11 @@ describe('a history.db that has lost nothing is accepted', () => {
   test('when its end could not be written for lack of space', async () => {
     const file = join(temporaryFolder('history'), 'history.db');
     const history = openHistory(file, 'installation', quiet);
-    history
-      .sql("CREATE TRIGGER full BEFORE UPDATE ON installation BEGIN SELECT RAISE(ABORT, 'full'); END")
-      .run();
+    const full = "CREATE TRIGGER full BEFORE UPDATE ON installation BEGIN SELECT RAISE(ABORT, 'full'); END";
+    change(file, full);
     await history.close();
     expect(statSync(`${file}-wal`).size).toBeGreaterThan(0);
-    history.sql('DROP TRIGGER full').run();
+    change(file, 'DROP TRIGGER full');
     await history.close();
     expect(existsSync(`${file}-wal`)).toBe(false);
   });
@@ -201,15 +201,15 @@ describe('a history.db that has lost nothing is accepted', () => {
 
 describe('a write that fails', () => {
   test('undoes only itself, and those of its turn get their own results', async () => {
-    const { history, note, committed } = openBench();
+    const { history, note, committed } = await openBench();
     const outcomes = await Promise.allSettled([
-      history.write(() => note('a')),
-      history.write(() => {
-        note('b');
+      history.write((transaction) => note(transaction, 'a')),
+      history.write((transaction) => {
+        note(transaction, 'b');
         throw new Error('not this one');
       }),
-      history.write(() => note('a')),
-      history.write(() => note('c')),
+      history.write((transaction) => note(transaction, 'a')),
+      history.write((transaction) => note(transaction, 'c')),
     ]);
     expect(outcomes).toEqual([
       { status: 'fulfilled', value: 'a' },
@@ -221,12 +221,12 @@ describe('a write that fails', () => {
   });
 
   test('runs no hook of a change it undid', async () => {
-    const { history, note } = openBench();
+    const { history, note } = await openBench();
     const received: string[] = [];
     const outcomes = await Promise.allSettled([
       history.write((transaction) => transaction.committed(() => received.push('kept'))),
       history.write((transaction) => {
-        note('a');
+        note(transaction, 'a');
         transaction.committed(() => received.push('undone'));
         throw new Error('no');
       }),
@@ -236,8 +236,10 @@ describe('a write that fails', () => {
   });
 
   test('because of an entry of an unknown kind undoes the entries before it', async () => {
-    const { history, note, committed } = openBench();
-    history.onEntry('note', ({ id }: { kind: string; id: string }) => void note(id));
+    const { history, note, committed } = await openBench();
+    history.onEntry('note', ({ id }: { kind: string; id: string }, transaction) => {
+      note(transaction, id);
+    });
     const write = history.write((transaction) => {
       const known = { kind: 'note', id: 'a' };
       transaction.append(known);
@@ -248,23 +250,81 @@ describe('a write that fails', () => {
   });
 
   test('with its whole transaction rejects every caller, and the next one works', async () => {
-    const { history, file, note, committed } = openBench();
+    const { history, file, note, committed } = await openBench();
     const other = new DatabaseSync(file);
     onTestFinished(() => other.close());
     other.exec('BEGIN IMMEDIATE');
     const received = vi.fn();
     const outcomes = await Promise.allSettled([
-      history.write(() => note('a')),
+      history.write((transaction) => note(transaction, 'a')),
       history.write((transaction) => {
-        note('b');
+        note(transaction, 'b');
         transaction.committed(received);
       }),
     ]);
     expect(outcomes.map(({ status }) => status)).toEqual(['rejected', 'rejected']);
     other.exec('ROLLBACK');
-    expect(await history.write(() => note('c'))).toBe('c');
+    expect(await history.write((transaction) => note(transaction, 'c'))).toBe('c');
     expect(committed()).toEqual(['c']);
     expect(received).not.toHaveBeenCalled();
+  });
+
+  test('because it waits for something else than its transaction undoes only itself, within a turn', async () => {
+    const { history, note, committed } = await openBench();
+    const outcomes = await Promise.allSettled([
+      history.write(async (transaction) => {
+        note(transaction, 'a');
+        await new Promise(() => {});
+      }),
+      history.write(async (transaction) => {
+        note(transaction, 'b');
+        // It would wait for its own end.
+        await history.get('SELECT 1');
+      }),
+      history.write((transaction) => note(transaction, 'c')),
+    ]);
+    expect(outcomes.map(({ status }) => status)).toEqual(['rejected', 'rejected', 'fulfilled']);
+    expect(outcomes[0]).toMatchObject({
+      reason: expect.objectContaining({ message: expect.stringContaining('waited for something else') }),
+    });
+    expect(committed()).toEqual(['c']);
+  });
+
+  test('because a statement failed fails even if it goes on', async () => {
+    const { history, note, committed } = await openBench();
+    const write = history.write((transaction) => {
+      note(transaction, 'a');
+      try {
+        note(transaction, 'a');
+      } catch {
+        return 'went on';
+      }
+      return 'twice';
+    });
+    await expect(write).rejects.toThrow('UNIQUE');
+    expect(committed()).toEqual([]);
+  });
+
+  test('because an entry could not be written fails', async () => {
+    const { history, note, committed } = await openBench();
+    history.onEntry('twice', async (_entry: OutboxEntry, transaction) => {
+      await transaction.get('SELECT 1');
+      note(transaction, 'a');
+    });
+    const write = history.write((transaction) => {
+      for (const _time of ['first', 'second']) transaction.append({ kind: 'twice' });
+    });
+    await expect(write).rejects.toThrow('UNIQUE');
+    expect(committed()).toEqual([]);
+  });
+
+  test('after its end throws: its transaction is over', async () => {
+    const { history, note, committed } = await openBench();
+    const left: HistoryTransaction[] = [];
+    await history.write((transaction) => void left.push(transaction));
+    expect(() => note(left[0]!, 'a')).toThrow('has ended');
+    await expect(left[0]!.get('SELECT 1')).rejects.toThrow('has ended');
+    expect(committed()).toEqual([]);
   });
 
   test('because history is closed rejects', { timeout: 2_000 }, async () => {
@@ -277,21 +337,21 @@ describe('a write that fails', () => {
 
 describe('a write', () => {
   test('is committed and fully synced before it resolves', async () => {
-    const { history, note, committed } = openBench();
+    const { history, note, committed } = await openBench();
     for (const id of ['a', 'b', 'c']) {
-      await history.write(() => note(id));
+      await history.write((transaction) => note(transaction, id));
       expect(committed()).toContain(id);
     }
-    expect(history.sql('PRAGMA synchronous').get()).toEqual({ synchronous: 2 });
-    expect(history.sql('PRAGMA journal_mode').get()).toEqual({ journal_mode: 'wal' });
+    expect(await history.get('PRAGMA synchronous')).toEqual({ synchronous: 2 });
+    expect(await history.get('PRAGMA journal_mode')).toEqual({ journal_mode: 'wal' });
   });
 
   test('shares its transaction with those of its turn, and each has its own result', async () => {
-    const { history, note, committed } = openBench();
+    const { history, note, committed } = await openBench();
     const seen: string[][] = [];
-    const own = (id: string) => () => {
+    const own = (id: string) => (transaction: HistoryTransaction) => {
       seen.push(committed());
-      return note(id);
+      return note(transaction, id);
     };
     const together = await Promise.all(['a', 'b', 'c'].map((id) => history.write(own(id))));
     expect(together).toEqual(['a', 'b', 'c']);
@@ -300,12 +360,62 @@ describe('a write', () => {
     expect(seen).toEqual([[], [], [], ['a', 'b', 'c']]);
   });
 
+  test('reads what it has written, and what others before it in its turn have', async () => {
+    const { history, note } = await openBench();
+    const count = async (transaction: HistoryTransaction) =>
+      (await transaction.all('SELECT id FROM notes')).length;
+    const own = (id: string) => async (transaction: HistoryTransaction) => {
+      const before = await count(transaction);
+      note(transaction, id);
+      return [before, await count(transaction)];
+    };
+    const counts = await Promise.all(['a', 'b', 'c'].map((id) => history.write(own(id))));
+    expect(counts).toEqual([
+      [0, 1],
+      [1, 2],
+      [2, 3],
+    ]);
+  });
+
+  test('is not seen by others before its commit, though it waits for its reads', async () => {
+    const { history, note } = await openBench();
+    const seen: Promise<unknown>[] = [];
+    const look = () => void seen.push(history.all('SELECT id FROM notes'));
+    await history
+      .write(async (transaction) => {
+        note(transaction, 'a');
+        look();
+        await transaction.get('SELECT 1');
+        look();
+        throw new Error('no');
+      })
+      .catch(() => {});
+    expect(await Promise.all(seen)).toEqual([[], []]);
+  });
+
+  test('that is made while others run is in the group of the next turn', async () => {
+    const { history, note, committed } = await openBench();
+    const later: Promise<string[]>[] = [];
+    await history.write(async (transaction) => {
+      note(transaction, 'a');
+      await transaction.get('SELECT 1');
+      later.push(
+        history.write((next) => {
+          note(next, 'b');
+          return committed();
+        }),
+      );
+    });
+    expect(await Promise.all(later)).toEqual([['a']]);
+    expect(committed()).toEqual(['a', 'b']);
+  });
+
   test('runs the hooks of its changes after the commit, in order', async () => {
-    const { history, note, committed } = openBench();
+    const { history, note, committed } = await openBench();
     const received: [string, string[]][] = [];
     const write = (id: string) =>
       history.write((transaction) => {
-        note(id);
+        note(transaction, id);
         transaction.committed(() => received.push([id, committed()]));
       });
     await Promise.all([write('a'), write('b')]);
@@ -318,23 +428,24 @@ describe('a write', () => {
   test('that waits is committed by close', async () => {
     const file = join(temporaryFolder('history'), 'history.db');
     const history = openHistory(file, 'installation', quiet);
-    history.migrate('notes', table);
-    const write = history.write(() => history.sql("INSERT INTO notes VALUES ('a', 1, '')").run());
+    await history.migrate('notes', table);
+    const write = history.write((transaction) => transaction.run("INSERT INTO notes VALUES ('a', 1, '')"));
     await history.close();
     await write;
     const again = openHistory(file, 'installation', quiet);
     onTestFinished(() => again.close());
-    expect(again.sql('SELECT id FROM notes').all()).toEqual([{ id: 'a' }]);
+    expect(await again.all('SELECT id FROM notes')).toEqual([{ id: 'a' }]);
   });
 
   test('that is made while history closes is committed, or rejects', async () => {
     const file = join(temporaryFolder('history'), 'history.db');
     const history = openHistory(file, 'installation', quiet);
-    history.migrate('notes', table);
+    await history.migrate('notes', table);
     await history.read([{ sql: 'SELECT id FROM notes', values: [] }]);
     const closing = history.close();
     let count = 0;
-    const insert = () => history.sql("INSERT INTO notes VALUES (?, 1, '')").run(String(count));
+    const insert = (transaction: HistoryTransaction) =>
+      transaction.run("INSERT INTO notes VALUES (?, 1, '')", String(count));
     // One write after the other, so that one waits for its turn whenever the database is closed.
     await expect(
       (async () => {
@@ -347,12 +458,12 @@ describe('a write', () => {
     await closing;
     const again = openHistory(file, 'installation', quiet);
     onTestFinished(() => again.close());
-    expect(again.sql('SELECT count(*) AS n FROM notes').get()).toEqual({ n: count });
+    expect(await again.get('SELECT count(*) AS n FROM notes')).toEqual({ n: count });
   });
 
   test('costs the same with 100,000 events as with none', async () => {
-    const { history } = openBench();
-    const events = new Events(history, 3_600_000);
+    const { history } = await openBench();
+    const events = await Events.open(history, 3_600_000);
     const emit = (count: number) =>
       history.write((transaction) => {
         for (let n = 0; n < count; n += 1) {
@@ -377,8 +488,8 @@ describe('a write', () => {
 
 describe('an event', () => {
   test('that is applied a second time changes nothing and reaches no listener', async () => {
-    const { history } = openBench();
-    const events = new Events(history, 3_600_000);
+    const { history } = await openBench();
+    const events = await Events.open(history, 3_600_000);
     const received: string[] = [];
     events.listen(({ id }) => received.push(id));
     const entries: { kind: string }[] = [];
@@ -388,19 +499,14 @@ describe('an event', () => {
         for (const entry of entries) transaction.append(entry);
       });
     }
-    expect(
-      history
-        .sql('SELECT id FROM events')
-        .all()
-        .map(({ id }) => id),
-    ).toEqual(received);
+    expect((await history.all('SELECT id FROM events')).map(({ id }) => id)).toEqual(received);
     expect(received).toHaveLength(1);
   });
 });
 
 test('events keep their order, whatever the clock says, and are found by their time', async () => {
-  const { history } = openBench();
-  const events = new Events(history, Number.MAX_SAFE_INTEGER);
+  const { history } = await openBench();
+  const events = await Events.open(history, Number.MAX_SAFE_INTEGER);
   // The clock was set back once, and many were of one millisecond.
   const times = [5_000, 5_000, 4_000, ...Array.from({ length: 3_000 }, () => 6_000), 6_001, 9_000];
   await history.write((journal) => {
@@ -415,31 +521,33 @@ test('events keep their order, whatever the clock says, and are found by their t
     }
     events.emit(journal, 'machine.online', undefined, {});
   });
-  const rows = history.sql('SELECT id, seq, created_at FROM events ORDER BY seq').all();
+  const rows = await history.all('SELECT id, seq, created_at FROM events ORDER BY seq');
   expect(rows.slice(0, -1).map(({ id }) => id)).toEqual(times.map((_, n) => `evt_${n}`));
   for (const { seq, created_at } of rows)
     expect(Number(seq)).toBeGreaterThanOrEqual(Number(created_at) * 1_000);
   const [where, ...values] = rowsSince(new Date(6_001)) ?? [''];
-  const since = history.sql(`SELECT created_at FROM events WHERE ${where} ORDER BY seq`).all(...values);
+  const since = await history.all(`SELECT created_at FROM events WHERE ${where} ORDER BY seq`, ...values);
   expect(since.slice(0, -1).map(({ created_at }) => created_at)).toEqual([6_001, 9_000]);
 });
 
+const idsOf = (rows: Row[]): string[] => rows.map((row) => String(row.id));
+
 describe('pruning', () => {
   test('removes what is older and meets the condition, and nothing else', async () => {
-    const { history, note, committed } = openBench();
+    const { history, note, committed } = await openBench();
     const gone: string[] = [];
     history.retain({
       table: 'notes',
       column: 'at',
       keepMs: 3_600_000,
       where: "text != 'open'",
-      removed: (ids) => void gone.push(...ids),
+      removed: (rows) => void gone.push(...idsOf(rows)),
     });
-    await history.write(() => {
-      note('older', now() - 3_700_000);
-      note('open', now() - 3_700_000, 'open');
-      note('younger', now() - 3_500_000);
-      note('new');
+    await history.write((transaction) => {
+      note(transaction, 'older', now() - 3_700_000);
+      note(transaction, 'open', now() - 3_700_000, 'open');
+      note(transaction, 'younger', now() - 3_500_000);
+      note(transaction, 'new');
     });
     await history.prune();
     expect(committed()).toEqual(['open', 'younger', 'new']);
@@ -449,14 +557,14 @@ describe('pruning', () => {
   });
 
   test('of rows in their order ends at the first that are younger', async () => {
-    const { history, note, committed } = openBench();
+    const { history, note, committed } = await openBench();
     history.retain({ table: 'notes', column: 'at', keepMs: 3_600_000, ordered: true });
-    await history.write(() => {
+    await history.write((transaction) => {
       // The clock was ahead for a while.
-      for (let n = 0; n < 600; n += 1) note(`ahead${n}`, now() + 3_600_000);
-      for (let n = 0; n < 700; n += 1) note(`old${n}`, n);
-      for (let n = 0; n < 600; n += 1) note(`new${n}`);
-      note('late', 0);
+      for (let n = 0; n < 600; n += 1) note(transaction, `ahead${n}`, now() + 3_600_000);
+      for (let n = 0; n < 700; n += 1) note(transaction, `old${n}`, n);
+      for (let n = 0; n < 600; n += 1) note(transaction, `new${n}`);
+      note(transaction, 'late', 0);
     });
     await history.prune();
     const kept = (name: string) => Array.from({ length: 600 }, (_, n) => `${name}${n}`);
@@ -464,16 +572,21 @@ describe('pruning', () => {
   });
 
   test('goes on in small steps until all that is older is gone, oldest first', async () => {
-    const { history, note, committed } = openBench();
+    const { history, note, committed } = await openBench();
     const steps: string[][] = [];
-    history.retain({ table: 'notes', column: 'at', keepMs: 1_000, removed: (ids) => void steps.push(ids) });
-    await history.write(() => {
-      for (let n = 1_200; n > 0; n -= 1) note(`n${n}`, n);
-      note('new');
+    history.retain({
+      table: 'notes',
+      column: 'at',
+      keepMs: 1_000,
+      removed: (rows) => void steps.push(idsOf(rows)),
+    });
+    await history.write((transaction) => {
+      for (let n = 1_200; n > 0; n -= 1) note(transaction, `n${n}`, n);
+      note(transaction, 'new');
     });
     const between = history.prune();
     // A write that arrives meanwhile does not wait for the end of it.
-    await history.write(() => note('meanwhile'));
+    await history.write((transaction) => note(transaction, 'meanwhile'));
     expect(committed().length).toBeGreaterThan(2);
     await between;
     expect(committed()).toEqual(['new', 'meanwhile']);
@@ -532,10 +645,10 @@ test('totals of lists stay exact through inserts, changes of status, replaced ro
   expect((await client.commands.list({ status: 'failed' })).total).toBe(1);
   expect((await client.commands.list({ status: 'failed', machine_id })).total).toBe(1);
   expect((await client.webhooks.deliveries({ webhook_id: webhook.id })).total).toBe(3);
-  await history.write(() => {
-    history.sql('INSERT OR REPLACE INTO schedule_runs SELECT * FROM schedule_runs').run();
-    history.sql("DELETE FROM events WHERE type = 'machine.online'").run();
-    history.sql("DELETE FROM commands WHERE status = 'failed'").run();
+  await history.write((transaction) => {
+    transaction.run('INSERT OR REPLACE INTO schedule_runs SELECT * FROM schedule_runs');
+    transaction.run("DELETE FROM events WHERE type = 'machine.online'");
+    transaction.run("DELETE FROM commands WHERE status = 'failed'");
   });
   expectExact();
   expect((await client.commands.list({})).total).toBe(2);

@@ -4,7 +4,8 @@ import { createAuditRecorder } from '../broker/admission/audit.ts';
 import { AuthorizedRequest, guardOf, handlerOf } from '../broker/admission/authorize.ts';
 import { createAudit } from '../broker/audit.ts';
 import { brokerSettings } from '../broker/config.ts';
-import { type History, openHistory } from '../broker/history/history.ts';
+import type { History } from '../broker/history/history.ts';
+import { openHistory } from '../broker/history/open-history.ts';
 import { type Closers, openRooms } from '../broker/start/create-parts.ts';
 import type { Key, Machine } from '../broker/state/state.ts';
 import type { KeyId, MachineId, Scope } from '../shared/api/route.ts';
@@ -233,7 +234,7 @@ test('a limited key needs at least one tag, and an older key without any still l
 test('a change that was committed is recorded once for each of its machines, though its caller got an error', async () => {
   const history = openHistory(join(temporaryFolder('history'), 'history.db'), 'one', quiet);
   onTestFinished(() => history.close());
-  const { record } = createAudit(history, day);
+  const { record } = await createAudit(history, day);
   const recorder = createAuditRecorder({ history, record }, quiet);
   onTestFinished(() => recorder.close());
   const who = { key_id: 'key_one' as KeyId, key_name: 'one', request_id: 'req_one', address: '' };
@@ -242,7 +243,7 @@ test('a change that was committed is recorded once for each of its machines, tho
   await history.write((journal) => recording.commit(journal));
   // The commit was not confirmed: to its caller it has failed.
   await recording.settle(new Error('the disk was slow to say so'));
-  const rows = history.sql('SELECT machine_id, result FROM audit ORDER BY rowid').all();
+  const rows = await history.all('SELECT machine_id, result FROM audit ORDER BY rowid');
   expect(rows).toEqual(machines.map((machine_id) => ({ machine_id, result: 'ok' })));
 });
 
@@ -273,8 +274,8 @@ async function movedAway() {
 }
 
 /** As a crash between the commit and the answer leaves it. */
-function forgetAnswers(history: History | undefined): void {
-  history?.sql('UPDATE idempotency SET answer = NULL').run();
+async function forgetAnswers(history: History | undefined): Promise<void> {
+  await history?.write((transaction) => transaction.run('UPDATE idempotency SET answer = NULL'));
 }
 
 test('a repeat reveals nothing of a resource that is now on a machine outside the reach of its key', async () => {
@@ -282,7 +283,7 @@ test('a repeat reveals nothing of a resource that is now on a machine outside th
   expect((await ask()).body.data.id).toBe(schedule_id);
   await move();
   for (const crash of [() => undefined, forget]) {
-    crash();
+    await crash();
     const answer = await ask();
     expect([answer.status, answer.body.error?.code]).toEqual([403, 'forbidden']);
     expect(JSON.stringify(answer.body)).not.toContain('theirs');

@@ -3,7 +3,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { cpus, hostname, totalmem } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
-import { openHistory } from '../broker/history/history.ts';
+import { openHistory } from '../broker/history/open-history.ts';
 import { MachineFacts } from '../broker/presence/machine-facts.ts';
 import { fakeClock } from './fake-clock.ts';
 import { scriptedMachine } from './scripted-agent.ts';
@@ -232,7 +232,7 @@ test('the history of metrics is averaged per step and bounded to 48 hours', asyn
   const folder = temporaryFolder('metrics');
   const history = openHistory(join(folder, 'history.db'), 'install', quiet);
   const clock = fakeClock(1_800_000_000_000);
-  const machineFacts = new MachineFacts(history);
+  const machineFacts = await MachineFacts.open(history);
   onTestFinished(async () => {
     await machineFacts.close();
     await history.close();
@@ -247,7 +247,7 @@ test('the history of metrics is averaged per step and bounded to 48 hours', asyn
     await clock.advance(300_000);
   }
   await history.prune();
-  const points = machineFacts.metrics('mach_a', 0, clock.now(), 600_000);
+  const points = await machineFacts.metrics('mach_a', 0, clock.now(), 600_000);
   expect(points.length).toBeGreaterThanOrEqual(48 * 6);
   expect(points.length).toBeLessThanOrEqual(48 * 6 + 1);
   expect(points.slice(1, -1).every(({ cpu_usage }) => cpu_usage === 30)).toBe(true);

@@ -14,15 +14,21 @@ import type { Client } from './authenticate.ts';
 import type { Recall } from './idempotency.ts';
 import { type FoundId, type RawInput, RequestParser, type Subject } from './parse-request.ts';
 
-/**
- * For each kind of id, a function that returns the machines behind an id, or undefined for an unknown id. A
- * key must be allowed to use one of these machines. With `filters`, the id may be that of a removed object
- * that is still in the history.
- */
-export type Lookups = Record<
-  IdNoun,
-  (id: string, declared: Declared, filters: boolean) => { machines?: readonly MachineId[] } | undefined
->;
+/** The machines behind an id, of which a key must be allowed to use one. */
+type Found = { machines?: readonly MachineId[] };
+
+/** Finds one kind of id. Both functions return undefined for an id that they do not know. */
+interface Lookup {
+  /**
+   * Finds what is declared or in memory. With `filters`, the id may be that of a removed object that is still in
+   * the history.
+   */
+  present?(id: string, declared: Declared, filters: boolean): Found | undefined;
+  /** Finds what is in the history; called if `present` does not know the id. */
+  stored?(id: string): Promise<Found | undefined>;
+}
+
+export type Lookups = Record<IdNoun, Lookup>;
 
 export interface AccessServices {
   state: State;
@@ -74,6 +80,7 @@ export class AuthorizedRequest<R extends Route> {
   readonly #recording: Recording | undefined;
   #raw = nothing;
   #subjects: readonly Subject[] = [];
+  readonly #past = new Past();
   #stopWatching = (): void => {};
 
   /** Without `records`, only a failure is written to the audit log. */
@@ -94,8 +101,13 @@ export class AuthorizedRequest<R extends Route> {
       requireScope(this.#client.key, this.#guard.route);
       assertConfirmed(this.#guard.rooms.state, this.#client.login_id, this.#guard.route);
       const raw = read();
-      if (readRest) this.identify(raw);
-      await readRest?.(raw);
+      if (readRest) {
+        await this.#lookUp(raw);
+        this.identify(raw);
+        await readRest(raw);
+      }
+      await this.#lookUp(raw);
+      // Without a wait between the check of the rights and the work.
       const { input, caller } = this.admit(raw, gone, lasts);
       const result = await act(input, caller);
       this.#stopWatching();
@@ -154,9 +166,15 @@ export class AuthorizedRequest<R extends Route> {
     return this.#guard.parser.parse(this.#raw);
   }
 
+  #lookUp(raw: RawInput): Promise<void> {
+    const { parser, rooms } = this.#guard;
+    this.#raw = raw;
+    return this.#past.lookUp(parser.ids(raw), rooms.lookups, rooms.state);
+  }
+
   #find(declared: Declared): Subject[] {
     const { parser, rooms } = this.#guard;
-    return subjectsOf(parser.ids(this.#raw), rooms.lookups, declared);
+    return this.#past.subjectsOf(parser.ids(this.#raw), rooms.lookups, declared);
   }
 
   /** Checks scope and ids by the key's id: a new secret does not end requests made with the old secret. */
@@ -197,14 +215,30 @@ function requireScope(key: Key, { access }: Route): void {
   });
 }
 
-/** Every id of a request, with the machines behind it. */
-function subjectsOf(ids: readonly FoundId[], lookups: Lookups, declared: Declared): Subject[] {
-  return ids.map((found) => {
-    const names = lookups[found.noun](found.id, declared, found.filters);
-    // An unknown machine id is checked like a known id, so that outsiders cannot find out which ids exist.
-    const machines = found.noun === 'machine' ? [found.id as MachineId] : names?.machines;
-    return { ...found, named: names !== undefined, machines };
-  });
+/**
+ * What history knew about the ids of a request, so that the rights can be checked again without a wait: inside a change,
+ * and while the request lasts. What leaves the memory meanwhile is still judged by the machines that it had.
+ */
+class Past {
+  readonly #found = new Map<string, Found | undefined>();
+
+  async lookUp(ids: readonly FoundId[], lookups: Lookups, declared: Declared): Promise<void> {
+    for (const { noun, id, filters } of ids) {
+      const { present, stored } = lookups[noun];
+      if (stored) this.#found.set(`${noun} ${id}`, present?.(id, declared, filters) ?? (await stored(id)));
+    }
+  }
+
+  /** Every id of a request, with the machines behind it. Call lookUp() first. */
+  subjectsOf(ids: readonly FoundId[], lookups: Lookups, declared: Declared): Subject[] {
+    return ids.map((found) => {
+      const { noun, id, filters } = found;
+      const names = lookups[noun].present?.(id, declared, filters) ?? this.#found.get(`${noun} ${id}`);
+      // An unknown machine id is checked like a known id, so that outsiders cannot find out which ids exist.
+      const machines = noun === 'machine' ? [id as MachineId] : names?.machines;
+      return { ...found, named: names !== undefined, machines };
+    });
+  }
 }
 
 /**
@@ -273,10 +307,13 @@ export function recallBy(
   const route = allRoutes().find((one) => one.noun === noun && one.operation === operation)?.route;
   const [param] = Object.keys(route?.params ?? {});
   const parser = route && new RequestParser(route);
-  return (id, caller, first) => {
+  return async (id, caller, first) => {
     if (!parser || param === undefined) throw new Error(`no ${noun}.${operation} to answer a repeat with`);
     const params = { [param]: id };
-    const subjects = subjectsOf(parser.ids({ ...nothing, params }), lookups, state);
+    const ids = parser.ids({ ...nothing, params });
+    const past = new Past();
+    await past.lookUp(ids, lookups, state);
+    const subjects = past.subjectsOf(ids, lookups, state);
     const machines = subjects.flatMap((subject) => subject.machines ?? []);
     if (first !== undefined && machines.every((machine) => caller.reaches(machine))) return first;
     judgeSubjects(subjects, currentKey(state, caller.key_id), state);

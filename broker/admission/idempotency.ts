@@ -5,7 +5,7 @@ import type { Route } from '../../shared/api/route.ts';
 import type { Caller, Content } from '../../shared/api/route-table.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { History, OutboxEntry } from '../history/history.ts';
+import type { History, HistoryTransaction, OutboxEntry, RowReader } from '../history/history.ts';
 
 /** Response header that marks the answer to a repeat. */
 export const replayed = 'Idempotency-Replayed';
@@ -65,14 +65,18 @@ export class Idempotency {
   /** Ids of requests that are running. */
   readonly #underWay = new Set<string>();
 
-  constructor(history: History) {
+  private constructor(history: History) {
     this.#history = history;
-    history.migrate('idempotency', tables);
+  }
+
+  static async open(history: History): Promise<Idempotency> {
+    await history.migrate('idempotency', tables);
     history.retain({ table: 'idempotency', column: 'created_at', keepMs });
-    history.onEntry('idempotency', ({ owner, key, resource_id }: MadeEntry) => {
+    history.onEntry('idempotency', ({ owner, key, resource_id }: MadeEntry, transaction) => {
       const sql = 'UPDATE idempotency SET resource_id = ? WHERE owner = ? AND key = ?';
-      history.sql(sql).run(resource_id, owner, key);
+      transaction.run(sql, resource_id, owner, key);
     });
+    return new Idempotency(history);
   }
 
   /**
@@ -104,10 +108,11 @@ export class Idempotency {
   async #begin(id: string, owner: string, key: string, fingerprint: string): Promise<Earlier | undefined> {
     const sql =
       'INSERT OR REPLACE INTO idempotency (id, owner, key, fingerprint, created_at) VALUES (?, ?, ?, ?, ?)';
-    const begun = this.#history.write((): Earlier | undefined => {
-      const earlier = this.#earlier(id, fingerprint);
+    // Read and written in one transaction: of two requests with the same key, only the first may run.
+    const begun = this.#history.write(async (transaction): Promise<Earlier | undefined> => {
+      const earlier = await this.#earlier(id, fingerprint, transaction);
       if (earlier) return earlier;
-      this.#history.sql(sql).run(id, owner, key, fingerprint, now());
+      transaction.run(sql, id, owner, key, fingerprint, now());
       this.#underWay.add(id);
       return undefined;
     });
@@ -121,9 +126,9 @@ export class Idempotency {
   /**
    * The stored result; undefined for a new key, and after a crash before the first request created anything.
    */
-  #earlier(id: string, fingerprint: string): Earlier | undefined {
+  async #earlier(id: string, fingerprint: string, transaction: RowReader): Promise<Earlier | undefined> {
     const sql = 'SELECT * FROM idempotency WHERE id = ? AND created_at > ?';
-    const row = this.#history.sql(sql).get(id, now() - keepMs);
+    const row = await transaction.get(sql, id, now() - keepMs);
     if (!row) return undefined;
     if (row.fingerprint !== fingerprint)
       throw new AppError('idempotency_mismatch', 'this Idempotency-Key is of another request: use a new one');
@@ -156,16 +161,18 @@ export class Idempotency {
       if (route.idempotency === 'replay' && !later) answer = text;
       return reply;
     } finally {
-      this.#underWay.delete(id);
-      await this.#history.write(() => this.#store(id, answer));
+      // The request is over once its answer is stored: a repeat in the same group of writes may come before that.
+      await this.#history
+        .write((transaction) => this.#store(id, answer, transaction))
+        .finally(() => this.#underWay.delete(id));
     }
   }
 
   /** Stores the answer; without an answer, and if nothing was created, frees the key. */
-  #store(id: string, answer: string | undefined): void {
+  #store(id: string, answer: string | undefined, transaction: HistoryTransaction): void {
     if (answer === undefined) {
-      this.#history.sql('DELETE FROM idempotency WHERE id = ? AND resource_id IS NULL').run(id);
-    } else this.#history.sql('UPDATE idempotency SET answer = ? WHERE id = ?').run(answer, id);
+      transaction.run('DELETE FROM idempotency WHERE id = ? AND resource_id IS NULL', id);
+    } else transaction.run('UPDATE idempotency SET answer = ? WHERE id = ?', answer, id);
   }
 }
 

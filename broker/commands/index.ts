@@ -5,6 +5,7 @@ import type { Api, Caller, Handlers, Input, Journal, Page } from '../../shared/a
 import { monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { HistoryTransaction } from '../history/history.ts';
 import { Acknowledgements } from '../link/acknowledge-results.ts';
 import { type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { Batches } from './batches.ts';
@@ -49,7 +50,7 @@ export async function createCommands(
 ): Promise<Commands> {
   const stop = new AbortController();
   const outputs = new OutputDirectory(settings.directory, log);
-  const store = new CommandStore(services, outputs, settings);
+  const store = await CommandStore.open(services, outputs, settings);
   await outputs.removeAllBut(store.withFiles());
   const acknowledgements = new Acknowledgements(services.presence, log);
   const context = { ...services, store, outputs, acknowledgements, stopping: stop.signal, log };
@@ -120,13 +121,13 @@ export class Commands {
    */
   async start(
     params: ScheduledParams,
-    also: (journal: Journal, id: CommandId) => void,
+    also: (transaction: HistoryTransaction, id: CommandId) => void,
   ): Promise<AcceptedCommand> {
     const { scheduler, machineFacts } = this.#parts;
     machineFacts.assertAllows(params.machine_id, capabilitiesFor(params));
     const command = commandOf(params, params);
-    const open = await scheduler.accept(command, specOf(params), params.request_id, (journal) =>
-      also(journal, command.id),
+    const open = await scheduler.accept(command, specOf(params), params.request_id, (transaction) =>
+      also(transaction, command.id),
     );
     return {
       id: command.id,
@@ -143,11 +144,11 @@ export class Commands {
     return new Map(found.map((command) => [command.id, command]));
   }
 
-  /** The machine that a command belongs to, or undefined for an unknown command. */
-  machineOf(id: string): MachineId | undefined {
-    const { scheduler, store } = this.#parts;
-    return scheduler.get(id)?.record.machine_id ?? store.machineOf(id);
-  }
+  /** The machine that a command belongs to. `open` knows the open commands, `stored` those in history. */
+  readonly machineOf = {
+    open: (id: string): MachineId | undefined => this.#parts.scheduler.get(id)?.record.machine_id,
+    stored: async (id: string): Promise<MachineId | undefined> => this.#parts.store.machineOf(id),
+  };
 
   /** Reads both output streams from these byte offsets on; the last part reports the end of the command. */
   async follow(id: string, from: Record<Stream, number>, signal: AbortSignal): Promise<AsyncGenerator<Part>> {

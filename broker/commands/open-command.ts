@@ -365,7 +365,7 @@ export class OpenCommand {
         await store.history.write((transaction) => {
           this.record = { ...this.record, started_at: end.started_at };
           this.#announce(transaction);
-          store.end(end, transaction);
+          return store.end(end, transaction);
         });
         return this.#close(end);
       } catch (error) {

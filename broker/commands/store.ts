@@ -77,7 +77,7 @@ export interface CommandServices {
   history: History;
   events: Events;
   /** Called when a command ends, inside the transaction that writes the end. */
-  ended(command: Command, transaction: HistoryTransaction): void;
+  ended(command: Command, transaction: HistoryTransaction): Promise<void>;
   presence: Presence;
   machineFacts: MachineFacts;
   /** True if the key that requested the command may still run commands on its machine. */
@@ -104,23 +104,39 @@ export class CommandStore {
   #storedBytes: number;
   #dropping = false;
 
-  constructor(services: CommandServices, outputs: OutputDirectory, { keepMs, keepBytes }: CommandSettings) {
-    const { history } = services;
-    this.history = history;
+  private constructor(
+    services: CommandServices,
+    outputs: OutputDirectory,
+    keepBytes: number,
+    storedBytes: number,
+  ) {
+    this.history = services.history;
     this.#services = services;
     this.#outputs = outputs;
     this.#keepBytes = keepBytes;
+    this.#storedBytes = storedBytes;
+  }
+
+  static async open(
+    services: CommandServices,
+    outputs: OutputDirectory,
+    { keepMs, keepBytes }: CommandSettings,
+  ): Promise<CommandStore> {
+    const { history } = services;
     // Version 0.1.0 created these tables in three steps.
-    history.migrate('commands', tables, 3);
-    history.migrate('batches', [batchTable]);
-    const removed = (ids: string[]): void => {
-      this.#storedBytes = this.#countStored();
-      outputs.remove(ids);
+    await history.migrate('commands', tables, 3);
+    await history.migrate('batches', [batchTable]);
+    const ended = 'kept_bytes > 0 AND finished_at IS NOT NULL';
+    const stored = await history.get(`SELECT total(kept_bytes) AS n FROM commands WHERE ${ended}`);
+    const store = new CommandStore(services, outputs, keepBytes, Number(stored?.n));
+    const removed = (rows: Row[]): void => {
+      for (const row of rows) store.#storedBytes -= Number(row.kept_bytes);
+      outputs.remove(rows.map((row) => textIn(row, 'id')));
     };
     const where = 'finished_at < ?1';
     history.retain({ table: 'commands', column: 'created_at', keepMs, where, removed });
     history.retain({ table: 'batches', column: 'created_at', keepMs, where: memberless });
-    this.#storedBytes = this.#countStored();
+    return store;
   }
 
   /**
@@ -149,12 +165,12 @@ export class CommandStore {
   }
 
   /** Writes the end of a command and its event; to be called once per command, inside a transaction. */
-  end(command: Command, transaction: HistoryTransaction): void {
+  end(command: Command, transaction: HistoryTransaction): Promise<void> {
     const { status } = command;
     this.update(command);
     const type = status === 'completed' || status === 'timeout' ? status : 'failed';
     this.#emit(transaction, `command.${type}`, command);
-    this.#services.ended(command, transaction);
+    return this.#services.ended(command, transaction);
   }
 
   #emit(journal: Journal, type: EventType, command: Command): void {
@@ -260,11 +276,6 @@ export class CommandStore {
       });
       this.#outputs.remove([id]);
     }
-  }
-
-  #countStored(): number {
-    const row = this.history.sql('SELECT total(kept_bytes) AS n FROM commands WHERE kept_bytes > 0').get();
-    return Number(row?.n);
   }
 
   /** Inserts a batch with the spec of its members; to be called inside a transaction. */

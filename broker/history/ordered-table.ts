@@ -4,7 +4,7 @@
 import type { Route } from '../../shared/api/route.ts';
 import type { Page } from '../../shared/api/route-table.ts';
 import { type Condition, filtersOf, pageOfRows } from '../paging.ts';
-import type { History, Row } from './history.ts';
+import type { History, HistoryTransaction, Row } from './history.ts';
 
 /**
  * Sequence numbers per millisecond. With more rows, or a clock set back,
@@ -32,36 +32,55 @@ export class OrderedTable {
   readonly #name: string;
   #last: number;
 
+  private constructor(history: History, name: string, counted: readonly string[], last: number) {
+    this.#history = history;
+    this.#name = name;
+    this.#counted = counted;
+    this.#last = last;
+  }
+
   /**
    * Applies the migration `steps`, of which the first is step 3 since version 0.1.0. Deletes rows older than `keepMs`, and the
    * oldest rows beyond `keepRows`.
    */
-  constructor(
+  static async open(
     history: History,
     name: string,
     steps: readonly string[],
     { keepMs, keepRows = maxRows, counted }: OrderedTableOptions,
-  ) {
-    this.#history = history;
-    this.#name = name;
-    this.#counted = counted;
-    history.migrate(name, steps, 3);
+  ): Promise<OrderedTable> {
+    await history.migrate(name, steps, 3);
     history.retain({ table: name, column: 'created_at', keepMs, keepRows, ordered: true });
-    this.#last = Number(history.sql(`SELECT max(seq) AS last FROM ${name}`).get()?.last ?? 0);
+    const newest = await history.get(`SELECT max(seq) AS last FROM ${name}`);
+    return new OrderedTable(history, name, counted, Number(newest?.last ?? 0));
   }
 
-  /** The highest sequence number so far. */
+  /** The highest sequence number that is committed. */
   get last(): number {
     return this.#last;
   }
 
   /**
-   * The sequence number for a new row with time `at`, above all earlier numbers.
-   * Call next() inside a transaction.
+   * Adds a row with time `at`, numbered inside the transaction and above all earlier numbers. False if the table has
+   * the row already.
    */
-  next(at: number): number {
-    this.#last = Math.max(this.#last + 1, at * perMs);
-    return this.#last;
+  async add(
+    transaction: HistoryTransaction,
+    at: number,
+    row: Readonly<Record<string, string | number | null>>,
+  ): Promise<boolean> {
+    const columns = Object.keys(row);
+    const next = `(SELECT max(ifnull(max(seq), 0) + 1, ?) FROM ${this.#name})`;
+    const added = await transaction.get(
+      `INSERT INTO ${this.#name} (seq, ${columns.join(', ')}) VALUES (${[next, ...columns.map(() => '?')].join(', ')})
+       ON CONFLICT DO NOTHING RETURNING seq`,
+      ...[Math.max(this.#last + 1, at * perMs), ...Object.values(row)],
+    );
+    if (!added) return false;
+    transaction.committed(() => {
+      this.#last = Number(added.seq);
+    });
+    return true;
   }
 
   /** Returns one page of a list route, sorted by time. */

@@ -9,7 +9,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newId, newSecret } from '../../shared/ids.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { type History, textIn } from '../history/history.ts';
+import { type History, type HistoryTransaction, type Row, textIn } from '../history/history.ts';
 import { pageOf } from '../paging.ts';
 import type { Declared, Key, State } from '../state/state.ts';
 import { currentKey, endOf, hasExpired, holds, within } from './rights.ts';
@@ -39,19 +39,28 @@ export class Keys {
   #indexed: State['keys'] | undefined;
   #byHash = new Map<string, { key: Key; until: number }>();
 
-  constructor(
+  private constructor(
     state: State,
-    history: History,
+    usage: KeyUsage,
     loginOf: (caller: Caller) => Reply<Api['keys']['me']>['login'],
     log: Logger,
   ) {
     this.#state = state;
     this.#loginOf = loginOf;
     this.#log = log;
-    this.#usage = new KeyUsage(history, state.keys);
+    this.#usage = usage;
     this.#limiter = new LogLimiter<string>(mostLines, minute, (address, more) =>
       log.warn({ address, more }, 'more requests from this address came without a valid API key'),
     );
+  }
+
+  static async open(
+    state: State,
+    history: History,
+    loginOf: (caller: Caller) => Reply<Api['keys']['me']>['login'],
+    log: Logger,
+  ): Promise<Keys> {
+    return new Keys(state, await KeyUsage.open(history, state.keys), loginOf, log);
   }
 
   /** The key in the header `Authorization: Bearer KEY`, even if the key has expired. */
@@ -250,17 +259,23 @@ const betweenMs = 60_000;
 /** Records when and from where each key was last used, in the background, so that no request waits. */
 class KeyUsage {
   readonly #history: History;
-  readonly #uses = new Map<string, Use>();
+  readonly #uses: Map<string, Use>;
+
+  private constructor(history: History, uses: Map<string, Use>) {
+    this.#history = history;
+    this.#uses = uses;
+  }
 
   /** Reads the last uses, and deletes those of keys that no longer exist. */
-  constructor(history: History, keys: ReadonlyMap<string, unknown>) {
-    this.#history = history;
-    history.migrate('keys', tables);
+  static async open(history: History, keys: ReadonlyMap<string, unknown>): Promise<KeyUsage> {
+    await history.migrate('keys', tables);
     const others = 'DELETE FROM key_uses WHERE key_id NOT IN (SELECT value FROM json_each(?))';
-    history.sql(others).run(JSON.stringify([...keys.keys()]));
-    for (const row of history.sql('SELECT * FROM key_uses').all()) {
-      this.#uses.set(textIn(row, 'key_id'), { at: Number(row.last_used_at), ip: textIn(row, 'ip') });
-    }
+    const rows = await history.write((transaction) => {
+      transaction.run(others, JSON.stringify([...keys.keys()]));
+      return transaction.all('SELECT * FROM key_uses');
+    });
+    const useIn = (row: Row): Use => ({ at: Number(row.last_used_at), ip: textIn(row, 'ip') });
+    return new KeyUsage(history, new Map(rows.map((row) => [textIn(row, 'key_id'), useIn(row)])));
   }
 
   note(id: KeyId, ip: string): void {
@@ -269,7 +284,8 @@ class KeyUsage {
     this.#uses.set(id, use);
     if (written_at !== undefined && monotonic() - written_at < betweenMs) return;
     use.written_at = monotonic();
-    this.#write('INSERT OR REPLACE INTO key_uses VALUES (?, ?, ?)', id, use.at, ip);
+    const row = { key_id: id, last_used_at: use.at, ip };
+    this.#write((transaction) => transaction.put('key_uses', 'key_id', row));
   }
 
   lastOf(id: string): Use | undefined {
@@ -278,12 +294,12 @@ class KeyUsage {
 
   forget(id: KeyId): void {
     this.#uses.delete(id);
-    this.#write('DELETE FROM key_uses WHERE key_id = ?', id);
+    this.#write((transaction) => transaction.run('DELETE FROM key_uses WHERE key_id = ?', id));
   }
 
-  #write(sql: string, ...values: (string | number)[]): void {
+  #write(change: (transaction: HistoryTransaction) => void): void {
     this.#history
-      .write(() => this.#history.sql(sql).run(...values))
+      .write(change)
       // History logs a failed write. The next use of the key after a minute or a restart is written again.
       .catch(() => {});
   }

@@ -42,8 +42,8 @@ export class LiveUpdates {
   }
 
   readonly handlers: Handlers['live'] = {
-    follow: ({ topics }, caller) => {
-      for (const topic of topics) this.#assertAllowed(topic, caller);
+    follow: async ({ topics }, caller) => {
+      for (const topic of topics) await this.#assertAllowed(topic, caller);
       const signal = AbortSignal.any([caller.signal, this.#stopping.signal]);
       // Watching begins here, so that a client that reads a list after `ready` misses nothing.
       const sources = topics.map((topic) => this.#follow(topic, caller, signal));
@@ -57,13 +57,13 @@ export class LiveUpdates {
   }
 
   /** Throws forbidden, command_not_found or batch_not_found. Authorization does not see ids in a topic. */
-  #assertAllowed({ kind, id }: Topic, caller: Caller): void {
+  async #assertAllowed({ kind, id }: Topic, caller: Caller): Promise<void> {
     const scope = scopeOf[kind];
     if (!caller.may(scope))
       throw new AppError('forbidden', `a key with the scope ${scope} is needed`, { required_scope: scope });
     if (id === '') return;
-    const [noun, machines] =
-      kind === 'commands' ? ['command', this.#machineOf(id)] : ['batch', this.#machinesOf(id)];
+    const noun = kind === 'commands' ? 'command' : 'batch';
+    const machines = kind === 'commands' ? await this.#machineOf(id) : await this.#machinesOf(id);
     const details = { [`${noun}_id`]: id };
     if (machines.length === 0)
       throw new AppError(
@@ -75,12 +75,13 @@ export class LiveUpdates {
       throw new AppError('forbidden', `this key is not allowed to use the machine of ${noun} ${id}`, details);
   }
 
-  #machineOf(command: string): MachineId[] {
-    const machine = this.#services.commands.machineOf(command);
+  async #machineOf(command: string): Promise<MachineId[]> {
+    const { open, stored } = this.#services.commands.machineOf;
+    const machine = open(command) ?? (await stored(command));
     return machine === undefined ? [] : [machine];
   }
 
-  #machinesOf(batch: string): MachineId[] {
+  async #machinesOf(batch: string): Promise<MachineId[]> {
     return this.#services.commands.batches.machinesOf(batch);
   }
 
@@ -115,7 +116,8 @@ export class LiveUpdates {
   /** A command whenever it has changed, until its end. */
   async *#command(id: string, caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
     for (let last = ''; ; await sleep(betweenMs, signal)) {
-      const allowed = caller.may('commands:read') && this.#machineOf(id).some((one) => caller.reaches(one));
+      const machines = await this.#machineOf(id);
+      const allowed = caller.may('commands:read') && machines.some((one) => caller.reaches(one));
       const command = allowed && (await this.#services.commands.listed([id])).get(id);
       if (signal.aborted || !command) return;
       const text = JSON.stringify(command);
@@ -128,7 +130,8 @@ export class LiveUpdates {
   /** A batch whenever its counts have changed, until its end. */
   async *#batch(id: string, caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
     for (let last = ''; ; await sleep(betweenMs, signal)) {
-      if (signal.aborted || !caller.may('commands:read') || this.#machinesOf(id).length === 0) return;
+      const { length } = await this.#machinesOf(id);
+      if (signal.aborted || !caller.may('commands:read') || length === 0) return;
       const batch = await this.#services.commands.batches.summary(id, caller.reachable());
       const text = JSON.stringify(batch);
       if (text !== last) yield { event: 'batch', data: { batch } };

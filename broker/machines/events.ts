@@ -17,7 +17,7 @@ const tables = [
 ];
 
 /** Watches presence and records the events. The returned function stops this. */
-export function recordMachineEvents(
+export async function recordMachineEvents(
   services: {
     state: State;
     history: History;
@@ -26,10 +26,10 @@ export function recordMachineEvents(
     machineFacts: MachineFacts;
   },
   log: Logger,
-): () => void {
+): Promise<() => void> {
   const { state, history, events, presence, machineFacts } = services;
-  history.migrate('announced', tables);
-  const rows = history.sql('SELECT machine_id, online FROM announced').all();
+  await history.migrate('announced', tables);
+  const rows = await history.all('SELECT machine_id, online FROM announced');
   const recorded = new Map(rows.map((row) => [String(row.machine_id), row.online === 1]));
   const waiting = new Map<string, () => void>();
   let stopped = false;
@@ -57,7 +57,7 @@ export function recordMachineEvents(
     const { last_seen, hostname, ip, agent_version } = machineFacts.of(machineId) ?? {};
     const data = { last_seen: iso(last_seen), hostname, ip, agent_version };
     await history.write((transaction) => {
-      history.sql('INSERT OR REPLACE INTO announced VALUES (?, ?)').run(machineId, online ? 1 : 0);
+      transaction.put('announced', 'machine_id', { machine_id: machineId, online: Number(online) });
       events.emit(transaction, online ? 'machine.online' : 'machine.offline', machine, data);
     });
     recorded.set(machineId, online);

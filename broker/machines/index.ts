@@ -47,11 +47,11 @@ function readHandlers(
     },
     get: ({ machine_id }) => detailOf(services, find(machine_id, state)),
     status: ({ machine_id }) => statusOf(services, find(machine_id, state)),
-    metrics({ machine_id, since, until, step = 300 }) {
+    async metrics({ machine_id, since, until, step = 300 }) {
       const { id } = find(machine_id, state);
       const to = until?.getTime() ?? now();
       const from = since?.getTime() ?? to - 48 * hour;
-      const points = machineFacts.metrics(id, from, to, step * 1000);
+      const points = await machineFacts.metrics(id, from, to, step * 1000);
       return {
         since: iso(from),
         until: iso(to),

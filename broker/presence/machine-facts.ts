@@ -6,7 +6,14 @@ import type { Metrics__Output } from '../../proto/types/farhand/agent/v1/Metrics
 import { label } from '../../shared/api/route.ts';
 import { every, latestInstant, monotonic, nextTurn, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { type History, jsonIn, type OutboxEntry, type Row, textIn } from '../history/history.ts';
+import {
+  type History,
+  type HistoryTransaction,
+  jsonIn,
+  type OutboxEntry,
+  type Row,
+  textIn,
+} from '../history/history.ts';
 import { LastHour } from './last-hour.ts';
 
 const amount = z.number().min(0).max(Number.MAX_SAFE_INTEGER);
@@ -116,16 +123,13 @@ export class MachineFacts {
   readonly #watchers = new Set<(machineId: string) => void>();
   #version = 0;
 
-  constructor(history: History, { sampleMs = 300_000, keepMs = 48 * 3_600_000 } = {}) {
+  private constructor(history: History, facts: Map<string, Facts>, sampleMs: number) {
     this.#history = history;
-    history.migrate('machines', tables);
-    history.retain({ table: 'metrics', column: 'at', keepMs });
-    const rows = history.sql('SELECT machine_id, facts, report FROM machine_facts').all();
-    this.#facts = new Map(rows.map((row) => [textIn(row, 'machine_id'), factsIn(row)]));
+    this.#facts = facts;
     history.onEntry('machine_facts', ({ machine_id, facts }: FactsEntry, transaction) => {
-      history
-        .sql('INSERT OR IGNORE INTO machine_facts (machine_id, facts, last_seen) VALUES (?, ?, ?)')
-        .run(machine_id, JSON.stringify(facts), facts.last_seen);
+      const insert = `INSERT INTO machine_facts (machine_id, facts, last_seen) VALUES (?, ?, ?)
+        ON CONFLICT DO NOTHING`;
+      transaction.run(insert, machine_id, JSON.stringify(facts), facts.last_seen);
       transaction.committed(() => {
         if (!this.#facts.has(machine_id)) this.#set(machine_id, { ...facts, report: undefined });
       });
@@ -135,6 +139,18 @@ export class MachineFacts {
       every(flushMs, () => void this.#flush().catch(() => {})),
       every(sampleMs, () => void this.#sample().catch(() => {})),
     ];
+  }
+
+  /** Reads the facts of all machines. */
+  static async open(
+    history: History,
+    { sampleMs = 300_000, keepMs = 48 * 3_600_000 } = {},
+  ): Promise<MachineFacts> {
+    await history.migrate('machines', tables);
+    history.retain({ table: 'metrics', column: 'at', keepMs });
+    const rows = await history.all('SELECT machine_id, facts, report FROM machine_facts');
+    const facts = new Map(rows.map((row) => [textIn(row, 'machine_id'), factsIn(row)]));
+    return new MachineFacts(history, facts, sampleMs);
   }
 
   /** Changes whenever a machine reports another host name, operating system or architecture. */
@@ -189,7 +205,7 @@ export class MachineFacts {
     this.#unsaved.add(machineId);
     // When all machines return after a restart of the broker, a commit each would take longer than all else.
     if (before && isDeepStrictEqual(declaredIn(before), declaredIn(facts))) return;
-    await this.#history.write(() => this.#save(machineId));
+    await this.#history.write((transaction) => this.#save(machineId, transaction));
   }
 
   /** Records that a machine sent a message, with or without a report. An invalid report is ignored. */
@@ -218,15 +234,14 @@ export class MachineFacts {
   }
 
   /** Averages of the metrics for each interval of `stepMs` milliseconds, oldest first. */
-  metrics(machineId: string, since: number, until: number, stepMs: number): MetricsPoint[] {
+  async metrics(machineId: string, since: number, until: number, stepMs: number): Promise<MetricsPoint[]> {
     const averages = metricsPoint.map((column) => `avg(${column}) AS ${column}`).join(', ');
-    const rows = this.#history
-      .sql(
-        // Numbers are bound as reals, and the division of reals would not round down.
-        `SELECT (at / CAST(?1 AS INTEGER)) * CAST(?1 AS INTEGER) AS at, ${averages}
-         FROM metrics WHERE machine_id = ?2 AND at >= ?3 AND at < ?4 GROUP BY at / CAST(?1 AS INTEGER) ORDER BY at`,
-      )
-      .all(stepMs, machineId, since, until);
+    const rows = await this.#history.all(
+      // Numbers are bound as reals, and the division of reals would not round down.
+      `SELECT (at / CAST(?1 AS INTEGER)) * CAST(?1 AS INTEGER) AS at, ${averages}
+       FROM metrics WHERE machine_id = ?2 AND at >= ?3 AND at < ?4 GROUP BY at / CAST(?1 AS INTEGER) ORDER BY at`,
+      ...[stepMs, machineId, since, until],
+    );
     // The columns are the fields of MetricsPoint, and all are numbers.
     return rows as unknown as MetricsPoint[];
   }
@@ -247,33 +262,34 @@ export class MachineFacts {
   async #flush(): Promise<void> {
     const machines = takeAll(this.#unsaved);
     for (let at = 0; at < machines.length; at += rowsAtOnce) {
-      await this.#history.write(() => {
-        for (const id of machines.slice(at, at + rowsAtOnce)) this.#save(id);
+      await this.#history.write((transaction) => {
+        for (const id of machines.slice(at, at + rowsAtOnce)) this.#save(id, transaction);
       });
       await nextTurn();
     }
   }
 
-  #save(machineId: string): void {
-    const facts = this.of(machineId);
+  #save(machine_id: string, transaction: HistoryTransaction): void {
+    const facts = this.of(machine_id);
     if (!facts) return;
     const { report, ...host } = facts;
-    this.#history
-      .sql('INSERT OR REPLACE INTO machine_facts (machine_id, facts, last_seen, report) VALUES (?, ?, ?, ?)')
-      .run(machineId, JSON.stringify(host), facts.last_seen, report ? JSON.stringify(report) : null);
+    transaction.put('machine_facts', 'machine_id', {
+      ...{ machine_id, facts: JSON.stringify(host), last_seen: facts.last_seen },
+      report: report ? JSON.stringify(report) : null,
+    });
   }
 
   async #sample(): Promise<void> {
     const machines = takeAll(this.#unsampled);
-    const insert = 'INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)';
+    const insert = 'INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING';
     for (let at = 0; at < machines.length; at += rowsAtOnce) {
-      await this.#history.write(() => {
+      await this.#history.write((transaction) => {
         for (const id of machines.slice(at, at + rowsAtOnce)) {
           const report = this.of(id)?.report;
           if (!report) continue;
           const { cpu_usage, memory, disk, load_average } = report;
           const used = [cpu_usage, memory.used, memory.total, disk.used, disk.total, load_average[0] ?? 0];
-          this.#history.sql(insert).run(id, now(), ...used);
+          transaction.run(insert, id, now(), ...used);
         }
       });
       await nextTurn();

@@ -12,7 +12,7 @@ import type { Declared, Schedule } from '../state/state.ts';
 import { wordsOf } from './cron.ts';
 import { Launcher, type ScheduleContext } from './launch-run.ts';
 import { Firing } from './run-due-times.ts';
-import type { ScheduleRun } from './run-records.ts';
+import type { RanTimes, ScheduleRun } from './run-records.ts';
 import { findTimeZone } from './time-zone.ts';
 import { checkedTimetable } from './timetable.ts';
 import { type DueRun, dueRuns } from './upcoming.ts';
@@ -34,11 +34,18 @@ export class Schedules {
   readonly #launcher: Launcher;
   readonly #firing: Firing;
 
-  /** Starts running schedules, and handles the times that passed while the broker was down. */
-  constructor(context: ScheduleContext, log: Logger) {
+  private constructor(context: ScheduleContext, launcher: Launcher, firing: Firing) {
     this.#context = context;
-    this.#launcher = new Launcher(context);
-    this.#firing = new Firing(context, this.#launcher, log);
+    this.#launcher = launcher;
+    this.#firing = firing;
+  }
+
+  /** Starts running schedules, and handles the times that passed while the broker was down. */
+  static async open(context: ScheduleContext, log: Logger): Promise<Schedules> {
+    const { records, state } = context;
+    const launcher = new Launcher(context, await records.openIds());
+    const marks = await records.marks([...state.schedules.keys()]);
+    return new Schedules(context, launcher, new Firing(context, launcher, marks, log));
   }
 
   /** Stops running schedules. */
@@ -46,13 +53,13 @@ export class Schedules {
     this.#firing.stop();
   }
 
-  /** The machine of a schedule. Also finds a removed schedule that still has runs. */
-  machineOf(id: string, declared: Pick<Declared, 'schedules'>): MachineId | undefined {
-    return declared.schedules.get(id)?.machine_id ?? this.#context.records.machineOf(id);
+  /** The machine of a removed schedule that still has runs. */
+  machineOfRemoved(id: string): Promise<MachineId | undefined> {
+    return this.#context.records.machineOf(id);
   }
 
-  machineOfRun(id: string): MachineId | undefined {
-    return this.#context.records.find(id)?.machine_id;
+  async machineOfRun(id: string): Promise<MachineId | undefined> {
+    return (await this.#context.records.find(id))?.machine_id;
   }
 
   readonly handlers: Handlers['schedules'] = {
@@ -66,13 +73,17 @@ export class Schedules {
       });
       return this.#serializeDetail(schedule, caller);
     },
-    list: (input, caller) => {
+    list: async (input, caller) => {
       const all = [...this.#context.state.schedules.values()];
       const seen = all.filter(({ machine_id }) => caller.reaches(machine_id));
+      const byNextRun = input.sort.endsWith('next_run');
+      const ran = await this.#ranAhead(byNextRun ? seen : []);
       const page = pageOf(routes.list, seen, input, (schedule, field) =>
-        field === 'next_run' ? this.#firing.nextOf(schedule.id, 1)[0] : Reflect.get(schedule, field),
+        field === 'next_run' ? this.#firing.nextOf(schedule.id, 1, ran)[0] : Reflect.get(schedule, field),
       );
-      return { items: page.items.map((one) => this.#serialize(one, caller)), total: page.total };
+      const ranOfPage = byNextRun ? ran : await this.#ranAhead(page.items);
+      const items = await Promise.all(page.items.map((one) => this.#serialize(one, ranOfPage, caller)));
+      return { items, total: page.total };
     },
     preview: ({ cron, timezone, count, from }) => {
       // Times before 1970 are not searched.
@@ -108,7 +119,7 @@ export class Schedules {
         assertMayExpose(caller.during(transaction), changes);
         return after;
       });
-      const detail = this.#serializeDetail(changed, caller);
+      const detail = await this.#serializeDetail(changed, caller);
       const mayRead = caller.may('schedules:read') || changes.env !== undefined;
       return mayRead ? detail : { ...detail, env: null };
     },
@@ -122,8 +133,8 @@ export class Schedules {
     },
     run: async ({ schedule_id }, caller) => {
       assertMayExecute(caller);
-      const begun = await this.#launcher.byHand(this.#find(schedule_id), caller, (journal, run_id) =>
-        caller.commit(journal, { run_id }),
+      const begun = await this.#launcher.byHand(this.#find(schedule_id), caller, (transaction, run_id) =>
+        caller.commit(transaction, { run_id }),
       );
       const { started_at, status } = await begun.within(acceptMs, caller.signal);
       return { command_id: begun.id, status: started_at === null ? status : 'running' };
@@ -133,7 +144,7 @@ export class Schedules {
       return { items: await this.#serializeRuns(items), total };
     },
     getRun: async ({ run_id }) => {
-      const run = this.#context.records.find(run_id);
+      const run = await this.#context.records.find(run_id);
       const [served] = run ? await this.#serializeRuns([run]) : [];
       if (served) return served;
       throw new AppError('run_not_found', `no schedule run has the id ${run_id}`, { run_id });
@@ -146,9 +157,17 @@ export class Schedules {
     throw new AppError('schedule_not_found', `no schedule has the id ${id}`, { schedule_id: id });
   }
 
-  #serialize(schedule: Schedule, caller: Caller) {
-    const [next] = this.#firing.nextOf(schedule.id, 1);
-    const run = this.#context.records.last(schedule.id, caller.reachable());
+  /** The times of these schedules that already ran while the clock was ahead. */
+  #ranAhead(schedules: readonly Schedule[]): Promise<RanTimes> {
+    return this.#context.records.ran(
+      schedules.map(({ id }) => id),
+      now(),
+    );
+  }
+
+  async #serialize(schedule: Schedule, ran: RanTimes, caller: Caller) {
+    const [next] = this.#firing.nextOf(schedule.id, 1, ran);
+    const run = await this.#context.records.last(schedule.id, caller.reachable());
     const last_run = run && {
       ...{ at: iso(run.started_at), exit_code: run.exit_code ?? -1, duration: run.duration ?? 0 },
       status: run.status,
@@ -156,9 +175,10 @@ export class Schedules {
     return { ...schedule, next_run: next === undefined ? null : iso(next), last_run: last_run ?? null };
   }
 
-  #serializeDetail(schedule: Schedule, caller: Caller): Reply<Api['schedules']['get']> {
-    const next = this.#firing.nextOf(schedule.id, detailedTimes);
-    return { ...this.#serialize(schedule, caller), next_runs: next.map((at) => iso(at)) };
+  async #serializeDetail(schedule: Schedule, caller: Caller): Promise<Reply<Api['schedules']['get']>> {
+    const ran = await this.#ranAhead([schedule]);
+    const next = this.#firing.nextOf(schedule.id, detailedTimes, ran);
+    return { ...(await this.#serialize(schedule, ran, caller)), next_runs: next.map((at) => iso(at)) };
   }
 
   async #serializeRuns(runs: readonly ScheduleRun[]): Promise<Reply<Api['schedules']['getRun']>[]> {

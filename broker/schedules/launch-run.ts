@@ -2,12 +2,11 @@
 // or a row with the reason for no command.
 
 import type { KeyId, MachineId, RunId } from '../../shared/api/route.ts';
-import type { Journal } from '../../shared/api/route-table.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { AcceptedCommand, Commands } from '../commands/index.ts';
-import type { History } from '../history/history.ts';
+import type { History, HistoryTransaction } from '../history/history.ts';
 import type { Presence } from '../presence/index.ts';
 import type { Schedule, State } from '../state/state.ts';
 import { newRun, type ScheduleRecords, type ScheduleRun, settledRun } from './run-records.ts';
@@ -41,9 +40,9 @@ export class Launcher {
   readonly #left: ReadonlySet<string>;
   readonly #linkedAt = new Map<string, number>();
 
-  constructor(context: ScheduleContext) {
+  constructor(context: ScheduleContext, left: readonly string[]) {
     this.#context = context;
-    this.#left = new Set(context.records.openIds());
+    this.#left = new Set(left);
     context.presence.watch((machineId, online) => {
       if (online) this.#linkedAt.set(machineId, monotonic());
       else this.#linkedAt.delete(machineId);
@@ -88,17 +87,17 @@ export class Launcher {
   byHand(
     schedule: Schedule,
     requester: Requester,
-    also: (journal: Journal, id: RunId) => void,
+    also: (transaction: HistoryTransaction, id: RunId) => void,
   ): Promise<AcceptedCommand> {
     const run = newRun(schedule, 'manual', null);
-    return this.#launch(schedule, run, requester, (journal) => also(journal, run.id));
+    return this.#launch(schedule, run, requester, (transaction) => also(transaction, run.id));
   }
 
   async #launch(
     schedule: Schedule,
     run: ScheduleRun,
     requester: Requester & { queue_for?: number },
-    also: (journal: Journal) => void = () => {},
+    also: (transaction: HistoryTransaction) => void = () => {},
   ): Promise<AcceptedCommand> {
     const { machine_id, command, user, cwd, env, timeout } = schedule;
     const params = {
@@ -109,9 +108,9 @@ export class Launcher {
       ...(timeout !== null && { timeout }),
     };
     try {
-      return await this.#context.commands.start(params, (journal, command_id) => {
-        this.#context.records.begin({ ...run, command_id });
-        also(journal);
+      return await this.#context.commands.start(params, (transaction, command_id) => {
+        this.#context.records.begin({ ...run, command_id }, transaction);
+        also(transaction);
       });
     } catch (error) {
       if (error instanceof AppError) await this.#refused(run, error);

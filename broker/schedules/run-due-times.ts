@@ -5,7 +5,7 @@ import type { Schedule, State } from '../state/state.ts';
 import { decide, lateMs } from './catch-up.ts';
 import { ClockWatch } from './clock-watch.ts';
 import type { Launcher, ScheduleContext } from './launch-run.ts';
-import { newRun, type ScheduleRun, settledRun } from './run-records.ts';
+import { mostRan, newRun, type RanTimes, type ScheduleRun, settledRun } from './run-records.ts';
 import { Timetable } from './timetable.ts';
 
 /** A declared schedule and its progress. */
@@ -38,8 +38,6 @@ const mostMissed = 1000;
 const mostMissedInAll = 20_000;
 /** Times that share a row are counted up to this number. */
 const mostCounted = 200;
-/** Most times that next_run skips because they have already run. */
-const mostRanAhead = 1000;
 /**
  * Waits before a waiting time is checked again:
  * `unsureMs` if the open run may have ended, `openMs` if it has not.
@@ -63,7 +61,8 @@ export class Firing {
   #stopped = false;
   #cancelTimer = (): void => {};
 
-  constructor(context: ScheduleContext, launcher: Launcher, log: Logger) {
+  /** `marks`: the time up to which each schedule is settled. */
+  constructor(context: ScheduleContext, launcher: Launcher, marks: ReadonlyMap<string, number>, log: Logger) {
     this.#context = context;
     this.#launcher = launcher;
     this.#log = log;
@@ -73,7 +72,7 @@ export class Firing {
       this.#plan(tracked);
       this.#arm();
     };
-    this.#sync(context.records.marks([...context.state.schedules.keys()]));
+    this.#sync(marks);
     this.#stopWatching = context.state.watch(() => this.#sync());
     this.#rewind(now());
   }
@@ -85,16 +84,18 @@ export class Firing {
     return this.#timetableOf(tracked.schedule)?.next(after);
   }
 
-  /** The next due times of a schedule, at most `count`. */
-  nextOf(id: string, count: number): number[] {
+  /**
+   * The next due times of a schedule, at most `count`. Those in `ran` are skipped: they already ran, while the clock
+   * was ahead.
+   */
+  nextOf(id: string, count: number, ran: RanTimes): number[] {
     const tracked = this.#tracked.get(id);
     const times: number[] = [];
     if (tracked?.next === undefined) return times;
     const { schedule, next } = tracked;
     let at: number | undefined = next > now() ? next : this.#timetableOf(schedule)?.next(now());
     for (let passed = 0; at !== undefined && times.length < count; ) {
-      // Times that already ran, while the clock was ahead, are skipped.
-      if (passed < mostRanAhead && this.#context.records.ran(id, at)) passed += 1;
+      if (passed < mostRan && ran.get(id)?.has(at)) passed += 1;
       else times.push(at);
       if (times.length < count) at = this.#timetableOf(schedule)?.next(at);
     }
@@ -210,7 +211,7 @@ export class Firing {
   #rewind(to: number): void {
     const { state, history, records } = this.#context;
     const writes = [
-      history.write(() => records.rewind(to)),
+      history.write((transaction) => records.rewind(to, transaction)),
       countTimesFrom(state, to, ({ since }) => Date.parse(since) > to),
     ];
     Promise.all(writes).catch((error: unknown) =>
@@ -251,8 +252,9 @@ export class Firing {
     const { at, trigger } = step;
     tracked.missed = 0;
     // A time that already ran can come again after the clock was set back.
-    if (!this.#context.records.ran(schedule.id, at)) {
-      const fate = this.#decideOverlap(schedule, trigger);
+    // Nothing else records times of this schedule meanwhile: `busy` lets only one step of it run.
+    if (!(await this.#ran(schedule, at))) {
+      const fate = await this.#decideOverlap(schedule, trigger);
       if (typeof fate === 'number') return fate;
       if (fate === 'skip') await this.#settle(schedule, 'skipped', trigger, [at], overlapping);
       else await this.#launcher.byClock(schedule, at, trigger);
@@ -263,8 +265,9 @@ export class Firing {
   /**
    * Decides whether a time runs beside open runs or is skipped. A number means: wait this many milliseconds.
    */
-  #decideOverlap(schedule: Schedule, trigger: 'cron' | 'catch_up'): 'run' | 'skip' | number {
-    const open = this.#context.records.open(schedule.id);
+  async #decideOverlap(schedule: Schedule, trigger: 'cron' | 'catch_up'): Promise<'run' | 'skip' | number> {
+    // A run by hand that begins meanwhile counts as one that begins after this time: nothing forbids it.
+    const open = await this.#context.records.open(schedule.id);
     // The command fails on an offline machine, which leaves a row with the reason.
     if (open.length === 0 || this.#launcher.isAway(schedule.machine_id)) return 'run';
     const all = schedule.catch_up === 'all';
@@ -279,8 +282,11 @@ export class Firing {
     const most = Math.min(missedAtOnce, mostMissed - tracked.missed, this.#spare);
     if (most <= 0) return this.#missRest(tracked, timetable, until);
     const passed = timetable.times(settledUntil, most, until);
-    const times = passed.filter((at) => !this.#context.records.ran(schedule.id, at));
-    this.#spare -= times.length;
+    // Subtracted before the wait, because other schedules use up the same number.
+    this.#spare -= passed.length;
+    const ran = await this.#context.records.ran([schedule.id], settledUntil, passed.at(-1));
+    const times = passed.filter((at) => !ran.get(schedule.id)?.has(at));
+    this.#spare += passed.length - times.length;
     tracked.missed += times.length;
     await this.#settle(schedule, 'missed', 'cron', times, unseen);
     tracked.settledUntil = passed.at(-1) ?? until;
@@ -290,7 +296,7 @@ export class Firing {
   async #missRest(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
     const { schedule, settledUntil } = tracked;
     let last = timetable.last(settledUntil, until);
-    while (last !== undefined && this.#context.records.ran(schedule.id, last)) {
+    while (last !== undefined && (await this.#ran(schedule, last))) {
       last = timetable.last(settledUntil, last - 1);
     }
     if (last !== undefined) {
@@ -298,6 +304,10 @@ export class Firing {
       await this.#settle(schedule, 'missed', 'cron', [last], reason);
     }
     tracked.settledUntil = until;
+  }
+
+  async #ran({ id }: Schedule, at: number): Promise<boolean> {
+    return (await this.#context.records.ran([id], at, at)).has(id);
   }
 
   #settle(

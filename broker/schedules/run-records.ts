@@ -4,11 +4,17 @@
 import type { MachineId, RunId } from '../../shared/api/route.ts';
 import type { Api, Input, Page, Reply } from '../../shared/api/route-table.ts';
 import { schedules as routes } from '../../shared/api/schedules.ts';
-import { now } from '../../shared/clock.ts';
+import { latestInstant, now } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Command } from '../commands/command.ts';
 import type { Events } from '../events.ts';
-import { type History, type HistoryTransaction, type Row, textIn } from '../history/history.ts';
+import {
+  type History,
+  type HistoryTransaction,
+  type Row,
+  type RowReader,
+  textIn,
+} from '../history/history.ts';
 import { allOf, countRows, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { Schedule, State } from '../state/state.ts';
 
@@ -25,6 +31,12 @@ export interface ScheduleRun extends Omit<Served, Times | 'stdout' | 'stderr'> {
   started_at: number;
   finished_at: number | null;
 }
+
+/** Due times that took place, by schedule. */
+export type RanTimes = ReadonlyMap<string, ReadonlySet<number>>;
+
+/** Most times that next_run skips because they have already run. */
+export const mostRan = 1000;
 
 /** The machines that the caller may see; undefined means all, including removed ones. */
 export type Reach = readonly string[] | undefined;
@@ -65,49 +77,59 @@ export class ScheduleRecords {
   /** Called when the end of a schedule's command is on disk. */
   onEnd: (scheduleId: string) => void = () => {};
 
-  /** Opens the tables. Deletes runs that were decided longer than `keepMs` ago. */
-  constructor(context: RecordContext, keepMs: number) {
+  private constructor(context: RecordContext) {
     this.#context = context;
     this.#history = context.history;
+  }
+
+  /** Opens the tables. Deletes runs that were decided longer than `keepMs` ago. */
+  static async open(context: RecordContext, keepMs: number): Promise<ScheduleRecords> {
+    const { history } = context;
     // Version 0.1.0 created these tables in two steps.
-    this.#history.migrate('schedules', tables, 2);
+    await history.migrate('schedules', tables, 2);
     const where = 'finished_at IS NOT NULL';
-    this.#history.retain({ table: 'schedule_runs', column: 'decided_at', keepMs, where });
+    history.retain({ table: 'schedule_runs', column: 'decided_at', keepMs, where });
+    return new ScheduleRecords(context);
   }
 
   /** Stores a run whose command is created in the same transaction. */
-  begin(run: ScheduleRun): void {
+  begin(run: ScheduleRun, transaction: HistoryTransaction): void {
     const { schedule_id, scheduled_for: at } = run;
     // After the clock was set back, this replaces the row of the same time that did not run.
-    this.#history.put('schedule_runs', 'schedule_id, scheduled_for', { decided_at: now(), ...run });
-    if (at !== null) this.#history.put('schedule_marks', 'schedule_id', { schedule_id, at });
+    transaction.put('schedule_runs', 'schedule_id, scheduled_for', { decided_at: now(), ...run });
+    if (at !== null) transaction.put('schedule_marks', 'schedule_id', { schedule_id, at });
   }
 
   /** Stores runs that have no command. The last of them causes an event if the schedule asks for one. */
   settle(runs: readonly ScheduleRun[], transaction: HistoryTransaction): void {
-    for (const run of runs) this.begin(run);
+    for (const run of runs) this.begin(run, transaction);
     const last = runs.at(-1);
     if (last) this.#emit(last, transaction);
   }
 
   /** Stores the end of a run in the transaction that stores the end of its command. */
-  readonly ended = (command: Command, transaction: HistoryTransaction): void => {
+  readonly ended = async (command: Command, transaction: HistoryTransaction): Promise<void> => {
     if (command.schedule_id === null) return;
-    const run = this.#one('command_id = ? AND finished_at IS NULL', command.id);
+    const run = await this.#one('command_id = ? AND finished_at IS NULL', [command.id], transaction);
     if (!run) return;
     const end = { ...run, ...endOf(command) };
-    const update = `UPDATE schedule_runs SET status = :status, started_at = :started_at, finished_at = :finished_at,
-      exit_code = :exit_code, duration = :duration, reason = :reason WHERE id = :id`;
-    this.#history.sql(update).run({ id: run.id, ...endOf(command) });
+    const { status, started_at, finished_at, exit_code, duration, reason } = end;
+    transaction.run(
+      `UPDATE schedule_runs SET status = ?, started_at = ?, finished_at = ?, exit_code = ?, duration = ?, reason = ?
+       WHERE id = ?`,
+      ...[status, started_at, finished_at, exit_code, duration, reason, run.id],
+    );
     this.#emit(end, transaction);
     transaction.committed(() => this.onEnd(end.schedule_id));
   };
 
   /** The time up to which each schedule is settled. Deletes the marks of all other schedules. */
-  marks(scheduleIds: readonly string[]): Map<string, number> {
+  async marks(scheduleIds: readonly string[]): Promise<Map<string, number>> {
     const others = 'DELETE FROM schedule_marks WHERE schedule_id NOT IN (SELECT value FROM json_each(?))';
-    this.#history.sql(others).run(JSON.stringify(scheduleIds));
-    const rows = this.#history.sql('SELECT schedule_id, at FROM schedule_marks').all();
+    const rows = await this.#history.write((transaction) => {
+      transaction.run(others, JSON.stringify(scheduleIds));
+      return transaction.all('SELECT schedule_id, at FROM schedule_marks');
+    });
     return new Map(rows.map((row) => [textIn(row, 'schedule_id'), Number(row.at)]));
   }
 
@@ -115,52 +137,63 @@ export class ScheduleRecords {
    * Handles a clock that was set back to `to`:
    * moves later marks back, and deletes later rows that did not run.
    */
-  rewind(to: number): void {
-    this.#history.sql('UPDATE schedule_marks SET at = ?1 WHERE at > ?1').run(to);
+  rewind(to: number, transaction: HistoryTransaction): void {
+    transaction.run('UPDATE schedule_marks SET at = ?1 WHERE at > ?1', to);
     // Rows are selected by schedule, because there is no index by time alone.
-    this.#history
-      .sql(
-        `DELETE FROM schedule_runs WHERE schedule_id IN (SELECT schedule_id FROM schedule_marks)
-         AND scheduled_for > ? AND ${neverRan}`,
-      )
-      .run(to);
+    transaction.run(
+      `DELETE FROM schedule_runs WHERE schedule_id IN (SELECT schedule_id FROM schedule_marks)
+       AND scheduled_for > ? AND ${neverRan}`,
+      to,
+    );
   }
 
   /** The runs of a schedule whose commands have not ended. */
-  open(scheduleId: string): ScheduleRun[] {
+  async open(scheduleId: string): Promise<ScheduleRun[]> {
     const open = `SELECT ${columns} FROM schedule_runs WHERE schedule_id = ? AND finished_at IS NULL`;
-    return this.#history.sql(open).all(scheduleId).map(fromRow);
+    return (await this.#history.all(open, scheduleId)).map(fromRow);
   }
 
   /** The ids of all runs whose commands have not ended. */
-  openIds(): string[] {
-    const rows = this.#history.sql('SELECT id FROM schedule_runs WHERE finished_at IS NULL').all();
+  async openIds(): Promise<string[]> {
+    const rows = await this.#history.all('SELECT id FROM schedule_runs WHERE finished_at IS NULL');
     return rows.map((row) => textIn(row, 'id'));
   }
 
-  /** True if the run of this time took place, or its command is still open. */
-  ran(scheduleId: string, at: number): boolean {
-    const ran = `schedule_id = ? AND scheduled_for = ? AND NOT ${neverRan}`;
-    return this.#one(ran, scheduleId, at) !== undefined;
+  /**
+   * The times of these schedules from `from` to `to` that took place, or whose commands are still open: of each
+   * schedule at least the first mostRan.
+   */
+  async ran(scheduleIds: readonly string[], from: number, to = latestInstant): Promise<RanTimes> {
+    const ran = `schedule_id IN (SELECT value FROM json_each(?)) AND scheduled_for BETWEEN ? AND ? AND NOT ${neverRan}`;
+    const rows = await this.#history.all(
+      `SELECT schedule_id, scheduled_for AS at FROM schedule_runs WHERE ${ran} ORDER BY schedule_id, scheduled_for LIMIT ?`,
+      ...[JSON.stringify(scheduleIds), from, to, scheduleIds.length * mostRan],
+    );
+    const times = new Map<string, Set<number>>();
+    for (const row of rows) {
+      const id = textIn(row, 'schedule_id');
+      times.set(id, (times.get(id) ?? new Set()).add(Number(row.at)));
+    }
+    return times;
   }
 
-  find(id: string): ScheduleRun | undefined {
-    return this.#one('id = ?', id);
+  find(id: string): Promise<ScheduleRun | undefined> {
+    return this.#one('id = ?', [id]);
   }
 
   /** The last ended run of a schedule on the machines in `reach`, without skipped and missed runs. */
-  last(scheduleId: string, reach: Reach): ScheduleRun | undefined {
+  last(scheduleId: string, reach: Reach): Promise<ScheduleRun | undefined> {
     const [conditions, values] = allOf([['schedule_id = ?', scheduleId], reachableOnly(reach)]);
     return this.#one(
       `${conditions} AND finished_at IS NOT NULL AND status NOT IN ('skipped', 'missed')
        ORDER BY decided_at DESC, rowid DESC LIMIT 1`,
-      ...values,
+      values,
     );
   }
 
   /** The machine of the last run of a schedule, which may have been removed. */
-  machineOf(scheduleId: string): MachineId | undefined {
-    return this.#one('schedule_id = ? ORDER BY decided_at DESC LIMIT 1', scheduleId)?.machine_id;
+  async machineOf(scheduleId: string): Promise<MachineId | undefined> {
+    return (await this.#one('schedule_id = ? ORDER BY decided_at DESC LIMIT 1', [scheduleId]))?.machine_id;
   }
 
   async page(input: Input<Api['schedules']['history']>, reach: Reach): Promise<Page<ScheduleRun>> {
@@ -179,8 +212,12 @@ export class ScheduleRecords {
     return { items: page.items.map(fromRow), total: page.total };
   }
 
-  #one(sql: string, ...values: (string | number)[]): ScheduleRun | undefined {
-    const row = this.#history.sql(`SELECT ${columns} FROM schedule_runs WHERE ${sql}`).get(...values);
+  async #one(
+    sql: string,
+    values: readonly (string | number)[],
+    reader: RowReader = this.#history,
+  ): Promise<ScheduleRun | undefined> {
+    const row = await reader.get(`SELECT ${columns} FROM schedule_runs WHERE ${sql}`, ...values);
     return row && fromRow(row);
   }
 

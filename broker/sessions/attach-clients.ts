@@ -4,6 +4,7 @@ import { after, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { terminalClients } from '../../shared/process-limits.ts';
+import type { HistoryTransaction } from '../history/history.ts';
 import type { ClientPort, CloseReason } from './client-port.ts';
 import { Conversation, endOf } from './serve-client.ts';
 import { emitEvent, type OpenSession, type SessionContext, sessionsOn } from './session.ts';
@@ -42,10 +43,10 @@ export async function attach(
   const attachment = new Attachment(context, session, attached, { address, login_id, offset });
   session.clients.set(client_id, attachment);
   try {
-    await context.history.write((journal) => {
-      context.records.attach(attached);
-      emitEvent(journal, 'session.client_attached', session.record, context, { client_id, mode });
-      caller.commit(journal, { client_id, mode });
+    await context.history.write((transaction) => {
+      context.records.attach(attached, transaction);
+      emitEvent(transaction, 'session.client_attached', session.record, context, { client_id, mode });
+      caller.commit(transaction, { client_id, mode });
     });
   } catch (error) {
     session.clients.delete(client_id);
@@ -55,15 +56,15 @@ export async function attach(
   return attachment;
 }
 
-/** Deletes the record of a client and emits session.client_detached. Call it inside a transaction. */
+/** Deletes the record of a client and emits session.client_detached. */
 export function recordDetached(
-  journal: Journal,
+  transaction: HistoryTransaction,
   { client_id, mode }: Attached,
   session: Session,
   context: SessionContext,
 ): void {
-  context.records.detach(client_id);
-  emitEvent(journal, 'session.client_detached', session, context, { client_id, mode });
+  context.records.detach(client_id, transaction);
+  emitEvent(transaction, 'session.client_detached', session, context, { client_id, mode });
 }
 
 /** A client from its attachment until it leaves. */
@@ -167,9 +168,9 @@ export class Attachment {
     const { history, log } = this.#context;
     session.clients.delete(attached.client_id);
     try {
-      await history.write((journal) => {
-        recordDetached(journal, attached, session.record, this.#context);
-        this.#record(journal, 'sessions.leave', 'ok');
+      await history.write((transaction) => {
+        recordDetached(transaction, attached, session.record, this.#context);
+        this.#record(transaction, 'sessions.leave', 'ok');
       });
     } catch (error) {
       log.error({ err: error, client_id: attached.client_id }, 'a client left, but this could not be stored');

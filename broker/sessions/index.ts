@@ -57,7 +57,8 @@ export class Sessions {
     },
     get: ({ session_id }) => this.#detail(session_id),
     attach: async ({ session_id, ...params }, caller) => {
-      const attachment = await attach(this.#context, this.#open(session_id), params, caller);
+      const session = this.#open(session_id) ?? (await this.#refuse(session_id));
+      const attachment = await attach(this.#context, session, params, caller);
       const { client_id, mode, attached_at } = attachment.attached;
       const ticket = newSecret();
       const hashed = hashOf(ticket);
@@ -101,12 +102,15 @@ export class Sessions {
   readonly #stopping = new AbortController();
   readonly #stops: (() => void)[];
 
-  constructor(services: SessionServices, { keepMs, publicUrl }: SessionSettings, log: Logger) {
-    const { history, presence, events } = services;
+  private constructor(
+    services: SessionServices & { records: SessionRecords },
+    publicUrl: () => string,
+    log: Logger,
+  ) {
+    const { presence, events } = services;
     this.#publicUrl = publicUrl;
     this.#context = {
       ...services,
-      records: new SessionRecords(history, keepMs),
       sessions: new Map(),
       acknowledgements: new Acknowledgements(presence, log),
       stopping: this.#stopping.signal,
@@ -120,14 +124,26 @@ export class Sessions {
           if (session.stored) void session.end({ reason: 'machine_removed' });
       }),
     ];
-    this.#recover();
   }
 
-  /** The machine that a session runs on; undefined for an unknown session. */
-  machineOf(id: string): MachineId | undefined {
-    const { sessions, records } = this.#context;
-    return (sessions.get(id)?.record ?? records.find(id))?.machine_id;
+  /** Resolves once the sessions that an earlier broker left open are recovered. */
+  static async open(
+    services: SessionServices,
+    { keepMs, publicUrl }: SessionSettings,
+    log: Logger,
+  ): Promise<Sessions> {
+    const records = await SessionRecords.open(services.history, keepMs);
+    const sessions = new Sessions({ ...services, records }, publicUrl, log);
+    await sessions.#recover();
+    return sessions;
   }
+
+  /** The machine that a session runs on. `open` knows the sessions in memory, `stored` those in history. */
+  readonly machineOf = {
+    open: (id: string): MachineId | undefined => this.#context.sessions.get(id)?.record.machine_id,
+    stored: async (id: string): Promise<MachineId | undefined> =>
+      (await this.#context.records.find(id))?.machine_id,
+  };
 
   /**
    * Returns the client of a WebSocket by its ticket from POST attach. A ticket is valid once, within 30 s.
@@ -144,7 +160,7 @@ export class Sessions {
    */
   async join(params: AttachParams & { session_id: string }, caller: Caller): Promise<Attachment> {
     const { session_id } = params;
-    const session = this.#open(session_id);
+    const session = this.#open(session_id) ?? (await this.#refuse(session_id));
     if (caller.reaches(session.record.machine_id)) return attach(this.#context, session, params, caller);
     throw new AppError('forbidden', 'this key does not reach that machine', { session_id });
   }
@@ -170,14 +186,14 @@ export class Sessions {
    * Crash recovery: open sessions wait for their machines,
    * and clients of the earlier broker process are detached.
    */
-  #recover(): void {
+  async #recover(): Promise<void> {
     const { records, sessions, history, state, log } = this.#context;
-    for (const record of records.open()) new OpenSession(this.#context, record, true);
-    const left = records.attached();
-    const written = history.write((journal) => {
+    for (const record of await records.open()) new OpenSession(this.#context, record, true);
+    const left = await records.attached();
+    const written = history.write(async (transaction) => {
       for (const client of left) {
-        const session = records.find(client.session_id);
-        if (session) recordDetached(journal, client, session, this.#context);
+        const session = await records.find(client.session_id, transaction);
+        if (session) recordDetached(transaction, client, session, this.#context);
       }
     });
     written.catch((err: unknown) => log.error({ err }, 'earlier clients could not be recorded as detached'));
@@ -208,10 +224,10 @@ export class Sessions {
     };
     const session = new OpenSession(this.#context, record, false);
     try {
-      await history.write((journal) => {
-        records.put(record);
-        emitEvent(journal, 'session.created', record, this.#context);
-        caller.commit(journal, { session_id: record.id });
+      await history.write((transaction) => {
+        records.put(record, transaction);
+        emitEvent(transaction, 'session.created', record, this.#context);
+        caller.commit(transaction, { session_id: record.id });
       });
     } catch (error) {
       sessions.delete(record.id);
@@ -238,7 +254,7 @@ export class Sessions {
     return link;
   }
 
-  #detail(session_id: string): Reply<Routes['get']> {
+  async #detail(session_id: string): Promise<Reply<Routes['get']>> {
     const { sessions, records } = this.#context;
     const open = sessions.get(session_id);
     const clients = [...(open?.clients.values() ?? [])];
@@ -248,7 +264,7 @@ export class Sessions {
       mode,
       attached_at: iso(attached_at),
     }));
-    return { ...this.#serialize(open?.record ?? records.get(session_id)), attached_clients };
+    return { ...this.#serialize(open?.record ?? (await records.get(session_id))), attached_clients };
   }
 
   /** The record in its REST form; for an open session, its newest values from memory. */
@@ -269,12 +285,16 @@ export class Sessions {
     };
   }
 
-  /** Returns a session that has not ended. Throws session_not_found or conflict. */
-  #open(session_id: string): OpenSession {
+  /** A session that has not ended, found without a wait: it may end during one. */
+  #open(session_id: string): OpenSession | undefined {
+    const session = this.#context.sessions.get(session_id);
+    return session?.stored && !session.ended ? session : undefined;
+  }
+
+  /** Throws session_not_found, or conflict for a session that has ended. */
+  async #refuse(session_id: string): Promise<never> {
     const { sessions, records } = this.#context;
-    const session = sessions.get(session_id);
-    if (session?.stored && !session.ended) return session;
-    if (!session) records.get(session_id);
+    if (!sessions.has(session_id)) await records.get(session_id);
     throw new AppError('conflict', `session ${session_id} has ended: create another`, { session_id });
   }
 }

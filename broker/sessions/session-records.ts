@@ -3,7 +3,7 @@
 import type { KeyId, MachineId, SessionId } from '../../shared/api/route.ts';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { History, Row } from '../history/history.ts';
+import type { History, HistoryTransaction, Row, RowReader } from '../history/history.ts';
 
 type Detail = Reply<Api['sessions']['get']>;
 type Times = 'created_at' | 'connected_at' | 'last_heartbeat_at' | 'grace_period_started_at' | 'ended_at';
@@ -56,52 +56,54 @@ const tables = [
   )`,
 ];
 
-/**
- * Reads and writes both tables. Deletes sessions that ended longer than `keepMs` ago.
- * Write only inside a transaction.
- */
+/** Reads and writes both tables. */
 export class SessionRecords {
   readonly #history: History;
 
-  constructor(history: History, keepMs: number) {
+  private constructor(history: History) {
     this.#history = history;
-    history.migrate('sessions', tables);
-    history.retain({ table: 'sessions', column: 'ended_at', keepMs, where: 'ended_at IS NOT NULL' });
   }
 
-  put(session: Session): void {
-    this.#history.put('sessions', 'id', { ...session, ending: Number(session.ending) });
+  /** Deletes sessions that ended longer than `keepMs` ago. */
+  static async open(history: History, keepMs: number): Promise<SessionRecords> {
+    await history.migrate('sessions', tables);
+    history.retain({ table: 'sessions', column: 'ended_at', keepMs, where: 'ended_at IS NOT NULL' });
+    return new SessionRecords(history);
+  }
+
+  put(session: Session, transaction: HistoryTransaction): void {
+    transaction.put('sessions', 'id', { ...session, ending: Number(session.ending) });
   }
 
   /** Throws session_not_found. */
-  get(session_id: string): Session {
-    const session = this.find(session_id);
+  async get(session_id: string): Promise<Session> {
+    const session = await this.find(session_id);
     if (session) return session;
     throw new AppError('session_not_found', `no session has the id ${session_id}`, { session_id });
   }
 
-  find(id: string): Session | undefined {
-    const row = this.#history.sql('SELECT * FROM sessions WHERE id = ?').get(id);
+  async find(id: string, reader: RowReader = this.#history): Promise<Session | undefined> {
+    const row = await reader.get('SELECT * FROM sessions WHERE id = ?', id);
     return row && sessionOf(row);
   }
 
   /** Sessions that have not ended, oldest first. */
-  open(): Session[] {
+  async open(): Promise<Session[]> {
     const text = 'SELECT * FROM sessions WHERE ended_at IS NULL ORDER BY created_at, rowid';
-    return this.#history.sql(text).all().map(sessionOf);
+    return (await this.#history.all(text)).map(sessionOf);
   }
 
-  attach(client: Attached): void {
-    this.#history.put('session_clients', 'client_id', { ...client });
+  attach(client: Attached, transaction: HistoryTransaction): void {
+    transaction.put('session_clients', 'client_id', { ...client });
   }
 
-  detach(clientId: string): void {
-    this.#history.sql('DELETE FROM session_clients WHERE client_id = ?').run(clientId);
+  detach(clientId: string, transaction: HistoryTransaction): void {
+    transaction.run('DELETE FROM session_clients WHERE client_id = ?', clientId);
   }
 
   /** Clients that were still attached when an earlier broker process stopped. */
-  attached(): Attached[] {
-    const rows = this.#history.sql('SELECT * FROM session_clients ORDER BY rowid').all();
+  async attached(): Promise<Attached[]> {
+    const rows = await this.#history.all('SELECT * FROM session_clients ORDER BY rowid');
     // The columns are exactly the fields that attach() wrote.
     return rows.map((row) => row as unknown as Attached);
   }

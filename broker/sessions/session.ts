@@ -134,9 +134,9 @@ export class OpenSession {
     const { ending } = this.record;
     // Set before the write, so that no other change writes the record without it.
     this.record = { ...this.record, ending: true };
-    const written = this.#context.history.write((journal) => {
-      if (!this.ended) this.#context.records.put(this.record);
-      caller.commit(journal);
+    const written = this.#context.history.write((transaction) => {
+      if (!this.ended) this.#context.records.put(this.record, transaction);
+      caller.commit(transaction);
     });
     await written.catch((error: unknown) => {
       this.record = { ...this.record, ending };
@@ -307,9 +307,9 @@ export class OpenSession {
   }
 
   async #write(record: Session, type?: EventType): Promise<void> {
-    await this.#context.history.write((journal) => {
-      this.#context.records.put(record);
-      if (type) emitEvent(journal, type, record, this.#context);
+    await this.#context.history.write((transaction) => {
+      this.#context.records.put(record, transaction);
+      if (type) emitEvent(transaction, type, record, this.#context);
     });
   }
 

@@ -20,7 +20,8 @@ import type { BrokerSettings } from '../config.ts';
 import type { ConnectionLimits } from '../connection-limiter.ts';
 import { Events } from '../events.ts';
 import { fileHandlers } from '../files/index.ts';
-import { type History, openHistory } from '../history/history.ts';
+import type { History } from '../history/history.ts';
+import { openHistory } from '../history/open-history.ts';
 import { createMetrics, type Status, serviceHandlers } from '../http/about-routes.ts';
 import { JoinTokens } from '../join-tokens.ts';
 import { Keys } from '../keys/index.ts';
@@ -103,14 +104,14 @@ export async function openRooms(opening: Opening) {
   if (new_history || old_history) await countTimesFrom(state, now(), () => true);
   const history = historyOf(settings, state, untouched, log);
   closers.push(() => history.close());
-  const events = new Events(history, settings.keep_events);
+  const events = await Events.open(history, settings.keep_events);
   const webhooks = await webhooksOf(opening, { state, history, events });
-  const machineFacts = new MachineFacts(history);
+  const machineFacts = await MachineFacts.open(history);
   closers.push(() => machineFacts.close());
   const stores = { state, history, events, presence: new Presence(), machineFacts };
-  closers.push(recordMachineEvents(stores, log));
+  closers.push(await recordMachineEvents(stores, log));
   // openNouns() brings changes of an earlier broker process to history; each kind needs its function by then.
-  const idempotency = new Idempotency(history);
+  const idempotency = await Idempotency.open(history);
   const nouns = { ...(await openNouns(opening, stores, authority)), webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
   closers.push(() => recorder.close());
@@ -165,18 +166,18 @@ async function openNouns(
   const publicUrl = (): string => settings.public_url ?? status.url;
   const logins = new Logins(state, log);
   closers.push(() => logins.close());
-  const keys = new Keys(state, history, (caller) => logins.ofCaller(caller), log);
+  const keys = await Keys.open(state, history, (caller) => logins.ofCaller(caller), log);
   closers.push(() => keys.close());
   const packages = openPackages(settings.packages, () => ({ ...status, url: publicUrl() }));
   const joinTokens = new JoinTokens({ state, events, fingerprint, packages });
-  const audit = createAudit(history, settings.keep_audit);
-  const records = new ScheduleRecords(stores, keepMs);
+  const audit = await createAudit(history, settings.keep_audit);
+  const records = await ScheduleRecords.open(stores, keepMs);
   const commandRooms = { ...stores, mayRun: mayRun(state), ended: records.ended };
   const output = { directory: join(settings.data_dir, 'output'), keepMs, keepBytes: settings.keep_output };
   const commands = await createCommands(commandRooms, output, log);
   closers.push(() => commands.close());
   const sessionRooms = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
-  const sessions = new Sessions(sessionRooms, { keepMs, publicUrl }, log);
+  const sessions = await Sessions.open(sessionRooms, { keepMs, publicUrl }, log);
   // Applied before any schedule runs: changes of an earlier broker process may not be in history yet.
   await state.drainTo((entries) =>
     history.applyOutbox(entries).catch((error: unknown) => {
@@ -184,7 +185,7 @@ async function openNouns(
       throw error;
     }),
   );
-  const schedules = new Schedules({ ...commandRooms, commands, records }, log);
+  const schedules = await Schedules.open({ ...commandRooms, commands, records }, log);
   // With --local no agent can connect, so schedules wait for the next normal start.
   if (settings.local) schedules.stop();
   const live = new LiveUpdates({ ...stores, commands });
@@ -215,18 +216,29 @@ function handlersOf(rooms: Stores & Nouns, log: Logger): Omit<Handlers, 'service
 function lookupsOf(stores: Stores, { commands, schedules, sessions, webhooks }: Nouns): Lookups {
   return {
     // The facts of a removed machine are not deleted, so lists can still be filtered by its id.
-    machine: (id, { machines }, filters) =>
-      machines.has(id) || (filters && stores.machineFacts.of(id)) ? {} : undefined,
-    command: (id) => behind(commands.machineOf(id)),
-    batch: (id) => behind(...commands.batches.machinesOf(id)),
-    schedule: (id, declared) => behind(schedules.machineOf(id, declared)),
-    run: (id) => behind(schedules.machineOfRun(id)),
-    session: (id) => behind(sessions.machineOf(id)),
-    key: (id, { keys }) => keys.get(id) && {},
-    login: (id, { logins }) => logins.get(id) && {},
-    join_token: (id, { join_tokens }) => join_tokens.get(id) && {},
-    webhook: (id, declared) => declared.webhooks.get(id) && {},
-    delivery: (id) => (webhooks.hasDelivery(id) ? {} : undefined),
+    machine: {
+      present: (id, { machines }, filters) =>
+        machines.has(id) || (filters && stores.machineFacts.of(id)) ? {} : undefined,
+    },
+    command: {
+      present: (id) => behind(commands.machineOf.open(id)),
+      stored: async (id) => behind(await commands.machineOf.stored(id)),
+    },
+    batch: { stored: async (id) => behind(...(await commands.batches.machinesOf(id))) },
+    schedule: {
+      present: (id, { schedules }) => behind(schedules.get(id)?.machine_id),
+      stored: async (id) => behind(await schedules.machineOfRemoved(id)),
+    },
+    run: { stored: async (id) => behind(await schedules.machineOfRun(id)) },
+    session: {
+      present: (id) => behind(sessions.machineOf.open(id)),
+      stored: async (id) => behind(await sessions.machineOf.stored(id)),
+    },
+    key: { present: (id, { keys }) => keys.get(id) && {} },
+    login: { present: (id, { logins }) => logins.get(id) && {} },
+    join_token: { present: (id, { join_tokens }) => join_tokens.get(id) && {} },
+    webhook: { present: (id, declared) => declared.webhooks.get(id) && {} },
+    delivery: { stored: async (id) => ((await webhooks.hasDelivery(id)) ? {} : undefined) },
   };
 }
 

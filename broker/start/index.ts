@@ -37,7 +37,7 @@ export interface Broker {
   /** Attaches terminal clients of any transport to sessions. */
   sessions: Pick<Sessions, 'redeem' | 'join'>;
   /** True if the broker serves requests and its history database answers. */
-  alive(): boolean;
+  alive(): Promise<boolean>;
   /**
    * Stops accepting work, asks agents to reconnect,
    * flushes data and releases the directory. Takes at most 10 s.
@@ -132,7 +132,7 @@ async function assemble(
   if (!settings.local) await openNetwork(opening, app, streams, stops);
   status.ready = true;
   log.info({ http: status.url, grpc: status.grpc, data_dir: settings.data_dir }, 'broker is up');
-  const alive = (): boolean => status.ready && answers(rooms.history);
+  const alive = async (): Promise<boolean> => status.ready && (await answers(rooms.history));
   return { url: status.url || undefined, grpc: status.grpc || undefined, socket, sessions, alive, close };
 }
 
@@ -166,7 +166,7 @@ async function openNetwork(
   const { port } = server.address() as AddressInfo;
   status.url = `${certificate ? 'https' : 'http'}://${address(http.host, port)}`;
   status.pin = certificate?.pin ?? '';
-  app.webhooks.start([port, agents.port]);
+  await app.webhooks.start([port, agents.port]);
 }
 
 function address(host: string, port: number): string {
@@ -207,12 +207,11 @@ function stopperOf(server: Server): () => Promise<void> {
   };
 }
 
-function answers(history: Rooms['history']): boolean {
-  try {
-    return history.sql('SELECT 1').get() !== undefined;
-  } catch {
-    return false;
-  }
+function answers(history: Rooms['history']): Promise<boolean> {
+  return history.get('SELECT 1').then(
+    () => true,
+    () => false,
+  );
 }
 
 function listenForAgents({ settings, tuning, log }: Opening, rooms: Rooms, streams: StreamsService) {

@@ -41,7 +41,12 @@ class Queue {
   /** Number of attempts at once: 1 while the receiver fails, doubled with each success. */
   width = 1;
   waking = false;
+  /** A call is starting attempts; `again`: it looks for due deliveries once more. */
+  advancing = false;
+  again = false;
   sweeping = false;
+  /** Counts the resets: deliveries read before a reset are discarded. */
+  resets = 0;
   cancelTimer = (): void => {};
 
   constructor(id: WebhookId) {
@@ -50,6 +55,7 @@ class Queue {
 
   /** Starts reading from the beginning, because deliveries in the table may have changed. */
   reset(): void {
+    this.resets += 1;
     this.ready = [];
     this.last = undefined;
   }
@@ -85,10 +91,12 @@ export class DeliveryQueue {
   }
 
   /** Starts with the deliveries that an earlier broker process left. */
-  start(): void {
+  async start(): Promise<void> {
     this.#started = true;
     const { state, store } = this.#parts;
-    const left = [...state.webhooks.values()].filter(({ id }) => store.waiting(id, 1).length > 0);
+    const all = [...state.webhooks.values()];
+    const waiting = await Promise.all(all.map(({ id }) => store.waiting(id, 1)));
+    const left = all.filter((_, n) => waiting[n]?.length);
     // The clock may have been ahead, so no delivery may wait longer than the longest possible wait.
     const longest = 2 * Math.max(0, ...this.#retry.waits.slice(0, Math.max(1, this.#retry.attempts - 1)));
     for (const { id } of left) {
@@ -105,7 +113,7 @@ export class DeliveryQueue {
     queue.waking = true;
     setImmediate(() => {
       queue.waking = false;
-      this.#advance(queue);
+      void this.#advance(queue);
     });
   }
 
@@ -144,29 +152,44 @@ export class DeliveryQueue {
     return queue;
   }
 
-  #advance(queue: Queue): void {
+  /** Starts attempts of due deliveries. One call at a time does this for a queue. */
+  async #advance(queue: Queue): Promise<void> {
+    queue.again = true;
+    if (queue.advancing) return;
+    queue.advancing = true;
     try {
-      this.#attemptDue(queue);
+      while (queue.again) {
+        queue.again = false;
+        await this.#attemptDue(queue);
+      }
     } catch (error) {
       this.#log.error({ err: error, webhook_id: queue.id }, 'deliveries could not be read; trying again');
       after(retryMs, () => this.wake(queue.id));
+    } finally {
+      queue.advancing = false;
     }
   }
 
-  #attemptDue(queue: Queue): void {
-    const { state, subscriptions } = this.#parts;
-    const webhook = state.webhooks.get(queue.id);
-    if (!webhook) this.#queues.delete(queue.id);
-    if (!webhook || !this.#started || queue.sweeping) return;
-    if (!subscriptions.isEnabled(webhook)) {
-      void this.#sweep(queue);
-      return;
-    }
-    while (queue.running.size < queue.width && queue.unsaved.size < maxUnsaved) {
-      const next = this.#nextDue(queue);
-      if (!next) return;
+  async #attemptDue(queue: Queue): Promise<void> {
+    // Everything is checked again after each read: a webhook may have changed or its queue been reset meanwhile.
+    for (;;) {
+      const webhook = this.#attemptable(queue);
+      if (!webhook) return;
+      const next = queue.ready.shift();
+      if (!next) {
+        if (!(await this.#readAhead(queue))) return;
+        continue;
+      }
+      const wait = next.dueAt - this.#parts.store.now();
+      if (wait > 0) {
+        queue.ready = [];
+        queue.cancelTimer();
+        queue.cancelTimer = after(wait, () => this.wake(queue.id));
+        return;
+      }
+      queue.last = next;
       const { body } = next;
-      if (!body || subscriptions.obstacle(webhook, next)) {
+      if (!body || this.#parts.subscriptions.obstacle(webhook, next)) {
         void this.#sweep(queue);
         return;
       }
@@ -174,23 +197,28 @@ export class DeliveryQueue {
     }
   }
 
-  /** The next due delivery. If there is none, sets a timer for the next that will be due. */
-  #nextDue(queue: Queue): Delivery | undefined {
-    const { store } = this.#parts;
-    if (queue.ready.length === 0) {
-      const waiting = store.waiting(queue.id, readAhead + queue.unsaved.size, queue.last);
-      queue.ready = waiting.filter(({ id }) => !queue.unsaved.has(id));
+  /** The webhook, if another attempt may begin now. Begins a sweep if the webhook is disabled. */
+  #attemptable(queue: Queue): Webhook | undefined {
+    const { state, subscriptions } = this.#parts;
+    const webhook = state.webhooks.get(queue.id);
+    if (!webhook) this.#queues.delete(queue.id);
+    if (!webhook || !this.#started || queue.sweeping) return undefined;
+    if (!subscriptions.isEnabled(webhook)) {
+      void this.#sweep(queue);
+      return undefined;
     }
-    const next = queue.ready.shift();
-    const wait = next ? next.dueAt - store.now() : 0;
-    if (wait <= 0) {
-      queue.last = next ?? queue.last;
-      return next;
-    }
-    queue.ready = [];
-    queue.cancelTimer();
-    queue.cancelTimer = after(wait, () => this.wake(queue.id));
-    return undefined;
+    const hasRoom = queue.running.size < queue.width && queue.unsaved.size < maxUnsaved;
+    return hasRoom ? webhook : undefined;
+  }
+
+  /** Reads the next waiting deliveries. False if there are none. */
+  async #readAhead(queue: Queue): Promise<boolean> {
+    const { resets } = queue;
+    const limit = readAhead + queue.unsaved.size;
+    const waiting = await this.#parts.store.waiting(queue.id, limit, queue.last);
+    if (queue.resets !== resets) return true;
+    queue.ready = waiting.filter(({ id }) => !queue.unsaved.has(id));
+    return queue.ready.length > 0;
   }
 
   #attempt(queue: Queue, webhook: Webhook, delivery: Delivery & { body: Buffer }): void {
@@ -202,7 +230,7 @@ export class DeliveryQueue {
     void sender.send(webhook.url, delivery, signer, attempt.abort.signal).then((outcome) => {
       queue.running.delete(attempt);
       this.#end(queue, webhook, delivery, outcome);
-      this.#advance(queue);
+      void this.#advance(queue);
     });
   }
 
@@ -250,10 +278,10 @@ export class DeliveryQueue {
     }
   }
 
-  #write(ended: readonly Attempted[], transaction: HistoryTransaction): void {
+  async #write(ended: readonly Attempted[], transaction: HistoryTransaction): Promise<void> {
     const { store } = this.#parts;
-    for (const one of ended) store.saveAttempt(one);
-    for (const last of lastByWebhook(ended)) store.saveLast(last);
+    await Promise.all(ended.map((one) => store.saveAttempt(one, transaction)));
+    for (const last of lastByWebhook(ended)) store.saveLast(last, transaction);
     const failed = ended.filter(({ outcome, next }) => !outcome.delivered && next === null);
     for (const last of lastByWebhook(failed)) this.#disable(last, transaction);
   }
@@ -281,7 +309,9 @@ export class DeliveryQueue {
     queue.cancelTimer();
     try {
       for (let last: Delivery | undefined, more = true; more; ) {
-        const waiting = await this.#parts.history.write(() => this.#sweepSome(queue.id, last));
+        const waiting = await this.#parts.history.write((transaction) =>
+          this.#sweepSome(queue.id, last, transaction),
+        );
         last = waiting.at(-1);
         more = waiting.length === sweepStep;
       }
@@ -299,18 +329,22 @@ export class DeliveryQueue {
     if (webhook && this.#parts.subscriptions.isEnabled(webhook)) this.wake(queue.id);
   }
 
-  #sweepSome(id: WebhookId, after: Delivery | undefined): Delivery[] {
+  async #sweepSome(
+    id: WebhookId,
+    after: Delivery | undefined,
+    transaction: HistoryTransaction,
+  ): Promise<Delivery[]> {
     const { state, store, subscriptions } = this.#parts;
     const webhook = state.webhooks.get(id);
     if (!webhook) return [];
     const disabled = subscriptions.isEnabled(webhook)
       ? undefined
       : (subscriptions.disabledReason(webhook) ?? 'webhook_disabled');
-    const waiting = store.waiting(id, sweepStep, after);
+    const waiting = await store.waiting(id, sweepStep, after, transaction);
     for (const one of waiting) {
       const reason =
         disabled ?? subscriptions.obstacle(webhook, one) ?? (one.body ? undefined : 'event_gone');
-      if (reason) store.fail(one.id, reason);
+      if (reason) store.fail(one.id, reason, transaction);
     }
     return waiting;
   }
@@ -319,7 +353,7 @@ export class DeliveryQueue {
   async #limitDue(id: WebhookId, ms: number): Promise<void> {
     const { history, store } = this.#parts;
     try {
-      await history.write(() => store.limitDue(id, store.now() + ms));
+      await history.write((transaction) => store.limitDue(id, store.now() + ms, transaction));
     } catch (error) {
       this.#log.error({ err: error, webhook_id: id }, 'waiting deliveries could not be made due earlier');
     }

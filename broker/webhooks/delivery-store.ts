@@ -4,7 +4,14 @@ import { createHash } from 'node:crypto';
 import type { WebhookId } from '../../shared/api/route.ts';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
-import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history/history.ts';
+import {
+  type History,
+  type HistoryTransaction,
+  jsonIn,
+  type Row,
+  type RowReader,
+  textIn,
+} from '../history/history.ts';
 import { rowsSince } from '../history/ordered-table.ts';
 import { allOf, countRows } from '../paging.ts';
 import type { Outcome } from './sender.ts';
@@ -69,7 +76,7 @@ const maxAttempts = 20;
 const withAttempt = `attempts = json_insert(iif(json_array_length(attempts) < ${maxAttempts}, attempts,
   json_remove(attempts, '$[0]')), '$[#]', json(?))`;
 
-/** Reads and writes the tables of deliveries. Call methods that write only inside a transaction. */
+/** Reads and writes the tables of deliveries. */
 export class DeliveryStore {
   readonly #history: History;
   readonly #startedAt = now() - monotonic();
@@ -79,15 +86,21 @@ export class DeliveryStore {
    */
   readonly #failed: Map<string, number>;
 
-  /** Deletes deliveries together with their events, after `keepMs`. */
-  constructor(history: History, keepMs: number) {
+  private constructor(history: History, failed: Map<string, number>) {
     this.#history = history;
-    history.migrate('webhooks', tables);
+    this.#failed = failed;
+  }
+
+  /** Deletes deliveries together with their events, after `keepMs`. */
+  static async open(history: History, keepMs: number): Promise<DeliveryStore> {
+    await history.migrate('webhooks', tables);
     history.retain({ table: 'webhook_deliveries', column: 'created_at', keepMs });
-    const marks = history
-      .sql('SELECT webhook_id, tripped FROM webhook_marks WHERE tripped IS NOT NULL')
-      .all();
-    this.#failed = new Map(marks.map((row) => [textIn(row, 'webhook_id'), Number(row.tripped)]));
+    const marks = 'SELECT webhook_id, tripped FROM webhook_marks WHERE tripped IS NOT NULL';
+    const rows = await history.all(marks);
+    return new DeliveryStore(
+      history,
+      new Map(rows.map((row) => [textIn(row, 'webhook_id'), Number(row.tripped)])),
+    );
   }
 
   /**
@@ -100,54 +113,62 @@ export class DeliveryStore {
 
   /**
    * Records a new delivery, or makes a failed or waiting one due now.
-   * A delivered one is sent again only with `anyStatus`.
+   * A delivered one is sent again only with `anyStatus`. False if nothing changed.
    */
-  request(webhookId: WebhookId, event: EventReference, anyStatus = false): boolean {
+  async request(
+    webhookId: WebhookId,
+    event: EventReference,
+    transaction: HistoryTransaction,
+    anyStatus = false,
+  ): Promise<boolean> {
     // The new due time differs from the old one, so that saveAttempt() notices the new request.
-    const changes = this.#run(
+    const changed = await transaction.get(
       `INSERT INTO webhook_deliveries
          (id, webhook_id, event_id, type, machine_id, created_at, status, tries, due_at, attempts)
        VALUES (?1, ?2, ?3, ?4, ?5, ?6, 'pending', 0, ?7, '[]')
        ON CONFLICT (id) DO UPDATE SET status = 'pending', reason = NULL, tries = 0, due_at = ?7 + (due_at IS ?7)
-       WHERE ?8 OR status = 'failed' OR due_at > ?7`,
+       WHERE ?8 OR status = 'failed' OR due_at > ?7 RETURNING id`,
       ...[idOf(webhookId, event), webhookId, event.id, event.type, event.machineId, event.at],
       ...[this.now(), Number(anyStatus)],
     );
-    return changes > 0;
+    return changed !== undefined;
   }
 
-  saveAttempt({ delivery, outcome, next }: Attempted): void {
+  async saveAttempt({ delivery, outcome, next }: Attempted, transaction: HistoryTransaction): Promise<void> {
     const { delivered, answer } = outcome;
     const attempt = attemptOf(outcome);
     const text = JSON.stringify(answer === null ? attempt : { ...attempt, answer });
     const status = delivered ? 'delivered' : next === null ? 'failed' : 'pending';
-    const changes = this.#run(
+    const changed = await transaction.get(
       `UPDATE webhook_deliveries SET status = ?, reason = ?, tries = ?, due_at = ?, ${withAttempt}
-       WHERE id = ? AND ifnull(due_at, ?7) = ?7`,
+       WHERE id = ? AND ifnull(due_at, ?7) = ?7 RETURNING id`,
       ...[status, status === 'failed' ? 'attempts_failed' : null, delivery.tries + 1, next, text],
       ...[delivery.id, delivery.dueAt],
     );
-    if (changes > 0) return;
+    if (changed) return;
     // The delivery was requested again during the attempt, so it stays due.
-    this.#run(`UPDATE webhook_deliveries SET ${withAttempt} WHERE id = ?`, text, delivery.id);
+    transaction.run(`UPDATE webhook_deliveries SET ${withAttempt} WHERE id = ?`, text, delivery.id);
   }
 
   /** Stores an attempt as the last one of its webhook. */
-  saveLast({ webhookId: webhook_id, delivery: { id, eventId, type }, outcome }: Attempted): void {
+  saveLast(
+    { webhookId: webhook_id, delivery: { id, eventId, type }, outcome }: Attempted,
+    transaction: HistoryTransaction,
+  ): void {
     const { delivered } = outcome;
     const last: Last = { delivery_id: id, event_id: eventId, type, delivered, ...attemptOf(outcome) };
-    this.#history.put('webhook_marks', 'webhook_id', { webhook_id, last: JSON.stringify(last) });
+    transaction.put('webhook_marks', 'webhook_id', { webhook_id, last: JSON.stringify(last) });
   }
 
-  last(webhookId: string): Last | null {
-    const row = this.#history.sql('SELECT last FROM webhook_marks WHERE webhook_id = ?').get(webhookId);
+  async last(webhookId: string): Promise<Last | null> {
+    const row = await this.#history.get('SELECT last FROM webhook_marks WHERE webhook_id = ?', webhookId);
     // saveLast() stores only this shape.
     return row?.last ? (jsonIn(row, 'last') as Last) : null;
   }
 
   /** Records that all attempts of a delivery failed since the webhook was last enabled. */
   saveFailed(webhook_id: WebhookId, armed: number, transaction: HistoryTransaction): void {
-    this.#history.put('webhook_marks', 'webhook_id', { webhook_id, tripped: armed });
+    transaction.put('webhook_marks', 'webhook_id', { webhook_id, tripped: armed });
     transaction.committed(() => this.#failed.set(webhook_id, armed));
   }
 
@@ -156,14 +177,18 @@ export class DeliveryStore {
   }
 
   /** Marks a waiting delivery as failed. */
-  fail(id: string, reason: string): void {
+  fail(id: string, reason: string, transaction: HistoryTransaction): void {
     const change = "status = 'failed', reason = ?, due_at = NULL";
-    this.#run(`UPDATE webhook_deliveries SET ${change} WHERE id = ? AND due_at IS NOT NULL`, reason, id);
+    transaction.run(
+      `UPDATE webhook_deliveries SET ${change} WHERE id = ? AND due_at IS NOT NULL`,
+      reason,
+      id,
+    );
   }
 
   /** Makes waiting deliveries due at `at` or earlier. */
-  limitDue(webhookId: WebhookId, at: number): void {
-    this.#run(
+  limitDue(webhookId: WebhookId, at: number, transaction: HistoryTransaction): void {
+    transaction.run(
       'UPDATE webhook_deliveries SET due_at = ?1 WHERE webhook_id = ?2 AND due_at > ?1',
       at,
       webhookId,
@@ -171,20 +196,27 @@ export class DeliveryStore {
   }
 
   /** Waiting deliveries in the order of their due times, beginning after a given one. */
-  waiting(webhookId: WebhookId, limit: number, after?: Delivery): Delivery[] {
-    return this.#history
-      .sql(
-        `SELECT d.rowid, d.id, event_id, d.type, d.machine_id, d.created_at, tries, due_at, data
-         FROM webhook_deliveries d LEFT JOIN events ON events.id = event_id
-         WHERE webhook_id = ? AND due_at IS NOT NULL AND (due_at, d.rowid) > (?, ?)
-         ORDER BY due_at, d.rowid LIMIT ?`,
-      )
-      .all(webhookId, after?.dueAt ?? 0, after?.rowid ?? 0, limit)
-      .map(deliveryOf);
+  async waiting(
+    webhookId: WebhookId,
+    limit: number,
+    after?: Delivery,
+    reader: RowReader = this.#history,
+  ): Promise<Delivery[]> {
+    const rows = await reader.all(
+      `SELECT d.rowid, d.id, event_id, d.type, d.machine_id, d.created_at, tries, due_at, data
+       FROM webhook_deliveries d LEFT JOIN events ON events.id = event_id
+       WHERE webhook_id = ? AND due_at IS NOT NULL AND (due_at, d.rowid) > (?, ?)
+       ORDER BY due_at, d.rowid LIMIT ?`,
+      ...[webhookId, after?.dueAt ?? 0, after?.rowid ?? 0, limit],
+    );
+    return rows.map(deliveryOf);
   }
 
-  find(id: string): { row: Row; event: EventReference } | undefined {
-    const row = this.#history.sql('SELECT * FROM webhook_deliveries WHERE id = ?').get(id);
+  async find(
+    id: string,
+    reader: RowReader = this.#history,
+  ): Promise<{ row: Row; event: EventReference } | undefined> {
+    const row = await reader.get('SELECT * FROM webhook_deliveries WHERE id = ?', id);
     return row && { row, event: { ...referenceOf(row), id: textIn(row, 'event_id') } };
   }
 
@@ -192,15 +224,17 @@ export class DeliveryStore {
    * Events since a time, in the order of the event log,
    * and the sequence number after which the next page begins.
    */
-  eventsSince(
+  async eventsSince(
     since: Date,
     limit: number,
-    after?: number,
-  ): { events: EventReference[]; next: number | undefined } {
+    after: number | undefined,
+    transaction: HistoryTransaction,
+  ): Promise<{ events: EventReference[]; next: number | undefined }> {
     const [where, values] = allOf([rowsSince(since, after)]);
-    const rows = this.#history
-      .sql(`SELECT seq, id, type, machine_id, created_at FROM events WHERE ${where} ORDER BY seq LIMIT ?`)
-      .all(...values, limit);
+    const rows = await transaction.all(
+      `SELECT seq, id, type, machine_id, created_at FROM events WHERE ${where} ORDER BY seq LIMIT ?`,
+      ...[...values, limit],
+    );
     const last = rows.length === limit ? rows.at(-1) : undefined;
     return { events: rows.map(referenceOf), next: last && Number(last.seq) };
   }
@@ -221,11 +255,6 @@ export class DeliveryStore {
       created_at: iso(Number(row.created_at)),
       next_attempt_at: row.due_at === null ? null : iso(Number(row.due_at) + drift),
     };
-  }
-
-  /** Runs a statement and returns how many rows changed. */
-  #run(sql: string, ...values: (string | number | null)[]): number {
-    return Number(this.#history.sql(sql).run(...values).changes);
   }
 }
 

@@ -44,7 +44,7 @@ export class WebhookHandlers implements Routes {
     this.#parts = parts;
   }
 
-  readonly list: Routes['list'] = (input, caller) => {
+  readonly list: Routes['list'] = async (input, caller) => {
     const webhooks = [...this.#parts.state.webhooks.values()];
     const visible = webhooks.filter((webhook) => this.#covers(caller, webhook));
     const { items, total } = pageOf(
@@ -52,7 +52,7 @@ export class WebhookHandlers implements Routes {
       visible.map((webhook) => this.#withStatus(webhook)),
       input,
     );
-    return { items: items.map((webhook) => this.#serialize(webhook, caller)), total };
+    return { items: await Promise.all(items.map((webhook) => this.#serialize(webhook, caller))), total };
   };
 
   readonly get: Routes['get'] = (input, caller) => {
@@ -136,8 +136,8 @@ export class WebhookHandlers implements Routes {
   readonly redeliver: Routes['redeliver'] = async ({ webhook_id, delivery_id }, caller) => {
     const { history, queue, store, subscriptions } = this.#parts;
     const webhook = this.#findEnabled(webhook_id, caller);
-    const row = await history.write(() => {
-      const { row, event } = store.find(delivery_id) ?? {};
+    const row = await history.write(async (transaction) => {
+      const { row, event } = (await store.find(delivery_id, transaction)) ?? {};
       if (!event || row?.webhook_id !== webhook_id || !readerOf(caller)(event)) {
         throw new AppError('delivery_not_found', 'this webhook has no such delivery', {
           delivery_id,
@@ -151,8 +151,8 @@ export class WebhookHandlers implements Routes {
         const message = 'this webhook no longer subscribes to this event: change its events or machine_ids';
         throw new AppError('conflict', message, { delivery_id });
       }
-      store.request(webhook_id, event, true);
-      return store.find(delivery_id)?.row ?? row;
+      await store.request(webhook_id, event, transaction, true);
+      return (await store.find(delivery_id, transaction))?.row ?? row;
     });
     queue.reread(webhook_id);
     return store.serialize(row, caller.may('webhooks:write'));
@@ -165,15 +165,16 @@ export class WebhookHandlers implements Routes {
     const since = new Date(Math.max(wanted.getTime(), Date.parse(webhook.created_at)));
     let redelivered = 0;
     for (let after: number | undefined, more = true; more; more = after !== undefined) {
-      after = await history.write(() => {
+      const from = after;
+      const step = await history.write(async (transaction) => {
         const mayRead = readerOf(caller);
-        const { events, next } = store.eventsSince(since, eventStep, after);
-        for (const event of events) {
-          if (!mayRead(event) || subscriptions.obstacle(webhook, event)) continue;
-          if (store.request(webhook_id, event)) redelivered += 1;
-        }
-        return next;
+        const { events, next } = await store.eventsSince(since, eventStep, from, transaction);
+        const sendable = events.filter((event) => mayRead(event) && !subscriptions.obstacle(webhook, event));
+        const requested = sendable.map((event) => store.request(webhook_id, event, transaction));
+        return { next, count: (await Promise.all(requested)).filter(Boolean).length };
       });
+      redelivered += step.count;
+      after = step.next;
       queue.reread(webhook_id);
     }
     return { redelivered };
@@ -245,11 +246,12 @@ export class WebhookHandlers implements Routes {
     return { ...rest, enabled, disabled_reason };
   }
 
-  #serialize(webhook: Omit<Serialized, 'last_delivery'>, caller: Caller): Serialized {
+  async #serialize(webhook: Omit<Serialized, 'last_delivery'>, caller: Caller): Promise<Serialized> {
     const { store } = this.#parts;
-    const last = store.last(webhook.id);
+    const last = await store.last(webhook.id);
     // The last delivery may be of an event type to which the webhook is no longer subscribed.
-    const machineId = (last && store.find(last.delivery_id)?.event.machineId) ?? null;
+    const delivery = last ? await store.find(last.delivery_id) : undefined;
+    const machineId = delivery?.event.machineId ?? null;
     const readable = last && readerOf(caller)({ type: last.type, machineId });
     return { ...webhook, last_delivery: readable ? last : null };
   }

@@ -36,7 +36,7 @@ export async function createWebhooks(
 ) {
   const { state, history, events, rightsOf } = given;
   const vault = await SecretVault.open(settings.directory);
-  const store = new DeliveryStore(history, settings.keepMs);
+  const store = await DeliveryStore.open(history, settings.keepMs);
   const subscriptions = new Subscriptions(state, store, vault, rightsOf);
   const guard = new AddressGuard(settings.allow.map(assertNetwork), settings.resolve ?? resolveName);
   const sender = new Sender(guard);
@@ -45,17 +45,18 @@ export async function createWebhooks(
 
   events.within(({ id, type, timestamp }, machineId, transaction) => {
     const event = { id, type, machineId, at: Date.parse(timestamp) };
-    for (const webhook of subscriptions.for(event)) {
-      store.request(webhook.id, event);
+    const requested = subscriptions.for(event).map((webhook) => {
       transaction.committed(() => queue.wake(webhook.id));
-    }
+      return store.request(webhook.id, event, transaction);
+    });
+    return Promise.all(requested);
   });
 
   return {
     handlers: new WebhookHandlers({ ...parts, queue }),
-    hasDelivery: (id: string): boolean => store.find(id) !== undefined,
+    hasDelivery: async (id: string): Promise<boolean> => (await store.find(id)) !== undefined,
     /** Starts delivering. Webhooks never call `ownPorts`, the ports of this broker. */
-    start(ownPorts: readonly number[]): void {
+    async start(ownPorts: readonly number[]): Promise<void> {
       guard.protect(ownPorts);
       for (const webhook of state.webhooks.values()) {
         if (subscriptions.disabledReason(webhook) !== 'secret_unreadable') continue;
@@ -64,7 +65,7 @@ export async function createWebhooks(
           'a webhook is disabled, because webhooks.key does not decrypt its secret: set the secret again',
         );
       }
-      queue.start();
+      await queue.start();
     },
     async close(): Promise<void> {
       await queue.close();

@@ -9,7 +9,7 @@ export interface Notify {
    * Reports that the program is ready, with `text` as its status. systemd ends the program when `alive` no
    * longer returns true. Later calls only change the text.
    */
-  up(text: string, alive: () => boolean): void;
+  up(text: string, alive: () => boolean | Promise<boolean>): void;
   /** Reports that the program stops, with `text` as the reason. Resolves when the report is sent. */
   ending(text: string): Promise<void>;
 }
@@ -42,9 +42,10 @@ export function openNotify(env: Environment, pid: number, log: Logger): Notify {
       // The status includes the running version, because the program file may be a newer one by now.
       void notify('READY=1', `STATUS=${line(text)} (${version})`);
       if (!watched || !(watchdogMs > 0)) return;
-      beats ??= every(watchdogMs / 2, () => {
-        if (alive()) void notify('WATCHDOG=1');
-      });
+      const beat = async (): Promise<void> => {
+        if (await alive()) await notify('WATCHDOG=1');
+      };
+      beats ??= every(watchdogMs / 2, () => void beat());
     },
     ending(text) {
       over = true;

@@ -213,9 +213,9 @@ describe('a program that systemd has started', () => {
 
 test('a broker shows that it is alive until it stops', async () => {
   const { broker } = await startFarhand();
-  expect(broker.alive()).toBe(true);
+  expect(await broker.alive()).toBe(true);
   await broker.close();
-  expect(broker.alive()).toBe(false);
+  expect(await broker.alive()).toBe(false);
 });
 
 describe('an agent', () => {

@@ -17,7 +17,8 @@ import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { Events } from '../../broker/events.ts';
-import { type OutboxEntry, openHistory } from '../../broker/history/history.ts';
+import type { OutboxEntry } from '../../broker/history/history.ts';
+import { openHistory } from '../../broker/history/open-history.ts';
 import { type Machine, openState, type State, type StateTransaction } from '../../broker/state/state.ts';
 import type { JoinTokenId, MachineId } from '../../shared/api/route.ts';
 import { setClock } from '../../shared/clock.ts';
@@ -500,11 +501,11 @@ describe('the outbox', () => {
     const joins = async (id: string): Promise<unknown[]> => {
       const state = await openState(folder);
       const history = openHistory(join(folder, 'history.db'), state.installId, quiet);
-      new Events(history, 72 * 3_600_000);
+      await Events.open(history, 72 * 3_600_000);
       await state.drainTo((entries) => history.applyOutbox(entries));
       await state.change((draft) => draft.append(eventEntry(id)));
       await state.close();
-      const ids = history.sql('SELECT id FROM events ORDER BY rowid').all();
+      const ids = await history.all('SELECT id FROM events ORDER BY rowid');
       await history.close();
       return ids.map((row) => row.id);
     };

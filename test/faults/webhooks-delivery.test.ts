@@ -4,6 +4,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:https';
 import { type AddressInfo, createServer as createTcpServer, type Socket } from 'node:net';
 import { join } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
 import { gzipSync } from 'node:zlib';
 import { verify } from '@octokit/webhooks-methods';
 import { Webhook } from 'standardwebhooks';
@@ -357,11 +358,9 @@ describe('a webhook delivers', () => {
     });
     await receiver.heard(1);
     await system.client.machines.update({ machine_id: machineId, tags: [] });
-    const refused = () =>
-      system.history
-        .sql("SELECT count(*) AS n FROM webhook_deliveries WHERE reason = 'not_permitted' AND webhook_id = ?")
-        .get(id)?.n;
-    await vi.waitFor(() => expect(refused()).toBe(600));
+    const ofWebhook = "FROM webhook_deliveries WHERE reason = 'not_permitted' AND webhook_id = ?";
+    const refused = () => system.history.get(`SELECT count(*) AS n ${ofWebhook}`, id);
+    await vi.waitFor(async () => expect((await refused())?.n).toBe(600));
     await system.client.machines.update({ machine_id: machineId, tags: ['web'] });
     await system.happen('file.deleted', {}, { id: machineId, name: 'tagged' });
     await receiver.heard(2);
@@ -411,7 +410,7 @@ describe('a webhook delivers', () => {
     await system.happen('machine.online');
     await receiver.heard(1);
     expect(receiver.types()).toEqual(['machine.online']);
-    expect(system.history.sql('SELECT type FROM webhook_deliveries').all()).toHaveLength(1);
+    expect(await system.history.all('SELECT type FROM webhook_deliveries')).toHaveLength(1);
   });
 
   test('nothing once its key has expired', async () => {
@@ -560,12 +559,16 @@ test('an event and its deliveries are one commit: neither is there without the o
   });
   await expect(failing).rejects.toThrow('no');
   expect(await deliveriesOf(system, id)).toEqual([]);
-  const count = () => system.history.sql('SELECT count(*) AS n FROM webhook_deliveries').get()?.n;
-  const within = system.history.write((transaction) => {
+  const file = new DatabaseSync(join(system.dataDir, 'history.db'), { readOnly: true });
+  onTestFinished(() => file.close());
+  const count = file.prepare('SELECT count(*) AS n FROM webhook_deliveries');
+  const counts: unknown[] = [];
+  await system.history.write((transaction) => {
     system.events.emit(transaction, 'machine.online', undefined, {});
-    return count();
+    counts.push(count.get()?.n);
+    transaction.committed(() => counts.push(count.get()?.n));
   });
-  expect(await within).toBe(1);
+  expect(counts).toEqual([0, 1]);
 });
 
 test('an event that only the outbox has, because the broker was killed, is delivered after the next start', async () => {
@@ -593,7 +596,7 @@ test('a delivery whose event is no longer stored fails, and the others go on', a
   const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
   await system.happen('machine.online');
   await receiver.heard(1);
-  system.history.sql('DELETE FROM events').run();
+  await system.history.write((transaction) => transaction.run('DELETE FROM events'));
   const [gone] = await settled(system, id, 'failed', 1);
   expect(gone?.reason).toBe('event_gone');
   await system.happen('machine.offline');
@@ -609,9 +612,8 @@ test('answers are stored, but listed only for keys that may change webhooks', as
   const [own] = await settled(system, id, 'delivered', 1);
   // This receiver is an internal one.
   expect(own?.attempts[0]).not.toHaveProperty('answer');
-  system.history
-    .sql("UPDATE webhook_deliveries SET attempts = json_set(attempts, '$[0].answer', 'hello')")
-    .run();
+  const answer = "UPDATE webhook_deliveries SET attempts = json_set(attempts, '$[0].answer', 'hello')";
+  await system.history.write((transaction) => transaction.run(answer));
   const reader = await system.keyed(['webhooks:read', 'machines:read']);
   const seen = async (key: string) =>
     (await system.call('GET', `/webhooks/${id}/deliveries`, { key })).body.data[0].attempts[0].answer;
@@ -835,13 +837,15 @@ test('500 deliveries overdue at a start are sent at most 16 at once, and all arr
   [ok, most] = [true, 0];
   const before = receiver.got.length;
   const { history } = await startWebhookSystem({ dataDir: system.dataDir, flags: ['--webhook-retry', '1h'] });
-  const left = history.sql('SELECT count(*) AS n FROM webhook_deliveries WHERE due_at <= ?');
-  await vi.waitFor(() => expect(left.get(Date.now())?.n).toBe(0), { timeout: 15_000, interval: 50 });
+  const left = async () =>
+    (await history.get('SELECT count(*) AS n FROM webhook_deliveries WHERE due_at <= ?', Date.now()))?.n;
+  await vi.waitFor(async () => expect(await left()).toBe(0), { timeout: 15_000, interval: 50 });
   expect(receiver.got.length).toBeGreaterThan(before);
   expect(most).toBeLessThanOrEqual(16);
-  const states = history
-    .sql('SELECT status, count(*) AS n FROM webhook_deliveries WHERE webhook_id = ? GROUP BY status')
-    .all(id);
+  const states = await history.all(
+    'SELECT status, count(*) AS n FROM webhook_deliveries WHERE webhook_id = ? GROUP BY status',
+    id,
+  );
   expect(states.map((row) => row.status)).toContain('delivered');
 });
 
@@ -851,9 +855,10 @@ test('webhooks that have overdue deliveries at a start begin one after another',
   for (let n = 0; n < 80; n += 1) await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
   await system.happen('machine.online');
   await receiver.heard(80);
-  await vi.waitFor(() => {
-    const waiting = system.history.sql('UPDATE webhook_deliveries SET due_at = 1 WHERE tries = 1').run();
-    expect(waiting.changes).toBe(80);
+  await vi.waitFor(async () => {
+    const due = 'UPDATE webhook_deliveries SET due_at = 1 WHERE tries = 1 RETURNING id';
+    const waiting = await system.history.write((transaction) => transaction.all(due));
+    expect(waiting).toHaveLength(80);
   });
   await system.broker.close();
   await startWebhookSystem({ dataDir: system.dataDir, flags: ['--webhook-retry', '1h'] });

@@ -1,0 +1,97 @@
+// Opens history.db: refuses a file that is not of this installation or lacks data, and applies migrations.
+import { closeSync, openSync, statSync } from 'node:fs';
+import { DatabaseSync } from 'node:sqlite';
+import { StartError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { History, migrate } from './history.ts';
+
+const schemaVersion = 1;
+/**
+ * `running` is 1 from a start to a clean stop, when SQLite removes the -wal file. If `running` is 1 and the
+ * -wal is missing, the last changes are lost.
+ */
+const installationSteps = ['ALTER TABLE installation ADD COLUMN running INTEGER'];
+
+/** Losses of data that the operator accepts at a start. */
+interface Accepted {
+  /** Accepts a history.db that is missing or empty. */
+  isNew?: boolean;
+  /** Accepts a history.db that lacks its last changes. */
+  isOld?: boolean;
+}
+
+/**
+ * Opens the database, or creates it. Throws StartError for a file of another installation or of a newer
+ * version, and for a loss that is not accepted.
+ */
+export function openHistory(
+  file: string,
+  installId: string,
+  log: Logger,
+  { isNew = true, isOld = false }: Accepted = {},
+): History {
+  if (!isNew && sizeOf(file) === 0) throw lost(file);
+  // Checked before SQLite creates a -wal of its own.
+  const hasWal = sizeOf(`${file}-wal`) > 0;
+  closeSync(openSync(file, 'a', 0o600));
+  const database = new DatabaseSync(file);
+  setUp(database, file, installId, { isNew, isOld: isOld || hasWal });
+  return new History(database, file, log);
+}
+
+function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
+  // Deleted rows may contain secrets, such as the environment of a command, so SQLite overwrites them.
+  // With recursive_triggers, INSERT OR REPLACE counts the row that it replaces as deleted.
+  // In temp_store SQLite saves the pages that each change of a group overwrites, some 25 for a command.
+  database.exec(
+    'PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST; PRAGMA recursive_triggers = ON; PRAGMA temp_store = MEMORY',
+  );
+  // Checked before anything is written:
+  // a write creates a -wal, and the next start would not notice that one was lost.
+  const isFound = refuseOther(database, file, installId, accepted);
+  database.exec(`PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL;
+    CREATE TABLE IF NOT EXISTS installation (id TEXT NOT NULL, outbox TEXT);
+    CREATE TABLE IF NOT EXISTS migrations (noun TEXT PRIMARY KEY, steps INTEGER NOT NULL) WITHOUT ROWID`);
+  migrate(database, 'history', installationSteps);
+  if (!isFound) database.prepare('INSERT INTO installation (id) VALUES (?)').run(installId);
+  // From here on the file records that a -wal must exist.
+  database.exec(`PRAGMA user_version = ${schemaVersion};
+    UPDATE installation SET running = 1; PRAGMA wal_checkpoint`);
+}
+
+/**
+ * True if the file already belongs to this installation.
+ * Throws StartError for a loss that is not accepted. Writes nothing.
+ */
+function refuseOther(database: DatabaseSync, file: string, installId: string, accepted: Accepted): boolean {
+  const { user_version: version } = database.prepare('PRAGMA user_version').get() as { user_version: number };
+  if (version > schemaVersion) {
+    throw new StartError(`${file} was written by a newer farhand-broker: install that version again`);
+  }
+  const table = database.prepare("SELECT 1 FROM sqlite_master WHERE name = 'installation'").get();
+  const row = table && database.prepare('SELECT * FROM installation').get();
+  if (row && row.id !== installId) {
+    throw new StartError(
+      `${file} and state.json belong to two installations: restore both from the same backup`,
+    );
+  }
+  if (!row && !accepted.isNew) throw lost(file);
+  if (row?.running === 1 && !accepted.isOld) {
+    throw new StartError(
+      `${file} lacks its last changes because ${file}-wal is missing or empty: put that file back, or restore both from a backup, or start once with --old-history to go on without those changes`,
+    );
+  }
+  return row !== undefined;
+}
+
+function lost(file: string): StartError {
+  const state = statSync(file, { throwIfNoEntry: false }) ? 'empty' : 'missing';
+  return new StartError(
+    `${file} is ${state}, though a broker has run here: put it back from a backup, or start once with --new-history to go on without past commands and events`,
+  );
+}
+
+/** The size of a file in bytes; 0 when it does not exist. */
+function sizeOf(file: string): number {
+  return statSync(file, { throwIfNoEntry: false })?.size ?? 0;
+}
