@@ -46,8 +46,8 @@ export class Batches {
         return scheduler.create(member, request_id, progress);
       });
       await scheduler.store(members, (transaction) => {
-        store.insertBatch(batch, specOf(params));
-        for (const { record } of members) store.insert(record);
+        store.insertBatch(batch, specOf(params), transaction);
+        for (const { record } of members) store.insert(record, undefined, transaction);
         caller.commit(transaction, { batch_id: id }, machines);
       });
       await untilEnded(members, params.wait, caller.signal);
@@ -66,11 +66,11 @@ export class Batches {
         ],
         input,
       );
-      const items = page.items.map((row) => {
+      const items = page.items.map(async (row) => {
         const batch = batchFromRow(row);
-        return serializeBatch(batch, store.tally(batch.id, reachable));
+        return serializeBatch(batch, await store.tally(batch.id, reachable));
       });
-      return { items, total: page.total };
+      return { items: await Promise.all(items), total: page.total };
     },
     get: ({ batch_id }, caller) => this.#detail(batch_id, caller),
     stream: ({ batch_id: id, tail }, caller) => {
@@ -83,14 +83,14 @@ export class Batches {
     },
     cancel: async ({ batch_id: id }, caller) => {
       const { store, scheduler } = this.#context;
-      store.batch(id);
-      if (!this.machinesOf(id).every((machine) => caller.reaches(machine))) {
+      await store.batch(id);
+      if (!(await this.machinesOf(id)).every((machine) => caller.reaches(machine))) {
         const message = `batch ${id} has machines that this key is not allowed to use, so this key cannot cancel it`;
         throw new AppError('forbidden', message, { batch_id: id });
       }
       const open = scheduler.all().filter(({ record }) => record.batch_id === id);
       if (open.length > 0) {
-        await store.history.write(() => store.cancelBatch(id));
+        await store.cancelBatch(id);
         await scheduler.cancelAll(open, caller);
         await untilEnded(open, cancelWaitMs);
       }
@@ -104,7 +104,7 @@ export class Batches {
   }
 
   /** The machines of a batch; empty when the batch does not exist. */
-  machinesOf(id: string): MachineId[] {
+  machinesOf(id: string): Promise<MachineId[]> {
     return this.#context.store.machinesOfBatch(id);
   }
 
@@ -122,12 +122,13 @@ export class Batches {
   /** A batch with the results on machines that the caller is allowed to use, in the order of the batch. */
   async #detail(id: BatchId, caller: Caller): Promise<Reply<Api['batches']['get']>> {
     const { store, scheduler } = this.#context;
-    const batch = store.batch(id);
-    const most = Math.min(listedBytes, Math.floor(mostOutput / this.machinesOf(id).length / 2));
+    const batch = await store.batch(id);
+    const count = (await this.machinesOf(id)).length;
+    const most = Math.min(listedBytes, Math.floor(mostOutput / count / 2));
     const results: Reply<Api['batches']['get']>['results'] = [];
     const tally: Tally[] = [];
     for (let from: number | undefined = 0; from !== undefined; ) {
-      const rows = store.ofBatch(id, from, sliceSize);
+      const rows = await store.ofBatch(id, from, sliceSize);
       for (const { command } of rows.filter((row) => caller.reaches(row.command.machine_id))) {
         const member = (await scheduler.get(command.id)?.current(most)) ?? command;
         results.push(serializeFor(caller, serializeListed(member, most)));

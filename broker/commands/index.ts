@@ -51,7 +51,7 @@ export async function createCommands(
   const stop = new AbortController();
   const outputs = new OutputDirectory(settings.directory, log);
   const store = await CommandStore.open(services, outputs, settings);
-  await outputs.removeAllBut(store.withFiles());
+  await outputs.removeAllBut(await store.withFiles());
   const acknowledgements = new Acknowledgements(services.presence, log);
   const context = { ...services, store, outputs, acknowledgements, stopping: stop.signal, log };
   const scheduler = new Scheduler(context);
@@ -91,14 +91,15 @@ export class Commands {
       return { cancelled: waiting.map(({ record }) => record.id) };
     },
     input: async (input, caller) => {
-      const open = this.#running(input.command_id);
+      const open = this.#running(input.command_id) ?? (await this.#refuse(input.command_id));
       // Input requests for one command run one after another: pieces of two callers must not mix.
       const turn = open.input.then(() => this.#give(open, input, caller));
       open.input = turn.catch(() => {});
       return { taken: await turn };
     },
     signal: async ({ command_id, signal }, caller) => {
-      const { machine_id } = this.#running(command_id).record;
+      const { record } = this.#running(command_id) ?? (await this.#refuse(command_id));
+      const { machine_id } = record;
       const { stub } = this.#parts.presence.get(machine_id);
       await stub.signalProcess({ id: command_id, signal }, { request_id: caller.request_id, caller });
       return serializeFor(caller, await this.#record(command_id));
@@ -140,14 +141,15 @@ export class Commands {
 
   /** Records of the commands with these ids, each with the end of its output; unknown ids are left out. */
   async listed(ids: readonly string[]): Promise<Map<string, CommandRecord>> {
-    const found = await Promise.all(this.#parts.store.some(ids).map((command) => this.#listed(command)));
+    const stored = await this.#parts.store.some(ids);
+    const found = await Promise.all(stored.map((command) => this.#listed(command)));
     return new Map(found.map((command) => [command.id, command]));
   }
 
   /** The machine that a command belongs to. `open` knows the open commands, `stored` those in history. */
   readonly machineOf = {
     open: (id: string): MachineId | undefined => this.#parts.scheduler.get(id)?.record.machine_id,
-    stored: async (id: string): Promise<MachineId | undefined> => this.#parts.store.machineOf(id),
+    stored: (id: string): Promise<MachineId | undefined> => this.#parts.store.machineOf(id),
   };
 
   /** Reads both output streams from these byte offsets on; the last part reports the end of the command. */
@@ -206,7 +208,7 @@ export class Commands {
 
   async #record(id: string): Promise<CommandRecord> {
     const { scheduler, store } = this.#parts;
-    return serialize((await scheduler.get(id)?.current()) ?? store.get(id));
+    return serialize((await scheduler.get(id)?.current()) ?? (await store.get(id)));
   }
 
   /**
@@ -240,12 +242,16 @@ export class Commands {
     }
   }
 
-  /** A command that its machine has. Throws conflict when the command has not started or has ended. */
-  #running(id: string): OpenCommand {
-    const { scheduler, store } = this.#parts;
-    const open = scheduler.get(id);
-    if (!open) store.get(id);
-    if (open?.state === 'dispatched' || open?.state === 'running') return open;
+  /** A command that its machine has, found without a wait: input of two requests stays in their order. */
+  #running(id: string): OpenCommand | undefined {
+    const open = this.#parts.scheduler.get(id);
+    return open?.state === 'dispatched' || open?.state === 'running' ? open : undefined;
+  }
+
+  /** Throws command_not_found, or conflict for a command that has not started or has ended. */
+  async #refuse(id: string): Promise<never> {
+    const open = this.#parts.scheduler.get(id);
+    if (!open) await this.#parts.store.get(id);
     const started = open?.state !== 'queued';
     const message = started ? `command ${id} has ended: it takes no more input or signals` : unstarted(id);
     throw new AppError('conflict', message, { command_id: id, started });

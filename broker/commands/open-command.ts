@@ -153,16 +153,21 @@ export class OpenCommand {
     const { id } = this.record;
     try {
       if (!mayRun(this.record)) return await this.finish({ status: 'cancelled', reason: 'key_revoked' });
-      const spec = store.specOf(id);
-      if (!spec) return await this.finish({ status: 'expired', reason: 'no_spec' });
-      // Prevents resume() from following the command before the agent has it.
+      // Set before the first wait: the command is no longer queued, so that the scheduler sends it once. And
+      // resume() does not follow it before the agent has it.
       this.#followed = true;
       this.record = { ...this.record, journal_id: link.journalId };
       this.takeSlot();
-      await store.history.write(() => store.update(this.record));
+      const spec = await store.history.write((transaction) => {
+        store.update(this.record, transaction);
+        return store.specOf(id, transaction);
+      });
       // The command may have ended during the write, e.g. because its machine was removed.
       if (this.end) return;
-      if (this.record.cancel) await this.finish({ status: 'cancelled' });
+      if (!spec) {
+        this.#takeBack();
+        await this.finish({ status: 'expired', reason: 'no_spec' });
+      } else if (this.record.cancel) await this.finish({ status: 'cancelled' });
       else await this.follow(link, spec);
     } catch (error) {
       log.error({ err: error, command_id: id }, 'a queued command could not be sent; trying again in 1 s');
@@ -181,16 +186,18 @@ export class OpenCommand {
    * Queues a command again that its machine never ran. Returns false if the command may not wait, or if its spec
    * is not stored because it never waited.
    */
-  #requeue(): boolean {
+  async #requeue(): Promise<boolean> {
     const { store, scheduler, log } = this.#context;
+    const spec = await store.specOf(this.record.id);
+    // Decided after the wait, in which the command may have been cancelled or ended.
     const { id, queue_until, cancel, started_at } = this.record;
     this.#retryUntil ??= monotonic() + returnMs;
     const mayWait = queue_until === null ? monotonic() < this.#retryUntil : queue_until > now();
-    if (started_at !== null || !mayWait || cancel || !store.specOf(id)) return false;
+    if (this.end || started_at !== null || !mayWait || cancel || !spec) return false;
     this.#takeBack();
     this.awaitReturn();
     store.history
-      .write(() => store.update(this.record))
+      .write((transaction) => store.update(this.record, transaction))
       .catch((error: unknown) =>
         log.error({ err: error, command_id: id }, 'a command is queued again, but this is not on disk yet'),
       )
@@ -202,12 +209,12 @@ export class OpenCommand {
   async follow(link: Link, spec?: Spec): Promise<void> {
     this.#followed = true;
     const unrun = await this.#readReports(link, spec);
+    if (unrun && (await this.#requeue())) return;
     this.#followed = false;
     if (this.end) return;
-    if (!unrun) {
-      // The reports broke off without an end: a newer link may be up already, or the machine was only slow.
-      after(retryMs, () => this.resume());
-    } else if (!this.#requeue()) await this.finish(unrun);
+    if (unrun) await this.finish(unrun);
+    // The reports broke off without an end: a newer link may be up already, or the machine was only slow.
+    else after(retryMs, () => this.resume());
   }
 
   /** Follows a command that the linked agent has, unless a call does so already; sends a pending cancel. */
@@ -290,8 +297,8 @@ export class OpenCommand {
     // The scheduler ends a command that is not stored yet as soon as it is stored.
     if (!this.stored) return;
     const { presence, store, log } = this.#context;
-    const written = store.history.write(() => {
-      if (!this.end) store.update(this.record);
+    const written = store.history.write((transaction) => {
+      if (!this.end) store.update(this.record, transaction);
     });
     // The kill is sent even if the write fails: a full disk must not let the command run on.
     await written.catch((error: unknown) => {
@@ -344,7 +351,7 @@ export class OpenCommand {
     if (this.#announced || this.record.started_at === null) return;
     this.#announced = true;
     const { store } = this.#context;
-    if (!this.end) store.update({ ...this.record, ...this.output.extent() });
+    if (!this.end) store.update({ ...this.record, ...this.output.extent() }, transaction);
     store.announce(this.record, transaction);
   }
 

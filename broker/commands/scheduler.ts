@@ -53,8 +53,8 @@ export class Scheduler {
   /** Crash recovery: reopens the commands, and their batches, that an earlier broker left open. */
   async recover(): Promise<void> {
     const { store, outputs } = this.#context;
-    const batches = new Map(store.openBatches().map((batch) => [batch.id, batch]));
-    for (const command of store.open()) {
+    const batches = new Map((await store.openBatches()).map((batch) => [batch.id, batch]));
+    for (const command of await store.open()) {
       const batch = command.batch_id === null ? undefined : batches.get(command.batch_id);
       const record = { ...command, cancel: command.cancel || (batch?.cancel ?? false) };
       const open = new OpenCommand(this.#context, record, await outputs.reopen(command.id), { batch });
@@ -81,7 +81,7 @@ export class Scheduler {
     const open = this.create({ ...command, journal_id: link?.journalId ?? '' }, requestId);
     await this.store([open], (transaction) => {
       // A spec can contain secrets: it is stored only with a command that may wait.
-      store.insert(open.record, link && command.queue_until === null ? undefined : spec);
+      store.insert(open.record, link && command.queue_until === null ? undefined : spec, transaction);
       also(transaction);
     });
     if (link && !open.end) void open.follow(link, spec);

@@ -4,7 +4,14 @@ import type { BatchId, MachineId } from '../../shared/api/route.ts';
 import type { Journal } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
-import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history/history.ts';
+import {
+  type History,
+  type HistoryTransaction,
+  jsonIn,
+  type Row,
+  type RowReader,
+  textIn,
+} from '../history/history.ts';
 import { countRows } from '../paging.ts';
 import type { Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
@@ -55,6 +62,13 @@ const ofBatch = (column: string): string =>
 export const columns = stored.replace('command, args', `${ofBatch('command')}, ${ofBatch('args')}`);
 
 const assignments = changing.map((column) => `${column} = ?`).join(', ');
+/** The same with all output that the database has. */
+const withTails = columns.replace('stdout, stderr', `${ofTail('stdout')}, ${ofTail('stderr')}`);
+
+function ofTail(stream: 'stdout' | 'stderr'): string {
+  return `ifnull((SELECT ${stream} FROM command_tails t WHERE t.id = commands.id), ${stream}) AS ${stream}`;
+}
+
 /** Records that a command's output files are removed: only the tail in the database remains. */
 const dropFiles = `UPDATE commands SET kept_bytes = 0,
   stdout_start = stdout_bytes - ifnull((SELECT length(stdout) FROM command_tails t WHERE t.id = commands.id), length(stdout)),
@@ -69,6 +83,7 @@ const batchTable = `CREATE TABLE batches (
 /** The columns of a batch without its spec, which can contain secrets. */
 export const batchColumns =
   'id, command, args, cwd, user, concurrency, max_failures, created_at, requested_by, cancel';
+const ended = 'kept_bytes > 0 AND finished_at IS NOT NULL';
 const memberless = 'NOT EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id)';
 
 /** The parts of the broker that commands use. */
@@ -126,7 +141,6 @@ export class CommandStore {
     // Version 0.1.0 created these tables in three steps.
     await history.migrate('commands', tables, 3);
     await history.migrate('batches', [batchTable]);
-    const ended = 'kept_bytes > 0 AND finished_at IS NOT NULL';
     const stored = await history.get(`SELECT total(kept_bytes) AS n FROM commands WHERE ${ended}`);
     const store = new CommandStore(services, outputs, keepBytes, Number(stored?.n));
     const removed = (rows: Row[]): void => {
@@ -140,34 +154,35 @@ export class CommandStore {
   }
 
   /**
-   * Inserts a command; to be called inside a transaction. A stored `spec` lets an agent get the command
-   * later, and is removed when the command starts.
+   * Inserts a command. A stored `spec` lets an agent get the command later, and is removed when the command
+   * starts.
    */
-  insert(command: Command, spec?: Spec): void {
-    this.history.put('commands', 'id', { ...rowOf(command), spec: spec ? JSON.stringify(spec) : null });
+  insert(command: Command, spec: Spec | undefined, transaction: HistoryTransaction): void {
+    transaction.put('commands', 'id', { ...rowOf(command), spec: spec ? JSON.stringify(spec) : null });
   }
 
-  /** Writes the changing columns of a command; to be called inside a transaction. */
-  update(command: Command): void {
+  /** Writes the changing columns of a command. */
+  update(command: Command, transaction: HistoryTransaction): void {
     const { id, stdout, stderr, status } = command;
     const row = rowOf(command);
-    this.history
-      .sql(`UPDATE commands SET ${assignments}, spec = iif(?, spec, NULL) WHERE id = ?`)
-      .run(...changing.map((column) => row[column]), status === 'queued' ? 1 : 0, id);
+    transaction.run(
+      `UPDATE commands SET ${assignments}, spec = iif(?, spec, NULL) WHERE id = ?`,
+      ...[...changing.map((column) => row[column]), status === 'queued' ? 1 : 0, id],
+    );
     if (Math.max(stdout.length, stderr.length) > listedBytes)
-      this.history.put('command_tails', 'id', { id, stdout, stderr });
+      transaction.put('command_tails', 'id', { id, stdout, stderr });
   }
 
-  /** Emits command.started; to be called inside a transaction. */
+  /** Emits command.started. */
   announce(command: Command, journal: Journal): void {
     const then = { status: 'running', exit_code: null, finished_at: null } as const;
     this.#emit(journal, 'command.started', { ...command, ...then });
   }
 
-  /** Writes the end of a command and its event; to be called once per command, inside a transaction. */
+  /** Writes the end of a command and its event; to be called once per command. */
   end(command: Command, transaction: HistoryTransaction): Promise<void> {
     const { status } = command;
-    this.update(command);
+    this.update(command, transaction);
     const type = status === 'completed' || status === 'timeout' ? status : 'failed';
     this.#emit(transaction, `command.${type}`, command);
     return this.#services.ended(command, transaction);
@@ -190,62 +205,52 @@ export class CommandStore {
     });
   }
 
-  find(id: string): Command | undefined {
-    const row = this.history.sql(`SELECT ${columns} FROM commands WHERE id = ?`).get(id);
-    const tails = row && this.history.sql('SELECT stdout, stderr FROM command_tails WHERE id = ?').get(id);
-    return row && fromRow({ ...row, ...tails });
-  }
-
-  /** Like find(), but throws command_not_found. */
-  get(id: string): Command {
-    const command = this.find(id);
-    if (command) return command;
+  /** A command with its stored output. Throws command_not_found. */
+  async get(id: string): Promise<Command> {
+    const row = await this.history.get(`SELECT ${withTails} FROM commands WHERE id = ?`, id);
+    if (row) return fromRow(row);
     throw new AppError('command_not_found', `no command has the id ${id}`, { command_id: id });
   }
 
   /** The commands with these ids, with only the end of their output; unknown ids are left out. */
-  some(ids: readonly string[]): Command[] {
-    return this.history
-      .sql(`SELECT ${columns} FROM commands WHERE id IN (SELECT value FROM json_each(?))`)
-      .all(JSON.stringify(ids))
-      .map(fromRow);
+  async some(ids: readonly string[]): Promise<Command[]> {
+    const some = `SELECT ${columns} FROM commands WHERE id IN (SELECT value FROM json_each(?))`;
+    return (await this.history.all(some, JSON.stringify(ids))).map(fromRow);
   }
 
-  machineOf(id: string): MachineId | undefined {
-    const row = this.history.sql('SELECT machine_id FROM commands WHERE id = ?').get(id);
+  async machineOf(id: string): Promise<MachineId | undefined> {
+    const row = await this.history.get('SELECT machine_id FROM commands WHERE id = ?', id);
     return row && (textIn(row, 'machine_id') as MachineId);
   }
 
-  specOf(id: string): Spec | undefined {
-    const row = this.history
-      .sql(
-        `SELECT ifnull(commands.spec, batches.spec) AS spec
-         FROM commands LEFT JOIN batches ON batches.id = batch_id WHERE commands.id = ?`,
-      )
-      .get(id);
+  async specOf(id: string, reader: RowReader = this.history): Promise<Spec | undefined> {
+    const row = await reader.get(
+      `SELECT ifnull(commands.spec, batches.spec) AS spec
+       FROM commands LEFT JOIN batches ON batches.id = batch_id WHERE commands.id = ?`,
+      id,
+    );
     // The cast is safe: insert() and insertBatch() store only specs.
     return row?.spec ? (jsonIn(row, 'spec') as Spec) : undefined;
   }
 
   /** Commands that have not ended, oldest first. */
-  open(): Command[] {
-    const sql = `SELECT ${columns} FROM commands WHERE finished_at IS NULL ORDER BY created_at, rowid`;
+  async open(): Promise<Command[]> {
+    const open = 'FROM commands WHERE finished_at IS NULL';
+    const rows = await this.history.all(`SELECT ${stored} ${open} ORDER BY created_at, rowid`);
     // Members of a batch share one command line in memory, as they do in the database.
-    const shared = new Map<BatchId, Pick<Command, 'command' | 'args'>>();
-    return Array.from(this.history.sql(sql).iterate(), (row) => {
-      const member = fromRow(row);
-      if (member.batch_id === null) return member;
-      const { command, args } = shared.get(member.batch_id) ?? member;
-      shared.set(member.batch_id, { command, args });
-      return { ...member, command, args };
+    const lines = `SELECT id, command, args FROM batches WHERE id IN (SELECT batch_id ${open})`;
+    const shared = new Map((await this.history.all(lines)).map((row) => [textIn(row, 'id'), lineIn(row)]));
+    return rows.map((row) => {
+      const command = fromRow(row);
+      return { ...command, ...(command.batch_id !== null && shared.get(command.batch_id)) };
     });
   }
 
   /** Ids of commands that may have output files. */
-  withFiles(): Set<string> {
-    const rows = this.history
-      .sql('SELECT id FROM commands WHERE finished_at IS NULL OR kept_bytes > 0')
-      .all();
+  async withFiles(): Promise<Set<string>> {
+    const rows = await this.history.all(
+      'SELECT id FROM commands WHERE finished_at IS NULL OR kept_bytes > 0',
+    );
     return new Set(rows.map((row) => textIn(row, 'id')));
   }
 
@@ -264,84 +269,80 @@ export class CommandStore {
   }
 
   async #dropOldest(): Promise<void> {
-    const ended = 'kept_bytes > 0 AND finished_at IS NOT NULL';
+    const oldest = `SELECT id, kept_bytes FROM commands WHERE ${ended} ORDER BY finished_at LIMIT 1`;
     while (this.#storedBytes > this.#keepBytes) {
-      const sql = `SELECT id, kept_bytes FROM commands WHERE ${ended} ORDER BY finished_at LIMIT 1`;
-      const row = this.history.sql(sql).get();
-      if (!row) return;
-      const id = textIn(row, 'id');
-      await this.history.write(() => {
-        this.history.sql(dropFiles).run(id);
-        this.#storedBytes -= Number(row.kept_bytes);
+      // Read inside the transaction: the row may be deleted for its age at the same time.
+      const dropped = await this.history.write(async (transaction) => {
+        const row = await transaction.get(oldest);
+        if (row) transaction.run(dropFiles, textIn(row, 'id'));
+        return row;
       });
-      this.#outputs.remove([id]);
+      if (!dropped) return;
+      this.#storedBytes -= Number(dropped.kept_bytes);
+      this.#outputs.remove([textIn(dropped, 'id')]);
     }
   }
 
-  /** Inserts a batch with the spec of its members; to be called inside a transaction. */
-  insertBatch(batch: Batch, spec: Spec): void {
+  /** Inserts a batch with the spec of its members. */
+  insertBatch(batch: Batch, spec: Spec, transaction: HistoryTransaction): void {
     const args = batch.args && JSON.stringify(batch.args);
     const cancel = Number(batch.cancel);
-    this.history.put('batches', 'id', { ...batch, args, cancel, spec: JSON.stringify(spec) });
+    transaction.put('batches', 'id', { ...batch, args, cancel, spec: JSON.stringify(spec) });
   }
 
   /** The batch with this id. Throws batch_not_found. */
-  batch(id: string): Batch {
-    const row = this.history.sql(`SELECT ${batchColumns} FROM batches WHERE id = ?`).get(id);
+  async batch(id: string): Promise<Batch> {
+    const row = await this.history.get(`SELECT ${batchColumns} FROM batches WHERE id = ?`, id);
     if (row) return batchFromRow(row);
     throw new AppError('batch_not_found', `no batch has the id ${id}`, { batch_id: id });
   }
 
   /** The progress of the batches that an earlier broker left open. */
-  openBatches(): BatchProgress[] {
+  async openBatches(): Promise<BatchProgress[]> {
     const members = 'SELECT count(*) FROM commands WHERE batch_id = batches.id';
     const sql = `SELECT id, concurrency, max_failures, cancel, 0 AS running, (${members} AND finished_at IS NULL) AS open,
         (${members} AND finished_at IS NOT NULL AND status <> 'completed') AS failures
       FROM batches WHERE id IN (SELECT batch_id FROM commands WHERE finished_at IS NULL)`;
-    const rows = this.history.sql(sql).all();
+    const rows = await this.history.all(sql);
     return rows.map((row) => ({ ...(row as unknown as BatchProgress), cancel: row.cancel === 1 }));
   }
 
-  /** Marks a batch as cancelled; to be called inside a transaction. */
-  cancelBatch(id: BatchId): void {
-    this.history.sql('UPDATE batches SET cancel = 1 WHERE id = ?').run(id);
+  async cancelBatch(id: BatchId): Promise<void> {
+    const cancel = 'UPDATE batches SET cancel = 1 WHERE id = ?';
+    await this.history.write((transaction) => transaction.run(cancel, id));
   }
 
   /** Removes the spec of a batch, which can contain secrets, once none of its members will start any more. */
   dropSpec(id: BatchId): void {
     this.history
-      .write(() => this.history.sql('UPDATE batches SET spec = NULL WHERE id = ?').run(id))
+      .write((transaction) => transaction.run('UPDATE batches SET spec = NULL WHERE id = ?', id))
       .catch((err: unknown) =>
         this.#outputs.log.warn({ err, batch_id: id }, 'env and stdin of an ended batch could not be deleted'),
       );
   }
 
   /** Up to `count` members of a batch from row `from` on; `next` is the row to continue at. */
-  ofBatch(id: string, from: number, count: number): { command: Command; next: number }[] {
-    return this.history
-      .sql(
-        `SELECT rowid + 1 AS next, ${stored} FROM commands WHERE batch_id = ? AND rowid >= ? ORDER BY rowid LIMIT ?`,
-      )
-      .all(id, from, count)
-      .map(({ next, ...row }) => ({ command: fromRow(row), next: Number(next) }));
+  async ofBatch(id: string, from: number, count: number): Promise<{ command: Command; next: number }[]> {
+    const rows = await this.history.all(
+      `SELECT rowid + 1 AS next, ${stored} FROM commands WHERE batch_id = ? AND rowid >= ? ORDER BY rowid LIMIT ?`,
+      ...[id, from, count],
+    );
+    return rows.map(({ next, ...row }) => ({ command: fromRow(row), next: Number(next) }));
   }
 
   /** Counts the members of a batch by status, on these machines or on all. */
-  tally(batchId: string, machines?: readonly MachineId[]): Tally[] {
-    return this.history
-      .sql(
-        `SELECT status, count(*) AS n, max(finished_at) AS finished_at FROM commands
-         WHERE batch_id = ?1 AND (?2 IS NULL OR machine_id IN (SELECT value FROM json_each(?2))) GROUP BY status`,
-      )
-      .all(batchId, machines ? JSON.stringify(machines) : null)
-      .map((row) => row as unknown as Tally);
+  async tally(batchId: string, machines?: readonly MachineId[]): Promise<Tally[]> {
+    const rows = await this.history.all(
+      `SELECT status, count(*) AS n, max(finished_at) AS finished_at FROM commands
+       WHERE batch_id = ?1 AND (?2 IS NULL OR machine_id IN (SELECT value FROM json_each(?2))) GROUP BY status`,
+      ...[batchId, machines ? JSON.stringify(machines) : null],
+    );
+    return rows.map((row) => row as unknown as Tally);
   }
 
-  machinesOfBatch(batchId: string): MachineId[] {
-    return this.history
-      .sql('SELECT machine_id FROM commands WHERE batch_id = ?')
-      .all(batchId)
-      .map((row) => textIn(row, 'machine_id') as MachineId);
+  async machinesOfBatch(batchId: string): Promise<MachineId[]> {
+    const rows = await this.history.all('SELECT machine_id FROM commands WHERE batch_id = ?', batchId);
+    return rows.map((row) => textIn(row, 'machine_id') as MachineId);
   }
 }
 
@@ -356,6 +357,11 @@ function rowOf({ command, args, stdout, stderr, cancel, ...rest }: Command) {
     stderr: stderr.subarray(-listedBytes),
     cancel: Number(cancel),
   };
+}
+
+function lineIn(row: Row): Pick<Command, 'command' | 'args'> {
+  const args = row.args === null ? null : (jsonIn(row, 'args') as string[]);
+  return { command: textIn(row, 'command'), args };
 }
 
 /** Converts a row to a command; the columns are those that insert() and update() write. */

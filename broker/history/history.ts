@@ -2,19 +2,13 @@
 // that the rest of the broker may do with it is in this file, asynchronously, so that another database fits behind it.
 import { createHash } from 'node:crypto';
 import { closeSync, openSync } from 'node:fs';
-import {
-  backup,
-  DatabaseSync,
-  type SQLInputValue,
-  type SQLOutputValue,
-  type StatementSync,
-} from 'node:sqlite';
+import { backup, DatabaseSync, type SQLInputValue, type SQLOutputValue } from 'node:sqlite';
 import type { Journal } from '../../shared/api/route-table.ts';
 import { every, nextTurn, now } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { HistoryReader, type Query } from './reader.ts';
-import { type Applier, Statements, upsert, WriteQueue } from './write-queue.ts';
+import { type Applier, Statements, WriteQueue } from './write-queue.ts';
 
 export type Row = Record<string, SQLOutputValue>;
 
@@ -117,11 +111,6 @@ export class History implements RowReader {
     migrate(this.#database, noun, steps, first);
   }
 
-  /** Returns a prepared statement from the cache. */
-  sql(text: string): StatementSync {
-    return this.#statements.of(text);
-  }
-
   async get(sql: string, ...values: SQLInputValue[]): Promise<Row | undefined> {
     await this.#writes.idle();
     return this.#statements.of(sql).get(...values);
@@ -147,11 +136,6 @@ export class History implements RowReader {
    */
   write<T>(change: (transaction: HistoryTransaction) => Promise<T> | T): Promise<T> {
     return this.#writes.write(change);
-  }
-
-  /** Writes a row, over one with the same values in the columns `key`. Call put() inside a transaction. */
-  put(table: string, key: string, row: Readonly<Record<string, SQLInputValue>>): void {
-    this.sql(upsert(table, key, Object.keys(row))).run(...Object.values(row));
   }
 
   /**

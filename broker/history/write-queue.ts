@@ -185,7 +185,7 @@ export class WriteQueue {
 }
 
 /** SQL that writes a row, over one with the same values in the columns `key`. */
-export function upsert(table: string, key: string, columns: readonly string[]): string {
+function upsert(table: string, key: string, columns: readonly string[]): string {
   const places = columns.map(() => '?').join(', ');
   const changes = columns.map((name) => `${name} = excluded.${name}`).join(', ');
   return `INSERT INTO ${table} (${columns.join(', ')}) VALUES (${places}) ON CONFLICT (${key}) DO UPDATE SET ${changes}`;
