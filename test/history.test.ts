@@ -3,11 +3,13 @@ import { cpSync, existsSync, renameSync, rmSync, statSync, truncateSync, writeFi
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
+import { Idempotency } from '../broker/admission/idempotency.ts';
 import { withSocket } from '../broker/cli/local-broker.ts';
 import { Events } from '../broker/events.ts';
 import type { History, HistoryTransaction, OutboxEntry, Row } from '../broker/history/history.ts';
 import { openHistory } from '../broker/history/open-history.ts';
 import { rowsSince } from '../broker/history/ordered-table.ts';
+import { allRoutes, type Caller } from '../shared/api/route-table.ts';
 import { now } from '../shared/clock.ts';
 import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 import { openReceiver, startWebhookSystem } from './webhook-receivers.ts';
@@ -502,6 +504,60 @@ describe('an event', () => {
     expect((await history.all('SELECT id FROM events')).map(({ id }) => id)).toEqual(received);
     expect(received).toHaveLength(1);
   });
+});
+
+test('a request and its repeat run once, even if the repeat arrives while the answer is being stored', async () => {
+  const { history } = await openBench();
+  const idempotency = await Idempotency.open(history);
+  const answer = Promise.withResolvers<unknown>();
+  let runs = 0;
+  const request = {
+    route: allRoutes().find(({ noun, operation }) => noun === 'files' && operation === 'touch')!.route,
+    caller: { key_id: 'key_a', headers: new Headers(), signal: new AbortController().signal } as Caller,
+    ...{ key: 'once', path: '/', query: '', body: {}, content: undefined, recall: () => undefined },
+    run() {
+      runs += 1;
+      return answer.promise;
+    },
+  };
+  const first = idempotency.answer(request);
+  await vi.waitFor(() => expect(runs).toBe(1));
+  // Its read is queued before the first answer is written, in the same transaction.
+  const repeat = idempotency.answer(request);
+  answer.resolve({ created: true });
+  await expect(repeat).rejects.toMatchObject({ code: 'conflict', details: { under_way: true } });
+  expect(await first).toEqual({ created: true });
+  expect(await idempotency.answer(request)).toEqual({ created: true });
+  expect(runs).toBe(1);
+});
+
+test('a stream has each event once and in order while events are written, some of which are undone', async () => {
+  const { history } = await openBench();
+  const events = await Events.open(history, 3_600_000);
+  const stop = new AbortController();
+  const caller = { may: () => true, reachable: () => undefined, signal: stop.signal } as unknown as Caller;
+  caller.headers = new Headers();
+  const sent: string[] = [];
+  const stream = await events.handlers.stream({} as never, caller);
+  const reading = (async () => {
+    for await (const event of stream as AsyncIterable<{ data: { data: { n: number } } }>)
+      sent.push(String(event.data.data.n));
+  })();
+  const written: string[] = [];
+  const write = (n: number) =>
+    history
+      .write(async (transaction) => {
+        events.emit(transaction, 'machine.online', undefined, { n });
+        await transaction.get('SELECT 1');
+        if (n % 7 === 0) throw new Error('no');
+        transaction.committed(() => void written.push(String(n)));
+      })
+      .catch(() => {});
+  for (let n = 0; n < 400; n += 4) await Promise.all([write(n), write(n + 1), write(n + 2), write(n + 3)]);
+  await vi.waitFor(() => expect(sent.length).toBeGreaterThanOrEqual(written.length));
+  stop.abort(new Error('over'));
+  await expect(reading).rejects.toThrow('over');
+  expect(sent).toEqual(written);
 });
 
 test('events keep their order, whatever the clock says, and are found by their time', async () => {

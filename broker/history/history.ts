@@ -2,15 +2,15 @@
 // that the rest of the broker may do with it is in this file, asynchronously, so that another database fits behind it.
 import { createHash } from 'node:crypto';
 import { closeSync, openSync } from 'node:fs';
-import { backup, DatabaseSync, type SQLInputValue, type SQLOutputValue } from 'node:sqlite';
-import type { Journal } from '../../shared/api/route-table.ts';
+import { backup, DatabaseSync, type SQLInputValue } from 'node:sqlite';
 import { every, nextTurn, now } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { HistoryReader, type Query } from './reader.ts';
+import type { HistoryTransaction, OutboxEntry, Row, RowReader } from './transaction.ts';
 import { type Applier, Statements, WriteQueue } from './write-queue.ts';
 
-export type Row = Record<string, SQLOutputValue>;
+export type { HistoryTransaction, OutboxEntry, Row, RowReader } from './transaction.ts';
 
 /** Reads a text column. Throws for another type, which means that the file was changed by hand. */
 export function textIn(row: Row, column: string): string {
@@ -22,33 +22,6 @@ export function textIn(row: Row, column: string): string {
 /** Parses a JSON column that the broker wrote. */
 export function jsonIn(row: Row, column: string): unknown {
   return JSON.parse(textIn(row, column));
-}
-
-/** A row for history.db that can wait in the outbox of state.json. Writing the row twice must be harmless. */
-export interface OutboxEntry {
-  kind: string;
-}
-
-/** Reads a few rows, which an index finds. Lists are read with History.read(). */
-export interface RowReader {
-  /** The first row; undefined if there is none. */
-  get(sql: string, ...values: SQLInputValue[]): Promise<Row | undefined>;
-  all(sql: string, ...values: SQLInputValue[]): Promise<Row[]>;
-}
-
-/**
- * A transaction of history. It reads what it has written. A change awaits only get() and all(); its writes return
- * nothing, run in their order, and are committed together, so that a database on another machine gets them in one
- * message. A write that fails makes the whole change fail. The transaction throws once its change has ended.
- */
-export interface HistoryTransaction extends Journal, RowReader {
-  run(sql: string, ...values: SQLInputValue[]): void;
-  /** Writes a row, over one with the same values in the columns `key`. */
-  put(table: string, key: string, row: Readonly<Record<string, SQLInputValue>>): void;
-  /** Writes an entry with the function of its kind. */
-  append(entry: OutboxEntry): void;
-  /** Runs a function after the commit, in the order of the calls. The function must not throw. */
-  committed(run: () => void): void;
 }
 
 /** Which rows of a table to delete, oldest first. */
@@ -79,6 +52,7 @@ const pruneMs = 3_600_000;
 const mostStatements = 500;
 /** Pages that a backup copies at a time, so that other work gets its turn at the disk. */
 const copyPages = 256;
+
 export class History implements RowReader {
   readonly #database: DatabaseSync;
   readonly #file: string;

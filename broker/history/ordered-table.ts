@@ -30,6 +30,8 @@ export class OrderedTable {
   readonly #history: History;
   readonly #counted: readonly string[];
   readonly #name: string;
+  /** SQL that adds a row; all rows have the same columns in the same order. */
+  #insert: string | undefined;
   #last: number;
 
   private constructor(history: History, name: string, counted: readonly string[], last: number) {
@@ -69,18 +71,20 @@ export class OrderedTable {
     at: number,
     row: Readonly<Record<string, string | number | null>>,
   ): Promise<boolean> {
-    const columns = Object.keys(row);
-    const next = `(SELECT max(ifnull(max(seq), 0) + 1, ?) FROM ${this.#name})`;
-    const added = await transaction.get(
-      `INSERT INTO ${this.#name} (seq, ${columns.join(', ')}) VALUES (${[next, ...columns.map(() => '?')].join(', ')})
-       ON CONFLICT DO NOTHING RETURNING seq`,
-      ...[Math.max(this.#last + 1, at * perMs), ...Object.values(row)],
-    );
+    this.#insert ??= this.#insertOf(Object.keys(row));
+    const least = Math.max(this.#last + 1, at * perMs);
+    const added = await transaction.get(this.#insert, least, ...Object.values(row));
     if (!added) return false;
     transaction.committed(() => {
       this.#last = Number(added.seq);
     });
     return true;
+  }
+
+  #insertOf(columns: readonly string[]): string {
+    const next = `(SELECT max(ifnull(max(seq), 0) + 1, ?) FROM ${this.#name})`;
+    return `INSERT INTO ${this.#name} (seq, ${columns.join(', ')}) VALUES (${next}${', ?'.repeat(columns.length)})
+      ON CONFLICT DO NOTHING RETURNING seq`;
   }
 
   /** Returns one page of a list route, sorted by time. */

@@ -2,7 +2,7 @@
 // sync of the disk.
 import type { DatabaseSync, StatementSync } from 'node:sqlite';
 import type { Logger } from '../../shared/logger.ts';
-import type { HistoryTransaction, OutboxEntry } from './history.ts';
+import type { HistoryTransaction, OutboxEntry } from './transaction.ts';
 
 /** The prepared statements of a connection. */
 export class Statements {
