@@ -188,12 +188,13 @@ export class OpenCommand {
    */
   async #requeue(): Promise<boolean> {
     const { store, scheduler, log } = this.#context;
-    const spec = await store.specOf(this.record.id);
-    // Decided after the wait, in which the command may have been cancelled or ended.
-    const { id, queue_until, cancel, started_at } = this.record;
-    this.#retryUntil ??= monotonic() + returnMs;
-    const mayWait = queue_until === null ? monotonic() < this.#retryUntil : queue_until > now();
-    if (this.end || started_at !== null || !mayWait || cancel || !spec) return false;
+    const { id } = this.record;
+    if (!this.#mayWait()) return false;
+    const spec = await store.specOf(id).catch((error: unknown) => {
+      log.error({ err: error, command_id: id }, 'a command could not be queued again: its spec was not read');
+    });
+    // The command may have been cancelled or have ended during the read.
+    if (!spec || !this.#mayWait()) return false;
     this.#takeBack();
     this.awaitReturn();
     store.history
@@ -203,6 +204,14 @@ export class OpenCommand {
       )
       .finally(() => after(retryMs, () => scheduler.look()));
     return true;
+  }
+
+  /** True if a command that never ran may wait for another try. */
+  #mayWait(): boolean {
+    const { queue_until, cancel, started_at } = this.record;
+    this.#retryUntil ??= monotonic() + returnMs;
+    const isInTime = queue_until === null ? monotonic() < this.#retryUntil : queue_until > now();
+    return isInTime && !this.end && started_at === null && !cancel;
   }
 
   /** Sends the command to its agent; without `spec`, follows it from the end of its output. Never rejects. */
