@@ -26,7 +26,7 @@ interface Bench {
 }
 
 /** A new history with one table, ended with the test. */
-async function openBench(): Promise<Bench> {
+async function createBench(): Promise<Bench> {
   const file = join(temporaryFolder('history'), 'history.db');
   const history = openHistory(file, 'installation', quiet);
   await history.migrate('notes', table);
@@ -203,7 +203,7 @@ describe('a history.db that has lost nothing is accepted', () => {
 
 describe('a write that fails', () => {
   test('undoes only itself, and those of its turn get their own results', async () => {
-    const { history, note, committed } = await openBench();
+    const { history, note, committed } = await createBench();
     const outcomes = await Promise.allSettled([
       history.write((transaction) => note(transaction, 'a')),
       history.write((transaction) => {
@@ -223,7 +223,7 @@ describe('a write that fails', () => {
   });
 
   test('runs no hook of a change it undid', async () => {
-    const { history, note } = await openBench();
+    const { history, note } = await createBench();
     const received: string[] = [];
     const outcomes = await Promise.allSettled([
       history.write((transaction) => transaction.committed(() => received.push('kept'))),
@@ -238,7 +238,7 @@ describe('a write that fails', () => {
   });
 
   test('because of an entry of an unknown kind undoes the entries before it', async () => {
-    const { history, note, committed } = await openBench();
+    const { history, note, committed } = await createBench();
     history.onEntry('note', ({ id }: { kind: string; id: string }, transaction) => {
       note(transaction, id);
     });
@@ -252,7 +252,7 @@ describe('a write that fails', () => {
   });
 
   test('with its whole transaction rejects every caller, and the next one works', async () => {
-    const { history, file, note, committed } = await openBench();
+    const { history, file, note, committed } = await createBench();
     const other = new DatabaseSync(file);
     onTestFinished(() => other.close());
     other.exec('BEGIN IMMEDIATE');
@@ -272,7 +272,7 @@ describe('a write that fails', () => {
   });
 
   test('because it waits for something else than its transaction undoes only itself, within a turn', async () => {
-    const { history, note, committed } = await openBench();
+    const { history, note, committed } = await createBench();
     const outcomes = await Promise.allSettled([
       history.write(async (transaction) => {
         note(transaction, 'a');
@@ -293,7 +293,7 @@ describe('a write that fails', () => {
   });
 
   test('because a statement failed fails even if it goes on', async () => {
-    const { history, note, committed } = await openBench();
+    const { history, note, committed } = await createBench();
     const write = history.write((transaction) => {
       note(transaction, 'a');
       try {
@@ -308,7 +308,7 @@ describe('a write that fails', () => {
   });
 
   test('because an entry could not be written fails', async () => {
-    const { history, note, committed } = await openBench();
+    const { history, note, committed } = await createBench();
     history.onEntry('twice', async (_entry: OutboxEntry, transaction) => {
       await transaction.get('SELECT 1');
       note(transaction, 'a');
@@ -321,7 +321,7 @@ describe('a write that fails', () => {
   });
 
   test('after its end throws: its transaction is over', async () => {
-    const { history, note, committed } = await openBench();
+    const { history, note, committed } = await createBench();
     const left: HistoryTransaction[] = [];
     await history.write((transaction) => void left.push(transaction));
     expect(() => note(left[0]!, 'a')).toThrow('has ended');
@@ -339,7 +339,7 @@ describe('a write that fails', () => {
 
 describe('a write', () => {
   test('is committed and fully synced before it resolves', async () => {
-    const { history, note, committed } = await openBench();
+    const { history, note, committed } = await createBench();
     for (const id of ['a', 'b', 'c']) {
       await history.write((transaction) => note(transaction, id));
       expect(committed()).toContain(id);
@@ -349,7 +349,7 @@ describe('a write', () => {
   });
 
   test('shares its transaction with those of its turn, and each has its own result', async () => {
-    const { history, note, committed } = await openBench();
+    const { history, note, committed } = await createBench();
     const seen: string[][] = [];
     const own = (id: string) => (transaction: HistoryTransaction) => {
       seen.push(committed());
@@ -363,7 +363,7 @@ describe('a write', () => {
   });
 
   test('reads what it has written, and what others before it in its turn have', async () => {
-    const { history, note } = await openBench();
+    const { history, note } = await createBench();
     const count = async (transaction: HistoryTransaction) =>
       (await transaction.all('SELECT id FROM notes')).length;
     const own = (id: string) => async (transaction: HistoryTransaction) => {
@@ -380,7 +380,7 @@ describe('a write', () => {
   });
 
   test('is not seen by others before its commit, though it waits for its reads', async () => {
-    const { history, note } = await openBench();
+    const { history, note } = await createBench();
     const seen: Promise<unknown>[] = [];
     const look = () => void seen.push(history.all('SELECT id FROM notes'));
     await history
@@ -396,7 +396,7 @@ describe('a write', () => {
   });
 
   test('that is made while others run is in the group of the next turn', async () => {
-    const { history, note, committed } = await openBench();
+    const { history, note, committed } = await createBench();
     const later: Promise<string[]>[] = [];
     await history.write(async (transaction) => {
       note(transaction, 'a');
@@ -413,7 +413,7 @@ describe('a write', () => {
   });
 
   test('runs the hooks of its changes after the commit, in order', async () => {
-    const { history, note, committed } = await openBench();
+    const { history, note, committed } = await createBench();
     const received: [string, string[]][] = [];
     const write = (id: string) =>
       history.write((transaction) => {
@@ -464,7 +464,7 @@ describe('a write', () => {
   });
 
   test('costs the same with 100,000 events as with none', async () => {
-    const { history } = await openBench();
+    const { history } = await createBench();
     const events = await Events.open(history, 3_600_000);
     const emit = (count: number) =>
       history.write((transaction) => {
@@ -490,7 +490,7 @@ describe('a write', () => {
 
 describe('an event', () => {
   test('that is applied a second time changes nothing and reaches no listener', async () => {
-    const { history } = await openBench();
+    const { history } = await createBench();
     const events = await Events.open(history, 3_600_000);
     const received: string[] = [];
     events.listen(({ id }) => received.push(id));
@@ -507,7 +507,7 @@ describe('an event', () => {
 });
 
 test('a request and its repeat run once, even if the repeat arrives while the answer is being stored', async () => {
-  const { history } = await openBench();
+  const { history } = await createBench();
   const idempotency = await Idempotency.open(history);
   const answer = Promise.withResolvers<unknown>();
   let runs = 0;
@@ -532,13 +532,13 @@ test('a request and its repeat run once, even if the repeat arrives while the an
 });
 
 test('a stream has each event once and in order while events are written, some of which are undone', async () => {
-  const { history } = await openBench();
+  const { history } = await createBench();
   const events = await Events.open(history, 3_600_000);
   const stop = new AbortController();
   const caller = { may: () => true, reachable: () => undefined, signal: stop.signal } as unknown as Caller;
   caller.headers = new Headers();
   const sent: string[] = [];
-  const stream = await events.handlers.stream({} as never, caller);
+  const stream = await events.handlers.stream({}, caller);
   const reading = (async () => {
     for await (const event of stream as AsyncIterable<{ data: { data: { n: number } } }>)
       sent.push(String(event.data.data.n));
@@ -561,7 +561,7 @@ test('a stream has each event once and in order while events are written, some o
 });
 
 test('events keep their order, whatever the clock says, and are found by their time', async () => {
-  const { history } = await openBench();
+  const { history } = await createBench();
   const events = await Events.open(history, Number.MAX_SAFE_INTEGER);
   // The clock was set back once, and many were of one millisecond.
   const times = [5_000, 5_000, 4_000, ...Array.from({ length: 3_000 }, () => 6_000), 6_001, 9_000];
@@ -590,7 +590,7 @@ const idsOf = (rows: Row[]): string[] => rows.map((row) => String(row.id));
 
 describe('pruning', () => {
   test('removes what is older and meets the condition, and nothing else', async () => {
-    const { history, note, committed } = await openBench();
+    const { history, note, committed } = await createBench();
     const gone: string[] = [];
     history.retain({
       table: 'notes',
@@ -613,7 +613,7 @@ describe('pruning', () => {
   });
 
   test('of rows in their order ends at the first that are younger', async () => {
-    const { history, note, committed } = await openBench();
+    const { history, note, committed } = await createBench();
     history.retain({ table: 'notes', column: 'at', keepMs: 3_600_000, ordered: true });
     await history.write((transaction) => {
       // The clock was ahead for a while.
@@ -628,7 +628,7 @@ describe('pruning', () => {
   });
 
   test('goes on in small steps until all that is older is gone, oldest first', async () => {
-    const { history, note, committed } = await openBench();
+    const { history, note, committed } = await createBench();
     const steps: string[][] = [];
     history.retain({
       table: 'notes',

@@ -12,7 +12,7 @@
 import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { Asking } from '../../shared/agent-rpcs.ts';
 import type { Caller } from '../../shared/api/route-table.ts';
-import { after, monotonic, now, sleep } from '../../shared/clock.ts';
+import { after, now, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -23,6 +23,7 @@ import type { Link } from '../presence/index.ts';
 import { type BatchProgress, type Command, type End, endOf, isSound, type Spec } from './command.ts';
 import type { Output, OutputDirectory } from './output.ts';
 import type { CommandServices, CommandStore } from './store.ts';
+import { WaitLimit } from './wait-limit.ts';
 
 /** The services, store and scheduler that all open commands share. */
 export interface CommandContext extends CommandServices {
@@ -44,11 +45,6 @@ interface OpenCommands {
 
 /** Longest wait for a cancelled command: the time from SIGTERM to SIGKILL, and a second to report the end. */
 export const cancelWaitMs = killGraceMs + 1_000;
-/**
- * Time that a command without queue_for waits for a machine that has gone offline, or that refuses its start, for
- * example because the agent or the broker restarts.
- */
-const returnMs = 60_000;
 /** Delay before a failed write or call is tried again. */
 const retryMs = 1_000;
 /** Delay before an end that could not be written is tried again. */
@@ -60,6 +56,7 @@ export class OpenCommand {
   record: Command;
   readonly output: Output;
   readonly batch: BatchProgress | undefined;
+  readonly waitLimit: WaitLimit;
   /** True once the command is on disk; before that the command is never started or ended. */
   stored = false;
   /** The final record, set when the command ends and written to disk a little later. */
@@ -72,10 +69,6 @@ export class OpenCommand {
   /** Id of the request that created the command, for the machine's audit log. */
   readonly #requestId: string;
   #inSlot = false;
-  /** Monotonic time until which a command without queue_for waits for its offline machine. */
-  #returnUntil = 0;
-  /** Monotonic time until which a command without queue_for is sent again; set when its start was refused. */
-  #retryUntil: number | undefined;
   /** A call to the agent is reading the command's reports. */
   #followed = false;
   /** The event command.started is written or is part of a transaction. */
@@ -94,6 +87,7 @@ export class OpenCommand {
     this.record = record;
     this.output = output;
     this.batch = batch;
+    this.waitLimit = new WaitLimit(record.queue_until);
     this.#requestId = requestId;
     this.#announced = record.started_at !== null;
   }
@@ -123,17 +117,6 @@ export class OpenCommand {
   untilEnded(ms: number, signal?: AbortSignal): Promise<void> {
     const { output } = this;
     return output.changed.until(() => this.ended !== undefined || output.stopped, ms, signal);
-  }
-
-  /** Lets a waiting command wait for its machine, which has just gone offline or is not back yet. */
-  awaitReturn(): void {
-    this.#returnUntil = monotonic() + returnMs;
-  }
-
-  /** Milliseconds that the command may still wait while its machine is offline. */
-  waitMs(): number {
-    const { queue_until } = this.record;
-    return queue_until === null ? this.#returnUntil - monotonic() : queue_until - now();
   }
 
   takeSlot(): void {
@@ -196,7 +179,7 @@ export class OpenCommand {
     // The command may have been cancelled or have ended during the read.
     if (!spec || !this.#mayWait()) return false;
     this.#takeBack();
-    this.awaitReturn();
+    this.waitLimit.awaitReturn();
     store.history
       .write((transaction) => store.update(this.record, transaction))
       .catch((error: unknown) =>
@@ -208,10 +191,8 @@ export class OpenCommand {
 
   /** True if a command that never ran may wait for another try. */
   #mayWait(): boolean {
-    const { queue_until, cancel, started_at } = this.record;
-    this.#retryUntil ??= monotonic() + returnMs;
-    const isInTime = queue_until === null ? monotonic() < this.#retryUntil : queue_until > now();
-    return isInTime && !this.end && started_at === null && !cancel;
+    const { cancel, started_at } = this.record;
+    return this.waitLimit.mayRetry() && !this.end && started_at === null && !cancel;
   }
 
   /** Sends the command to its agent; without `spec`, follows it from the end of its output. Never rejects. */

@@ -35,7 +35,7 @@ export class Scheduler {
     this.#stops = [
       presence.watch((machineId, online) => {
         if (online) this.#linked(presence.get(machineId));
-        else for (const open of this.#on(machineId)) open.awaitReturn();
+        else for (const open of this.#on(machineId)) open.waitLimit.awaitReturn();
         this.look();
       }),
       state.watch(() => {
@@ -58,7 +58,7 @@ export class Scheduler {
       const batch = command.batch_id === null ? undefined : batches.get(command.batch_id);
       const record = { ...command, cancel: command.cancel || (batch?.cancel ?? false) };
       const open = new OpenCommand(this.#context, record, await outputs.reopen(command.id), { batch });
-      open.awaitReturn();
+      open.waitLimit.awaitReturn();
       this.#add(open);
       if (open.state !== 'queued') open.takeSlot();
     }
@@ -219,7 +219,7 @@ export class Scheduler {
       if (end) void open.finish(end);
       else if (link) void open.dispatch(link);
       else {
-        const waitMs = open.waitMs();
+        const waitMs = open.waitLimit.offlineMs();
         if (waitMs > 0) nextExpiryMs = Math.min(nextExpiryMs, waitMs);
         continue;
       }
@@ -240,7 +240,7 @@ export class Scheduler {
     if (this.#checkingRights && !mayRun(record)) return { status: 'cancelled', reason: 'key_revoked' };
     if (batch && batch.max_failures !== null && batch.failures > batch.max_failures)
       return { status: 'expired', reason: 'max_failures' };
-    if (presence.online(machine_id) || open.waitMs() > 0 || !hasSlot(batch)) return undefined;
+    if (presence.online(machine_id) || open.waitLimit.offlineMs() > 0 || !hasSlot(batch)) return undefined;
     // The slot stays occupied until this end is counted, because the end may exceed the batch's max_failures.
     open.takeSlot();
     return { status: 'expired', reason: 'machine_offline' };
