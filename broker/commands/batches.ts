@@ -73,10 +73,10 @@ export class Batches {
       return { items: await Promise.all(items), total: page.total };
     },
     get: ({ batch_id }, caller) => this.#detail(batch_id, caller),
-    stream: ({ batch_id: id, tail }, caller) => {
+    stream: async ({ batch_id: id, tail }, caller) => {
       const { store } = this.#context;
-      assertFollowable(id, this.machinesOf(id).length);
-      const rows = store.ofBatch(id, 0, mostFollowed);
+      assertFollowable(id, (await this.machinesOf(id)).length);
+      const rows = await store.ofBatch(id, 0, mostFollowed);
       const members = rows.flatMap(({ command }) => (caller.reaches(command.machine_id) ? [command] : []));
       const events = followMembers(members, (one) => sourceOf(this.#context, one), tail, caller);
       return this.#withEnd(id, events, caller);
@@ -116,7 +116,7 @@ export class Batches {
   /** A batch with the counts of its commands on these machines, or on all. */
   async summary(id: string, reachable: readonly MachineId[] | undefined) {
     const { store } = this.#context;
-    return serializeBatch(store.batch(id), store.tally(id, reachable));
+    return serializeBatch(await store.batch(id), await store.tally(id, reachable));
   }
 
   /** A batch with the results on machines that the caller is allowed to use, in the order of the batch. */

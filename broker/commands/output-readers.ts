@@ -77,7 +77,7 @@ export async function sourceOf(
 ): Promise<Source> {
   const open = scheduler.get(id);
   if (open) return open;
-  const ended = store.get(id);
+  const ended = await store.get(id);
   return { output: await outputs.ofEnded(ended), ended };
 }
 
