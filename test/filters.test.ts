@@ -1,6 +1,7 @@
 // What lists are filtered by: every route knows its parameters, every filter does what it says, and a machine that was
 // removed is still found by its id.
 import { expect, test, vi } from 'vitest';
+import type { History } from '../broker/history/history.ts';
 import { ask, type Named, openScene, refusalIn, type Scene, table } from './all-routes.ts';
 import { shared } from './close-after-tests.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
@@ -228,6 +229,25 @@ test('the history of a removed machine is found by its id; an id that never was 
     const { status, body } = await system.call('GET', `${path}mach_never`);
     expect([path, status, body.error?.code]).toEqual([path, 404, 'machine_not_found']);
   }
+});
+
+test('a run is listed by its command, even after the command was deleted; other keys and ids are refused', async () => {
+  const stores: { history: History }[] = [];
+  const system = await startFarhand({ tuning: { rooms: (opened) => void stores.push(opened) } });
+  const [machine, other] = [await system.agent(), await system.agent()];
+  const schedule = { machine_id: machine.machineId, name: 'x', command: 'true', cron: '@yearly' };
+  const { id: schedule_id } = await system.client.schedules.create(schedule);
+  const { command_id } = await system.client.schedules.run({ schedule_id });
+  await vi.waitFor(async () =>
+    expect((await system.client.commands.get({ command_id })).status).toBe('completed'),
+  );
+  await stores[0]?.history.write((transaction) => transaction.run('DELETE FROM commands'));
+  const elsewhere = await system.keyed(['schedules:read'], { machine_ids: [other.machineId] });
+  const path = `/schedules/${schedule_id}/history?command_id=`;
+  expect((await system.call('GET', path + command_id, { key: elsewhere.key })).status).toBe(403);
+  expect((await system.call('GET', `${path}cmd_never`)).body.error?.code).toBe('command_not_found');
+  const { body } = await system.call('GET', path + command_id);
+  expect(body.data).toMatchObject([{ command_id, status: 'completed', stdout: '' }]);
 });
 
 test('requests that need a machine are 404 once it is removed: its own paths, files, and bodies', async () => {

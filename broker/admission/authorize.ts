@@ -17,15 +17,15 @@ import { type FoundId, type RawInput, RequestParser, type Subject } from './pars
 /** The machines behind an id, of which a key must be allowed to use one. */
 type Found = { machines?: readonly MachineId[] };
 
-/** Finds one kind of id. Both functions return undefined for an id that they do not know. */
+/**
+ * Finds one kind of id. Both functions return undefined for an id that they do not know. With `filters`, the id may be
+ * that of a removed object that is still in the history.
+ */
 interface Lookup {
-  /**
-   * Finds what is declared or in memory. With `filters`, the id may be that of a removed object that is still in
-   * the history.
-   */
+  /** Finds what is declared or in memory. */
   present?(id: string, declared: Declared, filters: boolean): Found | undefined;
   /** Finds what is in the history; called if `present` does not know the id. */
-  stored?(id: string): Promise<Found | undefined>;
+  stored?(id: string, filters: boolean): Promise<Found | undefined>;
 }
 
 export type Lookups = Record<IdNoun, Lookup>;
@@ -225,7 +225,8 @@ class Past {
   async lookUp(ids: readonly FoundId[], lookups: Lookups, declared: Declared): Promise<void> {
     for (const { noun, id, filters } of ids) {
       const { present, stored } = lookups[noun];
-      if (stored) this.#found.set(`${noun} ${id}`, present?.(id, declared, filters) ?? (await stored(id)));
+      if (stored)
+        this.#found.set(`${noun} ${id}`, present?.(id, declared, filters) ?? (await stored(id, filters)));
     }
   }
 

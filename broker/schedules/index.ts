@@ -58,6 +58,11 @@ export class Schedules {
     return this.#context.records.machineOf(id);
   }
 
+  /** The machine of the run with this command, which may have been deleted. */
+  machineOfCommand(id: string): Promise<MachineId | undefined> {
+    return this.#context.records.machineOfCommand(id);
+  }
+
   async machineOfRun(id: string): Promise<MachineId | undefined> {
     return (await this.#context.records.find(id))?.machine_id;
   }

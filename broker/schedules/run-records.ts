@@ -58,6 +58,7 @@ const tables = [
   `CREATE INDEX schedule_runs_by_status ON schedule_runs (schedule_id, status, decided_at);
   CREATE INDEX schedule_runs_by_trigger ON schedule_runs (schedule_id, trigger, decided_at);
   ${countRows('schedule_runs', ['schedule_id', 'status', 'trigger'])}`,
+  'CREATE INDEX schedule_runs_by_command ON schedule_runs (command_id) WHERE command_id IS NOT NULL',
 ];
 /** SQL condition for runs whose command was never sent to the machine. */
 const neverRan =
@@ -194,6 +195,11 @@ export class ScheduleRecords {
   /** The machine of the last run of a schedule, which may have been removed. */
   async machineOf(scheduleId: string): Promise<MachineId | undefined> {
     return (await this.#one('schedule_id = ? ORDER BY decided_at DESC LIMIT 1', [scheduleId]))?.machine_id;
+  }
+
+  /** The machine of the run with this command, whose own row may have been deleted. */
+  async machineOfCommand(commandId: string): Promise<MachineId | undefined> {
+    return (await this.#one('command_id = ?', [commandId]))?.machine_id;
   }
 
   async page(input: Input<Api['schedules']['history']>, reach: Reach): Promise<Page<ScheduleRun>> {

@@ -222,7 +222,12 @@ function lookupsOf(stores: Stores, { commands, schedules, sessions, webhooks }: 
     },
     command: {
       present: (id) => behind(commands.machineOf.open(id)),
-      stored: async (id) => behind(await commands.machineOf.stored(id)),
+      // A run is listed by its command even if the command itself was deleted.
+      stored: async (id, filters) =>
+        behind(
+          (await commands.machineOf.stored(id)) ??
+            (filters ? await schedules.machineOfCommand(id) : undefined),
+        ),
     },
     batch: { stored: async (id) => behind(...(await commands.batches.machinesOf(id))) },
     schedule: {
