@@ -119,7 +119,7 @@ export class ConnectionLimiter {
    * recently used unauthenticated connection, otherwise an idle one. The new connection is closed if no other
    * can be; then the result is undefined. `onAuthenticated` is called at most once.
    */
-  accept(socket: Socket, onAuthenticated: () => void = () => {}): string | undefined {
+  accept(socket: Socket, onAuthenticated: () => void = nothing): string | undefined {
     // An error without a listener ends the process, and Node removes its own listener for the method CONNECT.
     socket.on('error', () => socket.destroy());
     const peer = peerOf(socket);
@@ -135,7 +135,7 @@ export class ConnectionLimiter {
     const connection: Connection = {
       ...{ socket, peer, source, authenticated: false, acceptedAt: monotonic(), requests: 0 },
       onAuthenticated,
-      cancelDeadline: () => {},
+      cancelDeadline: nothing,
     };
     this.#addUnauthenticated(connection);
     socket.once('close', () => this.#forget(connection));
@@ -268,6 +268,7 @@ export class ConnectionLimiter {
   #forget(connection: Connection): void {
     const { peer, source } = connection;
     connection.cancelDeadline();
+    connection.cancelDeadline = nothing;
     if (this.#unauthenticated.get(peer) === connection) {
       const left = (this.#bySource.get(source) ?? 0) - 1;
       if (left > 0) this.#bySource.set(source, left);
@@ -323,6 +324,8 @@ export class ConnectionLimiter {
     this.#stopChecking = undefined;
   }
 }
+
+const nothing = (): void => {};
 
 /** The oldest connection of a source. */
 function firstOf(connections: Map<string, Connection>, source: string): Connection | undefined {

@@ -59,6 +59,9 @@ const instanceId = newId('link');
  * not take it from each other all the time.
  */
 const fencedMs = 30_000;
+/** Milliseconds until the challenge. When a whole fleet returns, the broker lets connections wait. */
+const dialMs = 30_000;
+/** Milliseconds from the challenge to the welcome. */
 const greetingMs = 10_000;
 /** Limits of the heartbeat interval and the silence, in milliseconds, that a broker may set. */
 const shortestBeatMs = 50;
@@ -97,7 +100,7 @@ class Connection {
   readonly #control: ControlStream;
   readonly #calls: Calls;
   #heardAt = monotonic();
-  #silenceMs = greetingMs;
+  #silenceMs = dialMs;
   #stopBeating = (): void => {};
   #welcomed = false;
 
@@ -140,7 +143,10 @@ class Connection {
   }
 
   async #take(message: ConnectResponse__Output): Promise<number | undefined> {
-    if (message.challenge) await this.#greet(message.challenge.nonce);
+    if (message.challenge) {
+      this.#silenceMs = greetingMs;
+      await this.#greet(message.challenge.nonce);
+    }
     if (message.welcome) this.#begin(message.welcome.heartbeat_ms, message.welcome.silence_ms);
     if (message.call) this.#call(message.call);
     if (message.cancel) this.#calls.cancel(message.cancel.call_id);

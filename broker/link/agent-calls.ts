@@ -82,10 +82,8 @@ export class Calls {
   constructor(options: CallsOptions) {
     this.#options = options;
     this.#limits = new CallLimits(options.machineId, options.openCalls);
-    // One stub method per rpc of the service, which is also the source of the type AgentStub.
-    this.stub = Object.fromEntries(
-      [...methods.values()].map((shape) => [shape.key, this.#stubMethod(shape)]),
-    ) as unknown as AgentStub;
+    // The prototype has one method per rpc of the service, which is also the source of the type AgentStub.
+    this.stub = new Stub(this) as unknown as AgentStub;
   }
 
   /** Passes a whole answer to its call; an answer for which no call waits is ignored. */
@@ -99,11 +97,10 @@ export class Calls {
     for (const abort of [...this.#open]) abort.abort(this.#lost());
   }
 
-  #stubMethod(shape: MethodShape) {
-    return (request: unknown, options: CallOptions) => {
-      const responses = this.#responses(shape, request, options);
-      return shape.serverStreams ? responses : this.#lastOf(responses);
-    };
+  /** Makes a call as a method of the stub does. */
+  call(shape: MethodShape, request: unknown, options: CallOptions): unknown {
+    const responses = this.#responses(shape, request, options);
+    return shape.serverStreams ? responses : this.#lastOf(responses);
   }
 
   async #lastOf(responses: AsyncGenerator<unknown>): Promise<unknown> {
@@ -307,6 +304,21 @@ export class Calls {
     return new AppError(code, text, { machine_id: this.#options.machineId, ...details });
   }
 }
+
+/** The stub of a machine. All stubs share their methods: those of its own would cost each machine 6 KiB. */
+class Stub {
+  readonly calls: Calls;
+
+  constructor(calls: Calls) {
+    this.calls = calls;
+  }
+}
+for (const shape of methods.values())
+  Object.defineProperty(Stub.prototype, shape.key, {
+    value(this: Stub, request: unknown, options: CallOptions) {
+      return this.calls.call(shape, request, options);
+    },
+  });
 
 /**
  * Ends both sides with an error status and wakes the reader; destroy() would leave the agent's side open. The

@@ -18,6 +18,7 @@ import type { Machine, State } from '../state/state.ts';
 import { type AnswerWaiters, Calls } from './agent-calls.ts';
 import type { Heartbeats } from './heartbeats.ts';
 import type { LinkLimits } from './limits-per-minute.ts';
+import type { Turns } from './turns.ts';
 
 export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
 
@@ -32,6 +33,8 @@ export interface LinkServices {
   fingerprint: string;
   limits: LinkLimits;
   heartbeats: Heartbeats;
+  /** Turns in which hellos are checked. */
+  hellos: Turns;
   log: Logger;
 }
 
@@ -90,12 +93,13 @@ export async function serveConnect(
   services: LinkServices,
   settings: LinkSettings,
 ): Promise<void> {
-  const { limits, connections } = services;
+  const { limits, connections, hellos } = services;
   let machine: Machine | undefined;
   try {
     const nonce = randomBytes(32);
     stream.write({ challenge: { nonce } });
     const hello = await helloOf(stream);
+    await hellos.next();
     machine = hello && authenticate(stream, hello, nonce, address, services);
     if (!hello || !machine) return;
     connections.authenticate(stream.getPeer());

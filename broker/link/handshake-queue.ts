@@ -4,12 +4,17 @@ import type { Socket } from 'node:net';
 import { after, monotonic } from '../../shared/clock.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
 
-/** Most connections that may prove themselves at once, from the handshake to a good hello, key or call id. */
-const atOnce = 128;
-/** Most handshakes that begin in one turn of the event loop; each takes some 0.5 ms. */
-const perTurn = 8;
-/** While others wait, a connection has this long to prove itself, and otherwise the deadline of the limiter. */
-const stalledMs = 1_000;
+const defaultLimits = {
+  /**
+   * Most connections that may prove themselves at once, from the handshake to a good hello, key or call id. The
+   * messages of all these may arrive in one turn of the event loop, each of which takes up to 0.7 ms.
+   */
+  atOnce: 128,
+  /** Most handshakes that begin in one turn of the event loop; each takes some 0.5 ms. */
+  perTurn: 8,
+  /** While others wait, a connection has this long to prove itself, and otherwise the deadline of the limiter. */
+  stalledMs: 2_000,
+};
 /** Most bytes of a connection that waits: a ClientHello is smaller than a TLS record (RFC 8446 section 5.1). */
 const mostBytes = 16 * 1024;
 
@@ -23,6 +28,7 @@ interface Waiting {
 export class HandshakeQueue {
   readonly #connections: ConnectionLimiter;
   readonly #begin: (socket: Socket) => void;
+  readonly #limits: typeof defaultLimits;
   /** Connections by source. The next turn is that of the first source. */
   readonly #waiting = new Map<string, Set<Waiting>>();
   /** When each handshake began of the connections that have not proven themselves, the oldest first. */
@@ -31,9 +37,10 @@ export class HandshakeQueue {
   #cancelRetry = (): void => {};
 
   /** `begin` starts the TLS handshake on a socket. */
-  constructor(connections: ConnectionLimiter, begin: (socket: Socket) => void) {
+  constructor(connections: ConnectionLimiter, begin: (socket: Socket) => void, limits = defaultLimits) {
     this.#connections = connections;
     this.#begin = begin;
+    this.#limits = limits;
   }
 
   /** Adds an accepted TCP connection, unless the limiter closes it. It waits once its first bytes are there. */
@@ -72,6 +79,7 @@ export class HandshakeQueue {
 
   #beginSome(): void {
     this.#cancelRetry();
+    const { atOnce, perTurn } = this.#limits;
     for (let n = 0; n < perTurn && this.#waiting.size > 0; n += 1) {
       if (this.#begun.size >= atOnce && !this.#closeStalled()) return;
       const next = this.#next();
@@ -83,7 +91,7 @@ export class HandshakeQueue {
   /** Closes the oldest connection that has not proven itself in time. If there is none, tries again later. */
   #closeStalled(): boolean {
     const [[socket, begunAt] = [undefined, 0]] = this.#begun;
-    const leftMs = begunAt + stalledMs - monotonic();
+    const leftMs = begunAt + this.#limits.stalledMs - monotonic();
     if (leftMs > 0) this.#cancelRetry = after(leftMs, () => this.#plan());
     else socket?.destroy();
     if (leftMs <= 0 && socket) this.#begun.delete(socket);
@@ -99,11 +107,14 @@ export class HandshakeQueue {
     return next;
   }
 
-  #start({ socket, bytes }: Waiting): void {
+  #start(waiting: Waiting): void {
+    const { socket, bytes } = waiting;
     socket.removeAllListeners('readable');
     this.#connections.resume(socket);
     this.#begun.set(socket, monotonic());
     socket.unshift(Buffer.concat(bytes));
+    // The listener for the end of the socket refers to this object as long as the link lasts.
+    waiting.bytes = [];
     this.#begin(socket);
   }
 

@@ -42,6 +42,7 @@ import { HandshakeQueue } from './handshake-queue.ts';
 import { Heartbeats } from './heartbeats.ts';
 import { createLinkLimits } from './limits-per-minute.ts';
 import { type Pings, pingConnections } from './pings.ts';
+import { Turns } from './turns.ts';
 
 export interface ListenerOptions {
   host: string;
@@ -53,7 +54,8 @@ export interface ListenerOptions {
   pings: Pings;
 }
 
-export interface ListenerServices extends Omit<LinkServices, 'limits' | 'heartbeats' | 'answerWaiters'> {
+export interface ListenerServices
+  extends Omit<LinkServices, 'limits' | 'heartbeats' | 'hellos' | 'answerWaiters'> {
   history: History;
   events: Events;
   authority: Authority;
@@ -69,6 +71,8 @@ const headerBytes = 16 * 1024;
 /** Most streams on a connection: more than all calls of a machine together. */
 const streamsPerConnection = 512;
 const sessionMegabytes = 64;
+/** Most hellos that are checked in one turn of the event loop; each takes some 0.5 ms. */
+const hellosPerTurn = 8;
 /** Limit on connections that wait to be accepted. Clients beyond it retry after a second. */
 export const backlog = 4_096;
 
@@ -85,10 +89,8 @@ export async function startListener(
   const limits = createLinkLimits(services);
   const heartbeats = new Heartbeats(settings);
   const server = grpcServer();
-  server.addService(
-    linkService,
-    handlers({ ...services, limits, heartbeats, answerWaiters: new Map() }, settings),
-  );
+  const own = { limits, heartbeats, hellos: new Turns(hellosPerTurn), answerWaiters: new Map() };
+  server.addService(linkService, handlers({ ...services, ...own }, settings));
   addService(server, (peer) => connections.authenticate(peer));
   const tls = tlsServer(server, options, await authority.leaf());
   // TLS begins when it is the turn of a connection, so not with the server that listens.
@@ -138,7 +140,9 @@ function grpcServer(): Server {
  */
 function tlsServer(server: Server, { handshakeMs }: ListenerOptions, leaf: SecureContextOptions): TlsServer {
   const injector = server.createConnectionInjector(ServerCredentials.createInsecure());
-  const tls = createTlsServer({ ALPNProtocols: ['h2'], handshakeTimeout: handshakeMs, ...leaf });
+  // A list of protocols would be a buffer of its own for each connection.
+  const ALPNCallback = ({ protocols }: { protocols: string[] }) => protocols.find((name) => name === 'h2');
+  const tls = createTlsServer({ ALPNCallback, handshakeTimeout: handshakeMs, ...leaf });
   tls.on('secureConnection', (socket: TLSSocket) => {
     socket.on('error', () => socket.destroy());
     injector.injectConnection(socket);

@@ -47,7 +47,7 @@ export interface Broker {
 
 const proofMs = 5_000;
 /** A new agent is not cut for others before it had this long to send its first bytes. */
-const speakMs = 1_000;
+const speakMs = 2_000;
 /** Pings for gRPC connections: a client that is frozen is disconnected within 45 s. */
 const pings = { pingMs: 15_000, pongMs: 30_000 };
 /**

@@ -43,7 +43,7 @@ export interface Counts {
 
 const serverName = 'farhand-broker';
 const context = 'farhand-link-v1';
-const dialMs = 20_000;
+const dialMs = 30_000;
 const welcomeMs = 10_000;
 const firstCeilingMs = 500;
 const lastCeilingMs = 30_000;
