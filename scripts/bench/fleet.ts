@@ -4,7 +4,8 @@
 //   npx node scripts/bench/fleet.ts --scale 10000 --only rest,kill,batch --profile
 //   npx node scripts/bench/fleet.ts --only history --rows 1000000 --out scripts/bench/results/history.txt
 //
-// Parts: rest, lists, patch, batch, at-once, kill, cut, history. Needs Linux; Debian's wrk is used if it is installed.
+// Parts: cold, rest, lists, patch, at-once, batch, small-files, kill, cut, minute, history. Needs Linux; Debian's wrk
+// is used if it is installed, and openssh-server for the peer of small files.
 // Everything happens on loopback, in one temporary folder that goes with everything that was started, also on Ctrl-C.
 //
 // The rules: agents follow docs/agent-protocol.md and share no code with the broker but the protos. Their commands end
@@ -14,23 +15,27 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { BrokerProcess } from './fleet/broker-process.ts';
-import { runAtOnce, runCommands } from './fleet/commands.ts';
+import { runAtOnce, runColdCommands, runCommands } from './fleet/commands.ts';
 import { Figures } from './fleet/figures.ts';
 import { FleetOfAgents } from './fleet/fleet-of-agents.ts';
 import type { Fleet, FleetSettings } from './fleet/fleet-parts.ts';
 import { listHistory } from './fleet/history.ts';
-import { measureRest, returnAfterCut, returnAfterKill } from './fleet/links.ts';
+import { measureRest, restAfterStorms, returnAfterCut, returnAfterKill } from './fleet/links.ts';
 import { listMachines, patchMachine } from './fleet/machines.ts';
+import { readSmallFiles } from './fleet/small-files.ts';
 import { bench } from './programs.ts';
 
 const { values } = parseArgs({
   options: {
     scale: { type: 'string', default: '100' },
-    only: { type: 'string', default: 'rest,lists,patch,batch,at-once,kill,cut,history' },
+    only: {
+      type: 'string',
+      default: 'cold,rest,lists,patch,at-once,batch,small-files,kill,cut,minute,history',
+    },
     processes: { type: 'string' },
     'dials-at-once': { type: 'string', default: '0' },
-    seconds: { type: 'string', default: '3' },
-    rest: { type: 'string', default: '20' },
+    seconds: { type: 'string', default: '1.5' },
+    rest: { type: 'string', default: '15' },
     rows: { type: 'string', default: '1000000' },
     profile: { type: 'boolean', default: false },
     out: { type: 'string' },
@@ -40,15 +45,18 @@ const { values } = parseArgs({
 const agentsPerProcess = 2_500;
 const baseMs = 22_000;
 
-/** The parts that need a fleet, in their order. Rest comes first, because load changes the memory. */
+/** The parts that need a fleet, in their order. Load changes memory, so rest comes early, and what is cold first. */
 const parts: [name: string, measure: (fleet: Fleet) => Promise<void>][] = [
+  ['cold', runColdCommands],
   ['rest', measureRest],
   ['lists', listMachines],
   ['patch', patchMachine],
   ['at-once', runAtOnce],
   ['batch', runCommands],
+  ['small-files', readSmallFiles],
   ['kill', returnAfterKill],
   ['cut', returnAfterCut],
+  ['minute', restAfterStorms],
 ];
 
 const settings: FleetSettings = {
@@ -92,7 +100,7 @@ async function measureFleet(folder: string, figures: Figures): Promise<void> {
     const seconds = (performance.now() - begun) / 1000;
     figures.row(`${settings.scale} machines enrol and link`, `${seconds.toFixed(1)} s`);
     const client = new Client({ baseUrl: broker.http, apiKey: broker.key, retries: 0 });
-    const fleet: Fleet = { broker, agents, client, figures, settings, baseMiB };
+    const fleet: Fleet = { broker, agents, client, figures, settings, baseMiB, folder };
     for (const [name, measure] of parts) {
       if (!wanted.includes(name)) continue;
       await measure(fleet).catch((error: unknown) => figures.failure(name, error));

@@ -41,6 +41,10 @@ export class BrokerProcess {
     this.#parameters = parameters;
   }
 
+  get isProfiled(): boolean {
+    return this.#parameters.profiled;
+  }
+
   get pid(): number {
     return this.#pid;
   }

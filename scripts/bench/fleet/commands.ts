@@ -1,7 +1,7 @@
 // Commands of a fleet: a batch on all machines, many commands at once on one, and many small reads at once of one.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Pool } from 'undici';
-import { at } from '../programs.ts';
+import { at, timed } from '../programs.ts';
 import { rounded } from '../race.ts';
 import { describeProbe, milliseconds } from './figures.ts';
 import type { Fleet } from './fleet-parts.ts';
@@ -9,6 +9,8 @@ import { Prober } from './http-load.ts';
 
 /** The most machines of one batch. */
 const mostOfBatch = 10_000;
+/** Commands of the cold row: nothing that runs them is compiled yet. */
+const firstCommands = 50;
 const oneByOne = 200;
 const commandsAtOnce = 128;
 const readsAtOnce = 64;
@@ -22,20 +24,25 @@ export async function runCommands(fleet: Fleet): Promise<void> {
   return result;
 }
 
+/** The first commands that a broker gets after its start. */
+export async function runColdCommands({ client, agents, figures }: Fleet): Promise<void> {
+  const times = await timed(firstCommands, () => runTrue(client, agents.machineIds.at(-1) ?? ''));
+  figures.row(
+    `first ${firstCommands} \`POST /commands\` of a fresh broker, one at a time: p50 / longest`,
+    `${milliseconds(at(times, 0.5))} / ${milliseconds(times.at(-1) ?? Number.NaN)}`,
+  );
+}
+
 async function oneAtATime({ client, agents, figures }: Fleet): Promise<void> {
-  const times: number[] = [];
-  const machine_id = agents.machineIds.at(-1) ?? '';
-  for (let n = 0; n < oneByOne; n += 1) {
-    const sent = performance.now();
-    await client.commands.create({ machine_id, command: 'true' });
-    times.push(performance.now() - sent);
-  }
-  times.sort((a, b) => a - b);
+  const times = await timed(oneByOne, () => runTrue(client, agents.machineIds.at(-1) ?? ''));
   figures.row(
     '`POST /commands` to one of them, one at a time: p50 / p99',
     `${milliseconds(at(times, 0.5))} / ${milliseconds(at(times, 0.99))}`,
   );
 }
+
+const runTrue = (client: Fleet['client'], machine_id: string): Promise<unknown> =>
+  client.commands.create({ machine_id, command: 'true' });
 
 /** One command on every machine, in as few batches as are allowed, all at once. */
 async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<void> {

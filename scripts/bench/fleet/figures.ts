@@ -32,6 +32,11 @@ export class Figures {
     if (this.#out !== undefined) appendFileSync(this.#out, `${text}\n`);
   }
 
+  /** The table itself, for what adds notes to it. */
+  get table(): Table {
+    return this.#table;
+  }
+
   failure(what: string, error: unknown): void {
     this.#table.failure(what, error);
     this.line(`failed: ${what}: ${error instanceof Error ? error.stack : String(error)}`);

@@ -21,6 +21,8 @@ export interface Fleet {
   client: Farhand;
   figures: Figures;
   settings: FleetSettings;
+  /** The bench's temporary folder. */
+  folder: string;
   /** Private memory of the broker before the first agent joined. */
   baseMiB: number;
 }

@@ -124,7 +124,7 @@ const probeConnections = 64;
 /** Longer than any stall that was ever measured. */
 const probeTimeoutMs = 60_000;
 
-/** Sends a request every 20 ms until it is stopped. Times are in milliseconds from the moment of sending. */
+/** Sends a request at once and every 20 ms until it is stopped. Times are in milliseconds from the moment of sending. */
 export class Prober {
   readonly #pool: Pool;
   readonly #path: string;
@@ -139,6 +139,8 @@ export class Prober {
     this.#path = path;
     this.#headers = { authorization: `Bearer ${key}` };
     this.#timer = setInterval(() => this.#send(), probeEveryMs);
+    // What is measured may be over before the first tick.
+    this.#send();
   }
 
   async stop(): Promise<Probed> {

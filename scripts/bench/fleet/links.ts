@@ -16,6 +16,7 @@ const longestReturnS = 240;
 export async function measureRest(fleet: Fleet): Promise<void> {
   await sleep(settleMs);
   await restRow(fleet, 'at rest, before any storm');
+  if (!fleet.broker.isProfiled) return;
   const { top } = await fleet.broker.profile(() => sleep(profileMs));
   fleet.figures.profile('at rest', top);
 }
@@ -77,6 +78,10 @@ async function measureReturn(fleet: Fleet, what: string, interrupt: () => Promis
   figures.row('`GET /machines/{machine_id}` meanwhile', describeProbe(probed));
   figures.line(`ends of links so far: ${JSON.stringify(after.ends)}`);
   figures.profile(what, top);
+}
+
+/** CPU and memory a minute after the last storm. */
+export async function restAfterStorms(fleet: Fleet): Promise<void> {
   await sleep(minuteMs);
-  await restRow(fleet, `a minute after ${what}`);
+  await restRow(fleet, 'a minute after all of that');
 }

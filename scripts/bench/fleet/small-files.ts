@@ -1,0 +1,87 @@
+// Many small files read at once from one real machine, beside sftp on one open connection.
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { Pool } from 'undici';
+import { median, startAgent, timed } from '../programs.ts';
+import { present, type Ssh, sshPackages, startSsh } from '../ssh.ts';
+import { milliseconds } from './figures.ts';
+import type { Fleet } from './fleet-parts.ts';
+
+const files = 64;
+const fileBytes = 1024;
+const rounds = 20;
+/** Rounds of both peers that do not count. */
+const warmUp = 10;
+
+/** Reads all files at once; rejects if one is not what was written. */
+type ReadAll = () => Promise<void>;
+
+export async function readSmallFiles(fleet: Fleet): Promise<void> {
+  const { figures, folder } = fleet;
+  const room = join(folder, 'small-files');
+  mkdirSync(room);
+  const paths = Array.from({ length: files }, (_, n) => join(room, `file-${n}`));
+  for (const path of paths) writeFileSync(path, 'x'.repeat(fileBytes));
+  const ours = await farhandReader(fleet, paths);
+  const ssh = await startSsh(folder, figures.table, present(sshPackages, figures.table));
+  const peer = ssh && (await sftpReader(ssh, paths));
+  const times = { ours: await medianOf(ours.readAll), peer: peer && (await medianOf(peer.readAll)) };
+  await ours.close();
+  peer?.close();
+  figures.row(
+    `${files} files of ${fileBytes / 1024} KiB read at once from a real machine`,
+    milliseconds(times.ours),
+    times.peer === undefined ? '' : `sftp, one connection: ${milliseconds(times.peer)}`,
+    times.peer === undefined ? '' : (times.ours / times.peer).toFixed(2),
+  );
+}
+
+async function medianOf(readAll: ReadAll): Promise<number> {
+  await timed(warmUp, readAll);
+  return median(await timed(rounds, readAll));
+}
+
+async function farhandReader({ broker, client, folder }: Fleet, paths: string[]) {
+  const name = 'real-machine';
+  const { token } = await client.joinTokens.create({});
+  await startAgent(folder, name, broker.grpc, token);
+  const [machine] = (await client.machines.list({ search: name, limit: 1 })).items;
+  if (!machine) throw new Error('the real machine has not joined');
+  const pool = new Pool(broker.http, { connections: files });
+  const headers = { authorization: `Bearer ${broker.key}` };
+  const read = async (file: string): Promise<void> => {
+    const path = `/api/v1/machines/${machine.id}/files/content?path=${file}`;
+    const { statusCode, body } = await pool.request({ method: 'GET', path, headers });
+    const text = await body.text();
+    if (statusCode !== 200 || !text.includes('x'.repeat(fileBytes)))
+      throw new Error(`${file}: answered ${statusCode}`);
+  };
+  return {
+    readAll: async (): Promise<void> => void (await Promise.all(paths.map(read))),
+    close: () => pool.close(),
+  };
+}
+
+async function sftpReader({ port, user, privateKey }: Ssh, paths: string[]) {
+  const { Client } = await import('ssh2');
+  const client = new Client();
+  const ready = Promise.withResolvers<void>();
+  client.once('ready', ready.resolve).once('error', ready.reject);
+  client.connect({ host: '127.0.0.1', port, username: user, privateKey: readFileSync(privateKey) });
+  await ready.promise;
+  client.setNoDelay(true);
+  const opened = Promise.withResolvers<import('ssh2').SFTPWrapper>();
+  client.sftp((error, session) => (error ? opened.reject(error) : opened.resolve(session)));
+  const sftp = await opened.promise;
+  const read = (file: string): Promise<void> =>
+    new Promise((resolve, reject) => {
+      sftp.readFile(file, (error, bytes) => {
+        if (error || bytes.length !== fileBytes) reject(error ?? new Error(`${file} is short`));
+        else resolve();
+      });
+    });
+  return {
+    readAll: async (): Promise<void> => void (await Promise.all(paths.map(read))),
+    close: (): void => void client.end(),
+  };
+}
