@@ -110,6 +110,8 @@ export class HandshakeQueue {
   #start(waiting: Waiting): void {
     const { socket, bytes } = waiting;
     socket.removeAllListeners('readable');
+    // It may have left in this turn, in which nothing can be put back into its stream any more.
+    if (socket.destroyed || socket.readableEnded) return;
     this.#connections.resume(socket);
     this.#begun.set(socket, monotonic());
     socket.unshift(Buffer.concat(bytes));
