@@ -11,10 +11,11 @@ import {
 import type { EnrollRequest } from '../../proto/types/farhand/link/v1/EnrollRequest.ts';
 import type { EnrollResponse__Output } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { LinkClient } from '../../proto/types/farhand/link/v1/Link.ts';
-import { callKey, linkServerName, linkService, windowBytes } from '../../shared/agent-rpcs.ts';
+import { callKey, linkServerName, linkService } from '../../shared/agent-rpcs.ts';
 import { now } from '../../shared/clock.ts';
 import { clockFault } from '../../shared/clock-fault.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
+import { nearBytes } from '../../shared/flow-control.ts';
 import { clean } from '../../shared/sanitize-text.ts';
 
 export type ControlStream = ReturnType<LinkClient['Connect']>;
@@ -32,7 +33,7 @@ const options: ChannelOptions = {
   // Retries of grpc-js copy every chunk. The agent reconnects in keepLinked() instead.
   'grpc.enable_retries': 0,
   'grpc.service_config_disable_resolution': 1,
-  'grpc-node.flow_control_window': windowBytes,
+  'grpc-node.flow_control_window': nearBytes,
   'grpc.max_receive_message_length': 2 * 1024 * 1024,
   'grpc.max_send_message_length': 2 * 1024 * 1024,
   // The broker is dialed directly, even if the environment sets an HTTP proxy.

@@ -12,6 +12,7 @@ import { backoff } from '../../shared/backoff.ts';
 import { after, every, monotonic, sleep } from '../../shared/clock.ts';
 import { clockFault } from '../../shared/clock-fault.ts';
 import { StartError } from '../../shared/errors.ts';
+import { controlFlow } from '../../shared/flow-control.ts';
 import { signProof } from '../../shared/identity-proof.ts';
 import { newId } from '../../shared/ids.ts';
 import { version } from '../../shared/version.ts';
@@ -77,6 +78,8 @@ const farewellMs = 1_000;
  */
 export async function keepLinked(options: LinkOptions, signal: AbortSignal): Promise<void> {
   shortenQueues();
+  const stopControl = controlFlow('client');
+  signal.addEventListener('abort', stopControl, { once: true });
   const wait = backoff();
   while (!signal.aborted) {
     options.onProgress?.(patienceMs);

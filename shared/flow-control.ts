@@ -1,0 +1,170 @@
+// Sizes the HTTP/2 windows of links: the bytes of a stream that may be on their way, or here and unread. Windows
+// of distant peers grow with what is read, and shrink when it stays unread.
+import { subscribe, unsubscribe } from 'node:diagnostics_channel';
+import type { Http2Session, Http2Stream, IncomingHttpHeaders } from 'node:http2';
+import { linkService } from './agent-rpcs.ts';
+import { every, monotonic } from './clock.ts';
+
+const mebibyte = 1024 * 1024;
+/**
+ * Window of a near peer, and the smallest of a distant one. On loopback 256 KiB are as fast as 2 MiB. A larger
+ * window would delay key presses, because Node reads all available data at once.
+ */
+export const nearBytes = mebibyte / 2;
+/** Window of a whole connection to a near peer. */
+const connectionBytes = mebibyte;
+const largestBytes = 32 * mebibyte;
+/** Most bytes of all windows over `nearBytes` together, with what stays unread in them. */
+const allBytes = largestBytes;
+/** Windows of a distant peer that is read may grow to this even if unread bytes of other peers take all. */
+const leastBytes = 4 * mebibyte;
+/** Largest window for each millisecond of the round trip: enough for 270 MiB/s. */
+const bytesPerMs = 0.64 * mebibyte;
+/**
+ * Windows in bytes read per round trip. nghttp2 lets a peer go on once half of a window is read, so that less
+ * than half of it is read in a round trip.
+ */
+const tripsPerWindow = 6;
+const lookMs = 25;
+/** Number of pings; the shortest round trip counts, because a busy machine answers late. */
+const pings = 3;
+
+interface Peer {
+  session: Http2Session;
+  /** Streams of open calls; each has the same window. */
+  streams: Set<Http2Stream>;
+  window: number;
+  roundTripMs: number;
+  /** Bytes read in a round trip: lately, and a mean over some looks, because a busy process reads in bursts. */
+  readPerTrip: [number, number];
+  last: Status;
+}
+
+/** The bytes received and unread at a time. */
+interface Status {
+  at: number;
+  received: number;
+  unread: number;
+}
+
+/**
+ * Sizes the windows of the links that this process dials (`client`) or accepts (`server`), until the returned
+ * function is called. Node's diagnostics channels are the only access to the sessions of grpc-js.
+ */
+export function controlFlow(role: 'client' | 'server'): () => void {
+  const peers = new WeakMap<Http2Session, Peer>();
+  /** Distant peers with open calls, or whose window is still to shrink after them. */
+  const busy = new Set<Peer>();
+  let stopLooking = (): void => {};
+
+  function look(): void {
+    const held = sum([...busy], (peer) => Math.max(0, unreadOf(peer) - nearBytes * peer.streams.size));
+    const readers = [...busy].filter((peer) => wantedBy(peer) > nearBytes).length;
+    const share = Math.max(leastBytes, (allBytes - held) / Math.max(1, readers));
+    for (const peer of busy) {
+      resize(peer, windowFor(peer, share));
+      const idle = peer.streams.size === 0 && peer.window === nearBytes;
+      if (idle || peer.session.destroyed) busy.delete(peer);
+    }
+    if (busy.size === 0) stopLooking();
+  }
+
+  async function begin(peer: Peer): Promise<void> {
+    for (let n = 0; n < pings; n += 1) {
+      peer.roundTripMs = Math.min(peer.roundTripMs, await pinged(peer.session));
+      join(peer);
+    }
+  }
+
+  function join(peer: Peer): void {
+    if (peer.streams.size === 0 || busy.has(peer) || largestOf(peer) <= nearBytes) return;
+    busy.add(peer);
+    peer.session.setLocalWindowSize(largestBytes);
+    peer.last = statusOf(peer);
+    peer.readPerTrip = [0, 0];
+    if (busy.size === 1) stopLooking = every(lookMs, look);
+  }
+
+  const opened = (message: unknown): void => {
+    // Node documents this type for the messages of both channels.
+    const { stream, headers } = message as { stream: Http2Stream; headers: IncomingHttpHeaders };
+    const { session } = stream;
+    if (!session) return;
+    const known = peers.get(session);
+    const peer = known ?? newPeer(session);
+    peers.set(session, peer);
+    if (!known) {
+      session.setLocalWindowSize(connectionBytes);
+      session.settings({ initialWindowSize: nearBytes });
+    }
+    if (headers[':path'] !== linkService.Answer.path) return;
+    peer.streams.add(stream);
+    stream.once('close', () => peer.streams.delete(stream));
+    if (peer.roundTripMs < Number.POSITIVE_INFINITY) join(peer);
+    else void begin(peer);
+  };
+  const channel = `http2.${role}.stream.created`;
+  subscribe(channel, opened);
+  return () => {
+    unsubscribe(channel, opened);
+    stopLooking();
+  };
+}
+
+const newPeer = (session: Http2Session): Peer => ({
+  session,
+  streams: new Set(),
+  window: nearBytes,
+  roundTripMs: Number.POSITIVE_INFINITY,
+  readPerTrip: [0, 0],
+  last: { at: monotonic(), received: 0, unread: 0 },
+});
+
+const largestOf = ({ roundTripMs }: Peer): number => Math.min(largestBytes, roundTripMs * bytesPerMs);
+const unreadOf = ({ streams }: Peer): number => sum([...streams], (stream) => stream.readableLength);
+
+const statusOf = (peer: Peer): Status => ({
+  at: monotonic(),
+  received: peer.session.destroyed ? 0 : peer.session.socket.bytesRead,
+  unread: unreadOf(peer),
+});
+
+/** Bytes that the windows of a peer together need for what is read from it now. */
+const wantedBy = ({ readPerTrip }: Peer): number => tripsPerWindow * Math.max(...readPerTrip);
+
+/**
+ * The window that each stream of a peer should have now; it shrinks by halves. `share`: most bytes of all its
+ * windows together.
+ */
+function windowFor(peer: Peer, share: number): number {
+  const { last, window, streams, roundTripMs } = peer;
+  if (streams.size === 0) return nearBytes;
+  const now = statusOf(peer);
+  const read = now.received - last.received - (now.unread - last.unread);
+  const perTrip = (read * roundTripMs) / (now.at - last.at);
+  peer.last = now;
+  peer.readPerTrip = [perTrip, (3 * peer.readPerTrip[1] + perTrip) / 4];
+  const wanted = Math.min(wantedBy(peer), largestOf(peer), share) / streams.size;
+  const next = Math.max(nearBytes, window / 2, wanted);
+  return next > window || next <= window / 2 || next === nearBytes ? next : window;
+}
+
+function resize(peer: Peer, window: number): void {
+  const { session } = peer;
+  // A second change waits until the peer has acknowledged the first.
+  if (window === peer.window || session.destroyed || session.pendingSettingsAck) return;
+  peer.window = window;
+  session.settings({ initialWindowSize: Math.round(window) });
+}
+
+/** Milliseconds of one round trip; 0 for a closed session. */
+function pinged(session: Http2Session): Promise<number> {
+  return new Promise((resolve) => {
+    if (session.destroyed) return resolve(0);
+    session.ping((error, ms) => resolve(error ? 0 : ms));
+  });
+}
+
+function sum<T>(all: readonly T[], sizeOf: (one: T) => number): number {
+  return all.reduce((total, one) => total + sizeOf(one), 0);
+}
