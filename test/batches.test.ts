@@ -8,7 +8,7 @@ import type { MachineId } from '../shared/api/route.ts';
 import { type Gate, gate, leapingClock, listen, nextCall, reporting, soon } from './commands-fixture.ts';
 import { joinScripted, scriptedMachine } from './scripted-agent.ts';
 import { type AgentHandle, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
-import { openProxy } from './tcp-proxy.ts';
+import { startProxy } from './tcp-proxy.ts';
 
 const hour = 3_600_000;
 
@@ -434,7 +434,7 @@ test('a limited key sees the results of its machines only, and may not cancel wh
 
 test('over a restart of the broker a batch goes on, keeps its concurrency and runs nothing twice', async () => {
   const system = await startFarhand();
-  const proxy = await openProxy(system.grpc);
+  const proxy = await startProxy(system.grpc);
   const agents = [];
   for (let n = 0; n < 4; n += 1) agents.push(await system.agent({ through: proxy.address }));
   const { wait, open } = gate();

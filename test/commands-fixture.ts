@@ -7,7 +7,7 @@ import { setClock } from '../shared/clock.ts';
 import type { Farhand } from '../shared/sdk/index.ts';
 import { connectScripted, joinScripted, type ScriptedAgent } from './scripted-agent.ts';
 import { type AgentOptions, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
-import { openProxy } from './tcp-proxy.ts';
+import { startProxy } from './tcp-proxy.ts';
 
 export type CommandRecord = Awaited<ReturnType<Farhand['commands']['get']>>;
 export type StreamEvent =
@@ -38,7 +38,7 @@ export function gate(): Gate {
 /** A system with one machine, and commands on it. */
 export async function bench(params: AgentOptions & { brokerFlags?: string[] } = {}) {
   const system = await startFarhand(params.brokerFlags ? { flags: params.brokerFlags } : {});
-  const proxy = await openProxy(system.grpc);
+  const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
   const agent = await system.agent({ ...params, through: proxy.address });
   return { system, proxy, agent, machine_id: agent.machineId, ...commandsOn(system, agent.machineId) };

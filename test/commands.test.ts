@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { connectScripted, joinScripted, scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
-import { openProxy } from './tcp-proxy.ts';
+import { startProxy } from './tcp-proxy.ts';
 
 async function onMachine(flags: string[] = []) {
   const system = await startFarhand();
@@ -249,7 +249,7 @@ test('a repeat with the same idempotency key after a lost wait gets the current 
 
 test('a link that is cut in the middle loses no output and runs nothing twice', async () => {
   const system = await startFarhand();
-  const proxy = await openProxy(system.grpc);
+  const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
   const agent = await system.agent({ through: proxy.address });
   const folder = temporaryFolder('cut');
@@ -281,7 +281,7 @@ test('a link that is cut in the middle loses no output and runs nothing twice', 
 
 test('an agent that gets no second connection sends a large output over its first', async () => {
   const system = await startFarhand();
-  const proxy = await openProxy(system.grpc);
+  const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
   const { machineId: machine_id } = await system.agent({ through: proxy.address });
   proxy.refuse();
@@ -293,7 +293,7 @@ test('an agent that gets no second connection sends a large output over its firs
 
 test('a broker that restarts follows what still ran', async () => {
   const system = await startFarhand();
-  const proxy = await openProxy(system.grpc);
+  const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
   const agent = await system.agent({ through: proxy.address });
   const go = join(temporaryFolder('restart'), 'go');

@@ -1,4 +1,4 @@
-// HTTP/2 windows of a distant machine: they grow while a transfer is read, and stay small when nobody reads.
+// HTTP/2 windows of a distant machine: they grow while a transfer is read, and stay small when they are not read.
 import { randomBytes } from 'node:crypto';
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import { readFileSync, writeFileSync } from 'node:fs';
@@ -7,14 +7,14 @@ import { join } from 'node:path';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { nearBytes } from '../shared/flow-control.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
-import { openProxy } from './tcp-proxy.ts';
+import { startProxy } from './tcp-proxy.ts';
 
 const mebibyte = 1024 * 1024;
 
 /** A machine behind a round trip of 50 ms, and the streams of its answers on the side that receives files. */
 async function distantMachine(receiver: 'client' | 'server') {
   const system = await startFarhand();
-  const proxy = await openProxy(system.grpc, { delayMs: 25 });
+  const proxy = await startProxy(system.grpc, { delayMs: 25 });
   onTestFinished(() => proxy.close());
   const streams: Http2Stream[] = [];
   let session: Http2Session | undefined;

@@ -9,7 +9,7 @@ import { loadIdentity } from '../agent/identity.ts';
 import { signProof } from '../shared/identity-proof.ts';
 import { connectScripted, joinScripted, scriptedMachine, statusOf } from './scripted-agent.ts';
 import { call as http, startFarhand, temporaryFolder } from './start-farhand.ts';
-import { openProxy } from './tcp-proxy.ts';
+import { startProxy } from './tcp-proxy.ts';
 
 const files = (machineId: string): string => `/machines/${machineId}/files/content?path=/etc/os-release`;
 
@@ -124,7 +124,7 @@ test('a refusal of the agent keeps its code, and an unknown code becomes machine
 
 test('an answer that stops without End is no success, however it stops', async () => {
   const system = await startFarhand();
-  const proxy = await openProxy(system.grpc);
+  const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
   for (const how of ['half-close', 'cancel', 'connection'] as const) {
     const agent = await connectScripted(proxy.address, await joinScripted(system));

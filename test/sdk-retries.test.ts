@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { Farhand, FarhandError } from '../shared/sdk/index.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
-import { openProxy } from './tcp-proxy.ts';
+import { startProxy } from './tcp-proxy.ts';
 
 type Answer = (response: ServerResponse) => void;
 
@@ -184,7 +184,7 @@ test('a stream of content is sent once only', async () => {
 test('a command whose answer is lost on the way runs once, and the repeat returns it', async () => {
   const system = await startFarhand();
   const { machineId } = await system.agent();
-  const proxy = await openProxy(new URL(system.url).host);
+  const proxy = await startProxy(new URL(system.url).host);
   onTestFinished(() => proxy.close());
   const file = join(temporaryFolder('sdk'), 'runs');
   let asked = 0;

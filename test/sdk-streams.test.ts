@@ -10,7 +10,7 @@ import { expect, onTestFinished, test, vi } from 'vitest';
 import { Farhand, FarhandError } from '../shared/sdk/index.ts';
 import { fakeClock } from './fake-clock.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
-import { openProxy } from './tcp-proxy.ts';
+import { startProxy } from './tcp-proxy.ts';
 import { startWebhookSystem } from './webhook-receivers.ts';
 
 /** A server that answers as the test says; gives a client of it. */
@@ -200,7 +200,7 @@ test('with retries: 0, and for a stream that cannot resume, a cut is an error', 
 
 test('events go on after every cut: none is lost and none comes twice, also before the first has come', async () => {
   const system = await startWebhookSystem();
-  const proxy = await openProxy(new URL(system.url).host);
+  const proxy = await startProxy(new URL(system.url).host);
   onTestFinished(() => proxy.close());
   const client = new Farhand({ baseUrl: `http://${proxy.address}`, apiKey: system.key });
   const gone = new AbortController();
@@ -226,7 +226,7 @@ test('events go on after every cut: none is lost and none comes twice, also befo
 test('a command’s stream goes on to the byte after cuts, and ends with its exit', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
-  const proxy = await openProxy(new URL(system.url).host);
+  const proxy = await startProxy(new URL(system.url).host);
   onTestFinished(() => proxy.close());
   const client = new Farhand({ baseUrl: `http://${proxy.address}`, apiKey: system.key });
   const loop =

@@ -4,7 +4,7 @@ import { leapingClock, soon } from './commands-fixture.ts';
 import { joinScripted } from './scripted-agent.ts';
 import { attached, begin, bench, eventsOf, join, keeper, linkMachine, ticketIn } from './sessions-fixture.ts';
 import { startFarhand } from './start-farhand.ts';
-import { openProxy } from './tcp-proxy.ts';
+import { startProxy } from './tcp-proxy.ts';
 
 const kib = 1024;
 
@@ -216,7 +216,7 @@ test('a broker that stops notifies its clients, and their sessions live on', asy
 
 test('over a lost link a client misses nothing and sees nothing twice, and what it types meanwhile waits', async () => {
   const system = await startFarhand();
-  const proxy = await openProxy(system.grpc);
+  const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
   const identity = await joinScripted(system);
   const machine = await linkMachine(proxy.address, identity);

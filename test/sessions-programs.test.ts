@@ -6,12 +6,12 @@ import { expect, onTestFinished, test } from 'vitest';
 import { soon } from './commands-fixture.ts';
 import { openPort, ticketIn } from './sessions-fixture.ts';
 import { type AgentOptions, startFarhand, temporaryFolder } from './start-farhand.ts';
-import { openProxy } from './tcp-proxy.ts';
+import { startProxy } from './tcp-proxy.ts';
 
 /** A system with one real machine behind a proxy. */
 async function bench(params: AgentOptions = {}) {
   const system = await startFarhand();
-  const proxy = await openProxy(system.grpc);
+  const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
   const agent = await system.agent({ ...params, through: proxy.address });
   const { sessions } = system.client;

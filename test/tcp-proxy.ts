@@ -17,7 +17,7 @@ export interface Proxy {
 }
 
 /** Forwards to HOST:PORT; each chunk arrives `delayMs` later. */
-export async function openProxy(target: string, { delayMs = 0 } = {}): Promise<Proxy> {
+export async function startProxy(target: string, { delayMs = 0 } = {}): Promise<Proxy> {
   const [host = '', port = ''] = target.split(':');
   const sockets = new Set<Socket>();
   let stalled = false;

@@ -13,7 +13,7 @@ import { connect } from '../../shared/grpc-client.ts';
 import { gate, soon } from '../commands-fixture.ts';
 import { caOf, line, refusalOf, streamsOf } from '../grpc-fixture.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
-import { openProxy } from '../tcp-proxy.ts';
+import { startProxy } from '../tcp-proxy.ts';
 
 /** Whether this process has a file open. */
 function isOpen(path: string): boolean {
@@ -123,7 +123,7 @@ test('a client that stops reading or writing a file does not keep its place from
 test('a client that is cut off in the middle of a write leaves nothing, and a command keeps its open input', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
-  const proxy = await openProxy(system.grpc);
+  const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
   const client = await streamsOf(system, system.key, proxy.address);
   const folder = temporaryFolder('cut');
@@ -149,7 +149,7 @@ test('a client that is cut off in the middle of a write leaves nothing, and a co
 
 test('a link that is lost while input comes takes none of it away and gives none of it twice', async () => {
   const system = await startFarhand();
-  const proxy = await openProxy(system.grpc);
+  const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
   const agent = await system.agent({ through: proxy.address });
   const client = await streamsOf(system);
@@ -179,7 +179,7 @@ test('a link that is lost while input comes takes none of it away and gives none
 test('a client that is frozen is gone when it answers no ping', async () => {
   const system = await startFarhand({ tuning: { pings: { pingMs: 200, pongMs: 300 } } });
   const { machineId: machine_id } = await system.agent();
-  const proxy = await openProxy(system.grpc);
+  const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
   const client = await streamsOf(system, system.key, proxy.address);
   const asked = line<ExecRequest>({ start: { machine_id, command: 'cat', cancel_on_disconnect: true } });

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { describe, expect, test, vi } from 'vitest';
 import { openLine } from '../cli-fixture.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
-import { openProxy } from '../tcp-proxy.ts';
+import { startProxy } from '../tcp-proxy.ts';
 
 async function openScene() {
   const system = await startFarhand();
@@ -105,7 +105,7 @@ describe('farhand exec on one machine', () => {
 
   test('continues where it was after its connection broke', async () => {
     const { system, farhand } = await openScene();
-    const proxy = await openProxy(new URL(system.url).host);
+    const proxy = await startProxy(new URL(system.url).host);
     const go = join(temporaryFolder('go'), 'go');
     const running = farhand.start(
       'exec',

@@ -10,7 +10,7 @@ import type { Terminal } from '../../shared/sdk/index.ts';
 import { shipped, shippedProgram } from '../bundled-programs.ts';
 import { lacks, needs } from '../required-programs.ts';
 import { type AgentHandle, startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
-import { openProxy } from '../tcp-proxy.ts';
+import { startProxy } from '../tcp-proxy.ts';
 
 const main = shippedProgram('farhand');
 const patience = { timeout: 10_000, interval: 20 };
@@ -373,7 +373,7 @@ describe('in tmux, farhand shell', () => {
     ['it is ended by a signal', 'kill', /code 143/],
   ])('puts the terminal back when %s (needs tmux, vim)', async (_what, how, received) => {
     const { system } = await openScene();
-    const proxy = await openProxy(new URL(system.url).host);
+    const proxy = await startProxy(new URL(system.url).host);
     onTestFinished(() => proxy.close());
     const tmux = openTmux(environment({ ...system, url: `http://${proxy.address}` }));
     tmux.shell('web-1; echo "code $?"');

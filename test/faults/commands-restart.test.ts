@@ -8,7 +8,7 @@ import { Farhand } from '../../shared/sdk/index.ts';
 import { bench, bytesOf, gate, listen, nothingReceived, output } from '../commands-fixture.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-process.ts';
-import { openProxy } from '../tcp-proxy.ts';
+import { startProxy } from '../tcp-proxy.ts';
 
 /** What a shell command writes. */
 function written(command: string): Buffer {
@@ -80,7 +80,7 @@ test('a broker killed with -9 in the middle goes on without losing or doubling a
     async (local) => (await local.keys.create({ name: 'k', scopes: ['admin'] })).key,
   );
   const client = new Farhand({ baseUrl: String(http), apiKey: key, retries: 0 });
-  const proxy = await openProxy(String(grpc));
+  const proxy = await startProxy(String(grpc));
   onTestFinished(() => proxy.close());
   const elsewhere = await startFarhand();
   const { token } = await client.joinTokens.create({ uses: 1 });

@@ -5,7 +5,7 @@ import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-process.ts';
-import { openProxy } from '../tcp-proxy.ts';
+import { startProxy } from '../tcp-proxy.ts';
 
 type Presence = 'machine.online' | 'machine.offline';
 
@@ -88,7 +88,7 @@ test('kill -9 of the broker: agents return by themselves and nothing declared is
 
 test('a cut connection comes back, and a quick return makes no event', async () => {
   const system = await startFarhand();
-  const proxy = await openProxy(system.grpc);
+  const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
   const agent = await system.agent({ through: proxy.address, name: 'cut' });
   await eventually(system.client, 'machine.online', 'cut');
@@ -102,7 +102,7 @@ test('a cut connection comes back, and a quick return makes no event', async () 
 
 test('a stalled connection is noticed by silence on both sides, and the machine comes back when it flows', async () => {
   const system = await startFarhand({ tuning: { link: { heartbeatMs: 100, silenceMs: 1_000 } } });
-  const proxy = await openProxy(system.grpc);
+  const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
   const agent = await system.agent({ through: proxy.address });
   const lost = agent.linked(false);

@@ -7,7 +7,7 @@ import { Presence } from '../../broker/presence/index.ts';
 import type { AgentStub } from '../../shared/agent-rpcs.ts';
 import { newId } from '../../shared/ids.ts';
 import { startFarhand } from '../start-farhand.ts';
-import { openProxy } from '../tcp-proxy.ts';
+import { startProxy } from '../tcp-proxy.ts';
 
 // Only watched: nothing outside the broker hands out its stubs.
 vi.mock('../../broker/presence/index.ts', { spy: true });
@@ -81,9 +81,9 @@ test('an agent without terminals does not offer them, and the broker says so', a
 });
 
 test('a client goes on without a gap after the link was cut at full speed', async () => {
-  const opened = Promise.withResolvers<Awaited<ReturnType<typeof openProxy>>>();
+  const opened = Promise.withResolvers<Awaited<ReturnType<typeof startProxy>>>();
   const { system, agent, stub } = await openLinked(async (grpc) => {
-    opened.resolve(await openProxy(grpc));
+    opened.resolve(await startProxy(grpc));
     return (await opened.promise).address;
   });
   const proxy = await opened.promise;
