@@ -35,10 +35,6 @@ export const protocolVersion = 1;
 export const callKey = 'farhand-call';
 /** Name in the broker's link certificate. It names no address, so that the broker's may change. */
 export const linkServerName = 'farhand-broker';
-/**
- * Most bytes sent to either side of a connection and not yet read there: 55 MiB/s at a round trip of 50 ms.
- */
-export const windowBytes = 6 * 1024 * 1024;
 /** Largest request or reply on the control stream, in bytes. */
 export const smallMessageBytes = 64 * 1024;
 

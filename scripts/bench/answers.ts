@@ -4,7 +4,7 @@ import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { Pool } from 'undici';
 import type { Ground } from './ground.ts';
-import { at, cost, median, run, timed } from './programs.ts';
+import { at, cost, median, privateMebibytes, type Running, run, timed } from './programs.ts';
 import { rounded, settle } from './race.ts';
 
 const longList = 10_000;
@@ -84,12 +84,10 @@ export async function stalled(ground: Ground): Promise<void> {
   };
   await time();
   const calm = await time();
-  const before = { broker: cost(farhand.broker.pid).rss, agent: cost(farhand.agent.pid).rss };
+  const held = privateMemory([farhand.broker, farhand.agent]);
   const download = new URL(`${files}/download?path=${encodeURIComponent(source)}`);
-  const sockets: Socket[] = [];
+  const sockets = await startStalled(download, farhand.key);
   try {
-    for (let n = 0; n < readers; n += 1) sockets.push(await startReading(download, farhand.key));
-    await settle();
     const beside = await time();
     const hung = sockets.filter((socket) => !socket.destroyed && !socket.closed).length;
     for (const [n, name] of Object.keys(urls).entries()) {
@@ -103,20 +101,27 @@ export async function stalled(ground: Ground): Promise<void> {
         `${(at(ours, 0.5) / at(free, 0.5)).toFixed(2)} (p50)`,
       );
     }
-    const growth = [
-      cost(farhand.broker.pid).rss - before.broker,
-      cost(farhand.agent.pid).rss - before.agent,
-    ].map((mib) => mib.toFixed(0));
-    table.row(
-      `memory that ${hung} stalled downloads hold, broker + agent`,
-      `${growth.join(' + ')} MiB`,
-      '',
-      '',
-    );
+    table.row(`private memory that ${hung} stalled downloads take, broker + agent`, held(), '', '');
   } finally {
     for (const socket of sockets) socket.destroy();
     await asked.close();
   }
+}
+
+/** Starts downloads that stop reading after the head of the answer, and waits until all are stalled. */
+export async function startStalled(url: URL, key: string): Promise<Socket[]> {
+  const sockets = await Promise.all(Array.from({ length: readers }, () => startReading(url, key)));
+  await settle();
+  return sockets;
+}
+
+/** Returns a function that prints by how much the private memory of each program has grown since. */
+export function privateMemory(programs: Running[]): () => string {
+  const before = programs.map(({ pid }) => privateMebibytes(pid));
+  return () => {
+    const growth = programs.map(({ pid }, n) => privateMebibytes(pid) - (before[n] ?? 0));
+    return `${growth.map((mib) => mib.toFixed(0)).join(' + ')} MiB`;
+  };
 }
 
 /** Asks for a file, reads the head of the answer, and then no more. */

@@ -17,7 +17,7 @@ import { randomFillSync } from 'node:crypto';
 import { closeSync, mkdirSync, openSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { listing, stalled } from './answers.ts';
+import { listing, privateMemory, stalled, startStalled } from './answers.ts';
 import type { Ground } from './ground.ts';
 import { bench, cost, machineId, median, program, run, startAgent, startFarhand } from './programs.ts';
 import { Meter, type Peer, race, rounded, settle, Table } from './race.ts';
@@ -242,7 +242,8 @@ async function far(ground: Ground): Promise<void> {
   writeRandom(source, size);
   const delayed = async (address: string): Promise<string> =>
     (await program('scripts/bench/delay.ts', [address, String(oneWayMs)], 'delay is up')).line.address ?? '';
-  await startAgent(folder, 'far', await delayed(farhand.grpc), farhand.token);
+  const agent = await startAgent(folder, 'far', await delayed(farhand.grpc), farhand.token);
+  await settle();
   const files = `${farhand.http}/api/v1/machines/${await machineId(farhand, 1)}/files`;
   const url = `http://${await delayed(new URL(plain.line.url ?? '').host)}`;
   const scp =
@@ -254,8 +255,13 @@ async function far(ground: Ground): Promise<void> {
   const what = `${sizeText(size)} over ${2 * oneWayMs} ms`;
   const work = { source, amount: size, unit: 'MiB' };
   const downs = peers(`bench:${source} ${copy}`, `-o ${copy} ${url}/far`);
-  await race(table, runs, { ...work, what: `${what} down` }, [download(ground, files, source)], downs);
   const ups = peers(`${source} bench:${copy} && sync ${copy}`, `-T ${source} ${url}/copy`);
+  const held = privateMemory([farhand.broker, agent]);
+  const sockets = await startStalled(new URL(`${files}/download?${query(source)}`), farhand.key);
+  const stalledRow = `private memory that ${sockets.length} stalled downloads over ${2 * oneWayMs} ms take, broker + agent`;
+  table.row(stalledRow, held(), '', '');
+  for (const socket of sockets) socket.destroy();
+  await race(table, runs, { ...work, what: `${what} down` }, [download(ground, files, source)], downs);
   await race(table, runs, { ...work, what: `${what} up` }, [upload(ground, files, source)], ups);
 }
 
