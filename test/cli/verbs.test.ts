@@ -215,6 +215,13 @@ test('API keys are created with limits, listed, rotated and revoked; join tokens
     new RegExp(`^deploy +${made.id} +commands:execute,machines:read +${agent.machineId}`, 'm'),
   );
   expect(list.out + list.err).not.toContain('service_apikey_');
+  const login = await system.client.logins.create({ name: 'Firefox' });
+  expect((await farhand('auth list-logins')).out).toMatch(
+    new RegExp(`^Firefox +${login.id} +test +127.0.0.1`, 'm'),
+  );
+  expect(await farhand('auth end-login', [login.id])).toMatchObject({ code: 2 });
+  expect(await farhand.json('auth end-login', [login.id, '--yes'])).toEqual({ deleted: true });
+  expect((await farhand('auth list-logins')).out).not.toContain('Firefox');
   await farhand.json('auth revoke-key', [made.id, '--yes']);
   expect((await system.call('GET', '/auth/me', { key: rotated.key })).status).toBe(401);
 
