@@ -108,10 +108,12 @@ test('a key limited by tag follows its machines only, as they come and go', asyn
   const system = await startFarhand();
   const { machineId: mine } = await system.agent({ tags: 'web' });
   const { machineId: other } = await system.agent({ tags: 'db' });
+  const third = await system.agent({ tags: 'db' });
   const { key } = await system.keyed(['machines:read'], { tags: ['web'] });
   const live = await follow(system, 'machines', key);
   const ids = () => new Set(machinesIn(live).map(({ id }) => id));
   await system.client.machines.update({ machine_id: other, name: 'hidden' });
+  await third.close();
   await system.client.machines.update({ machine_id: mine, name: 'seen' });
   await expect.poll(ids).toEqual(new Set([mine]));
   await system.client.machines.update({ machine_id: other, tags: ['web'] });
