@@ -20,6 +20,7 @@ test('a machine whose owner no longer allows metrics has no report in the list, 
     [open, false],
     [closed, true],
   ]);
+  expect(items[1]?.hour).toEqual({ cpu: Array(60).fill(null), memory: Array(60).fill(null) });
 });
 
 test('statuses are filtered, sorted and paged like machines, and also by load; a limited key gets its machines', async () => {

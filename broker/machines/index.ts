@@ -41,7 +41,7 @@ function readHandlers(
       const { items, total } = lists.page(input, caller.reachable());
       const withHour = (one: Machine) => ({
         ...liveOf(services, one),
-        hour: machineFacts.lastHour.of(one.id),
+        hour: machineFacts.lastHour(one.id),
       });
       return { items: items.map(withHour), total };
     },

@@ -23,9 +23,9 @@ export class LastHour {
   }
 
   /** A value for each minute, oldest first; null for a minute without a report. */
-  of(machineId: string): { cpu: (number | null)[]; memory: (number | null)[] } {
+  of(machineId: string | undefined): { cpu: (number | null)[]; memory: (number | null)[] } {
     this.#advance();
-    const row = this.#rows.get(machineId);
+    const row = machineId === undefined ? undefined : this.#rows.get(machineId);
     const ring = (from: number): (number | null)[] =>
       Array.from({ length: minutes }, (_, n) => {
         const value = row === undefined ? none : this.#values[from + ((this.#minute + 1 + n) % minutes)];

@@ -109,7 +109,7 @@ const rowsAtOnce = 250;
  * samples after `keepMs`.
  */
 export class MachineFacts {
-  readonly lastHour = new LastHour();
+  readonly #lastHour = new LastHour();
   readonly #history: History;
   readonly #facts: Map<string, Facts>;
   readonly #heardAt = new Map<string, number>();
@@ -228,9 +228,14 @@ export class MachineFacts {
     return () => void this.#watchers.delete(watcher);
   }
 
+  /** CPU and memory of the last hour; without values if the machine's owner does not allow metrics. */
+  lastHour(machineId: string): ReturnType<LastHour['of']> {
+    return this.#lastHour.of(this.allowedReport(machineId) ? machineId : undefined);
+  }
+
   #addToHour(machineId: string): void {
     const report = this.allowedReport(machineId);
-    if (report) this.lastHour.add(machineId, report.cpu_usage, percentOf(report.memory));
+    if (report) this.#lastHour.add(machineId, report.cpu_usage, percentOf(report.memory));
   }
 
   /** Averages of the metrics for each interval of `stepMs` milliseconds, oldest first. */
