@@ -9,7 +9,7 @@ import { Palette, paletteOpen } from './palette.tsx';
 import { ConfirmLogin } from './parts/confirm-login.tsx';
 import { Icon } from './parts/icon.tsx';
 import * as icons from './parts/icons.ts';
-import { Empty, Failed, Placeholder } from './parts/page.tsx';
+import { Empty, Failed, Page, Placeholder } from './parts/page.tsx';
 import { sayError, Toasts } from './parts/toasts.tsx';
 import { go, match, path, to } from './routes.ts';
 import { identify, loggedIn, logOut, may, me } from './session.ts';
@@ -79,7 +79,7 @@ function Shell() {
       {menuOpen && <div class="shade" aria-hidden="true" onClick={() => setMenuOpen(false)} />}
       <main id="content">
         <Banners />
-        <Current />
+        <CurrentPage />
       </main>
       <Palette />
       {confirmation.value && <ConfirmLogin />}
@@ -178,26 +178,30 @@ function Banners() {
   );
 }
 
-function Current() {
-  for (const { pattern, page: Page, needs } of pages) {
+function CurrentPage() {
+  for (const { pattern, page: Current, needs } of pages) {
     const params = match(pattern, path.value);
     if (!params) continue;
     if (needs !== undefined && !may(needs)) {
       return (
-        <Empty icon={icons.key} title="Your key does not allow this">
-          <p>
-            This page needs the scope <code>{needs}</code>. Ask for a key that has it, then log in again.
-          </p>
-        </Empty>
+        <Page title="Not allowed">
+          <Empty icon={icons.key} title="Your key does not allow this">
+            <p>
+              This page needs the scope <code>{needs}</code>. Ask for a key that has it, then log in again.
+            </p>
+          </Empty>
+        </Page>
       );
     }
-    return <Page key={pattern} params={params} />;
+    return <Current key={pattern} params={params} />;
   }
   return (
-    <Empty title="There is no such page">
-      <p>
-        Go to <a href={to('/machines')}>Machines</a>, or press <kbd>Ctrl K</kbd> to find a page.
-      </p>
-    </Empty>
+    <Page title="Not found">
+      <Empty title="There is no such page">
+        <p>
+          Go to <a href={to('/machines')}>Machines</a>, or press <kbd>Ctrl K</kbd> to find a page.
+        </p>
+      </Empty>
+    </Page>
   );
 }

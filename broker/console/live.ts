@@ -23,6 +23,7 @@ const topics = computed(() =>
   [...(may('machines:read') ? ['events'] : []), ...followed.value.keys()].sort().join(','),
 );
 const retryMs = 2_000;
+const settleMs = 40;
 
 /** Calls the listener with each update until the result is called. */
 export function listen(listener: (update: Update) => void): () => void {
@@ -88,9 +89,12 @@ function opened(): void {
 export function startLive(): void {
   effect(() => {
     if (!loggedIn.value || topics.value === '') return undefined;
+    const of = topics.value;
     const stop = new AbortController();
-    void follow(topics.value, stop.signal);
+    // A page that has just opened names its topics a moment later.
+    const cancel = after(settleMs, () => void follow(of, stop.signal));
     return () => {
+      cancel();
       stop.abort();
       connected.value = false;
     };

@@ -1,0 +1,119 @@
+// Chromium with the console of a real broker: pages that are logged in, and what went wrong on them.
+import { execFileSync } from 'node:child_process';
+import { existsSync, mkdirSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { type Browser, type BrowserContext, chromium, type Page } from 'playwright-core';
+import { afterAll, onTestFinished } from 'vitest';
+import { needs } from '../required-programs.ts';
+import { startFarhand, type TestSystem } from '../start-farhand.ts';
+
+export type { Page } from 'playwright-core';
+
+/** A test that needs a browser; it is skipped where Debian's is not installed, and its name says so. */
+export const browserTest = needs('chromium');
+
+const executablePath = '/usr/bin/chromium';
+let browser: Promise<Browser> | undefined;
+afterAll(async () => (await browser)?.close());
+
+/** The sandbox of Chromium needs rights that containers lack; the pages are those of our own broker. */
+const launch = (): Promise<Browser> => {
+  browser ??= chromium.launch({ executablePath, args: ['--no-sandbox'] });
+  return browser;
+};
+
+/** The console, built once for all files of a run. */
+function builtConsole(): string {
+  const folder = join(tmpdir(), 'console');
+  const made = join(tmpdir(), 'console-made');
+  try {
+    mkdirSync(`${folder}-lock`);
+    execFileSync(process.execPath, [join(import.meta.dirname, '../../scripts/console.ts'), folder]);
+    writeFileSync(made, '');
+  } catch (error) {
+    if (!(error instanceof Error && 'code' in error && error.code === 'EEXIST')) throw error;
+    // Another file is building it.
+    const sleeper = new Int32Array(new SharedArrayBuffer(4));
+    for (let waited = 0; !existsSync(made) && waited < 60_000; waited += 50) Atomics.wait(sleeper, 0, 0, 50);
+  }
+  return folder;
+}
+
+/** Starts a broker that serves the built console. */
+export const startWithConsole = (): Promise<TestSystem> =>
+  startFarhand({ tuning: { console: builtConsole() } });
+
+export interface Look {
+  dark?: boolean;
+  width?: 375 | 1440;
+}
+
+export interface ConsolePage {
+  page: Page;
+  context: BrowserContext;
+  /** Errors of the page, refusals of its policy, and requests to other origins. */
+  faults: string[];
+  /** Shows the page with this path below /console. */
+  open(path: string): Promise<void>;
+}
+
+/** Answers that are part of normal work: no login yet, a file that somebody else saved, and what is forbidden. */
+const expectedStatus = /status of (401|403|404|409|412)/;
+
+/** Opens a browser window of its own, without a login. */
+export async function openWindow(
+  system: TestSystem,
+  { dark = false, width = 1440 }: Look = {},
+): Promise<ConsolePage> {
+  const context = await (await launch()).newContext({
+    viewport: { width, height: width === 375 ? 740 : 900 },
+    colorScheme: dark ? 'dark' : 'light',
+    reducedMotion: 'reduce',
+    permissions: ['clipboard-read', 'clipboard-write'],
+  });
+  onTestFinished(() => context.close());
+  const page = await context.newPage();
+  const faults: string[] = [];
+  page.on('console', (message) => {
+    const isFault = ['error', 'warning'].includes(message.type()) && !expectedStatus.test(message.text());
+    if (isFault) faults.push(`console: ${message.text()}`);
+  });
+  page.on('pageerror', (error) => faults.push(`error: ${error.message}`));
+  page.on('request', (request) => {
+    const url = new URL(request.url());
+    if (!['data:', 'blob:'].includes(url.protocol) && url.host !== new URL(system.url).host)
+      faults.push(`request to ${url.origin}`);
+  });
+  await page.addInitScript({
+    content: `document.addEventListener('securitypolicyviolation', ({ violatedDirective, blockedURI, sourceFile }) => {
+      console.error('policy: ' + violatedDirective + ' refused ' + blockedURI + ' of ' + sourceFile);
+    });`,
+  });
+  const open = async (path: string): Promise<void> => {
+    await page.goto(`${system.url}/console${path}`);
+  };
+  return { page, context, faults, open };
+}
+
+/** Types a key into the login page. */
+export async function logIn({ page, open }: ConsolePage, key: string): Promise<void> {
+  await open('/machines');
+  await page.getByLabel('API key').fill(key);
+  await page.getByRole('button', { name: 'Log in' }).click();
+  await page.getByRole('heading', { name: 'Machines', level: 1 }).waitFor();
+}
+
+/** Opens a browser window that is logged in with the first key of the broker. */
+export async function openConsole(system: TestSystem, look: Look = {}): Promise<ConsolePage> {
+  const made = await openWindow(system, look);
+  await logIn(made, system.key);
+  return made;
+}
+
+/** Starts an agent and resolves with the id of its machine. */
+export async function startMachine(system: TestSystem, name: string, tags?: string): Promise<string> {
+  await system.agent({ name, ...(tags !== undefined && { tags }) });
+  const { items } = await system.client.machines.list({ name });
+  return items[0]?.id ?? '';
+}

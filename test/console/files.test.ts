@@ -1,0 +1,68 @@
+// Files in the browser: uploads, names that look like markup, and a file that two people edit.
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect } from 'vitest';
+import { temporaryFolder } from '../start-farhand.ts';
+import { browserTest, type ConsolePage, openConsole, startMachine, startWithConsole } from './browser.ts';
+
+async function openFolder(folder: string): Promise<ConsolePage> {
+  const system = await startWithConsole();
+  const machine = await startMachine(system, 'web-1');
+  const window = await openConsole(system);
+  await window.open(`/machines/${machine}/files?path=${encodeURIComponent(folder)}`);
+  return window;
+}
+
+browserTest('uploads arrive, and replacing a file is asked for first', async () => {
+  const folder = temporaryFolder('files');
+  writeFileSync(join(folder, 'b.txt'), 'old');
+  const { page, faults } = await openFolder(folder);
+  await page.getByRole('button', { name: 'b.txt', exact: true }).waitFor();
+  const files = ['a.txt', 'b.txt'].map((name) => ({
+    name,
+    mimeType: 'text/plain',
+    buffer: Buffer.from('new'),
+  }));
+  await page.getByLabel('Files to upload').setInputFiles(files);
+  expect(readFileSync(join(folder, 'b.txt'), 'utf8')).toBe('old');
+  await page.getByRole('button', { name: 'Replace', exact: true }).click();
+  await page.getByText('2 uploaded').waitFor();
+  expect(['a.txt', 'b.txt'].map((name) => readFileSync(join(folder, name), 'utf8'))).toEqual(['new', 'new']);
+  expect(faults).toEqual([]);
+});
+
+browserTest('names of files are text, whatever they contain', async () => {
+  const folder = temporaryFolder('files');
+  mkdirSync(join(folder, '<img src=x onerror=alert(1)>'));
+  writeFileSync(join(folder, '<img src=x onerror=alert(1)>', '"><script>alert(2)<'), 'x');
+  const { page, faults } = await openFolder(folder);
+  await page.getByRole('button', { name: '<img src=x onerror=alert(1)>', exact: true }).click();
+  await page.getByRole('button', { name: '"><script>alert(2)<', exact: true }).waitFor();
+  expect(await page.locator('main img, main script').count()).toBe(0);
+  expect(faults).toEqual([]);
+});
+
+browserTest('a file that somebody else saved is not replaced before the difference was read', async () => {
+  const folder = temporaryFolder('files');
+  const file = join(folder, 'app.yaml');
+  writeFileSync(file, 'port: 80\r\nname: x\r\n');
+  const { page, faults } = await openFolder(folder);
+  await page.getByRole('button', { name: 'app.yaml', exact: true }).click();
+  await page.locator('.cm-content').click();
+  await page.keyboard.press('Control+End');
+  await page.keyboard.type('mine: 1');
+  await page.keyboard.press('Control+s');
+  await page.getByText('app.yaml is saved').waitFor();
+  expect(readFileSync(file, 'utf8')).toBe('port: 80\r\nname: x\r\nmine: 1');
+  writeFileSync(file, 'port: 81\r\n');
+  await page.keyboard.type('23');
+  await page.keyboard.press('Control+s');
+  const conflict = page.getByRole('alert', { name: 'Somebody else saved this file' });
+  await conflict.getByText('- port: 81').waitFor();
+  await conflict.getByText('+ mine: 123').waitFor();
+  expect(readFileSync(file, 'utf8')).toBe('port: 81\r\n');
+  await conflict.getByRole('button', { name: 'Save mine over it' }).click();
+  await conflict.waitFor({ state: 'detached' });
+  expect(readFileSync(file, 'utf8')).toBe('port: 80\r\nname: x\r\nmine: 123');
+  expect(faults).toEqual([]);
+});

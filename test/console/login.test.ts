@@ -1,0 +1,81 @@
+// Logging in to the console: with a key, with a link, and without leaving either anywhere.
+import { expect } from 'vitest';
+import { withSocket } from '../../broker/cli/local-broker.ts';
+import { browserTest, logIn, openConsole, openWindow, startWithConsole } from './browser.ts';
+
+browserTest('a wrong key is refused with a reason, and the field stays', async () => {
+  const system = await startWithConsole();
+  const window = await openWindow(system);
+  await window.open('/commands');
+  await window.page.getByLabel('API key').fill('service_apikey_wrong');
+  await window.page.getByRole('button', { name: 'Log in' }).click();
+  expect(await window.page.getByRole('alert').textContent()).toMatch(/key/);
+  expect(await window.page.getByLabel('API key').inputValue()).toBe('service_apikey_wrong');
+  expect(window.faults).toEqual([]);
+});
+
+browserTest('a key logs in, and is then in no storage, address, history or page', async () => {
+  const system = await startWithConsole();
+  const window = await openWindow(system);
+  const printed: string[] = [];
+  window.page.on('console', (message) => printed.push(message.text()));
+  await logIn(window, system.key);
+  const stored = await window.page.evaluate<string>(
+    'JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie, location.href, history.state])',
+  );
+  const page = await window.page.content();
+  for (const text of [stored, page, ...printed]) expect(text).not.toContain(system.key);
+  const [cookie] = await window.context.cookies();
+  expect(cookie).toMatchObject({ name: '__Host-farhand', httpOnly: true, secure: true, sameSite: 'Strict' });
+  expect(window.faults).toEqual([]);
+});
+
+browserTest('the link of npm start logs in, and its ticket is gone before the first request', async () => {
+  const system = await startWithConsole();
+  const { id } = await system.client.keys.me();
+  const { ticket } = await withSocket(system.dataDir, (_client, post) =>
+    post<{ ticket: string }>(`/local/login-tickets/${id}`),
+  );
+  const window = await openWindow(system);
+  const addresses: string[] = [];
+  window.page.on('request', () => addresses.push(window.page.url()));
+  await window.open(`/machines#ticket=${ticket}`);
+  await window.page.getByRole('heading', { name: 'Machines', level: 1 }).waitFor();
+  expect(window.page.url()).toBe(`${system.url}/console/machines`);
+  const ofApi = addresses.slice(1).filter((address) => address.includes('ticket'));
+  // The document and its script and style are requested before any script could change the address.
+  expect(ofApi.length).toBeLessThanOrEqual(2);
+  await window.page.goBack();
+  expect(window.page.url()).not.toContain(ticket);
+});
+
+browserTest('a revoked key ends the login, and the page asks for another', async () => {
+  const system = await startWithConsole();
+  const { id, key } = await system.client.keys.create({ name: 'short', scopes: ['admin'] });
+  const window = await openWindow(system);
+  await logIn(window, key);
+  await system.client.keys.remove({ key_id: id });
+  await window.page.getByLabel('API key').waitFor();
+});
+
+browserTest('logging out ends the login', async () => {
+  const system = await startWithConsole();
+  const { page } = await openConsole(system);
+  await page.getByRole('button', { name: 'Log out' }).click();
+  await page.getByLabel('API key').waitFor();
+  expect((await system.client.logins.list()).items).toEqual([]);
+});
+
+browserTest('a key sees only the pages that it may use', async () => {
+  const system = await startWithConsole();
+  const { key } = await system.keyed(['machines:read']);
+  const window = await openWindow(system);
+  await logIn(window, key);
+  const links = await window.page
+    .getByRole('navigation', { name: 'Pages' })
+    .getByRole('link')
+    .allTextContents();
+  expect(links).toEqual(['Machines', 'Events']);
+  await window.open('/keys');
+  await window.page.getByText('needs the scope').waitFor();
+});

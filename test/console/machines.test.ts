@@ -1,0 +1,87 @@
+// The list of machines in the browser: live, small, and with its filters in the address.
+import { expect } from 'vitest';
+import { browserTest, openConsole, startWithConsole } from './browser.ts';
+
+browserTest('machines appear, change and go offline by themselves', async () => {
+  const system = await startWithConsole();
+  const { page, faults } = await openConsole(system);
+  await page.getByText('No machine has joined yet').waitFor();
+  const agent = await system.agent({ name: 'web-1', tags: 'web' });
+  await page.getByRole('link', { name: 'web-1' }).waitFor();
+  const row = page.getByRole('row', { name: /web-1/ });
+  await row.getByText('online').waitFor();
+  await row.getByText(/\d+ %/).first().waitFor();
+  await agent.close();
+  await row.getByText('offline').waitFor();
+  expect(faults).toEqual([]);
+});
+
+browserTest('search, filters and order stand in the address and survive a reload', async () => {
+  const system = await startWithConsole();
+  await Promise.all([
+    system.agent({ name: 'web-1', tags: 'web' }),
+    system.agent({ name: 'db-1', tags: 'db' }),
+  ]);
+  const { page } = await openConsole(system);
+  await page.getByRole('link', { name: 'db-1' }).waitFor();
+  await page.keyboard.press('/');
+  await page.keyboard.type('WEB');
+  await page.getByRole('link', { name: 'db-1' }).waitFor({ state: 'detached' });
+  expect(page.url()).toMatch(/\?q=WEB$/);
+  await page.getByRole('columnheader', { name: 'CPU' }).getByRole('button').click();
+  await page.reload();
+  await page.getByRole('link', { name: 'web-1' }).waitFor();
+  expect(await page.getByRole('columnheader', { name: 'CPU' }).getAttribute('aria-sort')).toBe('descending');
+  expect(await page.getByRole('link', { name: 'db-1' }).count()).toBe(0);
+});
+
+browserTest('the first load is six requests, 60 KB of script and 10 KB of style', async () => {
+  const system = await startWithConsole();
+  await system.agent({ name: 'web-1' });
+  const { page, open } = await openConsole(system);
+  const client = await page.context().newCDPSession(page);
+  await client.send('Network.enable');
+  await client.send('Network.setCacheDisabled', { cacheDisabled: true });
+  const types = new Map<string, string>();
+  const sizes: Record<string, number> = {};
+  client.on('Network.responseReceived', ({ requestId, type }) => types.set(requestId, type));
+  client.on('Network.loadingFinished', ({ requestId, encodedDataLength }) => {
+    const type = types.get(requestId) ?? '';
+    sizes[type] = (sizes[type] ?? 0) + encodedDataLength;
+  });
+  await open('/machines');
+  await page.getByRole('link', { name: 'web-1' }).waitFor();
+  await expect.poll(() => types.size).toBe(6);
+  await page.waitForTimeout(500);
+  expect(types.size, [...types.values()].join()).toBe(6);
+  expect(sizes.Script).toBeLessThan(60_000);
+  expect(sizes.Stylesheet).toBeLessThan(10_000);
+});
+
+browserTest('selected machines are where a command runs, and its output arrives', async () => {
+  const system = await startWithConsole();
+  await Promise.all([system.agent({ name: 'web-1' }), system.agent({ name: 'web-2' })]);
+  const { page, faults } = await openConsole(system);
+  await page.getByLabel('Select web-1').check();
+  await page.getByLabel('Select web-2').check();
+  await page.getByRole('link', { name: 'Run a command' }).click();
+  await page.getByLabel('Command').fill('echo "<b>hi</b>"; exit 4');
+  await page.keyboard.press('Control+Enter');
+  await page.getByRole('heading', { name: 'Batch' }).waitFor();
+  await page.getByText('exit 4').nth(1).waitFor();
+  await page.getByRole('link', { name: 'web-2' }).click();
+  await page.getByText('<b>hi</b>').last().waitFor();
+  expect(faults).toEqual([]);
+});
+
+browserTest('the palette finds a machine and opens it, by keys alone', async () => {
+  const system = await startWithConsole();
+  await system.agent({ name: 'needle-7' });
+  const { page } = await openConsole(system);
+  await page.getByRole('link', { name: 'needle-7' }).waitFor();
+  await page.keyboard.press('Control+k');
+  await page.keyboard.type('need');
+  await page.getByRole('option', { name: /needle-7/ }).waitFor();
+  await page.keyboard.press('Enter');
+  await page.getByRole('heading', { name: /needle-7/ }).waitFor();
+});

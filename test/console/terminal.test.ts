@@ -1,0 +1,45 @@
+// Terminals in the browser: what is typed is echoed, and what a program writes is text.
+import { expect } from 'vitest';
+import { browserTest, openConsole, type Page, startMachine, startWithConsole } from './browser.ts';
+
+const screen = (page: Page) => page.locator('.xterm-rows');
+
+browserTest('a terminal echoes, colours under the policy, and says how it ended', async () => {
+  const system = await startWithConsole();
+  const machine = await startMachine(system, 'web-1');
+  const { page, faults, open } = await openConsole(system);
+  await open(`/machines/${machine}/terminals`);
+  await page.getByRole('button', { name: 'Open a terminal' }).click();
+  await page.getByText('connected').waitFor();
+  await page.keyboard.type(String.raw`printf '\033[38;2;200;30;30m%s\033[0m\n' col'ou'red`);
+  await page.keyboard.press('Enter');
+  await screen(page).getByText('coloured', { exact: true }).waitFor();
+  // Without the nonce and the object model all text would have the colour of the page.
+  await expect
+    .poll(() => screen(page).getByText('coloured', { exact: true }).getAttribute('style'))
+    .toMatch(/color: ?(#|rgb)/);
+  await page.keyboard.type('exit 3');
+  await page.keyboard.press('Enter');
+  await page.getByText('The session has ended (exit code 3).').waitFor();
+  expect(faults).toEqual([]);
+});
+
+browserTest('markup in output and titles is text, and a second window watches', async () => {
+  const system = await startWithConsole();
+  const machine = await startMachine(system, 'web-1');
+  const { page, faults, open } = await openConsole(system);
+  await open(`/machines/${machine}/terminals`);
+  await page.getByRole('button', { name: 'Open a terminal' }).click();
+  await page.getByText('connected').waitFor();
+  const other = await openConsole(system);
+  await expect.poll(() => page.url()).toMatch(/sess_/);
+  await other.page.goto(`${page.url()}?observe`);
+  await other.page.getByText('only watching').waitFor();
+  await page.keyboard.type(
+    String.raw`printf '\033]0;<img src=x onerror=alert(1)>\007<script>%s</script>\n' hostile`,
+  );
+  await page.keyboard.press('Enter');
+  for (const one of [page, other.page]) await screen(one).getByText('<script>hostile</script>').waitFor();
+  expect(await page.locator('main img').count()).toBe(0);
+  expect([...faults, ...other.faults]).toEqual([]);
+});
