@@ -85,10 +85,10 @@ function useMachines(text: string): Found[] {
 }
 
 export function Palette() {
-  return paletteOpen.value ? <OpenPalette /> : null;
+  return paletteOpen.value ? <PaletteDialog /> : null;
 }
 
-function OpenPalette() {
+function PaletteDialog() {
   const [text, setText] = useState('');
   const [at, setAt] = useState(0);
   const element = useRef<HTMLDialogElement>(null);

@@ -10,8 +10,13 @@ import { startFarhand, type TestSystem } from '../start-farhand.ts';
 
 export type { Page } from 'playwright-core';
 
+/** Milliseconds for a test: a browser on a busy machine is slow, not wrong. */
+const longest = 90_000;
+const needsChromium = needs('chromium');
+
 /** A test that needs a browser; it is skipped where Debian's is not installed, and its name says so. */
-export const browserTest = needs('chromium');
+export const browserTest = (name: string, work: () => Promise<void>, ms = longest): void =>
+  needsChromium(name, work, ms);
 
 const executablePath = '/usr/bin/chromium';
 let browser: Promise<Browser> | undefined;
@@ -62,7 +67,7 @@ export interface ConsolePage {
 const expectedStatus = /status of (401|403|404|409|412)/;
 
 /** Opens a browser window of its own, without a login. */
-export async function openWindow(
+export async function newWindow(
   system: TestSystem,
   { dark = false, width = 1440 }: Look = {},
 ): Promise<ConsolePage> {
@@ -105,8 +110,8 @@ export async function logIn({ page, open }: ConsolePage, key: string): Promise<v
 }
 
 /** Opens a browser window that is logged in with the first key of the broker. */
-export async function openConsole(system: TestSystem, look: Look = {}): Promise<ConsolePage> {
-  const made = await openWindow(system, look);
+export async function newLogin(system: TestSystem, look: Look = {}): Promise<ConsolePage> {
+  const made = await newWindow(system, look);
   await logIn(made, system.key);
   return made;
 }

@@ -3,12 +3,12 @@ import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect } from 'vitest';
 import { temporaryFolder } from '../start-farhand.ts';
-import { browserTest, type ConsolePage, openConsole, startMachine, startWithConsole } from './browser.ts';
+import { browserTest, type ConsolePage, newLogin, startMachine, startWithConsole } from './browser.ts';
 
-async function openFolder(folder: string): Promise<ConsolePage> {
+async function newFolderPage(folder: string): Promise<ConsolePage> {
   const system = await startWithConsole();
   const machine = await startMachine(system, 'web-1');
-  const window = await openConsole(system);
+  const window = await newLogin(system);
   await window.open(`/machines/${machine}/files?path=${encodeURIComponent(folder)}`);
   return window;
 }
@@ -16,7 +16,7 @@ async function openFolder(folder: string): Promise<ConsolePage> {
 browserTest('uploads arrive, and replacing a file is asked for first', async () => {
   const folder = temporaryFolder('files');
   writeFileSync(join(folder, 'b.txt'), 'old');
-  const { page, faults } = await openFolder(folder);
+  const { page, faults } = await newFolderPage(folder);
   await page.getByRole('button', { name: 'b.txt', exact: true }).waitFor();
   const files = ['a.txt', 'b.txt'].map((name) => ({
     name,
@@ -35,7 +35,7 @@ browserTest('names of files are text, whatever they contain', async () => {
   const folder = temporaryFolder('files');
   mkdirSync(join(folder, '<img src=x onerror=alert(1)>'));
   writeFileSync(join(folder, '<img src=x onerror=alert(1)>', '"><script>alert(2)<'), 'x');
-  const { page, faults } = await openFolder(folder);
+  const { page, faults } = await newFolderPage(folder);
   await page.getByRole('button', { name: '<img src=x onerror=alert(1)>', exact: true }).click();
   await page.getByRole('button', { name: '"><script>alert(2)<', exact: true }).waitFor();
   expect(await page.locator('main img, main script').count()).toBe(0);
@@ -46,7 +46,7 @@ browserTest('a file that somebody else saved is not replaced before the differen
   const folder = temporaryFolder('files');
   const file = join(folder, 'app.yaml');
   writeFileSync(file, 'port: 80\r\nname: x\r\n');
-  const { page, faults } = await openFolder(folder);
+  const { page, faults } = await newFolderPage(folder);
   await page.getByRole('button', { name: 'app.yaml', exact: true }).click();
   await page.locator('.cm-content').click();
   await page.keyboard.press('Control+End');

@@ -1,11 +1,11 @@
 // Logging in to the console: with a key, with a link, and without leaving either anywhere.
 import { expect } from 'vitest';
 import { withSocket } from '../../broker/cli/local-broker.ts';
-import { browserTest, logIn, openConsole, openWindow, startWithConsole } from './browser.ts';
+import { browserTest, logIn, newLogin, newWindow, startWithConsole } from './browser.ts';
 
 browserTest('a wrong key is refused with a reason, and the field stays', async () => {
   const system = await startWithConsole();
-  const window = await openWindow(system);
+  const window = await newWindow(system);
   await window.open('/commands');
   await window.page.getByLabel('API key').fill('service_apikey_wrong');
   await window.page.getByRole('button', { name: 'Log in' }).click();
@@ -16,7 +16,7 @@ browserTest('a wrong key is refused with a reason, and the field stays', async (
 
 browserTest('a key logs in, and is then in no storage, address, history or page', async () => {
   const system = await startWithConsole();
-  const window = await openWindow(system);
+  const window = await newWindow(system);
   const printed: string[] = [];
   window.page.on('console', (message) => printed.push(message.text()));
   await logIn(window, system.key);
@@ -36,7 +36,7 @@ browserTest('the link of npm start logs in, and its ticket is gone before the fi
   const { ticket } = await withSocket(system.dataDir, (_client, post) =>
     post<{ ticket: string }>(`/local/login-tickets/${id}`),
   );
-  const window = await openWindow(system);
+  const window = await newWindow(system);
   const addresses: string[] = [];
   window.page.on('request', () => addresses.push(window.page.url()));
   await window.open(`/machines#ticket=${ticket}`);
@@ -52,7 +52,7 @@ browserTest('the link of npm start logs in, and its ticket is gone before the fi
 browserTest('a revoked key ends the login, and the page asks for another', async () => {
   const system = await startWithConsole();
   const { id, key } = await system.client.keys.create({ name: 'short', scopes: ['admin'] });
-  const window = await openWindow(system);
+  const window = await newWindow(system);
   await logIn(window, key);
   await system.client.keys.remove({ key_id: id });
   await window.page.getByLabel('API key').waitFor();
@@ -60,7 +60,7 @@ browserTest('a revoked key ends the login, and the page asks for another', async
 
 browserTest('logging out ends the login', async () => {
   const system = await startWithConsole();
-  const { page } = await openConsole(system);
+  const { page } = await newLogin(system);
   await page.getByRole('button', { name: 'Log out' }).click();
   await page.getByLabel('API key').waitFor();
   expect((await system.client.logins.list()).items).toEqual([]);
@@ -69,7 +69,7 @@ browserTest('logging out ends the login', async () => {
 browserTest('a key sees only the pages that it may use', async () => {
   const system = await startWithConsole();
   const { key } = await system.keyed(['machines:read']);
-  const window = await openWindow(system);
+  const window = await newWindow(system);
   await logIn(window, key);
   const links = await window.page
     .getByRole('navigation', { name: 'Pages' })

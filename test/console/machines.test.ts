@@ -1,10 +1,10 @@
 // The list of machines in the browser: live, small, and with its filters in the address.
 import { expect } from 'vitest';
-import { browserTest, openConsole, startWithConsole } from './browser.ts';
+import { browserTest, newLogin, startWithConsole } from './browser.ts';
 
 browserTest('machines appear, change and go offline by themselves', async () => {
   const system = await startWithConsole();
-  const { page, faults } = await openConsole(system);
+  const { page, faults } = await newLogin(system);
   await page.getByText('No machine has joined yet').waitFor();
   const agent = await system.agent({ name: 'web-1', tags: 'web' });
   await page.getByRole('link', { name: 'web-1' }).waitFor();
@@ -22,7 +22,7 @@ browserTest('search, filters and order stand in the address and survive a reload
     system.agent({ name: 'web-1', tags: 'web' }),
     system.agent({ name: 'db-1', tags: 'db' }),
   ]);
-  const { page } = await openConsole(system);
+  const { page } = await newLogin(system);
   await page.getByRole('link', { name: 'db-1' }).waitFor();
   await page.keyboard.press('/');
   await page.keyboard.type('WEB');
@@ -38,7 +38,7 @@ browserTest('search, filters and order stand in the address and survive a reload
 browserTest('the first load is six requests, 60 KB of script and 10 KB of style', async () => {
   const system = await startWithConsole();
   await system.agent({ name: 'web-1' });
-  const { page, open } = await openConsole(system);
+  const { page, open } = await newLogin(system);
   const client = await page.context().newCDPSession(page);
   await client.send('Network.enable');
   await client.send('Network.setCacheDisabled', { cacheDisabled: true });
@@ -61,7 +61,7 @@ browserTest('the first load is six requests, 60 KB of script and 10 KB of style'
 browserTest('selected machines are where a command runs, and its output arrives', async () => {
   const system = await startWithConsole();
   await Promise.all([system.agent({ name: 'web-1' }), system.agent({ name: 'web-2' })]);
-  const { page, faults } = await openConsole(system);
+  const { page, faults } = await newLogin(system);
   await page.getByLabel('Select web-1').check();
   await page.getByLabel('Select web-2').check();
   await page.getByRole('link', { name: 'Run a command' }).click();
@@ -77,7 +77,7 @@ browserTest('selected machines are where a command runs, and its output arrives'
 browserTest('the palette finds a machine and opens it, by keys alone', async () => {
   const system = await startWithConsole();
   await system.agent({ name: 'needle-7' });
-  const { page } = await openConsole(system);
+  const { page } = await newLogin(system);
   await page.getByRole('link', { name: 'needle-7' }).waitFor();
   await page.keyboard.press('Control+k');
   await page.keyboard.type('need');

@@ -7,8 +7,8 @@ import { temporaryFolder } from '../start-farhand.ts';
 import {
   browserTest,
   type ConsolePage,
-  openConsole,
-  openWindow,
+  newLogin,
+  newWindow,
   startMachine,
   startWithConsole,
 } from './browser.ts';
@@ -82,7 +82,7 @@ for (const dark of [false, true]) {
       name,
       async () => {
         const { system, paths } = await filledSystem();
-        const window = await openConsole(system, { dark, width });
+        const window = await newLogin(system, { dark, width });
         const found: Record<string, string[]> = {};
         for (const path of paths) {
           await window.open(path);
@@ -98,7 +98,7 @@ for (const dark of [false, true]) {
         expect(found).toEqual({});
         expect(window.faults).toEqual([]);
       },
-      180_000,
+      300_000,
     );
   }
 }
@@ -106,7 +106,7 @@ for (const dark of [false, true]) {
 browserTest('the login page is accessible in both themes', async () => {
   const system = await startWithConsole();
   for (const dark of [false, true]) {
-    const window = await openWindow(system, { dark });
+    const window = await newWindow(system, { dark });
     await window.open('/machines');
     await window.page.getByLabel('API key').waitFor();
     expect(await violationsOf(window)).toEqual([]);

@@ -1,13 +1,13 @@
 // Terminals in the browser: what is typed is echoed, and what a program writes is text.
 import { expect } from 'vitest';
-import { browserTest, openConsole, type Page, startMachine, startWithConsole } from './browser.ts';
+import { browserTest, newLogin, type Page, startMachine, startWithConsole } from './browser.ts';
 
 const screen = (page: Page) => page.locator('.xterm-rows');
 
 browserTest('a terminal echoes, colours under the policy, and says how it ended', async () => {
   const system = await startWithConsole();
   const machine = await startMachine(system, 'web-1');
-  const { page, faults, open } = await openConsole(system);
+  const { page, faults, open } = await newLogin(system);
   await open(`/machines/${machine}/terminals`);
   await page.getByRole('button', { name: 'Open a terminal' }).click();
   await page.getByText('connected').waitFor();
@@ -27,11 +27,11 @@ browserTest('a terminal echoes, colours under the policy, and says how it ended'
 browserTest('markup in output and titles is text, and a second window watches', async () => {
   const system = await startWithConsole();
   const machine = await startMachine(system, 'web-1');
-  const { page, faults, open } = await openConsole(system);
+  const { page, faults, open } = await newLogin(system);
   await open(`/machines/${machine}/terminals`);
   await page.getByRole('button', { name: 'Open a terminal' }).click();
   await page.getByText('connected').waitFor();
-  const other = await openConsole(system);
+  const other = await newLogin(system);
   await expect.poll(() => page.url()).toMatch(/sess_/);
   await other.page.goto(`${page.url()}?observe`);
   await other.page.getByText('only watching').waitFor();

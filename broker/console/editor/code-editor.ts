@@ -74,7 +74,7 @@ function separatorOf(text: string): string {
   return /\r\n/.test(text) && !/(?<!\r)\n/.test(text) ? '\r\n' : '\n';
 }
 
-export async function openEditor({
+export async function createEditor({
   element,
   name,
   text,

@@ -105,9 +105,9 @@ function useEditing({ machine, path, text, etag }: EditorProps) {
   useEffect(() => {
     let left = false;
     const open = async (): Promise<void> => {
-      const { openEditor } = await import('./code-editor.ts');
+      const { createEditor } = await import('./code-editor.ts');
       if (left || !element.current) return;
-      const opened = await openEditor({
+      const opened = await createEditor({
         element: element.current,
         name: baseOf(path),
         text,

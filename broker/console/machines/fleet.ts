@@ -109,12 +109,12 @@ export function useFleet(query: MachineQuery): { fleet: Fleet; show: (first: num
   const draw = (): void => count(undefined);
   useTopic('machines');
   const text = JSON.stringify(query);
-  const latest = useRef<Fleet | undefined>(undefined);
+  const visible = useRef<Fleet | undefined>(undefined);
   const next = useRef<Fleet | undefined>(undefined);
-  latest.current ??= new Fleet(query, draw);
+  visible.current ??= new Fleet(query, draw);
   useEffect(() => {
     const fleet = new Fleet(query, () => {
-      latest.current = fleet;
+      visible.current = fleet;
       draw();
     });
     next.current = fleet;
@@ -132,5 +132,5 @@ export function useFleet(query: MachineQuery): { fleet: Fleet; show: (first: num
     };
   }, [text]);
   const show = useCallback((first: number, last: number) => next.current?.show(first, last), []);
-  return { fleet: latest.current, show };
+  return { fleet: visible.current, show };
 }

@@ -72,7 +72,7 @@ export interface Emulator {
   close(): void;
 }
 
-export function openEmulator(element: HTMLElement, isDark: boolean): Emulator {
+export function createEmulator(element: HTMLElement, isDark: boolean): Emulator {
   const terminal = new Terminal({
     allowProposedApi: true,
     cursorBlink: !matchMedia('(prefers-reduced-motion: reduce)').matches,

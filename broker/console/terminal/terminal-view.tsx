@@ -39,9 +39,9 @@ function useTerminal(session: string, mode: Mode) {
     let opened: Emulator | undefined;
     let sizes: ResizeObserver | undefined;
     const start = async (): Promise<void> => {
-      const { openEmulator } = await import('./emulator.ts');
+      const { createEmulator } = await import('./emulator.ts');
       if (stop.signal.aborted || !element.current) return;
-      opened = openEmulator(element.current, isDark());
+      opened = createEmulator(element.current, isDark());
       opened.terminal.focus();
       setEmulator(opened);
       sizes = new ResizeObserver(() => opened?.fit());
