@@ -2,7 +2,7 @@
 import { useCallback, useEffect, useReducer, useRef } from 'preact/hooks';
 import { client } from '../client.ts';
 import { listen, onReturn, useTopic } from '../live.ts';
-import { every } from '../time.ts';
+import { after, every } from '../time.ts';
 
 type Statuses = Awaited<ReturnType<typeof client.machines.statuses>>;
 export type MachineRow = Statuses['items'][number];
@@ -12,6 +12,8 @@ export type MachineQuery = NonNullable<Parameters<typeof client.machines.statuse
 const pageSize = 100;
 /** Milliseconds between two readings of what is in view, for the lines of the last hour and the order. */
 const refreshMs = 60_000;
+/** Milliseconds until machines that have just joined are read, so that many of them are one request. */
+const joinedMs = 500;
 
 class Fleet {
   total: number | undefined;
@@ -58,8 +60,7 @@ class Fleet {
       const before = index === undefined ? undefined : this.#rows.get(index);
       if (index !== undefined && before) this.#rows.set(index, { ...before, ...machine });
     }
-    const isNew = changed.some(({ id }) => !this.#indexes.has(id)) && (this.total ?? 0) < pageSize;
-    if (isNew || removed.some((id) => this.#indexes.has(id))) this.refresh();
+    if (removed.some((id) => this.#indexes.has(id))) this.refresh();
     this.#changed();
   }
 
@@ -119,10 +120,19 @@ export function useFleet(query: MachineQuery): { fleet: Fleet; show: (first: num
     });
     next.current = fleet;
     fleet.show(0, 0);
+    let cancel: (() => void) | undefined;
+    const soon = (): void => {
+      cancel ??= after(joinedMs, () => {
+        cancel = undefined;
+        fleet.refresh();
+      });
+    };
     const stop = [
-      listen(({ machines = [], removed = [] }) => {
+      listen(({ machines = [], removed = [], event }) => {
         if (machines.length + removed.length > 0) fleet.update(machines, removed);
+        if (event?.type === 'machine.registered' || event?.type === 'machine.removed') soon();
       }),
+      () => cancel?.(),
       onReturn(() => fleet.refresh()),
       every(refreshMs, () => !document.hidden && fleet.refresh()),
     ];

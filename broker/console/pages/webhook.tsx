@@ -150,7 +150,7 @@ function DeliveryRow({ delivery, changed }: { delivery: Delivery; changed: () =>
           </span>
         </summary>
         <div class="attempts">
-          {reason && <p class="bad-text">{reason}</p>}
+          {reason && <p class="bad-text">{reason.replaceAll('_', ' ')}</p>}
           <ol>
             {attempts.map(({ at, status_code, duration, error, answer }) => (
               <li key={at}>

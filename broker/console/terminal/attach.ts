@@ -47,6 +47,7 @@ export async function keepAttached({ session, mode, emulator, signal, onPhase }:
         });
         onPhase({ name: 'connected' });
         if (mode === 'operator') terminal.resize(screen.cols, screen.rows);
+        else screen.resize(terminal.cols, terminal.rows);
         for await (const bytes of terminal.output) {
           offset = terminal.offset;
           await emulator.write(bytes);

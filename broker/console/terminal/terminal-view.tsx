@@ -44,8 +44,11 @@ function useTerminal(session: string, mode: Mode) {
       opened = createEmulator(element.current, isDark());
       opened.terminal.focus();
       setEmulator(opened);
-      sizes = new ResizeObserver(() => opened?.fit());
-      sizes.observe(element.current);
+      // Who only watches has the size of the terminal, not of the window.
+      if (mode === 'operator') {
+        sizes = new ResizeObserver(() => opened?.fit());
+        sizes.observe(element.current);
+      }
       await keepAttached({ session, mode, emulator: opened, signal: stop.signal, onPhase: setPhase });
     };
     start().catch(sayError);
