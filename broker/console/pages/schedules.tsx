@@ -8,6 +8,7 @@ import { List, LongList } from '../parts/lists.tsx';
 import { Empty, Page } from '../parts/page.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { to } from '../routes.ts';
+import { Timeline } from '../schedules/timeline.tsx';
 import { may } from '../session.ts';
 
 type Schedule = Awaited<ReturnType<typeof client.schedules.list>>['items'][number];
@@ -27,6 +28,7 @@ function NewButton() {
 export function Schedules() {
   return (
     <Page title="Schedules" actions={<NewButton />}>
+      <Timeline />
       <LongList
         read={(paging, signal) => client.schedules.list({ sort: 'name', ...paging }, { signal })}
         inputs={[]}
