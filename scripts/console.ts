@@ -1,6 +1,7 @@
 // Builds the console for browsers: index.html, and scripts and styles with hashed names, each also compressed.
 // Usage: node scripts/console.ts [DIRECTORY], by default generated/console.
 import {
+  chmodSync,
   mkdirSync,
   mkdtempSync,
   readdirSync,
@@ -85,6 +86,8 @@ export async function buildConsole(target = consoleFolder, { fast = false } = {}
   mkdirSync(dirname(target), { recursive: true });
   const fresh = mkdtempSync(`${target}.new-`);
   try {
+    // The user of an installed broker must read it, too.
+    chmodSync(fresh, 0o755);
     const { metafile } = await build({
       absWorkingDir: root,
       entryPoints: { main, style: join(source, 'style/index.css') },
