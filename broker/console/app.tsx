@@ -1,6 +1,6 @@
 // The shell around every page: menu, banners, palette and toasts; before a login the login page.
 import { useEffect, useState } from 'preact/hooks';
-import { brokerAnswers, confirmation, loginEnded } from './client.ts';
+import { brokerAnswers, confirmation } from './client.ts';
 import { lost, startLive } from './live.ts';
 import { Login } from './login.tsx';
 import { menu } from './menu.ts';
@@ -30,7 +30,7 @@ export function App() {
   }, []);
   if (error !== undefined && me.value === undefined) return <Failed error={error} retry={start} />;
   if (me.value === undefined) return <Placeholder />;
-  if (!loggedIn.value || loginEnded.value) {
+  if (!loggedIn.value) {
     return (
       <>
         <Login />

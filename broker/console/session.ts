@@ -14,7 +14,8 @@ export function may(scope: Scope): boolean {
   return scopes.includes('admin') || scopes.includes(scope);
 }
 
-export const loggedIn = computed(() => me.value !== null && me.value !== undefined);
+/** Whether pages can be used: false again when the login ends while a page is open. */
+export const loggedIn = computed(() => me.value !== null && me.value !== undefined && !loginEnded.value);
 
 /** Takes the ticket out of the address before anything is requested, so that no log or history has it. */
 export function takeTicket(): string | undefined {

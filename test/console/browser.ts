@@ -49,6 +49,14 @@ function builtConsole(): string {
 export const startWithConsole = (): Promise<TestSystem> =>
   startFarhand({ tuning: { console: builtConsole() } });
 
+/** Starts a broker again after its end, with the same data and at the same addresses. */
+export const restart = ({ dataDir, url, grpc }: TestSystem): Promise<TestSystem> =>
+  startFarhand({
+    dataDir,
+    flags: ['--http', new URL(url).host, '--grpc', grpc],
+    tuning: { console: builtConsole() },
+  });
+
 export interface Look {
   dark?: boolean;
   width?: 375 | 1440;

@@ -55,7 +55,12 @@ browserTest('a revoked key ends the login, and the page asks for another', async
   const window = await newWindow(system);
   await logIn(window, key);
   await system.client.keys.remove({ key_id: id });
-  await window.page.getByLabel('API key').waitFor();
+  await window.page.getByText('Your login has ended').waitFor();
+  await window.page.getByLabel('API key').fill(system.key);
+  await window.page.getByRole('button', { name: 'Log in' }).click();
+  // The page goes on where it was, and is live again.
+  await system.agent({ name: 'web-1' });
+  await window.page.getByRole('link', { name: 'web-1' }).waitFor();
 });
 
 browserTest('logging out ends the login', async () => {

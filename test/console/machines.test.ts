@@ -1,6 +1,6 @@
 // The list of machines in the browser: live, small, and with its filters in the address.
 import { expect } from 'vitest';
-import { browserTest, newLogin, startWithConsole } from './browser.ts';
+import { browserTest, newLogin, restart, startWithConsole } from './browser.ts';
 
 browserTest('machines appear, change and go offline by themselves', async () => {
   const system = await startWithConsole();
@@ -84,4 +84,19 @@ browserTest('the palette finds a machine and opens it, by keys alone', async () 
   await page.getByRole('option', { name: /needle-7/ }).waitFor();
   await page.keyboard.press('Enter');
   await page.getByRole('heading', { name: /needle-7/ }).waitFor();
+});
+
+browserTest('after a restart of the broker the page is live again by itself', async () => {
+  const system = await startWithConsole();
+  await system.agent({ name: 'web-1' });
+  const { page } = await newLogin(system);
+  const row = page.getByRole('row', { name: /web-1/ });
+  await row.getByText('online').waitFor();
+  await system.broker.close();
+  await page.getByText('The broker does not answer').waitFor();
+  await restart(system);
+  await page.getByText('The broker does not answer').waitFor({ state: 'detached' });
+  await row.getByText('online').waitFor();
+  await system.agent({ name: 'web-2' });
+  await page.getByRole('link', { name: 'web-2' }).waitFor();
 });
