@@ -1,6 +1,7 @@
 // Commands that wait for a place on a busy machine: in order, over restarts, and within limits.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
 import {
   commandsOn,
@@ -42,6 +43,14 @@ function started(agent: ScriptedAgent, { call_id }: { call_id: string }): () => 
     report.exited(0);
     report.end();
   };
+}
+
+/** The journal id of the agent that has the command, in the database; empty when no agent has it. */
+function journalOf(system: TestSystem, id: string): unknown {
+  const database = new DatabaseSync(join(system.dataDir, 'history.db'), { readOnly: true });
+  const row = database.prepare('SELECT journal_id FROM commands WHERE id = ?').get(id);
+  database.close();
+  return row?.journal_id;
 }
 
 test('more than 1,024 waiting commands of one machine are refused before they are stored', async () => {
@@ -186,6 +195,21 @@ test('a waiting command whose start is refused is sent again for a minute, and t
   const locked = await begin('echo locked');
   reporting(agent, (await nextCall(agent, 'StartProcess')).call_id).refused('permission_denied');
   expect(await ended(locked)).toMatchObject({ status: 'failed', reason: 'permission_denied: no' });
+});
+
+test('a command that is sent again comes before those that were accepted after it', async () => {
+  const system = await startFarhand();
+  const { begin, agent, ends } = await busyMachine(system);
+  const first = await begin('echo first');
+  ends[0]!();
+  reporting(agent, (await nextCall(agent, 'StartProcess')).call_id).refused('unavailable');
+  await soon(() => journalOf(system, first)).toBe('');
+  const second = await begin('echo second');
+  const again = await nextCall(agent, 'StartProcess');
+  expect([again.id, (await system.client.commands.get({ command_id: second })).status]).toEqual([
+    first,
+    'queued',
+  ]);
 });
 
 test('members of batches wait in the same order as single commands', async () => {

@@ -23,15 +23,15 @@ const queueMs = 10_000;
 
 export class CallLimits {
   readonly #machineId: string;
-  readonly #openCalls: number;
+  readonly #mostOfHello: number;
   readonly #places = new Map<Lane, Semaphore>();
   /** Calls that wait for a place. */
   #queued = 0;
 
-  /** `openCalls`: most calls of the class `short`, and as many of the class `bulk`. */
-  constructor(machineId: string, openCalls: number) {
+  /** `mostOfHello`: most calls of the class `short`, and as many of the class `bulk`. */
+  constructor(machineId: string, mostOfHello: number) {
     this.#machineId = machineId;
-    this.#openCalls = openCalls;
+    this.#mostOfHello = mostOfHello;
   }
 
   /**
@@ -55,7 +55,7 @@ export class CallLimits {
   #placesOf(lane: Lane): Semaphore {
     const existing = this.#places.get(lane);
     if (existing) return existing;
-    const most = lane === 'short' || lane === 'bulk' ? this.#openCalls : mostOpen[lane];
+    const most = lane === 'short' || lane === 'bulk' ? this.#mostOfHello : mostOpen[lane];
     const places = new Semaphore(most, () => {
       if (unqueued.includes(lane))
         return this.#full(`${most} requests of this kind are open on this machine`);
