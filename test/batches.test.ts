@@ -373,35 +373,65 @@ test('a batch of many machines lists all of them at once, and DELETE ends all', 
   expect(rows).toBe(1_100);
 });
 
-test('a batch that cannot be stored is refused whole, and the next one is stored', async () => {
-  const { system, history, ids } = await largeFleet(600);
-  const write = history.write.bind(history);
-  let fails = true;
-  history.write = (change) =>
-    write(async (transaction) => {
-      const result = await change(transaction);
-      const stored = await transaction.get('SELECT count(*) AS n FROM commands');
-      if (fails && Number(stored?.n) > 0) throw new Error('no space left');
-      return result;
-    });
+test('a batch of which a crash stored only a part is removed at the next start, and no other one', async () => {
+  const { system, ids } = await largeFleet(300);
   const many = { machine_ids: ids, command: 'true', queue_for: hour, wait: 0 };
-  const totals = async ({ client }: TestSystem) => [
-    (await client.batches.list()).total,
-    (await client.commands.list()).total,
+  const [whole, part, begun] = [
+    await system.client.batches.create(many),
+    await system.client.batches.create(many),
+    await system.client.batches.create(many),
   ];
-  for (const [status, stored] of [
-    [500, [0, 0]],
-    [201, [1, 600]],
-  ] as const) {
-    const answer = await system.call('POST', '/commands/batch', { body: many });
-    expect([answer.status, await totals(system)]).toEqual([status, stored]);
-    fails = false;
-  }
   await system.broker.close();
+  // The spec is stored with the last part of a batch, and removed once the batch has ended.
+  const database = new DatabaseSync(join(system.dataDir, 'history.db'));
+  database.prepare('UPDATE batches SET spec = NULL WHERE id IN (?, ?)').run(part.id, begun.id);
+  const [first] = begun.results;
+  database.prepare("UPDATE commands SET journal_id = 'journal' WHERE id = ?").run(first?.id ?? '');
+  database.close();
   const again = await startFarhand({ dataDir: system.dataDir });
-  expect(await totals(again)).toEqual([1, 600]);
-  expect((await again.client.batches.list()).items).toMatchObject([{ counts: { queued: 600 } }]);
+  const { items } = await again.client.batches.list({ sort: 'created_at' });
+  expect(items.map(({ id, total }) => [id, total])).toEqual([
+    [whole.id, 300],
+    [begun.id, 300],
+  ]);
+  expect((await again.client.commands.list()).total).toBe(600);
 });
+
+test.each([
+  ['first', 0],
+  ['second', 100],
+])(
+  'a batch whose %s part cannot be stored is refused whole, and the next one is stored',
+  async (_name, most) => {
+    const { system, history, ids } = await largeFleet(600);
+    const write = history.write.bind(history);
+    let fails = true;
+    history.write = (change) =>
+      write(async (transaction) => {
+        const result = await change(transaction);
+        const stored = await transaction.get('SELECT count(*) AS n FROM commands');
+        if (fails && Number(stored?.n) > most) throw new Error('no space left');
+        return result;
+      });
+    const many = { machine_ids: ids, command: 'true', queue_for: hour, wait: 0 };
+    const totals = async ({ client }: TestSystem) => [
+      (await client.batches.list()).total,
+      (await client.commands.list()).total,
+    ];
+    for (const [status, stored] of [
+      [500, [0, 0]],
+      [201, [1, 600]],
+    ] as const) {
+      const answer = await system.call('POST', '/commands/batch', { body: many });
+      expect([answer.status, await totals(system)]).toEqual([status, stored]);
+      fails = false;
+    }
+    await system.broker.close();
+    const again = await startFarhand({ dataDir: system.dataDir });
+    expect(await totals(again)).toEqual([1, 600]);
+    expect((await again.client.batches.list()).items).toMatchObject([{ counts: { queued: 600 } }]);
+  },
+);
 
 test('a limited key sees the results of its machines only, and may not cancel what runs on others', async () => {
   const { system, ids, run } = await fleet(3);

@@ -40,8 +40,12 @@ export function createAuditRecorder(
     void write([{ ...first, action: 'refusals', machine_id: null, what }], newId('audit'));
   });
 
-  function recordAll(journal: Journal, deeds: readonly Deed[], id: string): void {
-    for (const [n, deed] of deeds.entries()) record(journal, deed, n === 0 ? id : `${id}_${n}`);
+  /** `before`: rows of the same request that were recorded earlier. */
+  function recordAll(journal: Journal, deeds: readonly Deed[], id: string, before = 0): void {
+    for (const [n, deed] of deeds.entries()) {
+      const row = before + n;
+      record(journal, deed, row === 0 ? id : `${id}_${row}`);
+    }
   }
 
   /** Writes records; a failed write is only logged, because the work of the request is done. */
@@ -55,6 +59,7 @@ export function createAuditRecorder(
     begin(action: string, who: Who, about: () => AuditedRequest, records = true) {
       const id = newId('audit');
       let committed = false;
+      let rows = 0;
       return {
         /** Adds the record to the transaction of the request's change. */
         commit(...[journal, made = {}, machines]: Parameters<Caller['commit']>): void {
@@ -64,7 +69,8 @@ export function createAuditRecorder(
           const { machine_ids, ...rest } = request.what;
           const what = { ...(machines ? rest : request.what), ...made };
           const deeds = deedsOf(who, action, 'ok', { machines: machines ?? request.machines, what });
-          recordAll(journal, deeds, id);
+          recordAll(journal, deeds, id, rows);
+          rows += deeds.length;
         },
         /** Writes the record at the end of the request, unless commit() did. Never rejects. */
         async settle(error?: unknown): Promise<void> {

@@ -145,8 +145,9 @@ export class Idempotency {
     const { commit } = caller;
     let made = false;
     let answer: string | undefined;
-    caller.commit = (journal, names = {}, machines) => {
-      commit(journal, names, machines);
+    caller.commit = (journal, names = {}, machines, more = false) => {
+      commit(journal, names, machines, more);
+      if (more) return;
       const [resource_id] = Object.values(names);
       if (resource_id === undefined) return;
       made = true;

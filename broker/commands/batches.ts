@@ -6,7 +6,8 @@ import { monotonic, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
-import { commandOf, specOf, type Tally } from './command.ts';
+
+import { type Batch, commandOf, specOf, type Tally } from './command.ts';
 import { assertFollowable, followMembers, type Sent } from './follow-batch.ts';
 import { type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { sourceOf } from './output-readers.ts';
@@ -17,15 +18,15 @@ import { listedBytes, serializeBatch, serializeFor, serializeListed } from './to
 type BatchContext = CommandContext & { scheduler: Scheduler };
 type CreateParams = Input<Api['batches']['create']>;
 
-/** Most members of a batch that are read in one turn of the event loop. */
-const sliceSize = 250;
+/** Most members of a batch that are written, or read, in one turn of the event loop. */
+const sliceSize = 100;
 /** Most bytes of output in all results of one batch together. */
 const mostOutput = 2 * 1000 * listedBytes;
 
 export class Batches {
   readonly handlers: Handlers['batches'] = {
     create: async (params, caller) => {
-      const { scheduler, store } = this.#context;
+      const { scheduler } = this.#context;
       const {
         command,
         args = null,
@@ -34,23 +35,13 @@ export class Batches {
         concurrency = null,
         max_failures = null,
       } = params;
-      const { key_id, request_id } = caller;
-      const [id, created_at] = [newId('batch') as BatchId, now()];
-      const origin = { created_at, requested_by: key_id, cancel: false };
+      const id = newId('batch') as BatchId;
+      const origin = { created_at: now(), requested_by: caller.key_id, cancel: false };
       const batch = { id, command, args, cwd, user, concurrency, max_failures, ...origin };
-      const machines = this.#machinesFor(params, caller);
-      for (const machine_id of machines) scheduler.refuseLongQueue(machine_id);
-      const progress = { ...batch, open: machines.length, running: 0, failures: 0 };
-      const members = machines.map((machine_id) => {
-        const member = commandOf(params, { machine_id, key_id, batch_id: id }, created_at);
-        return scheduler.create(member, request_id, progress);
-      });
-      await scheduler.store(members, (transaction) => {
-        store.insertBatch(batch, specOf(params), transaction);
-        for (const { record } of members) store.insert(record, undefined, transaction);
-        caller.commit(transaction, { batch_id: id }, machines);
-      });
-      await untilEnded(members, params.wait, caller.signal);
+      const waitUntil = monotonic() + params.wait;
+      const members: OpenCommand[] = [];
+      await scheduler.store(members, () => this.#store(batch, members, params, caller));
+      await untilEnded(members, waitUntil - monotonic(), caller.signal);
       return this.#detail(id, caller);
     },
     list: async (input, caller) => {
@@ -117,6 +108,41 @@ export class Batches {
   async summary(id: string, reachable: readonly MachineId[] | undefined) {
     const { store } = this.#context;
     return serializeBatch(await store.batch(id), await store.tally(id, reachable));
+  }
+
+  /**
+   * Stores a batch in slices and adds its commands to `members`. The batch is complete with its last slice; one that
+   * fails or that a crash cuts off is removed.
+   */
+  async #store(batch: Batch, members: OpenCommand[], params: CreateParams, caller: Caller): Promise<void> {
+    const { scheduler, store, log } = this.#context;
+    const { id: batch_id, created_at } = batch;
+    const { key_id, request_id } = caller;
+    const machines = this.#machinesFor(params, caller);
+    const progress = { ...batch, open: machines.length, running: 0, failures: 0 };
+    try {
+      while (members.length < machines.length) {
+        const slice = machines.slice(members.length, members.length + sliceSize).map((machine_id) => {
+          scheduler.refuseLongQueue(machine_id);
+          const member = commandOf(params, { machine_id, key_id, batch_id }, created_at);
+          return scheduler.create(member, request_id, progress);
+        });
+        members.push(...slice);
+        const more = members.length < machines.length;
+        await store.history.write((transaction) => {
+          if (slice.length === members.length) store.insertBatch(batch, transaction);
+          for (const { record } of slice) store.insert(record, undefined, transaction);
+          if (!more) store.completeBatch(batch_id, specOf(params), transaction);
+          const on = slice.map(({ record }) => record.machine_id);
+          caller.commit(transaction, { batch_id }, on, more);
+        });
+      }
+    } catch (error) {
+      await store.removeBatch(batch_id).catch((err: unknown) => {
+        log.warn({ err, batch_id }, 'a batch that was not stored completely is removed at the next start');
+      });
+      throw error;
+    }
   }
 
   /** A batch with the results on machines that the caller is allowed to use, in the order of the batch. */

@@ -23,6 +23,7 @@ import { bytesOf, eventsOf, type Part, partsFrom, sourceOf } from './output-read
 import { Scheduler } from './scheduler.ts';
 import { type CommandServices, type CommandSettings, CommandStore, columns, fromRow } from './store.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './to-json.ts';
+import { TurnLimit } from './turn-limit.ts';
 
 /** The parameters of a schedule's command, and the key whose rights the command has. */
 export interface ScheduledParams extends CommandParams {
@@ -39,6 +40,8 @@ export interface AcceptedCommand {
   within(ms: number, signal: AbortSignal): Promise<CommandRecord>;
 }
 
+/** Most ends of commands that are written in one turn of the event loop. */
+const mostEnds = 32;
 /** Most bytes of input sent to the machine in one call. */
 const inputBytes = 32 * 1024;
 
@@ -53,7 +56,8 @@ export async function createCommands(
   const store = await CommandStore.open(services, outputs, settings);
   await outputs.removeAllBut(await store.withFiles());
   const acknowledgements = new Acknowledgements(services.presence, log);
-  const context = { ...services, store, outputs, acknowledgements, stopping: stop.signal, log };
+  const ends = new TurnLimit(mostEnds);
+  const context = { ...services, store, outputs, acknowledgements, ends, stopping: stop.signal, log };
   const scheduler = new Scheduler(context);
   const batches = new Batches({ ...context, scheduler });
   await scheduler.recover();

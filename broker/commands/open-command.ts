@@ -23,6 +23,7 @@ import type { Link } from '../presence/index.ts';
 import { type BatchProgress, type Command, type End, endOf, isSound, type Spec } from './command.ts';
 import type { Output, OutputDirectory } from './output.ts';
 import type { CommandServices, CommandStore } from './store.ts';
+import type { TurnLimit } from './turn-limit.ts';
 import { WaitLimit } from './wait-limit.ts';
 
 /** The services, store and scheduler that all open commands share. */
@@ -31,6 +32,8 @@ export interface CommandContext extends CommandServices {
   outputs: OutputDirectory;
   scheduler: OpenCommands;
   acknowledgements: Acknowledgements;
+  /** Limits how many ends are written in one turn of the event loop. */
+  ends: TurnLimit;
   /** Fires when the broker stops. */
   stopping: AbortSignal;
   log: Logger;
@@ -354,7 +357,8 @@ export class OpenCommand {
     this.#cancelAnnouncement();
     this.end = { ...this.record, finished_at: now(), ...how };
     const end = { ...this.end, ...(await this.output.final()) };
-    const { store, stopping, log } = this.#context;
+    const { store, ends, stopping, log } = this.#context;
+    await ends.enter();
     const announced = this.#announced;
     // A write that fails (disk full) is tried again until it succeeds.
     while (!stopping.aborted) {

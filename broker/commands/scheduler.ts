@@ -11,8 +11,8 @@ import type { Link } from '../presence/index.ts';
 import type { BatchProgress, Command, End, Spec } from './command.ts';
 import { type CommandContext, OpenCommand } from './open-command.ts';
 
-/** Most decisions in one turn of the event loop; each decision causes a write. */
-const mostDecisions = 250;
+/** Most decisions in one turn of the event loop; each decision causes a write, and most of them a call. */
+const mostDecisions = 32;
 /** Delay before a failed round of decisions is tried again. */
 const retryMs = 1_000;
 /** A command is lost when its machine has been offline for this long. */
@@ -53,6 +53,7 @@ export class Scheduler {
   /** Crash recovery: reopens the commands, and their batches, that an earlier broker left open. */
   async recover(): Promise<void> {
     const { store, outputs } = this.#context;
+    await store.removeIncompleteBatches();
     const batches = new Map((await store.openBatches()).map((batch) => [batch.id, batch]));
     for (const command of await store.open()) {
       const batch = command.batch_id === null ? undefined : batches.get(command.batch_id);
@@ -79,11 +80,12 @@ export class Scheduler {
     const { store } = this.#context;
     const link = this.#linkFor(command);
     const open = this.create({ ...command, journal_id: link?.journalId ?? '' }, requestId);
-    await this.store([open], (transaction) => {
+    const write = (transaction: HistoryTransaction): void => {
       // A spec can contain secrets: it is stored only with a command that may wait.
       store.insert(open.record, link && command.queue_until === null ? undefined : spec, transaction);
       also(transaction);
-    });
+    };
+    await this.store([open], () => store.history.write(write));
     if (link && !open.end) void open.follow(link, spec);
     return open;
   }
@@ -97,15 +99,12 @@ export class Scheduler {
   }
 
   /**
-   * Runs `write`, which stores these commands, in a transaction. Then the scheduler may start them. Commands
-   * that could not be stored are dropped.
+   * Runs `write`, which stores these commands. Then the scheduler may start them. Commands that could not be
+   * stored are dropped.
    */
-  async store(
-    added: readonly OpenCommand[],
-    write: (transaction: HistoryTransaction) => void,
-  ): Promise<void> {
+  async store(added: readonly OpenCommand[], write: () => Promise<void>): Promise<void> {
     try {
-      await this.#context.store.history.write(write);
+      await write();
       this.#release(added);
     } catch (error) {
       for (const open of added) this.remove(open);

@@ -283,11 +283,34 @@ export class CommandStore {
     }
   }
 
-  /** Inserts a batch with the spec of its members. */
-  insertBatch(batch: Batch, spec: Spec, transaction: HistoryTransaction): void {
+  /** Inserts a batch that is not complete yet. */
+  insertBatch(batch: Batch, transaction: HistoryTransaction): void {
     const args = batch.args && JSON.stringify(batch.args);
-    const cancel = Number(batch.cancel);
-    transaction.put('batches', 'id', { ...batch, args, cancel, spec: JSON.stringify(spec) });
+    transaction.put('batches', 'id', { ...batch, args, cancel: Number(batch.cancel) });
+  }
+
+  /** Stores what the members of a batch run, once all of them are stored. */
+  completeBatch(id: BatchId, spec: Spec, transaction: HistoryTransaction): void {
+    transaction.run('UPDATE batches SET spec = ? WHERE id = ?', JSON.stringify(spec), id);
+  }
+
+  /**
+   * Removes the batches that a crash cut off while they were stored. Their requests were not answered, and no agent
+   * got any of their commands.
+   */
+  async removeIncompleteBatches(): Promise<void> {
+    const open = 'SELECT batch_id FROM commands WHERE finished_at IS NULL';
+    const begun = `SELECT 1 FROM commands WHERE batch_id = batches.id AND (journal_id <> '' OR finished_at IS NOT NULL)`;
+    const incomplete = `spec IS NULL AND id IN (${open}) AND NOT EXISTS (${begun})`;
+    const rows = await this.history.all(`SELECT id FROM batches WHERE ${incomplete}`);
+    for (const row of rows) await this.removeBatch(textIn(row, 'id'));
+  }
+
+  async removeBatch(id: string): Promise<void> {
+    await this.history.write((transaction) => {
+      transaction.run('DELETE FROM commands WHERE batch_id = ?', id);
+      transaction.run('DELETE FROM batches WHERE id = ?', id);
+    });
   }
 
   /** The batch with this id. Throws batch_not_found. */

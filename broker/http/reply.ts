@@ -8,7 +8,7 @@ import mime from 'mime';
 import { z } from 'zod';
 import type { Route } from '../../shared/api/route.ts';
 import type { BytesReply, Caller, GrowingReply, RawReply, SentEvent } from '../../shared/api/route-table.ts';
-import { after, iso } from '../../shared/clock.ts';
+import { after, iso, nextTurn } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Quota } from '../../shared/quota.ts';
 
@@ -34,6 +34,10 @@ const pieceBytes = 64 * 1024;
 const types: Readonly<Record<string, string>> = { ts: 'text/plain', mts: 'text/plain' };
 /** Most characters of JSON that may be in memory for slow readers, in all answers together. */
 const answers = new Quota(128 * 1024 * 1024, 'answers wait for slow readers');
+/** Most items of an array that are checked and written in one turn of the event loop. */
+const mostItems = 100;
+/** What an item of a long array is taken to need in memory while the answer is sent. */
+const itemBytes = 1_000;
 const page = z.object({ items: z.array(z.unknown()), total: z.number() });
 const paging = z.object({ limit: z.number(), offset: z.number() });
 
@@ -61,7 +65,35 @@ export async function sendReply(exchange: Exchange, reply: unknown): Promise<voi
     const text = growingOf(reply as GrowingReply<Record<string, unknown>, string>, route, metaOf(caller));
     return send(exchange, text, { status, headers: { 'Content-Type': jsonType } });
   }
-  return kind === 'raw' ? sendRaw(exchange.ctx, reply as RawReply) : sendObject(exchange, reply);
+  if (kind === 'raw') return sendRaw(exchange.ctx, reply as RawReply);
+  const long = longReply(route, reply);
+  if (!long) return sendObject(exchange, reply);
+  occupyMemory(exchange.ctx, long.count * itemBytes);
+  return send(exchange, growingOf(long, route, metaOf(caller)), {
+    status,
+    headers: { 'Content-Type': jsonType },
+  });
+}
+
+type GrowingParts = Omit<GrowingReply<Record<string, unknown>, string>, 'meta'> & { meta?: object };
+
+/** A reply whose array is too long to be checked in one turn of the event loop; else undefined. */
+function longReply(
+  { grows = '', parts }: Route,
+  reply: unknown,
+): (GrowingParts & { count: number }) | undefined {
+  if (!parts) return undefined;
+  // The cast is safe: a route with parts answers an object, in which `grows` names an array.
+  const { [grows]: items, ...head } = reply as Record<string, unknown> & { [grows: string]: unknown[] };
+  const count = items?.length ?? 0;
+  return items && count > mostItems ? { head, items: slicesOf(items), count } : undefined;
+}
+
+async function* slicesOf(items: unknown[]): AsyncGenerator<unknown[]> {
+  for (let at = 0; at < items.length; at += mostItems) {
+    yield items.slice(at, at + mostItems);
+    await nextTurn();
+  }
 }
 
 function metaOf(caller: Caller) {
@@ -89,13 +121,18 @@ function sendObject({ ctx, route, input, caller }: Exchange, reply: unknown): vo
     meta = { ...meta, total, limit, offset, has_more };
   } else data = route.reply.parse(reply);
   const text = JSON.stringify({ data, meta });
-  const release = answers.take(text.length);
-  if (ctx.res.closed) release();
-  else ctx.res.once('close', release);
+  occupyMemory(ctx, text.length);
   ctx.status = route.status;
   // Set here because koa otherwise searches its table of types for each answer.
   ctx.set('Content-Type', jsonType);
   ctx.body = text;
+}
+
+/** Counts bytes against the quota of answers until the answer is sent. */
+function occupyMemory({ res }: Context, bytes: number): void {
+  const release = answers.take(bytes);
+  if (res.closed) release();
+  else res.once('close', release);
 }
 
 function sendRaw(ctx: Context, { status = 200, type, body, etag }: RawReply): void {
@@ -169,7 +206,7 @@ async function* eventsOf(
 
 /** Writes the envelope of one object whose array comes last and is written batch by batch. */
 async function* growingOf(
-  { head, items, meta }: GrowingReply<Record<string, unknown>, string>,
+  { head, items, meta }: GrowingParts,
   { grows, parts }: Route,
   own: object,
 ): AsyncGenerator<string> {

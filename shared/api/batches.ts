@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { command, exit, outputGap, outputPiece, requestedBy, spec, wait } from './commands.ts';
 import { list } from './define-list-route.ts';
-import { outgoing, single } from './define-route.ts';
+import { inPieces, outgoing, single } from './define-route.ts';
 import { batchId, commandId, machineId, named, queryNumber, tagList, timestamp } from './route.ts';
 
 export const mostMachines = 10_000;
@@ -74,7 +74,7 @@ export const batches = {
         'args, env and stdin of a batch must not exceed 64 KiB together; upload a file first, and let the command read that',
       ),
     example: { tags: ['web'], command: 'uptime', concurrency: 10, max_failures: 2 },
-    reply: withResults,
+    ...inPieces(withResults, 'results'),
     status: 201,
     idempotency: 'replay',
     waits: true,
@@ -87,7 +87,7 @@ export const batches = {
   }),
   get: single('GET', '/batches/{batch_id}', 'commands:read', {
     summary: 'Get a batch and its results',
-    reply: withResults,
+    ...inPieces(withResults, 'results'),
   }),
   stream: outgoing('events', '/batches/{batch_id}/stream', 'commands:read', {
     summary: 'Follow the output of all commands of a batch, and its end, in one stream',
@@ -110,6 +110,6 @@ export const batches = {
     summary: 'Cancel a batch',
     description:
       'Commands that have not started never run. Running commands are killed with all their processes.',
-    reply: withResults,
+    ...inPieces(withResults, 'results'),
   }),
 };

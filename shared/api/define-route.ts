@@ -36,7 +36,7 @@ export type Definition<
 > = Pick<Route, 'summary'> &
   Partial<Pick<Route, 'base' | 'status'>> &
   Pick<Route, 'description' | 'example' | 'types' | 'replyHeaders' | 'errors' | 'idempotency' | 'again'> &
-  Pick<Route, 'bodyLimit' | 'impliesMachine' | 'waits' | 'confirmed' | 'lastEvent'> & {
+  Pick<Route, 'bodyLimit' | 'impliesMachine' | 'waits' | 'confirmed' | 'lastEvent' | 'grows' | 'parts'> & {
     query?: Q;
     headers?: H;
     body?: B;
@@ -54,6 +54,13 @@ export function single<
   return build('single', method, path, access, definition);
 }
 
+/** A reply with an array that may be long: it is checked and sent in pieces. */
+export function inPieces<R extends z.ZodObject>(reply: R, grows: keyof z.output<R> & string) {
+  const { [grows]: items, ...others } = reply.shape;
+  // The cast is safe: `grows` names a field of the reply.
+  return { reply, grows, parts: { items: items as z.ZodType, rest: z.object(others) } };
+}
+
 /** Defines a route that answers one object with an array of any length, which is sent while it is read. */
 export function growing<
   const P extends string,
@@ -62,10 +69,7 @@ export function growing<
   Q extends z.ZodRawShape = NoShape,
 >(path: P, access: Access, definition: Definition<Q, NoShape, Nothing, R> & { grows: G }) {
   const { grows, ...given } = definition;
-  const { [grows]: items, ...others } = definition.reply.shape;
-  // The cast is safe: `grows` names a field of the reply.
-  const parts = { items: items as z.ZodType, rest: z.object(others) };
-  return { ...build('growing', 'GET', path, access, given), grows, parts };
+  return { ...build('growing', 'GET', path, access, given), ...inPieces(definition.reply, grows) };
 }
 
 /** Defines a route whose body is bytes or a form instead of JSON. */

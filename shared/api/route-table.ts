@@ -165,9 +165,15 @@ export interface Caller extends Rights {
   /**
    * Adds this request's audit entry and idempotency key to the commit of its change. `made`: ids of created
    * objects, of which a repeated request gets the first. `machines`: affected machines that the request does
-   * not name. In a state transaction the rights are checked again, with the errors of authorization.
+   * not name. `more`: further commits of the same change follow; the idempotency key is added to the last one. In a
+   * state transaction the rights are checked again, with the errors of authorization.
    */
-  commit(journal: Journal, made?: Readonly<Record<string, string>>, machines?: readonly MachineId[]): void;
+  commit(
+    journal: Journal,
+    made?: Readonly<Record<string, string>>,
+    machines?: readonly MachineId[],
+    more?: boolean,
+  ): void;
 }
 
 /**

@@ -71,9 +71,9 @@ export interface Route<
   errors?: readonly Code[];
   /** Only for lists: names of the fields to filter by, whose values are in the path or query. */
   filters?: readonly string[];
-  /** Only for growing routes: the name of the array. */
+  /** For growing routes, and single ones whose answer may be long: the name of the array. */
   grows?: string;
-  /** Only for growing routes: the schema of the array's items, and of the object without the array. */
+  /** With `grows`: the schema of the array's items, and of the object without the array. */
   parts?: { items: z.ZodType; rest: z.ZodType };
   status: 101 | 200 | 201;
   /**

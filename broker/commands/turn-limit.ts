@@ -1,0 +1,27 @@
+// Spreads work over turns of the event loop, so that a flood of it does not delay other requests.
+
+export class TurnLimit {
+  readonly #most: number;
+  #left: number;
+  readonly #waiting: (() => void)[] = [];
+
+  /** `most`: pieces of work in one turn. */
+  constructor(most: number) {
+    this.#most = most;
+    this.#left = most;
+  }
+
+  /** Resolves when the caller may do its work: now, or in a later turn; in the order of the calls. */
+  async enter(): Promise<void> {
+    if (this.#left === this.#most) setImmediate(() => this.#nextTurn());
+    if (this.#left > 0) this.#left -= 1;
+    else await new Promise<void>((resolve) => this.#waiting.push(resolve));
+  }
+
+  #nextTurn(): void {
+    const entering = this.#waiting.splice(0, this.#most);
+    this.#left = this.#most - entering.length;
+    if (entering.length > 0) setImmediate(() => this.#nextTurn());
+    for (const enter of entering) enter();
+  }
+}
