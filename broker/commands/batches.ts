@@ -6,13 +6,12 @@ import { monotonic, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
-
+import { batchColumns, batchFromRow } from './batch-store.ts';
 import { type Batch, commandOf, specOf, type Tally } from './command.ts';
 import { assertFollowable, followMembers, type Sent } from './follow-batch.ts';
 import { type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { sourceOf } from './output-readers.ts';
 import type { Scheduler } from './scheduler.ts';
-import { batchColumns, batchFromRow } from './store.ts';
 import { listedBytes, serializeBatch, serializeFor, serializeListed } from './to-json.ts';
 
 type BatchContext = CommandContext & { scheduler: Scheduler };
@@ -59,7 +58,7 @@ export class Batches {
       );
       const items = page.items.map(async (row) => {
         const batch = batchFromRow(row);
-        return serializeBatch(batch, await store.tally(batch.id, reachable));
+        return serializeBatch(batch, await store.batches.tally(batch.id, reachable));
       });
       return { items: await Promise.all(items), total: page.total };
     },
@@ -67,21 +66,21 @@ export class Batches {
     stream: async ({ batch_id: id, tail }, caller) => {
       const { store } = this.#context;
       assertFollowable(id, (await this.machinesOf(id)).length);
-      const rows = await store.ofBatch(id, 0, mostFollowed);
+      const rows = await store.batches.members(id, 0, mostFollowed);
       const members = rows.flatMap(({ command }) => (caller.reaches(command.machine_id) ? [command] : []));
       const events = followMembers(members, (one) => sourceOf(this.#context, one), tail, caller);
       return this.#withEnd(id, events, caller);
     },
     cancel: async ({ batch_id: id }, caller) => {
       const { store, scheduler } = this.#context;
-      await store.batch(id);
+      await store.batches.get(id);
       if (!(await this.machinesOf(id)).every((machine) => caller.reaches(machine))) {
         const message = `batch ${id} has machines that this key is not allowed to use, so this key cannot cancel it`;
         throw new AppError('forbidden', message, { batch_id: id });
       }
       const open = scheduler.all().filter(({ record }) => record.batch_id === id);
       if (open.length > 0) {
-        await store.cancelBatch(id);
+        await store.batches.cancel(id);
         await scheduler.cancelAll(open, caller);
         await untilEnded(open, cancelWaitMs);
       }
@@ -96,7 +95,7 @@ export class Batches {
 
   /** The machines of a batch; empty when the batch does not exist. */
   machinesOf(id: string): Promise<MachineId[]> {
-    return this.#context.store.machinesOfBatch(id);
+    return this.#context.store.batches.machines(id);
   }
 
   async *#withEnd(id: string, events: AsyncGenerator<Sent>, caller: Caller): AsyncGenerator<Sent> {
@@ -107,7 +106,7 @@ export class Batches {
   /** A batch with the counts of its commands on these machines, or on all. */
   async summary(id: string, reachable: readonly MachineId[] | undefined) {
     const { store } = this.#context;
-    return serializeBatch(await store.batch(id), await store.tally(id, reachable));
+    return serializeBatch(await store.batches.get(id), await store.batches.tally(id, reachable));
   }
 
   /**
@@ -130,15 +129,15 @@ export class Batches {
         members.push(...slice);
         const more = members.length < machines.length;
         await store.history.write((transaction) => {
-          if (slice.length === members.length) store.insertBatch(batch, transaction);
+          if (slice.length === members.length) store.batches.insert(batch, transaction);
           for (const { record } of slice) store.insert(record, undefined, transaction);
-          if (!more) store.completeBatch(batch_id, specOf(params), transaction);
+          if (!more) store.batches.complete(batch_id, specOf(params), transaction);
           const on = slice.map(({ record }) => record.machine_id);
           caller.commit(transaction, { batch_id }, on, more);
         });
       }
     } catch (error) {
-      await store.removeBatch(batch_id).catch((err: unknown) => {
+      await store.batches.remove(batch_id).catch((err: unknown) => {
         log.warn({ err, batch_id }, 'a batch that was not stored completely is removed at the next start');
       });
       throw error;
@@ -148,13 +147,13 @@ export class Batches {
   /** A batch with the results on machines that the caller is allowed to use, in the order of the batch. */
   async #detail(id: BatchId, caller: Caller): Promise<Reply<Api['batches']['get']>> {
     const { store, scheduler } = this.#context;
-    const batch = await store.batch(id);
+    const batch = await store.batches.get(id);
     const count = (await this.machinesOf(id)).length;
     const most = Math.min(listedBytes, Math.floor(mostOutput / count / 2));
     const results: Reply<Api['batches']['get']>['results'] = [];
     const tally: Tally[] = [];
     for (let from: number | undefined = 0; from !== undefined; ) {
-      const rows = await store.ofBatch(id, from, sliceSize);
+      const rows = await store.batches.members(id, from, sliceSize);
       for (const { command } of rows.filter((row) => caller.reaches(row.command.machine_id))) {
         const member = (await scheduler.get(command.id)?.current(most)) ?? command;
         results.push(serializeFor(caller, serializeListed(member, most)));

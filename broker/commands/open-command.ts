@@ -390,7 +390,7 @@ export class OpenCommand {
     if (batch) {
       batch.open -= 1;
       if (end.status !== 'completed') batch.failures += 1;
-      if (batch.open === 0) store.dropSpec(batch.id);
+      if (batch.open === 0) store.batches.dropSpec(batch.id);
     }
     store.limitOutput(end.kept_bytes);
     this.output.changed.wake();

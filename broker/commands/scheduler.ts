@@ -53,8 +53,8 @@ export class Scheduler {
   /** Crash recovery: reopens the commands, and their batches, that an earlier broker left open. */
   async recover(): Promise<void> {
     const { store, outputs } = this.#context;
-    await store.removeIncompleteBatches();
-    const batches = new Map((await store.openBatches()).map((batch) => [batch.id, batch]));
+    await store.batches.removeIncomplete();
+    const batches = new Map((await store.batches.open()).map((batch) => [batch.id, batch]));
     for (const command of await store.open()) {
       const batch = command.batch_id === null ? undefined : batches.get(command.batch_id);
       const record = { ...command, cancel: command.cancel || (batch?.cancel ?? false) };

@@ -1,6 +1,6 @@
-// Stores commands and batches in the history database (SQLite), and limits the age and size of their output.
+// Stores commands in the history database (SQLite), and limits the age and size of their output.
 import type { EventType } from '../../shared/api/events.ts';
-import type { BatchId, MachineId } from '../../shared/api/route.ts';
+import type { MachineId } from '../../shared/api/route.ts';
 import type { Journal } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
@@ -16,7 +16,8 @@ import { countRows } from '../paging.ts';
 import type { Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/state.ts';
-import type { Batch, BatchProgress, Command, Spec, Tally } from './command.ts';
+import { BatchStore } from './batch-store.ts';
+import type { Command, Spec } from './command.ts';
 import type { OutputDirectory } from './output.ts';
 import { durationOf, listedBytes } from './to-json.ts';
 
@@ -54,7 +55,7 @@ const changing = [
   ...(['stdout_start', 'stderr_start', 'started_at', 'finished_at', 'reason', 'journal_id'] as const),
   ...(['cancel', 'kept_bytes'] as const),
 ];
-const stored = `${lasting}, ${changing.join(', ')}`;
+export const stored = `${lasting}, ${changing.join(', ')}`;
 /** Selects a column that the members of a batch share: it is stored once, in the batch's row. */
 const ofBatch = (column: string): string =>
   `iif(batch_id IS NULL, ${column}, (SELECT ${column} FROM batches WHERE batches.id = batch_id)) AS ${column}`;
@@ -75,16 +76,7 @@ const dropFiles = `UPDATE commands SET kept_bytes = 0,
   stderr_start = stderr_bytes - ifnull((SELECT length(stderr) FROM command_tails t WHERE t.id = commands.id), length(stderr))
   WHERE id = ?`;
 
-const batchTable = `CREATE TABLE batches (
-    id TEXT NOT NULL UNIQUE, command TEXT NOT NULL, args TEXT, cwd TEXT, user TEXT, concurrency INTEGER,
-    max_failures INTEGER, created_at INTEGER NOT NULL, requested_by TEXT NOT NULL, cancel INTEGER NOT NULL, spec TEXT
-  );
-  CREATE INDEX batches_by_time ON batches (created_at)`;
-/** The columns of a batch without its spec, which can contain secrets. */
-export const batchColumns =
-  'id, command, args, cwd, user, concurrency, max_failures, created_at, requested_by, cancel';
 const ended = 'kept_bytes > 0 AND finished_at IS NOT NULL';
-const memberless = 'NOT EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id)';
 
 /** The parts of the broker that commands use. */
 export interface CommandServices {
@@ -112,6 +104,7 @@ const mostOfBatch = 4096;
 
 export class CommandStore {
   readonly history: History;
+  readonly batches: BatchStore;
   readonly #services: CommandServices;
   readonly #outputs: OutputDirectory;
   readonly #keepBytes: number;
@@ -126,6 +119,7 @@ export class CommandStore {
     storedBytes: number,
   ) {
     this.history = services.history;
+    this.batches = new BatchStore(services.history, outputs.log);
     this.#services = services;
     this.#outputs = outputs;
     this.#keepBytes = keepBytes;
@@ -140,7 +134,7 @@ export class CommandStore {
     const { history } = services;
     // Version 0.1.0 created these tables in three steps.
     await history.migrate('commands', tables, 3);
-    await history.migrate('batches', [batchTable]);
+    await BatchStore.migrate(history, keepMs);
     const stored = await history.get(`SELECT total(kept_bytes) AS n FROM commands WHERE ${ended}`);
     const store = new CommandStore(services, outputs, keepBytes, Number(stored?.n));
     const removed = (rows: Row[]): void => {
@@ -149,7 +143,6 @@ export class CommandStore {
     };
     const where = 'finished_at < ?1';
     history.retain({ table: 'commands', column: 'created_at', keepMs, where, removed });
-    history.retain({ table: 'batches', column: 'created_at', keepMs, where: memberless });
     return store;
   }
 
@@ -282,91 +275,6 @@ export class CommandStore {
       this.#outputs.remove([textIn(dropped, 'id')]);
     }
   }
-
-  /** Inserts a batch that is not complete yet. */
-  insertBatch(batch: Batch, transaction: HistoryTransaction): void {
-    const args = batch.args && JSON.stringify(batch.args);
-    transaction.put('batches', 'id', { ...batch, args, cancel: Number(batch.cancel) });
-  }
-
-  /** Stores what the members of a batch run, once all of them are stored. */
-  completeBatch(id: BatchId, spec: Spec, transaction: HistoryTransaction): void {
-    transaction.run('UPDATE batches SET spec = ? WHERE id = ?', JSON.stringify(spec), id);
-  }
-
-  /**
-   * Removes the batches that a crash cut off while they were stored. Their requests were not answered, and no agent
-   * got any of their commands.
-   */
-  async removeIncompleteBatches(): Promise<void> {
-    const open = 'SELECT batch_id FROM commands WHERE finished_at IS NULL';
-    const begun = `SELECT 1 FROM commands WHERE batch_id = batches.id AND (journal_id <> '' OR finished_at IS NOT NULL)`;
-    const incomplete = `spec IS NULL AND id IN (${open}) AND NOT EXISTS (${begun})`;
-    const rows = await this.history.all(`SELECT id FROM batches WHERE ${incomplete}`);
-    for (const row of rows) await this.removeBatch(textIn(row, 'id'));
-  }
-
-  async removeBatch(id: string): Promise<void> {
-    await this.history.write((transaction) => {
-      transaction.run('DELETE FROM commands WHERE batch_id = ?', id);
-      transaction.run('DELETE FROM batches WHERE id = ?', id);
-    });
-  }
-
-  /** The batch with this id. Throws batch_not_found. */
-  async batch(id: string): Promise<Batch> {
-    const row = await this.history.get(`SELECT ${batchColumns} FROM batches WHERE id = ?`, id);
-    if (row) return batchFromRow(row);
-    throw new AppError('batch_not_found', `no batch has the id ${id}`, { batch_id: id });
-  }
-
-  /** The progress of the batches that an earlier broker left open. */
-  async openBatches(): Promise<BatchProgress[]> {
-    const members = 'SELECT count(*) FROM commands WHERE batch_id = batches.id';
-    const sql = `SELECT id, concurrency, max_failures, cancel, 0 AS running, (${members} AND finished_at IS NULL) AS open,
-        (${members} AND finished_at IS NOT NULL AND status <> 'completed') AS failures
-      FROM batches WHERE id IN (SELECT batch_id FROM commands WHERE finished_at IS NULL)`;
-    const rows = await this.history.all(sql);
-    return rows.map((row) => ({ ...(row as unknown as BatchProgress), cancel: row.cancel === 1 }));
-  }
-
-  async cancelBatch(id: BatchId): Promise<void> {
-    const cancel = 'UPDATE batches SET cancel = 1 WHERE id = ?';
-    await this.history.write((transaction) => transaction.run(cancel, id));
-  }
-
-  /** Removes the spec of a batch, which can contain secrets, once none of its members will start any more. */
-  dropSpec(id: BatchId): void {
-    this.history
-      .write((transaction) => transaction.run('UPDATE batches SET spec = NULL WHERE id = ?', id))
-      .catch((err: unknown) =>
-        this.#outputs.log.warn({ err, batch_id: id }, 'env and stdin of an ended batch could not be deleted'),
-      );
-  }
-
-  /** Up to `count` members of a batch from row `from` on; `next` is the row to continue at. */
-  async ofBatch(id: string, from: number, count: number): Promise<{ command: Command; next: number }[]> {
-    const rows = await this.history.all(
-      `SELECT rowid + 1 AS next, ${stored} FROM commands WHERE batch_id = ? AND rowid >= ? ORDER BY rowid LIMIT ?`,
-      ...[id, from, count],
-    );
-    return rows.map(({ next, ...row }) => ({ command: fromRow(row), next: Number(next) }));
-  }
-
-  /** Counts the members of a batch by status, on these machines or on all. */
-  async tally(batchId: string, machines?: readonly MachineId[]): Promise<Tally[]> {
-    const rows = await this.history.all(
-      `SELECT status, count(*) AS n, max(finished_at) AS finished_at FROM commands
-       WHERE batch_id = ?1 AND (?2 IS NULL OR machine_id IN (SELECT value FROM json_each(?2))) GROUP BY status`,
-      ...[batchId, machines ? JSON.stringify(machines) : null],
-    );
-    return rows.map((row) => row as unknown as Tally);
-  }
-
-  async machinesOfBatch(batchId: string): Promise<MachineId[]> {
-    const rows = await this.history.all('SELECT machine_id FROM commands WHERE batch_id = ?', batchId);
-    return rows.map((row) => textIn(row, 'machine_id') as MachineId);
-  }
 }
 
 /** Converts a command to a row. The batch's row has the command line of its members. */
@@ -394,15 +302,6 @@ export function fromRow(row: Row): Command {
     args: row.args === null ? null : (jsonIn(row, 'args') as string[]),
     stdout: Buffer.from(row.stdout as Uint8Array),
     stderr: Buffer.from(row.stderr as Uint8Array),
-    cancel: row.cancel === 1,
-  };
-}
-
-/** Converts a row to a batch; the columns are those that insertBatch() writes. */
-export function batchFromRow(row: Row): Batch {
-  return {
-    ...(row as unknown as Batch),
-    args: row.args === null ? null : (jsonIn(row, 'args') as string[]),
     cancel: row.cancel === 1,
   };
 }
