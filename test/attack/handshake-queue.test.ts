@@ -1,5 +1,5 @@
 // Many connections at once to the port of agents: they wait for their TLS handshake instead of being reset, in turns
-// by source, and those that stall or leave hold up nobody.
+// by source, and those that stall or leave delay no other.
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { connect as connectTls } from 'node:tls';
