@@ -23,7 +23,11 @@ class Fleet {
   readonly #stop = new AbortController();
   readonly #rows = new Map<number, MachineRow>();
   readonly #indexes = new Map<string, number>();
-  readonly #asked = new Set<number>();
+  /** The number of the last request for each page; an older answer that arrives late is ignored. */
+  readonly #asked = new Map<number, number>();
+  #requests = 0;
+  /** Machines that are not in this list although they reported; each is looked for once. */
+  readonly #foreign = new Set<string>();
   #view = { first: 0, last: pageSize - 1 };
 
   constructor(query: MachineQuery, changed: () => void) {
@@ -49,7 +53,7 @@ class Fleet {
   /** Reads the rows in view again; those out of view are read when they come into view. */
   refresh(): void {
     const inView = this.#pagesInView();
-    for (const page of [...this.#asked]) if (!inView.includes(page)) this.#asked.delete(page);
+    for (const page of [...this.#asked.keys()]) if (!inView.includes(page)) this.#asked.delete(page);
     for (const page of inView) void this.#read(page);
   }
 
@@ -60,7 +64,10 @@ class Fleet {
       const before = index === undefined ? undefined : this.#rows.get(index);
       if (index !== undefined && before) this.#rows.set(index, { ...before, ...machine });
     }
-    if (removed.some((id) => this.#indexes.has(id))) this.refresh();
+    const unknown = changed.filter(({ id }) => !this.#indexes.has(id) && !this.#foreign.has(id));
+    const isNew = unknown.length > 0 && this.total !== undefined && this.total < pageSize;
+    if (isNew) for (const { id } of unknown) this.#foreign.add(id);
+    if (isNew || this.error !== undefined || removed.some((id) => this.#indexes.has(id))) this.refresh();
     this.#changed();
   }
 
@@ -74,12 +81,14 @@ class Fleet {
   }
 
   async #read(page: number): Promise<void> {
-    this.#asked.add(page);
+    this.#requests += 1;
+    const request = this.#requests;
+    this.#asked.set(page, request);
     try {
       const offset = page * pageSize;
       const input = { ...this.#query, limit: pageSize, offset };
       const { items, total } = await client.machines.statuses(input, { signal: this.#stop.signal });
-      if (this.#stop.signal.aborted) return;
+      if (this.#stop.signal.aborted || this.#asked.get(page) !== request) return;
       if (total < (this.total ?? 0)) this.#forget(total);
       this.total = total;
       this.error = undefined;

@@ -41,7 +41,11 @@ export function Machines() {
   const { total } = fleet;
   const body = (): preact.ComponentChildren => {
     if (total === undefined)
-      return fleet.error === undefined ? <Placeholder /> : <Failed error={fleet.error} />;
+      return fleet.error === undefined ? (
+        <Placeholder />
+      ) : (
+        <Failed error={fleet.error} retry={() => fleet.refresh()} />
+      );
     if (total === 0) return filtered ? <NoneFound /> : <NoMachines />;
     return (
       <VirtualRows
