@@ -6,6 +6,7 @@ import type { Context, Next } from 'koa';
 import { AppError, isErrno } from '../../shared/errors.ts';
 import { home, shipped } from '../../shared/install-layout.ts';
 import { newNonce, pagePolicy } from './page-policy.ts';
+import { sendRaw } from './reply.ts';
 
 /** Directory of the built console. */
 export const consoleDirectory = shipped('console', () => join(home, 'generated/console'));
@@ -16,20 +17,21 @@ const types: Readonly<Record<string, string>> = {
   '.svg': 'image/svg+xml',
   '.woff2': 'font/woff2',
 };
-const asset = /^\/console\/assets\/([\w.-]+-[A-Za-z0-9]{6,16}\.(?:js|css|svg|woff2))$/;
+const assetPath = /^\/console\/assets\/([\w.-]{1,100}-[A-Za-z0-9]{6,16}\.(?:js|css|svg|woff2))$/;
 const immutable = 'public, max-age=31536000, immutable';
 /** The files with compressed content beside each asset, by content coding. */
 const endings: Readonly<Record<string, string>> = { br: '.br', gzip: '.gz', identity: '' };
 
 /** Answers requests for `/` by a browser, and for paths below `/console`; all others go on. */
 export function serveConsole(directory: string) {
+  const find = sharedAssets(directory);
   return async (ctx: Context, next: Next): Promise<void> => {
     const { method, path } = ctx;
     if (method !== 'GET' && method !== 'HEAD') return void (await next());
     if (path === '/' && /\btext\/html\b/i.test(ctx.get('accept')))
       return ctx.redirect(existsSync(join(directory, 'index.html')) ? '/console/' : '/docs');
     if (path !== '/console' && !path.startsWith('/console/')) return void (await next());
-    if (path.startsWith('/console/assets/')) await sendAsset(ctx, directory);
+    if (path.startsWith('/console/assets/')) await sendAsset(ctx, find);
     else await sendPage(ctx, directory);
   };
 }
@@ -49,20 +51,40 @@ async function sendPage(ctx: Context, directory: string): Promise<void> {
   ctx.body = page.toString().replaceAll('__NONCE__', nonce);
 }
 
-async function sendAsset(ctx: Context, directory: string): Promise<void> {
-  const name = asset.exec(ctx.path)?.[1];
+async function sendAsset(ctx: Context, find: Find): Promise<void> {
+  const name = assetPath.exec(ctx.path)?.[1];
   const coding = ctx.acceptsEncodings('br', 'gzip', 'identity') || 'identity';
-  const compressed =
-    name && coding !== 'identity' && (await read(directory, `assets/${name}${endings[coding]}`));
-  const body = compressed || (name && (await read(directory, `assets/${name}`)));
+  const compressed = name && coding !== 'identity' && (await find(`${name}${endings[coding]}`));
+  const body = compressed || (name && (await find(name)));
   if (!name || !body)
     throw new AppError('route_not_found', 'the console has no such file: reload its page', {
       path: ctx.path,
     });
   if (compressed) ctx.set('Content-Encoding', coding);
   ctx.set({ 'Cache-Control': immutable, Vary: 'Accept-Encoding' });
-  ctx.type = types[extname(name)] ?? 'application/octet-stream';
-  ctx.body = body;
+  sendRaw(ctx, { type: types[extname(name)] ?? 'application/octet-stream', body });
+}
+
+type Find = (name: string) => Promise<Buffer | undefined>;
+
+/**
+ * Finds assets, each in memory once for all requests: clients without a key could otherwise fill the memory with
+ * answers that they do not read. The content of a name never changes.
+ */
+function sharedAssets(directory: string): Find {
+  const assets = new Map<string, Promise<Buffer | undefined>>();
+  return async (name) => {
+    const reading = assets.get(name) ?? read(directory, `assets/${name}`);
+    assets.set(name, reading);
+    try {
+      const content = await reading;
+      if (!content) assets.delete(name);
+      return content;
+    } catch (error) {
+      assets.delete(name);
+      throw error;
+    }
+  };
 }
 
 /** A file of the console; undefined if the console is not built, or was built anew. */

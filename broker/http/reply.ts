@@ -135,7 +135,8 @@ function occupyMemory({ res }: Context, bytes: number): void {
   else res.once('close', release);
 }
 
-function sendRaw(ctx: Context, { status = 200, type, body, etag }: RawReply): void {
+/** Sends bytes that many answers share: a slow reader costs one piece of them. */
+export function sendRaw(ctx: Context, { status = 200, type, body, etag }: RawReply): void {
   ctx.status = status;
   if (etag) {
     ctx.set({ ETag: etag, 'Cache-Control': 'no-cache' });
