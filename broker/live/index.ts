@@ -109,7 +109,10 @@ export class LiveUpdates {
   #events(caller: Caller): AsyncGenerator<Update> {
     const events = this.#services.events.follow(caller);
     return (async function* () {
-      for await (const { data } of events) yield { event: 'event', data: { event: data } };
+      for await (const { data } of events) {
+        if (!caller.may('machines:read')) return;
+        yield { event: 'event', data: { event: data } };
+      }
     })();
   }
 
@@ -130,8 +133,9 @@ export class LiveUpdates {
   /** A batch whenever its counts have changed, until its end. */
   async *#batch(id: string, caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
     for (let last = ''; ; await sleep(betweenMs, signal)) {
-      const { length } = await this.#machinesOf(id);
-      if (signal.aborted || !caller.may('commands:read') || length === 0) return;
+      const machines = await this.#machinesOf(id);
+      const allowed = caller.may('commands:read') && machines.some((one) => caller.reaches(one));
+      if (signal.aborted || !allowed) return;
       const batch = await this.#services.commands.batches.summary(id, caller.reachable());
       const text = JSON.stringify(batch);
       if (text !== last) yield { event: 'batch', data: { batch } };

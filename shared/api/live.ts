@@ -24,11 +24,12 @@ function topicOf(text: string): Topic | undefined {
   return found && named === (id !== '') ? { kind: found, id } : undefined;
 }
 
-/** The topics of a comma-separated text; undefined if any is unknown, or if there are too many. */
+/** The topics of a comma-separated text, each once; undefined if any is unknown, or if there are too many. */
 function topicsIn(text: string): Topic[] | undefined {
-  const found = text.split(',').map((one) => topicOf(one.trim()));
-  const known = found.filter((one) => one !== undefined);
-  return known.length === found.length && known.length <= mostTopics ? known : undefined;
+  const named = text.split(',').map((one) => one.trim());
+  const known = [...new Set(named)].map(topicOf);
+  if (named.length > mostTopics || known.includes(undefined)) return undefined;
+  return known.filter((one) => one !== undefined);
 }
 
 const topics = parsedText(
