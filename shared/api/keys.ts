@@ -90,6 +90,7 @@ export const keys = {
     }),
     example: { name: 'deploy 2', expires_at: null },
     reply: key,
+    confirmed: true,
   }),
   rotate: single('POST', '/api-keys/{key_id}/rotate', 'admin', {
     summary: 'Replace the secret of an API key',
