@@ -12,6 +12,8 @@ export interface OriginServices {
 
 /** The header that the console adds to requests; a page of another origin cannot add it. */
 const consoleHeader = 'x-farhand-console';
+/** What a browser would run or apply (Sec-Fetch-Dest): no script or style is stored behind a login. */
+const active = /script|style|worker|worklet|xslt|object|embed/;
 
 /** True if the header Origin names this broker. */
 export function isOwnOrigin(request: IncomingMessage, services: OriginServices): boolean {
@@ -32,6 +34,8 @@ export function isPrivate(request: IncomingMessage, proxies: Proxies): boolean {
 /** Throws forbidden unless a page of this broker sent the request whose cookie is to count. */
 export function assertOwnPage(request: IncomingMessage, services: OriginServices): void {
   const { method = '', headers } = request;
+  if (active.test(String(headers['sec-fetch-dest'] ?? '')))
+    throw refusal('the cookie of a login does not count for scripts and styles: a file of a machine is neither');
   const site = headers['sec-fetch-site'];
   const own = site === undefined ? isOwnOrigin(request, services) : site === 'same-origin';
   if (!own) throw refusal('the cookie of a login counts only for pages of this broker: send an API key');
