@@ -46,6 +46,21 @@ test('a cookie whose name begins with white space that browsers do not protect i
   expect(await statusWith(`\u00a0__Host-farhand=wrong; ${cookie}`)).toBe(200);
 });
 
+test('a file of a machine is neither a script nor a style of the console', async () => {
+  const system = await startFarhand();
+  const { machineId } = await system.agent();
+  const { cookie } = await logIn(system);
+  const path = join(temporaryFolder('files'), 'evil.js');
+  writeFileSync(path, 'alert(1)');
+  const query = new URLSearchParams({ path });
+  const statusFor = async (dest: string) =>
+    (await answerTo(system, `/machines/${machineId}/files/download?${query}`, { ...own, Cookie: cookie, 'Sec-Fetch-Dest': dest }))
+      .statusCode;
+  for (const dest of ['script', 'style', 'worker', 'sharedworker', 'serviceworker', 'audioworklet'])
+    expect([dest, await statusFor(dest)]).toEqual([dest, 403]);
+  for (const dest of ['empty', 'document', 'image']) expect([dest, await statusFor(dest)]).toEqual([dest, 200]);
+});
+
 test('a key gets no further rights through a login whose confirmation is old', async () => {
   const clock = fakeClock(Date.parse('2026-11-23T10:00:00Z'));
   const system = await startFarhand();
