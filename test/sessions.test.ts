@@ -270,6 +270,7 @@ test('the record of who did what knows who opened, attached, typed and ended, an
       at: expect.any(String),
       key_id: expect.stringMatching(/^key_/),
       key_name: 'test',
+      login_id: null,
       action: 'sessions.input',
       machine_id: one.machine_id,
       what: { session_id, client_id: port.client_id, mode: 'operator' },
