@@ -35,7 +35,9 @@ export function isPrivate(request: IncomingMessage, proxies: Proxies): boolean {
 export function assertOwnPage(request: IncomingMessage, services: OriginServices): void {
   const { method = '', headers } = request;
   if (active.test(String(headers['sec-fetch-dest'] ?? '')))
-    throw refusal('the cookie of a login does not count for scripts and styles: a file of a machine is neither');
+    throw refusal(
+      'the cookie of a login does not count for scripts and styles: a file of a machine is neither',
+    );
   const site = headers['sec-fetch-site'];
   const own = site === undefined ? isOwnOrigin(request, services) : site === 'same-origin';
   if (!own) throw refusal('the cookie of a login counts only for pages of this broker: send an API key');

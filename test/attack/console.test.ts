@@ -52,13 +52,18 @@ test('a file of a machine is neither a script nor a style of the console', async
   const { cookie } = await logIn(system);
   const path = join(temporaryFolder('files'), 'evil.js');
   writeFileSync(path, 'alert(1)');
-  const query = new URLSearchParams({ path });
   const statusFor = async (dest: string) =>
-    (await answerTo(system, `/machines/${machineId}/files/download?${query}`, { ...own, Cookie: cookie, 'Sec-Fetch-Dest': dest }))
-      .statusCode;
+    (
+      await answerTo(system, `/machines/${machineId}/files/download?path=${encodeURIComponent(path)}`, {
+        ...own,
+        Cookie: cookie,
+        'Sec-Fetch-Dest': dest,
+      })
+    ).statusCode;
   for (const dest of ['script', 'style', 'worker', 'sharedworker', 'serviceworker', 'audioworklet'])
     expect([dest, await statusFor(dest)]).toEqual([dest, 403]);
-  for (const dest of ['empty', 'document', 'image']) expect([dest, await statusFor(dest)]).toEqual([dest, 200]);
+  for (const dest of ['empty', 'document', 'image'])
+    expect([dest, await statusFor(dest)]).toEqual([dest, 200]);
 });
 
 test('a key gets no further rights through a login whose confirmation is old', async () => {
@@ -137,10 +142,7 @@ async function withConsole(): Promise<TestSystem> {
 test('an asset with a name longer than any file’s is not found, and logs no error', async () => {
   const system = await withConsole();
   for (const length of [101, 300, 5_000]) {
-    const { status } = await call(
-      `${system.url}/console/assets/${'a'.repeat(length)}-ABCD1234.js`,
-      'GET',
-    );
+    const { status } = await call(`${system.url}/console/assets/${'a'.repeat(length)}-ABCD1234.js`, 'GET');
     expect([length, status]).toEqual([length, 404]);
   }
   expect(system.log.filter((line) => JSON.parse(line).level >= 50)).toEqual([]);
