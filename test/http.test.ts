@@ -1,13 +1,12 @@
 // HTTP itself, against a real broker: what is no good request is refused in the envelope, no trick with a path or a
 // header changes who may do what, and nothing that arrives ends the broker.
 import { once } from 'node:events';
-import { existsSync, writeFileSync } from 'node:fs';
+import { writeFileSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test, vi } from 'vitest';
 import { queryOf } from '../broker/admission/parse-request.ts';
-import { consoleDirectory } from '../broker/http/console-files.ts';
 import { toWire } from '../shared/agent-rpcs.ts';
 import { allRoutes } from '../shared/api/route-table.ts';
 import { AppError, codes, isCode } from '../shared/errors.ts';
@@ -920,14 +919,11 @@ test('the reference page loads nothing but our own files, and no key is needed f
   expect([described.status, described.body.openapi]).toEqual([200, expect.stringMatching(/^3\.1/)]);
 });
 
-test('a browser is sent from / to the console or, where that is not built, to the reference page; programs get their 401, and an icon is no warning', async () => {
-  const system = await startFarhand();
+test('without a console a browser is sent from / to the reference page; programs get 401, an icon no warning', async () => {
+  const system = await startFarhand({ tuning: { console: temporaryFolder('none') } });
   const accept = 'text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8';
   const page = await fetch(`${system.url}/`, { headers: { Accept: accept }, redirect: 'manual' });
-  expect([page.status, page.headers.get('location')]).toEqual([
-    302,
-    existsSync(join(consoleDirectory, 'index.html')) ? '/console/' : '/docs',
-  ]);
+  expect([page.status, page.headers.get('location')]).toEqual([302, '/docs']);
   const icon = await call(`${system.url}/favicon.ico`, 'GET');
   expect([refusal(icon), system.log.filter((line) => line.includes('"level":40'))]).toEqual([
     '401 unauthorized',

@@ -3,8 +3,7 @@ import type { BatchId, MachineId } from '../../shared/api/route.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history/history.ts';
-import type { Batch, BatchProgress, Command, Spec, Tally } from './command.ts';
-import { fromRow, stored } from './store.ts';
+import type { Batch, BatchProgress, Spec, Tally } from './command.ts';
 
 const table = `CREATE TABLE batches (
     id TEXT NOT NULL UNIQUE, command TEXT NOT NULL, args TEXT, cwd TEXT, user TEXT, concurrency INTEGER,
@@ -90,15 +89,6 @@ export class BatchStore {
       .catch((err: unknown) =>
         this.#log.warn({ err, batch_id: id }, 'env and stdin of an ended batch could not be deleted'),
       );
-  }
-
-  /** Up to `count` members of a batch from row `from` on; `next` is the row to continue at. */
-  async members(id: string, from: number, count: number): Promise<{ command: Command; next: number }[]> {
-    const rows = await this.#history.all(
-      `SELECT rowid + 1 AS next, ${stored} FROM commands WHERE batch_id = ? AND rowid >= ? ORDER BY rowid LIMIT ?`,
-      ...[id, from, count],
-    );
-    return rows.map(({ next, ...row }) => ({ command: fromRow(row), next: Number(next) }));
   }
 
   /** Counts the members of a batch by status, on these machines or on all. */

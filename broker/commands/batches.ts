@@ -66,7 +66,7 @@ export class Batches {
     stream: async ({ batch_id: id, tail }, caller) => {
       const { store } = this.#context;
       assertFollowable(id, (await this.machinesOf(id)).length);
-      const rows = await store.batches.members(id, 0, mostFollowed);
+      const rows = await store.ofBatch(id, 0, mostFollowed);
       const members = rows.flatMap(({ command }) => (caller.reaches(command.machine_id) ? [command] : []));
       const events = followMembers(members, (one) => sourceOf(this.#context, one), tail, caller);
       return this.#withEnd(id, events, caller);
@@ -153,7 +153,7 @@ export class Batches {
     const results: Reply<Api['batches']['get']>['results'] = [];
     const tally: Tally[] = [];
     for (let from: number | undefined = 0; from !== undefined; ) {
-      const rows = await store.batches.members(id, from, sliceSize);
+      const rows = await store.ofBatch(id, from, sliceSize);
       for (const { command } of rows.filter((row) => caller.reaches(row.command.machine_id))) {
         const member = (await scheduler.get(command.id)?.current(most)) ?? command;
         results.push(serializeFor(caller, serializeListed(member, most)));

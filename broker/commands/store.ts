@@ -55,7 +55,7 @@ const changing = [
   ...(['stdout_start', 'stderr_start', 'started_at', 'finished_at', 'reason', 'journal_id'] as const),
   ...(['cancel', 'kept_bytes'] as const),
 ];
-export const stored = `${lasting}, ${changing.join(', ')}`;
+const stored = `${lasting}, ${changing.join(', ')}`;
 /** Selects a column that the members of a batch share: it is stored once, in the batch's row. */
 const ofBatch = (column: string): string =>
   `iif(batch_id IS NULL, ${column}, (SELECT ${column} FROM batches WHERE batches.id = batch_id)) AS ${column}`;
@@ -274,6 +274,15 @@ export class CommandStore {
       this.#storedBytes -= Number(dropped.kept_bytes);
       this.#outputs.remove([textIn(dropped, 'id')]);
     }
+  }
+
+  /** Up to `count` members of a batch from row `from` on; `next` is the row to continue at. */
+  async ofBatch(id: string, from: number, count: number): Promise<{ command: Command; next: number }[]> {
+    const rows = await this.history.all(
+      `SELECT rowid + 1 AS next, ${stored} FROM commands WHERE batch_id = ? AND rowid >= ? ORDER BY rowid LIMIT ?`,
+      ...[id, from, count],
+    );
+    return rows.map(({ next, ...row }) => ({ command: fromRow(row), next: Number(next) }));
   }
 }
 
