@@ -77,7 +77,8 @@ export function controlFlow(role: 'client' | 'server'): () => void {
   }
 
   function join(peer: Peer): void {
-    if (peer.streams.size === 0 || busy.has(peer) || largestOf(peer) <= nearBytes) return;
+    if (peer.streams.size === 0 || busy.has(peer) || peer.session.destroyed) return;
+    if (largestOf(peer) <= nearBytes) return;
     busy.add(peer);
     peer.session.setLocalWindowSize(largestBytes);
     peer.last = statusOf(peer);
@@ -93,15 +94,12 @@ export function controlFlow(role: 'client' | 'server'): () => void {
     const known = peers.get(session);
     const peer = known ?? newPeer(session);
     peers.set(session, peer);
-    if (!known) {
-      session.setLocalWindowSize(connectionBytes);
-      session.settings({ initialWindowSize: nearBytes });
-    }
+    if (!known) whenConnected(session, setUp);
     if (headers[':path'] !== linkService.Answer.path) return;
     peer.streams.add(stream);
     stream.once('close', () => peer.streams.delete(stream));
     if (peer.roundTripMs < Number.POSITIVE_INFINITY) join(peer);
-    else void begin(peer);
+    else whenConnected(session, () => void begin(peer));
   };
   const channel = `http2.${role}.stream.created`;
   subscribe(channel, opened);
@@ -109,6 +107,17 @@ export function controlFlow(role: 'client' | 'server'): () => void {
     unsubscribe(channel, opened);
     stopLooking();
   };
+}
+
+/** A client may open a stream before its session is connected, which then has no windows yet. */
+function whenConnected(session: Http2Session, run: (session: Http2Session) => void): void {
+  if (session.connecting) session.once('connect', () => !session.destroyed && run(session));
+  else if (!session.destroyed) run(session);
+}
+
+function setUp(session: Http2Session): void {
+  session.setLocalWindowSize(connectionBytes);
+  session.settings({ initialWindowSize: nearBytes });
 }
 
 const newPeer = (session: Http2Session): Peer => ({

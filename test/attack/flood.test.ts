@@ -222,7 +222,7 @@ test('every answer forbids browsers to store it, frame it or load anything from 
       // The document and the parts of the page may be stored, and are asked for again before each use.
       if (headers.has('etag') && name === 'cache-control') expect(headers.get(name)).toBe('no-cache');
       else if (page && name === 'content-security-policy') {
-        expect(headers.get(name)).toMatch(/^default-src 'none';.*frame-ancestors 'none'$/);
+        expect(headers.get(name)).toMatch(/^default-src 'none';.*; frame-ancestors 'none';/);
       } else expect([path, name, headers.get(name)]).toEqual([path, name, value]);
     }
     for (const silent of [

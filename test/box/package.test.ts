@@ -256,7 +256,7 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
     expect((await attempt(token.replace(/.{64}$/, '0'.repeat(64)))).text).toMatch(
       /have changed since this join token was created/,
     );
-    expect((await attempt(token.replace(/\..{64}$/, ''))).text).toMatch(/broker without packages/);
+    expect((await attempt(token.replace(/\..{64}$/, ''))).text).toMatch(/while the broker had no packages/);
     appendFileSync(join(packages, `${agentName}.tar.gz`), 'more');
     const { text } = await attempt(token);
     expect(text).toMatch(/is damaged: its SHA-256/);
@@ -487,6 +487,7 @@ describe('the npm tarball', () => {
         'SECURITY.md',
         'THIRD-PARTY.txt',
         'bin',
+        'console',
         'docs',
         'farhand-agent.service',
         'farhand-broker.service',

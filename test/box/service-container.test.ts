@@ -208,7 +208,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     );
     const [user, directory, score, cgroup, ...env] = String(stdout).trim().split('\n');
     expect([user, directory, score]).toEqual(['farhand-agent', '/home/farhand-agent', '0']);
-    expect(cgroup).toMatch(/^0::.*\/system.slice\/farhand-agent.service\/farhand-[\w-]+\/cmd_\w+$/);
+    expect(cgroup).toMatch(/^0::.*\/system.slice\/farhand-agent.service\/farhand-[\w-]+\/[0-9a-f]+-\d+$/);
     expect(env.join()).not.toMatch(/NOTIFY|WATCHDOG|INVOCATION|JOURNAL|TOKEN/);
   });
 

@@ -246,7 +246,7 @@ describe('an agent', () => {
     const linked = keepLinked(options, stopping.signal);
     await asked.promise;
     // A turn, and the challenge; nothing after it, for ever.
-    expect(due).toEqual([60_000, 70_000]);
+    expect(due).toEqual([60_000, 90_000]);
     stopping.abort();
     stuck.reject(new Error('over'));
     await linked;

@@ -85,7 +85,7 @@ describe.skipIf(!isHere())(`version 0.1.0 (needs git and its commit ${commit})`,
     const status = await system.client.machines.status({ machine_id });
     expect(status.memory.used + status.memory.free).toBe(status.memory.total);
     const { out } = await openLine(system)('doctor');
-    expect(out).toMatch(/^warn +agents +older than the broker \(\S+\): \S+ \(0\.1\.0\)$/m);
+    expect(out).toMatch(/^warn +agents +these agents are older than the broker \(\S+\): \S+ \(0\.1\.0\)$/m);
   }, 60_000);
 
   test('data stored by its broker and agent works with those of today, without joining again', async () => {

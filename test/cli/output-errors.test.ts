@@ -105,4 +105,4 @@ test('much output of several machines makes no warning; input for them is text o
   ]);
   expect([binary.code, binary.err]).toEqual([2, expect.stringContaining('is not UTF-8; ')]);
   expect([long.code, long.err]).toEqual([2, expect.stringContaining('more than 49152 bytes; ')]);
-});
+}, 60_000);

@@ -38,6 +38,9 @@ browserTest('search, filters and order stand in the address and survive a reload
 browserTest('the first load is six requests, 60 KB of script and 10 KB of style', async () => {
   const system = await startWithConsole();
   await system.agent({ name: 'web-1' });
+  // The event comes after two seconds, and the page reads its list again then.
+  const online = async () => (await system.client.events.list({ type: 'machine.online' })).total;
+  await expect.poll(online).toBe(1);
   const { page, open } = await newLogin(system);
   const client = await page.context().newCDPSession(page);
   await client.send('Network.enable');
