@@ -47,11 +47,28 @@ interface Status {
   unread: number;
 }
 
+type Role = 'client' | 'server';
+
+/** Who controls sessions now, by role: a process has one channel for all sessions of a role. */
+const controls = new Map<Role, { users: number; stop(): void }>();
+
 /**
  * Sizes the windows of the links that this process dials (`client`) or accepts (`server`), until the returned
- * function is called. Node's diagnostics channels are the only access to the sessions of grpc-js.
+ * function is called, once. Node's diagnostics channels are the only access to the sessions of grpc-js.
  */
-export function controlFlow(role: 'client' | 'server'): () => void {
+export function controlFlow(role: Role): () => void {
+  const control = controls.get(role) ?? { users: 0, stop: startControl(role) };
+  controls.set(role, control);
+  control.users += 1;
+  return () => {
+    control.users -= 1;
+    if (control.users > 0) return;
+    control.stop();
+    controls.delete(role);
+  };
+}
+
+function startControl(role: Role): () => void {
   const peers = new WeakMap<Http2Session, Peer>();
   /** Distant peers with open calls, or whose window is still to shrink after them. */
   const busy = new Set<Peer>();
