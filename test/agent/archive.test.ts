@@ -409,7 +409,9 @@ describe('writeArchive', () => {
     const tar = await tarOf(...entries);
     const swapper = `import fs from 'node:fs'; process.chdir(${JSON.stringify(path('target'))});
       console.log('ready');
-      for (;;) { try { fs.renameSync('dir', 'aside'); fs.symlinkSync(${JSON.stringify(disk.outside)}, 'dir'); fs.unlinkSync('dir'); fs.renameSync('aside', 'dir'); } catch {} }`;
+      for (;;) { try { fs.renameSync('dir', 'aside'); fs.symlinkSync(${JSON.stringify(disk.outside)}, 'dir'); fs.unlinkSync('dir'); fs.renameSync('aside', 'dir'); }
+        // The archive may have made the directory again while it was aside.
+        catch { fs.rmSync('aside', { recursive: true, force: true }); } }`;
     const child = spawn(process.execPath, ['--input-type=module', '-e', swapper], {
       stdio: ['ignore', 'pipe', 'inherit'],
     });
