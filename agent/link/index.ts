@@ -79,7 +79,14 @@ const farewellMs = 1_000;
 export async function keepLinked(options: LinkOptions, signal: AbortSignal): Promise<void> {
   shortenQueues();
   const stopControl = controlFlow('client');
-  signal.addEventListener('abort', stopControl, { once: true });
+  try {
+    await dialAgain(options, signal);
+  } finally {
+    stopControl();
+  }
+}
+
+async function dialAgain(options: LinkOptions, signal: AbortSignal): Promise<void> {
   const wait = backoff();
   while (!signal.aborted) {
     options.onProgress?.(patienceMs);
