@@ -11,7 +11,7 @@ const sentenceCeiling = 30;
 interface Avoided {
   /** Name of the word in the output. */
   name: string;
-  /** Matches the word, also as a part of an identifier: `told` in `toldFailure`. */
+  /** Matches the word, also as a part of an identifier. */
   pattern: RegExp;
   /**
    * Most occurrences allowed in agent, broker, shared, scripts and test. Lower it whenever the count falls.

@@ -12,7 +12,7 @@ import { startProxy } from './tcp-proxy.ts';
 
 const hour = 3_600_000;
 
-/** A system with so many machines, named m0, m1, … */
+/** A system with this number of machines, named m0, m1, … */
 async function fleet(count: number, tagsOf: (n: number) => string = () => '') {
   const system = await startFarhand();
   const agents: AgentHandle[] = [];
@@ -342,7 +342,7 @@ test('a command as long as a single one may be goes to a list of ten thousand, a
   expect(await again.client.commands.get({ command_id: last!.id })).toMatchObject({ command: 'sh', args });
 });
 
-/** A system with so many machines that have never been linked. */
+/** A system with this number of machines that have never been linked. */
 async function largeFleet(count: number) {
   const stores: Parameters<NonNullable<Tuning['rooms']>>[0][] = [];
   const system = await startFarhand({ tuning: { rooms: (opened) => void stores.push(opened) } });

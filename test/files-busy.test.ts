@@ -46,7 +46,7 @@ function stall(agent: ScriptedAgent, call: Call__Output): void {
     .write({ message: agent.encode('ReadFile', { head: { entry, etag: '"1"', length: 1 } }) });
 }
 
-test('a read that waited 10 s for a place is unavailable, and none is sent after that', async () => {
+test('a read that has waited 10 s is refused as unavailable, and is never sent', async () => {
   const clock = leapingClock();
   const { agent, read, arrived } = await readableMachine(1);
   const open = new AbortController();

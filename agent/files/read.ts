@@ -1,4 +1,4 @@
-// Reads a regular file: sends a head with the length, then exactly so many bytes, or an error.
+// Reads a regular file: sends a head with the length, then exactly that number of bytes, or an error.
 import { createHash } from 'node:crypto';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { FileHandle } from './confine/fs.ts';

@@ -122,8 +122,7 @@ class Watch implements Disposable {
     if (!names.has(name) && !this.#overflown) {
       this.#waiting.set(folder, names.add(name));
       this.#count += 1;
-      // With so many waiting changes the kernel's queue may have overflowed. All watches share it, so each of them
-      // may have missed a change.
+      // The kernel's queue, which all watches share, may have overflowed, so each watch may have missed a change.
       if (this.#count > mostWaiting) for (const overflow of overflows) overflow();
     }
     this.#changed.wake();

@@ -176,7 +176,7 @@ export function createClients(services: DispatchServices, connections: Connectio
     return key ? { address, key: keys.admit(key, address) } : authenticate(authorization, address, services);
   }
   return {
-    /** True if a new request has a valid key or login, or comes over the socket file, where none is needed. */
+    /** True if a new request is authenticated: by a key, by a login, or by the socket file that it came over. */
     hasKey: ({ headers }: IncomingMessage): boolean =>
       !connections ||
       keys.accepts(headers.authorization ?? '') ||

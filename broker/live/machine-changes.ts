@@ -45,7 +45,7 @@ export class MachineChanges {
     return waiting || this.#next() ? Promise.resolve() : this.#woken.wait(signal);
   }
 
-  /** The changes that have waited longest; undefined if none is of a machine that the key may use. */
+  /** The oldest changes that were not sent yet; undefined if the key may use none of their machines. */
   take(): { machines?: LiveMachine[]; removed?: MachineId[] } | undefined {
     this.#compare();
     const machines: LiveMachine[] = [];

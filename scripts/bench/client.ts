@@ -1,7 +1,7 @@
 // A small process that runs commands in one of the ways and prints what it saw as JSON.
 import { openWay, type Read, type Targets, type WayName } from './ways.ts';
 
-/** `true`, so many times, so many at once. */
+/** Runs `true` a number of times, with a number of commands at once. */
 export interface Trues {
   count: number;
   width: number;

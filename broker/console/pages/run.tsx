@@ -234,7 +234,7 @@ function MoreOptions({ options, set, many }: MoreOptionsProps) {
               label="Stop after failures"
               value={options.failures}
               change={(failures) => set({ failures })}
-              hint="No further machine starts after so many"
+              hint="After this number of failures no further machine starts"
               numeric
             />
           </>

@@ -45,7 +45,7 @@ export class FleetOfAgents {
     return fleet;
   }
 
-  /** Waits until so many agents are linked, with as many welcomes since an earlier count. */
+  /** Waits until this number of agents is linked, each with a welcome since an earlier count. */
   async linked(agents: number, seconds: number, welcomesBefore = 0): Promise<void> {
     const end = performance.now() + seconds * 1000;
     while (this.counts().linked < agents || this.counts().welcomes < welcomesBefore + agents) {
