@@ -65,10 +65,7 @@ export class Cgroups {
     const name = this.#names.get(id);
     if (name === undefined) return;
     this.#names.delete(id);
-    const isEmpty = succeeds(() => {
-      if (readFileSync(join(this.pathOf(name), 'cgroup.threads'), 'latin1') !== '') throw new Error('in use');
-    });
-    if (isEmpty && this.#free.length < mostFree) this.#free.push(name);
+    if (this.#free.length < mostFree && this.#isEmpty(name)) this.#free.push(name);
     else this.#remove(name);
   }
 
@@ -79,6 +76,14 @@ export class Cgroups {
       writeFileSync(join(this.pathOf(name), 'cgroup.type'), 'threaded');
     });
     return name;
+  }
+
+  #isEmpty(name: string): boolean {
+    try {
+      return readFileSync(join(this.pathOf(name), 'cgroup.threads'), 'latin1') === '';
+    } catch {
+      return false;
+    }
   }
 
   /** Removes a cgroup. Does nothing while it has live processes. */
