@@ -34,7 +34,10 @@ export default defineConfig({
       test: {
         name,
         include: [include],
-        globalSetup: ['test/global-setup.ts'],
+        globalSetup: [
+          'test/global-setup.ts',
+          ...(name === 'console' ? ['test/console/global-setup.ts'] : []),
+        ],
         // A process for each file costs a second of loading. It is worth that where tests break things.
         isolate: !sharedProcess.includes(name),
       },

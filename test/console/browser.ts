@@ -1,10 +1,6 @@
 // Chromium with the console of a real broker: pages that are logged in, and what went wrong on them.
-import { execFileSync } from 'node:child_process';
-import { existsSync, mkdirSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
 import { type Browser, type BrowserContext, chromium, type Page } from 'playwright-core';
-import { afterAll, onTestFinished } from 'vitest';
+import { afterAll, inject, onTestFinished } from 'vitest';
 import { needs } from '../required-programs.ts';
 import { startFarhand, type TestSystem } from '../start-farhand.ts';
 
@@ -18,43 +14,26 @@ const needsChromium = needs('chromium');
 export const browserTest = (name: string, work: () => Promise<void>, ms = longest): void =>
   needsChromium(name, work, ms);
 
-const executablePath = '/usr/bin/chromium';
 let browser: Promise<Browser> | undefined;
+// This ends the connection and its windows; the browser itself is of the whole run.
 afterAll(async () => (await browser)?.close());
 
-/** The sandbox of Chromium needs rights that containers lack; the pages are those of our own broker. */
-const launch = (): Promise<Browser> => {
-  browser ??= chromium.launch({ executablePath, args: ['--no-sandbox'] });
+/** The Chromium that all test files share. */
+const connect = (): Promise<Browser> => {
+  browser ??= chromium.connect(inject('chromiumAddress'));
   return browser;
 };
 
-/** The console, built once for all files of a run. */
-function builtConsole(): string {
-  const folder = join(tmpdir(), 'console');
-  const made = join(tmpdir(), 'console-made');
-  try {
-    mkdirSync(`${folder}-lock`);
-    execFileSync(process.execPath, [join(import.meta.dirname, '../../scripts/console.ts'), folder]);
-    writeFileSync(made, '');
-  } catch (error) {
-    if (!(error instanceof Error && 'code' in error && error.code === 'EEXIST')) throw error;
-    // Another file is building it.
-    const sleeper = new Int32Array(new SharedArrayBuffer(4));
-    for (let waited = 0; !existsSync(made) && waited < 60_000; waited += 50) Atomics.wait(sleeper, 0, 0, 50);
-  }
-  return folder;
-}
-
 /** Starts a broker that serves the built console. */
 export const startWithConsole = (): Promise<TestSystem> =>
-  startFarhand({ tuning: { console: builtConsole() } });
+  startFarhand({ tuning: { console: inject('consoleFolder') } });
 
 /** Starts a broker again after its end, with the same data and at the same addresses. */
 export const restart = ({ dataDir, url, grpc }: TestSystem): Promise<TestSystem> =>
   startFarhand({
     dataDir,
     flags: ['--http', new URL(url).host, '--grpc', grpc],
-    tuning: { console: builtConsole() },
+    tuning: { console: inject('consoleFolder') },
   });
 
 export interface Look {
@@ -79,7 +58,7 @@ export async function newWindow(
   system: TestSystem,
   { dark = false, width = 1440 }: Look = {},
 ): Promise<ConsolePage> {
-  const context = await (await launch()).newContext({
+  const context = await (await connect()).newContext({
     viewport: { width, height: width === 375 ? 740 : 900 },
     colorScheme: dark ? 'dark' : 'light',
     reducedMotion: 'reduce',
@@ -117,10 +96,23 @@ export async function logIn({ page, open }: ConsolePage, key: string): Promise<v
   await page.getByRole('heading', { name: 'Machines', level: 1 }).waitFor();
 }
 
-/** Opens a browser window that is logged in with the first key of the broker. */
-export async function newLogin(system: TestSystem, look: Look = {}): Promise<ConsolePage> {
+/** Opens a browser window that is logged in, by default with the first key of the broker. */
+export async function newLogin(
+  system: TestSystem,
+  { key = system.key, ...look }: Look & { key?: string } = {},
+): Promise<ConsolePage> {
   const made = await newWindow(system, look);
-  await logIn(made, system.key);
+  const { headers } = await system.call('POST', '/logins', {
+    key,
+    body: { name: 'Chromium' },
+  });
+  const [, value = ''] = /^__Host-farhand=([^;]+)/.exec(headers.get('set-cookie') ?? '') ?? [];
+  // Playwright sets a secure cookie only for https; Chromium also sends it over http to its own machine.
+  const url = system.url.replace('http:', 'https:');
+  const cookie = { name: '__Host-farhand', value, url, sameSite: 'Strict' as const };
+  await made.context.addCookies([{ ...cookie, httpOnly: true, secure: true }]);
+  await made.open('/machines');
+  await made.page.getByRole('heading', { name: 'Machines', level: 1 }).waitFor();
   return made;
 }
 

@@ -2,12 +2,17 @@
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect } from 'vitest';
+import { shared } from '../close-after-tests.ts';
 import { temporaryFolder } from '../start-farhand.ts';
 import { browserTest, type ConsolePage, newLogin, startMachine, startWithConsole } from './browser.ts';
 
-async function newFolderPage(folder: string): Promise<ConsolePage> {
+const oneMachine = shared(async () => {
   const system = await startWithConsole();
-  const machine = await startMachine(system, 'web-1');
+  return { system, machine: await startMachine(system, 'web-1') };
+});
+
+async function newFolderPage(folder: string): Promise<ConsolePage> {
+  const { system, machine } = await oneMachine();
   const window = await newLogin(system);
   await window.open(`/machines/${machine}/files?path=${encodeURIComponent(folder)}`);
   return window;

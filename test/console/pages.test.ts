@@ -1,7 +1,9 @@
 // Every page in both themes and both widths: nothing that axe-core finds, nothing that the policy refuses.
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
+import { join } from 'node:path';
 import { expect } from 'vitest';
+import { shared } from '../close-after-tests.ts';
 import type { TestSystem } from '../start-farhand.ts';
 import { temporaryFolder } from '../start-farhand.ts';
 import {
@@ -16,17 +18,21 @@ import {
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const hostile = '<img src=x onerror=alert(1)>';
 
+/** Rules of axe-core whose result depends on the theme; all others are about the document. */
+const themed = ['color-contrast', 'link-in-text-block'];
+
 interface Violation {
   id: string;
   nodes: { html: string }[];
 }
 
 /** What axe-core finds on the page as it is now. */
-async function violationsOf({ page }: ConsolePage): Promise<string[]> {
+async function violationsOf({ page }: ConsolePage, rules?: readonly string[]): Promise<string[]> {
   // Through the debugger, since the policy refuses a script of another origin, and eval.
   const client = await page.context().newCDPSession(page);
   await client.send('Runtime.evaluate', { expression: axe });
-  const expression = `axe.run(document, { resultTypes: ['violations'] }).then(({ violations }) => violations)`;
+  const options = { resultTypes: ['violations'], ...(rules && { runOnly: rules }) };
+  const expression = `axe.run(document, ${JSON.stringify(options)}).then(({ violations }) => violations)`;
   const { result } = await client.send('Runtime.evaluate', {
     expression,
     awaitPromise: true,
@@ -75,33 +81,43 @@ async function filledSystem(): Promise<{ system: TestSystem; paths: string[] }> 
   return { system, paths };
 }
 
-for (const dark of [false, true]) {
-  for (const width of [375, 1440] as const) {
-    const name = `every page is accessible and within the policy, ${dark ? 'dark' : 'light'}, ${width} px`;
-    browserTest(
-      name,
-      async () => {
-        const { system, paths } = await filledSystem();
-        const window = await newLogin(system, { dark, width });
-        const found: Record<string, string[]> = {};
-        for (const path of paths) {
-          await window.open(path);
-          await window.page.getByRole('heading', { level: 1 }).waitFor();
-          await expect.poll(() => window.page.locator('.placeholder').count()).toBe(0);
-          const violations = await violationsOf(window);
-          const wide = await window.page.evaluate<boolean>(
-            'document.documentElement.scrollWidth > innerWidth',
-          );
-          if (wide) violations.push('the page scrolls sideways');
-          if (violations.length > 0) found[path] = violations;
-        }
-        expect(found).toEqual({});
-        expect(window.faults).toEqual([]);
-      },
-      300_000,
-    );
-  }
+const filled = shared(filledSystem);
+
+for (const width of [375, 1440] as const) {
+  browserTest(`every page is accessible in both themes and within the policy, ${width} px`, async () => {
+    const { system, paths } = await filled();
+    const window = await newLogin(system, { width });
+    const found: Record<string, string[]> = {};
+    for (const path of paths) {
+      await window.open(path);
+      await window.page.getByRole('heading', { level: 1 }).waitFor();
+      await expect.poll(() => window.page.locator('.placeholder').count()).toBe(0);
+      const violations = await violationsOf(window);
+      await window.page.emulateMedia({ colorScheme: 'dark' });
+      violations.push(...(await violationsOf(window, themed)));
+      await window.page.emulateMedia({ colorScheme: 'light' });
+      const wide = await window.page.evaluate<boolean>('document.documentElement.scrollWidth > innerWidth');
+      if (wide) violations.push('the page scrolls sideways');
+      if (violations.length > 0) found[path] = violations;
+    }
+    expect(found).toEqual({});
+    expect(window.faults).toEqual([]);
+  });
 }
+
+browserTest('the pages of these tests are all that there are', async () => {
+  const table = readFileSync(join(import.meta.dirname, '../../broker/console/pages.tsx'), 'utf8');
+  const patterns = [...table.matchAll(/pattern: '([^']+)'/g)].map(([, pattern = '']) => pattern);
+  expect(patterns.length).toBeGreaterThan(10);
+  const { paths } = await filled();
+  const opened = (pattern: string): boolean => {
+    const form = new RegExp(
+      `^${pattern.replace(/\/:\w+\?/g, '(/[^/?]+)?').replace(/:\w+/g, '[^/?]+')}(\\?|$)`,
+    );
+    return paths.some((path) => form.test(path));
+  };
+  expect(patterns.filter((pattern) => !opened(pattern))).toEqual([]);
+});
 
 browserTest('the login page is accessible in both themes', async () => {
   const system = await startWithConsole();

@@ -1,12 +1,16 @@
 // Terminals in the browser: what is typed is echoed, and what a program writes is text.
 import { expect } from 'vitest';
+import { shared } from '../close-after-tests.ts';
 import { browserTest, newLogin, type Page, startMachine, startWithConsole } from './browser.ts';
 
+const oneMachine = shared(async () => {
+  const system = await startWithConsole();
+  return { system, machine: await startMachine(system, 'web-1') };
+});
 const screen = (page: Page) => page.locator('.xterm-rows');
 
 browserTest('a terminal echoes, colours under the policy, and says how it ended', async () => {
-  const system = await startWithConsole();
-  const machine = await startMachine(system, 'web-1');
+  const { system, machine } = await oneMachine();
   const { page, faults, open } = await newLogin(system);
   await open(`/machines/${machine}/terminals`);
   await page.getByRole('button', { name: 'Open a terminal' }).click();
@@ -25,8 +29,7 @@ browserTest('a terminal echoes, colours under the policy, and says how it ended'
 });
 
 browserTest('markup in output and titles is text, and a second window watches', async () => {
-  const system = await startWithConsole();
-  const machine = await startMachine(system, 'web-1');
+  const { system, machine } = await oneMachine();
   const { page, faults, open } = await newLogin(system);
   await open(`/machines/${machine}/terminals`);
   await page.getByRole('button', { name: 'Open a terminal' }).click();

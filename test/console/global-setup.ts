@@ -1,0 +1,30 @@
+// Before the tests of the console: builds it, and starts the one Chromium that all files share.
+import { execFileSync } from 'node:child_process';
+import { mkdtempSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { chromium } from 'playwright-core';
+import type { TestProject } from 'vitest/node';
+import { lacks } from '../required-programs.ts';
+
+declare module 'vitest' {
+  interface ProvidedContext {
+    /** Folder of the built console. */
+    consoleFolder: string;
+    /** Address of the Chromium to connect to. */
+    chromiumAddress: string;
+  }
+}
+
+const executablePath = '/usr/bin/chromium';
+
+export default async function setup(project: TestProject): Promise<(() => Promise<void>) | undefined> {
+  if (lacks('chromium')) return undefined;
+  const folder = join(mkdtempSync(join(tmpdir(), 'console-')), 'built');
+  execFileSync(process.execPath, [join(import.meta.dirname, '../../scripts/console.ts'), folder]);
+  // The sandbox of Chromium needs rights that containers lack; the pages are those of our own broker.
+  const server = await chromium.launchServer({ executablePath, args: ['--no-sandbox'] });
+  project.provide('consoleFolder', folder);
+  project.provide('chromiumAddress', server.wsEndpoint());
+  return () => server.close();
+}
