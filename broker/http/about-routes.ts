@@ -21,7 +21,7 @@ export interface Status {
   url: string;
   /** HOST:PORT to which agents connect. */
   grpc: string;
-  /** HOST:PORT with which agents connect to the broker if it differs from `grpc`, otherwise empty. */
+  /** HOST:PORT that agents connect to from outside if it differs from `grpc`, otherwise empty. */
   publicGrpc: string;
   /**
    * `sha256//BASE64` of the REST API's key if the broker's own CA
@@ -47,21 +47,25 @@ const pageWith = (nonce: string): string => `<!doctype html>
 </body>
 </html>
 `;
-// Redoc writes markup as text. All of it comes from our own document, so the default policy lets it pass.
+// Redoc sets HTML from strings, which the page's policy allows only through a Trusted Types policy. All of
+// these strings come from our own document.
 const script = `import { init } from './${renderer}';
 globalThis.trustedTypes?.createPolicy('default', { createHTML: (text) => text });
 init('api/v1/openapi.json', { disableTelemetry: true }, document.getElementById('page'));
 `;
 
-const made = new Map<string, RawReply>();
+const replies = new Map<string, RawReply>();
 
-/** Creates a large answer that is the same for all requests once, with its ETag. */
-function once(name: string, type: string, make: () => string | Buffer): RawReply {
-  const found = made.get(name);
+/**
+ * Returns an answer that is the same for all requests. It is created by the first request and stored with its
+ * ETag.
+ */
+function createOnce(name: string, type: string, make: () => string | Buffer): RawReply {
+  const found = replies.get(name);
   if (found) return found;
   const body = Buffer.from(make());
   const reply = { type, body, etag: `"${hash('sha256', body, 'base64url')}"` };
-  made.set(name, reply);
+  replies.set(name, reply);
   return reply;
 }
 
@@ -82,7 +86,7 @@ export function serviceHandlers(
     ca: () => ({ type: 'application/x-pem-file', body: certificate }),
     openapi() {
       const url = publicUrl();
-      return once(url, 'application/json', () => openapiText(url));
+      return createOnce(url, 'application/json', () => openapiText(url));
     },
     healthz: () => ({ type: 'text/plain', body: 'ok\n' }),
     readyz() {
@@ -91,7 +95,7 @@ export function serviceHandlers(
     },
     prometheus(_input, caller) {
       if (!caller.reachable()) return metrics.text();
-      throw new AppError('forbidden', 'metrics cover all machines, but this key is limited to some machines');
+      throw new AppError('forbidden', 'metrics cover all machines, but this key is limited to some machines: use a key for all machines');
     },
     docs(_input, caller) {
       const nonce = newNonce();
@@ -100,9 +104,9 @@ export function serviceHandlers(
       return { type: 'text/html', body: pageWith(nonce) };
     },
     docsFile({ file }) {
-      if (file === 'page.js') return once(file, 'text/javascript', () => script);
+      if (file === 'page.js') return createOnce(file, 'text/javascript', () => script);
       if (file === renderer) {
-        return once(file, 'text/javascript', () => readFileSync(join(rendererDirectory(), file)));
+        return createOnce(file, 'text/javascript', () => readFileSync(join(rendererDirectory(), file)));
       }
       throw new AppError('route_not_found', `the reference page has no file ${file}: open /docs`, { file });
     },
@@ -119,7 +123,8 @@ function rendererDirectory(): string {
 export type RequestMetrics = ReturnType<typeof createMetrics>;
 
 /**
- * Creates a separate metrics registry; `machines` returns the number of online and of registered machines.
+ * Creates the metrics of one broker, in a registry of its own. `machines` counts the online and the
+ * registered machines.
  */
 export function createMetrics(machines: () => { online: number; registered: number }) {
   const registry = new Registry();

@@ -20,18 +20,20 @@ const maxMs = 300_000;
 /** JSON bodies up to this size do not count toward the memory quota. */
 const smallBytes = 64 * 1024;
 const maxDepth = 32;
-/** Most fields of a JSON body: the largest schema's, 256 variables of a command, and a hundred to spare. */
+/**
+ * Most fields of a JSON body. The largest schema allows 256 (the variables of a command); the rest is spare.
+ */
 const maxFields = 400;
 const [quote, backslash, colon, openBrace, closeBrace, openBracket, closeBracket] = Buffer.from('"\\:{}[]');
 
 /**
- * Reads and parses a JSON body; undefined when there is none. A large body takes its size from the quota
- * `budget` until the request is over. Throws invalid_request, payload_too_large or unavailable.
+ * Reads and parses a JSON body; undefined when there is none. The size of a large body counts against `quota`
+ * until the request is over. Throws invalid_request, payload_too_large or unavailable.
  */
 export async function readJson(
   request: IncomingMessage,
   limit: number,
-  budget: Quota,
+  quota: Quota,
   over: AbortSignal,
 ): Promise<unknown> {
   const length = request.headers['content-length'];
@@ -39,7 +41,7 @@ export async function readJson(
     return undefined;
   // A body without a declared length is counted as if it had the largest size allowed.
   const size = Math.min(Number(length ?? limit), limit);
-  if (size > smallBytes) onRequestEnd(over, budget.take(size));
+  if (size > smallBytes) onRequestEnd(over, quota.take(size));
   const tooSlow = after(maxMs, () => request.destroy());
   const bytes = await getRawBody(request, { limit, length: length ?? null })
     .catch((error: unknown) => {
@@ -97,8 +99,8 @@ export function assertJsonLimits(bytes: Buffer): void {
 
 // ---- Forms
 
-/** A form that is being read: the bytes of its file, and the fields that have come so far. */
-export type Incoming = Content<Record<string, string>>;
+/** A form that is being read: the bytes of its file, and the fields that have arrived so far. */
+export type IncomingForm = Content<Record<string, string>>;
 
 const limits = {
   fieldNameSize: 100,
@@ -128,17 +130,17 @@ export async function* bytesOf(
  * Reads a form with one part called `file`. Resolves when that part begins if the fields before it are
  * `sufficient`; otherwise spools the file and resolves at the end of the form.
  */
-export async function openForm(
+export async function readForm(
   request: IncomingMessage,
   spool: Spool,
   sufficient: (fields: Record<string, string>) => boolean,
   over: AbortSignal,
-): Promise<Incoming> {
+): Promise<IncomingForm> {
   const form = new Form(request);
   onRequestEnd(over, () => form.stop(cutOff()));
   const chunks = form.chunks(await form.file);
   const fields = () => form.fields();
-  return { chunks: sufficient(fields()) ? chunks : await spool.keep(chunks, over), fields };
+  return { chunks: sufficient(fields()) ? chunks : await spool.store(chunks, over), fields };
 }
 
 class Form {
@@ -256,25 +258,26 @@ function malformed(error: unknown): AppError {
 const maxSpooled = 1024 * 1024 * 1024;
 const chunkBytes = 256 * 1024;
 
-export type Spool = Awaited<ReturnType<typeof openSpool>>;
+export type Spool = Awaited<ReturnType<typeof createSpool>>;
 
 /**
- * Creates a spool, which stores a form's file on disk until the fields after it say where it goes. The files
- * are deleted as soon as they are open, so none is left behind; those of a killed broker are removed now.
+ * Creates a spool, which stores a form's file on disk until the fields after it say where the file goes. Each
+ * file is unlinked as soon as it is open, so that none is left behind. Files that a killed broker left are
+ * deleted here.
  */
-export async function openSpool(directory: string) {
+export async function createSpool(directory: string) {
   await rm(directory, { recursive: true, force: true });
-  let held = 0;
+  let spooledBytes = 0;
   return {
     /**
      * Stores all chunks until the request is over, and returns a reader. Throws payload_too_large or
      * unavailable.
      */
-    async keep(chunks: AsyncIterable<Uint8Array>, over: AbortSignal): Promise<AsyncGenerator<Uint8Array>> {
-      const handle = await openNameless(directory);
+    async store(chunks: AsyncIterable<Uint8Array>, over: AbortSignal): Promise<AsyncGenerator<Uint8Array>> {
+      const handle = await openUnlinkedFile(directory);
       let size = 0;
       onRequestEnd(over, () => {
-        held -= size;
+        spooledBytes -= size;
         handle.close().catch(() => undefined);
       });
       for await (const chunk of chunks) {
@@ -282,11 +285,11 @@ export async function openSpool(directory: string) {
           const message = `the file is larger than ${maxSpooled} bytes, the limit for a file before its path: send path first, or in the query`;
           throw new AppError('payload_too_large', message, { limit: maxSpooled });
         }
-        if (held + chunk.length > maxSpooled) {
+        if (spooledBytes + chunk.length > maxSpooled) {
           const message = 'too many files wait for their path: send path before the file, or in the query';
           throw new AppError('unavailable', message);
         }
-        held += chunk.length;
+        spooledBytes += chunk.length;
         size += chunk.length;
         await handle.writeFile(chunk);
       }
@@ -295,7 +298,7 @@ export async function openSpool(directory: string) {
   };
 }
 
-async function openNameless(directory: string): Promise<FileHandle> {
+async function openUnlinkedFile(directory: string): Promise<FileHandle> {
   await mkdir(directory, { recursive: true, mode: 0o700 });
   const path = join(directory, newId('call'));
   const handle = await open(path, constants.O_RDWR | constants.O_CREAT | constants.O_EXCL, 0o600);
@@ -307,7 +310,7 @@ async function* read(handle: FileHandle, size: number): AsyncGenerator<Uint8Arra
   for (let at = 0; at < size; ) {
     const buffer = Buffer.allocUnsafeSlow(Math.min(chunkBytes, size - at));
     const { bytesRead } = await handle.read(buffer, 0, buffer.length, at);
-    if (bytesRead === 0) throw new Error('the spooled file became shorter');
+    if (bytesRead === 0) throw new Error('a spooled upload is shorter than the bytes that were written to it');
     at += bytesRead;
     yield buffer.subarray(0, bytesRead);
   }

@@ -24,7 +24,7 @@ import type { ConnectionLimiter } from '../connection-limiter.ts';
 import { localKey } from '../keys/rights.ts';
 import { secretIn } from '../logins/cookie.ts';
 import type { Logins } from '../logins/index.ts';
-import { bytesOf, openForm, readJson, type Spool } from './body.ts';
+import { bytesOf, readForm, readJson, type Spool } from './body.ts';
 import { assertOwnPage, isPrivate, type OriginServices } from './own-page.ts';
 import { isStreamed, sendReply } from './reply.ts';
 
@@ -46,12 +46,12 @@ const bodyLimit = 1024 * 1024;
 /** Creates the koa handler of one route. */
 export function dispatcher(
   { noun, operation, route }: { noun: string; operation: string; route: Route },
-  rooms: DispatchServices,
+  services: DispatchServices,
   clients: Clients,
 ): (ctx: Context) => Promise<void> {
-  const { handlers, idempotency, log } = rooms;
-  const guard = guardOf(route, rooms);
-  const recall = recallBy(handlers, noun, route.again ?? 'get', rooms);
+  const { handlers, idempotency, log } = services;
+  const guard = guardOf(route, services);
+  const recall = recallBy(handlers, noun, route.again ?? 'get', services);
   const handler = handlerOf(handlers, noun, operation);
   const lasts = route.accepts !== undefined || route.waits === true || isStreamed(route);
   return async (ctx) => {
@@ -63,7 +63,7 @@ export function dispatcher(
     const request = new AuthorizedRequest(guard, client, requestIdOf(ctx));
     let content: Content<Record<string, string>> | undefined;
     const readRest = async (raw: RawInput): Promise<void> => {
-      content = await readBody(ctx, route, raw, rooms, gone.signal);
+      content = await readBody(ctx, route, raw, services, gone.signal);
     };
     const act = async (parsed: unknown, caller: Caller): Promise<void> => {
       // Each part of a route is an object schema, so the parsed parts form one object.
@@ -127,15 +127,15 @@ async function readBody(
 ): Promise<Content<Record<string, string>> | undefined> {
   const { req } = ctx;
   // A client that sent Expect: 100-continue waits for this answer (RFC 9110 section 10.1.1).
-  const ask = (): void => {
+  const sendContinue = (): void => {
     if (ctx.get('expect').toLowerCase() === '100-continue') ctx.res.writeContinue();
   };
   if (route.accepts) assertPlainContent(ctx);
-  // The content is requested on the first read: a client whose upload is refused does not send it at all.
-  if (route.accepts === 'bytes') return { chunks: bytesOf(req, signal, ask), fields: () => ({}) };
-  ask();
+  // The client is asked for the content on the first read, so that it does not send content that is refused.
+  if (route.accepts === 'bytes') return { chunks: bytesOf(req, signal, sendContinue), fields: () => ({}) };
+  sendContinue();
   if (route.accepts === 'form') {
-    const form = await openForm(req, spool, ({ path }) => (path ?? raw.query.path) !== undefined, signal);
+    const form = await readForm(req, spool, ({ path }) => (path ?? raw.query.path) !== undefined, signal);
     raw.body = form.fields();
     return form;
   }
@@ -163,7 +163,7 @@ export type Clients = ReturnType<typeof createClients>;
  */
 export function createClients(services: DispatchServices, connections: ConnectionLimiter | undefined) {
   const { keys, logins, proxies } = services;
-  /** The client by the key in the header Authorization, otherwise by the login's cookie. */
+  /** Authenticates the client by the key in the header Authorization, or else by the cookie of its login. */
   async function authenticated(ctx: Context, address: string, route?: Route): Promise<Client> {
     const authorization = ctx.get('authorization');
     const secret = authorization === '' ? secretIn(ctx.get('cookie')) : '';

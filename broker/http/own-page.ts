@@ -12,7 +12,10 @@ export interface OriginServices {
 
 /** The header that the console adds to requests; a page of another origin cannot add it. */
 const consoleHeader = 'x-farhand-console';
-/** What a browser would run or apply (Sec-Fetch-Dest): no script or style is stored behind a login. */
+/**
+ * Values of Sec-Fetch-Dest for content that a browser would run or apply. The broker's own scripts and styles
+ * need no login.
+ */
 const active = /script|style|worker|worklet|xslt|object|embed/;
 
 /** True if the header Origin names this broker. */
@@ -25,13 +28,13 @@ export function isOwnOrigin(request: IncomingMessage, services: OriginServices):
   return own.some((one) => one && one.host === from?.host && one.protocol === from.protocol);
 }
 
-/** True if a request came encrypted, or from this machine by no proxy that reports plain HTTP. */
+/** True if a request arrived over TLS, or from this machine without a proxy that reports plain HTTP. */
 export function isPrivate(request: IncomingMessage, proxies: Proxies): boolean {
   const scheme = schemeOf(request, proxies);
   return scheme === 'https:' || (scheme === undefined && isLoopback(peerOf(request)));
 }
 
-/** Throws forbidden unless a page of this broker sent the request whose cookie is to count. */
+/** Throws forbidden unless a page of this broker sent the request, which has the cookie of a login. */
 export function assertOwnPage(request: IncomingMessage, services: OriginServices): void {
   const { method = '', headers } = request;
   if (active.test(String(headers['sec-fetch-dest'] ?? '')))

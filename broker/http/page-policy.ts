@@ -1,7 +1,10 @@
 // The content security policy of the broker's own pages.
 import { randomBytes } from 'node:crypto';
 
-/** Only the broker's own files load, inline styles need the nonce, and no text becomes markup or script. */
+/**
+ * Returns a policy by which only the broker's own files load, inline styles need the nonce, and no text
+ * becomes markup.
+ */
 export function pagePolicy(nonce: string, fonts = "'self'"): string {
   return [
     "default-src 'none'; script-src 'self'",

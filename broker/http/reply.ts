@@ -36,7 +36,7 @@ const types: Readonly<Record<string, string>> = { ts: 'text/plain', mts: 'text/p
 const answers = new Quota(128 * 1024 * 1024, 'answers wait for slow readers');
 /** Most items of an array that are checked and written in one turn of the event loop. */
 const mostItems = 100;
-/** What an item of a long array is taken to need in memory while the answer is sent. */
+/** Estimated bytes of memory for each item of a long array while its answer is sent. */
 const itemBytes = 1_000;
 const page = z.object({ items: z.array(z.unknown()), total: z.number() });
 const paging = z.object({ limit: z.number(), offset: z.number() });
@@ -135,7 +135,10 @@ function occupyMemory({ res }: Context, bytes: number): void {
   else res.once('close', release);
 }
 
-/** Sends bytes that many answers share: a slow reader costs one piece of them. */
+/**
+ * Sends bytes that answers may share in memory. A large body is sent in pieces: a slow reader occupies only
+ * one.
+ */
 export function sendRaw(ctx: Context, { status = 200, type, body, etag }: RawReply): void {
   ctx.status = status;
   if (etag) {
@@ -148,7 +151,6 @@ export function sendRaw(ctx: Context, { status = 200, type, body, etag }: RawRep
   // A byte array is not copied, because the reference page is large.
   const bytes =
     typeof body === 'string' ? Buffer.from(body) : Buffer.from(body.buffer, body.byteOffset, body.byteLength);
-  // A large body is sent piece by piece, so a client that does not read occupies only one piece of memory.
   ctx.body = bytes.length > pieceBytes ? Readable.from(piecesOf(bytes)) : bytes;
   ctx.length = bytes.length;
   ctx.type = type;
@@ -227,7 +229,7 @@ async function* growingOf(
 
 /**
  * Sends all chunks and ends the answer; a failure, or another number of bytes than `length`, cuts the
- * connection. The headers of a quiet stream are sent before its first chunk, which may be long in coming.
+ * connection. The headers of a quiet stream do not wait long for its first chunk.
  */
 async function send(
   { ctx, caller, log }: Exchange,
@@ -250,8 +252,8 @@ async function send(
 }
 
 /**
- * Fetches the first chunk for at most `ms` milliseconds, so that a failure before it is still an ordinary
- * error. The result fails unless `length` bytes come, if `length` is given.
+ * Waits at most `ms` milliseconds for the first chunk, so that a failure before it is still an ordinary
+ * error. The returned stream fails if it ends with another number of bytes than `length`.
  */
 async function begun<T extends { length: number }>(
   chunks: AsyncIterable<T>,

@@ -43,9 +43,9 @@ export interface Port {
   connections?: ConnectionLimiter;
   /** Milliseconds within which the headers of the first request must arrive. */
   silentMs: number;
-  /** Serves over TLS. */
+  /** Certificate and private key; undefined for a server without TLS. */
   tls?: SecureContextOptions | undefined;
-  /** Tells browsers to use only TLS from now on (HSTS). */
+  /** Whether answers have the header for HSTS, by which browsers use only TLS from then on. */
   hsts: boolean;
 }
 
@@ -79,8 +79,8 @@ export const keylessPerTurn = 16;
 export function createHttpServer(options: AppOptions, { connections, silentMs, tls, hsts }: Port): Server {
   const headers = headersOfAll(hsts);
   const clients = createClients(options, connections);
-  const door = new WebSocketUpgrades(options);
-  const handle = createApp(options, clients, door, headers, !connections).callback();
+  const upgrades = new WebSocketUpgrades(options);
+  const handle = createApp(options, clients, upgrades, headers, !connections).callback();
   const begin = beginKeyedFirst(handle, clients.hasKey);
   const take = (request: IncomingMessage, response: ServerResponse): void => {
     // The connection may have ended in the same packet as the request.
@@ -95,7 +95,7 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
     ...serverOptions,
     headersTimeout: silentMs,
     connectionsCheckingInterval: Math.min(5_000, silentMs),
-    shouldUpgradeCallback: (request: IncomingMessage) => door.admits(request),
+    shouldUpgradeCallback: (request: IncomingMessage) => upgrades.admits(request),
   };
   const secure = { ...own, ...tls, ALPNProtocols: ['http/1.1'], handshakeTimeout: silentMs };
   const server = tls ? createTlsServer(secure, take) : createServer(own, take);
@@ -113,7 +113,7 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
     // undone.
     connections?.authenticate(request.socket);
     connections?.begin(request.socket);
-    door.take(request, socket, head);
+    upgrades.take(request, socket, head);
   });
   // The dispatcher sends 100 Continue once the request is authorized.
   server.on('checkContinue', take);
@@ -192,7 +192,8 @@ const ofContent = [
 ];
 
 /**
- * Browsers trust the declared type, store, load and frame nothing, and let no other origin read an answer.
+ * Headers by which browsers trust the declared type, store, load and frame nothing, and let no other origin
+ * read an answer.
  */
 const always = {
   'X-Content-Type-Options': 'nosniff',
@@ -203,14 +204,12 @@ const always = {
   'X-Frame-Options': 'DENY',
 };
 
-/**
- * Headers of every answer. `hsts` makes browsers use only TLS, so it needs a certificate that browsers trust.
- */
+/** Returns the headers of every answer. With `hsts` the certificate must be one that browsers trust. */
 function headersOfAll(hsts: boolean): Headers {
   return hsts ? { ...always, 'Strict-Transport-Security': 'max-age=31536000' } : always;
 }
 
-/** The Koa application of one server; `headers` are sent with every answer. */
+/** Creates the Koa application of one server. `headers` are sent with every answer. */
 function createApp(
   options: AppOptions,
   clients: Clients,
@@ -319,7 +318,10 @@ function writeError(ctx: Context, error: unknown, log: Logger): void {
   ctx.body = { error: { code, message, details } };
 }
 
-/** Refuses a caller without a key first (401), so it learns nothing; then 405 with Allow, or 404. */
+/**
+ * Answers a request that no route matches: 401 without a valid key, so that the client learns nothing;
+ * otherwise 405 with Allow, or 404.
+ */
 async function unknownRoute(ctx: Context, router: Router, clients: Clients): Promise<void> {
   const layers = router.match(ctx.path, ctx.method).path;
   const open = allRoutes().some(

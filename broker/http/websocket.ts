@@ -60,7 +60,7 @@ const closeMs = 2_000;
 const path = new RegExp(`^${terminal.base}${terminal.path.replace('{session_id}', '([^/]+)')}$`);
 
 export class WebSocketUpgrades {
-  readonly #rooms: WebSocketServices;
+  readonly #services: WebSocketServices;
   readonly #server = new WebSocketServer({
     noServer: true,
     clientTracking: false,
@@ -74,8 +74,8 @@ export class WebSocketUpgrades {
   readonly #admitted = new WeakMap<IncomingMessage, Attachment>();
   readonly #refused = new WeakMap<IncomingMessage, unknown>();
 
-  constructor(rooms: WebSocketServices) {
-    this.#rooms = rooms;
+  constructor(services: WebSocketServices) {
+    this.#services = services;
   }
 
   /** Checks a request to open a WebSocket; after `true`, take() must follow at once. */
@@ -83,7 +83,7 @@ export class WebSocketUpgrades {
     const session = sessionOf(request);
     if (session === undefined) return false;
     try {
-      this.#admitted.set(request, admitTicket(request, session, this.#rooms));
+      this.#admitted.set(request, admitTicket(request, session, this.#services));
       return true;
     } catch (error) {
       this.#refused.set(request, error);
@@ -97,13 +97,13 @@ export class WebSocketUpgrades {
     let opened = false;
     this.#server.handleUpgrade(request, socket, head, (ws) => {
       opened = true;
-      serve(ws, attachment, this.#rooms.log);
+      serve(ws, attachment, this.#services.log);
     });
     // The library refused the handshake and has answered it.
     if (!opened) attachment.leave();
   }
 
-  /** The reason why admits() refused a request for a terminal. */
+  /** The error by which admits() refused a request for a terminal. */
   refusal(request: IncomingMessage): unknown {
     return this.#refused.get(request) ?? notASocket('this path serves only WebSockets: see /docs');
   }
@@ -127,13 +127,13 @@ function sessionOf({ method, url = '', headers }: IncomingMessage): string | und
 }
 
 /** Checks the request, and redeems its ticket last, because redeeming uses the ticket up. */
-function admitTicket(request: IncomingMessage, session: string, rooms: WebSocketServices): Attachment {
+function admitTicket(request: IncomingMessage, session: string, services: WebSocketServices): Attachment {
   assertHandshake(request);
-  assertOwnOrigin(request, rooms);
+  assertOwnOrigin(request, services);
   const query = queryOf(request.url?.split('?', 2)[1] ?? '');
   assertKnownParameters(query, terminal.query);
   const ticket = typeof query.ticket === 'string' ? query.ticket : '';
-  const attachment = rooms.redeem(ticket);
+  const attachment = services.redeem(ticket);
   if (attachment?.attached.session_id === session) return attachment;
   attachment?.leave();
   const text =
@@ -155,9 +155,9 @@ function assertHandshake({ headers }: IncomingMessage): void {
 }
 
 /** Refuses pages of another origin, which could act for the user who views them; programs send no Origin. */
-function assertOwnOrigin(request: IncomingMessage, rooms: WebSocketServices): void {
+function assertOwnOrigin(request: IncomingMessage, services: WebSocketServices): void {
   const { origin } = request.headers;
-  if (origin === undefined || isOwnOrigin(request, rooms)) return;
+  if (origin === undefined || isOwnOrigin(request, services)) return;
   throw new AppError('forbidden', 'pages of another origin are not allowed to open terminals', { origin });
 }
 
@@ -172,9 +172,9 @@ class WebSocketClient implements ClientPort {
   readonly #gone = new AbortController();
   /** Messages that the session has not taken; while they exceed maxWaiting, the socket is not read. */
   #waiting: { data: Buffer; binary: boolean }[] = [];
-  #held = 0;
+  #waitingBytes = 0;
   readonly #changed = new Wake();
-  #parted = false;
+  #closing = false;
   #takenAt = monotonic();
   /** Pings in a row without a message, ping or pong from the client. */
   #unanswered = 0;
@@ -197,7 +197,7 @@ class WebSocketClient implements ClientPort {
     ws.once('close', () => {
       stopPings();
       this.#changed.wake();
-      if (!this.#parted) this.#gone.abort();
+      if (!this.#closing) this.#gone.abort();
     });
   }
 
@@ -215,8 +215,8 @@ class WebSocketClient implements ClientPort {
   }
 
   close(closeReason: CloseReason): void {
-    if (this.#parted) return;
-    this.#parted = true;
+    if (this.#closing) return;
+    this.#closing = true;
     const { why, ...ending } = closeReason;
     if (why === 'ended') void this.output(JSON.stringify({ type: 'end', ...ending }));
     this.#close(closeCodes[why], closeReasons[why]);
@@ -233,8 +233,8 @@ class WebSocketClient implements ClientPort {
   #receive(data: Buffer, binary: boolean): void {
     if (this.#ws.readyState !== this.#ws.OPEN) return;
     this.#waiting.push({ data, binary });
-    this.#held += data.length + messageCost;
-    if (this.#held >= maxWaiting) this.#ws.pause();
+    this.#waitingBytes += data.length + messageCost;
+    if (this.#waitingBytes >= maxWaiting) this.#ws.pause();
     this.#changed.wake();
   }
 
@@ -244,9 +244,9 @@ class WebSocketClient implements ClientPort {
       for (;;) {
         const next = this.#waiting.shift();
         if (next) {
-          this.#held -= next.data.length + messageCost;
+          this.#waitingBytes -= next.data.length + messageCost;
           this.#takenAt = monotonic();
-          if (this.#held < maxWaiting && this.#ws.isPaused) this.#ws.resume();
+          if (this.#waitingBytes < maxWaiting && this.#ws.isPaused) this.#ws.resume();
           yield next.binary ? { input: next.data } : actionOf(parseJson(next.data));
         } else if (this.#ws.readyState === this.#ws.OPEN) await this.#changed.wait(this.#gone.signal);
         else return;

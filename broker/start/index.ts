@@ -17,7 +17,7 @@ import type { BrokerSettings } from '../config.ts';
 import { ConnectionLimiter, connectionLimits } from '../connection-limiter.ts';
 import { StreamsService } from '../grpc-api/index.ts';
 import type { Status } from '../http/about-routes.ts';
-import { openSpool } from '../http/body.ts';
+import { createSpool } from '../http/body.ts';
 import { consoleDirectory } from '../http/console-files.ts';
 import { type AppOptions, createHttpServer } from '../http/server.ts';
 import { defaultSettings } from '../link/control-stream.ts';
@@ -105,7 +105,7 @@ async function assemble(
   const rooms = await openRooms(opening);
   const { events, live, presence, commands, schedules, sessions } = rooms;
   const streams = new StreamsService({ ...rooms, stalledMs: tuning.stalledMs ?? stalledMs, log });
-  const spool = await openSpool(join(settings.data_dir, 'spool'));
+  const spool = await createSpool(join(settings.data_dir, 'spool'));
   const bodies = new Quota(maxBodies, 'large request bodies are arriving');
   const terminals = {
     redeem: (ticket: string) => sessions.redeem(ticket),

@@ -46,12 +46,15 @@ export interface ListResult<T> {
   has_more: boolean;
 }
 
-/** Result of a list call: await for one page, or iterate for all items; only then a request is sent. */
+/**
+ * Result of a list call: await it for one page, or iterate over it for all items. The request is sent only
+ * then.
+ */
 export type Listing<T> = Promise<ListResult<T>> & AsyncIterable<T>;
 
 /**
- * Result of a stream call: iterate for the items as they arrive, or await first for the start of the answer.
- * Only then a request is sent.
+ * Result of a stream call: iterate over it for the items as they arrive, or await it for the start of the
+ * answer. The request is sent only then.
  */
 export type Stream<T> = Promise<AsyncIterable<T>> & AsyncIterable<T>;
 
@@ -65,7 +68,8 @@ export interface ReceivedEvent<T> {
 type Output<R> = R extends { reply: infer T extends z.ZodType } ? z.output<T> : never;
 
 /**
- * The answer of a call. A download answers the Response itself: a streaming body, and headers about the file.
+ * What a call resolves to. A download resolves to the Response itself, with a streaming body and headers
+ * about the file.
  */
 type Answer<R> = R extends { kind: 'list' }
   ? Listing<Output<R>>

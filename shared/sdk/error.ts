@@ -30,7 +30,10 @@ export class FarhandError extends Error {
   }
 }
 
-/** The error of an answer that is not a success or does not come from the broker. `text`: its body. */
+/**
+ * Creates the error for an answer that is no success or does not come from the broker. `text` is the answer's
+ * body.
+ */
 export function failureOf(response: Response, text: string): FarhandError {
   const { status, headers } = response;
   const requestId = headers.get('x-request-id') ?? '';
@@ -53,7 +56,7 @@ function errorIn(text: string) {
   return { code, message, details: { ...(typeof details === 'object' && details) } };
 }
 
-/** The error of a missing or incomplete answer. Its message names only the origin of the address. */
+/** Creates the error for a missing or incomplete answer. Its message names only the origin of the address. */
 export function noAnswer(origin: string, cause: unknown): FarhandError {
   const message = `no answer from ${origin}: ${reasonOf(cause) ?? 'the connection failed'}`;
   return new FarhandError(0, '', { code: 'no_answer', message, details: {} }, { cause });

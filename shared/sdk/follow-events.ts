@@ -23,12 +23,12 @@ export interface FollowOptions {
 const silenceMs = 45_000;
 
 /** Yields the events of a response, and of the responses after each reconnect. */
-export async function* follow(first: Response, how: FollowOptions): AsyncGenerator<ReceivedEvent<unknown>> {
-  const { signal, resumes, last } = how;
+export async function* follow(first: Response, options: FollowOptions): AsyncGenerator<ReceivedEvent<unknown>> {
+  const { signal, resumes, last } = options;
   const pause = backoff();
   // The header gives the position before the first event: a loss before that event then misses nothing.
   let at = first.headers.get('x-last-event-id') ?? undefined;
-  for (let response: Response | undefined = first; ; response = await reconnect(at, how)) {
+  for (let response: Response | undefined = first; ; response = await reconnect(at, options)) {
     let failure: unknown;
     try {
       for await (const event of eventsOf(chunksOf(response?.body ?? null, silenceMs))) {
@@ -41,7 +41,7 @@ export async function* follow(first: Response, how: FollowOptions): AsyncGenerat
       failure = error;
     }
     signal?.throwIfAborted();
-    if (!resumes && failure !== undefined) throw noAnswer(new URL(how.url).origin, failure);
+    if (!resumes && failure !== undefined) throw noAnswer(new URL(options.url).origin, failure);
     // Streams that do not resume end with the response; others end only with their last event, and reconnect.
     if (!resumes) return;
     await sleep(pause.next(), signal);

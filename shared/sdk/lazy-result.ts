@@ -42,12 +42,15 @@ export class Lazy<T, Item> implements Promise<T>, AsyncIterable<Item> {
 
 /** Most items of a page that the broker returns. */
 const pageSize = 100;
-/** Most ids that are remembered to skip repeats; more items created between two pages may cause repeats. */
+/**
+ * Most ids that are remembered to skip repeats. If more items are created between two pages, some may repeat.
+ */
 const remembered = 10_000;
 
 /**
- * Yields all items. An item created meanwhile moves later items back: repeats are skipped by id. A deleted
- * item moves later items forward: when `total` has decreased, an earlier offset is read again.
+ * Yields all items of a list that may change between two pages. A new item shifts later items to the next
+ * page, so repeats are skipped by id. A deleted item shifts them to the page before, so an earlier offset is
+ * read again when `total` has decreased.
  */
 export async function* allItems(
   page: (paging: { limit: number; offset: number }) => Promise<ListResult<unknown>>,

@@ -43,7 +43,7 @@ async function attempt(
   throw failureOf(response, await textOf(response, url, signal));
 }
 
-/** The whole body of a response as text. */
+/** Reads the whole body of a response as text. */
 export function textOf(response: Response, url: string, signal: AbortSignal | undefined): Promise<string> {
   return orNoAnswer(url, signal, () => response.text());
 }
@@ -82,9 +82,7 @@ export function isTransient({ status }: FarhandError): boolean {
   return [0, 502, 503, 504].includes(status);
 }
 
-/**
- * Returns the same response with a body that rejects if it has fewer or more bytes than its Content-Length.
- */
+/** Returns the same response with a body that fails if it has fewer or more bytes than its Content-Length. */
 export function checkedBody(response: Response, url: string, signal: AbortSignal | undefined): Response {
   const { body, status, statusText, headers } = response;
   if (!body) return response;

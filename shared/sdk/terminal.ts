@@ -56,7 +56,7 @@ const pollMs = 10;
 /** Bytes of input per message, well below the broker's limit. */
 const messageBytes = 64 * 1024;
 
-/** Opens the terminal after an attach call, at this client's address of the broker. */
+/** Opens the terminal that an attach call has prepared, at the broker address that this client uses. */
 export async function attachTerminal(
   to: Connection,
   route: Route,
@@ -148,7 +148,7 @@ function explain(ending: Ending): string {
     : ending.why.replace('_', ' ');
 }
 
-interface Opened {
+interface TerminalParts {
   output: OutputBuffer;
   ended: Promise<Ending>;
   detach(): void;
@@ -157,7 +157,7 @@ interface Opened {
 function terminalOf(
   socket: WebSocket,
   { client_id, cols, rows }: BrokerMessage & { type: 'ready' },
-  { output, ended, detach }: Opened,
+  { output, ended, detach }: TerminalParts,
 ): Terminal {
   const send = (data: string | Uint8Array<ArrayBuffer>): void => {
     if (socket.readyState === socket.OPEN) socket.send(data);
