@@ -11,7 +11,7 @@ import {
   wrongNode,
 } from '../shared/program.ts';
 import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
-import { type Notify, openNotify } from '../shared/systemd/notify.ts';
+import { createNotify, type Notify } from '../shared/systemd/notify.ts';
 import { isVerb, linkText, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
 import { version } from '../shared/version.ts';
 import { agentSettings } from './config.ts';
@@ -35,7 +35,7 @@ async function main(): Promise<void> {
   const settings = readSettings(agentSettings, invocation);
   const log = createLogger(program, settings.log_level, isJournal(process.env));
   collectAtRest();
-  notify = openNotify(process.env, process.pid, log);
+  notify = createNotify(process.env, process.pid, log);
   let agent: Agent | undefined;
   const stop = (): void => {
     // Before the agent has started there is nothing to close: it is still trying to join a broker.

@@ -13,7 +13,7 @@ import { checkRoots, createFiles } from './files/index.ts';
 import { loadIdentity, markRemoved, readTokenFile } from './identity.ts';
 import { type Identity, keepLinked, type LinkOptions, Removed } from './link/index.ts';
 import { MetricsReader } from './metrics.ts';
-import { openProcesses } from './processes/index.ts';
+import { startProcesses } from './processes/index.ts';
 import { protectedPathsOf } from './protected-paths.ts';
 
 export interface Agent {
@@ -68,7 +68,7 @@ async function assemble(
   const identity = await joined(settings, log, stopping.signal, () => onLinkChange?.(false));
   const auditLog = await AuditLog.open(directory, log);
   closers.push(() => auditLog.close());
-  const services = await openServices(settings, log, closers);
+  const services = await startServices(settings, log, closers);
   let dueBy = Number.POSITIVE_INFINITY;
   const onProgress = (ms: number): void => {
     dueBy = monotonic() + ms;
@@ -94,10 +94,10 @@ async function assemble(
 type Services = Pick<LinkOptions, 'handlers' | 'missing' | 'journalId' | 'processIds' | 'report'>;
 
 /** Opens the services that answer the broker's calls. */
-async function openServices(settings: AgentSettings, log: Logger, closers: Closers): Promise<Services> {
+async function startServices(settings: AgentSettings, log: Logger, closers: Closers): Promise<Services> {
   const { data_dir: directory, allow, root: roots } = settings;
   const mayRunAs = allow.includes('user');
-  const processes = await openProcesses({ directory: join(directory, 'processes'), log, mayRunAs });
+  const processes = await startProcesses({ directory: join(directory, 'processes'), log, mayRunAs });
   closers.push(() => processes.stop());
   const { secret: forbidden, program: fixed } = protectedPathsOf(settings);
   const own = () => [process.pid, ...processes.pids()];

@@ -7,13 +7,13 @@ import { AppError } from '../shared/errors.ts';
 import type { History } from './history/history.ts';
 import type { State } from './state/state.ts';
 
-export type Backups = Awaited<ReturnType<typeof openBackups>>;
+export type Backups = Awaited<ReturnType<typeof createBackups>>;
 
 /**
  * Removes a copy that a killed broker or caller left behind, then returns the maker of backups. `keyFiles`
  * are files to copy besides the databases; they never change once created.
  */
-export async function openBackups(
+export async function createBackups(
   dataDir: string,
   { state, history }: { state: State; history: History },
   keyFiles: readonly string[],

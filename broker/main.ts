@@ -4,7 +4,7 @@ import { collectAtRest } from '../shared/garbage-collection.ts';
 import { createLogger, isJournal, withPriority } from '../shared/logger.ts';
 import { failure, letReadersGo, nameProcess, nodeIsGood, wrongNode } from '../shared/program.ts';
 import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
-import { type Notify, openNotify } from '../shared/systemd/notify.ts';
+import { createNotify, type Notify } from '../shared/systemd/notify.ts';
 import { isVerb, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
 import { version } from '../shared/version.ts';
 import { brokerSettings } from './config.ts';
@@ -26,7 +26,7 @@ async function main(): Promise<void> {
   const settings = readSettings(brokerSettings, invocation);
   const log = createLogger(program, settings.log_level, isJournal(process.env));
   collectAtRest();
-  notify = openNotify(process.env, process.pid, log);
+  notify = createNotify(process.env, process.pid, log);
   const starting = startBroker(settings, log);
   // A signal may also arrive during the start.
   const stop = (): void => {

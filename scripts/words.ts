@@ -21,26 +21,43 @@ interface Avoided {
 
 /** Words that docs must not contain, and that code should contain less and less. */
 const avoided: Avoided[] = [
-  { name: 'told, tell', pattern: /\b(?:told|tell|tells|telling)\b/g, ceiling: 3 },
+  { name: 'told, tell', pattern: /\b(?:told|tell|tells|telling)\b/g, ceiling: 0 },
   { name: 'whoever', pattern: /\bwhoever\b/g, ceiling: 0 },
-  { name: 'nobody', pattern: /\bnobody\b/g, ceiling: 22 },
+  // Linux has a user `nobody`, which tests use.
+  { name: 'nobody', pattern: /(?<!['"]|user |belongs to )\bnobody\b/g, ceiling: 0 },
   { name: 'wish', pattern: /\b(?:wish|wishes|wished|wishing)\b/g, ceiling: 0 },
-  { name: 'shown', pattern: /\bshown\b/g, ceiling: 7 },
+  { name: 'shown', pattern: /\bshown\b/g, ceiling: 0 },
   { name: 'letGo', pattern: /\b(?:let|lets) go\b/g, ceiling: 0 },
-  { name: 'demandX', pattern: /\bdemand [a-z]+(?=\()/g, ceiling: 3 },
-  { name: 'openX', pattern: /\bopen [a-z]+(?: [a-z]+)*(?=\()/g, ceiling: 502 },
+  { name: 'demandX', pattern: /\bdemand [a-z]+(?=\()/g, ceiling: 0 },
+  { name: 'openX', pattern: /\bopen [a-z]+(?: [a-z]+)*(?=\()/g, ceiling: 0 },
 ];
 
-/** Allowed uses of "open": objects that really are opened, and names of Node, the protos and the API. */
+/**
+ * Allowed uses of "open": what really is opened (files, directories, pipes, databases, terminals and their sessions),
+ * names of Node, and "open command" and "open session" of the glossary, which have not ended.
+ */
 const allowed = new Set([
   'open as blob',
+  'open command',
   'open database',
   'open directory',
   'open file',
+  'open file contents',
+  'open files limit',
   'open folder',
+  'open free pipe',
   'open handles',
+  'open history',
+  'open input file',
+  'open output',
+  'open pair',
+  'open same file',
+  'open session',
+  'open state',
   'open sync',
+  'open target file',
   'open terminal',
+  'open unlinked file',
 ]);
 
 function filesBelow(folder: string, ending: RegExp): string[] {

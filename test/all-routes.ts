@@ -151,7 +151,7 @@ export interface Scene {
 
 export type Limit = 'machine_ids' | 'tags';
 
-export async function openScene(): Promise<Scene> {
+export async function startScene(): Promise<Scene> {
   const system = await startFarhand();
   const folder = temporaryFolder('untouched');
   const agents = [

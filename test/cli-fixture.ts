@@ -45,7 +45,7 @@ export interface Line {
 }
 
 /** A command line of a person of this system; without one of somebody who is not logged in. */
-export function openLine(system?: Pick<TestSystem, 'url' | 'key'>): Line {
+export function createLine(system?: Pick<TestSystem, 'url' | 'key'>): Line {
   const main = shippedProgram('farhand');
   const home = temporaryFolder('home');
   const plain = { PATH: process.env.PATH ?? '', HOME: home, XDG_CACHE_HOME: shipped };

@@ -25,7 +25,7 @@ test('a command that cannot start is failed with a clear reason', async () => {
   for (const [body, reason] of [
     [{ command: 'true', cwd: '/no/such/folder' }, /working directory/],
     [{ command: '/no/such/program', args: [] }, /\/no\/such\/program/],
-    [{ command: 'true', user: 'nobody-of-that-name' }, /nobody-of-that-name/],
+    [{ command: 'true', user: 'no-such-user' }, /no-such-user/],
   ] as const) {
     const { status, body: answer } = await run(body);
     expect(status).toBe(201);

@@ -14,16 +14,16 @@ import {
   keyed,
   malformed,
   nouns,
-  openScene,
   placesIn,
   rawOf,
   refusalIn,
+  startScene,
   table,
 } from './all-routes.ts';
 import { shared } from './close-after-tests.ts';
 import { call, startFarhand } from './start-farhand.ts';
 
-const scenery = shared(openScene);
+const scenery = shared(startScene);
 
 // ---- Who may
 

@@ -10,12 +10,12 @@ import { leapingClock } from './commands-fixture.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
-async function openMachine() {
+async function startMachine() {
   const system = await startFarhand();
   return { system, machineId: (await system.agent()).machineId };
 }
 
-const machine = shared(openMachine);
+const machine = shared(startMachine);
 
 async function onMachine(opened = machine()) {
   const { system, machineId } = await opened;
@@ -116,7 +116,7 @@ test('a machine that sends more or less than it announced cuts the answer', asyn
 });
 
 test('a download has the type, name, size and validators of its file, and HEAD has the same', async () => {
-  const { system, folder, download } = await onMachine(openMachine());
+  const { system, folder, download } = await onMachine(startMachine());
   const path = join(folder, '日 "x"\n.ts');
   const content = randomBytes(700_001);
   writeFileSync(path, content);
@@ -204,7 +204,7 @@ test('an empty file, a file of /proc and a file in another range of bytes come w
 });
 
 test('a client that goes away in the middle frees the machine', async () => {
-  const { system, machineId, folder } = await onMachine(openMachine());
+  const { system, machineId, folder } = await onMachine(startMachine());
   writeFileSync(join(folder, 'big'), Buffer.alloc(64 * 1024 * 1024));
   // More than may be open at once: each must have been given back.
   for (let n = 0; n < 40; n += 1) {
@@ -220,7 +220,7 @@ test('a client that goes away in the middle frees the machine', async () => {
 
 test('thirty-two stalled downloads delay neither lists nor contents; one more is unavailable after 10 s', async () => {
   const clock = leapingClock();
-  const { system, machineId, folder } = await onMachine(openMachine());
+  const { system, machineId, folder } = await onMachine(startMachine());
   mkdirSync(join(folder, 'd'));
   writeFileSync(join(folder, 'd/a'), 'x');
   writeFileSync(join(folder, 'big'), Buffer.alloc(64 * 1024 * 1024));

@@ -14,7 +14,7 @@ const session_id = 'sess_one';
 export const path = `/api/v1/sessions/${session_id}/stream`;
 
 /** A door before one session, whose tickets are good once; clients that come through it are given to the test. */
-export async function openDoor(publicUrl = '') {
+export async function startTerminalServer(publicUrl = '') {
   const tickets = new Set(['one', 'two']);
   const left: string[] = [];
   const ports: ClientPort[] = [];

@@ -16,16 +16,16 @@ import { expect, onTestFinished, test } from 'vitest';
 import { shared } from './close-after-tests.ts';
 import { type CallOptions, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
-async function openMachine(flags: string[] = []) {
+async function startMachine(flags: string[] = []) {
   const system = await startFarhand();
   return { system, agent: await system.agent({ flags }) };
 }
 
-const machine = shared(openMachine);
+const machine = shared(startMachine);
 
 /** With flags of its own it is another one. */
 async function onMachine(flags: string[] = []) {
-  const { system, agent } = await (flags.length > 0 ? openMachine(flags) : machine());
+  const { system, agent } = await (flags.length > 0 ? startMachine(flags) : machine());
   const folder = temporaryFolder('files');
   const files = `/machines/${agent.machineId}/files`;
   return { system, agent, folder, files };
@@ -178,7 +178,7 @@ test('/proc files of size 0 are read whole', async () => {
 });
 
 test('files on an offline machine are machine_offline with a Retry-After', async () => {
-  const { system, agent } = await openMachine();
+  const { system, agent } = await startMachine();
   const files = `/machines/${agent.machineId}/files`;
   await agent.close();
   const answer = await content(system, files, '/etc/os-release');

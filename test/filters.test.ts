@@ -2,7 +2,7 @@
 // removed is still found by its id.
 import { expect, test, vi } from 'vitest';
 import type { History } from '../broker/history/history.ts';
-import { ask, type Named, openScene, refusalIn, type Scene, table } from './all-routes.ts';
+import { ask, type Named, refusalIn, type Scene, startScene, table } from './all-routes.ts';
 import { shared } from './close-after-tests.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
 
@@ -17,8 +17,8 @@ const lists = table.filter(({ name, route }) => route.kind === 'list' && name !=
 const timeOf = (item: Item): string => String(item.created_at ?? item.at ?? item.timestamp);
 
 /** A scene whose things differ in whatever one filters by. */
-async function openVaried(): Promise<Scene> {
-  const scene = await openScene();
+async function startVariedScene(): Promise<Scene> {
+  const scene = await startScene();
   const { client } = scene.system;
   const { machine: machine_id } = scene.here;
   await client.webhooks.create({ url: 'https://example.org/', events: ['*'], enabled: false });
@@ -37,7 +37,7 @@ async function openVaried(): Promise<Scene> {
 }
 
 // Its tests add batches and keys, and look for those they know.
-const anyScene = shared(openScene);
+const anyScene = shared(startScene);
 
 test('every route refuses parameters that it does not have, and names those it has', async () => {
   const scene = await anyScene();
@@ -76,7 +76,7 @@ async function withField({ system }: Scene, name: string, items: Item[]): Promis
 }
 
 test('every list is filtered by its fields, and by since, which counts itself, and until, which does not', async () => {
-  const scene = await openVaried();
+  const scene = await startVariedScene();
   for (const named of lists) {
     const { name: list, route } = named;
     const found = async (query: Record<string, string>) => idsOf(await page(scene, named, query));
@@ -191,7 +191,7 @@ interface Past {
   keys: Record<'named' | 'elsewhere' | 'tagged', string>;
 }
 
-async function openPast(): Promise<Past> {
+async function createPast(): Promise<Past> {
   const system = await startFarhand();
   const [gone, stays] = [
     await system.agent({ name: 'gone', tags: 'web' }),
@@ -214,7 +214,7 @@ async function openPast(): Promise<Past> {
   return { system, machine, keys };
 }
 
-const aPast = shared(openPast);
+const aPast = shared(createPast);
 
 test('the history of a removed machine is found by its id; an id that never was is 404', async () => {
   const { system, machine, keys } = await aPast();

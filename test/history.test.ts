@@ -12,7 +12,7 @@ import { rowsSince } from '../broker/history/ordered-table.ts';
 import { allRoutes, type Caller } from '../shared/api/route-table.ts';
 import { now } from '../shared/clock.ts';
 import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
-import { openReceiver, startWebhookSystem } from './webhook-receivers.ts';
+import { startReceiver, startWebhookSystem } from './webhook-receivers.ts';
 
 const table = ['CREATE TABLE notes (id TEXT NOT NULL UNIQUE, at INTEGER NOT NULL, text TEXT NOT NULL)'];
 
@@ -666,7 +666,7 @@ test('totals of lists stay exact through inserts, changes of status, replaced ro
   const system = await startWebhookSystem();
   const { client, history } = system;
   const { machineId: machine_id } = await system.agent();
-  const receiver = await openReceiver();
+  const receiver = await startReceiver();
   const webhook = await client.webhooks.create({
     url: receiver.url,
     events: ['command.completed', 'command.failed'],

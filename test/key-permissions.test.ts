@@ -6,7 +6,7 @@ import { createAudit } from '../broker/audit.ts';
 import { brokerSettings } from '../broker/config.ts';
 import type { History } from '../broker/history/history.ts';
 import { openHistory } from '../broker/history/open-history.ts';
-import { type Closers, openRooms } from '../broker/start/create-parts.ts';
+import { type Closers, createParts } from '../broker/start/create-parts.ts';
 import type { Key, Machine } from '../broker/state/state.ts';
 import type { KeyId, MachineId, Scope } from '../shared/api/route.ts';
 import { allRoutes } from '../shared/api/route-table.ts';
@@ -16,13 +16,13 @@ import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 const day = 86_400_000;
 
 /** The rooms of a broker without its doors: what is asked in one breath is committed together, in this order. */
-async function openBench() {
+async function startBench() {
   const closers: Closers = [];
   onTestFinished(async () => {
     for (const close of closers.reverse()) await close();
   });
   const argv = ['--data-dir', temporaryFolder('rights')];
-  const rooms = await openRooms({
+  const rooms = await createParts({
     settings: readSettings(brokerSettings, { argv, env: {} }),
     tuning: {},
     status: { ready: true, url: '', grpc: '', publicGrpc: '', pin: '' },
@@ -73,7 +73,7 @@ async function openBench() {
 
 describe('in the very commit that takes a right, it is not used any more:', () => {
   test('a key that is limited by tags gives its machine no more of them', async () => {
-    const { rooms, key, machine, ask, together } = await openBench();
+    const { rooms, key, machine, ask, together } = await startBench();
     const [admin, own] = [await key('admin', ['admin']), await key('own', ['admin'])];
     const machine_id = await machine('one', ['a']);
     const outcomes = await together(
@@ -84,7 +84,7 @@ describe('in the very commit that takes a right, it is not used any more:', () =
   });
 
   test('a key that is revoked, expired or no admin makes, changes and removes nothing', async () => {
-    const { rooms, key, machine, ask, together } = await openBench();
+    const { rooms, key, machine, ask, together } = await startBench();
     const admin = await key('admin', ['admin']);
     const machine_id = await machine('one');
     const [made, kept] = [await key('made', ['files:read']), rooms.state];
@@ -116,7 +116,7 @@ describe('in the very commit that takes a right, it is not used any more:', () =
   });
 
   test('a key that is limited makes and removes no join tokens', async () => {
-    const { rooms, key, ask, together } = await openBench();
+    const { rooms, key, ask, together } = await startBench();
     const admin = await key('admin', ['admin']);
     await ask(admin, 'joinTokens.create', {})();
     const [join_token_id = ''] = [...rooms.state.join_tokens.keys()];
@@ -131,7 +131,7 @@ describe('in the very commit that takes a right, it is not used any more:', () =
   });
 
   test('a schedule that is moved away is neither changed nor removed by who does not reach it there', async () => {
-    const { rooms, key, machine, ask, together } = await openBench();
+    const { rooms, key, machine, ask, together } = await startBench();
     const [a, b] = [await machine('a', ['a']), await machine('b')];
     const admin = await key('admin', ['admin']);
     const own = await key('own', ['schedules:write', 'commands:execute'], { tags: ['a'] });
@@ -151,7 +151,7 @@ describe('in the very commit that takes a right, it is not used any more:', () =
   });
 
   test('a key can neither redirect nor remove a webhook that sends more than the key may read', async () => {
-    const { rooms, key, ask, together } = await openBench();
+    const { rooms, key, ask, together } = await startBench();
     const [admin, own] = [await key('admin', ['admin']), await key('own', ['admin'])];
     const params = { url: 'http://example.org/', events: ['command.*'] };
     await ask(admin, 'webhooks.create', {}, params)();
@@ -168,7 +168,7 @@ describe('in the very commit that takes a right, it is not used any more:', () =
   });
 
   test('what is removed comes back by no change', async () => {
-    const { rooms, key, machine, ask, together } = await openBench();
+    const { rooms, key, machine, ask, together } = await startBench();
     const admin = await key('admin', ['admin']);
     const machine_id = await machine('one');
     const params = { machine_id, name: 'x', command: 'true', cron: '@yearly' };
@@ -186,7 +186,7 @@ describe('in the very commit that takes a right, it is not used any more:', () =
 });
 
 test('a request under way sees nothing more once its key is revoked', async () => {
-  const { key, machine, ask } = await openBench();
+  const { key, machine, ask } = await startBench();
   const [admin, own] = [await key('admin', ['admin']), await key('own', ['machines:read'])];
   await machine('one');
   const list = ask(own, 'machines.list', {});
@@ -196,7 +196,7 @@ test('a request under way sees nothing more once its key is revoked', async () =
 });
 
 test('a key that expires makes none that lasts beyond the year 9999, though that sorts before it', async () => {
-  const { key, ask, together } = await openBench();
+  const { key, ask, together } = await startBench();
   const short = await key('short', ['admin'], { expires_at: new Date(Date.now() + day).toISOString() });
   const { id: key_id } = await key('long', ['files:read'], { expires_at: '+010000-01-01T23:58:59.000Z' });
   const outcomes = await together(
@@ -217,7 +217,7 @@ test('a key that expires makes none that lasts beyond the year 9999, though that
 });
 
 test('a limited key needs at least one tag, and an older key without any still loads', async () => {
-  const { key, machine, ask, together } = await openBench();
+  const { key, machine, ask, together } = await startBench();
   const admin = await key('admin', ['admin']);
   const writer = await key('writer', ['machines:write']);
   const machine_id = await machine('one');

@@ -8,7 +8,7 @@ import { openapiText } from '../broker/http/openapi.ts';
 import { deliveryBody, webhookTypes } from '../shared/api/events.ts';
 import { allRoutes } from '../shared/api/route-table.ts';
 import { codes, isCode } from '../shared/errors.ts';
-import { addressOf, everything, openScene } from './all-routes.ts';
+import { addressOf, everything, startScene } from './all-routes.ts';
 import { call, startFarhand, temporaryFolder } from './start-farhand.ts';
 
 type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
@@ -343,7 +343,7 @@ test('the error responses of a route are listed by status, each with its codes',
 });
 
 test('every JSON body has an example, and each works when it is sent', async () => {
-  const scene = await openScene();
+  const scene = await startScene();
   const { client, key } = scene.system;
   const { machine: machine_id, session: session_id } = scene.here;
   const input = await client.commands.create({ machine_id, command: 'cat', input: true, wait: 100 });
@@ -367,7 +367,7 @@ test('every JSON body has an example, and each works when it is sent', async () 
 });
 
 test('the data of every event matches the schema of its delivery, without further fields', async () => {
-  const { system, here } = await openScene();
+  const { system, here } = await startScene();
   const path = join(temporaryFolder('events'), 'file');
   await system.client.files.write({ machine_id: here.machine, path, content: 'x' });
   await system.client.files.remove({ machine_id: here.machine, path });

@@ -21,10 +21,10 @@ test('text after the last line break was cut off, and is not a line', async () =
 });
 
 test.each(['\n', '\r\n', '\r'])('lines that end with %j are the same in pieces of any size', async (end) => {
-  const text = ['id: 7', 'event: told', ': a comment', 'data: {"text":', 'data: "Grüße"}', '', ''].join(end);
+  const text = ['id: 7', 'event: note', ': a comment', 'data: {"text":', 'data: "Grüße"}', '', ''].join(end);
   for (const size of [1, 2, 3, 5, 1000]) {
     expect(await all(eventsOf(cut(text, size)))).toEqual([
-      { id: '7', event: 'told', data: { text: 'Grüße' } },
+      { id: '7', event: 'note', data: { text: 'Grüße' } },
     ]);
     expect(await all(objectsOf(cut(`1${end}${end}"zwei"${end}`, size)))).toEqual([1, 'zwei']);
   }

@@ -5,13 +5,13 @@ import { expect, onTestFinished, test } from 'vitest';
 import type { Action, ClientPort, CloseReason } from '../broker/sessions/client-port.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { openTerminal, type Terminal, type TerminalNote } from '../shared/sdk/terminal.ts';
-import { openDoor, path } from './fake-terminal-socket.ts';
+import { path, startTerminalServer } from './fake-terminal-socket.ts';
 
 const ready = { type: 'ready', client_id: 'cli_one', offset: 100, cols: 80, rows: 24 } as const;
 
 /** A terminal and the room's side of it. */
 async function attach(): Promise<{ terminal: Terminal; port: ClientPort; notes: TerminalNote[] }> {
-  const door = await openDoor();
+  const door = await startTerminalServer();
   const notes: TerminalNote[] = [];
   const arrival = door.arrival();
   const opening = openTerminal(new WebSocket(`ws://127.0.0.1:${door.port}${path}?ticket=one`), {
@@ -33,14 +33,14 @@ async function take(actions: AsyncIterable<Action>, count: number): Promise<Acti
 // ---- What goes wrong
 
 test('a terminal that cannot be opened rejects with the next step, for a used ticket and an unreachable broker', async () => {
-  const door = await openDoor();
+  const door = await startTerminalServer();
   for (const url of [`ws://127.0.0.1:${door.port}${path}?ticket=wrong`, 'ws://127.0.0.1:1/']) {
     await expect(openTerminal(new WebSocket(url), {})).rejects.toThrow(/cannot be opened: .*used once/);
   }
 });
 
 test('a terminal that is closed before it was ready rejects with the reason', async () => {
-  const door = await openDoor();
+  const door = await startTerminalServer();
   const arrival = door.arrival();
   const opening = openTerminal(new WebSocket(`ws://127.0.0.1:${door.port}${path}?ticket=one`), {});
   void arrival.then((port) => port.close({ why: 'forbidden' }));
@@ -48,7 +48,7 @@ test('a terminal that is closed before it was ready rejects with the reason', as
 });
 
 test('an aborted signal detaches, before it is ready and later', async () => {
-  const door = await openDoor();
+  const door = await startTerminalServer();
   const url = `ws://127.0.0.1:${door.port}${path}`;
   const aborted = openTerminal(new WebSocket(`${url}?ticket=two`), { signal: AbortSignal.abort() });
   await expect(aborted).rejects.toThrow('detached');
@@ -63,7 +63,7 @@ test('an aborted signal detaches, before it is ready and later', async () => {
 });
 
 test('a broken connection ends it as lost, and its output with it', async () => {
-  const door = await openDoor();
+  const door = await startTerminalServer();
   const arrival = door.arrival();
   const opening = openTerminal(new WebSocket(`ws://127.0.0.1:${door.port}${path}?ticket=one`), {});
   const port = await arrival;
@@ -117,7 +117,7 @@ test('detaching closes the connection: the session sees its client leave', async
 // ---- Where it is
 
 test('it is opened where the client has reached the broker, with the ticket of the attach', async () => {
-  const door = await openDoor();
+  const door = await startTerminalServer();
   const asked: string[] = [];
   const webSocket = (url: string): WebSocket => {
     asked.push(url);

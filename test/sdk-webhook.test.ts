@@ -4,7 +4,7 @@ import { Webhook } from 'standardwebhooks';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { webhooks } from '../shared/api/webhooks.ts';
 import { SignatureError, verifyWebhook, type WebhookDelivery } from '../shared/sdk/index.ts';
-import { openReceiver, type Received, startWebhookSystem } from './webhook-receivers.ts';
+import { type Received, startReceiver, startWebhookSystem } from './webhook-receivers.ts';
 
 const secrets = ['correct horse ~ battery', `whsec_${Buffer.alloc(32, 7).toString('base64')}`];
 const text = JSON.stringify({ id: 'evt_1', type: 'machine.online', timestamp: 't', data: { text: 'Grüße' } });
@@ -104,7 +104,7 @@ test('the secret is in no message', async () => {
 
 test.each(secrets)('what a real broker delivers is genuine, with the secret %s', async (secret) => {
   const system = await startWebhookSystem();
-  const receiver = await openReceiver();
+  const receiver = await startReceiver();
   const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'], secret });
   await system.happen('machine.online', { text: 'Grüße\u2029 \ud83d\udc4b "\\ \u0000' });
   await receiver.heard(1);

@@ -152,7 +152,7 @@ export function attached({ agent }: Machine, { call_id }: Call) {
 }
 
 /** A client as a transport would carry it. */
-export function openPort() {
+export function createPort() {
   const gone = new AbortController();
   const happened = new EventEmitter();
   happened.setMaxListeners(100);
@@ -277,7 +277,7 @@ export async function join(
   const made = await client.sessions.attach({ session_id, ...params });
   const attachment = system.broker.sessions.redeem(ticketIn(made.stream_url));
   if (!attachment) throw new Error('the ticket was not good');
-  const port = openPort();
+  const port = createPort();
   const served = attachment.serve(port.port);
   const line = attached(machine, await machine.next('AttachTerminal'));
   const open = await line.open();

@@ -4,7 +4,7 @@ import { existsSync, readFileSync, statSync } from 'node:fs';
 import { join as path } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { soon } from './commands-fixture.ts';
-import { openPort, ticketIn } from './sessions-fixture.ts';
+import { createPort, ticketIn } from './sessions-fixture.ts';
 import { type AgentOptions, startFarhand, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
 
@@ -24,7 +24,7 @@ async function bench(params: AgentOptions = {}) {
     get: (session_id: string) => sessions.get({ session_id }),
     async join(session_id: string, more: { mode?: 'operator' | 'observer'; offset?: number } = {}) {
       const { stream_url } = await sessions.attach({ session_id, ...more });
-      const port = openPort();
+      const port = createPort();
       void system.broker.sessions.redeem(ticketIn(stream_url))?.serve(port.port);
       return port;
     },
@@ -181,7 +181,7 @@ test('a broker that is restarted finds its terminals and their output as they we
   const get = () => again.client.sessions.get({ session_id: id });
   await soon(async () => (await get()).status).toBe('CONNECTED');
   const { stream_url } = await again.client.sessions.attach({ session_id: id });
-  const port = openPort();
+  const port = createPort();
   void again.broker.sessions.redeem(ticketIn(stream_url))?.serve(port.port);
   port.type('go\r');
   await port.gets(15);

@@ -7,11 +7,11 @@ import {
   attached,
   begin,
   bench,
+  createPort,
   eventsOf,
   join,
   keeper,
   ok,
-  openPort,
   refuse,
   ticketIn,
 } from './sessions-fixture.ts';
@@ -304,7 +304,7 @@ test('gRPC joins without a ticket, as far as its key reaches', async () => {
   expect(await refusal(sessions.join({ ...params, session_id: 'sess_x' }, caller))).toBe('session_not_found');
   expect(await refusal(sessions.join(params, { ...caller, reaches: () => false }))).toBe('forbidden');
   const attachment = await sessions.join({ ...params, offset: 7 }, caller);
-  const port = openPort();
+  const port = createPort();
   void attachment.serve(port.port);
   const line = attached(one.machine, await one.machine.next('AttachTerminal'));
   expect(await line.open()).toMatchObject({

@@ -118,7 +118,7 @@ export async function startFarhand(
     log: silence.lines,
     client,
     joinToken,
-    agent: async (agent = {}) => openAgent(grpc, agent, agent.joinToken ?? (await joinToken())),
+    agent: async (agent = {}) => startOneAgent(grpc, agent, agent.joinToken ?? (await joinToken())),
     async keyed(scopes, limits = {}) {
       const made = await client.keys.create({ name: 'limited', scopes, ...limits });
       const settings = { baseUrl: url, apiKey: made.key, retries: 0, fetch: listening };
@@ -129,7 +129,7 @@ export async function startFarhand(
 }
 
 /** Starts a real agent on a data directory and waits until it is linked. */
-async function openAgent(grpc: string, params: AgentOptions, joinToken: string): Promise<AgentHandle> {
+async function startOneAgent(grpc: string, params: AgentOptions, joinToken: string): Promise<AgentHandle> {
   const dataDir = params.dataDir ?? temporaryFolder('agent');
   const argv = ['--broker', params.through ?? grpc, '--data-dir', dataDir, '--join-token', joinToken];
   if (params.name) argv.push('--name', params.name);

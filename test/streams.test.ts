@@ -17,13 +17,13 @@ import { all, caOf, hearing, line, refusalOf, streamsOf } from './grpc-fixture.t
 import { type CallOptions, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 /** A system with one machine, and a client with every right. */
-async function openScene() {
+async function startScene() {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   return { system, machine_id };
 }
 
-const sharedScene = shared(openScene);
+const sharedScene = shared(startScene);
 
 async function scene(opened = sharedScene()) {
   const { system, machine_id } = await opened;
@@ -179,7 +179,7 @@ test('a call that begins with another message, or with a second start, is refuse
 });
 
 test('an offline machine is reported before a command is accepted', async () => {
-  const { system, machine_id, client } = await scene(openScene());
+  const { system, machine_id, client } = await scene(startScene());
   const agent = await system.agent();
   await agent.close();
   await soon(async () => (await system.client.machines.get({ machine_id: agent.machineId })).status).toBe(
@@ -352,7 +352,7 @@ test('a cancellation that arrives in two parts still ends no input', async () =>
 });
 
 test('a repeat with the same idempotency key finds the same command, and its input counts once', async () => {
-  const { client, system, machine_id } = await scene(openScene());
+  const { client, system, machine_id } = await scene(startScene());
   const start = { machine_id, command: 'cat' };
   const asked = line<ExecRequest>({ start }, { stdin: Buffer.from('ab') });
   const options = { idempotencyKey: 'once' };
@@ -474,7 +474,7 @@ test('changes are sent as they happen, after a first message that says it watche
 // ---- What ends a call
 
 test('a key that is revoked ends its open calls at once', async () => {
-  const { system, machine_id } = await scene(openScene());
+  const { system, machine_id } = await scene(startScene());
   const { key } = await system.keyed(['commands:execute', 'machines:read', 'files:read']);
   const client = await streamsOf(system, key);
   const asked = line({ start: { machine_id, command: 'cat' } });
@@ -491,7 +491,7 @@ test('a key that is revoked ends its open calls at once', async () => {
 });
 
 test('a broker that stops asks its callers to reconnect', async () => {
-  const { system, client } = await scene(openScene());
+  const { system, client } = await scene(startScene());
   const events = client.events({});
   const ended = refusalOf(events);
   const held = client.watchFiles({

@@ -3,7 +3,7 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { onTestFinished } from 'vitest';
-import { openProcesses, type Processes, type ProcessesOptions } from '../agent/processes/index.ts';
+import { type Processes, type ProcessesOptions, startProcesses } from '../agent/processes/index.ts';
 import type { AttachTerminalRequest__Output } from '../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
 import type { ProcessExit } from '../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { TerminalEvent } from '../proto/types/farhand/agent/v1/TerminalEvent.ts';
@@ -74,17 +74,17 @@ export const sh = (line: string): Partial<TerminalSpec__Output> => ({
   args: ['-c', line],
 });
 
-export async function openBench(limits: ProcessesOptions['limits'] = {}): Promise<Bench> {
+export async function startBench(limits: ProcessesOptions['limits'] = {}): Promise<Bench> {
   const home = await mkdtemp(join(tmpdir(), 'farhand-terminals-'));
-  const openRoom = (): Promise<Processes> =>
-    openProcesses({
+  const startAgain = (): Promise<Processes> =>
+    startProcesses({
       directory: join(home, 'agent'),
       log: createLogger('test', 'silent'),
       mayRunAs: true,
       limits: { stopGraceMs: 50, ...limits },
     });
   const bench: Bench = {
-    room: await openRoom(),
+    room: await startAgain(),
     home,
     open(spec = {}, id = newId('session')) {
       const all = { cwd: home, size: { cols: 80, rows: 24 }, grace_ms: 60_000, ...plain, ...spec };
@@ -94,7 +94,7 @@ export async function openBench(limits: ProcessesOptions['limits'] = {}): Promis
     attach: (id, options = {}) => viewer(bench.room, id, options),
     async again() {
       await bench.room.stop();
-      bench.room = await openRoom();
+      bench.room = await startAgain();
     },
   };
   onTestFinished(async () => {

@@ -48,7 +48,7 @@ async function pair(folder: string, name: string): Promise<{ cert: string; key: 
 }
 
 /** A system whose REST API goes over TLS; its own client, which trusts no such certificate, is of no use. */
-const openSecure = (flags: string[], tuning = {}, dataDir?: string) =>
+const startSecure = (flags: string[], tuning = {}, dataDir?: string) =>
   startFarhand({ flags, tuning, ...(dataDir && { dataDir }) });
 
 async function securely(url: string, options: Parameters<typeof connect>[1] = {}): Promise<TLSSocket> {
@@ -150,7 +150,7 @@ test('half a pair, two keys that do not belong together, no PEM, no file: 78 and
     [['--tls-cert', join(folder, 'nothing'), '--tls-key', one.key], /ENOENT.*nothing/],
   ];
   for (const [flags, message] of received) {
-    const error = await openSecure(flags).catch((thrown: unknown) => thrown);
+    const error = await startSecure(flags).catch((thrown: unknown) => thrown);
     expect([flags, error]).toMatchObject([flags, { name: 'StartError', exitCode: 78 }]);
     expect(String(error)).toMatch(message);
   }
@@ -158,16 +158,16 @@ test('half a pair, two keys that do not belong together, no PEM, no file: 78 and
 
 test('a damaged key of the REST API stops the start and is named', async () => {
   const dataDir = temporaryFolder('broker');
-  const system = await openSecure(['--tls'], {}, dataDir);
+  const system = await startSecure(['--tls'], {}, dataDir);
   await system.broker.close();
   writeFileSync(join(dataDir, 'rest-key.json'), '{"private_key": 5}');
-  await expect(openSecure(['--tls'], {}, dataDir)).rejects.toThrow(/rest-key\.json is damaged/);
+  await expect(startSecure(['--tls'], {}, dataDir)).rejects.toThrow(/rest-key\.json is damaged/);
 });
 
 // ---- What is refused
 
 test('TLS older than 1.2 and other protocols than HTTP/1.1 are not agreed on', async () => {
-  const { url } = await openSecure(['--tls']);
+  const { url } = await startSecure(['--tls']);
   await expect(
     securely(url, { maxVersion: 'TLSv1.1', minVersion: 'TLSv1', ciphers: 'ALL:@SECLEVEL=0' }),
   ).rejects.toThrow();
@@ -177,7 +177,7 @@ test('TLS older than 1.2 and other protocols than HTTP/1.1 are not agreed on', a
 });
 
 test('plain HTTP on the TLS port gets an error that says so in the envelope; noise and silence are cut', async () => {
-  const { url } = await openSecure(['--tls'], { silentMs: 300 });
+  const { url } = await startSecure(['--tls'], { silentMs: 300 });
   const { hostname, port } = new URL(url);
   const say = async (bytes: string): Promise<string> => {
     const socket = connectPlain(Number(port), hostname);
@@ -196,7 +196,7 @@ test('plain HTTP on the TLS port gets an error that says so in the envelope; noi
 needs('curl')(
   'curl connects with the pin that the broker prints, without trust in any certificate; another pin fails',
   async () => {
-    const system = await openSecure(['--tls']);
+    const system = await startSecure(['--tls']);
     const bearer = `Authorization: Bearer ${system.key}`;
     await expect(curl(`${system.url}/healthz`)).rejects.toThrow(/certificate/);
     const { tls_pin: pin } = JSON.parse(await curl('-k', '-H', bearer, `${system.url}/api/v1/info`)).data;
@@ -209,7 +209,7 @@ needs('curl')(
 );
 
 test('the leaf names every way to this broker, and the agents’ own authority stands for it', async () => {
-  const system = await openSecure(['--tls', '--public-url', 'https://farhand.example.org:8443']);
+  const system = await startSecure(['--tls', '--public-url', 'https://farhand.example.org:8443']);
   const leaf = await certificateOf(system.url);
   for (const name of ['farhand.example.org', 'localhost']) expect(leaf.checkHost(name)).toBe(name);
   for (const address of ['127.0.0.1', '::1']) expect(leaf.checkIP(address)).toBe(address);
@@ -223,7 +223,7 @@ test('the key is private, and outlives restarts and renewal: the pin stays, the 
   const clock = movedClock();
   clock.move(-35 * day);
   const dataDir = temporaryFolder('broker');
-  const first = await openSecure(['--tls'], {}, dataDir);
+  const first = await startSecure(['--tls'], {}, dataDir);
   expect(statSync(join(dataDir, 'rest-key.json')).mode & 0o777).toBe(0o600);
   const old = await certificateOf(first.url);
   const kept = await securely(first.url);
@@ -238,7 +238,7 @@ test('the key is private, and outlives restarts and renewal: the pin stays, the 
   kept.write('GET /healthz HTTP/1.1\r\nHost: b\r\nConnection: close\r\n\r\n');
   expect(await text(kept)).toMatch(/^HTTP\/1\.1 200/);
   await first.broker.close();
-  const again = await certificateOf((await openSecure(['--tls'], {}, dataDir)).url);
+  const again = await certificateOf((await startSecure(['--tls'], {}, dataDir)).url);
   const keyOf = (one: X509Certificate) => one.publicKey.export({ format: 'pem', type: 'spki' });
   expect([renewed, again].map(keyOf)).toEqual([keyOf(old), keyOf(old)]);
 });
@@ -248,7 +248,7 @@ test('the key is private, and outlives restarts and renewal: the pin stays, the 
 test('a certificate that is replaced is used without a restart; one that is no pair changes nothing', async () => {
   const folder = temporaryFolder('pair');
   const [one, two] = [await pair(folder, 'one'), await pair(folder, 'two')];
-  const { url, key, log } = await openSecure(['--tls-cert', one.cert, '--tls-key', one.key], {
+  const { url, key, log } = await startSecure(['--tls-cert', one.cert, '--tls-key', one.key], {
     certificateMs: 20,
   });
   const ca = readFileSync(one.cert, 'utf8');
@@ -266,13 +266,13 @@ test('a certificate that is replaced is used without a restart; one that is no p
 });
 
 test('only a certificate from files makes browsers keep to TLS', async () => {
-  const { url, dataDir } = await openSecure(['--tls']);
+  const { url, dataDir } = await startSecure(['--tls']);
   const { certificate: ca } = JSON.parse(readFileSync(join(dataDir, 'authority.json'), 'utf8'));
   expect((await get(`${url}/healthz`, ca)).headers).not.toHaveProperty('strict-transport-security');
 });
 
 test('a terminal goes over TLS, and only pages that came over TLS may open it', async () => {
-  const system = await openSecure(['--tls']);
+  const system = await startSecure(['--tls']);
   const headers = { Authorization: `Bearer ${system.key}`, 'Content-Type': 'application/json' };
   const post = async (path: string, body: object) => {
     const options = { method: 'POST', headers, rejectUnauthorized: false, agent: false };
@@ -332,7 +332,7 @@ test('a leaf of the link is renewed by wall time while agents stay linked, and t
 
 test('a clock that is set back makes a new leaf, too: one from the future is not valid yet', async () => {
   const clock = movedClock();
-  const system = await openSecure(['--tls']);
+  const system = await startSecure(['--tls']);
   clock.move(-2 * day);
   const old = await certificateOf(system.url);
   clock.tick();

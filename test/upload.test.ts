@@ -9,12 +9,12 @@ import { shared } from './close-after-tests.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
-async function openMachine() {
+async function startMachine() {
   const system = await startFarhand();
   return { system, machineId: (await system.agent()).machineId };
 }
 
-const machine = shared(openMachine);
+const machine = shared(startMachine);
 
 async function onMachine(opened = machine()) {
   const { system, machineId } = await opened;
@@ -204,7 +204,7 @@ test('overwrite=false keeps what is there, before and after the file', async () 
 });
 
 test('a form is taken in either order, with its fields anywhere and its path in the query', async () => {
-  const { folder, send, system } = await onMachine(openMachine());
+  const { folder, send, system } = await onMachine(startMachine());
   const content = randomBytes(3_000_000);
   const sha256 = createHash('sha256').update(content).digest('hex');
   const at = (name: string) => join(folder, name);

@@ -29,7 +29,7 @@ export interface Receiver {
 type Answer = (response: ServerResponse, request: IncomingMessage, count: number) => void;
 
 /** Answers 200 by default; closed with the test. */
-export async function openReceiver(answer: Answer = (response) => response.end()): Promise<Receiver> {
+export async function startReceiver(answer: Answer = (response) => response.end()): Promise<Receiver> {
   const got: Received[] = [];
   const arrived = new EventEmitter();
   const server = createServer((request, response) => {

@@ -5,7 +5,7 @@ import { networkInterfaces } from 'node:os';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { AddressGuard, type Network, networkOf } from '../broker/webhooks/address-guard.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
-import { openReceiver, startWebhookSystem } from './webhook-receivers.ts';
+import { startReceiver, startWebhookSystem } from './webhook-receivers.ts';
 
 const guardOf = (...allowed: Network[]) => new AddressGuard(allowed, async () => []);
 
@@ -117,7 +117,7 @@ test('every form of such an address is refused when a webhook is created, with t
 });
 
 /** A port on loopback that must never be called; counts its connections. */
-async function openTrap() {
+async function startTrap() {
   let calls = 0;
   const server = createServer((socket) => {
     calls += 1;
@@ -134,7 +134,7 @@ test.each([
   ['a name below it', 'any.localhost'],
   ['a trailing dot', 'localhost.'],
 ])('a name of this machine (%s) is refused at the delivery', async (_what, name) => {
-  const [system, trap] = [await startFarhand(), await openTrap()];
+  const [system, trap] = [await startFarhand(), await startTrap()];
   const { id } = await system.client.webhooks.create({ url: `http://${name}:${trap.port}/`, events: ['*'] });
   const result = await system.client.webhooks.test({ webhook_id: id });
   expect(result).toMatchObject({ delivered: false, status_code: null });
@@ -143,7 +143,7 @@ test.each([
 });
 
 test('a name with one address that is not public is refused, whichever it is', async () => {
-  const trap = await openTrap();
+  const trap = await startTrap();
   const answers: Record<string, string[]> = {
     'first.example': ['127.0.0.1', '93.184.215.14'],
     'last.example': ['93.184.215.14', '2606:2800:21f:cb07:6820:80da:af6b:8b2c', '::ffff:127.0.0.1'],
@@ -166,7 +166,7 @@ test('a name with one address that is not public is refused, whichever it is', a
 });
 
 test('a name whose address changes between two deliveries is checked at each', async () => {
-  const [receiver, trap] = [await openReceiver(), await openTrap()];
+  const [receiver, trap] = [await startReceiver(), await startTrap()];
   const addresses = ['127.0.0.9'];
   const system = await startWebhookSystem({
     flags: ['--webhook-allow', '127.0.0.1'],
@@ -184,7 +184,7 @@ test('a name whose address changes between two deliveries is checked at each', a
 });
 
 test('an internal receiver is no longer called once the broker starts without its --webhook-allow', async () => {
-  const trap = await openTrap();
+  const trap = await startTrap();
   const before = await startWebhookSystem();
   const url = `http://127.0.0.1:${trap.port}/`;
   const { id } = await before.client.webhooks.create({ url, events: ['*'] });
@@ -265,7 +265,7 @@ test('the broker’s own listeners are refused at the delivery, though --webhook
 });
 
 test('a connection to a listener of the broker itself is destroyed, whatever the interfaces say', async () => {
-  const { port } = await openTrap();
+  const { port } = await startTrap();
   const socket = connect({ host: '127.0.0.1', port: Number(port) });
   await once(socket, 'connect');
   const guard = guardOf();

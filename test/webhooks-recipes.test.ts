@@ -6,7 +6,7 @@ import { createInterface } from 'node:readline';
 import { expect, onTestFinished, test } from 'vitest';
 import { has } from './required-programs.ts';
 import { temporaryFolder } from './start-farhand.ts';
-import { openReceiver, type Received, startWebhookSystem } from './webhook-receivers.ts';
+import { type Received, startReceiver, startWebhookSystem } from './webhook-receivers.ts';
 
 const root = join(import.meta.dirname, '..');
 const secret = 'a "secret" with $igns ~ and \\';
@@ -22,7 +22,7 @@ function recipe(language: string): string {
 /** A delivery as it came over the wire. */
 async function delivered(): Promise<{ body: Buffer; header: string }> {
   const system = await startWebhookSystem();
-  const receiver = await openReceiver();
+  const receiver = await startReceiver();
   await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'], secret });
   await system.happen('machine.online', { text: 'Grüße\u2028🚀' });
   const [{ body, headers }] = (await receiver.heard(1)) as [Received];

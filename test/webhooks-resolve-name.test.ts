@@ -8,7 +8,7 @@ import { resolveName } from '../broker/webhooks/resolve-name.ts';
 import { temporaryFolder } from './start-farhand.ts';
 
 /** Asks a name server that does with a query what the test says: answer with this code, or nothing. */
-async function openNames({ hosts = '', answer = (_query: string): number | undefined => undefined }) {
+async function startNameServer({ hosts = '', answer = (_query: string): number | undefined => undefined }) {
   const server = createSocket('udp4');
   server.on('message', (message, { port, address }) => {
     const code = answer(message.toString('latin1'));
@@ -29,7 +29,7 @@ async function openNames({ hosts = '', answer = (_query: string): number | undef
 const noSuchName = 3;
 
 test('a name that neither the hosts file nor a name server knows has no address', async () => {
-  const { resolve } = await openNames({
+  const { resolve } = await startNameServer({
     hosts:
       '10.0.0.1 other\n# 10.0.0.2 nowhere.example\n10.0.0.3 # nowhere.example\nnonsense nowhere.example\n',
     answer: () => noSuchName,
@@ -38,7 +38,7 @@ test('a name that neither the hosts file nor a name server knows has no address'
 });
 
 test('a hundred names that no server answers for delay no other name', async () => {
-  const { resolve } = await openNames({
+  const { resolve } = await startNameServer({
     hosts: '10.0.0.1 intra.corp\n',
     answer: (query) => (query.includes('healthy') ? noSuchName : undefined),
   });
@@ -51,7 +51,7 @@ test('a hundred names that no server answers for delay no other name', async () 
 });
 
 test('the hosts file is read in all its forms, also when no name server answers', async () => {
-  const { resolve } = await openNames({
+  const { resolve } = await startNameServer({
     hosts: '127.0.0.1\tlocalhost\n  10.0.0.1   Intra.Corp intra  # ours\r\nfd00::1 intra\n\n',
   });
   expect(await resolve('INTRA.corp.')).toEqual(['10.0.0.1']);
@@ -59,7 +59,7 @@ test('the hosts file is read in all its forms, also when no name server answers'
 });
 
 test('a hosts file that is changed, replaced or removed counts at once', async () => {
-  const { file, resolve } = await openNames({ answer: () => noSuchName });
+  const { file, resolve } = await startNameServer({ answer: () => noSuchName });
   await expect(resolve('intra')).rejects.toThrow();
   writeFileSync(file, '10.0.0.1 intra\n');
   expect(await resolve('intra')).toEqual(['10.0.0.1']);

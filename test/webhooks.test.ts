@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { groups } from '../shared/api/events.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
-import { openReceiver, startWebhookSystem } from './webhook-receivers.ts';
+import { startReceiver, startWebhookSystem } from './webhook-receivers.ts';
 
 const url = 'https://receiver.example.org/hook';
 
@@ -195,7 +195,7 @@ describe('a key uses only webhooks whose events it may read', () => {
 
 test('a webhook belongs to the key that set its URL: it sends what that key may read, until that key is revoked', async () => {
   const system = await startWebhookSystem();
-  const [first, second] = [await openReceiver(), await openReceiver()];
+  const [first, second] = [await startReceiver(), await startReceiver()];
   const maker = await system.client.keys.create({
     name: 'maker',
     scopes: ['webhooks:write', 'machines:read'],
@@ -224,7 +224,7 @@ test('a webhook belongs to the key that set its URL: it sends what that key may 
 
 test('a webhook whose key was revoked is disabled, and belongs to the key that enables it', async () => {
   const system = await startWebhookSystem();
-  const receiver = await openReceiver();
+  const receiver = await startReceiver();
   const other = await system.client.keys.create({
     name: 'other',
     scopes: ['webhooks:write', 'machines:read'],
@@ -249,7 +249,7 @@ test('a webhook whose key was revoked is disabled, and belongs to the key that e
 
 test('a broker that lost its key file starts, delivers nothing unsigned, and takes a new secret', async () => {
   const first = await startWebhookSystem();
-  const receiver = await openReceiver();
+  const receiver = await startReceiver();
   const { id } = await first.client.webhooks.create({ url: receiver.url, events: ['*'], secret: 'old' });
   await first.broker.close();
   rmSync(join(first.dataDir, 'webhooks.key'));

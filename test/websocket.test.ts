@@ -11,7 +11,7 @@ import type { Action, ClientPort, CloseReason } from '../broker/sessions/client-
 import { startBroker } from '../broker/start/index.ts';
 import { readSettings } from '../shared/settings.ts';
 import { fakeClock } from './fake-clock.ts';
-import { handshake, openDoor, path } from './fake-terminal-socket.ts';
+import { handshake, path, startTerminalServer } from './fake-terminal-socket.ts';
 import { call, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 async function take(actions: AsyncIterable<Action>, count: number): Promise<Action[]> {
@@ -33,7 +33,7 @@ async function leftBy({ gone }: ClientPort): Promise<void> {
 // ---- Who is let in
 
 test('a ticket that is wrong, used, missing or for another session is 401, and none of them keeps a socket', async () => {
-  const door = await openDoor();
+  const door = await startTerminalServer();
   for (const query of ['', '?ticket=', '?ticket=wrong', '?ticket=one%00']) {
     expect([query, await door.status({ path: path + query })]).toEqual([query, 401]);
   }
@@ -46,7 +46,7 @@ test('a ticket that is wrong, used, missing or for another session is 401, and n
 });
 
 test('an invalid handshake is 400 and leaves the ticket valid', async () => {
-  const door = await openDoor();
+  const door = await startTerminalServer();
   const wrong = [
     { Upgrade: undefined, Connection: undefined },
     { Upgrade: 'h2c' },
@@ -68,13 +68,13 @@ test('an invalid handshake is 400 and leaves the ticket valid', async () => {
 });
 
 test('a handshake that only the library refuses gives its attachment back', async () => {
-  const door = await openDoor();
+  const door = await startTerminalServer();
   expect(await door.status({ headers: { 'Sec-WebSocket-Protocol': 'a,,b' } })).toBe(400);
   expect([door.left, door.ports]).toEqual([['left'], []]);
 });
 
 test('pages of another origin are 403, those of the broker’s own host or public address are let in', async () => {
-  const door = await openDoor('https://farhand.example.org');
+  const door = await startTerminalServer('https://farhand.example.org');
   const host = `127.0.0.1:${door.port}`;
   const foreign = [
     'null',
@@ -106,7 +106,7 @@ test.each([
   ['fields without end', `{"type":"input","data":"x"${',"a":1'.repeat(80_000)}}`],
   ['nothing', 'null'],
 ])('%s closes with 1008 and a reason, and nothing after it is done', async (_what, message) => {
-  const door = await openDoor();
+  const door = await startTerminalServer();
   const { client, port, closed } = await door.enter();
   client.send(message);
   client.send('{"type":"input","data":"late"}');
@@ -116,13 +116,13 @@ test.each([
 });
 
 test('a message over 1 MiB closes with 1009', async () => {
-  const { client, closed } = await (await openDoor()).enter();
+  const { client, closed } = await (await startTerminalServer()).enter();
   client.send(Buffer.alloc(1024 * 1024 + 1));
   expect((await closed)[0]).toBe(1009);
 });
 
 test('actions of a client arrive in order, text and bytes alike, even if it leaves at once', async () => {
-  const { client, port } = await (await openDoor()).enter();
+  const { client, port } = await (await startTerminalServer()).enter();
   client.send('{"type":"input","data":"größe 漢\\n"}');
   client.send(Buffer.from([0, 255, 3]));
   client.send('{"type":"resize","cols":132,"rows":43}');
@@ -137,7 +137,7 @@ test('actions of a client arrive in order, text and bytes alike, even if it leav
 });
 
 test('a session that reads slowly slows its client: unread input stays in the network', async () => {
-  const { client, port } = await (await openDoor()).enter();
+  const { client, port } = await (await startTerminalServer()).enter();
   const piece = Buffer.alloc(256 * 1024, 'x');
   const pieces = 128;
   const sent = Promise.all(
@@ -153,7 +153,7 @@ test('a session that reads slowly slows its client: unread input stays in the ne
 // ---- Messages to a client
 
 test('output and notes arrive as they were given, and output waits until the socket has taken it', async () => {
-  const { client, port } = await (await openDoor()).enter();
+  const { client, port } = await (await startTerminalServer()).enter();
   const got: unknown[] = [];
   client.on('message', (data, binary) => got.push(binary ? data : jsonOf(data)));
   await port.notify({ type: 'ready', client_id: 'cli_one', offset: 7, cols: 80, rows: 24 });
@@ -169,7 +169,7 @@ test('output and notes arrive as they were given, and output waits until the soc
 });
 
 test('a client that does not read delays its own output only, and gets all of it later', async () => {
-  const { client, port } = await (await openDoor()).enter();
+  const { client, port } = await (await startTerminalServer()).enter();
   client.pause();
   const piece = Buffer.alloc(64 * 1024, 'y');
   let given = 0;
@@ -194,7 +194,7 @@ test('a client that does not read delays its own output only, and gets all of it
 });
 
 test('output and notes to a client that has gone resolve', async () => {
-  const { client, port } = await (await openDoor()).enter();
+  const { client, port } = await (await startTerminalServer()).enter();
   client.terminate();
   await leftBy(port);
   await port.output(Buffer.from('late'));
@@ -203,7 +203,7 @@ test('output and notes to a client that has gone resolve', async () => {
 });
 
 test('notes wait until the socket has taken them, as output does', async () => {
-  const { client, port } = await (await openDoor()).enter();
+  const { client, port } = await (await startTerminalServer()).enter();
   client.pause();
   const note = { type: 'refused', message: 'x'.repeat(64 * 1024) } as const;
   let given = 0;
@@ -221,7 +221,7 @@ test('notes wait until the socket has taken them, as output does', async () => {
 });
 
 test('a client that pings on and on and does not read is answered as often as it reads', async () => {
-  const { client, port } = await (await openDoor()).enter();
+  const { client, port } = await (await startTerminalServer()).enter();
   client.pause();
   const pings = 100_000;
   let pongs = 0;
@@ -247,7 +247,7 @@ test.each<[CloseReason, number]>([
   [{ why: 'fell_behind' }, 4008],
   [{ why: 'stopping' }, 1001],
 ])('a client that is closed gets the reason: %o closes with %i', async (closeReason, code) => {
-  const door = await openDoor();
+  const door = await startTerminalServer();
   const { client, port, closed } = await door.enter();
   const got: unknown[] = [];
   client.on('message', (data) => got.push(jsonOf(data)));
@@ -266,8 +266,8 @@ test.each<[CloseReason, number]>([
 
 test('a client that answers no ping is gone within 45 s, one that answers stays', async () => {
   const clock = fakeClock(0);
-  const quick = await (await openDoor()).enter();
-  const dead = await (await openDoor()).enter({ autoPong: false });
+  const quick = await (await startTerminalServer()).enter();
+  const dead = await (await startTerminalServer()).enter({ autoPong: false });
   for (let at = 0; at < 90; at += 15) {
     const pong = at < 30 && once(dead.client, 'ping');
     const answered = once(quick.client, 'ping');
@@ -283,7 +283,7 @@ test('a client that answers no ping is gone within 45 s, one that answers stays'
 
 test('a client whose input is not read is closed within 45 s, for it may have died', async () => {
   const clock = fakeClock(0);
-  const { client, closed, port } = await (await openDoor()).enter();
+  const { client, closed, port } = await (await startTerminalServer()).enter();
   client.send(Buffer.alloc(100 * 1024));
   let over = false;
   void closed.then(() => {
@@ -371,7 +371,7 @@ test('tickets are in no log line, whether good or not', async () => {
 });
 
 test('a quiet terminal outlives the time after which a silent request is cut', async () => {
-  const door = await openDoor();
+  const door = await startTerminalServer();
   door.cutSilent(100);
   const { client } = await door.enter();
   // Both have come after it, and each is cut for its silence.

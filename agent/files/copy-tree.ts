@@ -113,7 +113,7 @@ class Copier implements AsyncDisposable {
   }
 
   async #file(source: Source, to: fs.Confined, path: Bytes): Promise<void> {
-    using from = await openSame(source, path);
+    using from = await openSameFile(source, path);
     const before = await from.stat();
     const made = await NewFile.create(to);
     try {
@@ -185,7 +185,7 @@ class Copier implements AsyncDisposable {
 const openDirectory = (at: fs.Confined): Promise<fs.Pinned> => fs.pin(at, fs.O_RDONLY | fs.O_DIRECTORY);
 
 /** Opens the regular file whose access was checked. Throws `conflict` if another file has its name now. */
-async function openSame({ name, at, stats }: Source, path: Bytes): Promise<fs.Pinned> {
+async function openSameFile({ name, at, stats }: Source, path: Bytes): Promise<fs.Pinned> {
   using pinned = await fs.pin(at);
   assertSame(await pinned.stat(), stats, path);
   if (await holdsMemory(name, pinned.at, stats))

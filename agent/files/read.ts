@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
 import type { FileHandle } from './confine/fs.ts';
-import { type Contents, hasChanged, openTarget } from './confine/open-regular-file.ts';
+import { type Contents, hasChanged, openTargetFile } from './confine/open-regular-file.ts';
 import { type Bytes, fault, toText } from './confine/request-path.ts';
 import { describe, etagOf } from './describe.ts';
 import type { Operation, RequestOf } from './handler-wrappers.ts';
@@ -20,7 +20,7 @@ interface Range {
 export const readFile: Operation<'readFile'> = async function* ({ reading, users }, request, target) {
   const { path } = target;
   try {
-    const source = await openTarget(reading, target);
+    const source = await openTargetFile(reading, target);
     const { stats, link } = source;
     using file = source.file;
     const range = rangeOf(request, path, Number(stats.size));

@@ -11,7 +11,7 @@ import type { Logger } from '../../shared/logger.ts';
 const mostFree = 32;
 
 /** Creates the cgroup `name`, which no other agent uses. Undefined if the agent may not do that. */
-export async function openCgroups(name: string, log: Logger): Promise<Cgroups | undefined> {
+export async function createCgroups(name: string, log: Logger): Promise<Cgroups | undefined> {
   const own = await ownCgroup();
   const directory = own && join(own, name);
   if (directory && succeeds(() => mkdirSync(directory, { recursive: true }))) return new Cgroups(directory);
@@ -36,7 +36,7 @@ export class Cgroups {
   readonly #free: string[] = [];
   #made = 0;
 
-  /** Called only by openCgroups, which creates the directory. */
+  /** Called only by createCgroups, which creates the directory. */
   constructor(directory: string) {
     this.directory = directory;
   }

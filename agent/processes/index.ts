@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import type { AgentMethods, Method } from '../../shared/agent-rpcs.ts';
 import { after } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { openCgroups } from './cgroup.ts';
+import { createCgroups } from './cgroup.ts';
 import { Commands } from './commands.ts';
 import { recover, recoverJournal } from './crash-recovery.ts';
 import { PipeNames } from './pipes.ts';
@@ -42,13 +42,13 @@ export interface Processes extends Methods {
 }
 
 /** Opens the data directory. Processes that an earlier agent left running are killed and count as lost. */
-export async function openProcesses(options: ProcessesOptions): Promise<Processes> {
+export async function startProcesses(options: ProcessesOptions): Promise<Processes> {
   const { log } = options;
   const limits = { ...defaultLimits, ...options.limits };
   await mkdir(options.directory, { recursive: true, mode: 0o700 });
   const directory = await realpath(options.directory);
   const journal = await recoverJournal(directory, limits, log);
-  const cgroups = await openCgroups(`farhand-${journal.id}`, log);
+  const cgroups = await createCgroups(`farhand-${journal.id}`, log);
   const { lateMs } = limits;
   const spawners = new Spawners(journal.id, { lateMs, cgroup: cgroups?.directory, log });
   const parts: Parts = { journal, limits, log, spawners, cgroups };

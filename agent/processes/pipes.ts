@@ -50,7 +50,7 @@ export class PipeNames {
   async take(): Promise<FreePipe> {
     for (;;) {
       const path = this.#free.shift();
-      const reader = path && openFree(path);
+      const reader = path && openFreePipe(path);
       if (path && reader) return { path, reader };
       if (path) rmSync(path, { force: true });
       else await this.#refillOnce();
@@ -86,7 +86,7 @@ export class PipeNames {
  * Opens a pipe for reading. Undefined if a process has it open: left by an earlier command, it could read the
  * next command's output.
  */
-function openFree(path: string): number | undefined {
+function openFreePipe(path: string): number | undefined {
   try {
     closeSync(openSync(path, constants.O_WRONLY | constants.O_NONBLOCK));
     return undefined;
@@ -212,7 +212,7 @@ export class Piped implements Stdio {
       this.#theirs.push(reader);
       this.input = new Input(openSync(path, constants.O_WRONLY | constants.O_NONBLOCK), spec.stdin);
     } else if (spec.stdin.length > 0) {
-      this.#whole = await openInput(spec.stdin, directory);
+      this.#whole = await openInputFile(spec.stdin, directory);
     }
   }
 
@@ -230,7 +230,7 @@ export class Piped implements Stdio {
  * /dev/stdin late or twice; a named pipe would then wait for a writer that is gone. The file is in memory
  * (/dev/shm) where that exists, because users pass secrets as input.
  */
-async function openInput(bytes: Uint8Array, directory: string): Promise<FileHandle> {
+async function openInputFile(bytes: Uint8Array, directory: string): Promise<FileHandle> {
   const name = `farhand-${randomUUID()}`;
   try {
     return await nameless(join('/dev/shm', name), bytes);

@@ -5,7 +5,7 @@ import { existsSync, readdirSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { Agent } from 'undici';
 import { monotonic, sleep } from '../../shared/clock.ts';
-import { demandAccess } from '../../shared/doctor/directory.ts';
+import { assertAccess } from '../../shared/doctor/directory.ts';
 import { StartError } from '../../shared/errors.ts';
 import { brokerProgram } from '../../shared/install-layout.ts';
 import { inUse } from '../../shared/program.ts';
@@ -36,7 +36,7 @@ export async function withSocket<T>(
   use: (client: Farhand, post: Post) => Promise<T>,
   options: SocketOptions = {},
 ): Promise<T> {
-  demandAccess(dataDir);
+  assertAccess(dataDir);
   const transport = through(new Agent({ connect: { socketPath: join(dataDir, 'broker.sock') } }));
   const to = { baseUrl: 'http://broker.sock', ...transport.options };
   let own: ChildProcess | undefined;
@@ -57,7 +57,7 @@ export async function withSocket<T>(
 
 /** Starts a broker with these flags and stops it once it listens. Throws StartError if it cannot start. */
 export async function startOnce(dataDir: string, ...flags: string[]): Promise<void> {
-  demandAccess(dataDir);
+  assertAccess(dataDir);
   const own = await startLocal(dataDir, false, flags);
   if (!own) throw new StartError(`another broker already uses ${dataDir}; stop that broker first`, 1);
   await stop(own);

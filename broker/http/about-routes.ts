@@ -95,7 +95,10 @@ export function serviceHandlers(
     },
     prometheus(_input, caller) {
       if (!caller.reachable()) return metrics.text();
-      throw new AppError('forbidden', 'metrics cover all machines, but this key is limited to some machines: use a key for all machines');
+      throw new AppError(
+        'forbidden',
+        'metrics cover all machines, but this key is limited to some machines: use a key for all machines',
+      );
     },
     docs(_input, caller) {
       const nonce = newNonce();

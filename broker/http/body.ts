@@ -310,7 +310,8 @@ async function* read(handle: FileHandle, size: number): AsyncGenerator<Uint8Arra
   for (let at = 0; at < size; ) {
     const buffer = Buffer.allocUnsafeSlow(Math.min(chunkBytes, size - at));
     const { bytesRead } = await handle.read(buffer, 0, buffer.length, at);
-    if (bytesRead === 0) throw new Error('a spooled upload is shorter than the bytes that were written to it');
+    if (bytesRead === 0)
+      throw new Error('a spooled upload is shorter than the bytes that were written to it');
     at += bytesRead;
     yield buffer.subarray(0, bytesRead);
   }

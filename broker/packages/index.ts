@@ -36,7 +36,7 @@ interface Offer {
  * Opens the packages in `directory`, the value of --packages. Throws StartError if it is set and contains no
  * packages.
  */
-export function openPackages(directory: string | undefined, reached: () => Reached): Packages {
+export function createPackages(directory: string | undefined, reached: () => Reached): Packages {
   const folder = directory ?? usual();
   // The list is read at each use, because npm run package may replace it while the broker runs.
   const offered = (): Offer | undefined => soundOffer(folder);

@@ -43,7 +43,7 @@ export class Schedules {
   /** Starts running schedules, and handles the times that passed while the broker was down. */
   static async open(context: ScheduleContext, log: Logger): Promise<Schedules> {
     const { records, state } = context;
-    const launcher = new Launcher(context, await records.openIds());
+    const launcher = new Launcher(context, await records.unfinishedIds());
     const marks = await records.marks([...state.schedules.keys()]);
     return new Schedules(context, launcher, new Firing(context, launcher, marks, log));
   }

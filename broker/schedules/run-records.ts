@@ -155,7 +155,7 @@ export class ScheduleRecords {
   }
 
   /** The ids of all runs whose commands have not ended. */
-  async openIds(): Promise<string[]> {
+  async unfinishedIds(): Promise<string[]> {
     const rows = await this.#history.all('SELECT id FROM schedule_runs WHERE finished_at IS NULL');
     return rows.map((row) => textIn(row, 'id'));
   }

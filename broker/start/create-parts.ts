@@ -13,7 +13,7 @@ import type { Lookups } from '../admission/authorize.ts';
 import { Idempotency } from '../admission/idempotency.ts';
 import { createRateLimits } from '../admission/rate-limits.ts';
 import { createAudit } from '../audit.ts';
-import { openBackups } from '../backup.ts';
+import { createBackups } from '../backup.ts';
 import { createTrustedProxies } from '../client-address.ts';
 import { createCommands } from '../commands/index.ts';
 import type { BrokerSettings } from '../config.ts';
@@ -34,7 +34,7 @@ import { Logins } from '../logins/index.ts';
 import { recordMachineEvents } from '../machines/events.ts';
 import { machineHandlers } from '../machines/index.ts';
 import { tagHandlers } from '../machines/tags.ts';
-import { openPackages } from '../packages/index.ts';
+import { createPackages } from '../packages/index.ts';
 import { Presence } from '../presence/index.ts';
 import { MachineFacts } from '../presence/machine-facts.ts';
 import { Schedules } from '../schedules/index.ts';
@@ -77,8 +77,8 @@ interface Stores {
   machineFacts: MachineFacts;
 }
 
-type Nouns = Awaited<ReturnType<typeof openNouns>> & { webhooks: Webhooks };
-export type Rooms = Awaited<ReturnType<typeof openRooms>>;
+type Nouns = Awaited<ReturnType<typeof createNouns>> & { webhooks: Webhooks };
+export type Rooms = Awaited<ReturnType<typeof createParts>>;
 
 /** The settings and hooks that the parts of a broker need when they are opened. */
 export interface Opening {
@@ -93,7 +93,7 @@ export interface Opening {
 const maxContents = 64 * 1024 * 1024;
 
 /** Creates all parts. Throws StartError if the data directory does not allow it. */
-export async function openRooms(opening: Opening) {
+export async function createParts(opening: Opening) {
   const { settings, closers, status, log } = opening;
   const state = await openState(settings.data_dir, settings.accept_state);
   closers.push(() => state.close());
@@ -110,9 +110,9 @@ export async function openRooms(opening: Opening) {
   closers.push(() => machineFacts.close());
   const stores = { state, history, events, presence: new Presence(), machineFacts };
   closers.push(await recordMachineEvents(stores, log));
-  // openNouns() brings changes of an earlier broker process to history; each kind needs its function by then.
+  // createNouns() brings changes of an earlier broker process to history; each kind needs its function by then.
   const idempotency = await Idempotency.open(history);
-  const nouns = { ...(await openNouns(opening, stores, authority)), webhooks };
+  const nouns = { ...(await createNouns(opening, stores, authority)), webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
   closers.push(() => recorder.close());
   const metrics = createMetrics(() => ({ online: stores.presence.count, registered: state.machines.size }));
@@ -129,7 +129,7 @@ export async function openRooms(opening: Opening) {
     metrics,
     handlers,
     lookups: lookupsOf(stores, nouns),
-    backups: await openBackups(settings.data_dir, stores, [...authorityFiles, vaultFile]),
+    backups: await createBackups(settings.data_dir, stores, [...authorityFiles, vaultFile]),
     proxies,
     rates: createRateLimits({ limit: settings.rate_limit, isShared: proxies.isShared }),
   };
@@ -156,7 +156,7 @@ async function webhooksOf(
   return webhooks;
 }
 
-async function openNouns(
+async function createNouns(
   { settings, status, closers, log }: Opening,
   stores: Stores,
   { fingerprint }: Authority,
@@ -168,7 +168,7 @@ async function openNouns(
   closers.push(() => logins.close());
   const keys = await Keys.open(state, history, (caller) => logins.ofCaller(caller), log);
   closers.push(() => keys.close());
-  const packages = openPackages(settings.packages, () => ({ ...status, url: publicUrl() }));
+  const packages = createPackages(settings.packages, () => ({ ...status, url: publicUrl() }));
   const joinTokens = new JoinTokens({ state, events, fingerprint, packages });
   const audit = await createAudit(history, settings.keep_audit);
   const records = await ScheduleRecords.open(stores, keepMs);

@@ -24,7 +24,7 @@ import { defaultSettings } from '../link/control-stream.ts';
 import { backlog, startListener } from '../link/listener.ts';
 import type { Sessions } from '../sessions/index.ts';
 import { certificateOf } from './certificate.ts';
-import { type Closers, type Opening, openRooms, type Rooms, type Tuning } from './create-parts.ts';
+import { type Closers, createParts, type Opening, type Rooms, type Tuning } from './create-parts.ts';
 
 export type { Tuning } from './create-parts.ts';
 
@@ -73,7 +73,7 @@ export async function startBroker(
   log: Logger,
   tuning: Tuning = {},
 ): Promise<Broker> {
-  refuseOpenHttp(settings);
+  refuseExposedHttp(settings);
   const directory = settings.data_dir;
   const closers: (() => unknown)[] = [takeDirectory(directory, 'broker')];
   let closing: Promise<void> | undefined;
@@ -102,7 +102,7 @@ async function assemble(
 ): Promise<Broker> {
   const status: Status = { ready: false, url: '', grpc: '', publicGrpc: '', pin: '' };
   const opening = { settings, tuning, status, closers, log };
-  const rooms = await openRooms(opening);
+  const rooms = await createParts(opening);
   const { events, live, presence, commands, schedules, sessions } = rooms;
   const streams = new StreamsService({ ...rooms, stalledMs: tuning.stalledMs ?? stalledMs, log });
   const spool = await createSpool(join(settings.data_dir, 'spool'));
@@ -129,7 +129,7 @@ async function assemble(
   await rm(socket, { force: true });
   await listen(local, { path: socket }, socket, socket);
   await chmod(socket, 0o600);
-  if (!settings.local) await openNetwork(opening, app, streams, stops);
+  if (!settings.local) await startServers(opening, app, streams, stops);
   status.ready = true;
   log.info({ http: status.url, grpc: status.grpc, data_dir: settings.data_dir }, 'broker is up');
   const alive = async (): Promise<boolean> => status.ready && (await answers(rooms.history));
@@ -137,7 +137,7 @@ async function assemble(
 }
 
 /** Opens the ports for agents and for REST clients. */
-async function openNetwork(
+async function startServers(
   opening: Opening,
   app: AppOptions & Rooms,
   streams: StreamsService,
@@ -237,7 +237,7 @@ function listenForAgents({ settings, tuning, log }: Opening, rooms: Rooms, strea
   });
 }
 
-function refuseOpenHttp({ http, insecure_http, local, tls, tls_cert }: BrokerSettings): void {
+function refuseExposedHttp({ http, insecure_http, local, tls, tls_cert }: BrokerSettings): void {
   const secured = tls || tls_cert !== undefined;
   if (secured && insecure_http)
     throw new StartError(

@@ -1,5 +1,5 @@
 // A small process that runs commands in one of the ways and prints what it saw as JSON.
-import { openWay, type Read, type Targets, type WayName } from './ways.ts';
+import { type Read, startWay, type Targets, type WayName } from './ways.ts';
 
 /** Runs `true` a number of times, with a number of commands at once. */
 export interface Trues {
@@ -31,7 +31,7 @@ const streamPatienceMs = 120_000;
 const warmUp = 200;
 
 async function trues({ way: name, targets, count, width }: Ask & Trues): Promise<Seen> {
-  const way = await openWay(name, targets, width);
+  const way = await startWay(name, targets, width);
   const seen: Seen = { times: [], seconds: 0, failed: 0, reason: '' };
   const lanes = (total: number): Promise<unknown> => {
     let left = total;
@@ -71,7 +71,7 @@ async function inTime<T>(answer: Promise<T>, ms: number): Promise<T> {
 }
 
 async function stream({ way: name, targets, command }: Ask & Stream): Promise<Read> {
-  const way = await openWay(name, targets, 1);
+  const way = await startWay(name, targets, 1);
   await way.run('true');
   const seen = await inTime(way.read(command), streamPatienceMs);
   await way.close();

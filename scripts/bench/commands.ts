@@ -16,7 +16,7 @@ import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
 import type { Ask, Seen, Trues } from './client.ts';
-import { openFloors } from './floors.ts';
+import { createFloors } from './floors.ts';
 import {
   at,
   bench,
@@ -31,7 +31,7 @@ import {
 } from './programs.ts';
 import { Meter, rest, rounded, settle, Table } from './race.ts';
 import { present, sshPackages, startMaster, startSsh } from './ssh.ts';
-import { openWay, type Read, type Targets, type WayName } from './ways.ts';
+import { type Read, startWay, type Targets, type WayName } from './ways.ts';
 
 const parts = { latency, history, rate, output, steps };
 type Part = keyof typeof parts;
@@ -254,7 +254,7 @@ async function streamed(way: WayName, targets: Targets): Promise<number> {
 
 /** How much later other commands of the same machine are answered meanwhile. */
 async function trueBeside({ table, targets, runs }: Ground, what: string): Promise<void> {
-  const way = await openWay('farhand', targets, 1);
+  const way = await startWay('farhand', targets, 1);
   const ask = (): Promise<void> => way.run('true');
   await timed(oneByOne, ask);
   const calm = await timed(oneByOne, ask);
@@ -321,7 +321,7 @@ async function completedOf({ http, key }: Targets): Promise<number> {
 /** What the steps of one `true` cost at least; what is left is ours, and waiting for one another. */
 async function steps(ground: Ground): Promise<void> {
   const { folder, targets, runs } = ground;
-  const floors = await openFloors(folder, targets);
+  const floors = await createFloors(folder, targets);
   const asks = ['http', 'call', 'row', 'line'] as const;
   for (const name of asks) await timed(oneByOne, floors[name]);
   const all = new Map<string, number[]>();

@@ -23,7 +23,7 @@ const rowText = 'x'.repeat(400);
 const lineText = `${'x'.repeat(80)}\n`;
 
 /** Writes beside what the broker and the agent write. */
-export async function openFloors(folder: string, { http, key, machine }: Targets): Promise<Floors> {
+export async function createFloors(folder: string, { http, key, machine }: Targets): Promise<Floors> {
   const place = join(folder, 'floors');
   mkdirSync(place);
   const pool = new Pool(http, { connections: 1 });

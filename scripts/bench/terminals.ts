@@ -19,7 +19,7 @@ import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { at, bench, type Farhand, machineId, run, startFarhand } from './programs.ts';
 import { rounded, settle, Table } from './race.ts';
 import { present, type Ssh, sshPackages, startSsh } from './ssh.ts';
-import { attached, echo, echoes, inTime, nextByte, openEcho, type Typist } from './typing.ts';
+import { attached, echo, echoes, inTime, nextByte, startEcho, type Typist } from './typing.ts';
 
 const parts = { alone, crowd, download };
 type Part = keyof typeof parts;
@@ -68,7 +68,7 @@ async function main(folder: string): Promise<void> {
 // ---- The parts
 
 async function alone({ table, client, machine, ssh }: Ground): Promise<void> {
-  const id = await openEcho(client, machine);
+  const id = await startEcho(client, machine);
   const ours = await echoes(await attached(client, id), keys);
   await client.sessions.end({ session_id: id });
   const shell = ssh && (await overSsh(ssh));
@@ -84,7 +84,7 @@ async function alone({ table, client, machine, ssh }: Ground): Promise<void> {
 }
 
 async function crowd({ table, client, machine }: Ground): Promise<void> {
-  const id = await openEcho(client, machine);
+  const id = await startEcho(client, machine);
   const silent = await neverReading(client, id);
   const others = await Promise.all(Array.from({ length: crowdSize - 1 }, () => attached(client, id)));
   const [typist] = others;
@@ -150,7 +150,7 @@ async function download({ folder, table, started, client, machine, has }: Ground
   const chunk = Buffer.alloc(1024 * 1024, 'x');
   for (let n = 0; n < largeMiB; n += 1) writeSync(file, chunk);
   closeSync(file);
-  const id = await openEcho(client, machine);
+  const id = await startEcho(client, machine);
   const typist = await attached(client, id);
   const quiet = await echoes(typist, keys);
   const url = `${started.http}/api/v1/machines/${machine}/files/download?path=${large}`;

@@ -44,7 +44,7 @@ export async function inTime(work: Promise<void>, complaint: () => string): Prom
 }
 
 /** A session whose terminal sends every byte back. */
-export async function openEcho(client: Client, machine: string): Promise<string> {
+export async function startEcho(client: Client, machine: string): Promise<string> {
   const { id } = await client.sessions.create({ machine_id: machine, shell: '/bin/sh', args: ['-c', echo] });
   return id;
 }

@@ -26,8 +26,8 @@ import {
   startFarhand,
 } from './programs.ts';
 import { rest, rounded, Table } from './race.ts';
-import { attached, echoes, openEcho, type Typist } from './typing.ts';
-import { openWay } from './ways.ts';
+import { attached, echoes, startEcho, type Typist } from './typing.ts';
+import { startWay } from './ways.ts';
 
 const { values } = parseArgs({
   options: {
@@ -66,7 +66,7 @@ async function main(folder: string): Promise<void> {
   const checkouts = { before: resolve(values.before), 'before again': resolve(values.before), now };
   const sides = new Map<SideName, Side>();
   for (const name of sideNames) {
-    sides.set(name, await openSide(join(folder, name.replace(' ', '-')), checkouts[name]));
+    sides.set(name, await startSide(join(folder, name.replace(' ', '-')), checkouts[name]));
   }
   const results: Results = new Map();
   const parts = values.only.split(',');
@@ -85,7 +85,7 @@ async function main(folder: string): Promise<void> {
   print(results);
 }
 
-async function openSide(folder: string, checkout: string): Promise<Side> {
+async function startSide(folder: string, checkout: string): Promise<Side> {
   mkdirSync(folder);
   const started = await startFarhand(folder, checkout);
   const client = new Client({ baseUrl: started.http, apiKey: started.key, retries: 0 });
@@ -95,8 +95,8 @@ async function openSide(folder: string, checkout: string): Promise<Side> {
     const piece = randomBytes(1024 * 1024);
     for (let n = 0; n < Number(values.mib); n += 1) writeFileSync(large, piece, { flag: 'a' });
   }
-  const typist = await attached(client, await openEcho(client, machine));
-  const way = await openWay('farhand', { ...started, machine, ssh: undefined }, 1);
+  const typist = await attached(client, await startEcho(client, machine));
+  const way = await startWay('farhand', { ...started, machine, ssh: undefined }, 1);
   for (let n = 0; n < warmUp; n += 1) await way.run('true');
   await way.close();
   return { started, client, machine, typist, large, copy };
@@ -127,7 +127,7 @@ function memory({ started }: Side): number {
 }
 
 async function commands({ started, machine }: Side): Promise<Record<string, number>> {
-  const way = await openWay('farhand', { ...started, machine, ssh: undefined }, atOnce);
+  const way = await startWay('farhand', { ...started, machine, ssh: undefined }, atOnce);
   const times: number[] = [];
   for (let n = 0; n < oneByOne + 10; n += 1) {
     const begun = performance.now();

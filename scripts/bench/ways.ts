@@ -40,7 +40,7 @@ interface Answer {
 const recordedMs = 5_000;
 
 /** `width`: how many commands will be open at once. */
-export async function openWay(name: WayName, targets: Targets, width: number): Promise<Way> {
+export async function startWay(name: WayName, targets: Targets, width: number): Promise<Way> {
   if (name === 'farhand') return farhandWay(targets, width);
   if (name === 'spawn') return childWay('/bin/sh', (command) => ['-c', command]);
   if (!targets.ssh) throw new Error('there is no sshd');

@@ -105,7 +105,7 @@ export const machineErrors = [
 ] as const satisfies Code[];
 
 /** Metadata for a schema that transforms values: `json` replaces the OpenAPI form that would be derived. */
-function shownAs(json: Readonly<Record<string, unknown>>) {
+function jsonSchemaOf(json: Readonly<Record<string, unknown>>) {
   return {
     override({ jsonSchema }: { jsonSchema: Record<string, unknown> }) {
       const { description } = jsonSchema;
@@ -123,7 +123,7 @@ export function queryNumber(minimum: number, maximum = Number.MAX_SAFE_INTEGER) 
     .regex(/^-?\d{1,15}$/, 'must be a whole number')
     .transform(Number)
     .refine((value) => value >= minimum && value <= maximum, `must be from ${minimum} to ${maximum}`)
-    .meta(shownAs({ type: 'integer', ...bounds }));
+    .meta(jsonSchemaOf({ type: 'integer', ...bounds }));
 }
 
 /** Schema of a text that `parse` converts; undefined refuses it, with the error. */
@@ -137,13 +137,13 @@ export const parsedText = <T>(max: number, parse: (text: string) => T | undefine
       context.addIssue({ code: 'custom', message: error });
       return z.NEVER;
     })
-    .meta(shownAs({ type: 'string' }));
+    .meta(jsonSchemaOf({ type: 'string' }));
 
 /** Schema of a query parameter that is `true` or `false`, nothing else. */
 export const queryBoolean = z
   .enum(['true', 'false'])
   .transform((value) => value === 'true')
-  .meta(shownAs({ type: 'boolean' }));
+  .meta(jsonSchemaOf({ type: 'boolean' }));
 
 // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is refused
 const control = /[\u0000-\u001f\u007f-\u009f]/;
@@ -192,7 +192,7 @@ export const tagList = (least: number) =>
     .max(50)
     .transform((values) => [...new Set(values)])
     .meta(
-      shownAs({
+      jsonSchemaOf({
         type: 'array',
         ...(least && { minItems: least }),
         maxItems: 50,
@@ -226,7 +226,7 @@ export const instant = z
     'must be an ISO 8601 time, such as 2026-11-21T10:00:00Z',
   )
   .transform((value) => new Date(value))
-  .meta(shownAs({ type: 'string', format: 'date-time' }));
+  .meta(jsonSchemaOf({ type: 'string', format: 'date-time' }));
 
 /** Statuses that commands and schedule runs have in common. */
 export const endStatuses = ['completed', 'failed', 'timeout', 'cancelled'] as const;

@@ -52,7 +52,7 @@ async function space(dataDir: string): Promise<Finding> {
     : warn('disk', what, `free disk space on the file system of ${dataDir}`);
 }
 
-export function demandAccess(directory: string): void {
+export function assertAccess(directory: string): void {
   const why = refusedIn(directory);
   if (why) throw new StartError(why, 1);
 }

@@ -23,7 +23,10 @@ export interface FollowOptions {
 const silenceMs = 45_000;
 
 /** Yields the events of a response, and of the responses after each reconnect. */
-export async function* follow(first: Response, options: FollowOptions): AsyncGenerator<ReceivedEvent<unknown>> {
+export async function* follow(
+  first: Response,
+  options: FollowOptions,
+): AsyncGenerator<ReceivedEvent<unknown>> {
   const { signal, resumes, last } = options;
   const pause = backoff();
   // The header gives the position before the first event: a loss before that event then misses nothing.

@@ -19,7 +19,7 @@ type Environment = Record<string, string | undefined>;
 const notifyMs = 10_000;
 
 /** Takes systemd's variables out of `env`. Without NOTIFY_SOCKET the returned methods do nothing. */
-export function openNotify(env: Environment, pid: number, log: Logger): Notify {
+export function createNotify(env: Environment, pid: number, log: Logger): Notify {
   const socket = take(env, 'NOTIFY_SOCKET');
   const watchdogMs = Number(take(env, 'WATCHDOG_USEC') ?? 0) / 1_000;
   const watched = [undefined, String(pid)].includes(take(env, 'WATCHDOG_PID'));

@@ -21,7 +21,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { gunzipSync } from 'node:zlib';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
-import { openProcesses, type Processes, type ProcessesOptions } from '../../agent/processes/index.ts';
+import { type Processes, type ProcessesOptions, startProcesses } from '../../agent/processes/index.ts';
 import { Journal, readJournal } from '../../agent/processes/journal.ts';
 import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { ProcessExit } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
@@ -50,7 +50,7 @@ type Limits = NonNullable<ProcessesOptions['limits']>;
 
 async function open(limits: Limits = {}, mayRunAs = true): Promise<Processes> {
   const log = createLogger('test', 'silent');
-  room = await openProcesses({ directory: join(home, 'agent'), log, mayRunAs, limits });
+  room = await startProcesses({ directory: join(home, 'agent'), log, mayRunAs, limits });
   rooms.push(room);
   return room;
 }
@@ -375,19 +375,19 @@ test('a ring of 0.1.0 that is not a file is removed', async () => {
 });
 
 test('no pipe stays open when a command is over or all are stopped', async () => {
-  const openPipes = async (): Promise<string[]> => {
+  const pipesInUse = async (): Promise<string[]> => {
     const fds = await readdir('/proc/self/fd');
     const links = await Promise.all(fds.map((fd) => readlink(`/proc/self/fd/${fd}`).catch(() => '')));
     return links.filter((link) => link.startsWith(join(home, 'agent/pipes')));
   };
   await open();
   await run('true');
-  await vi.waitFor(async () => expect(await openPipes()).toEqual([]));
+  await vi.waitFor(async () => expect(await pipesInUse()).toEqual([]));
   const events = start('echo ready; sleep 60');
   await hear(events, sees('ready'));
-  expect(await openPipes()).toHaveLength(2);
+  expect(await pipesInUse()).toHaveLength(2);
   await room.stop();
-  await vi.waitFor(async () => expect(await openPipes()).toEqual([]));
+  await vi.waitFor(async () => expect(await pipesInUse()).toEqual([]));
 });
 
 test('an id runs once, however often it is requested and by whichever call', async () => {
@@ -1043,11 +1043,11 @@ async function fixture(body: string): Promise<string> {
   const from = (name: string): string => JSON.stringify(join(root, name));
   await writeFile(
     path,
-    `import { openProcesses } from ${from('agent/processes/index.ts')};
+    `import { startProcesses } from ${from('agent/processes/index.ts')};
     import { createLogger } from ${from('shared/logger.ts')};
     const directory = ${JSON.stringify(join(home, 'agent'))};
     const limits = { graceMs: 100, killForMs: 2000 };
-    const room = await openProcesses({ directory, log: createLogger('test', 'error'), mayRunAs: true, limits });
+    const room = await startProcesses({ directory, log: createLogger('test', 'error'), mayRunAs: true, limits });
     const spec = { command: '', direct: false, args: [], cwd: ${JSON.stringify(home)}, env: {}, user: '',
       stdin: Buffer.alloc(0), timeout_ms: 0, input: false };
     const call = { call_id: 'c', request_id: 'r', signal: new AbortController().signal };

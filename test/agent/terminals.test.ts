@@ -10,7 +10,7 @@ import { loadPtyMaker, Pty } from '../../agent/processes/terminals/pty.ts';
 import { newId } from '../../shared/ids.ts';
 import { createLogger } from '../../shared/logger.ts';
 import { needs } from '../required-programs.ts';
-import { call, openBench, sh, type Viewer } from '../terminals-fixture.ts';
+import { call, sh, startBench, type Viewer } from '../terminals-fixture.ts';
 
 const root = join(import.meta.dirname, '../..');
 
@@ -39,7 +39,7 @@ test.each([
   ['a missing directory', { cwd: '/nonexistent' }, /^working directory \/nonexistent does not exist/],
   ['an impossible variable', { env: { 'A=B': 'c' } }, /environment variable/],
 ])('%s means not started, and the reason says so', async (_what, spec, reason) => {
-  const bench = await openBench();
+  const bench = await startBench();
   const id = newId('session');
   const exit = await bench.open(spec, id).exit();
   expect(exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_NOT_STARTED', started_at_ms: 0 });
@@ -50,7 +50,7 @@ test.each([
 });
 
 test('a size that no terminal has is refused, when opening and later', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   for (const size of [{ cols: 0, rows: 24 }, { cols: 80, rows: 1001 }, null])
     await expect(bench.open({ size }).started()).rejects.toMatchObject({ code: 'invalid_request' });
   const id = newId('session');
@@ -62,7 +62,7 @@ test('a size that no terminal has is refused, when opening and later', async () 
 });
 
 test('commands and terminals are not found under each other’s ids', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const { room } = bench;
   const [terminal, command] = [newId('session'), newId('command')];
   await bench.open({}, terminal).started();
@@ -95,7 +95,7 @@ test('commands and terminals are not found under each other’s ids', async () =
 });
 
 test('more terminals or clients than allowed are refused', async () => {
-  const bench = await openBench({ terminals: 1, clients: 1 });
+  const bench = await startBench({ terminals: 1, clients: 1 });
   const id = newId('session');
   await bench.open({}, id).started();
   const refused = { code: 'unavailable', details: { limit: 1 } };
@@ -133,7 +133,7 @@ test('a terminal that cannot be opened leaves no file open', async () => {
 test('commands run without the native addon, but terminals do not', async () => {
   const arch = vi.spyOn(process, 'arch', 'get').mockReturnValue('mips');
   try {
-    const bench = await openBench();
+    const bench = await startBench();
     expect(bench.room.missing).toEqual(['OpenTerminal', 'KeepTerminal', 'AttachTerminal']);
     await expect(bench.open().started()).rejects.toMatchObject({ code: 'not_supported' });
     const rest = {
@@ -155,7 +155,7 @@ test('commands run without the native addon, but terminals do not', async () => 
 });
 
 test('a client types, sees the echo, and gets the exit of the shell', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const id = newId('session');
   const keeper = bench.open({}, id);
   expect(await alive(await keeper.started())).toBe(true);
@@ -181,7 +181,7 @@ test('a client types, sees the echo, and gets the exit of the shell', async () =
 });
 
 test('the login shell of the user starts without a program, with a terminal’s environment and job control', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const id = newId('session');
   await bench.open({ program: '', env: { HOME: bench.home, TERM: 'vt100' } }, id).started();
   const viewer = bench.attach(id);
@@ -194,7 +194,7 @@ test('the login shell of the user starts without a program, with a terminal’s 
 });
 
 test('two openings of one id start one shell', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const id = newId('session');
   const shell = sh('echo $$ >> ran; echo up; cat');
   const keepers = [bench.open(shell, id), bench.open(shell, id)];
@@ -210,7 +210,7 @@ test('two openings of one id start one shell', async () => {
 });
 
 test('a new size reaches the program and the other clients, and the last one rules', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const id = newId('session');
   await bench
     .open({ ...sh('trap "stty size" WINCH; stty size; while :; do sleep 0.02; done') }, id)
@@ -231,7 +231,7 @@ test('a new size reaches the program and the other clients, and the last one rul
 });
 
 test('Ctrl-C and signals end what is in the foreground, not the shell', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const id = newId('session');
   await bench.open({ program: 'bash', args: ['--norc', '-i'] }, id).started();
   const viewer = bench.attach(id);
@@ -255,7 +255,7 @@ test('Ctrl-C and signals end what is in the foreground, not the shell', async ()
 });
 
 needs('less')('a pager draws its screen and leaves it', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const id = newId('session');
   await writeFile(join(bench.home, 'text'), Array.from({ length: 100 }, (_, i) => `line ${i}\n`).join(''));
   const keeper = bench.open({ program: 'less', args: ['text'] }, id);
@@ -269,7 +269,7 @@ needs('less')('a pager draws its screen and leaves it', async () => {
 });
 
 test('characters of several bytes come through whole, also where a replay begins', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const id = newId('session');
   const wide = '漢字 ﷽ 👩‍💻 é\n';
   await bench.open(sh('stty -echo; echo ready; cat'), id).started();
@@ -287,7 +287,7 @@ test('characters of several bytes come through whole, also where a replay begins
 });
 
 test('input that the program does not read waits, delays no other terminal, and is not lost', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const [deaf, other] = [newId('session'), newId('session')];
   await promisedFifo(join(bench.home, 'go'));
   await bench.open(sh('stty raw -echo; echo ready; read x < go; head -c 300000 | md5sum'), deaf).started();
@@ -304,7 +304,7 @@ test('input that the program does not read waits, delays no other terminal, and 
 });
 
 test('a client that pastes a lot into a program that says a lot is heard, and hears, to the end', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const id = newId('session');
   await bench.open(sh('stty -echo; echo ready; while read -r x; do echo $x$x$x$x$x; done'), id).started();
   const viewer = bench.attach(id);
@@ -330,7 +330,7 @@ function seq(last: number): Buffer {
 const digest = (bytes: Uint8Array): string => createHash('sha256').update(bytes).digest('hex');
 
 test('50 MB come through to the byte, though the reader pauses', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const id = newId('session');
   const last = 5_700_000;
   const viewer = ((): Viewer => {
@@ -350,7 +350,7 @@ test('50 MB come through to the byte, though the reader pauses', async () => {
 }, 60_000);
 
 test('the program stalls while no client acknowledges its output, and a client gets 256 KiB at most', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const id = newId('session');
   const keeper = bench.open(sh('echo ready; yes'), id);
   const viewer = bench.attach(id, { taking: false });
@@ -380,7 +380,7 @@ async function children(pid: number): Promise<number[]> {
 }
 
 test('a slow client does not delay a fast one, is cut when it falls out of the window, and may attach again', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const id = newId('session');
   bench.open(sh('yes | head -c 3000000; cat'), id);
   const [fast, slow] = [bench.attach(id), bench.attach(id, { taking: false })];
@@ -399,7 +399,7 @@ test('a slow client does not delay a fast one, is cut when it falls out of the w
 });
 
 test('without a client the program runs on and the window slides', async () => {
-  const bench = await openBench({ terminalWindowBytes: 64 * 1024 });
+  const bench = await startBench({ terminalWindowBytes: 64 * 1024 });
   const id = newId('session');
   await bench.open(sh('yes | head -c 300000; touch done; cat'), id).started();
   await vi.waitFor(() => readFile(join(bench.home, 'done')), 10_000);
@@ -409,7 +409,7 @@ test('without a client the program runs on and the window slides', async () => {
 });
 
 test('a client whose call was cut at full speed goes on without a gap', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const id = newId('session');
   const last = 3_000_000;
   let keeper = bench.open(sh(`seq 1 ${last}; cat`), id);
@@ -434,7 +434,7 @@ test('a client whose call was cut at full speed goes on without a gap', async ()
 }, 60_000);
 
 test('a client whose link is lost is waited for until it is back, but not for ever once a keeper is', async () => {
-  const bench = await openBench({ heldMs: 200, terminalWindowBytes: 256 * 1024 });
+  const bench = await startBench({ heldMs: 200, terminalWindowBytes: 256 * 1024 });
   const id = newId('session');
   const keeper = bench.open(sh('yes | head -c 2000000; touch done; cat'), id);
   const viewer = bench.attach(id, { client: 'c' });
@@ -452,7 +452,7 @@ test('a client whose link is lost is waited for until it is back, but not for ev
 });
 
 test('each echo reports how much input was taken, and the count goes on after a lost link', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const id = newId('session');
   bench.open(sh('stty raw; echo ready; read go; stty -echo; echo; exec cat >/dev/null'), id);
   const first = bench.attach(id, { client: 'c' });
@@ -478,7 +478,7 @@ test('each echo reports how much input was taken, and the count goes on after a 
 });
 
 test('a client that detached on purpose delays no other', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const id = newId('session');
   bench.open(sh('yes | head -c 3000000; touch done; cat'), id);
   const viewer = bench.attach(id, { taking: false });
@@ -488,7 +488,7 @@ test('a client that detached on purpose delays no other', async () => {
 });
 
 test('a terminal without a keeper ends after its grace, and lives on if a keeper is back in time', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const [id, other] = [newId('session'), newId('session')];
   const first = bench.open({ grace_ms: 300 }, id);
   await first.started();
@@ -508,7 +508,7 @@ test('a terminal without a keeper ends after its grace, and lives on if a keeper
 });
 
 test('no process that was started in a terminal outlives it', async () => {
-  const bench = await openBench({ hangupMs: 300 });
+  const bench = await startBench({ hangupMs: 300 });
   const id = newId('session');
   const [plainly, apart, deaf] = [unusual(), unusual(), unusual()];
   const keeper = bench.open({ program: 'bash', args: ['--norc', '-i'] }, id);
@@ -525,7 +525,7 @@ test('no process that was started in a terminal outlives it', async () => {
 });
 
 test('a kill ends an interactive shell and what ignores it, and a stop of the agent ends all', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const [killed, stopped] = [newId('session'), newId('session')];
   const deaf = unusual();
   const shell = bench.open(
@@ -549,18 +549,18 @@ test('a kill ends an interactive shell and what ignores it, and a stop of the ag
 });
 
 test('an agent that was killed leaves nothing of a terminal, and the next one says that it is lost', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   await bench.room.stop();
   const duration = unusual();
   const path = join(bench.home, 'fixture.ts');
   const from = (name: string): string => JSON.stringify(join(root, name));
   await writeFile(
     path,
-    `import { openProcesses } from ${from('agent/processes/index.ts')};
+    `import { startProcesses } from ${from('agent/processes/index.ts')};
     import { createLogger } from ${from('shared/logger.ts')};
     const log = createLogger('test', 'error');
     const directory = ${JSON.stringify(join(bench.home, 'agent'))};
-    const room = await openProcesses({ directory, log, mayRunAs: true });
+    const room = await startProcesses({ directory, log, mayRunAs: true });
     const args = ['-c', 'trap "" HUP; setsid sleep ${duration} & sleep ${duration}'];
     const spec = { program: '/bin/sh', args, cwd: '', env: {}, size: { cols: 80, rows: 24 }, grace_ms: 60000 };
     const call = { call_id: 'c', request_id: 'r', signal: new AbortController().signal };
@@ -584,9 +584,9 @@ async function createFiles(pid: number | 'self'): Promise<string[]> {
 }
 
 test('no program inherits a file of the agent, also not from a spawner that started later', async () => {
-  await (await openBench()).open().started();
+  await (await startBench()).open().started();
   // Its spawner starts while that terminal is open.
-  const bench = await openBench();
+  const bench = await startBench();
   const parent = async (pid: number): Promise<number> =>
     Number(/PPid:\s+(\d+)/.exec(await readFile(`/proc/${pid}/status`, 'utf8'))?.[1]);
   for (let round = 0; round < 2; round++) {
@@ -602,10 +602,10 @@ test('no program inherits a file of the agent, also not from a spawner that star
 });
 
 test('an agent that starts beside another in one process takes no terminal from it', async () => {
-  const bench = await openBench();
+  const bench = await startBench();
   const id = newId('session');
   await bench.open({}, id).started();
-  const other = await openBench();
+  const other = await startBench();
   await other.open(sh('true')).exit();
   const viewer = bench.attach(id);
   viewer.type('echo still$((1 + 1))here\n');
@@ -613,7 +613,7 @@ test('an agent that starts beside another in one process takes no terminal from 
 });
 
 test('200 terminals that were opened and ended leave no file open', async () => {
-  const bench = await openBench({ hangupMs: 0 });
+  const bench = await startBench({ hangupMs: 0 });
   const terminals = async (): Promise<number> =>
     (await createFiles('self')).filter((name) => /ptmx|pts/.test(name)).length;
   const before = [await terminals(), (await createFiles('self')).length];

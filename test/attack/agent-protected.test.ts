@@ -39,7 +39,7 @@ interface Ground {
   folder: string;
 }
 
-async function openGround(): Promise<Ground> {
+async function createProtectedFiles(): Promise<Ground> {
   const holder = temporaryFolder('holder');
   const [data, config] = [join(holder, 'data'), join(holder, 'agent.toml')];
   writeFileSync(join(holder, 'harmless'), 'harmless machine_id');
@@ -348,15 +348,16 @@ describe('every file operation that the wire has', () => {
 
 describe('the file with the agent’s key', () => {
   test('cannot be had, changed or moved under any of its names', async () => {
-    await expectSafe(await openGround(), waysToFile, [...reading, ...naming]);
+    await expectSafe(await createProtectedFiles(), waysToFile, [...reading, ...naming]);
   });
 
   test('is not behind a link that leads there', async () => {
-    await expectSafe(await openGround(), waysByLink, reading);
+    await expectSafe(await createProtectedFiles(), waysByLink, reading);
   });
 
   test.runIf(mayMount)('is not behind a mount', async () => {
-    for (const way of waysByMount) await expectSafe(await openGround(), [way], [...reading, ...naming]);
+    for (const way of waysByMount)
+      await expectSafe(await createProtectedFiles(), [way], [...reading, ...naming]);
   });
 });
 
@@ -416,11 +417,11 @@ describe('the data directory', () => {
   ];
 
   test('is closed to whatever comes', async () => {
-    await expectSafe(await openGround(), ways, operations);
+    await expectSafe(await createProtectedFiles(), ways, operations);
   });
 
   test('goes with nothing above it: not moved, not replaced, not removed; not in archive, search or watch', async () => {
-    const ground = await openGround();
+    const ground = await createProtectedFiles();
     const { system, machineId, holder, identity, folder, data } = ground;
     const moves: Operation[] = [
       ['delete', on('DELETE', (path) => `?${at(path)}&recursive=true`)],
@@ -467,7 +468,7 @@ describe('what the kernel shows of the agent', () => {
   }
 
   test('is closed: memory, environment, arguments and open files, of its threads and its spawner too', async () => {
-    const ground = await openGround();
+    const ground = await createProtectedFiles();
     const { system, machineId, folder, data } = ground;
     const tid = readdirSync('/proc/self/task').find((one) => Number(one) !== process.pid) ?? '';
     const fd = openSync(data, 'r');

@@ -20,11 +20,11 @@ import {
   malformed,
   type Named,
   onMachine,
-  openScene,
   placesIn,
   reached,
   refusalIn,
   type Scene,
+  startScene,
 } from '../all-routes.ts';
 import { caOf } from '../grpc-fixture.ts';
 
@@ -200,7 +200,7 @@ async function withoutReach(scene: Scene, routes: Named[]): Promise<Case[]> {
 test.each(inParts(2))(
   'every route refuses every kind of wrong key, changes nothing, and asks no machine',
   async (...routes) => {
-    const scene = await openScene();
+    const scene = await startScene();
     const cases = [
       ...(await withoutKey(scene, routes)),
       ...(await withoutScope(scene, routes)),
@@ -250,7 +250,7 @@ function placesOf({
 }
 
 test('each of the same requests succeeds with the right key, and reaches its machine', async () => {
-  const scene = await openScene();
+  const scene = await startScene();
   // What removes something comes last; a machine takes all that lies on it along.
   const order = (name: string): number =>
     Number(/remove|cancel|sessions\.end/.test(name)) + Number(name === 'machines.remove');
@@ -485,7 +485,7 @@ async function rpcCases(scene: Scene): Promise<RpcCase[]> {
 }
 
 test('every rpc of clients refuses every kind of wrong key, changes nothing, and asks no machine', async () => {
-  const scene = await openScene();
+  const scene = await startScene();
   const ring = await dialler(scene);
   const cases = await rpcCases(scene);
   await expectRefusals(scene, cases, async ({ asked, path, messages, headers, expected, details = {} }) => {
@@ -496,7 +496,7 @@ test('every rpc of clients refuses every kind of wrong key, changes nothing, and
 });
 
 test('with the right key the very same calls begin', async () => {
-  const scene = await openScene();
+  const scene = await startScene();
   const ring = await dialler(scene);
   for (const [name, { path, requestSerialize, requestStream }] of streams) {
     const rpc = rpcs[name];
@@ -555,7 +555,7 @@ async function linkMessages({ system, there }: Scene): Promise<Record<string, [o
 const strangersKey = (): Buffer => rawPublicKey(generateKeyPairSync('ed25519').publicKey);
 
 test('the link refuses every client without a join token or a machine’s key, an admin key included', async () => {
-  const scene = await openScene();
+  const scene = await startScene();
   const messages = await linkMessages(scene);
   const ring = await dialler(scene);
   const requests = [
@@ -586,7 +586,7 @@ test('the link refuses every client without a join token or a machine’s key, a
 });
 
 test('the methods of agents are served to no client, whatever the key', async () => {
-  const scene = await openScene();
+  const scene = await startScene();
   const ring = await dialler(scene);
   const headers = authorized(`Bearer ${scene.system.key}`);
   const paths = [

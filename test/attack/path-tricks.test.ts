@@ -11,9 +11,9 @@ import {
   inParts,
   keyed,
   type Named,
-  openScene,
   rawOf,
   type Scene,
+  startScene,
 } from '../all-routes.ts';
 
 // Some thousand requests: a busy machine is slow, not wrong.
@@ -169,7 +169,7 @@ const casesOf = (scene: Scene, routes: Named[], weak: Map<string, string>): Case
 test.each(inParts(4))(
   'no disguise of a path, a method or a key lets anybody do more, on any route',
   async (...routes) => {
-    const scene = await openScene();
+    const scene = await startScene();
     const send = sender(scene);
     const cases = casesOf(scene, routes, await weakKeys(scene));
     await expectRefusals(scene, cases, async ({ asked, refused, ...sent }) => {
@@ -180,7 +180,7 @@ test.each(inParts(4))(
 );
 
 test('unknown methods do nothing, even with an admin key', async () => {
-  const scene = await openScene();
+  const scene = await startScene();
   const send = sender(scene);
   const cases = keyed.flatMap(({ name, route }) => strangeMethods.map((method) => ({ name, route, method })));
   await expectRefusals(scene, cases, async ({ name, route, method }) => {
@@ -209,7 +209,7 @@ async function wire({ system }: Scene, text: string): Promise<number[]> {
 }
 
 test('a request hidden in the body of another is never carried out, however its length is given', async () => {
-  const scene = await openScene();
+  const scene = await startScene();
   const { key } = await scene.system.keyed(['machines:read']);
   const target = `/api/v1/machines/${scene.there.machine}`;
   const hidden = `DELETE ${target} HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer ${scene.system.key}\r\n\r\n`;
@@ -240,7 +240,7 @@ test('a request hidden in the body of another is never carried out, however its 
 });
 
 test('the older protocol asks for the same key', async () => {
-  const scene = await openScene();
+  const scene = await startScene();
   const weak = await weakKeys(scene);
   const changing = keyed.filter(({ route }) => route.method !== 'GET');
   await expectRefusals(scene, changing, async ({ name, route }) => {

@@ -26,7 +26,7 @@ const has = (program: string): boolean => {
 };
 
 /** A folder where every user may write. */
-function openFolder(): string {
+function createFolder(): string {
   const folder = temporaryFolder('everybody');
   chmodSync(folder, 0o777);
   return folder;
@@ -51,7 +51,7 @@ test.runIf(asRoot)(
     const secret = temporaryFolder('secret');
     mkdirSync(join(secret, 'inner'));
     writeFileSync(join(secret, 'inner', 'file'), 'secret');
-    const link = join(openFolder(), 'link');
+    const link = join(createFolder(), 'link');
     symlinkSync(join(secret, 'inner'), link);
     for (const cwd of [join(secret, 'inner'), link]) {
       const { exit_code, stdout, stderr } = await run('cat file', { cwd });
@@ -68,7 +68,7 @@ test.runIf(asRoot && has('gcc'))(
   'a library in LD_PRELOAD is loaded by no process of root (needs gcc)',
   async () => {
     const { run, uid } = await machine();
-    const folder = openFolder();
+    const folder = createFolder();
     const [source, library, out] = ['spy.c', 'spy.so', 'out'].map((name) => join(folder, name));
     writeFileSync(
       source!,
@@ -95,7 +95,7 @@ test.runIf(asRoot && has('gcc'))(
 
 test.runIf(asRoot)('the dynamic loader hears of LD_ variables as the other user only', async (context) => {
   const { run, uid } = await machine();
-  const folder = openFolder();
+  const folder = createFolder();
   const env = { LD_DEBUG: 'libs', LD_DEBUG_OUTPUT: join(folder, 'trace') };
   await run('/bin/true', { args: [], env });
   const owners = readdirSync(folder).map((name) => String(statSync(join(folder, name)).uid));

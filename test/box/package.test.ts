@@ -52,7 +52,7 @@ interface Box {
 }
 
 /** A broker from its package. */
-async function openBox(...flags: string[]): Promise<Box> {
+async function startBox(...flags: string[]): Promise<Box> {
   const dataDir = temporaryFolder('packaged-broker');
   const where = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
   const broker = run(join(brokerHome, 'bin/farhand-broker'), [...where, ...flags]);
@@ -95,7 +95,7 @@ async function received(child: ChildProcess, message: string): Promise<Record<st
 
 describe('a broker from its package', () => {
   test('refuses names of packages that it does not hand out, whatever way they are written', async () => {
-    const { url } = await openBox();
+    const { url } = await startBox();
     for (const name of [
       'nothing.tar.gz',
       '..%2fpackage.json',
@@ -110,7 +110,7 @@ describe('a broker from its package', () => {
   });
 
   test('hands out its agents to everybody, each as SHA256SUMS names it, and only once to who has it', async () => {
-    const { url } = await openBox();
+    const { url } = await startBox();
     const sums = await (await fetch(`${url}/packages/SHA256SUMS`)).text();
     const [hash, name] = sums.trim().split(/\s+/);
     expect(name).toBe(`${agentName}.tar.gz`);
@@ -125,14 +125,14 @@ describe('a broker from its package', () => {
   });
 
   test('shows its reference page and its document', async () => {
-    const { url } = await openBox();
+    const { url } = await startBox();
     for (const path of ['/docs', '/docs/page.js', '/docs/redoc.standalone.js', '/api/v1/openapi.json']) {
       expect([path, (await fetch(`${url}${path}`)).status]).toEqual([path, 200]);
     }
   });
 
   test('and an agent from its package link, run a command and open a terminal', async () => {
-    const { client, grpc } = await openBox();
+    const { client, grpc } = await startBox();
     const { token } = await client.joinTokens.create({});
     const dataDir = temporaryFolder('packaged-agent');
     const where = ['--broker', grpc, '--join-token', token, '--data-dir', dataDir];
@@ -154,7 +154,7 @@ describe('a broker from its package', () => {
   });
 
   test('has a CLI that creates tokens while no broker runs, without an install line for a broker that is not reachable', async () => {
-    const box = await openBox();
+    const box = await startBox();
     const dataDir = temporaryFolder('quiet-broker');
     const token = JSON.parse(await box.farhand('join-tokens', 'create', '--data-dir', dataDir, '-o', 'json'));
     expect(token.token).toMatch(/^farhand_join_\w{43}\.[0-9a-f]{64}\.[0-9a-f]{64}$/);
@@ -162,7 +162,7 @@ describe('a broker from its package', () => {
   });
 
   test('gives no line to whom others could give another script', async () => {
-    const { client } = await openBox('--public-url', 'http://farhand.example.org');
+    const { client } = await startBox('--public-url', 'http://farhand.example.org');
     const { install, install_missing } = await client.joinTokens.create({});
     expect(install).toBeNull();
     expect(install_missing).toContain('--tls');
@@ -172,21 +172,21 @@ describe('a broker from its package', () => {
     ['http://127.0.0.1:0', 'Run this on the broker’s own machine'],
     ['https://farhand.example.org', 'Run this on the new machine'],
   ])('with %s prints a line, and says for whom it is: %s', async (url, heading) => {
-    const { farhand, dataDir } = await openBox(...(url.startsWith('https') ? ['--public-url', url] : []));
+    const { farhand, dataDir } = await startBox(...(url.startsWith('https') ? ['--public-url', url] : []));
     const said = await farhand('join-tokens', 'create', '--data-dir', dataDir);
     expect(said).toContain(`\n${heading}`);
     expect(said.includes(`curl -fsSL --proto '=https' ${url}/install.sh`)).toBe(url.startsWith('https'));
   });
 
   test('gives no line where it does not know how it is reached', async () => {
-    const { farhand, dataDir } = await openBox('--http', '0.0.0.0:0', '--tls');
+    const { farhand, dataDir } = await startBox('--http', '0.0.0.0:0', '--tls');
     const made = await farhand('join-tokens', 'create', '--data-dir', dataDir, '-o', 'json');
     const { install, install_missing } = JSON.parse(made);
     expect([install, install_missing]).toEqual([null, expect.stringContaining('--public-url')]);
   });
 
   test('names the machine in the line of a token that is for one, whatever the name', async () => {
-    const { client } = await openBox();
+    const { client } = await startBox();
     const name = "it's $(one) --broker";
     const many = await client.joinTokens.create({ name: 'web', uses: 2 });
     expect(many.install).toMatch(/ \| sudo sh$/);
@@ -196,7 +196,7 @@ describe('a broker from its package', () => {
   });
 
   needs('curl')('gives a line that fails where the script cannot be fetched', async () => {
-    const { client } = await openBox();
+    const { client } = await startBox();
     const { install } = await client.joinTokens.create({});
     const line = install?.replace('/install.sh', '/nothing.sh').replace('sudo sh', 'sh') ?? '';
     await expect(execute('sh', ['-c', line])).rejects.toMatchObject({
@@ -247,7 +247,7 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
   test('refuses a token of other packages, one without their hash, and an agent that was changed on its way', async () => {
     const packages = join(temporaryFolder('changed'), 'packages');
     cpSync(join(made, 'packages'), packages, { recursive: true });
-    const { client, url } = await openBox('--packages', packages);
+    const { client, url } = await startBox('--packages', packages);
     const { token } = await client.joinTokens.create({});
     const attempt = async (given: string) =>
       elsewhere(
@@ -267,7 +267,7 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
   test('updates a machine that has joined with a token from before the broker’s upgrade, and no other machine', async () => {
     const packages = join(temporaryFolder('upgraded'), 'packages');
     cpSync(join(made, 'packages'), packages, { recursive: true });
-    const { client } = await openBox('--packages', packages);
+    const { client } = await startBox('--packages', packages);
     const { token, install } = await client.joinTokens.create({});
     // Another list, as of another version.
     const sums = readFileSync(join(packages, 'SHA256SUMS'), 'utf8');
@@ -300,7 +300,7 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
   }, 60_000);
 
   test('runs nothing of a script that was cut off on its way, wherever that was', async () => {
-    const { url } = await openBox();
+    const { url } = await startBox();
     const script = await (await fetch(`${url}/install.sh`)).text();
     const file = join(temporaryFolder('cut'), 'install.sh');
     // Here and there, and at every byte of what is behind the last function; its last brace makes it whole.
@@ -316,7 +316,7 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
   });
 
   test('installs the agent, and once more over itself', async () => {
-    const { client } = await openBox();
+    const { client } = await startBox();
     const { install } = await client.joinTokens.create({});
     expect(install).toMatch(/^\{ echo FARHAND_JOIN_TOKEN=/);
     const line = asRoot(install ?? '', '--no-service');
@@ -335,7 +335,7 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
   });
 
   test('puts the old version back when the new one cannot become a service', async () => {
-    const { client } = await openBox();
+    const { client } = await startBox();
     const { install } = await client.joinTokens.create({});
     const good = asRoot(install ?? '', '--no-service');
     const bad = asRoot(install ?? '', '--no-such-flag');

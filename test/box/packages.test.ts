@@ -22,7 +22,7 @@ function pack(directory: string, content: string): string {
 }
 
 /** Files below a directory that this process has open. */
-function openBelow(directory: string): string[] {
+function filesInUseBelow(directory: string): string[] {
   return readdirSync('/proc/self/fd').flatMap((fd) => {
     try {
       const target = readlinkSync(`/proc/self/fd/${fd}`);
@@ -42,7 +42,7 @@ test('asking for the head of a package opens none, also when it goes meanwhile',
     const { status, headers, body } = await call(url, 'HEAD');
     expect([status, headers.get('content-length'), body]).toEqual([200, '100000', '']);
   }
-  expect(openBelow(directory)).toEqual([]);
+  expect(filesInUseBelow(directory)).toEqual([]);
   rmSync(join(directory, name));
   expect((await call(url, 'GET')).status).toBe(404);
   expect((await call(`${system.url}/healthz`, 'GET')).status).toBe(200);
@@ -54,7 +54,7 @@ test('a download that is not read holds no file open', async () => {
   const system = await startFarhand({ flags: ['--packages', directory] });
   const download = await fetch(`${system.url}/packages/${name}`);
   expect(download.status).toBe(200);
-  await vi.waitFor(() => expect(openBelow(directory)).toEqual([]), 5_000);
+  await vi.waitFor(() => expect(filesInUseBelow(directory)).toEqual([]), 5_000);
   expect(sha256(await download.text())).toBe(sha256('x'.repeat(32 * 1024 * 1024)));
 });
 

@@ -11,7 +11,7 @@ import { scriptFor } from '../../broker/packages/install.ts';
 import { service as brokerService } from '../../broker/systemd-service.ts';
 import { readRegularFile } from '../../shared/regular-file.ts';
 import { place, unitText } from '../../shared/systemd/install.ts';
-import { openNotify } from '../../shared/systemd/notify.ts';
+import { createNotify } from '../../shared/systemd/notify.ts';
 import { version } from '../../shared/version.ts';
 import { fakeClock } from '../fake-clock.ts';
 import { lacks, needs } from '../required-programs.ts';
@@ -166,7 +166,7 @@ while True:
 
 describe('a program that systemd has started', () => {
   test('sends nothing where there is no systemd', async () => {
-    const notify = openNotify({}, 1, quiet);
+    const notify = createNotify({}, 1, quiet);
     notify.up('x', () => true);
     await notify.ending('y');
   });
@@ -176,7 +176,7 @@ describe('a program that systemd has started', () => {
     async () => {
       const { socket, next } = await listener();
       const env = { NOTIFY_SOCKET: socket, WATCHDOG_USEC: '1', WATCHDOG_PID: '2', HOME: '/' };
-      const notify = openNotify(env, 1, quiet);
+      const notify = createNotify(env, 1, quiet);
       expect(env).toEqual({ HOME: '/' });
       notify.up('waits', () => true);
       notify.up('two\nlines', () => true);
@@ -197,7 +197,7 @@ describe('a program that systemd has started', () => {
     const { socket, next } = await listener();
     const clock = fakeClock(0);
     let alive = true;
-    const notify = openNotify({ NOTIFY_SOCKET: socket, WATCHDOG_USEC: '60000000' }, 1, quiet);
+    const notify = createNotify({ NOTIFY_SOCKET: socket, WATCHDOG_USEC: '60000000' }, 1, quiet);
     notify.up('up', () => alive);
     expect(await next()).toBe(`READY=1 | STATUS=up (${version})`);
     await clock.advance(30_000);

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { Farhand } from '../../shared/sdk/index.ts';
-import { openLine } from '../cli-fixture.ts';
+import { createLine } from '../cli-fixture.ts';
 import { has } from '../required-programs.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
@@ -84,7 +84,7 @@ describe.skipIf(!isHere())(`version 0.1.0 (needs git and its commit ${commit})`,
     terminal.detach();
     const status = await system.client.machines.status({ machine_id });
     expect(status.memory.used + status.memory.free).toBe(status.memory.total);
-    const { out } = await openLine(system)('doctor');
+    const { out } = await createLine(system)('doctor');
     expect(out).toMatch(/^warn +agents +these agents are older than the broker \(\S+\): \S+ \(0\.1\.0\)$/m);
   }, 60_000);
 

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, test, vi } from 'vitest';
 import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
-import { openLine } from '../cli-fixture.ts';
+import { createLine } from '../cli-fixture.ts';
 import { lacks, needs } from '../required-programs.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
@@ -13,11 +13,11 @@ import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 const run = promisify(execFile);
 
 /** A person who has `farhand` in PATH, two machines, and a folder there. */
-async function openScene() {
+async function startScene() {
   const system = await startFarhand();
   await system.agent({ name: 'web-1', tags: 'web' });
   const agent = await system.agent({ name: 'db 1' });
-  const farhand = openLine(system);
+  const farhand = createLine(system);
   const { file, env } = farhand.program;
   const bin = temporaryFolder('bin');
   writeFileSync(join(bin, 'farhand'), `#!/bin/sh\nexec ${process.execPath} ${file} "$@"\n`);
@@ -32,7 +32,7 @@ async function openScene() {
 needs('bash')(
   'bash gets verbs, flags, choices, machines and remote paths; a broker that is away gives none',
   async () => {
-    const { env, there } = await openScene();
+    const { env, there } = await startScene();
     const complete = async (line: string, more: Record<string, string> = {}): Promise<string[]> => {
       const script = `eval "$(farhand completion bash)"; COMP_LINE=$1; COMP_POINT=\${#COMP_LINE}
       _farhand farhand 2>/dev/null; printf '%s\\n' "\${COMPREPLY[@]}"`;
@@ -72,7 +72,7 @@ needs('bash')(
 test.skipIf(lacks('bash') || !loadPtyMaker())(
   'TAB in an interactive bash completes a machine (needs bash, the pty library)',
   async () => {
-    const { system, agent, env } = await openScene();
+    const { system, agent, env } = await startScene();
     const { client } = system;
     const args = ['--norc', '--noprofile', '-i'];
     const shell = { machine_id: agent.machineId, shell: 'bash', args, env };
@@ -92,7 +92,7 @@ test.skipIf(lacks('bash') || !loadPtyMaker())(
 );
 
 needs('zsh')('zsh loads its script and gets candidates', async () => {
-  const { env } = await openScene();
+  const { env } = await startScene();
   const script = `autoload -U compinit; compinit -u -D; eval "$(farhand completion zsh)"
     compadd() { print -rl -- "\${@:#-*}"; }; words=(farhand exec we); CURRENT=3; _farhand`;
   const { stdout } = await run('zsh', ['-f', '-c', script], { env });
@@ -100,14 +100,14 @@ needs('zsh')('zsh loads its script and gets candidates', async () => {
 });
 
 needs('fish')('fish loads its script and gets candidates', async () => {
-  const { env } = await openScene();
+  const { env } = await startScene();
   const script = 'farhand completion fish | source; complete -C "farhand exec we"';
   const { stdout } = await run('fish', ['--no-config', '-c', script], { env });
   expect(stdout.trim()).toBe('web-1');
 });
 
 test('farhand completion knows three shells', async () => {
-  const farhand = openLine();
+  const farhand = createLine();
   const { code, err } = await farhand('completion', ['tcsh']);
   expect([code, err]).toEqual([2, expect.stringContaining('Allowed choices are bash, zsh, fish')]);
 });

@@ -7,7 +7,7 @@ import type { Command } from 'commander';
 import { expect, test } from 'vitest';
 import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
 import { createProgram } from '../../broker/cli/program.ts';
-import { openLine } from '../cli-fixture.ts';
+import { createLine } from '../cli-fixture.ts';
 import { startFarhand } from '../start-farhand.ts';
 
 const page = readFileSync(join(import.meta.dirname, '../../docs/cli.md'), 'utf8');
@@ -18,7 +18,7 @@ test.skipIf(!loadPtyMaker())(
   async () => {
     const system = await startFarhand();
     for (const name of ['web-1', 'web-2']) await system.agent({ name, tags: 'web' });
-    const { home, program } = openLine();
+    const { home, program } = createLine();
     const bin = join(home, 'bin');
     for (const folder of [bin, join(home, 'site')]) mkdirSync(folder);
     writeFileSync(join(bin, 'farhand'), `#!/bin/sh\nexec ${process.execPath} ${program.file} "$@"\n`);

@@ -3,27 +3,27 @@ import { createHash, randomBytes } from 'node:crypto';
 import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test, vi } from 'vitest';
-import { openLine } from '../cli-fixture.ts';
+import { createLine } from '../cli-fixture.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
 
-async function openScene() {
+async function startScene() {
   const system = await startFarhand();
   const agent = await system.agent({ name: 'web-1', tags: 'web' });
-  return { system, agent, farhand: openLine(system) };
+  return { system, agent, farhand: createLine(system) };
 }
 
 const patience = { timeout: 15_000, interval: 50 };
 
 describe('farhand exec on one machine', () => {
   test('passes on every byte as it is, escape sequences too, as ssh does', async () => {
-    const { farhand } = await openScene();
+    const { farhand } = await startScene();
     const { stdout } = await farhand('exec', ['web-1', '--', forgery]);
     expect(stdout.includes('\u001b[1A\rother-1 | forged')).toBe(true);
   });
 
   test('exits with the code of the command, or explains why there is none', async () => {
-    const { farhand } = await openScene();
+    const { farhand } = await startScene();
     const [plain, killed, late, missing, away] = await Promise.all([
       farhand('exec', ['web-1', '--', 'echo out; echo err >&2; exit 3']),
       farhand('exec', ['web-1', '--', 'kill -KILL $$']),
@@ -40,7 +40,7 @@ describe('farhand exec on one machine', () => {
   });
 
   test('takes one word as a line of shell, several as a program and its arguments', async () => {
-    const { farhand } = await openScene();
+    const { farhand } = await startScene();
     const folder = temporaryFolder('cwd');
     const [line, program, about] = await Promise.all([
       farhand('exec', ['web-1', '--', 'echo $((6 * 7))']),
@@ -52,7 +52,7 @@ describe('farhand exec on one machine', () => {
   });
 
   test('takes the values of --env out of its own command line', async () => {
-    const { farhand } = await openScene();
+    const { farhand } = await startScene();
     const all = 'cat /proc/[0-9]*/cmdline | tr "\\0" " "';
     const look = `case $(${all}) in *"$TOKEN"*) echo seen;; *) echo unseen;; esac`;
     const token = randomBytes(16).toString('hex');
@@ -61,7 +61,7 @@ describe('farhand exec on one machine', () => {
   });
 
   test('passes on every byte of input and output', async () => {
-    const { farhand } = await openScene();
+    const { farhand } = await startScene();
     const bytes = Buffer.alloc(1_500_000, Buffer.from(Array.from({ length: 251 }, (_, n) => n + 3)));
     const { code, stdout, err } = await farhand('exec', ['web-1', '--', 'cat'], { input: bytes });
     expect([code, err]).toEqual([0, '']);
@@ -70,7 +70,7 @@ describe('farhand exec on one machine', () => {
   });
 
   test('ends if the command ignores its input, and if the reader of the output leaves', async () => {
-    const { system, farhand } = await openScene();
+    const { system, farhand } = await startScene();
     const { code } = await farhand('exec', ['web-1', '--', 'exit 5'], { input: Buffer.alloc(300_000) });
     expect(code).toBe(5);
     const running = farhand.start('exec', ['web-1', '--', 'while sleep 0.02; do echo line; done']);
@@ -84,7 +84,7 @@ describe('farhand exec on one machine', () => {
   });
 
   test('cancels on Ctrl-C with all that the command started, and leaves at once on the next', async () => {
-    const { system, farhand } = await openScene();
+    const { system, farhand } = await startScene();
     const running = farhand.start('exec', ['web-1', '--', 'echo on; sleep 300']);
     await running.says(/on/);
     running.child.kill('SIGINT');
@@ -104,7 +104,7 @@ describe('farhand exec on one machine', () => {
   });
 
   test('continues where it was after its connection broke', async () => {
-    const { system, farhand } = await openScene();
+    const { system, farhand } = await startScene();
     const proxy = await startProxy(new URL(system.url).host);
     const go = join(temporaryFolder('go'), 'go');
     const running = farhand.start(
@@ -123,7 +123,7 @@ describe('farhand exec on one machine', () => {
   });
 
   test('prints lines of JSON for programs, and only the id with --detach', async () => {
-    const { system, farhand } = await openScene();
+    const { system, farhand } = await startScene();
     const { out } = await farhand('exec', [
       'web-1',
       '-o',
@@ -151,7 +151,7 @@ describe('farhand exec on one machine', () => {
 });
 
 test('farhand exec loads little before it asks: no schemas, no second HTTP client, no other verb', async () => {
-  const { farhand } = await openScene();
+  const { farhand } = await startScene();
   // A guard of its 150 ms that no busy machine can fail.
   const hook = `import { registerHooks } from 'node:module';
     const load = (url, context, next) => { process.stderr.write('loads ' + url + '\\n'); return next(url, context); };
@@ -168,7 +168,7 @@ const forgery = String.raw`printf 'good\tday\r\n\033[1A\rother-1 | forged\rother
 
 describe('farhand exec on several machines', () => {
   test('prints no escape sequence, carriage return, C1 or bidi control of a machine before another one’s line', async () => {
-    const { system, farhand } = await openScene();
+    const { system, farhand } = await startScene();
     await system.agent({ name: 'other-1', tags: 'other' });
     const { out, err } = await farhand('exec', ['web-1', 'other-1', '--', `${forgery}; ${forgery} >&2`]);
     const lines = (name: string) => [
@@ -187,7 +187,7 @@ describe('farhand exec on several machines', () => {
   });
 
   test('escapes control characters in JSON without changing its value', async () => {
-    const { farhand } = await openScene();
+    const { farhand } = await startScene();
     const text = 'a\u009b2J\u007f\u2028\u202eb\u2066\n';
     const { out } = await farhand('exec', ['web-1', '-o', 'json', '--', `printf '${text.trimEnd()}\\n'`]);
     expect(out).not.toMatch(
@@ -198,7 +198,7 @@ describe('farhand exec on several machines', () => {
   });
 
   test('prefixes each line with its machine, prints a summary, and exits with 1 if one failed', async () => {
-    const { system, farhand } = await openScene();
+    const { system, farhand } = await startScene();
     const db = await system.agent({ name: 'database-1', tags: 'web' });
     await system.agent({ name: 'other-1', tags: 'other' });
     const [mixed, good, none] = await Promise.all([
@@ -226,7 +226,7 @@ describe('farhand exec on several machines', () => {
   });
 
   test('starts no more machines after --max-failures', async () => {
-    const { system, farhand } = await openScene();
+    const { system, farhand } = await startScene();
     await system.agent({ name: 'web-2', tags: 'web' });
     const flags = ['--concurrency', '1', '--max-failures', '0', '-o', 'json'];
     const { code, out } = await farhand('exec', ['--tag', 'web', ...flags, '--', 'exit 1']);

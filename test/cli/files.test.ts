@@ -20,16 +20,16 @@ import { join } from 'node:path';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../shared/tar/index.ts';
-import { open, openLine, type Running } from '../cli-fixture.ts';
+import { createLine, open, type Running } from '../cli-fixture.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
-async function openScene() {
+async function startScene() {
   const system = await startFarhand();
   const agent = await system.agent({ name: 'web-1' });
   return {
     system,
     agent,
-    farhand: openLine(system),
+    farhand: createLine(system),
     there: temporaryFolder('there'),
     here: temporaryFolder('here'),
   };
@@ -52,7 +52,7 @@ const same = (a: string, b: string): void => {
 
 describe('farhand files', () => {
   test('refuses an impossible transfer before it begins, and leaves nothing partial', async () => {
-    const { farhand, there, here } = await openScene();
+    const { farhand, there, here } = await startScene();
     mkdirSync(join(here, 'tree'));
     mkdirSync(join(there, 'tree'));
     writeFileSync(join(here, 'file'), 'kept');
@@ -71,7 +71,7 @@ describe('farhand files', () => {
   });
 
   test('puts and gets files, directories, standard input and output', async () => {
-    const { farhand, there, here } = await openScene();
+    const { farhand, there, here } = await startScene();
     plant(join(here, 'tree'));
     writeFileSync(join(here, 'large'), Buffer.alloc(3_000_000, 'farhand '));
     // What leads out is left out, and said.
@@ -112,7 +112,7 @@ describe('farhand files', () => {
   });
 
   test('lists, copies, moves, creates, finds and deletes', async () => {
-    const { system, farhand, there } = await openScene();
+    const { system, farhand, there } = await startScene();
     await system.agent({ name: 'web-2' });
     plant(join(there, 'tree'));
     const list = await farhand('files ls', [`web-1:${there}/tree`]);
@@ -150,7 +150,7 @@ describe('farhand files touch', () => {
   const old = new Date('2001-02-03T04:05:06.789Z');
 
   test('refuses what it may not create or change, and leaves everything as it was', async () => {
-    const { system, agent, farhand, there, here } = await openScene();
+    const { system, agent, farhand, there, here } = await startScene();
     await system.agent({ name: 'rooted', flags: ['--root', there] });
     const [file, out] = [join(there, 'file'), join(here, 'out')];
     for (const path of [file, out]) {
@@ -186,7 +186,7 @@ describe('farhand files touch', () => {
   });
 
   test('creates an empty file, and answers as stat does', async () => {
-    const { system, agent, farhand, there } = await openScene();
+    const { system, agent, farhand, there } = await startScene();
     const [path, timed] = [join(there, 'new'), join(there, 'timed')];
     const start = Date.now();
     const touched = await farhand.json('files touch', [`web-1:${path}`]);
@@ -204,7 +204,7 @@ describe('farhand files touch', () => {
   });
 
   test('sets the modification time of what is there, to the millisecond, and nothing else', async () => {
-    const { farhand, there } = await openScene();
+    const { farhand, there } = await startScene();
     const file = join(there, 'file');
     writeFileSync(file, 'kept', { mode: 0o640 });
     utimesSync(file, old, old);
@@ -237,7 +237,7 @@ describe('farhand files touch', () => {
 
 describe('farhand files, in edge cases', () => {
   test('several sources need a directory as target and different names', async () => {
-    const { farhand, there, here } = await openScene();
+    const { farhand, there, here } = await startScene();
     for (const folder of ['a', 'b']) mkdirSync(join(here, folder));
     for (const path of ['a/x', 'b/x', 'b/y']) writeFileSync(join(here, path), path);
     const [a, b, y] = ['a/x', 'b/x', 'b/y'].map((path) => join(here, path)) as [string, string, string];
@@ -252,7 +252,7 @@ describe('farhand files, in edge cases', () => {
   });
 
   test('copies and moves into a directory, and replaces on either side only with --overwrite', async () => {
-    const { farhand, there, here } = await openScene();
+    const { farhand, there, here } = await startScene();
     mkdirSync(join(there, 'into'));
     for (const path of ['one', 'two']) writeFileSync(join(there, path), path);
     writeFileSync(join(here, 'one'), 'mine');
@@ -276,7 +276,7 @@ describe('farhand files, in edge cases', () => {
   });
 
   test('puts a tree with --mode, through a symlink to it, with the longest possible names', async () => {
-    const { farhand, there, here } = await openScene();
+    const { farhand, there, here } = await startScene();
     const long = 'ü'.repeat(127);
     plant(join(here, 'tree'));
     writeFileSync(join(here, long), 'long');
@@ -292,7 +292,7 @@ describe('farhand files, in edge cases', () => {
   });
 
   test('ends on a refusal and on Ctrl-C though standard input stays open', async () => {
-    const { farhand, there } = await openScene();
+    const { farhand, there } = await startScene();
     const quiet = (path: string): Running => {
       const running = farhand.start('files put', ['-', `web-1:${path}`], { input: open });
       running.child.stdin?.write('x');
@@ -308,7 +308,7 @@ describe('farhand files, in edge cases', () => {
   });
 
   test('reads no further after Ctrl-C', async () => {
-    const { farhand, there } = await openScene();
+    const { farhand, there } = await startScene();
     // It has no end.
     const running = farhand.start('files put', ['/dev/zero', `web-1:${there}/x`]);
     await vi.waitFor(() => expect(readdirSync(there)).toHaveLength(1), { timeout: 15_000 });
@@ -318,7 +318,7 @@ describe('farhand files, in edge cases', () => {
   });
 
   test('on Ctrl-C names the directory that was partly sent; a fetch leaves nothing', async () => {
-    const { farhand, there, here } = await openScene();
+    const { farhand, there, here } = await startScene();
     mkdirSync(join(here, 'tree'));
     writeFileSync(join(here, 'tree/a'), 'a');
     writeFileSync(join(here, 'tree/b'), '');
@@ -342,7 +342,7 @@ describe('farhand files, in edge cases', () => {
   test.skipIf(!loadPtyMaker())(
     'draws percent and time left of files and of directories, there and back (needs the pty library)',
     async () => {
-      const { system, agent, farhand, there, here } = await openScene();
+      const { system, agent, farhand, there, here } = await startScene();
       mkdirSync(join(here, 'tree/.hidden'), { recursive: true });
       writeFileSync(join(here, 'tree/.hidden/large'), '');
       truncateSync(join(here, 'tree/.hidden/large'), 64_000_000);
@@ -372,7 +372,7 @@ describe('farhand files, in edge cases', () => {
   );
 
   test('an error about a local path names the path and the next step', async () => {
-    const scene = await openScene();
+    const scene = await startScene();
     const { farhand, there, here } = scene;
     const { system } = scene;
     await system.client.commands.create({
@@ -400,7 +400,7 @@ describe('farhand files, in edge cases', () => {
 const id = `mach_${'x'.repeat(22)}`;
 
 /** A broker as far as `files get` needs one, whose machine sends what the test likes. */
-async function openHostile(
+async function startHostileBroker(
   send: (response: ServerResponse) => void,
   type: 'file' | 'directory' = 'directory',
 ) {
@@ -421,7 +421,7 @@ async function openHostile(
   onTestFinished(() => server.closeAllConnections());
   onTestFinished(() => void server.close());
   const { port } = server.address() as AddressInfo;
-  return openLine({ url: `http://127.0.0.1:${port}`, key: 'service_apikey_x' });
+  return createLine({ url: `http://127.0.0.1:${port}`, key: 'service_apikey_x' });
 }
 
 type Entry = Partial<TarHeader> & Pick<TarHeader, 'kind' | 'name'> & { body?: string };
@@ -458,7 +458,7 @@ describe('a hostile machine', () => {
       nothing: Buffer.alloc(0),
     };
     let archive: Buffer = Buffer.alloc(0);
-    const farhand = await openHostile((response) => void response.end(archive));
+    const farhand = await startHostileBroker((response) => void response.end(archive));
     for (const [what, bytes] of Object.entries(attacks)) {
       archive = bytes;
       const { code, err } = await farhand('files get', [`${id}:/x`, join(folder, 'got')]);
@@ -477,7 +477,7 @@ describe('a hostile machine', () => {
       { kind: 'link', name: 'hard', target: '/etc/passwd' },
       file('d/plain'),
     ]);
-    const farhand = await openHostile((response) => void response.end(bytes));
+    const farhand = await startHostileBroker((response) => void response.end(bytes));
     const { code, err } = await farhand('files get', [`${id}:/x`, join(folder, 'got')]);
     expect([code, err.match(/skipped/g)?.length]).toEqual([0, 3]);
     expect(readdirSync(join(folder, 'got')).sort()).toEqual(['d', 'good']);
@@ -491,7 +491,7 @@ describe('a hostile machine', () => {
     const begin = (response: ServerResponse): void => {
       response.writeHead(200, { 'Content-Length': 1_000_000 }).write(Buffer.alloc(1000));
     };
-    const cut = await openHostile((response) => {
+    const cut = await startHostileBroker((response) => {
       response.writeHead(200, { 'Content-Length': 1_000_000 });
       response.write(Buffer.alloc(1000), () => response.destroy());
     }, 'file');
@@ -501,7 +501,7 @@ describe('a hostile machine', () => {
     const waiting = new Promise<void>((resolve) => {
       asked = resolve;
     });
-    const slow = await openHostile((response) => {
+    const slow = await startHostileBroker((response) => {
       begin(response);
       asked();
     }, 'file');

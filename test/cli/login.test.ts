@@ -7,12 +7,12 @@ import { join } from 'node:path';
 import { createServer } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { loadAuthority } from '../../broker/link/authority.ts';
-import { open, openLine } from '../cli-fixture.ts';
+import { createLine, open } from '../cli-fixture.ts';
 import { scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 
 /** https before a system, of an authority of its own; counts what comes through to the system. */
-async function openTls(system: TestSystem) {
+async function startTlsProxy(system: TestSystem) {
   const authority = await loadAuthority(temporaryFolder('authority'), true);
   const context = await (await authority.rest(['127.0.0.1'])).leaf();
   const { hostname, port } = new URL(system.url);
@@ -42,7 +42,7 @@ const wrongPin = `sha256//${Buffer.alloc(32, 1).toString('base64')}`;
 describe('farhand login', () => {
   test('stores nothing if the key is wrong, no broker answers, or the key would cross a network unencrypted', async () => {
     const system = await startFarhand();
-    const farhand = openLine();
+    const farhand = createLine();
     const answers = await Promise.all([
       farhand('login', [system.url, '--key-stdin'], { input: 'service_apikey_wrong\n' }),
       farhand('login', ['http://127.0.0.1:2', '--key-stdin'], { input: 'k\n' }),
@@ -58,7 +58,7 @@ describe('farhand login', () => {
   test('stores broker and key with mode 0600; whoami prints them, the environment takes precedence, logout removes them', async () => {
     const system = await startFarhand();
     const limited = await system.keyed(['machines:read']);
-    const farhand = openLine();
+    const farhand = createLine();
     const { code, out, err } = await farhand('login', [`${system.url}/`, '--key-stdin'], {
       input: `${system.key}\n`,
     });
@@ -91,8 +91,8 @@ describe('farhand login', () => {
   test('verifies a broker with its own certificate by the pinned key, and sends nothing to any other', async () => {
     const system = await startFarhand();
     const agent = await system.agent({ name: 'web-1' });
-    const tls = await openTls(system);
-    const farhand = openLine();
+    const tls = await startTlsProxy(system);
+    const farhand = createLine();
     const input = `${system.key}\n`;
     const [unknown, wrong] = await Promise.all([
       farhand('login', [tls.url, '--key-stdin'], { input }),
@@ -130,8 +130,8 @@ describe('farhand login', () => {
 
 test('farhand login reads the environment, stores absolute paths, and reaches the broker before it asks for a key', async () => {
   const system = await startFarhand();
-  const tls = await openTls(system);
-  const farhand = openLine();
+  const tls = await startTlsProxy(system);
+  const farhand = createLine();
   const input = `${system.key}\n`;
   const saved = () => JSON.parse(readFileSync(join(farhand.home, '.config/farhand/config.json'), 'utf8'));
   const pinned = await farhand('login', [`${tls.url}/`, '--key-stdin'], {
@@ -155,9 +155,9 @@ test('farhand login reads the environment, stores absolute paths, and reaches th
 describe('farhand doctor', () => {
   test('prints what is wrong and the next step, and exits with 1', async () => {
     const system = await startFarhand();
-    const tls = await openTls(system);
-    const farhand = openLine(system);
-    const alone = openLine();
+    const tls = await startTlsProxy(system);
+    const farhand = createLine(system);
+    const alone = createLine();
     const open = temporaryFolder('open');
     chmodSync(open, 0o755);
     const answers = await Promise.all([
@@ -183,7 +183,7 @@ describe('farhand doctor', () => {
   test('finds nothing wrong with a good broker, and warns of offline machines', async () => {
     const system = await startFarhand();
     const [, other] = [await system.agent({ name: 'web-1' }), await system.agent({ name: 'web-2' })];
-    const farhand = openLine(system);
+    const farhand = createLine(system);
     const all = ['--data-dir', system.dataDir];
     const found: { state: string; check: string; what: string }[] = await farhand.json('doctor', all);
     expect(found.filter(({ state }) => state === 'fail')).toEqual([]);
@@ -202,7 +202,7 @@ describe('farhand doctor', () => {
   test('names agents older than the broker, and machines with another clock', async () => {
     const system = await startFarhand();
     await system.agent({ name: 'web-1' });
-    const farhand = openLine(system);
+    const farhand = createLine(system);
     const metrics = { recorded_at_ms: Date.now() - 86_400_000, cpu_cores: 1, memory: {}, disk: {} };
     await scriptedMachine(system, { metrics });
     const { code, out } = await farhand('doctor');

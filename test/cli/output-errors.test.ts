@@ -2,15 +2,15 @@
 import { closeSync, openSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test, vi } from 'vitest';
-import { openLine } from '../cli-fixture.ts';
+import { createLine } from '../cli-fixture.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
-async function openScene() {
+async function startScene() {
   const system = await startFarhand();
   await system.agent({ name: 'web-1' });
   const folder = temporaryFolder('there');
   writeFileSync(join(folder, 'large'), Buffer.alloc(3_000_000, 'farhand '));
-  return { system, farhand: openLine(system), folder };
+  return { system, farhand: createLine(system), folder };
 }
 
 /** An open file for a child; it is closed with the test. */
@@ -21,7 +21,7 @@ function opened(path: string): number {
 }
 
 test('a full disk under standard output is a failure with a message', async () => {
-  const { farhand, folder } = await openScene();
+  const { farhand, folder } = await startScene();
   const stdout = opened('/dev/full');
   const answers = await Promise.all([
     farhand('files cat', [`web-1:${folder}/large`], { stdout }),
@@ -34,7 +34,7 @@ test('a full disk under standard output is a failure with a message', async () =
 });
 
 test('output cut off by a file size limit is a failure', async () => {
-  const { farhand, folder } = await openScene();
+  const { farhand, folder } = await startScene();
   const file = join(folder, 'out');
   writeFileSync(join(folder, 'small'), Buffer.alloc(30_000, 'x'));
   const { code, err } = await farhand('files cat', [`web-1:${folder}/small`], {
@@ -51,7 +51,7 @@ test.each([
   ['files cat', (folder: string) => [`web-1:${folder}/large`]],
   ['files get', (folder: string) => [`web-1:${folder}/large`, '-']],
 ])('%s ends quietly with 141 when its reader leaves', async (verb, args) => {
-  const { farhand, folder } = await openScene();
+  const { farhand, folder } = await startScene();
   const running = farhand.start(verb, args(folder));
   running.child.stdout?.once('data', () => running.child.stdout?.destroy());
   const { code, err } = await running.ended;
@@ -59,7 +59,7 @@ test.each([
 });
 
 test('events, a list and the output of a command end so too', async () => {
-  const { system, farhand } = await openScene();
+  const { system, farhand } = await startScene();
   const { id } = await system.client.commands.create({
     machine_id: (await system.client.machines.list()).items[0]?.id ?? '',
     command: 'head -c 300000 /dev/zero',
@@ -76,7 +76,7 @@ test('events, a list and the output of a command end so too', async () => {
 test.each(['stdout', 'stderr'] as const)(
   'exec ends with its command when its %s is not read',
   async (name) => {
-    const { system, farhand } = await openScene();
+    const { system, farhand } = await startScene();
     const both = 'while sleep 0.02; do echo line; echo line >&2; done';
     const running = farhand.start('exec', ['web-1', '--', both]);
     await running.says(/line/);
@@ -91,7 +91,7 @@ test.each(['stdout', 'stderr'] as const)(
 );
 
 test('much output of several machines makes no warning; input for them is text of at most 48 KiB', async () => {
-  const { system, farhand } = await openScene();
+  const { system, farhand } = await startScene();
   await Promise.all(Array.from({ length: 11 }, (_, at) => system.agent({ name: `db-${at}`, tags: 'db' })));
   const running = farhand.start('exec', ['--tag', 'db', '--', 'head -c 200000 /dev/zero | tr "\\0" "\\n"']);
   running.child.stdout?.pause();

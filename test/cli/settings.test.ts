@@ -472,7 +472,7 @@ interface Impostor {
 }
 
 /** Something that answers TLS where an agent expects its broker, with an authority of its own. */
-async function openImpostor(): Promise<Impostor> {
+async function startImpostor(): Promise<Impostor> {
   const authority = await loadAuthority(temporaryFolder('impostor'), true);
   const server = createTlsServer({ ALPNProtocols: ['h2'], ...(await authority.leaf()) });
   const refused = new Promise<void>((resolve) => server.once('tlsClientError', () => resolve()));
@@ -494,7 +494,7 @@ async function openImpostor(): Promise<Impostor> {
 describe('an agent whose broker has another authority than its join token pins', () => {
   test('ends with 78, and has sent nothing and kept nothing', async () => {
     const system = await startFarhand();
-    const impostor = await openImpostor();
+    const impostor = await startImpostor();
     const dataDir = temporaryFolder('agent');
     const joinToken = await system.joinToken();
     const args = ['--broker', impostor.address, '--join-token', joinToken, '--data-dir', dataDir];
@@ -524,7 +524,7 @@ describe('an agent whose broker has another authority than its join token pins',
     const system = await startFarhand();
     const { dataDir, close } = await system.agent();
     await close();
-    const impostor = await openImpostor();
+    const impostor = await startImpostor();
     void run('farhand-agent', ['--broker', impostor.address, '--data-dir', dataDir]);
     await impostor.refused;
     expect(impostor.heard).toBe(0);

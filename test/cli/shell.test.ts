@@ -15,7 +15,7 @@ import { startProxy } from '../tcp-proxy.ts';
 const main = shippedProgram('farhand');
 const patience = { timeout: 10_000, interval: 20 };
 
-async function openScene(): Promise<{ system: TestSystem; agent: AgentHandle }> {
+async function startScene(): Promise<{ system: TestSystem; agent: AgentHandle }> {
   const system = await startFarhand();
   return { system, agent: await system.agent({ name: 'web-1' }) };
 }
@@ -23,7 +23,7 @@ async function openScene(): Promise<{ system: TestSystem; agent: AgentHandle }> 
 // ---- Through the SDK
 
 /** A new session in an xterm, its shell without anybody's settings. */
-async function openScreen({ system, agent }: { system: TestSystem; agent: AgentHandle }, command: string[]) {
+async function startScreen({ system, agent }: { system: TestSystem; agent: AgentHandle }, command: string[]) {
   const { client } = system;
   const [shell = '', ...args] = command;
   const { session_id } = await client.sessions.create({ machine_id: agent.machineId, shell, args });
@@ -60,7 +60,13 @@ describe('over an attach', () => {
   needs('vim')('vim draws, follows the size of the window, and writes what was typed', async () => {
     const file = join(temporaryFolder('vim'), 'text');
     writeFileSync(file, `${wide}\nsecond\n`);
-    const { terminal, screen, sees } = await openScreen(await openScene(), ['vim', '-u', 'NONE', '-N', file]);
+    const { terminal, screen, sees } = await startScreen(await startScene(), [
+      'vim',
+      '-u',
+      'NONE',
+      '-N',
+      file,
+    ]);
     await sees((lines) => {
       expect(lines.slice(0, 3)).toEqual([wide, 'second', '~']);
       expect(lines[22]).toBe('~');
@@ -76,7 +82,7 @@ describe('over an attach', () => {
   needs('less')('less draws a page, and the next one after a key', async () => {
     const file = join(temporaryFolder('less'), 'text');
     writeFileSync(file, Array.from({ length: 100 }, (_, line) => `${line} ${wide}\n`).join(''));
-    const { terminal, sees } = await openScreen(await openScene(), ['less', file]);
+    const { terminal, sees } = await startScreen(await startScene(), ['less', file]);
     const page = (from: number) => Array.from({ length: 23 }, (_, line) => `${from + line} ${wide}`);
     await sees((lines) => expect(lines.slice(0, 23)).toEqual(page(0)));
     void terminal.write(' ');
@@ -88,7 +94,7 @@ describe('over an attach', () => {
   needs('top')(
     'top draws its table over all of the window, before and after a change of its size',
     async () => {
-      const { terminal, screen, sees } = await openScreen(await openScene(), ['top', '-d', '1']);
+      const { terminal, screen, sees } = await startScreen(await startScene(), ['top', '-d', '1']);
       const table = (lines: string[]): void => {
         expect(lines[0]).toMatch(/^top - /);
         expect(lines.find((line) => line.includes('PID'))).toMatch(/PID USER .*COMMAND/);
@@ -105,7 +111,7 @@ describe('over an attach', () => {
   );
 
   test('two clients see one terminal; input of an observer is refused; a detached client is notified', async () => {
-    const { system, agent } = await openScene();
+    const { system, agent } = await startScene();
     const { client } = system;
     const { session_id } = await client.sessions.create({ machine_id: agent.machineId, shell: '/bin/cat' });
     const operator = await client.sessions.terminal(await client.sessions.attach({ session_id }));
@@ -164,7 +170,7 @@ async function farhand(env: NodeJS.ProcessEnv, args: string[], input = ''): Prom
 
 describe('through pipes, farhand shell', () => {
   test('says what is wrong: no machine, an unknown one, an unknown session, two that share a name', async () => {
-    const { system } = await openScene();
+    const { system } = await startScene();
     const twins = [await system.agent({ name: 'twin' }), await system.agent({ name: 'twin' })];
     const cases: [string[], number, RegExp][] = [
       [['shell'], 2, /choose either a machine or an open session/],
@@ -184,7 +190,7 @@ describe('through pipes, farhand shell', () => {
   });
 
   test('sends its input, prints the output and exits with the code of the shell', async () => {
-    const { system, agent } = await openScene();
+    const { system, agent } = await startScene();
     const input = 'echo $((6 * 7)) 漢字\nexit 3\n';
     const { code, stdout } = await farhand(environment(system), ['shell', agent.machineId], input);
     expect([code, stdout]).toEqual([3, expect.stringContaining('42 漢字')]);
@@ -195,13 +201,13 @@ describe('through pipes, farhand shell', () => {
     ['whose last line has no end', 'echo $((6 * 7))', '42'],
     ['that is empty', '', ''],
   ])('ends with input %s', async (_what, input, output) => {
-    const { system } = await openScene();
+    const { system } = await startScene();
     const { code, stdout } = await farhand(environment(system), ['shell', 'web-1'], input);
     expect([code, stdout]).toEqual([0, expect.stringContaining(output)]);
   });
 
   test('exits when the reader of its output leaves', async () => {
-    const { system, agent } = await openScene();
+    const { system, agent } = await startScene();
     const { session_id } = await system.client.sessions.create({
       machine_id: agent.machineId,
       shell: '/bin/sh',
@@ -220,7 +226,7 @@ describe('through pipes, farhand shell', () => {
   });
 
   test('works over the socket file on the broker’s own box, and so do list and end', async () => {
-    const { system } = await openScene();
+    const { system } = await startScene();
     const local = { PATH: process.env.PATH, HOME: '/nowhere', FARHAND_DATA_DIR: system.dataDir };
     const { code } = await farhand(local, ['shell', 'web-1'], 'exit 4\n');
     expect(code).toBe(4);
@@ -250,7 +256,7 @@ describe('through pipes, farhand shell', () => {
 // ---- farhand shell in a terminal
 
 /** A tmux of its own with a plain shell in it, ended with the test. */
-function openTmux(env: NodeJS.ProcessEnv) {
+function startTmux(env: NodeJS.ProcessEnv) {
   const folder = temporaryFolder('tmux');
   const tmux = (...args: string[]): string =>
     execFileSync('tmux', ['-S', join(folder, 'socket'), '-f', '/dev/null', '-u', ...args], {
@@ -282,7 +288,7 @@ function openTmux(env: NodeJS.ProcessEnv) {
 }
 
 /** The line discipline is as before, and so are screen, cursor and mouse. */
-async function restored(tmux: ReturnType<typeof openTmux>): Promise<void> {
+async function restored(tmux: ReturnType<typeof startTmux>): Promise<void> {
   tmux.line('clear; stty -g | cmp - before && echo as "it was"');
   await tmux.says(/^as it was$/m);
   const modes = ['alternate_on', 'cursor_flag', 'mouse_any_flag'].map((mode) => tmux.mode(mode));
@@ -293,10 +299,10 @@ describe('in tmux, farhand shell', () => {
   needs('tmux', 'vim')(
     'draws the screen of vim, follows the window, keeps wide characters, and ends with its code',
     async () => {
-      const { system } = await openScene();
+      const { system } = await startScene();
       const file = join(temporaryFolder('vim'), 'text');
       writeFileSync(file, `${wide}\nsecond\n`);
-      const tmux = openTmux(environment(system));
+      const tmux = startTmux(environment(system));
       tmux.shell('web-1; echo "code $?"');
       await tmux.says(/Ctrl-\] detaches/);
       tmux.line('PS1="far> "; clear; stty size');
@@ -334,8 +340,8 @@ describe('in tmux, farhand shell', () => {
   needs('tmux', 'vim')(
     'Ctrl-] detaches and restores the terminal, the session stays open and is attached to again',
     async () => {
-      const { system } = await openScene();
-      const tmux = openTmux(environment(system));
+      const { system } = await startScene();
+      const tmux = startTmux(environment(system));
       tmux.shell('web-1; echo "code $?"');
       await tmux.says(/Ctrl-\] detaches/);
       tmux.line('exec vim -u NONE -N -c "set mouse=a"');
@@ -354,8 +360,8 @@ describe('in tmux, farhand shell', () => {
   );
 
   needs('tmux')('a window that is closed leaves its session running', async () => {
-    const { system } = await openScene();
-    const tmux = openTmux(environment(system));
+    const { system } = await startScene();
+    const tmux = startTmux(environment(system));
     tmux.shell('web-1');
     await tmux.says(/Ctrl-\] detaches/);
     const pid = tmux.child();
@@ -372,10 +378,10 @@ describe('in tmux, farhand shell', () => {
     ['the connection breaks', 'cut', /the connection broke; the session stays open/],
     ['it is ended by a signal', 'kill', /code 143/],
   ])('puts the terminal back when %s (needs tmux, vim)', async (_what, how, received) => {
-    const { system } = await openScene();
+    const { system } = await startScene();
     const proxy = await startProxy(new URL(system.url).host);
     onTestFinished(() => proxy.close());
-    const tmux = openTmux(environment({ ...system, url: `http://${proxy.address}` }));
+    const tmux = startTmux(environment({ ...system, url: `http://${proxy.address}` }));
     tmux.shell('web-1; echo "code $?"');
     await tmux.says(/Ctrl-\] detaches/);
     tmux.line('exec vim -u NONE -N -c "set mouse=a"');

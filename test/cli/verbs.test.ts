@@ -4,22 +4,22 @@ import { join } from 'node:path';
 import type { Command } from 'commander';
 import { describe, expect, test } from 'vitest';
 import { createProgram } from '../../broker/cli/program.ts';
-import { openLine } from '../cli-fixture.ts';
+import { createLine } from '../cli-fixture.ts';
 import { scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
-import { openReceiver } from '../webhook-receivers.ts';
+import { startReceiver } from '../webhook-receivers.ts';
 
-async function openScene() {
+async function startScene() {
   const system = await startFarhand();
   const agent = await system.agent({ name: 'web-1', tags: 'web' });
-  return { system, agent, farhand: openLine(system) };
+  return { system, agent, farhand: createLine(system) };
 }
 
 // ---- What is not right
 
 describe('the command line', () => {
   test('wrong usage exits with 2, suggests what was meant, and names the help of its verb', async () => {
-    const farhand = openLine();
+    const farhand = createLine();
     const wrong: [string, string[], RegExp][] = [
       ['machnes', [], /Did you mean machines\?/],
       ['machines lst', [], /Did you mean list\?/],
@@ -57,12 +57,12 @@ describe('the command line', () => {
   });
 
   test('an error has the next step if no broker is configured, answers or accepts the key', async () => {
-    const { system, farhand } = await openScene();
+    const { system, farhand } = await startScene();
     const limited = await system.keyed(['machines:read']);
     const [spaced, noUrl, nowhere, unreachable, stranger, limits] = await Promise.all([
       farhand('machines list', [], { env: { FARHAND_API_KEY: 'a b' } }),
       farhand('machines list', [], { env: { FARHAND_URL: 'http://me:word@127.0.0.1:2' } }),
-      openLine()('machines list'),
+      createLine()('machines list'),
       farhand('machines list', [], { env: { FARHAND_URL: 'http://127.0.0.1:2' } }),
       farhand('machines list', [], { env: { FARHAND_API_KEY: 'service_apikey_unknown' } }),
       farhand('auth list-keys', [], { env: { FARHAND_API_KEY: limited.key } }),
@@ -87,7 +87,7 @@ describe('the command line', () => {
   });
 
   test('an irreversible verb needs a confirmation, or --yes without a terminal', async () => {
-    const { system, agent, farhand } = await openScene();
+    const { system, agent, farhand } = await startScene();
     const key = await system.client.keys.create({ name: 'other', scopes: ['machines:read'] });
     const token = await system.client.joinTokens.create({});
     const schedule = await system.client.schedules.create({
@@ -115,7 +115,7 @@ describe('the command line', () => {
   });
 
   test('control characters of a machine are replaced, and colours respect NO_COLOR', async () => {
-    const { system, agent, farhand } = await openScene();
+    const { system, agent, farhand } = await startScene();
     const folder = temporaryFolder('names');
     await system.client.commands.create({
       machine_id: agent.machineId,
@@ -144,7 +144,7 @@ describe('the command line', () => {
 // ---- Verb by verb
 
 test('machines are listed, inspected, tagged, renamed and removed, by id or by name', async () => {
-  const { system, agent, farhand } = await openScene();
+  const { system, agent, farhand } = await startScene();
   await system.agent({ name: 'db-1', tags: 'db' });
   const [unknown, list, tagged, one, status] = await Promise.all([
     farhand('machines get', ['web-9']),
@@ -191,7 +191,7 @@ test('machines are listed, inspected, tagged, renamed and removed, by id or by n
 });
 
 test('API keys are created with limits, listed, rotated and revoked; join tokens created, listed and revoked', async () => {
-  const { system, agent, farhand } = await openScene();
+  const { system, agent, farhand } = await startScene();
   const flags = [
     '--name',
     'deploy',
@@ -241,7 +241,7 @@ test('API keys are created with limits, listed, rotated and revoked; join tokens
 });
 
 test('commands are listed, inspected, read and cancelled; batches inspected and cancelled', async () => {
-  const { system, agent, farhand } = await openScene();
+  const { system, agent, farhand } = await startScene();
   const { client } = system;
   const done = await client.commands.create({
     machine_id: agent.machineId,
@@ -270,7 +270,7 @@ test('commands are listed, inspected, read and cancelled; batches inspected and 
 });
 
 test('schedules are created, changed, enabled, disabled, run, inspected and removed', async () => {
-  const { system, farhand } = await openScene();
+  const { system, farhand } = await startScene();
   const shape = ['--name', 'backup', '--machine', 'web-1', '--command', 'echo done'];
   const [unshaped, bad] = await Promise.all([
     farhand('schedules create', shape),
@@ -326,7 +326,7 @@ test('schedules are created, changed, enabled, disabled, run, inspected and remo
 });
 
 test('a schedule is found by id, or by a unique name', async () => {
-  const { system, agent, farhand } = await openScene();
+  const { system, agent, farhand } = await startScene();
   const other = await system.agent({ name: 'db-1' });
   expect((await farhand('schedules get', ['backup'])).err).toBe('farhand: no schedule is named backup\n');
   const shape = { command: 'true', cron: '@yearly' };
@@ -386,9 +386,9 @@ test('a schedule is found by id, or by a unique name', async () => {
 
 test('webhooks are created, changed, tested, inspected and removed; the secret comes by standard input', async () => {
   const system = await startFarhand({ flags: ['--webhook-allow', '127.0.0.0/8'] });
-  const farhand = openLine(system);
+  const farhand = createLine(system);
   let status = 200;
-  const receiver = await openReceiver((response) => void response.writeHead(status).end());
+  const receiver = await startReceiver((response) => void response.writeHead(status).end());
   const made = await farhand.json(
     'webhooks create',
     [receiver.url, '--events', 'machine.*', '--secret-stdin'],
@@ -420,7 +420,7 @@ test('webhooks are created, changed, tested, inspected and removed; the secret c
 });
 
 test('events are listed, and followed as lines until Ctrl-C; the audit lists who did what', async () => {
-  const { system, farhand } = await openScene();
+  const { system, farhand } = await startScene();
   const list = await farhand('events', [
     '--machine',
     'web-1',
@@ -455,7 +455,7 @@ test('farhand lists the history of a removed machine by its id, before and after
   await ended.catch(() => undefined);
   const verbs = ['commands list', 'events', 'audit'];
   const look = async (at: Pick<TestSystem, 'url' | 'key'>) => {
-    const farhand = openLine(at);
+    const farhand = createLine(at);
     const printed = await Promise.all(
       verbs.map((verb) => farhand(verb, ['--machine', machine, '-o', 'json'])),
     );

@@ -10,13 +10,13 @@ import {
   attached,
   begin,
   bench,
+  createPort,
   eventsOf,
   join,
   keeper,
   linkMachine,
   type Machine,
   ok,
-  openPort,
   refuse,
   ticketIn,
 } from '../sessions-fixture.ts';
@@ -200,7 +200,7 @@ test('a client that attaches while the machine is offline waits for it', async (
   cut(machine);
   await soon(async () => (await system.client.sessions.get({ session_id })).status).toBe('GRACE_PERIOD');
   const { stream_url } = await system.client.sessions.attach({ session_id });
-  const port = openPort();
+  const port = createPort();
   void system.broker.sessions.redeem(ticketIn(stream_url))?.serve(port.port);
   await port.status('GRACE_PERIOD');
   const back = await link();

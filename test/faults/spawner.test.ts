@@ -6,7 +6,7 @@ import { mkdtemp, readdir, readFile, readlink, rm, writeFile } from 'node:fs/pro
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
-import { openProcesses, type Processes } from '../../agent/processes/index.ts';
+import { type Processes, startProcesses } from '../../agent/processes/index.ts';
 import { Spawners } from '../../agent/processes/spawner/index.ts';
 import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { ProcessExit } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
@@ -23,7 +23,7 @@ let rooms: Processes[];
 
 async function open(more: { lateMs?: number } = {}): Promise<void> {
   const limits = { stopGraceMs: 50, killForMs: 2000, ...more };
-  room = await openProcesses({ directory: join(home, 'agent'), log, mayRunAs: true, limits });
+  room = await startProcesses({ directory: join(home, 'agent'), log, mayRunAs: true, limits });
   rooms.push(room);
 }
 
@@ -171,7 +171,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     const node = vi.spyOn(process, 'execPath', 'get').mockReturnValue('/nonexistent');
     try {
       await expect(
-        openProcesses({ directory: join(home, 'other'), log, mayRunAs: true }),
+        startProcesses({ directory: join(home, 'other'), log, mayRunAs: true }),
       ).rejects.toMatchObject({ code: 'unavailable', message: /spawner/ });
     } finally {
       node.mockRestore();
@@ -287,10 +287,10 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     const from = (name: string): string => JSON.stringify(join(root, name));
     await writeFile(
       path,
-      `import { openProcesses } from ${from('agent/processes/index.ts')};
+      `import { startProcesses } from ${from('agent/processes/index.ts')};
       import { createLogger } from ${from('shared/logger.ts')};
       const log = createLogger('test', 'error');
-      const room = await openProcesses({ directory: ${JSON.stringify(join(home, 'agent'))}, log, mayRunAs: true });
+      const room = await startProcesses({ directory: ${JSON.stringify(join(home, 'agent'))}, log, mayRunAs: true });
       const signal = new AbortController().signal;
       const spec = { direct: false, args: [], cwd: ${JSON.stringify(home)}, env: {}, user: '', timeout_ms: 0,
         stdin: Buffer.alloc(0), input: false };

@@ -7,7 +7,7 @@ import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import type { EventType } from '../../shared/api/events.ts';
 import { leapingClock } from '../commands-fixture.ts';
 import { startFarhand, type TestSystem } from '../start-farhand.ts';
-import { openReceiver, startWebhookSystem } from '../webhook-receivers.ts';
+import { startReceiver, startWebhookSystem } from '../webhook-receivers.ts';
 
 const names = (dataDir: string, file = 'state.json'): string[] =>
   JSON.parse(readFileSync(join(dataDir, file), 'utf8')).join_tokens.map((one: { name: string }) => one.name);
@@ -52,7 +52,7 @@ describe('while history cannot be written', () => {
   test('an enrolment is acknowledged, and its webhook is delivered within seconds of the end', async () => {
     const clock = leapingClock();
     const system = await startWebhookSystem();
-    const receiver = await openReceiver();
+    const receiver = await startReceiver();
     await system.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
     const joinToken = await system.joinToken();
     const release = lockHistory(system);

@@ -14,7 +14,7 @@ vi.mock('../../broker/presence/index.ts', { spy: true });
 
 const options = { request_id: 'req_1', lane: 'terminal', idle_ms: 0 } as const;
 
-async function openLinked(through?: (grpc: string) => Promise<string>) {
+async function startLinked(through?: (grpc: string) => Promise<string>) {
   const system = await startFarhand();
   const agent = await system.agent(through && { through: await through(system.grpc) });
   const presence = vi.mocked(Presence).mock.instances.at(-1)!;
@@ -72,7 +72,7 @@ async function attach(stub: AgentStub, { taking = true, into, enough, ...open }:
 test('an agent without terminals does not offer them, and the broker says so', async () => {
   const arch = vi.spyOn(process, 'arch', 'get').mockReturnValue('mips');
   try {
-    const { stub } = await openLinked();
+    const { stub } = await startLinked();
     const events = stub().openTerminal({ id: newId('session'), spec: spec('true') }, options);
     await expect(events[Symbol.asyncIterator]().next()).rejects.toMatchObject({ code: 'not_supported' });
   } finally {
@@ -82,7 +82,7 @@ test('an agent without terminals does not offer them, and the broker says so', a
 
 test('a client goes on without a gap after the link was cut at full speed', async () => {
   const opened = Promise.withResolvers<Awaited<ReturnType<typeof startProxy>>>();
-  const { system, agent, stub } = await openLinked(async (grpc) => {
+  const { system, agent, stub } = await startLinked(async (grpc) => {
     opened.resolve(await startProxy(grpc));
     return (await opened.promise).address;
   });
@@ -112,7 +112,7 @@ test('a client goes on without a gap after the link was cut at full speed', asyn
 }, 30_000);
 
 test('a client that detaches while the link is up is not waited for', async () => {
-  const { agent, stub } = await openLinked();
+  const { agent, stub } = await startLinked();
   for (let round = 0; round < 5; round++) {
     const id = newId('session');
     const done = join(agent.dataDir, id);

@@ -1,7 +1,7 @@
 // Retries of webhooks while the clock of the broker is set: a wait lasts as long as it should, and a restart limits it.
 import { expect, test, vi } from 'vitest';
 import { leapingClock } from '../commands-fixture.ts';
-import { answering, openReceiver, startWebhookSystem, type WebhookSystem } from '../webhook-receivers.ts';
+import { answering, startReceiver, startWebhookSystem, type WebhookSystem } from '../webhook-receivers.ts';
 
 const [hour, day] = [3_600_000, 86_400_000];
 
@@ -26,7 +26,7 @@ test.each([
   const clock = leapingClock();
   clock.set(Date.now() + before);
   const system = await startWebhookSystem({ flags: ['--webhook-retry', '700ms'] });
-  const receiver = await openReceiver(answering(500, 200));
+  const receiver = await startReceiver(answering(500, 200));
   const id = await hookTo(system, receiver.url);
   await system.happen('machine.online');
   await planned(system, id);
@@ -44,7 +44,7 @@ test('a broker that starts after its clock was two days ahead retries after the 
   const clock = leapingClock();
   clock.set(Date.now() + 2 * day);
   const before = await startWebhookSystem({ flags: ['--webhook-retry', '200ms,1h'] });
-  const receiver = await openReceiver(answering(500, 500, 200));
+  const receiver = await startReceiver(answering(500, 500, 200));
   const id = await hookTo(before, receiver.url);
   await before.happen('machine.online');
   await receiver.heard(2);
@@ -68,7 +68,7 @@ test('a broker that starts after its clock was two days ahead retries after the 
 test('a broker whose clock runs backwards while it stops waits for an attempt no longer than 2 s', async () => {
   const clock = leapingClock();
   const system = await startWebhookSystem();
-  const hanging = await openReceiver(() => {});
+  const hanging = await startReceiver(() => {});
   await hookTo(system, hanging.url);
   await system.happen('machine.online');
   await hanging.heard(1);

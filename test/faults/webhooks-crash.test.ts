@@ -15,7 +15,7 @@ interface Watched {
 }
 
 /** A receiver that calls back at each connection, and after each answer. */
-async function openWatched(connected: () => void, answered: () => void): Promise<Watched> {
+async function startWatchedReceiver(connected: () => void, answered: () => void): Promise<Watched> {
   const bodies: Watched['bodies'] = [];
   const server = createServer((request, response) => {
     let body = '';
@@ -47,7 +47,7 @@ async function killedAt(moment: 'connected' | 'answered') {
   const broker = program('broker/main.ts', args);
   const killed = once(broker, 'exit');
   const kill = (at: string) => () => void (at === moment && broker.kill('SIGKILL'));
-  const receiver = await openWatched(kill('connected'), kill('answered'));
+  const receiver = await startWatchedReceiver(kill('connected'), kill('answered'));
   const { grpc } = await broker.line('broker is up');
   const { token, key, id } = await withBroker(
     { dataDir, url: undefined, apiKey: undefined },

@@ -15,8 +15,8 @@ import { fakeClock } from '../fake-clock.ts';
 import { temporaryFolder } from '../start-farhand.ts';
 import {
   answering,
-  openReceiver,
   type Received,
+  startReceiver,
   startWebhookSystem,
   type WebhookSystem,
 } from '../webhook-receivers.ts';
@@ -56,7 +56,7 @@ const gap = (got: Received[], n: number): number => got[n]!.at - got[n - 1]!.at;
 describe('a failure', () => {
   test('is tried again after the configured waits, with the same id and the same bytes, until it is delivered', async () => {
     const system = await startWebhookSystem({ flags: ['--webhook-retry', '200ms,400ms'] });
-    const receiver = await openReceiver(answering(500, 500, 200));
+    const receiver = await startReceiver(answering(500, 500, 200));
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
     await system.happen('machine.offline', { last_seen: '2026-11-21T10:00:00.000Z' });
     const got = await receiver.heard(3);
@@ -90,7 +90,7 @@ describe('a failure', () => {
   test('of all attempts disables the webhook and says so in the event log; nothing is lost', async () => {
     const system = await startWebhookSystem({ flags: ['--webhook-retry', '20ms'] });
     let status = 500;
-    const receiver = await openReceiver((response) => {
+    const receiver = await startReceiver((response) => {
       response.statusCode = status;
       response.end();
     });
@@ -135,7 +135,7 @@ describe('a failure', () => {
 
   test('that waits for its next attempt fails when the webhook is disabled', async () => {
     const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
-    const receiver = await openReceiver(answering(500));
+    const receiver = await startReceiver(answering(500));
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
     await system.happen('machine.online');
     await receiver.heard(1);
@@ -162,7 +162,7 @@ describe('a failure', () => {
     ];
     const ids: string[] = [];
     for (const [, status, header] of receivers) {
-      const { url } = await openReceiver((response) => {
+      const { url } = await startReceiver((response) => {
         response.writeHead(status, header ? { 'Retry-After': header } : {}).end();
       });
       ids.push((await system.client.webhooks.create({ url, events: ['*'] })).id);
@@ -182,9 +182,9 @@ describe('a failure', () => {
 
 test('redirects are failures and are never followed', async () => {
   const system = await startWebhookSystem();
-  const elsewhere = await openReceiver();
+  const elsewhere = await startReceiver();
   for (const status of [301, 302, 303, 307, 308]) {
-    const receiver = await openReceiver((response) =>
+    const receiver = await startReceiver((response) =>
       response.writeHead(status, { Location: elsewhere.url }).end(),
     );
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
@@ -200,7 +200,7 @@ test('redirects are failures and are never followed', async () => {
 
 test('a test event is sent at once, also to a disabled webhook, is neither retried nor counted', async () => {
   const system = await startWebhookSystem();
-  const receiver = await openReceiver(answering(500, 200));
+  const receiver = await startReceiver(answering(500, 200));
   const { id } = await system.client.webhooks.create({
     url: receiver.url,
     events: ['machine.*'],
@@ -231,7 +231,7 @@ test('a test event is sent at once, also to a disabled webhook, is neither retri
 
 test('one key has at most four tests at once, and other keys are not limited by them', async () => {
   const system = await startWebhookSystem();
-  const [hanging, healthy] = [await openReceiver(() => {}), await openReceiver()];
+  const [hanging, healthy] = [await startReceiver(() => {}), await startReceiver()];
   const { key, client } = await system.keyed(['webhooks:write', 'machines:read']);
   const { id } = await client.webhooks.create({ url: hanging.url, events: ['machine.*'], enabled: false });
   const stop = new AbortController();
@@ -264,7 +264,7 @@ test.each([
   ['a Standard Webhooks secret', `whsec_${Buffer.alloc(32, 7).toString('base64')}`],
 ])('libraries of others verify both signatures, with %s, over any Unicode', async (_what, secret) => {
   const system = await startWebhookSystem();
-  const receiver = await openReceiver();
+  const receiver = await startReceiver();
   await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'], secret });
   await system.happen('machine.online', { text: 'Grüße\u2029 \ud83d\udc4b "\\ \u0000' });
   const [{ headers, body }] = (await receiver.heard(1)) as [Received];
@@ -284,7 +284,7 @@ test.each([
 
 test('without a secret nothing is signed', async () => {
   const system = await startWebhookSystem();
-  const receiver = await openReceiver();
+  const receiver = await startReceiver();
   await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
   await system.happen('machine.online');
   const [{ headers }] = (await receiver.heard(1)) as [Received];
@@ -295,7 +295,7 @@ test('without a secret nothing is signed', async () => {
 describe('a webhook delivers', () => {
   test('only what it names: types, families, and machines', async () => {
     const system = await startWebhookSystem();
-    const [one, family, all, mine] = await Promise.all([1, 2, 3, 4].map(() => openReceiver()));
+    const [one, family, all, mine] = await Promise.all([1, 2, 3, 4].map(() => startReceiver()));
     const { machineId } = await system.agent();
     await system.client.webhooks.create({ url: one!.url, events: ['command.failed'] });
     await system.client.webhooks.create({ url: family!.url, events: ['session.*'] });
@@ -323,7 +323,7 @@ describe('a webhook delivers', () => {
 
   test('only events its key may read now: none of machines that lost its tag', async () => {
     const system = await startWebhookSystem();
-    const receiver = await openReceiver();
+    const receiver = await startReceiver();
     const { machineId } = await system.agent({ tags: 'web' });
     const about = { id: machineId, name: 'tagged' };
     const { client } = await system.keyed(['webhooks:write', 'machines:read', 'files:read'], {
@@ -346,7 +346,7 @@ describe('a webhook delivers', () => {
 
   test('none of many waiting events of a machine that lost the tag of its key, but later events', async () => {
     const system = await startWebhookSystem();
-    const receiver = await openReceiver((response, _request, count) => void (count > 1 && response.end()));
+    const receiver = await startReceiver((response, _request, count) => void (count > 1 && response.end()));
     const { machineId } = await system.agent({ tags: 'web' });
     const { client } = await system.keyed(['webhooks:write', 'webhooks:read', 'files:read'], {
       tags: ['web'],
@@ -369,7 +369,7 @@ describe('a webhook delivers', () => {
 
   test('nothing once its key is revoked: waiting deliveries fail, running attempts are aborted', async () => {
     const system = await startWebhookSystem();
-    const receiver = await openReceiver((response, _request, count) => void (count > 1 && response.end()));
+    const receiver = await startReceiver((response, _request, count) => void (count > 1 && response.end()));
     const other = await system.client.keys.create({
       name: 'other',
       scopes: ['webhooks:write', 'machines:read'],
@@ -396,7 +396,7 @@ describe('a webhook delivers', () => {
 
   test('no event of a scope that its key has lost', async () => {
     const first = await startWebhookSystem();
-    const receiver = await openReceiver();
+    const receiver = await startReceiver();
     const { id } = await first.client.keys.create({ name: 'k', scopes: ['admin'] });
     await first.client.webhooks.create({ url: receiver.url, events: ['*'] });
     await first.broker.close();
@@ -415,7 +415,7 @@ describe('a webhook delivers', () => {
 
   test('nothing once its key has expired', async () => {
     const system = await startWebhookSystem({ flags: ['--webhook-retry', '2m'] });
-    const receiver = await openReceiver(answering(500));
+    const receiver = await startReceiver(answering(500));
     const clock = fakeClock(Date.now());
     const { key } = await system.client.keys.create({
       name: 'brief',
@@ -441,7 +441,7 @@ describe('a webhook delivers', () => {
 
   test('events of declared changes: a machine that registers, through the outbox', async () => {
     const system = await startWebhookSystem();
-    const receiver = await openReceiver();
+    const receiver = await startReceiver();
     await system.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
     await loadIdentity(temporaryFolder('joining'), {
       broker: system.grpc,
@@ -457,7 +457,7 @@ describe('a webhook delivers', () => {
 describe('a webhook that is narrowed', () => {
   test('sends no event that it no longer names, neither waiting nor requested again', async () => {
     const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
-    const receiver = await openReceiver(answering(500, 500, 200));
+    const receiver = await startReceiver(answering(500, 500, 200));
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
     await system.happen('command.failed');
     await system.happen('machine.online');
@@ -487,7 +487,7 @@ describe('a webhook that is narrowed', () => {
 
   test('to other machines sends no event of the machines it no longer names', async () => {
     const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
-    const receiver = await openReceiver(answering(500));
+    const receiver = await startReceiver(answering(500));
     const { machineId } = await system.agent();
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['file.*'] });
     await system.happen('file.deleted');
@@ -500,7 +500,7 @@ describe('a webhook that is narrowed', () => {
 
   test('lists and repeats its earlier deliveries only for keys that may read those events', async () => {
     const system = await startWebhookSystem();
-    const receiver = await openReceiver();
+    const receiver = await startReceiver();
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
     await system.happen('machine.online');
     await receiver.heard(1);
@@ -535,7 +535,7 @@ describe('a delivery that waits for its next attempt is due at once', () => {
     ],
   ])('%s', async (_what, ask) => {
     const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
-    const receiver = await openReceiver(answering(500, 200));
+    const receiver = await startReceiver(answering(500, 200));
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
     await system.happen('machine.online');
     await receiver.heard(1);
@@ -573,7 +573,7 @@ test('an event and its deliveries are one commit: neither is there without the o
 
 test('an event that only the outbox has, because the broker was killed, is delivered after the next start', async () => {
   const system = await startWebhookSystem();
-  const receiver = await openReceiver();
+  const receiver = await startReceiver();
   await system.client.webhooks.create({ url: receiver.url, events: ['machine.registered'] });
   await system.broker.close();
   const file = join(system.dataDir, 'state.json');
@@ -592,7 +592,7 @@ test('an event that only the outbox has, because the broker was killed, is deliv
 
 test('a delivery whose event is no longer stored fails, and the others go on', async () => {
   const system = await startWebhookSystem({ flags: ['--webhook-retry', '100ms'] });
-  const receiver = await openReceiver(answering(500, 200));
+  const receiver = await startReceiver(answering(500, 200));
   const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
   await system.happen('machine.online');
   await receiver.heard(1);
@@ -606,7 +606,7 @@ test('a delivery whose event is no longer stored fails, and the others go on', a
 
 test('answers are stored, but listed only for keys that may change webhooks', async () => {
   const system = await startWebhookSystem();
-  const receiver = await openReceiver(answering(200));
+  const receiver = await startReceiver(answering(200));
   const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
   await system.happen('machine.online');
   const [own] = await settled(system, id, 'delivered', 1);
@@ -622,7 +622,7 @@ test('answers are stored, but listed only for keys that may change webhooks', as
 
 test('a delivery requested again before its last attempt is saved is sent again', async () => {
   const system = await startWebhookSystem();
-  const receiver = await openReceiver();
+  const receiver = await startReceiver();
   const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
   await system.happen('machine.online');
   await receiver.heard(1);
@@ -634,7 +634,7 @@ test('a delivery requested again before its last attempt is saved is sent again'
 });
 
 /** Answers the first request of each connection; counts further requests, and ends their connection with `end`. */
-async function openBrief(end: (socket: Socket) => void) {
+async function startBriefReceiver(end: (socket: Socket) => void) {
   const heard = { answered: 0, ended: 0 };
   const sockets = new Set<Socket>();
   const server = createTcpServer((socket) => {
@@ -670,7 +670,7 @@ describe('a receiver that', () => {
     '%s a connection that it has answered on gets the next delivery over a new one, at once',
     async (_what, end) => {
       const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
-      const { heard, url } = await openBrief(end);
+      const { heard, url } = await startBriefReceiver(end);
       const { id } = await system.client.webhooks.create({ url, events: ['*'] });
       for (let n = 1; n <= 4; n += 1) {
         await system.happen('machine.online', { n });
@@ -687,7 +687,7 @@ describe('a receiver that', () => {
   test('answers with an endless body has its delivery, and only the beginning of the body is read', async () => {
     const system = await startWebhookSystem();
     let sent = 0;
-    const receiver = await openReceiver((response) => {
+    const receiver = await startReceiver((response) => {
       const chunk = Buffer.alloc(64 * 1024);
       const more = (): void => {
         sent += chunk.length;
@@ -705,7 +705,7 @@ describe('a receiver that', () => {
   test('answers with a gzip bomb is not unpacked', async () => {
     const system = await startWebhookSystem();
     const bomb = gzipSync(Buffer.alloc(64 * 1024 * 1024));
-    const receiver = await openReceiver((response) =>
+    const receiver = await startReceiver((response) =>
       response.writeHead(200, { 'Content-Encoding': 'gzip', 'Content-Length': bomb.length }).end(bomb),
     );
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
@@ -717,11 +717,11 @@ describe('a receiver that', () => {
 
   test('resets in the middle of its body has its delivery, one that resets before its head has not', async () => {
     const system = await startWebhookSystem();
-    const middle = await openReceiver((response) => {
+    const middle = await startReceiver((response) => {
       response.writeHead(200, { 'Content-Length': 1000 });
       response.write('some', () => response.destroy());
     });
-    const before = await openReceiver((response) => response.destroy());
+    const before = await startReceiver((response) => response.destroy());
     const heads: [string, boolean][] = [
       [middle.url, true],
       [before.url, false],
@@ -734,7 +734,7 @@ describe('a receiver that', () => {
 
   test('sends a head that never ends is disconnected at the limit', async () => {
     const system = await startWebhookSystem();
-    const receiver = await openReceiver((response) => {
+    const receiver = await startReceiver((response) => {
       response.socket?.write(`HTTP/1.1 200 OK\r\nX-Long: ${'x'.repeat(100_000)}`);
     });
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
@@ -749,7 +749,7 @@ describe('a receiver that', () => {
   ])('%s holds an attempt up for 15 s in all', async (_what, beginning, delivered) => {
     const system = await startWebhookSystem();
     let [drips, ended] = [0, false];
-    const receiver = await openReceiver(({ socket }) => {
+    const receiver = await startReceiver(({ socket }) => {
       socket?.write(beginning);
       const timer = setInterval(() => {
         if (beginning) socket?.write('x');
@@ -773,8 +773,8 @@ describe('a receiver that', () => {
 
   test('hangs, a hundred times, delays no healthy one', async () => {
     const system = await startWebhookSystem();
-    const dead = await openReceiver(() => {});
-    const healthy = await openReceiver();
+    const dead = await startReceiver(() => {});
+    const healthy = await startReceiver();
     await Promise.all(
       Array.from({ length: 100 }, (_, n) =>
         system.client.webhooks.create({ url: `${dead.url}&n=${n}`, events: ['*'] }),
@@ -796,7 +796,7 @@ test('a receiver that begins to fail gets one delivery at a time', async () => {
   const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
   const open: number[] = [];
   let now = 0;
-  const receiver = await openReceiver((response, _request, count) => {
+  const receiver = await startReceiver((response, _request, count) => {
     now += 1;
     open.push(now);
     setTimeout(() => {
@@ -819,7 +819,7 @@ test('500 deliveries overdue at a start are sent at most 16 at once, and all arr
   let open = 0;
   let most = 0;
   let ok = false;
-  const receiver = await openReceiver((response) => {
+  const receiver = await startReceiver((response) => {
     open += 1;
     most = Math.max(most, open);
     setTimeout(() => {
@@ -851,7 +851,7 @@ test('500 deliveries overdue at a start are sent at most 16 at once, and all arr
 
 test('webhooks that have overdue deliveries at a start begin one after another', async () => {
   const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
-  const receiver = await openReceiver(answering(500));
+  const receiver = await startReceiver(answering(500));
   for (let n = 0; n < 80; n += 1) await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
   await system.happen('machine.online');
   await receiver.heard(80);
@@ -899,7 +899,7 @@ test('a certificate that no authority has signed is a failure', async () => {
 
 test('a thousand events to five webhooks all arrive, once each', async () => {
   const system = await startWebhookSystem();
-  const receivers = await Promise.all(Array.from({ length: 5 }, () => openReceiver()));
+  const receivers = await Promise.all(Array.from({ length: 5 }, () => startReceiver()));
   for (const { url } of receivers) await system.client.webhooks.create({ url, events: ['*'] });
   for (let n = 0; n < 100; n += 1) {
     await system.history.write((transaction) => {

@@ -8,7 +8,7 @@ import { AppError, fromErrno, ignoring } from '../../../shared/errors.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../../shared/tar/index.ts';
 import { type BigIntStats, type Confined, readlink, stat } from '../confine/fs.ts';
 import { assertHoldsFiles, holdsFiles } from '../confine/kernel-file-systems.ts';
-import { hasChanged, openContents } from '../confine/open-regular-file.ts';
+import { hasChanged, openFileContents } from '../confine/open-regular-file.ts';
 import { type Bytes, fault, toText } from '../confine/request-path.ts';
 import { type Step, walk } from '../confine/walk.ts';
 import { describe } from '../describe.ts';
@@ -81,7 +81,7 @@ async function* symlinkOf({ at, path, stats }: Step, { users }: Job): AsyncGener
 async function* fileOf(step: Step, job: Job, buffer: Buffer): AsyncGenerator<Buffer> {
   const path = posix.join(job.path, step.path);
   try {
-    const contents = await openContents(step, job.disk.reading.boundary);
+    const contents = await openFileContents(step, job.disk.reading.boundary);
     if (!contents) return;
     const { stats } = contents;
     using file = contents.file;

@@ -22,7 +22,7 @@ export function hasChanged(then: BigIntStats, now: BigIntStats, end: bigint | nu
 }
 
 /** Opens the file that a request names. Other types of files are refused without being opened for reading. */
-export async function openTarget(
+export async function openTargetFile(
   confinement: Confinement,
   { path, folder }: Target,
 ): Promise<Contents & { link: string | undefined }> {
@@ -38,7 +38,7 @@ export async function openTarget(
 }
 
 /** Opens a file found by a walk. Undefined if it is gone, is no regular file by now, or is protected. */
-export async function openContents(step: Step, boundary: Boundary): Promise<Contents | undefined> {
+export async function openFileContents(step: Step, boundary: Boundary): Promise<Contents | undefined> {
   // Errors that mean: the file is gone, or a symlink, socket or device has its name by now.
   const other = ignoring('ENOENT', 'ELOOP', 'ENXIO', 'ENODEV');
   const file = await pin(step.at, readOnly | O_NOFOLLOW).catch(other);

@@ -20,7 +20,7 @@ interface Found {
   stats: fs.BigIntStats;
 }
 
-/** The state of resolving one path. Every handle stays open until release(). */
+/** The state of resolving one path. Its handles are closed by release(). */
 class Trail {
   readonly path: Bytes;
   /** True if a symlink at the end is followed. */

@@ -8,7 +8,7 @@ import { AppError, errnoOf } from '../../../shared/errors.ts';
 import { Semaphore } from '../../../shared/semaphore.ts';
 import type { Confined } from '../confine/fs.ts';
 import { holdsFiles } from '../confine/kernel-file-systems.ts';
-import { openContents } from '../confine/open-regular-file.ts';
+import { openFileContents } from '../confine/open-regular-file.ts';
 import { type Bytes, toText } from '../confine/request-path.ts';
 import type { Confinement } from '../confine/resolve.ts';
 import { type Step, walk } from '../confine/walk.ts';
@@ -91,7 +91,7 @@ async function* everyMatch(job: Job): AsyncGenerator<FileMatch | undefined, void
 async function* linesOf(step: Step, job: Job, text: Text): AsyncGenerator<FileMatch | undefined> {
   if (!step.stats.isFile()) return;
   try {
-    const contents = await openContents(step, job.reading.boundary);
+    const contents = await openFileContents(step, job.reading.boundary);
     if (!contents) return;
     using _ = contents.file;
     let entry: FileEntry | undefined;

@@ -27,15 +27,15 @@ const setSession = 0x80;
 const noHang = 1;
 
 /** Loads posix_spawn. Undefined if the addon does not exist for this machine, or libc lacks a function. */
-export function loadPosixSpawn(): ReturnType<typeof openLibc> | undefined {
+export function loadPosixSpawn(): ReturnType<typeof loadLibc> | undefined {
   try {
-    return openLibc(createRequire(import.meta.url)(`@koromix/koffi-linux-${process.arch}`) as Koffi);
+    return loadLibc(createRequire(import.meta.url)(`@koromix/koffi-linux-${process.arch}`) as Koffi);
   } catch {
     return undefined;
   }
 }
 
-function openLibc(koffi: Koffi) {
+function loadLibc(koffi: Koffi) {
   const libc = koffi.load(null);
   const func = (declaration: string): Call => libc.func(declaration);
   const spawnp = func(
