@@ -122,7 +122,9 @@ function columnOf([sql]: NonNullable<Condition>): string {
 function countOf({ table, counted = [] }: RowSource, conditions: readonly Condition[]): string {
   const given = conditions.filter((condition) => condition !== undefined);
   const isCounted = counted.length > 0 && given.every((condition) => counted.includes(columnOf(condition)));
-  return isCounted ? `SELECT total(n) AS n FROM ${table}_counts` : `SELECT count(*) AS n FROM ${table}`;
+  return isCounted
+    ? `SELECT coalesce(sum(n), 0) AS n FROM ${table}_counts`
+    : `SELECT count(*) AS n FROM ${table}`;
 }
 
 /**
@@ -170,7 +172,7 @@ export async function pageOfRows(
 /** Joins conditions with AND, and collects their values. */
 export function allOf(conditions: readonly Condition[]): [where: string, values: (string | number)[]] {
   const used = conditions.filter((condition) => condition !== undefined);
-  return [used.map(([sql]) => sql).join(' AND ') || '1', used.flatMap(([, ...values]) => values)];
+  return [used.map(([sql]) => sql).join(' AND ') || 'TRUE', used.flatMap(([, ...values]) => values)];
 }
 
 /** The condition that selects only machines that a key may use. */

@@ -614,7 +614,7 @@ describe('pruning', () => {
 
   test('of rows in their order ends at the first that are younger', async () => {
     const { history, note, committed } = await createBench();
-    history.retain({ table: 'notes', column: 'at', keepMs: 3_600_000, ordered: true });
+    history.retain({ table: 'notes', column: 'at', keepMs: 3_600_000, ordered: 'rowid' });
     await history.write((transaction) => {
       // The clock was ahead for a while.
       for (let n = 0; n < 600; n += 1) note(transaction, `ahead${n}`, now() + 3_600_000);

@@ -106,13 +106,12 @@ export class Idempotency {
 
   /** The result of the earlier request with this key; undefined for a new key, which is now in use. */
   async #begin(id: string, owner: string, key: string, fingerprint: string): Promise<Earlier | undefined> {
-    const sql =
-      'INSERT OR REPLACE INTO idempotency (id, owner, key, fingerprint, created_at) VALUES (?, ?, ?, ?, ?)';
     // Read and written in one transaction: of two requests with the same key, only the first may run.
     const begun = this.#history.write(async (transaction): Promise<Earlier | undefined> => {
       const earlier = await this.#earlier(id, fingerprint, transaction);
       if (earlier) return earlier;
-      transaction.run(sql, id, owner, key, fingerprint, now());
+      const row = { id, owner, key, fingerprint, created_at: now(), resource_id: null, answer: null };
+      transaction.put('idempotency', 'id', row);
       this.#underWay.add(id);
       return undefined;
     });

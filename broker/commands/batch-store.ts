@@ -6,13 +6,13 @@ import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from 
 import type { Batch, BatchProgress, Spec, Tally } from './command.ts';
 
 const table = `CREATE TABLE batches (
-    id TEXT NOT NULL UNIQUE, command TEXT NOT NULL, args TEXT, cwd TEXT, user TEXT, concurrency INTEGER,
+    id TEXT NOT NULL UNIQUE, command TEXT NOT NULL, args TEXT, cwd TEXT, "user" TEXT, concurrency INTEGER,
     max_failures INTEGER, created_at INTEGER NOT NULL, requested_by TEXT NOT NULL, cancel INTEGER NOT NULL, spec TEXT
   );
   CREATE INDEX batches_by_time ON batches (created_at)`;
 /** The columns of a batch without its spec, which can contain secrets. */
 export const batchColumns =
-  'id, command, args, cwd, user, concurrency, max_failures, created_at, requested_by, cancel';
+  'id, command, args, cwd, "user", concurrency, max_failures, created_at, requested_by, cancel';
 const memberless = 'NOT EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id)';
 
 export class BatchStore {

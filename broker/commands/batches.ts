@@ -200,8 +200,8 @@ function hasMember(such: Condition): Condition {
 /** SQL condition on the status that serializeBatch() computes from members on these machines, or on all. */
 function statusIs(status: string | undefined, machines: readonly string[] | undefined): Condition {
   const [where, values] = allOf([['batch_id = batches.id'], reachableOnly(machines)]);
-  const of = `(SELECT CASE WHEN total(status IN ('queued', 'running')) > 0 THEN 'running'
-      WHEN total(status <> 'completed') = 0 THEN 'completed'
-      WHEN batches.cancel THEN 'cancelled' ELSE 'failed' END FROM commands WHERE ${where})`;
+  const of = `(SELECT CASE WHEN count(*) FILTER (WHERE status IN ('queued', 'running')) > 0 THEN 'running'
+      WHEN count(*) FILTER (WHERE status <> 'completed') = 0 THEN 'completed'
+      WHEN batches.cancel <> 0 THEN 'cancelled' ELSE 'failed' END FROM commands WHERE ${where})`;
   return status === undefined ? undefined : [`${of} = ?`, ...values, status];
 }

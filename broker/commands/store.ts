@@ -25,7 +25,7 @@ import { durationOf, listedBytes } from './to-json.ts';
 // Every insert pays for each full index: an index that only few rows need is partial.
 const tables = [
   `CREATE TABLE commands (
-    id TEXT NOT NULL UNIQUE, machine_id TEXT NOT NULL, command TEXT NOT NULL, args TEXT, cwd TEXT, user TEXT,
+    id TEXT NOT NULL UNIQUE, machine_id TEXT NOT NULL, command TEXT NOT NULL, args TEXT, cwd TEXT, "user" TEXT,
     status TEXT NOT NULL, exit_code INTEGER, signal TEXT, stdout BLOB NOT NULL, stderr BLOB NOT NULL,
     stdout_bytes INTEGER NOT NULL, stderr_bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, started_at INTEGER,
     finished_at INTEGER, reason TEXT, requested_by TEXT NOT NULL, journal_id TEXT NOT NULL, cancel INTEGER NOT NULL,
@@ -49,7 +49,7 @@ const tables = [
 ];
 
 const lasting =
-  'id, machine_id, command, args, cwd, user, created_at, requested_by, schedule_id, batch_id, queue_until';
+  'id, machine_id, command, args, cwd, "user", created_at, requested_by, schedule_id, batch_id, queue_until';
 const changing = [
   ...(['status', 'exit_code', 'signal', 'stdout', 'stderr', 'stdout_bytes', 'stderr_bytes'] as const),
   ...(['stdout_start', 'stderr_start', 'started_at', 'finished_at', 'reason', 'journal_id'] as const),
@@ -58,7 +58,7 @@ const changing = [
 const stored = `${lasting}, ${changing.join(', ')}`;
 /** Selects a column that the members of a batch share: it is stored once, in the batch's row. */
 const ofBatch = (column: string): string =>
-  `iif(batch_id IS NULL, ${column}, (SELECT ${column} FROM batches WHERE batches.id = batch_id)) AS ${column}`;
+  `CASE WHEN batch_id IS NULL THEN ${column} ELSE (SELECT ${column} FROM batches WHERE batches.id = batch_id) END AS ${column}`;
 /** The columns of a command, with only the last listedBytes of each output stream. */
 export const columns = stored.replace('command, args', `${ofBatch('command')}, ${ofBatch('args')}`);
 
@@ -67,13 +67,13 @@ const assignments = changing.map((column) => `${column} = ?`).join(', ');
 const withTails = columns.replace('stdout, stderr', `${ofTail('stdout')}, ${ofTail('stderr')}`);
 
 function ofTail(stream: 'stdout' | 'stderr'): string {
-  return `ifnull((SELECT ${stream} FROM command_tails t WHERE t.id = commands.id), ${stream}) AS ${stream}`;
+  return `coalesce((SELECT ${stream} FROM command_tails t WHERE t.id = commands.id), ${stream}) AS ${stream}`;
 }
 
 /** Records that a command's output files are removed: only the tail in the database remains. */
 const dropFiles = `UPDATE commands SET kept_bytes = 0,
-  stdout_start = stdout_bytes - ifnull((SELECT length(stdout) FROM command_tails t WHERE t.id = commands.id), length(stdout)),
-  stderr_start = stderr_bytes - ifnull((SELECT length(stderr) FROM command_tails t WHERE t.id = commands.id), length(stderr))
+  stdout_start = stdout_bytes - coalesce((SELECT length(stdout) FROM command_tails t WHERE t.id = commands.id), length(stdout)),
+  stderr_start = stderr_bytes - coalesce((SELECT length(stderr) FROM command_tails t WHERE t.id = commands.id), length(stderr))
   WHERE id = ?`;
 
 const ended = 'kept_bytes > 0 AND finished_at IS NOT NULL';
@@ -135,7 +135,7 @@ export class CommandStore {
     // Version 0.1.0 created these tables in three steps.
     await history.migrate('commands', tables, 3);
     await BatchStore.migrate(history, keepMs);
-    const stored = await history.get(`SELECT total(kept_bytes) AS n FROM commands WHERE ${ended}`);
+    const stored = await history.get(`SELECT coalesce(sum(kept_bytes), 0) AS n FROM commands WHERE ${ended}`);
     const store = new CommandStore(services, outputs, keepBytes, Number(stored?.n));
     const removed = (rows: Row[]): void => {
       for (const row of rows) store.#storedBytes -= Number(row.kept_bytes);
@@ -159,7 +159,7 @@ export class CommandStore {
     const { id, stdout, stderr, status } = command;
     const row = rowOf(command);
     transaction.run(
-      `UPDATE commands SET ${assignments}, spec = iif(?, spec, NULL) WHERE id = ?`,
+      `UPDATE commands SET ${assignments}, spec = CASE WHEN ? THEN spec ELSE NULL END WHERE id = ?`,
       ...[...changing.map((column) => row[column]), status === 'queued' ? 1 : 0, id],
     );
     if (Math.max(stdout.length, stderr.length) > listedBytes)
@@ -218,7 +218,7 @@ export class CommandStore {
 
   async specOf(id: string, reader: RowReader = this.history): Promise<Spec | undefined> {
     const row = await reader.get(
-      `SELECT ifnull(commands.spec, batches.spec) AS spec
+      `SELECT coalesce(commands.spec, batches.spec) AS spec
        FROM commands LEFT JOIN batches ON batches.id = batch_id WHERE commands.id = ?`,
       id,
     );

@@ -1,21 +1,25 @@
-// The history of what was observed: commands, events, sessions and logs, in the database history.db. Everything
-// that the rest of the broker may do with it is in this file, asynchronously, so that another database fits behind it.
+// The history of what was observed: commands, events, sessions and logs, in a database. Everything that the rest of
+// the broker may do with it is in this file, asynchronously, so that several databases fit behind it.
 import { createHash } from 'node:crypto';
-import { closeSync, openSync } from 'node:fs';
-import { backup, DatabaseSync, type SQLInputValue } from 'node:sqlite';
 import { every, nextTurn, now } from '../../shared/clock.ts';
-import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { HistoryReader, type Query } from './reader.ts';
-import type { HistoryTransaction, OutboxEntry, Row, RowReader } from './transaction.ts';
-import { type Applier, Statements, WriteQueue } from './write-queue.ts';
+import type {
+  Database,
+  HistoryTransaction,
+  OutboxEntry,
+  Query,
+  Row,
+  RowReader,
+  Value,
+} from './transaction.ts';
+import { type Applier, WriteQueue } from './write-queue.ts';
 
 export type { HistoryTransaction, OutboxEntry, Row, RowReader } from './transaction.ts';
 
 /** Reads a text column. Throws for another type, which means that the file was changed by hand. */
 export function textIn(row: Row, column: string): string {
   const value = row[column];
-  if (typeof value !== 'string') throw new Error(`a row of history.db has no text in column ${column}`);
+  if (typeof value !== 'string') throw new Error(`a row of the history has no text in column ${column}`);
   return value;
 }
 
@@ -33,10 +37,10 @@ export interface Retention {
   /** The most rows that the table may have; beyond it the oldest are deleted whatever their age. */
   keepRows?: number;
   /**
-   * True if rowids follow `column`, apart from times later than now.
+   * The column with the numbers of the rows, if these follow `column`, apart from times later than now.
    * If so, only the first rows are checked, without an index.
    */
-  ordered?: boolean;
+  ordered?: 'seq' | 'rowid';
   /** Extra SQL condition that a row must meet to be deleted for its age. */
   where?: string;
   /** Called with the deleted rows after the commit, to delete files that belong to them. */
@@ -45,32 +49,16 @@ export interface Retention {
 
 const pruneStep = 500;
 const pruneMs = 3_600_000;
-/**
- * Most prepared statements in the cache.
- * Lists have one for each combination of filters; the oldest is dropped.
- */
-const mostStatements = 500;
-/** Pages that a backup copies at a time, so that other work gets its turn at the disk. */
-const copyPages = 256;
-
 export class History implements RowReader {
-  readonly #database: DatabaseSync;
-  readonly #file: string;
-  readonly #log: Logger;
-  readonly #statements: Statements;
+  readonly #database: Database;
   readonly #appliers = new Map<string, Applier>();
   readonly #retentions: Retention[] = [];
   readonly #stopPruning: () => void;
-  readonly #reader: HistoryReader;
   readonly #writes: WriteQueue;
 
-  constructor(database: DatabaseSync, file: string, log: Logger) {
+  constructor(database: Database, log: Logger) {
     this.#database = database;
-    this.#file = file;
-    this.#log = log;
-    this.#statements = new Statements(database, mostStatements);
-    this.#reader = new HistoryReader(file);
-    this.#writes = new WriteQueue(database, this.#statements, this.#appliers, log);
+    this.#writes = new WriteQueue(database, this.#appliers, log);
     this.#stopPruning = every(pruneMs, () => {
       this.prune().catch((err: unknown) => log.error({ err }, 'old history rows could not be deleted'));
     });
@@ -80,19 +68,16 @@ export class History implements RowReader {
    * Applies the missing migration steps of a module's tables, in order. A released step must never change,
    * except that the steps which every release has applied can become one: `first` is the number of that one.
    */
-  async migrate(noun: string, steps: readonly string[], first = 1): Promise<void> {
-    await this.#writes.idle();
-    migrate(this.#database, noun, steps, first);
+  migrate(noun: string, steps: readonly string[], first = 1): Promise<void> {
+    return this.#database.migrate(noun, steps, first);
   }
 
-  async get(sql: string, ...values: SQLInputValue[]): Promise<Row | undefined> {
-    await this.#writes.idle();
-    return this.#statements.of(sql).get(...values);
+  get(sql: string, ...values: Value[]): Promise<Row | undefined> {
+    return this.#database.get(sql, ...values);
   }
 
-  async all(sql: string, ...values: SQLInputValue[]): Promise<Row[]> {
-    await this.#writes.idle();
-    return this.#statements.of(sql).all(...values);
+  all(sql: string, ...values: Value[]): Promise<Row[]> {
+    return this.#database.all(sql, ...values);
   }
 
   /**
@@ -100,7 +85,7 @@ export class History implements RowReader {
    * every resolved write.
    */
   read(queries: readonly Query[]): Promise<Row[][]> {
-    return this.#reader.read(queries);
+    return this.#database.read(queries);
   }
 
   /**
@@ -149,21 +134,7 @@ export class History implements RowReader {
    * the view. It resolves once the copy is on disk, readable only by this user.
    */
   snapshot(): (copy: string) => Promise<void> {
-    // In WAL mode a reader sees only what was committed when its transaction began.
-    const reader = new DatabaseSync(this.#file, { readOnly: true });
-    reader.exec('BEGIN');
-    reader.prepare('SELECT id FROM installation').get();
-    return async (copy) => {
-      try {
-        closeSync(openSync(copy, 'wx', 0o600));
-        await backup(reader, copy, { rate: copyPages });
-        const made = new DatabaseSync(copy);
-        made.exec('UPDATE installation SET running = 0');
-        made.close();
-      } finally {
-        reader.close();
-      }
-    };
+    return this.#database.snapshot();
   }
 
   /** Prunes now; called by the hourly timer and by tests. */
@@ -174,31 +145,23 @@ export class History implements RowReader {
       while ((await this.write((transaction) => pruneSurplus(retention, transaction))) === pruneStep)
         await nextTurn();
     }
-    await this.all('PRAGMA incremental_vacuum(256)');
+    await this.#database.shrink();
   }
 
   async close(): Promise<void> {
     this.#stopPruning();
-    // SQLite removes the -wal file only when the last connection is closed.
-    await this.#reader.close();
     await this.#writes.close();
-    try {
-      this.#statements.of('UPDATE installation SET running = 0').run();
-      this.#database.close();
-    } catch (error) {
-      // The database stays open until the process ends, and the -wal file stays as after a crash.
-      this.#log.error({ err: error }, 'history.db could not be closed; the next start recovers it');
-    }
+    await this.#database.close();
   }
 }
 
 async function pruneOld(
-  { table, column, keepMs, where = '1', ordered, removed }: Retention,
+  { table, column, keepMs, where = 'TRUE', ordered, removed }: Retention,
   transaction: HistoryTransaction,
 ): Promise<number> {
   const old = `${column} < ?1 AND ${where}`;
   const some = ordered
-    ? `${old} AND rowid IN (SELECT rowid FROM ${table} WHERE ${column} <= ?2 ORDER BY rowid LIMIT ${pruneStep})`
+    ? `${old} AND ${ordered} IN (SELECT ${ordered} FROM ${table} WHERE ${column} <= ?2 ORDER BY ${ordered} LIMIT ${pruneStep})`
     : `rowid IN (SELECT rowid FROM ${table} WHERE ${old} ORDER BY ${column} LIMIT ${pruneStep})`;
   const times = ordered ? [now() - keepMs, now()] : [now() - keepMs];
   const rows = await transaction.all(`DELETE FROM ${table} WHERE ${some} RETURNING *`, ...times);
@@ -207,32 +170,17 @@ async function pruneOld(
 }
 
 /**
- * Deletes rows beyond `keepRows`. The rows with the lowest rowids go first,
- * because rowids follow the order of insertion.
+ * Deletes rows beyond `keepRows`. The rows with the lowest numbers go first,
+ * because numbers follow the order of insertion.
  */
 async function pruneSurplus(
-  { table, keepRows }: Retention,
+  { table, keepRows, ordered = 'rowid' }: Retention,
   transaction: HistoryTransaction,
 ): Promise<number> {
   if (keepRows === undefined) return 0;
   const all = await transaction.get(`SELECT count(*) AS n FROM ${table}`);
   const count = Math.min(Math.max(Number(all?.n) - keepRows, 0), pruneStep);
-  const oldest = `SELECT rowid FROM ${table} ORDER BY rowid LIMIT ?`;
-  transaction.run(`DELETE FROM ${table} WHERE rowid IN (${oldest})`, count);
+  const oldest = `SELECT ${ordered} FROM ${table} ORDER BY ${ordered} LIMIT ?`;
+  transaction.run(`DELETE FROM ${table} WHERE ${ordered} IN (${oldest})`, count);
   return count;
-}
-
-/** Applies the steps from `first` on that the database lacks. */
-export function migrate(database: DatabaseSync, noun: string, steps: readonly string[], first = 1): void {
-  const row = database.prepare('SELECT steps FROM migrations WHERE noun = ?').get(noun);
-  const done = Number(row?.steps ?? 0);
-  const last = first + steps.length - 1;
-  if (done > last)
-    throw new StartError(`history.db has ${noun} of a newer farhand-broker: install that version again`);
-  if (done === last) return;
-  // The rows that a new index sorts may exceed the memory.
-  database.exec('PRAGMA temp_store = FILE; BEGIN IMMEDIATE');
-  for (const step of steps.slice(Math.max(0, done - first + 1))) database.exec(step);
-  database.prepare('INSERT OR REPLACE INTO migrations VALUES (?, ?)').run(noun, last);
-  database.exec('COMMIT; PRAGMA temp_store = MEMORY');
 }

@@ -3,7 +3,8 @@ import { closeSync, openSync, statSync } from 'node:fs';
 import { DatabaseSync } from 'node:sqlite';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { History, migrate } from './history.ts';
+import { History } from './history.ts';
+import { migrate, SqliteDatabase } from './sqlite-database.ts';
 
 const schemaVersion = 1;
 /**
@@ -36,7 +37,7 @@ export function openHistory(
   closeSync(openSync(file, 'a', 0o600));
   const database = new DatabaseSync(file);
   setUp(database, file, installId, { isNew, isOld: isOld || hasWal });
-  return new History(database, file, log);
+  return new History(new SqliteDatabase(database, file, log), log);
 }
 
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {

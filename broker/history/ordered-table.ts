@@ -52,7 +52,7 @@ export class OrderedTable {
     { keepMs, keepRows = maxRows, counted }: OrderedTableOptions,
   ): Promise<OrderedTable> {
     await history.migrate(name, steps, 3);
-    history.retain({ table: name, column: 'created_at', keepMs, keepRows, ordered: true });
+    history.retain({ table: name, column: 'created_at', keepMs, keepRows, ordered: 'seq' });
     const newest = await history.get(`SELECT max(seq) AS last FROM ${name}`);
     return new OrderedTable(history, name, counted, Number(newest?.last ?? 0));
   }
@@ -82,7 +82,7 @@ export class OrderedTable {
   }
 
   #insertOf(columns: readonly string[]): string {
-    const next = `(SELECT max(ifnull(max(seq), 0) + 1, ?) FROM ${this.#name})`;
+    const next = `(SELECT CASE WHEN coalesce(max(seq), 0) < ?1 THEN ?1 ELSE max(seq) + 1 END FROM ${this.#name})`;
     return `INSERT INTO ${this.#name} (seq, ${columns.join(', ')}) VALUES (${next}${', ?'.repeat(columns.length)})
       ON CONFLICT DO NOTHING RETURNING seq`;
   }

@@ -1,7 +1,7 @@
 // The thread that reads history.db for lists: it answers queries in their order, over a read-only connection.
 import { DatabaseSync, type StatementSync } from 'node:sqlite';
 import { parentPort, workerData } from 'node:worker_threads';
-import type { Answer, Question } from './reader.ts';
+import type { Answer, Question } from './sqlite-reader.ts';
 
 /** Most prepared statements in the cache; the oldest is dropped. */
 const mostStatements = 100;

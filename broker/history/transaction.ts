@@ -1,10 +1,16 @@
-// The transaction of a change of history: what a database must offer to be used for history.
+// What a database must offer to store the history, and the transaction of a change.
 import type { SQLInputValue, SQLOutputValue } from 'node:sqlite';
 import type { Journal } from '../../shared/api/route-table.ts';
 
 export type Row = Record<string, SQLOutputValue>;
+export type Value = SQLInputValue;
 
-/** A row for history.db that can wait in the outbox of state.json. Writing the row twice must be harmless. */
+export interface Query {
+  sql: string;
+  values: readonly Value[];
+}
+
+/** A row for the history that can wait in the outbox of state.json. Writing the row twice must be harmless. */
 export interface OutboxEntry {
   kind: string;
 }
@@ -12,8 +18,8 @@ export interface OutboxEntry {
 /** Reads a few rows, which an index finds. Lists are read with History.read(). */
 export interface RowReader {
   /** The first row; undefined if there is none. */
-  get(sql: string, ...values: SQLInputValue[]): Promise<Row | undefined>;
-  all(sql: string, ...values: SQLInputValue[]): Promise<Row[]>;
+  get(sql: string, ...values: Value[]): Promise<Row | undefined>;
+  all(sql: string, ...values: Value[]): Promise<Row[]>;
 }
 
 /**
@@ -22,11 +28,40 @@ export interface RowReader {
  * message. A write that fails makes the whole change fail. The transaction throws once its change has ended.
  */
 export interface HistoryTransaction extends Journal, RowReader {
-  run(sql: string, ...values: SQLInputValue[]): void;
+  run(sql: string, ...values: Value[]): void;
   /** Writes a row, over one with the same values in the columns `key`. */
-  put(table: string, key: string, row: Readonly<Record<string, SQLInputValue>>): void;
+  put(table: string, key: string, row: Readonly<Record<string, Value>>): void;
   /** Writes an entry with the function of its kind, before the change ends: reads may not see it at once. */
   append(entry: OutboxEntry): void;
   /** Runs a function after the commit, in the order of the calls. The function must not throw. */
   committed(run: () => void): void;
+}
+
+/**
+ * The connection that writes. Statements run in the order of the calls, whether or not the caller awaits them.
+ * After a statement that failed, those up to the next rollback may fail too.
+ */
+export interface Writer {
+  begin(): Promise<void>;
+  execute(sql: string, values: readonly Value[]): Promise<Row[]>;
+  /** Resolves once all changes are on disk. If it throws, none of them is. */
+  commit(): Promise<void>;
+  /** Undoes all changes since begin(). Does nothing after a commit. */
+  rollback(): Promise<void>;
+}
+
+/** A database for the history. SQL texts are written for SQLite; a driver translates them if it must. */
+export interface Database extends RowReader {
+  /** What messages call the database. */
+  readonly name: string;
+  readonly writer: Writer;
+  /** Applies the missing migration steps of a noun. Throws StartError if a newer broker wrote its tables. */
+  migrate(noun: string, steps: readonly string[], first: number): Promise<void>;
+  /** Runs all queries on one state of the database, which has every write that was resolved before. */
+  read(queries: readonly Query[]): Promise<Row[][]>;
+  /** As History.snapshot(). */
+  snapshot(): (copy: string) => Promise<void>;
+  /** Returns the space of deleted rows to the system, in a small step. */
+  shrink(): Promise<void>;
+  close(): Promise<void>;
 }

@@ -1,39 +1,10 @@
-// Writes of history.db. All that are requested in one turn of the event loop share a transaction, and so one
-// sync of the disk.
-import type { DatabaseSync, StatementSync } from 'node:sqlite';
+// Writes of the history. All that are requested in one turn of the event loop, or while others are being committed,
+// share a transaction, and so one sync of the disk.
 import type { Logger } from '../../shared/logger.ts';
-import type { HistoryTransaction, OutboxEntry } from './transaction.ts';
-
-/** The prepared statements of a connection. */
-export class Statements {
-  readonly #database: DatabaseSync;
-  readonly #most: number;
-  readonly #prepared = new Map<string, StatementSync>();
-
-  /** Lists have a statement for each combination of filters; beyond `most`, the oldest is dropped. */
-  constructor(database: DatabaseSync, most: number) {
-    this.#database = database;
-    this.#most = most;
-  }
-
-  of(sql: string): StatementSync {
-    const prepared = this.#prepared.get(sql);
-    if (prepared) return prepared;
-    const statement = this.#database.prepare(sql);
-    const [oldest] = this.#prepared.keys();
-    if (oldest !== undefined && this.#prepared.size >= this.#most) this.#prepared.delete(oldest);
-    this.#prepared.set(sql, statement);
-    return statement;
-  }
-}
+import type { Database, HistoryTransaction, OutboxEntry, Row, Value, Writer } from './transaction.ts';
 
 /** Writes an entry of the outbox. A promise that it returns settles once the entry is written. */
 export type Applier = (entry: OutboxEntry, transaction: HistoryTransaction) => Promise<void> | void;
-
-interface Done {
-  hooks: (() => void)[];
-  resolve(): void;
-}
 
 interface Pending {
   /** Makes the change. The returned function resolves the caller's promise with the result. */
@@ -42,13 +13,12 @@ interface Pending {
 }
 
 /**
- * Commits the changes of a turn as a group. They run one after another, in their order. SQLite answers at
- * once, so a group runs to its end before the event loop turns; a change that arrives meanwhile is in the group
- * of the next turn.
+ * Commits the changes of a turn as a group. They run one after another, in their order. A change that arrives
+ * meanwhile is in the next group.
  */
 export class WriteQueue {
-  readonly #database: DatabaseSync;
-  readonly #statements: Statements;
+  readonly #name: string;
+  readonly #writer: Writer;
   readonly #appliers: ReadonlyMap<string, Applier>;
   readonly #log: Logger;
   #queue: Pending[] = [];
@@ -56,14 +26,9 @@ export class WriteQueue {
   #running: Promise<void> | undefined;
   #isClosed = false;
 
-  constructor(
-    database: DatabaseSync,
-    statements: Statements,
-    appliers: ReadonlyMap<string, Applier>,
-    log: Logger,
-  ) {
-    this.#database = database;
-    this.#statements = statements;
+  constructor({ name, writer }: Database, appliers: ReadonlyMap<string, Applier>, log: Logger) {
+    this.#name = name;
+    this.#writer = writer;
     this.#appliers = appliers;
     this.#log = log;
   }
@@ -74,131 +39,193 @@ export class WriteQueue {
       const result = await change(transaction);
       return () => resolve(result);
     };
-    if (this.#isClosed) reject(new Error('history.db is closed'));
+    if (this.#isClosed) reject(new Error(`${this.#name} is closed`));
     else if (this.#queue.push({ run, reject }) === 1) setImmediate(() => void this.#flush());
     return promise;
-  }
-
-  /** Resolves when no group is running: outside its changes, rows that are not committed must not be seen. */
-  async idle(): Promise<void> {
-    while (this.#running) await this.#running;
   }
 
   /** Commits what is queued. From now on, writes reject. */
   async close(): Promise<void> {
     this.#isClosed = true;
     await this.#flush();
-    await this.idle();
+    while (this.#running) await this.#running;
   }
 
   async #flush(): Promise<void> {
-    await this.idle();
+    while (this.#running) await this.#running;
     const group = this.#queue;
     this.#queue = [];
-    if (group.length === 0) return;
-    this.#running = Promise.resolve().then(() => this.#commit(group));
+    const [first, second] = group;
+    if (!first) return;
+    this.#running = (second ? this.#commitAll(group) : this.#commitOne(first)).finally(() => {
+      this.#running = undefined;
+    });
     await this.#running;
   }
 
-  async #commit(group: readonly Pending[]): Promise<void> {
-    const done: Done[] = [];
+  /** Commits one change. It needs no savepoint, and its commit is sent before its writes are answered. */
+  async #commitOne(member: Pending): Promise<void> {
+    const change = new Change(this.#writer, this.#appliers, this.#name);
+    let isOwn = false;
     try {
-      this.#run('BEGIN IMMEDIATE');
-      for (const member of group) done.push(await this.#attempt(member));
-      this.#run('COMMIT');
-      this.#running = undefined;
-      for (const hook of done.flatMap(({ hooks }) => hooks)) hook();
+      await this.#writer.begin();
+      isOwn = true;
+      await change.settle(member).finally(() => change.end());
+      isOwn = false;
+      await this.#writer.commit();
+      change.runHooks();
+      change.resolve();
+    } catch (error) {
+      await this.#undo(change.failure ? change.failure.error : error, isOwn || change.failure !== undefined);
+      member.reject(change.failure ? change.failure.error : error);
+    }
+  }
+
+  async #commitAll(group: readonly Pending[]): Promise<void> {
+    const done: Change[] = [];
+    try {
+      await this.#writer.begin();
+      for (const member of group) {
+        const change = await this.#attempt(member);
+        if (change) done.push(change);
+      }
+      await this.#writer.commit();
+      for (const { runHooks } of done) runHooks();
       for (const { resolve } of done) resolve();
     } catch (error) {
-      this.#running = undefined;
-      this.#log.error({ err: error }, 'history.db could not be written, so the changes are undone');
-      if (this.#database.isTransaction) this.#run('ROLLBACK');
+      await this.#undo(error, false);
       for (const member of group) member.reject(error);
     }
   }
 
-  /** Runs one change of a group. A change that fails undoes only its own rows and hooks. */
-  async #attempt(member: Pending): Promise<Done> {
-    const { transaction, hooks, settle, end } = this.#begin();
-    this.#run('SAVEPOINT member');
-    try {
-      return { hooks, resolve: await withinTurn(member.run(transaction).then(settle)) };
-    } catch (error) {
-      this.#run('ROLLBACK TO member');
-      member.reject(error);
-      return { hooks: [], resolve: () => {} };
-    } finally {
-      end();
-      this.#run('RELEASE member');
-    }
+  async #undo(error: unknown, isOwn: boolean): Promise<void> {
+    if (!isOwn)
+      this.#log.error({ err: error }, `${this.#name} could not be written, so the changes are undone`);
+    await this.#writer.rollback().catch(() => {});
   }
 
-  #begin() {
-    const hooks: (() => void)[] = [];
-    /** The appended entries that are being written. */
-    let appended: Promise<void>[] = [];
-    let failure: { error: unknown } | undefined;
-    let hasEnded = false;
-    const fail = (error: unknown): void => {
-      failure ??= { error };
-    };
-    const execute = <T>(sql: string, how: (statement: StatementSync) => T): T => {
-      if (hasEnded) throw new Error('this transaction of history.db has ended');
-      try {
-        return how(this.#statements.of(sql));
-      } catch (error) {
-        fail(error);
-        throw error;
+  /** Runs one change of a group. A change that fails undoes only its own rows, and none of its hooks run. */
+  async #attempt(member: Pending): Promise<Change | undefined> {
+    const change = new Change(this.#writer, this.#appliers, this.#name);
+    try {
+      change.execute('SAVEPOINT member', []).catch(() => {});
+      await change.settle(member);
+      await change.execute('RELEASE SAVEPOINT member', []);
+      return change;
+    } catch (error) {
+      member.reject(change.failure ? change.failure.error : error);
+      await this.#writer.execute('ROLLBACK TO SAVEPOINT member', []);
+      return undefined;
+    } finally {
+      change.end();
+    }
+  }
+}
+
+/** One change of a group while it runs, and its hooks. */
+class Change {
+  /** Resolves the caller's promise. */
+  resolve: () => void = () => {};
+  /** The first statement that failed, even if the change caught the error. */
+  failure: { error: unknown } | undefined;
+  readonly #writer: Writer;
+  readonly #name: string;
+  readonly #appliers: ReadonlyMap<string, Applier>;
+  readonly #hooks: (() => void)[] = [];
+  /** The appended entries that are being written. */
+  #appended: Promise<void>[] = [];
+  #hasEnded = false;
+  /** Statements that the database has not answered. */
+  #open = 0;
+  #turn: NodeJS.Immediate | undefined;
+  readonly #late = Promise.withResolvers<never>();
+
+  constructor(writer: Writer, appliers: ReadonlyMap<string, Applier>, name: string) {
+    this.#writer = writer;
+    this.#appliers = appliers;
+    this.#name = name;
+  }
+
+  /**
+   * Runs the change and waits for the entries that it appends. Throws if it waits for anything but its transaction:
+   * that would make every other write wait too, or for ever if it waits for one of these.
+   */
+  async settle(member: Pending): Promise<void> {
+    this.#watch();
+    const settled = async (): Promise<void> => {
+      const resolve = await member.run(this.#transaction());
+      for (let written = this.#appended; written.length > 0; written = this.#appended) {
+        this.#appended = [];
+        await Promise.all(written);
       }
+      if (this.failure) throw this.failure.error;
+      this.resolve = resolve;
+    };
+    await Promise.race([settled(), this.#late.promise]);
+  }
+
+  readonly execute = async (sql: string, values: readonly Value[]): Promise<Row[]> => {
+    this.#open += 1;
+    try {
+      return await this.#writer.execute(sql, values);
+    } catch (error) {
+      this.failure ??= { error };
+      throw error;
+    } finally {
+      this.#open -= 1;
+      this.#watch();
+    }
+  };
+
+  readonly runHooks = (): void => {
+    for (const hook of this.#hooks) hook();
+  };
+
+  end(): void {
+    this.#hasEnded = true;
+    clearImmediate(this.#turn);
+  }
+
+  #watch(): void {
+    clearImmediate(this.#turn);
+    if (this.#open > 0 || this.#hasEnded) return;
+    this.#turn = setImmediate(() => {
+      const about = `a change of ${this.#name} waited for something else than its transaction`;
+      this.#late.reject(new Error(about));
+    });
+  }
+
+  #transaction(): HistoryTransaction {
+    const execute = (sql: string, values: readonly Value[]): Promise<Row[]> => {
+      if (this.#hasEnded) throw new Error(`this transaction of ${this.#name} has ended`);
+      return this.execute(sql, values);
     };
     const transaction: HistoryTransaction = {
-      get: async (sql, ...values) => execute(sql, (statement) => statement.get(...values)),
-      all: async (sql, ...values) => execute(sql, (statement) => statement.all(...values)),
-      run: (sql, ...values) => void execute(sql, (statement) => statement.run(...values)),
+      get: async (sql, ...values) => (await execute(sql, values))[0],
+      all: async (sql, ...values) => execute(sql, values),
+      // A failure is thrown once the change has ended.
+      run: (sql, ...values) => void execute(sql, values).catch(() => {}),
       put: (table, key, row) => transaction.run(upsert(table, key, Object.keys(row)), ...Object.values(row)),
       append: (entry) => {
         const apply = this.#appliers.get(entry.kind);
         if (!apply) throw new Error(`no function writes history entries of kind ${entry.kind}`);
         const written = apply(entry, transaction);
-        if (written) appended.push(written.catch(fail));
+        if (!written) return;
+        const failed = (error: unknown): void => {
+          this.failure ??= { error };
+        };
+        this.#appended.push(written.catch(failed));
       },
-      committed: (run) => void hooks.push(run),
+      committed: (run) => void this.#hooks.push(run),
     };
-    /** Waits for the appended entries. Throws the first failure of a statement, even if it was caught. */
-    const settle = async <T>(result: T): Promise<T> => {
-      for (let written = appended; written.length > 0; written = appended) {
-        appended = [];
-        await Promise.all(written);
-      }
-      if (failure) throw failure.error;
-      return result;
-    };
-    const end = (): void => {
-      hasEnded = true;
-    };
-    return { transaction, hooks, settle, end };
-  }
-
-  #run(sql: string): void {
-    this.#statements.of(sql).run();
+    return transaction;
   }
 }
 
 /** SQL that writes a row, over one with the same values in the columns `key`. */
 function upsert(table: string, key: string, columns: readonly string[]): string {
+  const names = columns.map((name) => `"${name}"`);
   const places = columns.map(() => '?').join(', ');
-  const changes = columns.map((name) => `${name} = excluded.${name}`).join(', ');
-  return `INSERT INTO ${table} (${columns.join(', ')}) VALUES (${places}) ON CONFLICT (${key}) DO UPDATE SET ${changes}`;
-}
-
-/**
- * Rejects unless `work` settles before the event loop turns. A change that waits for anything but its
- * transaction would make every other write wait too, or for ever if it waits for one of these.
- */
-function withinTurn<T>(work: Promise<T>): Promise<T> {
-  const late = Promise.withResolvers<never>();
-  const turn = setImmediate(() =>
-    late.reject(new Error('a change of history.db waited for something else than its transaction')),
-  );
-  return Promise.race([work, late.promise]).finally(() => clearImmediate(turn));
+  const changes = names.map((name) => `${name} = excluded.${name}`).join(', ');
+  return `INSERT INTO ${table} (${names.join(', ')}) VALUES (${places}) ON CONFLICT (${key}) DO UPDATE SET ${changes}`;
 }

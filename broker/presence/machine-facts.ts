@@ -243,8 +243,8 @@ export class MachineFacts {
     const averages = metricsPoint.map((column) => `avg(${column}) AS ${column}`).join(', ');
     const rows = await this.#history.all(
       // Numbers are bound as reals, and the division of reals would not round down.
-      `SELECT (at / CAST(?1 AS INTEGER)) * CAST(?1 AS INTEGER) AS at, ${averages}
-       FROM metrics WHERE machine_id = ?2 AND at >= ?3 AND at < ?4 GROUP BY at / CAST(?1 AS INTEGER) ORDER BY at`,
+      `SELECT (at / CAST(?1 AS BIGINT)) * CAST(?1 AS BIGINT) AS at, ${averages}
+       FROM metrics WHERE machine_id = ?2 AND at >= ?3 AND at < ?4 GROUP BY at / CAST(?1 AS BIGINT) ORDER BY at`,
       ...[stepMs, machineId, since, until],
     );
     // The columns are the fields of MetricsPoint, and all are numbers.

@@ -62,7 +62,7 @@ const tables = [
 ];
 /** SQL condition for runs whose command was never sent to the machine. */
 const neverRan =
-  "(status IN ('missed', 'skipped') OR status = 'failed' AND (command_id IS NULL OR reason IS 'machine_offline'))";
+  "(status IN ('missed', 'skipped') OR status = 'failed' AND (command_id IS NULL OR coalesce(reason, '') = 'machine_offline'))";
 const columns =
   'id, schedule_id, machine_id, command_id, status, trigger, scheduled_for, started_at, finished_at, exit_code, duration, reason';
 

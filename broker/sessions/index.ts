@@ -21,7 +21,7 @@ import {
   type SessionServices,
   sessionsOn,
 } from './session.ts';
-import { type Session, SessionRecords, sessionOf } from './session-records.ts';
+import { columns, type Session, SessionRecords, sessionOf } from './session-records.ts';
 
 interface SessionSettings {
   /** Sessions that ended more than this many milliseconds ago are deleted. */
@@ -51,7 +51,7 @@ export class Sessions {
       const { session_id } = input;
       const own = { session_id: session_id ? (['id = ?', session_id] as const) : undefined };
       const conditions = [reachableOnly(caller.reachable()), ...filtersOf(routes.list, input, own)];
-      const from = { table: 'sessions', columns: '*' };
+      const from = { table: 'sessions', columns };
       const page = await pageOfRows(this.#context.history, from, conditions, input);
       return { items: page.items.map((row) => this.#serialize(sessionOf(row))), total: page.total };
     },

@@ -56,6 +56,11 @@ const tables = [
   )`,
 ];
 
+/** The columns of a session; "SELECT *" would add the number of the row in PostgreSQL. */
+export const columns = `id, machine_id, machine_hostname, shell, status, created_at, connected_at, last_heartbeat_at,
+  grace_period, grace_period_started_at, ended_at, exit_code, signal, reason, cols, rows, requested_by, instance_id, ending`;
+const clientColumns = 'client_id, session_id, key_id, key_name, mode, attached_at, request_id';
+
 /** Reads and writes both tables. */
 export class SessionRecords {
   readonly #history: History;
@@ -83,13 +88,13 @@ export class SessionRecords {
   }
 
   async find(id: string, reader: RowReader = this.#history): Promise<Session | undefined> {
-    const row = await reader.get('SELECT * FROM sessions WHERE id = ?', id);
+    const row = await reader.get(`SELECT ${columns} FROM sessions WHERE id = ?`, id);
     return row && sessionOf(row);
   }
 
   /** Sessions that have not ended, oldest first. */
   async open(): Promise<Session[]> {
-    const text = 'SELECT * FROM sessions WHERE ended_at IS NULL ORDER BY created_at, rowid';
+    const text = `SELECT ${columns} FROM sessions WHERE ended_at IS NULL ORDER BY created_at, rowid`;
     return (await this.#history.all(text)).map(sessionOf);
   }
 
@@ -103,7 +108,7 @@ export class SessionRecords {
 
   /** Clients that were still attached when an earlier broker process stopped. */
   async attached(): Promise<Attached[]> {
-    const rows = await this.#history.all('SELECT * FROM session_clients ORDER BY rowid');
+    const rows = await this.#history.all(`SELECT ${clientColumns} FROM session_clients ORDER BY rowid`);
     // The columns are exactly the fields that attach() wrote.
     return rows.map((row) => row as unknown as Attached);
   }

@@ -73,8 +73,9 @@ const tables = [
 const digits = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
 /** Most attempts that are stored for one delivery; older ones are removed. */
 const maxAttempts = 20;
-const withAttempt = `attempts = json_insert(iif(json_array_length(attempts) < ${maxAttempts}, attempts,
-  json_remove(attempts, '$[0]')), '$[#]', json(?))`;
+/** Appends an attempt to the JSON array of attempts. */
+const withAttempt = `attempts = substr(attempts, 1, length(attempts) - 1) ||
+  CASE WHEN attempts = '[]' THEN '' ELSE ',' END || ? || ']'`;
 
 /** Reads and writes the tables of deliveries. */
 export class DeliveryStore {
@@ -126,8 +127,8 @@ export class DeliveryStore {
       `INSERT INTO webhook_deliveries
          (id, webhook_id, event_id, type, machine_id, created_at, status, tries, due_at, attempts)
        VALUES (?1, ?2, ?3, ?4, ?5, ?6, 'pending', 0, ?7, '[]')
-       ON CONFLICT (id) DO UPDATE SET status = 'pending', reason = NULL, tries = 0, due_at = ?7 + (due_at IS ?7)
-       WHERE ?8 OR status = 'failed' OR due_at > ?7 RETURNING id`,
+       ON CONFLICT (id) DO UPDATE SET status = 'pending', reason = NULL, tries = 0, due_at = CASE WHEN webhook_deliveries.due_at = ?7 THEN CAST(?7 AS BIGINT) + 1 ELSE ?7 END
+       WHERE ?8 OR webhook_deliveries.status = 'failed' OR webhook_deliveries.due_at > ?7 RETURNING id`,
       ...[idOf(webhookId, event), webhookId, event.id, event.type, event.machineId, event.at],
       ...[this.now(), Number(anyStatus)],
     );
@@ -141,13 +142,17 @@ export class DeliveryStore {
     const status = delivered ? 'delivered' : next === null ? 'failed' : 'pending';
     const changed = await transaction.get(
       `UPDATE webhook_deliveries SET status = ?, reason = ?, tries = ?, due_at = ?, ${withAttempt}
-       WHERE id = ? AND ifnull(due_at, ?7) = ?7 RETURNING id`,
+       WHERE id = ? AND coalesce(due_at, ?7) = ?7 RETURNING attempts`,
       ...[status, status === 'failed' ? 'attempts_failed' : null, delivery.tries + 1, next, text],
       ...[delivery.id, delivery.dueAt],
     );
-    if (changed) return;
-    // The delivery was requested again during the attempt, so it stays due.
-    transaction.run(`UPDATE webhook_deliveries SET ${withAttempt} WHERE id = ?`, text, delivery.id);
+    // If nothing was changed, the delivery was requested again during the attempt, so it stays due.
+    const again = `UPDATE webhook_deliveries SET ${withAttempt} WHERE id = ? RETURNING attempts`;
+    const row = changed ?? (await transaction.get(again, text, delivery.id));
+    const attempts = row ? (jsonIn(row, 'attempts') as unknown[]) : [];
+    if (attempts.length <= maxAttempts) return;
+    const newest = JSON.stringify(attempts.slice(-maxAttempts));
+    transaction.run('UPDATE webhook_deliveries SET attempts = ? WHERE id = ?', newest, delivery.id);
   }
 
   /** Stores an attempt as the last one of its webhook. */

@@ -1,25 +1,18 @@
 // Reads history.db on a thread of its own, so that a long query delays no other request.
-import type { SQLInputValue, SQLOutputValue } from 'node:sqlite';
 import { Worker } from 'node:worker_threads';
 import { historyReaderProgram } from '../../shared/install-layout.ts';
-
-export interface Query {
-  sql: string;
-  values: readonly SQLInputValue[];
-}
-
-type Rows = Record<string, SQLOutputValue>[];
+import type { Query, Row } from './transaction.ts';
 
 /** The messages between this class and its thread. */
 export interface Question {
   id: number;
   queries: readonly Query[];
 }
-export type Answer = { id: number; rows: Rows[] } | { id: number; error: unknown };
+export type Answer = { id: number; rows: Row[][] } | { id: number; error: unknown };
 
 export class HistoryReader {
   readonly #file: string;
-  readonly #waiting = new Map<number, PromiseWithResolvers<Rows[]>>();
+  readonly #waiting = new Map<number, PromiseWithResolvers<Row[][]>>();
   /** Started by the first query. A thread that failed is replaced by the next query. */
   #thread: Worker | undefined;
   #count = 0;
@@ -30,11 +23,11 @@ export class HistoryReader {
   }
 
   /** Runs all queries on one state of the database, which has every write that was resolved before. */
-  async read(queries: readonly Query[]): Promise<Rows[]> {
+  async read(queries: readonly Query[]): Promise<Row[][]> {
     if (this.#closed) throw new Error('history.db is closed');
     this.#thread ??= this.#start();
     this.#count += 1;
-    const waiting = Promise.withResolvers<Rows[]>();
+    const waiting = Promise.withResolvers<Row[][]>();
     this.#waiting.set(this.#count, waiting);
     const question: Question = { id: this.#count, queries };
     this.#thread.postMessage(question);

@@ -1,0 +1,137 @@
+// The history in the file history.db (SQLite), the database of a broker that is started without --database-url.
+import { closeSync, openSync } from 'node:fs';
+import { backup, DatabaseSync, type StatementSync } from 'node:sqlite';
+import { StartError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { HistoryReader } from './sqlite-reader.ts';
+import type { Database, Query, Row, Value, Writer } from './transaction.ts';
+
+/**
+ * Most prepared statements in the cache.
+ * Lists have one for each combination of filters; the oldest is dropped.
+ */
+const mostStatements = 500;
+/** Pages that a backup copies at a time, so that other work gets its turn at the disk. */
+const copyPages = 256;
+
+/** SQLite answers at once, so a group of writes runs to its end before the event loop turns. */
+export class SqliteDatabase implements Database {
+  readonly name = 'history.db';
+  readonly #database: DatabaseSync;
+  readonly #file: string;
+  readonly #log: Logger;
+  readonly #prepared = new Map<string, StatementSync>();
+  readonly #reader: HistoryReader;
+  /** The transaction that is running. Outside of it, rows that are not committed must not be seen. */
+  #running: PromiseWithResolvers<void> | undefined;
+
+  constructor(database: DatabaseSync, file: string, log: Logger) {
+    this.#database = database;
+    this.#file = file;
+    this.#log = log;
+    this.#reader = new HistoryReader(file);
+  }
+
+  readonly writer: Writer = {
+    begin: async () => {
+      this.#prepare('BEGIN IMMEDIATE').run();
+      this.#running = Promise.withResolvers();
+    },
+    execute: async (sql, values) => this.#prepare(sql).all(...values),
+    commit: async () => {
+      this.#prepare('COMMIT').run();
+      this.#end();
+    },
+    rollback: async () => {
+      if (this.#database.isTransaction) this.#prepare('ROLLBACK').run();
+      this.#end();
+    },
+  };
+
+  async get(sql: string, ...values: Value[]): Promise<Row | undefined> {
+    await this.#idle();
+    return this.#prepare(sql).get(...values);
+  }
+
+  async all(sql: string, ...values: Value[]): Promise<Row[]> {
+    await this.#idle();
+    return this.#prepare(sql).all(...values);
+  }
+
+  async migrate(noun: string, steps: readonly string[], first: number): Promise<void> {
+    await this.#idle();
+    migrate(this.#database, noun, steps, first);
+  }
+
+  read(queries: readonly Query[]): Promise<Row[][]> {
+    return this.#reader.read(queries);
+  }
+
+  snapshot(): (copy: string) => Promise<void> {
+    // In WAL mode a reader sees only what was committed when its transaction began.
+    const reader = new DatabaseSync(this.#file, { readOnly: true });
+    reader.exec('BEGIN');
+    reader.prepare('SELECT id FROM installation').get();
+    return async (copy) => {
+      try {
+        closeSync(openSync(copy, 'wx', 0o600));
+        await backup(reader, copy, { rate: copyPages });
+        const made = new DatabaseSync(copy);
+        made.exec('UPDATE installation SET running = 0');
+        made.close();
+      } finally {
+        reader.close();
+      }
+    };
+  }
+
+  async shrink(): Promise<void> {
+    await this.all('PRAGMA incremental_vacuum(256)');
+  }
+
+  async close(): Promise<void> {
+    // SQLite removes the -wal file only when the last connection is closed.
+    await this.#reader.close();
+    try {
+      this.#prepare('UPDATE installation SET running = 0').run();
+      this.#database.close();
+    } catch (error) {
+      // The database stays open until the process ends, and the -wal file stays as after a crash.
+      this.#log.error({ err: error }, 'history.db could not be closed; the next start recovers it');
+    }
+  }
+
+  #end(): void {
+    this.#running?.resolve();
+    this.#running = undefined;
+  }
+
+  async #idle(): Promise<void> {
+    while (this.#running) await this.#running.promise;
+  }
+
+  #prepare(sql: string): StatementSync {
+    const prepared = this.#prepared.get(sql);
+    if (prepared) return prepared;
+    const statement = this.#database.prepare(sql);
+    const [oldest] = this.#prepared.keys();
+    if (oldest !== undefined && this.#prepared.size >= mostStatements) this.#prepared.delete(oldest);
+    this.#prepared.set(sql, statement);
+    return statement;
+  }
+}
+
+/** Applies the steps from `first` on that the database lacks. */
+export function migrate(database: DatabaseSync, noun: string, steps: readonly string[], first = 1): void {
+  const row = database.prepare('SELECT steps FROM migrations WHERE noun = ?').get(noun);
+  const done = Number(row?.steps ?? 0);
+  const last = first + steps.length - 1;
+  if (done > last)
+    throw new StartError(`history.db has ${noun} of a newer farhand-broker: install that version again`);
+  if (done === last) return;
+  // The rows that a new index sorts may exceed the memory.
+  database.exec('PRAGMA temp_store = FILE; BEGIN IMMEDIATE');
+  for (const step of steps.slice(Math.max(0, done - first + 1))) database.exec(step);
+  database.prepare('INSERT OR REPLACE INTO migrations VALUES (?, ?)').run(noun, last);
+  database.exec('COMMIT; PRAGMA temp_store = MEMORY');
+}
