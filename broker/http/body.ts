@@ -12,6 +12,7 @@ import type { Content } from '../../shared/api/route-table.ts';
 import { readStream } from '../../shared/backpressure.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
+import { countTransferred } from '../../shared/garbage-collection.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Quota } from '../../shared/quota.ts';
 
@@ -122,7 +123,10 @@ export async function* bytesOf(
   begin: () => void,
 ): AsyncGenerator<Uint8Array> {
   begin();
-  yield* readStream<Uint8Array>(request, over);
+  for await (const chunk of readStream<Uint8Array>(request, over)) {
+    countTransferred(chunk.length);
+    yield chunk;
+  }
   if (!request.complete) throw cutOff();
 }
 
@@ -198,7 +202,11 @@ class Form {
 
   async *chunks(file: Readable): AsyncGenerator<Uint8Array> {
     try {
-      for await (const chunk of file) yield chunk;
+      // A part of a form is a stream of bytes, which Node does not type.
+      for await (const chunk of file as AsyncIterable<Uint8Array>) {
+        countTransferred(chunk.length);
+        yield chunk;
+      }
       // Waits for the closing boundary: without it, the file may be incomplete.
       await this.#finished.promise;
     } catch (error) {
