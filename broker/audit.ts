@@ -16,7 +16,7 @@ interface AuditEntry extends OutboxEntry {
   deed: Deed;
 }
 
-// There are few indexes, because each costs every command another page to write.
+// There are few indexes, because with each of them every command writes another page of the database.
 const tables = [
   `CREATE TABLE audit (
     seq INTEGER PRIMARY KEY, id TEXT NOT NULL, created_at INTEGER NOT NULL, key_id TEXT NOT NULL,

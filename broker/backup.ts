@@ -10,8 +10,8 @@ import type { State } from './state/state.ts';
 export type Backups = Awaited<ReturnType<typeof createBackups>>;
 
 /**
- * Removes a copy that a killed broker or caller left behind, then returns the maker of backups. `keyFiles`
- * are files to copy besides the databases; they never change once created.
+ * Removes the copy that a killed broker or client left behind, then returns a function that makes backups.
+ * `keyFiles` are files to copy besides the databases; they never change once created.
  */
 export async function createBackups(
   dataDir: string,

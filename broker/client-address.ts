@@ -8,7 +8,7 @@ export function plainAddress(address: string): string {
   return address.replace(/^::ffff:(?=\d+\.)/i, '');
 }
 
-/** The address part of a gRPC peer, which is `HOST:PORT` or `[HOST]:PORT`. */
+/** Returns the address in the name of a gRPC peer, which is `HOST:PORT` or `[HOST]:PORT`. */
 export function peerAddress(peer: string): string {
   return plainAddress(peer.replace(/:\d+$/, '').replace(/^\[|\]$/g, ''));
 }
@@ -31,8 +31,8 @@ export interface Network {
 export type Proxies = ReturnType<typeof createTrustedProxies>;
 
 /**
- * Makes the list of proxies whose X-Forwarded headers are believed.
- * The headers of all other peers are ignored.
+ * Creates the list of proxies whose X-Forwarded headers are trusted. The headers of all other peers are
+ * ignored.
  */
 export function createTrustedProxies(networks: readonly Network[]) {
   const trusted = new BlockList();
@@ -45,14 +45,15 @@ export function createTrustedProxies(networks: readonly Network[]) {
     /** True if many clients may share an address: that of this machine, or of a trusted proxy. */
     isShared: (address: string): boolean => isLoopback(address) || isTrusted(address),
     /**
-     * The client behind a peer: the last address in X-Forwarded-For that is no trusted proxy,
-     * otherwise the peer itself.
+     * Returns the address of the client: the last one in X-Forwarded-For that is no trusted proxy, otherwise
+     * the peer's.
      */
     clientOf(peer: string, forwardedFor: string): string {
       if (forwardedFor === '') return peer;
       let client = peer;
       const hops = forwardedFor.split(',');
-      // Each proxy appends the address it has seen. Entries before that of an untrusted hop may be forged.
+      // Each proxy appends the address of its own client. Entries before that of an untrusted address may be
+      // forged.
       while (isTrusted(client)) {
         const before = hostIn(hops.pop() ?? '');
         if (before === undefined) break;

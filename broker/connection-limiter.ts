@@ -11,7 +11,9 @@ import { plainAddress, sourceOf } from './client-address.ts';
 export interface ConnectionLimits {
   /** Most connections open at once. */
   connections: number;
-  /** Most connections that have not yet presented a key, machine key, call id or join token. */
+  /**
+   * Most open connections that have not yet presented an API key, a machine's key, a call id or a join token.
+   */
   unauthenticated: number;
 }
 
@@ -19,8 +21,9 @@ export interface LimiterOptions extends ConnectionLimits {
   /** Milliseconds until an unauthenticated connection is closed; no limit by default. */
   deadlineMs?: number;
   /**
-   * Milliseconds in which a connection is not closed for a newer one, unless no more can be open; 0 by default.
-   * A whole fleet connects at once after a failure, before the first bytes of anyone can be read.
+   * Milliseconds during which a new connection is not closed in favour of newer ones, unless `connections`
+   * are open; 0 by default. After a failure all agents connect at once, before the first bytes of any of them
+   * can be read.
    */
   graceMs?: number;
   /**
@@ -35,7 +38,7 @@ interface Connection {
   peer: string;
   source: string;
   authenticated: boolean;
-  /** When it was accepted, in milliseconds of `monotonic`. */
+  /** Time when the connection was accepted, in milliseconds of `monotonic`. */
   acceptedAt: number;
   onAuthenticated(): void;
   /** On the HTTP port, requests in progress. On the gRPC port, all calls before authentication. */
@@ -46,7 +49,7 @@ interface Connection {
 /**
  * Most requests in progress on one connection. Programs usually wait for an answer before the next request.
  */
-const pipelined = 16;
+const mostRequests = 16;
 /**
  * Most calls and bytes of an unauthenticated gRPC connection.
  * A hello or an enrolment is one call of a few KiB.
@@ -103,7 +106,10 @@ export class ConnectionLimiter {
   /** Connections by peer, the least recently used first. */
   readonly #unauthenticated = new Map<string, Connection>();
   readonly #authenticated = new Map<string, Connection>();
-  /** Connections that wait for their turn, the oldest first. They count toward no limit but that of all. */
+  /**
+   * Connections that wait for their TLS handshake, the oldest first. They count only toward the limit of all
+   * connections.
+   */
   readonly #waiting = new Map<string, Connection>();
   /** Number of unauthenticated connections by source. */
   readonly #bySource = new Map<string, number>();
@@ -115,21 +121,21 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Adds an accepted connection, before TLS, and returns its source. A full limiter first closes the least
-   * recently used unauthenticated connection, otherwise an idle one. The new connection is closed if no other
-   * can be; then the result is undefined. `onAuthenticated` is called at most once.
+   * Adds an accepted connection, before TLS, and returns its source. At the limit, it first closes the least
+   * recently used unauthenticated connection, otherwise an idle one. If neither exists, it closes the new
+   * connection and returns undefined. `onAuthenticated` is called at most once.
    */
   accept(socket: Socket, onAuthenticated: () => void = nothing): string | undefined {
     // An error without a listener ends the process, and Node removes its own listener for the method CONNECT.
     socket.on('error', () => socket.destroy());
     const peer = peerOf(socket);
-    // The connection was closed in the meantime, or has the same peer address as an open connection. grpc-js
+    // The connection is already closed, or has the same address and port as an open connection. grpc-js
     // cannot distinguish two such connections.
     if (socket.remoteAddress === undefined || this.#find(peer)?.socket.destroyed === false)
       return void socket.destroy();
     const address = plainAddress(socket.remoteAddress);
     const source = sourceOf(address);
-    this.#makeRoom(address, source);
+    this.#closeForNew(address, source);
     if (this.#size >= this.#options.connections && !this.#close(this.#dispensable(source)))
       return void socket.destroy();
     const connection: Connection = {
@@ -142,7 +148,9 @@ export class ConnectionLimiter {
     return source;
   }
 
-  /** Lets an unauthenticated connection wait for its turn. Meanwhile it has no deadline. */
+  /**
+   * Marks an unauthenticated connection as waiting for its TLS handshake. It has no deadline until resume().
+   */
   wait(socket: Socket): void {
     const connection = this.#unauthenticated.get(peerOf(socket));
     if (!connection) return;
@@ -150,7 +158,7 @@ export class ConnectionLimiter {
     this.#waiting.set(connection.peer, connection);
   }
 
-  /** Ends the wait of a connection. It has the whole deadline from now on. */
+  /** Ends the wait of a connection, and starts its deadline. */
   resume(socket: Socket): void {
     const connection = this.#waiting.get(peerOf(socket));
     if (!connection) return;
@@ -174,7 +182,7 @@ export class ConnectionLimiter {
    */
   begin(socket: Socket): (() => void) | undefined {
     const connection = this.#find(peerOf(socket));
-    if (!connection || connection.requests >= pipelined) return void socket.destroy();
+    if (!connection || connection.requests >= mostRequests) return void socket.destroy();
     this.#use(connection, 1);
     return () => this.#use(connection, -1);
   }
@@ -190,7 +198,7 @@ export class ConnectionLimiter {
   }
 
   /** The accepted TCP socket below a TLS socket. */
-  below(socket: Socket): Socket | undefined {
+  tcpSocketBelow(socket: Socket): Socket | undefined {
     return this.#find(peerOf(socket))?.socket;
   }
 
@@ -204,7 +212,7 @@ export class ConnectionLimiter {
    * an `authorization` header.
    */
   guardCalls(hasKey: (authorization: string) => boolean): () => void {
-    // Node documents this type for the channel's messages.
+    // The cast is safe: Node documents this type for the channel's messages.
     const look = (message: unknown): void =>
       this.#checkCall(message as { stream: ServerHttp2Stream; headers: IncomingHttpHeaders }, hasKey);
     this.#guarded = true;
@@ -234,7 +242,7 @@ export class ConnectionLimiter {
     return this.#unauthenticated.get(peer) ?? this.#authenticated.get(peer) ?? this.#waiting.get(peer);
   }
 
-  #makeRoom(address: string, source: string): void {
+  #closeForNew(address: string, source: string): void {
     const { unauthenticated, isShared } = this.#options;
     const all = this.#unauthenticated;
     const own = this.#bySource.get(source) ?? 0;
@@ -302,8 +310,8 @@ export class ConnectionLimiter {
       this.authenticate(connection.peer);
       return;
     }
-    // Refuses compressed calls: grpc-js decompresses before it can be stopped, and a few bytes can expand to
-    // megabytes. Real hellos and enrolments are never compressed.
+    // Compressed calls are refused: grpc-js would decompress them at once, and a few bytes can expand to
+    // megabytes. Agents never compress these calls.
     const packed = (headers['grpc-encoding'] ?? 'identity') !== 'identity';
     if (connection.requests <= mostCalls && !packed) return;
     // The session is destroyed too, because closing only the socket would still deliver the data that came

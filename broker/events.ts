@@ -34,7 +34,7 @@ interface EventEntry extends OutboxEntry {
 type Recorder = (event: Event, machineId: string | null, transaction: HistoryTransaction) => Promise<unknown>;
 type StreamInput = Input<Api['events']['stream']>;
 
-// There are few indexes, because each costs every command another page to write.
+// There are few indexes, because with each of them every command writes another page of the database.
 const tables = [
   `CREATE TABLE events (
     seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, type TEXT NOT NULL, created_at INTEGER NOT NULL,
@@ -106,13 +106,13 @@ export class Events {
     this.#recorders.push(recorder);
   }
 
-  /** Calls back after an event is on disk. The returned function stops this. */
+  /** Calls `listener` with each event once it is on disk. Call the returned function to stop. */
   listen(listener: (event: Event) => void): () => void {
     this.#listeners.add(listener);
     return () => this.#listeners.delete(listener);
   }
 
-  /** Every event from now on that the caller may read. */
+  /** Streams every event from now on that the caller may read. */
   follow(caller: Caller): AsyncIterable<SentEvent<Event>> {
     return this.#follow(this.#table.last, {}, caller);
   }
@@ -156,7 +156,9 @@ export class Events {
     return row && textIn(row, 'id');
   }
 
-  /** Reads events from the table as fast as the client takes them, so that a slow client costs no memory. */
+  /**
+   * Reads events from the table at the pace of the client, so that they do not wait in memory for a slow one.
+   */
   async *#follow(from: number, input: StreamInput, caller: Caller): AsyncGenerator<SentEvent<Event>> {
     for (let position = from; ; ) {
       const newest = this.#table.last;
@@ -203,7 +205,7 @@ function eventOf(row: Row): Event {
     id: textIn(row, 'id'),
     type: textIn(row, 'type') as EventType,
     timestamp: iso(Number(row.created_at)),
-    // emit() accepts only this shape.
+    // The cast is safe: emit() stores only objects.
     data: jsonIn(row, 'data') as Event['data'],
   };
 }

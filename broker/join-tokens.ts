@@ -113,7 +113,10 @@ export class JoinTokens {
   }
 }
 
-/** Refuses limited keys: a new machine may have any tag, so with a token such a key could gain machines. */
+/**
+ * Throws forbidden for a key that is limited to some machines. With a join token it could add machines with
+ * any tag, and so gain rights.
+ */
 function assertUnlimited({ reachable }: Rights): void {
   if (!reachable()) return;
   throw new AppError(
@@ -129,7 +132,7 @@ function admit(
   params: { name: string; tags: string[]; publicKey: string },
 ): Machine {
   if (!token || Date.parse(token.expires_at) <= now() || token.uses_left < 1 || enrolled) {
-    // All reasons have the same text, so that a guesser learns nothing.
+    // All reasons have the same text, so that attackers who guess tokens learn nothing.
     throw new AppError('unauthorized', 'this join token is unknown, used up or expired: make a new one');
   }
   const machine: Machine = {

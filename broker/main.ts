@@ -28,7 +28,7 @@ async function main(): Promise<void> {
   collectAtRest();
   notify = createNotify(process.env, process.pid, log);
   const starting = startBroker(settings, log);
-  // A signal may also arrive during the start.
+  // A signal may arrive before the broker has started.
   const stop = (): void => {
     void notify?.ending('stopping');
     starting.then((broker) => broker.close()).then(() => process.exit(0), fail);

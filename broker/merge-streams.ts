@@ -2,8 +2,8 @@
 import { Wake } from '../shared/backpressure.ts';
 
 /**
- * Yields the items of all sources as they come, until all have ended. Begins to read the sources at once, and at most
- * one item of each waits. A source that fails, and the signal, end the stream with their error.
+ * Yields the items of all sources as they come, until all have ended. All sources are read at once, each at
+ * most one item ahead. A source that fails ends the stream with its error, and so does the signal.
  */
 export function mergeStreams<T>(
   sources: readonly AsyncGenerator<T>[],
@@ -36,7 +36,7 @@ export function mergeStreams<T>(
         } else await changed.wait(signal);
       }
     } finally {
-      // A source that waits ends by the signal.
+      // A source that is still waiting ends when its signal fires.
       for (const source of sources) source.return(undefined).catch(() => {});
     }
   })();

@@ -61,14 +61,14 @@ function sortable(value: unknown): string | number {
   return typeof value === 'string' || typeof value === 'number' ? value : '';
 }
 
-/** An SQL condition with its values. Undefined ones are ignored. */
+/** An SQL condition with its values. Undefined stands for no condition. */
 export type Condition = readonly [sql: string, ...values: (string | number)[]] | undefined;
 
 const times: Readonly<Record<string, string>> = { since: 'created_at >= ?', until: 'created_at < ?' };
 
 /**
- * The conditions for the filters in a request to a list route. Columns have the names of the filters; `own`
- * has the conditions of filters without such a column.
+ * Returns the conditions for the filters in a request to a list route. A filter compares the column of the
+ * same name, unless `own` has a condition for it.
  */
 export function filtersOf(
   { filters = [] }: Filtered,
@@ -78,7 +78,7 @@ export function filtersOf(
   return [...filters, ...Object.keys(times)].map((name) => {
     if (Object.hasOwn(own, name)) return own[name];
     const value: unknown = Reflect.get(input, name);
-    // SQL has times as milliseconds, and true as 1.
+    // The tables store times as milliseconds, and true as 1.
     const plain = value instanceof Date || typeof value === 'boolean' ? Number(value) : value;
     if (typeof plain !== 'string' && typeof plain !== 'number') return undefined;
     return [times[name] ?? `${name} = ?`, plain];
@@ -128,8 +128,9 @@ function countOf({ table, counted = [] }: RowSource, conditions: readonly Condit
 }
 
 /**
- * The conditions, with a plus before counted columns if the rows of one machine are wanted: SQLite then finds these by
- * their machine. Without the plus it may read all rows of a status, because it does not know that there are more.
+ * Returns the conditions, with a plus before counted columns if one machine's rows are wanted. The plus makes
+ * SQLite find the rows by their machine. Otherwise it may read all rows of a status, because it does not know
+ * how many there are.
  */
 function withMachineFirst(
   { counted = [], byMachine }: RowSource,
@@ -147,7 +148,7 @@ function withMachineFirst(
 /**
  * A page of rows of a history table. If all conditions are about counted columns, the total is read from the
  * table of counts. `sort` must come from the route's list of fields, because it becomes part of the SQL text.
- * Equal rows are sorted by `tie`: the id, or the row's number if the order of writing matters.
+ * Equal rows are sorted by the column `tie`: the id, or the row's number if the order of writing matters.
  */
 export async function pageOfRows(
   history: History,
@@ -175,7 +176,7 @@ export function allOf(conditions: readonly Condition[]): [where: string, values:
   return [used.map(([sql]) => sql).join(' AND ') || 'TRUE', used.flatMap(([, ...values]) => values)];
 }
 
-/** The condition that selects only machines that a key may use. */
+/** Returns the condition that selects only rows of machines that a key may use. */
 export function reachableOnly(machines: readonly string[] | undefined): Condition {
   return machines && ['machine_id IN (SELECT value FROM json_each(?))', JSON.stringify(machines)];
 }

@@ -40,7 +40,7 @@ export function createAuditRecorder(
     void write([{ ...first, action: 'refusals', machine_id: null, what }], newId('audit'));
   });
 
-  /** `before`: rows of the same request that were recorded earlier. */
+  /** Records the rows of a request. `before` is the number of its rows that were recorded earlier. */
   function recordAll(journal: Journal, deeds: readonly Deed[], id: string, before = 0): void {
     for (const [n, deed] of deeds.entries()) {
       const row = before + n;
@@ -55,7 +55,10 @@ export function createAuditRecorder(
       .catch((error: unknown) => log.error({ err: error, deeds }, 'an audit record could not be written'));
 
   return {
-    /** Begins a record. `about` is called on each write; without `records`, only a failure is written. */
+    /**
+     * Begins the record of a request. `about` is called on each write. If `records` is false, only a failure
+     * is written.
+     */
     begin(action: string, who: Who, about: () => AuditedRequest, records = true) {
       const id = newId('audit');
       let committed = false;
@@ -80,12 +83,13 @@ export function createAuditRecorder(
           // A refused request changed nothing, so its record may be left out.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
-          // The ids are those of the commit: if the commit was made in spite of the error, no row is added.
+          // The rows have the same ids as in the commit: if the commit succeeded in spite of the error, no
+          // row is added.
           await write(deeds, id);
         },
       };
     },
-    /** Records how many refusals were left out. */
+    /** Records the number of refusals that were left out. */
     close: () => refusals.close(),
   };
 }

@@ -3,7 +3,7 @@ import type { LoginId } from '../../shared/api/route.ts';
 import type { Keys } from '../keys/index.ts';
 import { hasExpired } from '../keys/rights.ts';
 import type { Logins } from '../logins/index.ts';
-import { ended } from '../logins/rights.ts';
+import { loginEnded } from '../logins/rights.ts';
 import type { Key } from '../state/state.ts';
 import type { Quota, Rates } from './rate-limits.ts';
 
@@ -14,7 +14,7 @@ export interface Client {
   key: Key;
   /** The login whose cookie the request has; undefined for a request with a key. */
   login_id?: LoginId;
-  /** Whether the request came encrypted, or from the broker's own machine. */
+  /** Whether the request arrived over TLS, or from the broker's own machine. */
   secure?: boolean;
   /** Requests that the key has left; undefined for a key without a rate limit. */
   quota?: Quota | undefined;
@@ -38,8 +38,8 @@ export async function authenticate(
 }
 
 /**
- * Finds the login of a cookie's secret, and counts the request like one with its key. An ended cookie is no wrong
- * key: browsers send it by themselves, and 256 bits cannot be guessed.
+ * Finds the login of a cookie's secret, and counts the request like one with its key. The cookie of an ended
+ * login does not count as a wrong key: browsers send it by themselves, and its 256 bits cannot be guessed.
  */
 export async function authenticateLogin(
   secret: string,
@@ -47,7 +47,7 @@ export async function authenticateLogin(
   { keys, logins, rates }: { keys: Keys; logins: Logins; rates: Rates },
 ): Promise<Client> {
   const found = logins.find(secret);
-  if (!found) throw ended;
+  if (!found) throw loginEnded;
   logins.note(found.login);
   const key = keys.admit(found.key, address);
   return { address, key, login_id: found.login.id, quota: await rates.spend(key.id) };

@@ -14,12 +14,12 @@ import type { Client } from './authenticate.ts';
 import type { Recall } from './idempotency.ts';
 import { type FoundId, type RawInput, RequestParser, type Subject } from './parse-request.ts';
 
-/** The machines behind an id, of which a key must be allowed to use one. */
+/** The machines that an id belongs to. A key must be allowed to use at least one of them. */
 type Found = { machines?: readonly MachineId[] };
 
 /**
- * Finds one kind of id. Both functions return undefined for an id that they do not know. With `filters`, the id may be
- * that of a removed object that is still in the history.
+ * Finds the objects of one kind by id. Both functions return undefined for an unknown id. With `filters`, the
+ * id may be of a removed object that is still in the history.
  */
 interface Lookup {
   /** Finds what is declared or in memory. */
@@ -43,13 +43,13 @@ export interface Guard<R extends Route> {
   parser: RequestParser<R>;
   /** Name of the route in the route table, e.g. `machines.update`. */
   action: string;
-  rooms: AccessServices;
+  services: AccessServices;
 }
 
-export function guardOf<R extends Route>(route: R, rooms: AccessServices): Guard<R> {
+export function guardOf<R extends Route>(route: R, services: AccessServices): Guard<R> {
   const place = allRoutes().find((one) => one.route === route);
-  if (!place) throw new Error(`${route.method} ${route.path} is not in the table`);
-  return { route, parser: new RequestParser(route), action: `${place.noun}.${place.operation}`, rooms };
+  if (!place) throw new Error(`${route.method} ${route.path} is not in the route table`);
+  return { route, parser: new RequestParser(route), action: `${place.noun}.${place.operation}`, services };
 }
 
 /** The parts of an empty request. */
@@ -80,18 +80,18 @@ export class AuthorizedRequest<R extends Route> {
   readonly #recording: Recording | undefined;
   #raw = nothing;
   #subjects: readonly Subject[] = [];
-  readonly #past = new Past();
+  readonly #storedIds = new StoredIds();
   #stopWatching = (): void => {};
 
   /** Without `records`, only a failure is written to the audit log. */
   constructor(guard: Guard<R>, client: Client, requestId: string, records = true) {
-    const { route, action, rooms } = guard;
+    const { route, action, services } = guard;
     const { address, key, login_id } = client;
     this.#guard = guard;
     this.#client = client;
     this.#who = { request_id: requestId, address, key_id: key.id, key_name: key.name, login_id };
     const about = () => auditOf(this.#subjects, this.#raw, this.#headers);
-    if (route.method !== 'GET') this.#recording = rooms.recorder.begin(action, this.#who, about, records);
+    if (route.method !== 'GET') this.#recording = services.recorder.begin(action, this.#who, about, records);
   }
 
   /** Checks, runs and records the request; its audit record is written when the promise settles. */
@@ -99,7 +99,7 @@ export class AuthorizedRequest<R extends Route> {
     try {
       if (this.#client.quota?.refusal) throw this.#client.quota.refusal;
       requireScope(this.#client.key, this.#guard.route);
-      assertConfirmed(this.#guard.rooms.state, this.#client.login_id, this.#guard.route);
+      assertConfirmed(this.#guard.services.state, this.#client.login_id, this.#guard.route);
       const raw = read();
       if (readRest) {
         await this.#lookUp(raw);
@@ -107,7 +107,7 @@ export class AuthorizedRequest<R extends Route> {
         await readRest(raw);
       }
       await this.#lookUp(raw);
-      // Without a wait between the check of the rights and the work.
+      // No await may come between the check of the rights and the work.
       const { input, caller } = this.admit(raw, gone, lasts);
       const result = await act(input, caller);
       this.#stopWatching();
@@ -121,12 +121,12 @@ export class AuthorizedRequest<R extends Route> {
     }
   }
 
-  /** Checks every id that has been read. Throws forbidden, then …_not_found. */
+  /** Checks every id in the parts that have been read. Throws forbidden before …_not_found. */
   identify(raw: RawInput): void {
-    const { state } = this.#guard.rooms;
+    const { state } = this.#guard.services;
     this.#raw = raw;
     this.#subjects = this.#find(state);
-    this.#judge(this.#subjects, state);
+    this.#check(this.#subjects, state);
   }
 
   /**
@@ -134,22 +134,22 @@ export class AuthorizedRequest<R extends Route> {
    * rights are checked at each change until the request is over.
    */
   admit(raw: RawInput, gone: AbortController, lasts: boolean): { input: Input<R>; caller: Caller } {
-    const { route, rooms, parser } = this.#guard;
+    const { route, services, parser } = this.#guard;
     const { key_id } = this.#who;
     this.identify(raw);
     if (route.impliesMachine) {
-      implyMachine(raw, currentKey(rooms.state, key_id), rooms.state);
+      implyMachine(raw, currentKey(services.state, key_id), services.state);
       this.identify(raw);
     }
     const input = parser.parse(raw);
-    if (lasts) this.#stopWatching = watchRights(rooms.state, key_id, () => this.#judgeAgain(gone));
+    if (lasts) this.#stopWatching = watchRights(services.state, key_id, () => this.#checkAgain(gone));
     const caller: Caller = {
       ...this.#who,
       secure: this.#client.secure ?? false,
       signal: gone.signal,
       headers: this.#headers,
-      ...rightsOf(rooms.state, key_id),
-      during: (change) => rightsOf(foundBy(change) ?? rooms.state, key_id),
+      ...rightsOf(services.state, key_id),
+      during: (change) => rightsOf(foundBy(change) ?? services.state, key_id),
       commit: this.#commit,
     };
     return { input, caller };
@@ -167,30 +167,34 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   #lookUp(raw: RawInput): Promise<void> {
-    const { parser, rooms } = this.#guard;
+    const { parser, services } = this.#guard;
     this.#raw = raw;
-    return this.#past.lookUp(parser.ids(raw), rooms.lookups, rooms.state);
+    return this.#storedIds.lookUp(parser.ids(raw), services.lookups, services.state);
   }
 
   #find(declared: Declared): Subject[] {
-    const { parser, rooms } = this.#guard;
-    return this.#past.subjectsOf(parser.ids(this.#raw), rooms.lookups, declared);
+    const { parser, services } = this.#guard;
+    return this.#storedIds.subjectsOf(parser.ids(this.#raw), services.lookups, declared);
   }
 
-  /** Checks scope and ids by the key's id: a new secret does not end requests made with the old secret. */
-  #judge(subjects: readonly Subject[], declared: Declared): void {
+  /**
+   * Checks scope and ids with the current version of the key. It is found by id: a new secret does not end
+   * requests that were made with the old one.
+   */
+  #check(subjects: readonly Subject[], declared: Declared): void {
     const key = currentKey(declared, this.#who.key_id);
     assertLogin(declared, this.#who.login_id);
     requireScope(key, this.#guard.route);
-    judgeSubjects(subjects, key, declared);
+    assertAllowed(subjects, key, declared);
   }
 
-  #judgeAgain(gone: AbortController): void {
-    const { route, rooms } = this.#guard;
+  #checkAgain(gone: AbortController): void {
+    const { route, services } = this.#guard;
     try {
-      this.#judge(this.#find(rooms.state), rooms.state);
+      this.#check(this.#find(services.state), services.state);
     } catch (error) {
-      // A waiting request has created something: it is answered even if its machine was removed meanwhile.
+      // A request that waits for a result has already created something, so it is answered even if its
+      // machine was removed.
       const refused = error instanceof AppError && ['unauthorized', 'forbidden'].includes(error.code);
       if (!route.waits || refused) gone.abort(error);
     }
@@ -201,7 +205,7 @@ export class AuthorizedRequest<R extends Route> {
     const found = foundBy(journal);
     if (found) {
       const subjects = this.#find(found);
-      this.#judge(subjects, found);
+      this.#check(subjects, found);
       this.#subjects = subjects;
     }
     this.#recording?.commit(journal, made, machines);
@@ -216,10 +220,11 @@ function requireScope(key: Key, { access }: Route): void {
 }
 
 /**
- * What history knew about the ids of a request, so that the rights can be checked again without a wait: inside a change,
- * and while the request lasts. What leaves the memory meanwhile is still judged by the machines that it had.
+ * What history knew about the ids of a request. With it, the rights can be checked again without a wait:
+ * inside a change, and while the request lasts. An object that leaves the memory meanwhile is still judged by
+ * the machines that it had.
  */
-class Past {
+class StoredIds {
   readonly #found = new Map<string, Found | undefined>();
 
   async lookUp(ids: readonly FoundId[], lookups: Lookups, declared: Declared): Promise<void> {
@@ -230,7 +235,7 @@ class Past {
     }
   }
 
-  /** Every id of a request, with the machines behind it. Call lookUp() first. */
+  /** Returns every id of a request with the machines that it belongs to. Call lookUp() first. */
   subjectsOf(ids: readonly FoundId[], lookups: Lookups, declared: Declared): Subject[] {
     return ids.map((found) => {
       const { noun, id, filters } = found;
@@ -246,7 +251,7 @@ class Past {
  * Checks first that the key may use a machine of every id (forbidden), then that each id exists
  * (…_not_found).
  */
-function judgeSubjects(subjects: readonly Subject[], key: Key, declared: Declared): void {
+function assertAllowed(subjects: readonly Subject[], key: Key, declared: Declared): void {
   for (const { noun, id, machines } of subjects) {
     if (machines && !machines.some((machine) => reaches(key, machine, declared))) {
       const of = noun === 'machine' ? 'machine' : `the machine of ${noun.replace('_', ' ')}`;
@@ -291,15 +296,15 @@ export function handlerOf(handlers: Handlers, noun: string, operation: string): 
   // The cast is safe: the type Handlers has the shape of the route table.
   const operations = handlers[noun as keyof Handlers] as Record<string, Handler>;
   const handler = operations[operation];
-  if (!handler) throw new Error(`no handler for ${noun}.${operation}`);
+  if (!handler) throw new Error(`the route ${noun}.${operation} has no handler`);
   return handler;
 }
 
 /**
- * Creates the function that answers a repeated request, by the operation that gets what the first request
- * created.
+ * Creates the function that answers a repeated request. It calls `operation`, which gets what the first
+ * request created.
  */
-export function recallBy(
+export function createRecall(
   handlers: Handlers,
   noun: string,
   operation: string,
@@ -309,15 +314,16 @@ export function recallBy(
   const [param] = Object.keys(route?.params ?? {});
   const parser = route && new RequestParser(route);
   return async (id, caller, first) => {
-    if (!parser || param === undefined) throw new Error(`no ${noun}.${operation} to answer a repeat with`);
+    if (!parser || param === undefined)
+      throw new Error(`the route table has no ${noun}.${operation}, which answers repeated requests`);
     const params = { [param]: id };
     const ids = parser.ids({ ...nothing, params });
-    const past = new Past();
+    const past = new StoredIds();
     await past.lookUp(ids, lookups, state);
     const subjects = past.subjectsOf(ids, lookups, state);
     const machines = subjects.flatMap((subject) => subject.machines ?? []);
     if (first !== undefined && machines.every((machine) => caller.reaches(machine))) return first;
-    judgeSubjects(subjects, currentKey(state, caller.key_id), state);
+    assertAllowed(subjects, currentKey(state, caller.key_id), state);
     return handlerOf(handlers, noun, operation)(params, caller);
   };
 }

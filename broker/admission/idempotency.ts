@@ -88,7 +88,8 @@ export class Idempotency {
     if (key === '') return request.run();
     if (!form.test(key))
       throw new AppError('invalid_request', 'Idempotency-Key must be 1 to 255 visible ASCII characters');
-    // A body with a file is not hashed: its fields may come late, and its file is compared by its digest.
+    // A body with a file is not part of the fingerprint: its fields may come after the file, which is
+    // compared by its digest.
     const body = route.accepts ? { query: request.query } : (request.body ?? null);
     const fingerprint = hash('sha256', JSON.stringify({ method: route.method, path, body }));
     const id = hash('sha256', `${caller.key_id}\n${key}`);
@@ -104,7 +105,10 @@ export class Idempotency {
     return madeId === undefined ? answer : recall(madeId, caller, answer);
   }
 
-  /** The result of the earlier request with this key; undefined for a new key, which is now in use. */
+  /**
+   * Returns the result of the earlier request with this key. Returns undefined for a new key, and marks it as
+   * in use.
+   */
   async #begin(id: string, owner: string, key: string, fingerprint: string): Promise<Earlier | undefined> {
     // Read and written in one transaction: of two requests with the same key, only the first may run.
     const begun = this.#history.write(async (transaction): Promise<Earlier | undefined> => {
@@ -123,14 +127,18 @@ export class Idempotency {
   }
 
   /**
-   * The stored result; undefined for a new key, and after a crash before the first request created anything.
+   * Reads the stored result. It is undefined for a new key, and if a crash ended the first request before it
+   * created anything.
    */
   async #earlier(id: string, fingerprint: string, transaction: RowReader): Promise<Earlier | undefined> {
     const sql = 'SELECT * FROM idempotency WHERE id = ? AND created_at > ?';
     const row = await transaction.get(sql, id, now() - keepMs);
     if (!row) return undefined;
     if (row.fingerprint !== fingerprint)
-      throw new AppError('idempotency_mismatch', 'this Idempotency-Key is of another request: use a new one');
+      throw new AppError(
+        'idempotency_mismatch',
+        'this Idempotency-Key was used for another request: use a new key',
+      );
     if (this.#underWay.has(id)) {
       const message = 'the first request with this Idempotency-Key is still running: try again later';
       throw new AppError('conflict', message, { under_way: true });
@@ -161,7 +169,8 @@ export class Idempotency {
       if (route.idempotency === 'replay' && !later) answer = text;
       return reply;
     } finally {
-      // The request is over once its answer is stored: a repeat in the same group of writes may come before that.
+      // The request counts as running until its answer is stored, because a repeat in the same transaction
+      // may be handled first.
       await this.#history
         .write((transaction) => this.#store(id, answer, transaction))
         .finally(() => this.#underWay.delete(id));
@@ -177,13 +186,17 @@ export class Idempotency {
 }
 
 /**
- * Throws unless the content has the digest in the first answer; every route that takes content answers with
- * it.
+ * Throws unless the content has the SHA-256 in the first answer. The answer of every route that takes content
+ * has one.
  */
 async function assertSame({ chunks }: Content<unknown>, answer: unknown): Promise<void> {
   const digest = createHash('sha256');
   for await (const chunk of chunks) digest.update(chunk);
   const sha256 = digest.digest('hex');
   if (typeof answer === 'object' && answer !== null && 'sha256' in answer && answer.sha256 === sha256) return;
-  throw new AppError('idempotency_mismatch', 'this Idempotency-Key was used for other content', { sha256 });
+  throw new AppError(
+    'idempotency_mismatch',
+    'this Idempotency-Key was used for other content: use a new key',
+    { sha256 },
+  );
 }

@@ -32,11 +32,11 @@ export interface Subject extends FoundId {
 /** Longer ids are cut, which is safe because the broker creates only shorter ids. */
 const longestId = 1_000;
 
-/** An element of a path: a field name, or the largest number of items of a list. */
+/** An element of a path: the name of a field, or, for a list, the number of items that are searched. */
 type Step = string | number;
 
 /** The path to ids of one kind in a request. */
-interface Place {
+interface IdPath {
   noun: IdNoun;
   path: readonly Step[];
   /** True if the path leads into a list. */
@@ -51,7 +51,7 @@ const longestName = 100;
 export class RequestParser<R extends Route> {
   readonly #route: Route;
   readonly #parts: Record<keyof RawInput, z.ZodType>;
-  readonly #places: Place[];
+  readonly #idPaths: IdPath[];
 
   constructor(route: Route) {
     this.#route = route;
@@ -61,14 +61,14 @@ export class RequestParser<R extends Route> {
       headers: z.object(route.headers),
       body: route.body ?? z.undefined(),
     };
-    this.#places = Object.entries(this.#parts).flatMap(([part, schema]) => placesIn(schema, [part]));
+    this.#idPaths = Object.entries(this.#parts).flatMap(([part, schema]) => idPathsIn(schema, [part]));
   }
 
   /** Finds every id in a request, before any other check. */
   ids(raw: RawInput): FoundId[] {
     const reads = ['list', 'events'].includes(this.#route.kind);
     const found: FoundId[] = [];
-    for (const { noun, path, listed } of this.#places) {
+    for (const { noun, path, listed } of this.#idPaths) {
       const filters = reads && path[0] === 'query';
       // A cut id identifies nothing, because no id is this long.
       for (const id of valuesAt(raw, path)) found.push({ noun, id: id.slice(0, longestId), listed, filters });
@@ -154,28 +154,28 @@ function namesOf(names: readonly string[]): string {
  * Finds the paths of all id schemas in a schema. Throws, at the broker's start, if an id is in a place that
  * is not searched, because such an id would escape the authorization check.
  */
-function placesIn(
+function idPathsIn(
   schema: z.core.$ZodType,
   path: readonly Step[],
   above: readonly z.core.$ZodType[] = [],
-): Place[] {
+): IdPath[] {
   const noun = nounOf(schema);
   if (noun) return [{ noun, path, listed: path.some((step) => typeof step === 'number') }];
   const inside = [...above, schema];
   const turns = above.includes(schema);
   if (!turns && schema instanceof z.ZodObject && !hidesId(schema._zod.def.catchall)) {
     return Object.entries<z.core.$ZodType>(schema.shape).flatMap(([key, inner]) =>
-      placesIn(inner, [...path, key], inside),
+      idPathsIn(inner, [...path, key], inside),
     );
   }
   if (!turns && schema instanceof z.ZodArray) {
     // Items beyond the list's maximum are not looked up: the schema refuses such a list.
     const longest = schema._zod.def.checks?.find((check) => check instanceof z.core.$ZodCheckMaxLength);
     const most = longest?._zod.def.maximum ?? Number.POSITIVE_INFINITY;
-    return placesIn(schema.element, [...path, most], inside);
+    return idPathsIn(schema.element, [...path, most], inside);
   }
   if (schema instanceof z.ZodOptional || schema instanceof z.ZodNullable || schema instanceof z.ZodDefault) {
-    return placesIn(schema.unwrap(), path, inside);
+    return idPathsIn(schema.unwrap(), path, inside);
   }
   if (hidesId(schema)) {
     throw new Error(

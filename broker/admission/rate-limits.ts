@@ -33,8 +33,8 @@ export interface RateSettings {
   /** True if an address belongs to a trusted proxy, which may report no client. */
   isShared?: (address: string) => boolean;
   /**
-   * Number of counters that sources share, so that many sources need no more memory; only wrong keys are
-   * counted.
+   * Number of counters for wrong keys. Sources share them, so that the memory does not grow with the number
+   * of sources.
    */
   buckets?: number;
 }
@@ -74,7 +74,10 @@ function limiter(points: number): RateLimiterMemory {
   return new RateLimiterMemory({ points, duration: windowSeconds });
 }
 
-/** Counts one point; the library rejects with the count when it is over the limit. */
+/**
+ * Counts one point. The library rejects with its count beyond the limit, which is returned here like any
+ * other.
+ */
 async function spent(from: RateLimiterMemory, what: string): Promise<RateLimiterRes> {
   return from.consume(what).catch((over: unknown) => {
     if (over instanceof RateLimiterRes) return over;

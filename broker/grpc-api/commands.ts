@@ -7,7 +7,7 @@ import type { CommandId } from '../../shared/api/route.ts';
 import { api, type Caller, type Input } from '../../shared/api/route-table.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { AppError, type Code, fieldError } from '../../shared/errors.ts';
-import { type Guard, guardOf, nothing, recallBy } from '../admission/authorize.ts';
+import { createRecall, type Guard, guardOf, nothing } from '../admission/authorize.ts';
 import { type Commands, offsetsIn } from '../commands/index.ts';
 import type { Call, Rpc, Sent, StreamsServices } from './incoming-call.ts';
 
@@ -15,7 +15,7 @@ type Part = Sent<'FollowCommand'> & Sent<'Exec'>;
 
 const { create, stream: follow, signal: signalRoute } = api.commands;
 
-/** Errors that may pass while the command runs, so input is sent again. */
+/** Errors after which input is sent again, because they may pass while the command runs. */
 const retryableCodes: readonly Code[] = ['unavailable', 'machine_offline', 'machine_timeout'];
 const firstWaitMs = 10;
 const longestWaitMs = 500;
@@ -24,7 +24,7 @@ const recordMs = 60_000;
 
 export function commandRpcs(services: StreamsServices) {
   const { handlers, commands, idempotency, log } = services;
-  const recall = recallBy(handlers, 'commands', 'get', services);
+  const recall = createRecall(handlers, 'commands', 'get', services);
   const signalling = guardOf(signalRoute, services);
 
   const Exec: Rpc<'Exec', typeof create> = {
@@ -42,7 +42,7 @@ export function commandRpcs(services: StreamsServices) {
       const { id: command_id } = create.reply.pick({ id: true }).parse(reply);
       try {
         await call.send({ accepted: { command_id } });
-        void feed({ services, signalling, call, command_id, caller });
+        void sendClientMessages({ services, signalling, call, command_id, caller });
         const parts = await commands.follow(command_id, offsetsIn(), caller.signal);
         for await (const part of parts) await call.send(partOf(part));
         return undefined;
@@ -87,7 +87,7 @@ interface Execution {
  * Sends a client's input and signals to its command, in order and no faster than the command reads, until the
  * client half-closes. Never rejects: an error aborts the call.
  */
-async function feed(execution: Execution): Promise<void> {
+async function sendClientMessages(execution: Execution): Promise<void> {
   const { call } = execution;
   /** Time of the last audit record, by signal. */
   const recordedAt = new Map<string, number>();
@@ -110,7 +110,7 @@ async function feed(execution: Execution): Promise<void> {
   }
 }
 
-/** Sends input; resolves once the machine has all of these bytes. */
+/** Sends input. Resolves once the machine has all of these bytes. */
 async function sendInput(
   { services, command_id, caller }: Execution,
   bytes: Buffer,
@@ -124,7 +124,7 @@ async function sendInput(
     try {
       await services.handlers.commands.input(input, caller);
     } catch (error) {
-      // Sending bytes twice is harmless because of their offset; leaving out sent bytes saves traffic.
+      // Only saves traffic: the offset already makes it harmless to send bytes twice.
       if (error instanceof AppError) given += Number(error.details.given ?? 0);
       throw error;
     }
@@ -150,7 +150,7 @@ async function sendSignal(
   await call.request(signalling, work, records, quota);
 }
 
-/** Repeats an attempt until it succeeds or the command needs it no more (ended, or input closed). */
+/** Repeats an attempt until it succeeds, or until the command has ended or its input is closed. */
 async function retrying(
   signal: AbortSignal,
   codes: readonly Code[],
@@ -174,7 +174,7 @@ async function retrying(
 /** Converts the first message to the body of POST /commands. */
 function bodyOf(start: ExecStart__Output) {
   const { machine_id, command, direct, args, cwd, env, user, timeout_ms, queue_for_ms } = start;
-  // The number is checked before each variable is, because a message can have many thousands.
+  // Their number is checked before the variables themselves, because a message can have many thousands.
   if (Object.keys(env).length > mostVariables) {
     throw fieldError('body', 'env', `has too many variables: send at most ${mostVariables}`);
   }

@@ -12,8 +12,8 @@ const { download, put, watch } = api.files;
 const { stream: follow } = api.events;
 
 /**
- * A stalled client is cut off, because each of these calls uses one of its machine's few concurrent
- * transfers.
+ * Creates the rpcs for files. A stalled client is disconnected, because each call is one of the few transfers
+ * that its machine may have at once.
  */
 export function fileRpcs(services: StreamsServices) {
   const { stalledMs } = services;
@@ -76,7 +76,7 @@ export function eventRpcs(services: StreamsServices) {
   return { Events };
 }
 
-/** The head of a file: what HTTP sends in response headers. */
+/** Returns the head of a file, which has what HTTP sends in response headers. */
 function headOf({ length }: { length?: number | undefined }, headers: Headers) {
   const modified = Date.parse(headers.get('Last-Modified') ?? '');
   return {
@@ -87,8 +87,8 @@ function headOf({ length }: { length?: number | undefined }, headers: Headers) {
 }
 
 /**
- * The chunks before the commit. Throws without a commit, or if the checksum is wrong; then nothing is
- * changed.
+ * Yields the chunks before the commit. Throws if the commit is missing or its checksum is wrong: then no file
+ * is changed.
  */
 async function* chunksOf(call: Call<'WriteFile'>, stalledMs: number): AsyncGenerator<Uint8Array> {
   const hash = createHash('sha256');

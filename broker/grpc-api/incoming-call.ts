@@ -172,7 +172,7 @@ export class Call<M extends Method = Method> {
     records = true,
     quota?: Quota,
   ): Promise<T> {
-    if (!this.#client) throw new Error('a call is authenticated before it is authorized');
+    if (!this.#client) throw new Error('call authenticate() before request()');
     const client = { ...this.#client, ...(quota && { quota }) };
     const request = new AuthorizedRequest(guard, client, this.requestId, records);
     return request.perform({ ...work, gone: this.gone });
@@ -196,7 +196,7 @@ export class Call<M extends Method = Method> {
     await awaitCancellation(this.gone.signal);
   }
 
-  /** Sends a message; resolves once the client has read enough to be sent more. */
+  /** Sends a message. Resolves once the client has read enough for another. */
   async send(message: Sent<M>): Promise<void> {
     this.gone.signal.throwIfAborted();
     if (this.#stream.write(message)) return;
@@ -207,12 +207,11 @@ export class Call<M extends Method = Method> {
   }
 
   /**
-   * Waits for `turn`, which depends on the client; aborts the call if `turn` takes longer than `ms`
-   * milliseconds.
+   * Waits for `work`, which depends on the client. Aborts the call if it takes longer than `ms` milliseconds.
    */
-  async within<T>(ms: number, turn: Promise<T>): Promise<T> {
+  async within<T>(ms: number, work: Promise<T>): Promise<T> {
     const cancel = after(ms, () => this.gone.abort(stalled));
-    return turn.finally(cancel);
+    return work.finally(cancel);
   }
 
   /** Aborts the call because the broker stops. */
@@ -220,18 +219,20 @@ export class Call<M extends Method = Method> {
     this.gone.abort(stopping);
   }
 
-  leave(): void {
+  end(): void {
     this.gone.abort(over);
   }
 }
 
-/** The messages of a stream; the cast to Q is safe because the service decodes only messages of that type. */
+/**
+ * Yields the messages of a stream. Q is their type, because the service decodes only messages of that type.
+ */
 async function* messagesOf<Q>(stream: Stream, signal: AbortSignal): AsyncGenerator<Q> {
   yield* readStream<Q>(stream, signal);
   await awaitCancellation(signal);
 }
 
-/** Rejects if a cancel is on its way: a cancelled stream may end before its cancellation arrives. */
+/** Rejects if the client has cancelled: the end of a cancelled stream may arrive before its cancellation. */
 async function awaitCancellation(signal: AbortSignal): Promise<void> {
   await new Promise<void>((resolve) => setImmediate(resolve));
   signal.throwIfAborted();

@@ -29,8 +29,11 @@ export class StreamsService {
     this.#services = services;
   }
 
-  /** Adds the service to a server that takes no calls yet; `proven` marks a connection as authenticated. */
-  addTo(server: Server, proven: (peer: string) => void): void {
+  /**
+   * Adds the service to a server that does not listen yet. `markAuthenticated` is called with the peer of
+   * each valid call.
+   */
+  addTo(server: Server, markAuthenticated: (peer: string) => void): void {
     const services = this.#services;
     const rpcs: Record<Method, Rpc> = {
       ...commandRpcs(services),
@@ -41,7 +44,7 @@ export class StreamsService {
     const handlers: UntypedServiceImplementation = {};
     for (const [name, rpc] of Object.entries(rpcs)) {
       handlers[name] = (stream: Stream, reply?: sendUnaryData<unknown>): void =>
-        void this.#serve(rpc, stream, proven, reply);
+        void this.#serve(rpc, stream, markAuthenticated, reply);
     }
     server.addService(streamsService, handlers);
     this.#health.addToServer(server);
@@ -60,7 +63,7 @@ export class StreamsService {
   async #serve(
     rpc: Rpc,
     stream: Stream,
-    proven: (peer: string) => void,
+    markAuthenticated: (peer: string) => void,
     reply?: sendUnaryData<unknown>,
   ): Promise<void> {
     const { proxies, log } = this.#services;
@@ -69,7 +72,7 @@ export class StreamsService {
     this.#open.add(call);
     try {
       await call.authenticate(this.#services);
-      proven(stream.getPeer());
+      markAuthenticated(stream.getPeer());
       if (this.#stopped) call.stop();
       call.gone.signal.throwIfAborted();
       const response = await call.perform(rpc);
@@ -83,7 +86,7 @@ export class StreamsService {
       else stream.emit('error', refusal);
     } finally {
       this.#open.delete(call);
-      call.leave();
+      call.end();
     }
   }
 }

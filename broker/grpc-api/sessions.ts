@@ -1,4 +1,4 @@
-// The rpc AttachSession: a gRPC stream as a client of a terminal session.
+// The rpc AttachSession: attaches a gRPC stream to a terminal session, as one of its clients.
 
 import { present } from '../../shared/agent-rpcs.ts';
 import { sessions as routes } from '../../shared/api/sessions.ts';

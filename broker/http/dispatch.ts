@@ -12,9 +12,9 @@ import { authenticate, authenticateLogin, type Client } from '../admission/authe
 import {
   type AccessServices,
   AuthorizedRequest,
+  createRecall,
   guardOf,
   handlerOf,
-  recallBy,
 } from '../admission/authorize.ts';
 import type { Idempotency } from '../admission/idempotency.ts';
 import { queryOf, type RawInput } from '../admission/parse-request.ts';
@@ -51,7 +51,7 @@ export function dispatcher(
 ): (ctx: Context) => Promise<void> {
   const { handlers, idempotency, log } = services;
   const guard = guardOf(route, services);
-  const recall = recallBy(handlers, noun, route.again ?? 'get', services);
+  const recall = createRecall(handlers, noun, route.again ?? 'get', services);
   const handler = handlerOf(handlers, noun, operation);
   const lasts = route.accepts !== undefined || route.waits === true || isStreamed(route);
   return async (ctx) => {

@@ -104,7 +104,7 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
   server.on('connection', (socket: Socket) => connections?.accept(socket));
   logAcceptErrors(server, options.log);
   server.on('tlsClientError', (error: NodeJS.ErrnoException, socket: Socket) => {
-    const below = connections?.below(socket);
+    const below = connections?.tcpSocketBelow(socket);
     if (error.code === 'ERR_SSL_HTTP_REQUEST' && below) refuse(error, below);
     else below?.destroy();
   });
@@ -213,7 +213,7 @@ function headersOfAll(hsts: boolean): Headers {
 function createApp(
   options: AppOptions,
   clients: Clients,
-  door: WebSocketUpgrades,
+  upgrades: WebSocketUpgrades,
   headers: Headers,
   local: boolean,
 ): Koa {
@@ -222,7 +222,7 @@ function createApp(
     const { route } = place;
     const answer =
       route.kind === 'socket'
-        ? (ctx: Context) => Promise.reject(door.refusal(ctx.req))
+        ? (ctx: Context) => Promise.reject(upgrades.refusal(ctx.req))
         : dispatcher(place, options, clients);
     router.register(patternOf(route), [route.method], answer);
   }

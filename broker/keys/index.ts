@@ -35,7 +35,7 @@ export class Keys {
   readonly #log: Logger;
   readonly #usage: KeyUsage;
   readonly #limiter: LogLimiter<string>;
-  /** The committed keys when `#byHash` was filled; the index is filled again once they have changed. */
+  /** The committed keys from which `#byHash` was made. It is made again once they have changed. */
   #indexed: State['keys'] | undefined;
   #byHash = new Map<string, { key: Key; until: number }>();
 
@@ -72,7 +72,7 @@ export class Keys {
     const found = this.#byHash.get(hashed);
     if (!found || found.until <= now()) return undefined;
     const { key } = found;
-    // The time of the index look-up may vary; this comparison always takes the same time.
+    // This comparison always takes the same time, because its duration could reveal the hash.
     const hashes = [key.hash, key.previous?.hash ?? key.hash];
     return hashes.some((one) => timingSafeEqual(Buffer.from(one), Buffer.from(hashed))) ? key : undefined;
   }
@@ -179,7 +179,7 @@ export class Keys {
     return { ...key, last_used_at: use ? iso(use.at) : null, last_used_ip: use?.ip ?? null };
   }
 
-  /** Commits a key that the caller has the right to make. */
+  /** Commits a new or changed key. Throws forbidden if the caller has no right to make it. */
   #put(caller: Caller, make: (declared: Declared) => Key): Promise<Key> {
     return this.#state.change((transaction) => {
       const key = make(transaction.before);
@@ -199,7 +199,7 @@ function find(id: string, caller: Caller, declared: Pick<Declared, 'keys'>): Key
   return key;
 }
 
-/** All unknown keys have the same error text, so that a guesser learns nothing. */
+/** All unknown keys get the same error text, so that attackers who guess keys learn nothing. */
 const anyKey =
   'the API key is missing or unknown: send one in the header Authorization: Bearer service_apikey_…';
 const noGoodKey = new AppError('unauthorized', anyKey);

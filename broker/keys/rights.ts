@@ -1,5 +1,5 @@
-// Decides what each key may do and on which machines,
-// by the documents that are committed or that a change finds.
+// Decides what each key may do and on which machines. The key and the machines are read from the committed
+// state, or from a change that is not committed yet.
 
 import type { KeyId, LoginId, MachineId, Scope } from '../../shared/api/route.ts';
 import type { Rights } from '../../shared/api/route-table.ts';
@@ -10,7 +10,7 @@ import type { Declared, Key, State } from '../state/state.ts';
 type Keys = Pick<Declared, 'keys'>;
 type Machines = Pick<Declared, 'machines'>;
 
-/** The key of callers over the broker's socket file, which only the broker's user can open. */
+/** The key of clients that use the broker's socket file, which only the broker's user can open. */
 export const localKey: Key = {
   id: 'key_local' as KeyId,
   name: 'local socket',
@@ -24,7 +24,7 @@ export const localKey: Key = {
   previous: null,
 };
 
-/** Errors for callers who have the secret of the key; other callers get a general error. */
+/** Errors for clients that have the secret of the key. All other clients get one general error. */
 const expired = new AppError('unauthorized', 'this API key has expired: use another, or have it extended');
 const revoked = new AppError('unauthorized', 'this API key was revoked: use another one');
 
@@ -75,12 +75,15 @@ export function reaches(key: Key, machine: MachineId, { machines }: Machines): b
   return key.tags?.some((tag) => tags.includes(tag)) ?? false;
 }
 
-/** The machines of limited keys. A change replaces the document of the key, or the map of all machines. */
+/**
+ * The machines of limited keys. An entry is outdated once a change has replaced the key or the map of all
+ * machines.
+ */
 const reachableBy = new WeakMap<Key, { of: Machines['machines']; ids: readonly MachineId[] }>();
 
 /**
- * Every machine that a key may use; undefined means all, including removed ones. It is the same array until
- * the key or a machine changes.
+ * Returns every machine that a key may use; undefined means all, including removed ones. The array is the
+ * same one until the key or a machine changes.
  */
 function reachable(key: Key, { machines }: Machines): readonly MachineId[] | undefined {
   if (isUnlimited(key)) return undefined;
@@ -136,7 +139,7 @@ export function mayRun(state: State) {
 }
 
 /**
- * Calls `look` after every change of the state, and when the key expires. The returned function stops this.
+ * Calls `look` after every change of the state, and when the key expires. Call the returned function to stop.
  */
 export function watchRights(state: State, key_id: KeyId, look: () => void): () => void {
   let cancel = (): void => {};
@@ -183,7 +186,7 @@ export function rightsIn(state: State) {
     return (
       key && {
         may: (scope: Scope) => holds(key, scope),
-        // An event without a machine is not reached by a key that is limited to some machines.
+        // A key that is limited to some machines may not read events without a machine.
         reaches: (machine: string) => reaches(key, machine as MachineId, declared),
         within: (other: KeyId) => {
           const outer = goodKey(declared, other);

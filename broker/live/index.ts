@@ -56,7 +56,10 @@ export class LiveUpdates {
     this.#stopping.abort(new AppError('unavailable', 'the broker is stopping: connect again'));
   }
 
-  /** Throws forbidden, command_not_found or batch_not_found. Authorization does not see ids in a topic. */
+  /**
+   * Throws forbidden, command_not_found or batch_not_found. The ids in topics are checked here, because the
+   * schemas of the route do not name them.
+   */
   async #assertAllowed({ kind, id }: Topic, caller: Caller): Promise<void> {
     const scope = scopeOf[kind];
     if (!caller.may(scope))
@@ -116,7 +119,7 @@ export class LiveUpdates {
     })();
   }
 
-  /** A command whenever it has changed, until its end. */
+  /** Yields a command whenever it has changed, until its end. */
   async *#command(id: string, caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
     for (let last = ''; ; await sleep(betweenMs, signal)) {
       const machines = await this.#machineOf(id);
@@ -130,7 +133,7 @@ export class LiveUpdates {
     }
   }
 
-  /** A batch whenever its counts have changed, until its end. */
+  /** Yields a batch whenever its counts have changed, until its end. */
   async *#batch(id: string, caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
     for (let last = ''; ; await sleep(betweenMs, signal)) {
       const machines = await this.#machinesOf(id);
@@ -145,7 +148,7 @@ export class LiveUpdates {
   }
 }
 
-/** `ready`, then updates; the stream stays open after the end of each command and batch. */
+/** Yields `ready`, then the updates. The stream stays open after all of them have ended. */
 async function* endless(updates: AsyncGenerator<Update>, signal: AbortSignal): AsyncGenerator<Update> {
   yield { event: 'ready', data: {} };
   yield* updates;

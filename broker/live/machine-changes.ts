@@ -1,4 +1,4 @@
-// The machines that have changed since a client last asked, of those that its key may use.
+// Collects the machines that change while a client follows them, of those that its key may use.
 import type { MachineId } from '../../shared/api/route.ts';
 import type { Caller } from '../../shared/api/route-table.ts';
 import { Wake } from '../../shared/backpressure.ts';
@@ -10,7 +10,7 @@ const mostAtOnce = 200;
 
 type Services = MachineSources & { state: State };
 
-/** What a client may know: a map and an array that are replaced when they change. */
+/** The machines that a client may see. A change replaces the map or the array, so comparing them finds it. */
 interface Seen {
   machines: State['machines'];
   reachable: readonly MachineId[] | undefined;
@@ -21,7 +21,7 @@ export class MachineChanges {
   readonly #caller: Caller;
   readonly #stops: (() => void)[];
   readonly #woken = new Wake();
-  /** Machines that went online or offline or were edited, and machines that have reported; longest waiting first. */
+  /** Machines that went online or offline or were edited, and machines that have reported, oldest first. */
   readonly #changed = new Set<string>();
   readonly #reported = new Set<string>();
   readonly #removed = new Set<MachineId>();
@@ -71,7 +71,7 @@ export class MachineChanges {
     this.#woken.wake();
   }
 
-  /** What the client may see now, if this has changed. */
+  /** Returns the machines that the client may see now; undefined if they are unchanged. */
   #next(): Seen | undefined {
     const { machines, reachable } = this.#seen;
     const next = { machines: this.#services.state.machines, reachable: this.#caller.reachable() };

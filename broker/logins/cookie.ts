@@ -1,14 +1,15 @@
-// The session cookie of a login. Its prefix makes browsers accept it only from this host, encrypted, for every path.
+// The session cookie of a login. Because of its prefix `__Host-`, browsers accept it only from this host and
+// over TLS.
 
 const name = '__Host-farhand';
 /**
- * The cookie in the header Cookie. Other white space than blanks and tabs is part of a name: browsers do not protect the
- * prefix of a name that begins with it, so a neighbouring host could set such a cookie.
+ * Finds the cookie in the header Cookie. Only blanks and tabs are trimmed, because other white space is part
+ * of a name. Browsers do not protect the prefix in such a name, so a neighbouring host could set that cookie.
  */
 const stored = new RegExp(`(?:^|;)[ \\t]*${name}=([^; \\t]*)`);
 const attributes = 'Path=/; HttpOnly; Secure; SameSite=Strict';
 
-/** The value of the header Set-Cookie that stores a secret for at most `ms` milliseconds. */
+/** Returns the header Set-Cookie that stores a secret for at most `ms` milliseconds. */
 export function cookieWith(secret: string, ms: number): string {
   return `${name}=${secret}; Max-Age=${Math.floor(ms / 1000)}; ${attributes}`;
 }
@@ -16,7 +17,7 @@ export function cookieWith(secret: string, ms: number): string {
 /** The value of the header Set-Cookie that removes the cookie. */
 export const noCookie = `${name}=; Max-Age=0; ${attributes}`;
 
-/** The secret in the header Cookie; empty without one. */
+/** Returns the secret in the header Cookie; empty if the cookie is missing. */
 export function secretIn(cookies = ''): string {
   return stored.exec(cookies)?.[1] ?? '';
 }

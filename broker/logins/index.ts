@@ -19,20 +19,20 @@ import { Tickets } from './tickets.ts';
 const idleMs = 12 * 3_600_000;
 /** A login ends after this time in any case. */
 const longestMs = 7 * 24 * 3_600_000;
-/** Most logins of one key; a further one ends the one that was used least recently. */
+/** Most logins of one key. Another login ends the one that was used least recently. */
 const mostOfKey = 50;
 const sweepMs = 60_000;
-/** The last use in state.json is at most this old, because each write rewrites the file. */
+/** Least time between two writes of a login's last use, because each of them writes the whole state.json. */
 const saveMs = 3_600_000;
 
 export class Logins {
   readonly tickets = new Tickets();
   readonly #state: State;
   readonly #log: Logger;
-  /** Time of the last request of each login; state.json has an older one. */
+  /** Time of the last request of each login, which is newer than the one in state.json. */
   readonly #used = new Map<LoginId, number>();
   readonly #stop: () => void;
-  /** The committed logins when `#byHash` was filled; the index is filled again once they have changed. */
+  /** The committed logins from which `#byHash` was made. It is made again once they have changed. */
   #indexed: State['logins'] | undefined;
   #byHash = new Map<string, Login>();
 
@@ -50,7 +50,7 @@ export class Logins {
     }
     const hashed = hashOf(secret);
     const login = this.#byHash.get(hashed);
-    // The time of the index look-up may vary; this comparison always takes the same time.
+    // This comparison always takes the same time, because its duration could reveal the hash.
     if (!login || !timingSafeEqual(Buffer.from(login.hash), Buffer.from(hashed))) return undefined;
     const key = this.#state.keys.get(login.key_id);
     return key && this.#endOf(login) > now() ? { login, key } : undefined;
@@ -85,7 +85,7 @@ export class Logins {
       await this.#state.change((transaction) => {
         // The key of the broker's own socket file is not in the state, so it cannot be revoked.
         if (!transaction.before.keys.has(caller.key_id)) throw noStoredKey;
-        this.#makeRoom(transaction, login);
+        this.#removeSurplus(transaction, login);
         transaction.put('logins', login);
         caller.commit(transaction, { login_id: login.id });
       });
@@ -147,7 +147,7 @@ export class Logins {
   }
 
   /** Removes the login of a key that was used least recently if the key has too many. */
-  #makeRoom(transaction: StateTransaction, { key_id }: Login): void {
+  #removeSurplus(transaction: StateTransaction, { key_id }: Login): void {
     const own = transaction.all('logins').filter((login) => login.key_id === key_id);
     own.sort((a, b) => this.#usedAt(a) - this.#usedAt(b));
     for (const { id } of own.slice(0, Math.max(0, own.length + 1 - mostOfKey)))
@@ -192,14 +192,17 @@ function find(id: LoginId, { logins }: Pick<Declared, 'logins'>): Login {
   return login;
 }
 
-/** True if a key may see and end a login: its own, and as admin those of keys that are not stronger. */
+/**
+ * True if a key may see and end a login. With the scope admin it may do so with logins of keys that are not
+ * stronger.
+ */
 function mayManage(own: Key, { key_id }: Login, { keys }: Pick<Declared, 'keys'>): boolean {
   if (own.id === key_id) return true;
   const key = keys.get(key_id);
   return key !== undefined && holds(own, 'admin') && within(key, own);
 }
 
-/** Throws forbidden where the cookie would travel unencrypted. */
+/** Throws forbidden if the cookie would be sent without TLS. */
 function assertPrivate({ secure }: Caller): void {
   if (secure) return;
   const message =
@@ -207,7 +210,7 @@ function assertPrivate({ secure }: Caller): void {
   throw new AppError('forbidden', message);
 }
 
-/** Throws forbidden for a request that a cookie authorized. */
+/** Throws forbidden unless the request has the API key itself, not the cookie of a login. */
 function assertKeyItself({ login_id }: Caller): void {
   if (login_id !== undefined)
     throw new AppError('forbidden', 'this needs the API key itself: send it in the header Authorization');

@@ -9,11 +9,11 @@ type Logins = Pick<Declared, 'logins'>;
 /** Time after which a confirmation counts no more. */
 const confirmedMs = 15 * 60_000;
 
-export const ended = new AppError('unauthorized', 'this login has ended: log in again');
+export const loginEnded = new AppError('unauthorized', 'this login has ended: log in again');
 
 /** Throws unauthorized for a login that has ended. Requests with a key have no login. */
 export function assertLogin({ logins }: Logins, id: LoginId | undefined): void {
-  if (id !== undefined && !logins.has(id)) throw ended;
+  if (id !== undefined && !logins.has(id)) throw loginEnded;
 }
 
 /** Throws confirmation_required if the route needs one and the login has none of the last 15 minutes. */

@@ -1,4 +1,4 @@
-// One-time tickets with which a person on the broker's own machine logs in without typing a key.
+// One-time tickets that log in a person on the broker's own machine, who then needs not type a key.
 import type { KeyId } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
 import { newSecret } from '../../shared/ids.ts';
@@ -11,7 +11,7 @@ const validMs = 5 * 60_000;
 const mostTickets = 16;
 
 export class Tickets {
-  /** By the hash of the ticket, oldest first. */
+  /** Tickets that were not used, by their hash, oldest first. */
   readonly #open = new Map<string, { key_id: KeyId; until: number }>();
 
   /** Makes a ticket for a key, which is valid once and for 5 minutes. */
@@ -22,7 +22,10 @@ export class Tickets {
     return ticket;
   }
 
-  /** The key of the ticket in `Bearer TICKET`, which is used up. Only clients on this machine may use one. */
+  /**
+   * Uses up the ticket in `Bearer TICKET`, and returns the key that it is for. Only clients on this machine
+   * may use tickets.
+   */
   redeem(authorization: string, address: string): KeyId | undefined {
     const hashed = hashOf(bearer.exec(authorization)?.[1] ?? '');
     const found = this.#open.get(hashed);
