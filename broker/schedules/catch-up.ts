@@ -23,15 +23,17 @@ export interface ClockJump {
 /** Either all times up to `missed` are missed, or the first time, `at`, runs. */
 export type Step = { missed: number } | { at: number; trigger: 'cron' | 'catch_up' };
 
-/** A jump of the clock forward is believed after this many milliseconds. Until then no schedule runs. */
-export const believedMs = 60_000;
+/**
+ * A jump of the clock forward counts as lasting after this many milliseconds. Until then no schedule runs.
+ */
+export const lastingMs = 60_000;
 /**
  * A due time that is noticed more than this many milliseconds late is missed, for example after the machine
  * slept. The wait after a jump forward is included.
  */
-export const lateMs = believedMs + 60_000;
+export const lateMs = lastingMs + 60_000;
 
-/** The next step; undefined if nothing is due. */
+/** Returns the next step; undefined if nothing is due. */
 export function decide(situation: Situation): Step | undefined {
   const { timetable, settledUntil, now, started } = situation;
   const first = timetable.next(settledUntil);
@@ -44,7 +46,7 @@ export function decide(situation: Situation): Step | undefined {
   return { at: chosen, trigger: fresh && chosen === last ? 'cron' : 'catch_up' };
 }
 
-/** The time that runs next. All times before it are missed. Undefined if none runs. */
+/** Returns the due time that runs next; undefined if none runs. All due times before it are missed. */
 function choose(
   { schedule, timetable, settledUntil, now, jump }: Situation,
   last: number,

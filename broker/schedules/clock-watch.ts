@@ -1,6 +1,6 @@
 // Detects changes of the wall clock by comparing it with the monotonic clock.
 import { monotonic, now } from '../../shared/clock.ts';
-import { believedMs, type ClockJump } from './catch-up.ts';
+import { type ClockJump, lastingMs } from './catch-up.ts';
 
 /**
  * Smallest difference between the clocks that counts as a change.
@@ -13,7 +13,7 @@ export class ClockWatch {
   started = now();
   /** The last jump forward that lasted at least a minute. */
   jump: ClockJump | undefined;
-  #looked = now();
+  #comparedAt = now();
   #skew = now() - monotonic();
   /**
    * A jump forward less than a minute ago. `ahead` is the distance from the previous clock in milliseconds.
@@ -29,14 +29,14 @@ export class ClockWatch {
   }
 
   /**
-   * Compares the clocks. `drift`: milliseconds by which the wall clock was set since the last call, or 0.
-   * `corrected`: the time of the last call by the clock as it is set now.
+   * Compares the clocks. Returns as `drift` the milliseconds by which the wall clock was set since the last
+   * call, or 0. `corrected` is the time of the last call by the clock as it is set now.
    */
-  look(): { drift: number; corrected: number } {
+  compare(): { drift: number; corrected: number } {
     const drift = now() - monotonic() - this.#skew;
-    const from = this.#looked;
+    const from = this.#comparedAt;
     this.#skew += drift;
-    this.#looked = now();
+    this.#comparedAt = now();
     if (Math.abs(drift) < jumpMs) {
       this.#settle();
       return { drift: 0, corrected: from };
@@ -53,7 +53,7 @@ export class ClockWatch {
   }
 
   #settle(): void {
-    if (!this.#recent || monotonic() - this.#recent.since < believedMs) return;
+    if (!this.#recent || monotonic() - this.#recent.since < lastingMs) return;
     const { from, to } = this.#recent;
     this.jump = { from, to };
     this.#recent = undefined;

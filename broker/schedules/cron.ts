@@ -6,10 +6,11 @@ import { AppError } from '../../shared/errors.ts';
 
 export interface Cron {
   /**
-   * True if the hour field starts with `*`. Such an expression runs whenever clocks show one of its times.
+   * True if the hour field starts with `*`. Such an expression is due whenever the wall clock has one of its
+   * times, also twice in an hour that is repeated.
    */
   hourly: boolean;
-  /** The first matching wall time after `wall`, in whole seconds; undefined if there is none. */
+  /** Returns the first matching wall time after `wall`, in whole seconds; undefined if there is none. */
   next(wall: number): number | undefined;
 }
 
@@ -64,8 +65,8 @@ export function assertCron(text: string): void {
     const example = `${min}-${max}, 1,3 or */2`;
     throw refusal('cron', `${name}: ${given} must be made of values from ${min} to ${max}, as in ${example}`);
   }
-  // Only 28 years are searched: in them every date falls on every weekday.
-  // A search to the year 9999 takes 80 ms.
+  // Only 28 years are searched, in which every date falls on every weekday. A search to the year 9999 takes
+  // 80 ms.
   const first = patternOf([...partsOf(text), '2000-2027']).nextRun(new Date(0));
   if (!first) throw refusal('cron', 'never fires: none of these months has such a day');
 }

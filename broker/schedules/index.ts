@@ -11,7 +11,7 @@ import { pageOf } from '../paging.ts';
 import type { Declared, Schedule } from '../state/state.ts';
 import { wordsOf } from './cron.ts';
 import { Launcher, type ScheduleContext } from './launch-run.ts';
-import { Firing } from './run-due-times.ts';
+import { DueTimes } from './run-due-times.ts';
 import type { RanTimes, ScheduleRun } from './run-records.ts';
 import { findTimeZone } from './time-zone.ts';
 import { checkedTimetable } from './timetable.ts';
@@ -32,12 +32,12 @@ const acceptMs = 10_000;
 export class Schedules {
   readonly #context: ScheduleContext;
   readonly #launcher: Launcher;
-  readonly #firing: Firing;
+  readonly #dueTimes: DueTimes;
 
-  private constructor(context: ScheduleContext, launcher: Launcher, firing: Firing) {
+  private constructor(context: ScheduleContext, launcher: Launcher, dueTimes: DueTimes) {
     this.#context = context;
     this.#launcher = launcher;
-    this.#firing = firing;
+    this.#dueTimes = dueTimes;
   }
 
   /** Starts running schedules, and handles the times that passed while the broker was down. */
@@ -45,20 +45,20 @@ export class Schedules {
     const { records, state } = context;
     const launcher = new Launcher(context, await records.unfinishedIds());
     const marks = await records.marks([...state.schedules.keys()]);
-    return new Schedules(context, launcher, new Firing(context, launcher, marks, log));
+    return new Schedules(context, launcher, new DueTimes(context, launcher, marks, log));
   }
 
   /** Stops running schedules. */
   stop(): void {
-    this.#firing.stop();
+    this.#dueTimes.stop();
   }
 
-  /** The machine of a removed schedule that still has runs. */
+  /** Returns the machine of a removed schedule that still has runs. */
   machineOfRemoved(id: string): Promise<MachineId | undefined> {
     return this.#context.records.machineOf(id);
   }
 
-  /** The machine of the run with this command, which may have been deleted. */
+  /** Returns the machine of the run with this command. The command may have been deleted. */
   machineOfCommand(id: string): Promise<MachineId | undefined> {
     return this.#context.records.machineOfCommand(id);
   }
@@ -84,7 +84,7 @@ export class Schedules {
       const byNextRun = input.sort.endsWith('next_run');
       const ran = await this.#ranAhead(byNextRun ? seen : []);
       const page = pageOf(routes.list, seen, input, (schedule, field) =>
-        field === 'next_run' ? this.#firing.nextOf(schedule.id, 1, ran)[0] : Reflect.get(schedule, field),
+        field === 'next_run' ? this.#dueTimes.nextOf(schedule.id, 1, ran)[0] : Reflect.get(schedule, field),
       );
       const ranOfPage = byNextRun ? ran : await this.#ranAhead(page.items);
       const items = await Promise.all(page.items.map((one) => this.#serialize(one, ranOfPage, caller)));
@@ -105,7 +105,7 @@ export class Schedules {
           (schedule_id === undefined || one.id === schedule_id) &&
           (machine_id === undefined || one.machine_id === machine_id),
       );
-      const next = ({ id }: Schedule, after: number) => this.#firing.nextAfter(id, after);
+      const next = ({ id }: Schedule, after: number) => this.#dueTimes.nextAfter(id, after);
       const { runs, more } = await dueRuns(seen, next, { from: start, until: end, limit });
       return { from: iso(start), until: iso(end), runs: runs.map(serializeDue), more };
     },
@@ -162,7 +162,7 @@ export class Schedules {
     throw new AppError('schedule_not_found', `no schedule has the id ${id}`, { schedule_id: id });
   }
 
-  /** The times of these schedules that already ran while the clock was ahead. */
+  /** Returns the due times of these schedules that ran too early, while the clock was ahead. */
   #ranAhead(schedules: readonly Schedule[]): Promise<RanTimes> {
     return this.#context.records.ran(
       schedules.map(({ id }) => id),
@@ -171,7 +171,7 @@ export class Schedules {
   }
 
   async #serialize(schedule: Schedule, ran: RanTimes, caller: Caller) {
-    const [next] = this.#firing.nextOf(schedule.id, 1, ran);
+    const [next] = this.#dueTimes.nextOf(schedule.id, 1, ran);
     const run = await this.#context.records.last(schedule.id, caller.reachable());
     const last_run = run && {
       ...{ at: iso(run.started_at), exit_code: run.exit_code ?? -1, duration: run.duration ?? 0 },
@@ -182,7 +182,7 @@ export class Schedules {
 
   async #serializeDetail(schedule: Schedule, caller: Caller): Promise<Reply<Api['schedules']['get']>> {
     const ran = await this.#ranAhead([schedule]);
-    const next = this.#firing.nextOf(schedule.id, detailedTimes, ran);
+    const next = this.#dueTimes.nextOf(schedule.id, detailedTimes, ran);
     return { ...(await this.#serialize(schedule, ran, caller)), next_runs: next.map((at) => iso(at)) };
   }
 
@@ -211,7 +211,7 @@ function serializeDue({ schedule: { id, name, machine_id, timezone }, at }: DueR
   return { schedule_id: id, name, machine_id, at: iso(at), utc_offset: offset / 60_000 };
 }
 
-/** Throws forbidden: a key that may not run commands must not decide what a schedule runs. */
+/** Throws forbidden for a key that may not run commands: it must not decide what a schedule runs. */
 function assertMayExecute({ may }: Rights): void {
   if (may('commands:execute')) return;
   const required_scope = 'commands:execute';

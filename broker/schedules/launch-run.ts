@@ -1,5 +1,5 @@
-// Starts runs of schedules: writes a command and its row in one transaction,
-// or a row with the reason for no command.
+// Starts runs of schedules. The row of a run is stored in the same transaction as its command, or with the
+// reason why it has no command.
 
 import type { KeyId, MachineId, RunId } from '../../shared/api/route.ts';
 import { monotonic } from '../../shared/clock.ts';
@@ -28,21 +28,21 @@ interface Requester {
 
 /** How long a scheduled command waits for a busy machine. */
 const busyMs = 60_000;
-/** How long after the broker's start a machine may take to reconnect. */
+/** Time after the broker's start in which machines may still be reconnecting. */
 const returnMs = 60_000;
-/** A machine that has linked reports ended commands within this time. */
+/** A machine reports its ended commands within this time after it has linked. */
 const reportMs = 5_000;
 
 export class Launcher {
   readonly #context: ScheduleContext;
   readonly #started = monotonic();
-  /** Ids of the runs that an earlier broker process left open. */
-  readonly #left: ReadonlySet<string>;
+  /** Ids of the runs that had not ended when an earlier broker process stopped. */
+  readonly #leftOpen: ReadonlySet<string>;
   readonly #linkedAt = new Map<string, number>();
 
   constructor(context: ScheduleContext, left: readonly string[]) {
     this.#context = context;
-    this.#left = new Set(left);
+    this.#leftOpen = new Set(left);
     context.presence.watch((machineId, online) => {
       if (online) this.#linkedAt.set(machineId, monotonic());
       else this.#linkedAt.delete(machineId);
@@ -65,7 +65,7 @@ export class Launcher {
     const isReported = (machineId: string): boolean =>
       monotonic() - (this.#linkedAt.get(machineId) ?? Number.POSITIVE_INFINITY) >= reportMs;
     if (monotonic() - this.#started >= returnMs) return false;
-    return open.every(({ id, machine_id }) => this.#left.has(id) && !isReported(machine_id));
+    return open.every(({ id, machine_id }) => this.#leftOpen.has(id) && !isReported(machine_id));
   }
 
   /** Starts a run at its time. Resolves once the run, or the reason why there is none, is on disk. */
@@ -124,7 +124,9 @@ export class Launcher {
     return history.write((transaction) => records.settle([settled], transaction));
   }
 
-  /** Milliseconds that a command may wait for its machine. Without queue_for it fails at once. */
+  /**
+   * Returns how long a command may wait for its machine, in milliseconds. Without queue_for it fails at once.
+   */
   #queueFor(machineId: string): { queue_for?: number } {
     if (this.#context.presence.online(machineId)) return { queue_for: busyMs };
     const left = this.#started + returnMs - monotonic();

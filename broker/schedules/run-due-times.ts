@@ -16,7 +16,7 @@ interface Tracked {
   /** The first time after `settledUntil`; undefined if there is none. */
   next: number | undefined;
   /** When the schedule is checked next: at its next time, or later. */
-  lookAt: number;
+  checkAt: number;
   /** True while the schedule is being checked. */
   busy: boolean;
   /** True while the next time waits for an open run to end, or for another try after a failed write. */
@@ -39,15 +39,15 @@ const mostMissedInAll = 20_000;
 /** Times that share a row are counted up to this number. */
 const mostCounted = 200;
 /**
- * Waits before a waiting time is checked again:
- * `unsureMs` if the open run may have ended, `openMs` if it has not.
+ * Delays until a due time that waits for an open run is checked again: `unsureMs` if it may have ended,
+ * `openMs` if it has not.
  */
 const unsureMs = 1_000;
 const openMs = 60_000;
 /** Wait after a failed write. */
-const againMs = 5_000;
+const retryMs = 5_000;
 
-export class Firing {
+export class DueTimes {
   readonly #context: ScheduleContext;
   readonly #launcher: Launcher;
   readonly #log: Logger;
@@ -55,13 +55,13 @@ export class Firing {
   readonly #clock = new ClockWatch();
   readonly #stopWatching: () => void;
   #declared: State['schedules'] | undefined;
-  /** How many more rows may be written for missed times. */
-  #spare = mostMissedInAll;
+  /** Number of rows that may still be written for missed times. */
+  #missedRowsLeft = mostMissedInAll;
   #working = false;
   #stopped = false;
   #cancelTimer = (): void => {};
 
-  /** `marks`: the time up to which each schedule is settled. */
+  /** `marks` has the time up to which each schedule is settled. */
   constructor(context: ScheduleContext, launcher: Launcher, marks: ReadonlyMap<string, number>, log: Logger) {
     this.#context = context;
     this.#launcher = launcher;
@@ -70,7 +70,7 @@ export class Firing {
       const tracked = this.#tracked.get(id);
       if (!tracked?.waiting) return;
       this.#plan(tracked);
-      this.#arm();
+      this.#setTimer();
     };
     this.#sync(marks);
     this.#stopWatching = context.state.watch(() => this.#sync());
@@ -108,25 +108,26 @@ export class Firing {
     this.#cancelTimer();
   }
 
-  /** Adopts the schedules as they are declared now. */
+  /** Updates the tracked schedules to those that are declared now. */
   #sync(marks: ReadonlyMap<string, number> = new Map()): void {
     const { schedules } = this.#context.state;
     if (schedules === this.#declared) return;
     this.#declared = schedules;
     for (const id of this.#tracked.keys()) if (!schedules.has(id)) this.#tracked.delete(id);
     for (const schedule of schedules.values()) {
-      if (this.#tracked.get(schedule.id)?.schedule !== schedule) this.#take(schedule, marks.get(schedule.id));
+      if (this.#tracked.get(schedule.id)?.schedule !== schedule)
+        this.#track(schedule, marks.get(schedule.id));
     }
-    this.#arm();
+    this.#setTimer();
   }
 
-  #take(schedule: Schedule, settledUntil = 0): void {
+  #track(schedule: Schedule, settledUntil = 0): void {
     const tracked = this.#tracked.get(schedule.id) ?? {
-      ...{ schedule, settledUntil, next: undefined, lookAt: Number.POSITIVE_INFINITY },
+      ...{ schedule, settledUntil, next: undefined, checkAt: Number.POSITIVE_INFINITY },
       ...{ busy: false, waiting: false, missed: 0 },
     };
     tracked.schedule = schedule;
-    // Times before `since` do not count. A mark later than now was written while the clock was ahead.
+    // Due times before `since` do not count. A mark later than now was written while the clock was ahead.
     tracked.settledUntil = Math.min(Math.max(tracked.settledUntil, Date.parse(schedule.since)), now());
     this.#tracked.set(schedule.id, tracked);
     this.#plan(tracked);
@@ -148,21 +149,21 @@ export class Firing {
     if (busy) return;
     tracked.waiting = false;
     tracked.next = schedule.enabled ? this.#timetableOf(schedule)?.next(settledUntil) : undefined;
-    tracked.lookAt = tracked.next ?? Number.POSITIVE_INFINITY;
+    tracked.checkAt = tracked.next ?? Number.POSITIVE_INFINITY;
   }
 
-  #arm(): void {
+  #setTimer(): void {
     this.#cancelTimer();
     if (this.#stopped || this.#working) return;
     let next = Number.POSITIVE_INFINITY;
     if (!this.#clock.isUncertain)
-      for (const { lookAt } of this.#tracked.values()) next = Math.min(next, lookAt);
+      for (const { checkAt: lookAt } of this.#tracked.values()) next = Math.min(next, lookAt);
     const wait = Math.min(Math.max(0, next - now()), longestWaitMs);
     this.#cancelTimer = after(wait, () => {
       this.#working = true;
       void this.#work().finally(() => {
         this.#working = false;
-        this.#arm();
+        this.#setTimer();
       });
     });
   }
@@ -173,40 +174,40 @@ export class Firing {
       if (this.#clock.isUncertain) return;
       const some = this.#due();
       if (some.length === 0) return;
-      await Promise.all(some.map((tracked) => this.#look(tracked)));
+      await Promise.all(some.map((tracked) => this.#check(tracked)));
       await nextTurn();
     }
   }
 
-  /** Due schedules, oldest first. Those far behind wait until no others are due. */
+  /** Returns due schedules, oldest first. Schedules that are far behind wait until no others are due. */
   #due(): Tracked[] {
     const at = now();
-    const due = [...this.#tracked.values()].filter(({ lookAt }) => lookAt <= at);
-    due.sort((a, b) => a.lookAt - b.lookAt);
-    const fresh = due.filter(({ lookAt }) => lookAt >= at - lateMs);
+    const due = [...this.#tracked.values()].filter(({ checkAt: lookAt }) => lookAt <= at);
+    due.sort((a, b) => a.checkAt - b.checkAt);
+    const fresh = due.filter(({ checkAt: lookAt }) => lookAt >= at - lateMs);
     return fresh.length > 0 ? fresh.slice(0, atOnce) : due.slice(0, behindAtOnce);
   }
 
   #followClock(): void {
-    const { drift, corrected } = this.#clock.look();
+    const { drift, corrected } = this.#clock.compare();
     if (drift === 0) return;
     this.#log.warn(
       { drift_ms: Math.round(drift) },
       'the wall clock was set; no schedule runs for a minute if it was set forward',
     );
-    this.#spare = mostMissedInAll;
+    this.#missedRowsLeft = mostMissedInAll;
     if (drift < 0) this.#rewind(corrected);
     for (const tracked of this.#tracked.values()) {
       const isAhead = tracked.settledUntil > corrected;
       if (isAhead) tracked.settledUntil = corrected;
       if (isAhead || tracked.waiting) this.#plan(tracked);
-      else tracked.lookAt = tracked.next ?? Number.POSITIVE_INFINITY;
+      else tracked.checkAt = tracked.next ?? Number.POSITIVE_INFINITY;
     }
   }
 
   /**
-   * Removes rows and marks later than `to`, written while the clock was ahead.
-   * Runs that took place stay and are not repeated.
+   * Removes rows and marks later than `to`, which were written while the clock was ahead. Rows of runs that
+   * took place stay, and these runs are not repeated.
    */
   #rewind(to: number): void {
     const { state, history, records } = this.#context;
@@ -223,18 +224,18 @@ export class Firing {
   }
 
   /** Handles the next due time of a schedule, or several missed times. Never rejects. */
-  async #look(tracked: Tracked): Promise<void> {
+  async #check(tracked: Tracked): Promise<void> {
     tracked.busy = true;
     const wait = await this.#step(tracked).catch((error: unknown) => {
       const { id } = tracked.schedule;
       this.#log.error({ err: error, schedule_id: id }, 'a schedule could not be run; trying again in 5 s');
-      return againMs;
+      return retryMs;
     });
     tracked.busy = false;
     this.#plan(tracked);
     if (wait === undefined || tracked.next === undefined) return;
     tracked.waiting = true;
-    tracked.lookAt = now() + wait;
+    tracked.checkAt = now() + wait;
   }
 
   /** Runs one step. Resolves with the milliseconds until the next check if the step had to wait. */
@@ -246,29 +247,30 @@ export class Firing {
     const step = decide({ schedule, timetable, settledUntil, now: now(), started, jump });
     if (!step) return;
     if ('missed' in step) {
-      await this.#miss(tracked, timetable, step.missed);
+      await this.#recordMissed(tracked, timetable, step.missed);
       return;
     }
     const { at, trigger } = step;
     tracked.missed = 0;
-    // A time that already ran can come again after the clock was set back.
-    // Nothing else records times of this schedule meanwhile: `busy` lets only one step of it run.
+    // A due time that already ran can come again after the clock was set back. `busy` lets only one step of a
+    // schedule run, so no other step records this time meanwhile.
     if (!(await this.#ran(schedule, at))) {
-      const fate = await this.#decideOverlap(schedule, trigger);
-      if (typeof fate === 'number') return fate;
-      if (fate === 'skip') await this.#settle(schedule, 'skipped', trigger, [at], overlapping);
+      const decision = await this.#decideOverlap(schedule, trigger);
+      if (typeof decision === 'number') return decision;
+      if (decision === 'skip') await this.#settle(schedule, 'skipped', trigger, [at], overlapping);
       else await this.#launcher.byClock(schedule, at, trigger);
     }
     tracked.settledUntil = at;
   }
 
   /**
-   * Decides whether a time runs beside open runs or is skipped. A number means: wait this many milliseconds.
+   * Decides whether a due time runs or is skipped while earlier runs have not ended. A number means: wait
+   * this many milliseconds, then decide again.
    */
   async #decideOverlap(schedule: Schedule, trigger: 'cron' | 'catch_up'): Promise<'run' | 'skip' | number> {
-    // A run by hand that begins meanwhile counts as one that begins after this time: nothing forbids it.
+    // A manual run that starts during this read is as good as one that starts right after the due time.
     const open = await this.#context.records.open(schedule.id);
-    // The command fails on an offline machine, which leaves a row with the reason.
+    // On an offline machine the command fails, and its row then has the reason.
     if (open.length === 0 || this.#launcher.isAway(schedule.machine_id)) return 'run';
     const all = schedule.catch_up === 'all';
     if (all && trigger === 'catch_up') return openMs;
@@ -277,30 +279,30 @@ export class Firing {
     return this.#launcher.mayHaveEnded(open) ? unsureMs : 'skip';
   }
 
-  async #miss(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
+  async #recordMissed(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
     const { schedule, settledUntil } = tracked;
-    const most = Math.min(missedAtOnce, mostMissed - tracked.missed, this.#spare);
-    if (most <= 0) return this.#missRest(tracked, timetable, until);
+    const most = Math.min(missedAtOnce, mostMissed - tracked.missed, this.#missedRowsLeft);
+    if (most <= 0) return this.#recordRest(tracked, timetable, until);
     const passed = timetable.times(settledUntil, most, until);
     // Subtracted before the wait, because other schedules use up the same number.
-    this.#spare -= passed.length;
+    this.#missedRowsLeft -= passed.length;
     const ran = await this.#context.records.ran([schedule.id], settledUntil, passed.at(-1));
     const times = passed.filter((at) => !ran.get(schedule.id)?.has(at));
-    this.#spare += passed.length - times.length;
+    this.#missedRowsLeft += passed.length - times.length;
     tracked.missed += times.length;
-    await this.#settle(schedule, 'missed', 'cron', times, unseen);
+    await this.#settle(schedule, 'missed', 'cron', times, notRunning);
     tracked.settledUntil = passed.at(-1) ?? until;
   }
 
-  /** Stores one row for all these times, with the last of them that did not run. */
-  async #missRest(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
+  /** Stores one row for all these due times. Its time is the last of them that did not run. */
+  async #recordRest(tracked: Tracked, timetable: Timetable, until: number): Promise<void> {
     const { schedule, settledUntil } = tracked;
     let last = timetable.last(settledUntil, until);
     while (last !== undefined && (await this.#ran(schedule, last))) {
       last = timetable.last(settledUntil, last - 1);
     }
     if (last !== undefined) {
-      const reason = `${unseen}${sharing(timetable, settledUntil, last)}`;
+      const reason = `${notRunning}${sharing(timetable, settledUntil, last)}`;
       await this.#settle(schedule, 'missed', 'cron', [last], reason);
     }
     tracked.settledUntil = until;
@@ -323,9 +325,9 @@ export class Firing {
 }
 
 const overlapping = 'the previous run had not ended';
-const unseen = 'the broker was not running or was overloaded at this time, or its clock was set';
+const notRunning = 'the broker was not running or was overloaded at this time, or its clock was set';
 
-/** The part of the reason that says how many times share the row. */
+/** Returns the part of the reason that says how many due times the row stands for. */
 function sharing(timetable: Timetable, settledUntil: number, last: number): string {
   const times = timetable.times(settledUntil, mostCounted + 1, last);
   if (times.length < 2) return '';

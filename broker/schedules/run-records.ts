@@ -32,13 +32,13 @@ export interface ScheduleRun extends Omit<Served, Times | 'stdout' | 'stderr'> {
   finished_at: number | null;
 }
 
-/** Due times that took place, by schedule. */
+/** Due times at which a run took place, by schedule. */
 export type RanTimes = ReadonlyMap<string, ReadonlySet<number>>;
 
 /** Most times that next_run skips because they have already run. */
 export const mostRan = 1000;
 
-/** The machines that the caller may see; undefined means all, including removed ones. */
+/** The machines that a caller may see; undefined means all, including removed ones. */
 export type Reach = readonly string[] | undefined;
 
 // The machine sets started_at, and its clock can be wrong.
@@ -124,7 +124,7 @@ export class ScheduleRecords {
     transaction.committed(() => this.onEnd(end.schedule_id));
   };
 
-  /** The time up to which each schedule is settled. Deletes the marks of all other schedules. */
+  /** Returns the time up to which each schedule is settled. Deletes the marks of all other schedules. */
   async marks(scheduleIds: readonly string[]): Promise<Map<string, number>> {
     const others = 'DELETE FROM schedule_marks WHERE schedule_id NOT IN (SELECT value FROM json_each(?))';
     const rows = await this.#history.write((transaction) => {
@@ -161,8 +161,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * The times of these schedules from `from` to `to` that took place, or whose commands are still open: of each
-   * schedule at least the first mostRan.
+   * Returns the due times from `from` to `to` at which these schedules ran or still run: of each schedule at
+   * least the first `mostRan`.
    */
   async ran(scheduleIds: readonly string[], from: number, to = latestInstant): Promise<RanTimes> {
     const ran = `schedule_id IN (SELECT value FROM json_each(?)) AND scheduled_for BETWEEN ? AND ? AND NOT ${neverRan}`;
@@ -182,7 +182,9 @@ export class ScheduleRecords {
     return this.#one('id = ?', [id]);
   }
 
-  /** The last ended run of a schedule on the machines in `reach`, without skipped and missed runs. */
+  /**
+   * Returns the last ended run of a schedule on the machines in `reach`, apart from skipped and missed runs.
+   */
   last(scheduleId: string, reach: Reach): Promise<ScheduleRun | undefined> {
     const [conditions, values] = allOf([['schedule_id = ?', scheduleId], reachableOnly(reach)]);
     return this.#one(
@@ -192,12 +194,12 @@ export class ScheduleRecords {
     );
   }
 
-  /** The machine of the last run of a schedule, which may have been removed. */
+  /** Returns the machine of the last run of a schedule. The schedule may have been removed. */
   async machineOf(scheduleId: string): Promise<MachineId | undefined> {
     return (await this.#one('schedule_id = ? ORDER BY decided_at DESC LIMIT 1', [scheduleId]))?.machine_id;
   }
 
-  /** The machine of the run with this command, whose own row may have been deleted. */
+  /** Returns the machine of the run with this command. The command's own row may have been deleted. */
   async machineOfCommand(commandId: string): Promise<MachineId | undefined> {
     return (await this.#one('command_id = ?', [commandId]))?.machine_id;
   }
@@ -264,7 +266,7 @@ export function settledRun(run: ScheduleRun, status: Status, reason: string): Sc
   return { ...run, status, reason, started_at: at, finished_at: at, exit_code: -1, duration: 0 };
 }
 
-/** The fields of a run that follow from the end of its command. */
+/** Returns the fields of a run that are set when its command ends. */
 function endOf(command: Command) {
   const { started_at, finished_at, exit_code, reason } = command;
   const end = finished_at ?? command.created_at;

@@ -2,8 +2,8 @@
 // including changes to and from daylight saving time.
 
 /**
- * The instants of a wall time: two if the clocks were turned back.
- * A wall time in a skipped gap has only the gap's end.
+ * The instants of a wall time: two if the clocks were turned back. A wall time that clocks skip has none,
+ * only the `end` of the gap.
  */
 export type Instants = { at: [first: number, second?: number]; gap: false } | { end: number; gap: true };
 

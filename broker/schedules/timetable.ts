@@ -5,8 +5,8 @@ import { dayMs, findTimeZone, type TimeZone } from './time-zone.ts';
 const second = 1000;
 
 /**
- * Makes the timetable for a request.
- * Throws validation_failed with the name of the field, also if it never fires.
+ * Makes the timetable for a request. Throws validation_failed with the name of the wrong field, also for an
+ * expression that is never due.
  */
 export function checkedTimetable(expression: string, timezone: string): Timetable {
   assertCron(expression);
@@ -18,7 +18,7 @@ export class Timetable {
   readonly #cron: Cron;
   readonly #zone: TimeZone;
 
-  /** Throws validation_failed with the name of the field. */
+  /** Throws validation_failed with the name of the wrong field. */
   constructor(expression: string, timezone: string) {
     this.#cron = readCron(expression);
     const zone = findTimeZone(timezone);
@@ -45,7 +45,7 @@ export class Timetable {
   last(after: number, until: number): number | undefined {
     let [found] = this.times(after, 1, until);
     if (found === undefined) return undefined;
-    // Found by bisection, so that the cost does not grow with the number of times.
+    // Searches by bisection, so that the cost does not grow with the number of due times.
     for (let end = until; end - found >= second; ) {
       const middle: number = Math.floor((found + end) / 2);
       const [later] = this.times(middle, 1, until);
@@ -55,7 +55,10 @@ export class Timetable {
     return found;
   }
 
-  /** Each wall time is due once: a skipped one right after the gap, a repeated one the first time. */
+  /**
+   * For expressions with fixed hours: each wall time is due once. One in a gap is due right after the gap, a
+   * repeated one the first time.
+   */
   #nextByDay(after: number): number | undefined {
     let wall: number | undefined = this.#pastRepeat(after);
     for (;;) {
@@ -67,7 +70,10 @@ export class Timetable {
     }
   }
 
-  /** The wall time of an instant. For the second pass of a repeated hour, the end of that hour. */
+  /**
+   * Returns the wall time of an instant, or, if the instant is in the second pass of a repeated hour, the end
+   * of that hour.
+   */
   #pastRepeat(instant: number): number {
     const wall = this.#zone.wallAt(instant);
     const instants = this.#zone.instantsOf(wall);
@@ -76,7 +82,10 @@ export class Timetable {
     return this.#zone.transition(first, again) + this.#zone.offsetAt(first) - second;
   }
 
-  /** A wall time is due whenever clocks show it: never in a gap, twice in a repeated hour. */
+  /**
+   * For expressions whose hour field starts with `*`: a wall time in a gap is never due, a repeated one is
+   * due twice.
+   */
   #nextByClock(after: number): number | undefined {
     const repeated = this.#inRepeat(after);
     let wall: number | undefined = this.#zone.wallAt(after);
@@ -93,7 +102,7 @@ export class Timetable {
     }
   }
 
-  /** For an instant in the first pass of a repeated hour, the first match of the second pass. */
+  /** Returns the first match in the second pass of a repeated hour, if the instant is in its first pass. */
   #inRepeat(after: number): number | undefined {
     const [offset, later] = [this.#zone.offsetAt(after), this.#zone.offsetAt(after + dayMs)];
     if (later >= offset) return undefined;

@@ -1,4 +1,4 @@
-// The runs of many schedules that are due in a span of time, in their order.
+// Lists the runs of many schedules that are due in a period, in the order of their times.
 import { nextTurn } from '../../shared/clock.ts';
 import type { Schedule } from '../state/state.ts';
 
@@ -11,8 +11,8 @@ export interface DueRun {
 const sliceSize = 100;
 
 /**
- * At most `limit` runs from `from` until before `until`, and whether there are more. `nextAfter` returns the first due
- * time of a schedule after an instant.
+ * Returns at most `limit` runs that are due from `from` until just before `until`, and whether there are
+ * more. `nextAfter` returns the first due time of a schedule after an instant.
  */
 export async function dueRuns(
   schedules: readonly Schedule[],
@@ -25,7 +25,7 @@ export async function dueRuns(
     if (at !== undefined && at < until) waiting.push({ schedule, at });
     if (n % sliceSize === sliceSize - 1) await nextTurn();
   }
-  // The last one is the next one.
+  // Sorted in descending order, so that pop() removes the next run.
   waiting.sort((a, b) => b.at - a.at);
   const runs: DueRun[] = [];
   for (let run = waiting.pop(); run && runs.length < limit; run = waiting.pop()) {

@@ -18,8 +18,8 @@ export interface AttachParams {
 
 /** A client whose connection does not arrive within this time is detached. */
 export const unusedMs = 30_000;
-/** After the session ends, a client has this long to read the rest of the output. */
-const restMs = 30_000;
+/** Time that a client has to read the rest of the output after the session has ended. */
+const drainMs = 30_000;
 
 /**
  * Attaches a client, whose connection must follow within 30 s.
@@ -32,8 +32,8 @@ export async function attach(
   caller: Caller,
 ): Promise<Attachment> {
   const { id: session_id, machine_id } = session.record;
-  const there = sessionsOn(machine_id, context).flatMap(({ clients }) => [...clients.keys()]);
-  if (there.length >= terminalClients) {
+  const attachedHere = sessionsOn(machine_id, context).flatMap(({ clients }) => [...clients.keys()]);
+  if (attachedHere.length >= terminalClients) {
     const message = `${terminalClients} clients are attached to sessions of machine ${machine_id}, the most allowed: detach one`;
     throw new AppError('unavailable', message, { machine_id, limit: terminalClients });
   }
@@ -111,7 +111,7 @@ export class Attachment {
     const { machine_id } = this.session.record;
     this.#cancelTimer = after(unusedMs, () => this.leave());
     this.#stopWatchingRights = this.#context.whileAttachable({ key_id, login_id, machine_id }, () => {
-      void this.dismiss('forbidden');
+      void this.detach('forbidden');
     });
     if (this.#left) this.#stopWatchingRights();
   }
@@ -130,26 +130,32 @@ export class Attachment {
 
   /** Detaches a client whose connection will not come. */
   leave(): void {
-    void this.dismiss('detached');
+    void this.detach('detached');
   }
 
   /** Detaches the client. Resolves once this is on disk. Never rejects. */
-  dismiss(why: 'detached' | 'forbidden' | 'stopping'): Promise<void> {
+  detach(why: 'detached' | 'forbidden' | 'stopping'): Promise<void> {
     return this.#close({ why });
   }
 
   sessionEnded(): void {
     this.#cancelTimer();
-    this.#cancelTimer = after(restMs, () => void this.#close(endOf(this.session)));
+    this.#cancelTimer = after(drainMs, () => void this.#close(endOf(this.session)));
   }
 
-  /** Writes an action to the audit log. A failure is only logged: a full disk must not stop a terminal. */
+  /**
+   * Writes an action to the audit log. A failed write is only logged, because a full disk must not stop a
+   * terminal.
+   */
   audit(action: string, result: string): void {
     const { log, history } = this.#context;
     history
       .write((journal) => this.#record(journal, action, result))
       .catch((error: unknown) =>
-        log.error({ err: error, action }, 'an action of a terminal client is missing in the audit log'),
+        log.error(
+          { err: error, action },
+          'an action of a terminal client could not be written to the audit log',
+        ),
       );
   }
 
@@ -173,7 +179,10 @@ export class Attachment {
         this.#record(transaction, 'sessions.leave', 'ok');
       });
     } catch (error) {
-      log.error({ err: error, client_id: attached.client_id }, 'a client left, but this could not be stored');
+      log.error(
+        { err: error, client_id: attached.client_id },
+        'a terminal client was detached, but this could not be stored',
+      );
     }
     session.closeIfUnread();
   }

@@ -24,8 +24,8 @@ export function actionOf(message: unknown): Action {
 /** A message to a client other than terminal output. */
 export type Notice =
   /**
-   * Sent once, before any output; `offset` is where the output begins. While its machine is offline, a client
-   * waits for this notice.
+   * Sent once, before any output, which begins at `offset`. A client whose machine is offline gets it once
+   * the machine is back.
    */
   | { type: 'ready'; client_id: string; offset: number; cols: number; rows: number }
   /** `status` is GRACE_PERIOD when the machine goes offline, and CONNECTED when it is back. */
@@ -44,11 +44,11 @@ export type CloseReason =
   | { why: 'detached' | 'forbidden' | 'fell_behind' | 'stopping' };
 
 /**
- * One client's connection. A session reads `actions`,
- * and ends every port with close() unless `gone` fired before.
+ * The connection of one client. A session reads `actions`, and calls close() at the end unless `gone` has
+ * fired.
  */
 export interface ClientPort {
-  /** Sends output. Resolves once the client has taken enough of the output to be sent more. Never rejects. */
+  /** Sends output. Resolves once the client has received enough of it for more to be sent. Never rejects. */
   output(bytes: Uint8Array): Promise<void>;
   /** Sends a notice. Resolves and never rejects, like output(). */
   notify(notice: Notice): Promise<void>;

@@ -26,7 +26,7 @@ import { columns, type Session, SessionRecords, sessionOf } from './session-reco
 interface SessionSettings {
   /** Sessions that ended more than this many milliseconds ago are deleted. */
   keepMs: number;
-  /** Address of the REST API as clients reach it. */
+  /** Address of the REST API for clients. */
   publicUrl(): string;
 }
 
@@ -75,7 +75,7 @@ export class Sessions {
       );
       const [client] = found;
       if (client && found.length === 1) {
-        await client.dismiss('detached');
+        await client.detach('detached');
         return { detached: true };
       }
       if (client_id !== undefined) {
@@ -138,7 +138,9 @@ export class Sessions {
     return sessions;
   }
 
-  /** The machine that a session runs on. `open` knows the sessions in memory, `stored` those in history. */
+  /**
+   * Finds the machine that a session runs on. `open` knows the sessions in memory, `stored` those in history.
+   */
   readonly machineOf = {
     open: (id: string): MachineId | undefined => this.#context.sessions.get(id)?.record.machine_id,
     stored: async (id: string): Promise<MachineId | undefined> =>
@@ -162,10 +164,12 @@ export class Sessions {
     const { session_id } = params;
     const session = this.#open(session_id) ?? (await this.#refuse(session_id));
     if (caller.reaches(session.record.machine_id)) return attach(this.#context, session, params, caller);
-    throw new AppError('forbidden', 'this key does not reach that machine', { session_id });
+    throw new AppError('forbidden', 'this key is not allowed to use the machine of this session', {
+      session_id,
+    });
   }
 
-  /** Stops the broker's part: detaches every client and ends every wait. The terminals run on. */
+  /** Detaches every client and ends every wait. The terminals on the machines go on. */
   async stop(): Promise<void> {
     for (const stop of this.#stops) stop();
     this.#stopping.abort();
@@ -183,8 +187,8 @@ export class Sessions {
   }
 
   /**
-   * Crash recovery: open sessions wait for their machines,
-   * and clients of the earlier broker process are detached.
+   * Recovers from the end of an earlier broker process: open sessions wait for their machines, and all
+   * clients are detached.
    */
   async #recover(): Promise<void> {
     const { records, sessions, history, state, log } = this.#context;
@@ -204,8 +208,8 @@ export class Sessions {
   }
 
   /**
-   * Writes a new session to disk. The session counts against the machine's limit from the start. Throws if
-   * the machine cannot have another.
+   * Writes a new session to disk. It counts against the machine's limit already while it is being written.
+   * Throws if the machine cannot have another.
    */
   async #store(params: Input<Routes['create']>, caller: Caller): Promise<OpenSession> {
     const { machine_id, shell = null, grace_period, cols, rows } = params;
@@ -237,7 +241,7 @@ export class Sessions {
     return session;
   }
 
-  /** The link of a machine that can have another session. Throws if the machine cannot. */
+  /** Returns the link of a machine. Throws if the machine cannot have another session. */
   #linkForNew(machine_id: MachineId): Link {
     const { presence, machineFacts } = this.#context;
     const link = presence.get(machine_id);
@@ -267,7 +271,7 @@ export class Sessions {
     return { ...this.#serialize(open?.record ?? (await records.get(session_id))), attached_clients };
   }
 
-  /** The record in its REST form; for an open session, its newest values from memory. */
+  /** Converts a record for REST. For an open session, the newest values from memory are used. */
   #serialize(stored: Session) {
     const open = this.#context.sessions.get(stored.id);
     const { instance_id: _, ending: __, ...record } = open?.record ?? stored;
@@ -285,7 +289,7 @@ export class Sessions {
     };
   }
 
-  /** A session that has not ended, found without a wait: it may end during one. */
+  /** Finds a session that has not ended. There is no await, because the session could end meanwhile. */
   #open(session_id: string): OpenSession | undefined {
     const session = this.#context.sessions.get(session_id);
     return session?.stored && !session.ended ? session : undefined;

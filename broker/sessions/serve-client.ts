@@ -26,19 +26,18 @@ interface ServedClient {
   audit(action: string, result: string): void;
 }
 
-/** The audit log gets at most one entry about input in this time, without the input itself. */
+/** Least time between two audit records of a client's input. The input itself is never recorded. */
 const auditMs = 60_000;
 /**
- * Most bytes that may be on their way to a client.
- * The agent stops earlier, unless it receives no acknowledgements.
+ * Most bytes that may be on their way to a client. An agent that gets acknowledgements pauses before that.
  */
-const mostUntaken = 2 * terminalReplayBytes;
+const mostUnreceived = 2 * terminalReplayBytes;
 /** Approximate size of a notice in bytes. */
 const noticeBytes = 256;
 /** Delay before retrying a call that a linked agent refused. */
 const retryMs = 1_000;
 
-/** Errors by which an agent says that a terminal has ended and no output of it is left. */
+/** Errors of an agent for a terminal that has ended and has no output left. */
 const nothingLeft: readonly Code[] = ['range_not_satisfiable', 'session_not_found', 'conflict'];
 
 /** Serves one client. Each link to the agent needs a new call, so one client may take several calls. */
@@ -53,9 +52,9 @@ export class Conversation {
   #position: number | undefined;
   #ready = false;
   /** Bytes that were passed to the client's port and that the client has not received yet. */
-  #untaken = 0;
-  readonly #taken = new Wake();
-  /** The client has been sent all output of a terminal that has ended. */
+  #unreceived = 0;
+  readonly #received = new Wake();
+  /** True once the terminal has ended and all of its output was sent to the client. */
   #drained = false;
   #auditedAt = Number.NEGATIVE_INFINITY;
 
@@ -71,7 +70,7 @@ export class Conversation {
   /** Serves until the session is over, the signal fires, or the agent no longer has the next byte. Never rejects. */
   async run(): Promise<CloseReason> {
     this.#listen().catch((error: unknown) =>
-      this.#log.debug({ err: error }, 'the input of a terminal client broke off'),
+      this.#log.debug({ err: error }, 'the input of a terminal client could not be read to its end'),
     );
     void this.#reportStatus();
     try {
@@ -82,17 +81,15 @@ export class Conversation {
     }
   }
 
-  /**
-   * Reads the client's actions as fast as the agent accepts them. While the agent is offline, none are read.
-   */
+  /** Reads the client's actions at the pace of the agent. No actions are read while the agent is offline. */
   async #listen(): Promise<void> {
     for await (const action of this.#port.actions) {
       if (this.#signal.aborted) return;
-      await this.#do(action);
+      await this.#perform(action);
     }
   }
 
-  async #do(action: Action): Promise<void> {
+  async #perform(action: Action): Promise<void> {
     const observes = this.#client.attached.mode === 'observer';
     if (observes || 'input' in action) this.#audit(observes ? 'forbidden' : 'ok');
     if (observes) {
@@ -157,11 +154,11 @@ export class Conversation {
       for await (const { head, output, size, input_taken } of answers) {
         if (head) await this.#begin(head, input_taken ?? 0);
         else if (input_taken !== undefined) this.#input.acknowledge(input_taken);
-        if (output) await this.#give(output);
+        if (output) await this.#sendOutput(output);
         if (size) await this.#resized(size);
         if (signal.aborted) return undefined;
       }
-      // The output of an open session never ends. So the session has just ended, or the agent has only
+      // The output of an open session never ends. So either the session has just ended, or the agent has
       // detached this client.
       await session.until(() => session.ended, retryMs, signal);
       this.#drained = session.ended;
@@ -192,12 +189,12 @@ export class Conversation {
     await this.#notify({ type: 'ready', client_id, offset, cols, rows });
   }
 
-  async #give({ offset, data }: TerminalOutput__Output): Promise<void> {
+  async #sendOutput({ offset, data }: TerminalOutput__Output): Promise<void> {
     if (!this.#ready || offset !== this.#position) throw wrongOffset(this.#position ?? 0, offset);
     const end = offset + data.length;
     this.#position = end;
     const taken = this.#port.output(data).then(() => this.#input.taken(end));
-    await this.#underWay(taken, data.length);
+    await this.#countUntilReceived(taken, data.length);
   }
 
   async #resized(reported: TerminalSize__Output): Promise<void> {
@@ -206,20 +203,21 @@ export class Conversation {
   }
 
   #notify(notice: Notice): Promise<void> {
-    return this.#underWay(this.#port.notify(notice), noticeBytes);
+    return this.#countUntilReceived(this.#port.notify(notice), noticeBytes);
   }
 
   /**
-   * Counts bytes that are being sent, without waiting for the client, so that a slow client is closed as
-   * fallen behind. It waits only above `mostUntaken`, because many notices could fill the memory.
+   * Counts bytes that are being sent. It does not wait for the client, so that a slow client is closed as
+   * fallen behind. Only above `mostUntaken` it waits, because many notices could fill the memory.
    */
-  async #underWay(taken: Promise<void>, bytes: number): Promise<void> {
-    this.#untaken += bytes;
+  async #countUntilReceived(taken: Promise<void>, bytes: number): Promise<void> {
+    this.#unreceived += bytes;
     void taken.then(() => {
-      this.#untaken -= bytes;
-      this.#taken.wake();
+      this.#unreceived -= bytes;
+      this.#received.wake();
     });
-    while (this.#untaken > mostUntaken && !this.#signal.aborted) await this.#taken.wait(this.#signal);
+    while (this.#unreceived > mostUnreceived && !this.#signal.aborted)
+      await this.#received.wait(this.#signal);
   }
 }
 
@@ -227,7 +225,7 @@ function mayBeLost(bytes: number): string {
   return `the connection to the machine was lost: the last ${bytes} bytes typed before may not all have arrived`;
 }
 
-/** Returns a reported size if it is a valid one. */
+/** Returns the size that an agent has reported; undefined if it is not valid. */
 function sizeOf(reported: TerminalSize__Output | null): { cols: number; rows: number } | undefined {
   const cols = colsSchema.safeParse(reported?.cols);
   const rows = rowsSchema.safeParse(reported?.rows);
@@ -252,7 +250,7 @@ const mostUnacknowledged = 64 * 1024;
  */
 const pieceBytes = 32 * 1024;
 
-/** Where a call begins, as reported by the agent. */
+/** The position at which a call begins, as reported by the agent. */
 interface Beginning {
   /** Offset of the first byte of output. */
   offset: number;
@@ -263,8 +261,8 @@ interface Beginning {
 }
 
 /**
- * Unacknowledged input of one client, which is sent again after a lost link. The object outlives the calls,
- * and its input waits between two calls. Bytes of input are counted over all calls.
+ * Input of one client that the agent has not acknowledged. It is sent again after a lost link, so it is in
+ * memory from one call to the next. Bytes of input are counted over all calls.
  */
 class UnacknowledgedInput {
   readonly #changed = new Wake();
@@ -278,8 +276,8 @@ class UnacknowledgedInput {
   /** True once the agent has reported where this call begins. */
   #begun = false;
   /**
-   * `#taken`: offset up to which the client has the output.
-   * `#reported`: the last such offset sent to the agent.
+   * `#taken` is the offset up to which the client has the output, `#reported` the last such offset that was
+   * sent to the agent.
    */
   #taken = 0;
   #reported = 0;
@@ -299,8 +297,8 @@ class UnacknowledgedInput {
    */
   begin({ offset, input_taken, known }: Beginning): number {
     const resumes = known && input_taken >= this.#acknowledged;
-    // An agent that does not know the client may have taken all input sent before,
-    // so none of that is sent again.
+    // An agent that does not know the client may have received all input that was sent before. So none of it
+    // is sent again.
     const lost = resumes ? 0 : this.#next - this.#acknowledged;
     if (resumes) {
       this.#next = this.#acknowledged + this.#input.length;
@@ -364,7 +362,7 @@ class UnacknowledgedInput {
       return { input };
     }
     if (!waiting || 'input' in waiting) return undefined;
-    this.#took(undefined);
+    this.#setWaiting(undefined);
     return waiting;
   }
 
@@ -372,10 +370,10 @@ class UnacknowledgedInput {
   #append(input: Uint8Array): void {
     const free = mostUnacknowledged - this.#input.length;
     this.#input = Buffer.concat([this.#input, input.subarray(0, free)]);
-    this.#took(input.length > free ? { input: input.subarray(free) } : undefined);
+    this.#setWaiting(input.length > free ? { input: input.subarray(free) } : undefined);
   }
 
-  #took(rest: Action | undefined): void {
+  #setWaiting(rest: Action | undefined): void {
     this.#waiting = rest;
     if (!rest) this.#changed.wake();
   }

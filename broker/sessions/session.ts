@@ -54,7 +54,7 @@ export interface SessionContext extends SessionServices {
 interface SessionClient {
   readonly attached: Attached;
   /** Detaches the client. Resolves once this is on disk. Never rejects. */
-  dismiss(why: 'detached' | 'forbidden' | 'stopping'): Promise<void>;
+  detach(why: 'detached' | 'forbidden' | 'stopping'): Promise<void>;
   /** Call it once the end of the session is on disk. */
   sessionEnded(): void;
 }
@@ -154,14 +154,14 @@ export class OpenSession {
     });
   }
 
-  /** Handles a change of the machine's link: a new link, or none. */
+  /** Handles a change of the machine's link. `link` is undefined if the machine went offline. */
   relink(link: Link | undefined): void {
     if (!this.stored) return;
     if (this.link && this.link !== link) this.awaitLink();
     if (link && !this.link && !this.ended) this.#supervise(link);
   }
 
-  /** Handles the loss of the link to the agent: the terminal stays open there for the grace period. */
+  /** Handles the loss of the link to the agent. The agent leaves the terminal open for the grace period. */
   awaitLink(): void {
     this.link = undefined;
     this.changed.wake();
@@ -227,11 +227,11 @@ export class OpenSession {
     else acknowledgements.add(machine_id, [id]);
   }
 
-  /** Prepares for the stop of the broker: detaches every client and writes pending changes. Never rejects. */
+  /** Detaches every client and writes pending changes, because the broker stops. Never rejects. */
   async stop(): Promise<void> {
     this.#cancelTimers();
     this.changed.wake();
-    const leaving = [...this.clients.values()].map((client) => client.dismiss('stopping'));
+    const leaving = [...this.clients.values()].map((client) => client.detach('stopping'));
     await Promise.all([...leaving, this.stored && !this.ended && this.#change({})]);
   }
 
@@ -260,7 +260,10 @@ export class OpenSession {
       }
     } catch (error) {
       const why = error instanceof AppError ? error.code : error;
-      log.info({ why, session_id: this.record.id }, 'the agent’s reports on a session broke off');
+      log.info(
+        { why, session_id: this.record.id },
+        'the stream with an agent’s reports on a session ended early',
+      );
       const unopened = opening && this.record.status === 'PENDING';
       const end = refusalOf(error, unopened, this.record, link);
       if (end && current()) return await this.end(end);
@@ -290,8 +293,8 @@ export class OpenSession {
   }
 
   /**
-   * Writes a change of the session. A failed write is made up for by the next change,
-   * at the latest by the end.
+   * Writes a change of the session. A failed write is only logged, because the next change, or the end,
+   * writes the whole record again.
    */
   async #change(changes: Partial<Session>, type?: EventType): Promise<void> {
     const record = { ...this.record, ...changes };
@@ -344,7 +347,7 @@ export function linkTo(machineId: string, { presence }: SessionContext): Link | 
   return presence.online(machineId) ? presence.get(machineId) : undefined;
 }
 
-/** Ends a terminal that the agent still has although its session is over or unknown here. */
+/** Ends a terminal that the agent still has although its session is over or the broker does not know it. */
 export function endUnknown({ stub, machineId }: Link, id: string, context: SessionContext): void {
   stub
     .killProcess({ id, grace_ms: killGraceMs }, { request_id: newId('request') })
@@ -367,21 +370,21 @@ function endOf({ outcome, exit_code, ...exit }: ProcessExit__Output, session: Se
 }
 
 /**
- * The outcome for a terminal that the agent no longer has.
- * Terminals end with the agent process that opened them.
+ * Returns the outcome for a terminal that the agent no longer has. Terminals end with the agent process that
+ * opened them.
  */
 function lostOn({ instance_id }: Session, { instanceId }: Link): End {
   return { reason: instance_id === instanceId ? 'lost' : 'agent_restarted' };
 }
 
 /**
- * The outcome for a refused call: the terminal did not start, or the agent does not have it.
+ * Returns the outcome for a refused call: the terminal did not start, or the agent does not have it.
  * Undefined means: try again.
  */
 function refusalOf(error: unknown, unopened: boolean, session: Session, link: Link): End | undefined {
   if (!(error instanceof AppError)) return undefined;
-  // After these errors the agent may still have the terminal. But `unavailable` to a first open means that
-  // the machine was too full to open it.
+  // After these errors the agent may still have the terminal. As the answer to the first open, `unavailable`
+  // means that the machine has too many terminals.
   const unsure = unopened
     ? ['machine_offline', 'machine_timeout']
     : ['machine_offline', 'machine_timeout', 'unavailable'];

@@ -9,8 +9,8 @@ type Address = ipaddr.IPv4 | ipaddr.IPv6;
 export type Network = [Address, number];
 
 /**
- * The error for a forbidden address. Its message names only what the URL names,
- * never a resolved address or its service.
+ * The error for a forbidden address. Its message contains the host of the URL, but never an address that a
+ * name resolved to.
  */
 export class NotAllowed extends Error {
   override readonly name = 'NotAllowed';
@@ -20,19 +20,20 @@ const notItself = 'webhooks must not call this broker itself';
 
 /** The metadata host of Azure, which has a public address but is internal. */
 const metadata = ['168.63.129.16'];
-/** All of IPv6 that is assigned as global unicast (RFC 4291 section 2.4). */
+/** The IPv6 addresses that are assigned as global unicast (RFC 4291 section 2.4). */
 const globalUnicast = ipaddr.IPv6.parseCIDR('2000::/3');
 const translated = [ipaddr.IPv6.parseCIDR('64:ff9b::/96'), ipaddr.IPv6.parseCIDR('::ffff:0:0:0/96')];
 const sixToFour = ipaddr.IPv6.parseCIDR('2002::/16');
 
 /**
- * Parses a network or address. It must be written in full, because programs differ in the meaning of 10/8.
+ * Parses a network or address, which must be written in full: programs differ in the meaning of short forms
+ * such as 10/8.
  */
 export function networkOf(text: string): Network | undefined {
-  const [, place = '', length] = /^([^/%[]+)(?:\/(\d{1,3}))?$/.exec(text) ?? [];
-  const inner = addressOf(place);
+  const [, addressText = '', length] = /^([^/%[]+)(?:\/(\d{1,3}))?$/.exec(text) ?? [];
+  const inner = addressOf(addressText);
   if (!inner) return undefined;
-  const address = ipaddr.parse(place);
+  const address = ipaddr.parse(addressText);
   const maxBits = address.kind() === 'ipv4' ? 32 : 128;
   const bits = length === undefined ? maxBits : Number(length);
   if (bits > maxBits) return undefined;
@@ -71,7 +72,7 @@ export class AddressGuard {
 
   /**
    * Throws NotAllowed for a URL whose host is a forbidden address, or that leads to this broker's own ports.
-   * Names are otherwise checked at each delivery, when they are resolved.
+   * Other names are checked at each delivery, when they are resolved.
    */
   async assertUrl({ hostname, port, protocol }: URL): Promise<void> {
     const isAddress = addressOf(hostname) !== undefined;
@@ -82,7 +83,7 @@ export class AddressGuard {
     this.#assertOthers(isAddress ? [hostname] : await this.#resolveName(hostname).catch(noAddresses), number);
   }
 
-  /** The addresses to connect to for a host. Rejects with NotAllowed if one of them is forbidden. */
+  /** Returns the addresses to connect to for a host. Rejects with NotAllowed if one of them is forbidden. */
   async resolve(
     hostname: string,
     port: number,
@@ -95,8 +96,8 @@ export class AddressGuard {
   }
 
   /**
-   * Destroys a connection that ended at this broker over an address of no running
-   * interface (an unplugged one, a local route).
+   * Destroys a connection to this broker itself. It can be over an address of no running interface: of an
+   * unplugged one, or of a local route.
    */
   refuseSelf(socket: Socket): void {
     const { remoteAddress, remotePort = 0, localAddress } = socket;
@@ -126,7 +127,10 @@ function addressOf(text: string): Address | undefined {
   return usual ? innermost(ipaddr.parse(plain)) : undefined;
 }
 
-/** The IPv4 address inside a mapped, translated or 6to4 address, because packets go to that address. */
+/**
+ * Returns the IPv4 address inside a mapped, translated or 6to4 address, because packets are sent to that
+ * address.
+ */
 function innermost(address: Address): Address {
   if (!(address instanceof ipaddr.IPv6)) return address;
   if (address.isIPv4MappedAddress()) return address.toIPv4Address();

@@ -32,7 +32,10 @@ export interface RetrySettings {
 /** The queue of one webhook. */
 class Queue {
   readonly id: WebhookId;
-  /** `ready`: deliveries read ahead. `last`: the last one taken from them, after which reading continues. */
+  /**
+   * `ready` has deliveries that were read ahead. `last` is the last one that was removed from it: reading
+   * continues after it.
+   */
   ready: Delivery[] = [];
   last: Delivery | undefined;
   /** Ids of deliveries whose attempt is running or whose outcome is not on disk yet. */
@@ -41,11 +44,11 @@ class Queue {
   /** Number of attempts at once: 1 while the receiver fails, doubled with each success. */
   width = 1;
   waking = false;
-  /** A call is starting attempts; `again`: it looks for due deliveries once more. */
+  /** True while a call of #advance() starts attempts. `again` makes it check for due deliveries once more. */
   advancing = false;
   again = false;
   sweeping = false;
-  /** Counts the resets: deliveries read before a reset are discarded. */
+  /** Number of resets. Deliveries that were being read during a reset are discarded. */
   resets = 0;
   cancelTimer = (): void => {};
 
@@ -53,7 +56,7 @@ class Queue {
     this.id = id;
   }
 
-  /** Starts reading from the beginning, because deliveries in the table may have changed. */
+  /** Makes the next read start from the beginning, because deliveries in the table may have changed. */
   reset(): void {
     this.resets += 1;
     this.ready = [];
@@ -64,7 +67,7 @@ class Queue {
 const maxWidth = 16;
 const readAhead = 64;
 const maxUnsaved = 256;
-/** At a start the queues begin at random times, this long apart on average. */
+/** When the broker starts, the queues begin at random times, this long apart on average. */
 const startGapMs = 10;
 const sweepStep = 500;
 const stopMs = 2_000;
@@ -124,7 +127,8 @@ export class DeliveryQueue {
   }
 
   /**
-   * Applies a change of a webhook to its waiting deliveries: they fail, or are due at once if it was enabled.
+   * Applies a change of a webhook to its waiting deliveries. They fail if they must no longer be sent, and
+   * are due at once if the webhook was enabled.
    */
   async follow(id: WebhookId, wasEnabled: boolean): Promise<void> {
     await this.#save();
@@ -171,7 +175,8 @@ export class DeliveryQueue {
   }
 
   async #attemptDue(queue: Queue): Promise<void> {
-    // Everything is checked again after each read: a webhook may have changed or its queue been reset meanwhile.
+    // All conditions are checked again after each read: the webhook may have changed, and its queue may have
+    // been reset.
     for (;;) {
       const webhook = this.#attemptable(queue);
       if (!webhook) return;
@@ -197,7 +202,7 @@ export class DeliveryQueue {
     }
   }
 
-  /** The webhook, if another attempt may begin now. Begins a sweep if the webhook is disabled. */
+  /** Returns the webhook if another attempt may begin now. Starts a sweep if the webhook is disabled. */
   #attemptable(queue: Queue): Webhook | undefined {
     const { state, subscriptions } = this.#parts;
     const webhook = state.webhooks.get(queue.id);
@@ -207,8 +212,8 @@ export class DeliveryQueue {
       void this.#sweep(queue);
       return undefined;
     }
-    const hasRoom = queue.running.size < queue.width && queue.unsaved.size < maxUnsaved;
-    return hasRoom ? webhook : undefined;
+    const hasCapacity = queue.running.size < queue.width && queue.unsaved.size < maxUnsaved;
+    return hasCapacity ? webhook : undefined;
   }
 
   /** Reads the next waiting deliveries. False if there are none. */
@@ -248,8 +253,8 @@ export class DeliveryQueue {
   }
 
   /**
-   * The wait before the next attempt. It varies by 10 %, so that retries spread. A busy receiver may ask for
-   * up to twice the wait.
+   * Returns the delay before the next attempt. It varies by 10 %, so that retries spread. The Retry-After of
+   * a busy receiver counts up to twice the delay.
    */
   #waitAfter(tries: number, { retryAfter }: Outcome): number {
     const { waits } = this.#retry;

@@ -46,7 +46,7 @@ export interface Delivery extends EventKind {
 /** An attempt that has ended. */
 export interface Attempted {
   webhookId: WebhookId;
-  /** How often the webhook had been enabled when the attempt began. */
+  /** Number of times that the webhook had been enabled when the attempt began. */
   armed: number;
   delivery: Delivery;
   outcome: Outcome;
@@ -82,8 +82,8 @@ export class DeliveryStore {
   readonly #history: History;
   readonly #startedAt = now() - monotonic();
   /**
-   * How often each webhook had been enabled when its attempts failed.
-   * A webhook that was enabled more often works again.
+   * Number of times that each webhook had been enabled when its attempts failed. A webhook that was enabled
+   * again since then has a higher number, and works.
    */
   readonly #failed: Map<string, number>;
 
@@ -105,16 +105,16 @@ export class DeliveryStore {
   }
 
   /**
-   * The clock of due times: wall time at the start of the broker, then monotonic,
-   * so that setting the clock changes no wait.
+   * Returns the time for due times: the wall time at the start of the broker, then monotonic. Setting the
+   * clock thus changes no delay.
    */
   now(): number {
     return Math.round(this.#startedAt + monotonic());
   }
 
   /**
-   * Records a new delivery, or makes a failed or waiting one due now.
-   * A delivered one is sent again only with `anyStatus`. False if nothing changed.
+   * Records a new delivery, or makes a failed or waiting one due now. A delivered one is sent again only with
+   * `anyStatus`. Returns false if nothing changed.
    */
   async request(
     webhookId: WebhookId,
@@ -167,7 +167,7 @@ export class DeliveryStore {
 
   async last(webhookId: string): Promise<Last | null> {
     const row = await this.#history.get('SELECT last FROM webhook_marks WHERE webhook_id = ?', webhookId);
-    // saveLast() stores only this shape.
+    // The cast is safe: saveLast() stores only this shape.
     return row?.last ? (jsonIn(row, 'last') as Last) : null;
   }
 
@@ -200,7 +200,7 @@ export class DeliveryStore {
     );
   }
 
-  /** Waiting deliveries in the order of their due times, beginning after a given one. */
+  /** Returns waiting deliveries in the order of their due times, from the one after `after`. */
   async waiting(
     webhookId: WebhookId,
     limit: number,
@@ -226,8 +226,8 @@ export class DeliveryStore {
   }
 
   /**
-   * Events since a time, in the order of the event log,
-   * and the sequence number after which the next page begins.
+   * Returns events since a time, in the order of the event log, and the sequence number after which the next
+   * page begins.
    */
   async eventsSince(
     since: Date,
@@ -264,8 +264,8 @@ export class DeliveryStore {
 }
 
 /**
- * The id of a delivery, always the same for a webhook and event. It begins with the time, so that new rows
- * are adjacent on disk.
+ * Returns the id of a delivery, which is always the same for a webhook and event. It begins with the time, so
+ * that new rows are adjacent on disk.
  */
 function idOf(webhookId: string, event: EventReference): string {
   const hash = createHash('sha256').update(`${webhookId} ${event.id}`).digest();

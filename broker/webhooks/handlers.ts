@@ -31,7 +31,7 @@ type Editor = Rights & Pick<Caller, 'key_id'>;
 
 /** Most webhooks, because each event is matched against every webhook. */
 const maxWebhooks = 1_000;
-/** Most tests at once, of one key and in all. Each may use a connection until its deadline. */
+/** Most test deliveries at once, of one key and in all. Each may use a connection until its deadline. */
 const [maxTestsOfKey, maxTests] = [4, 32];
 /** Most events that one transaction redelivers. */
 const eventStep = 500;
@@ -63,7 +63,7 @@ export class WebhookHandlers implements Routes {
     const { guard, state, vault } = this.#parts;
     await assertUrl(guard, params.url);
     assertScopes(caller, params.events);
-    // The kind decides the form of the id.
+    // The cast is safe: newId('webhook') has the form of a webhook's id.
     const id = newId('webhook') as WebhookId;
     const encrypted = secret === undefined ? null : vault.encrypt(id, secret);
     const at = { created_at: iso(), updated_at: iso() };
@@ -139,9 +139,13 @@ export class WebhookHandlers implements Routes {
     const row = await history.write(async (transaction) => {
       const { row, event } = (await store.find(delivery_id, transaction)) ?? {};
       if (!event || row?.webhook_id !== webhook_id || !readerOf(caller)(event)) {
-        throw new AppError('delivery_not_found', 'this webhook has no such delivery', {
-          delivery_id,
-        });
+        throw new AppError(
+          'delivery_not_found',
+          `webhook ${webhook_id} has no delivery ${delivery_id}: list its deliveries`,
+          {
+            delivery_id,
+          },
+        );
       }
       const obstacle = subscriptions.obstacle(webhook, event);
       if (obstacle === 'not_permitted') {
@@ -181,8 +185,8 @@ export class WebhookHandlers implements Routes {
   };
 
   /**
-   * True if the caller may read every event that a webhook sends.
-   * A caller that may not could otherwise read the events through the webhook.
+   * True if the caller may read every event that a webhook sends. Otherwise the caller could read forbidden
+   * events through it.
    */
   #covers(caller: Editor, webhook: Webhook, declared?: Declared): boolean {
     if (webhook.key_id === caller.key_id) return true;
@@ -191,7 +195,7 @@ export class WebhookHandlers implements Routes {
     return reaches && missingScope(caller, webhook.events) === undefined;
   }
 
-  /** A webhook that the caller may see and change. Throws webhook_not_found or forbidden. */
+  /** Finds a webhook that the caller may see and change. Throws webhook_not_found or forbidden. */
   #find(webhook_id: WebhookId, caller: Editor, declared: Declared = this.#parts.state): Webhook {
     const webhook = declared.webhooks.get(webhook_id);
     if (!webhook)
@@ -201,7 +205,7 @@ export class WebhookHandlers implements Routes {
     throw new AppError('forbidden', message, { webhook_id });
   }
 
-  /** An enabled webhook. Throws conflict for a disabled one, which gets no deliveries. */
+  /** Finds an enabled webhook. Throws conflict for a disabled one, which gets no deliveries. */
   #findEnabled(webhook_id: WebhookId, caller: Caller): Webhook {
     const webhook = this.#find(webhook_id, caller);
     if (this.#parts.subscriptions.isEnabled(webhook)) return webhook;
@@ -225,8 +229,9 @@ export class WebhookHandlers implements Routes {
     if (secret !== undefined) webhook.secret = secret === null ? null : vault.encrypt(id, secret);
     // A webhook belongs to the key that sets its URL,
     // or that enables it after its own key was revoked or expired.
-    const taken = webhook.url !== before.url || (params.enabled && !rightsOf(before.key_id, draft.before));
-    if (taken) webhook.key_id = caller.key_id;
+    const changesOwner =
+      webhook.url !== before.url || (params.enabled && !rightsOf(before.key_id, draft.before));
+    if (changesOwner) webhook.key_id = caller.key_id;
     // Both the editor and the owner must be able to read the events.
     // Otherwise an editor could have more sent to itself.
     for (const reader of [editor, rightsOf(webhook.key_id, draft.before) ?? editor]) {
@@ -275,7 +280,7 @@ function testMessage(): Message {
   return { id: newId('delivery'), eventId, type, body };
 }
 
-/** The first scope that these events need and the reader lacks. */
+/** Returns the first scope that these events need and the reader lacks. */
 function missingScope({ may }: Pick<Rights, 'may'>, events: readonly string[]) {
   const scopes = typesOf(events).map((type) => scopeOfType.get(type));
   return scopes.find((scope) => scope && !may(scope));

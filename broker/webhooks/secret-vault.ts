@@ -39,7 +39,9 @@ export class SecretVault {
     return Buffer.concat([iv, encryption.getAuthTag(), bytes]).toString('base64');
   }
 
-  /** Decrypts a secret. Returns undefined for a secret of another key file or another webhook. */
+  /**
+   * Decrypts a secret. Returns undefined if it was encrypted with another key file or for another webhook.
+   */
   decrypt(webhookId: string, encrypted: string): string | undefined {
     const all = Buffer.from(encrypted, 'base64');
     try {

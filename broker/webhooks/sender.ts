@@ -15,7 +15,7 @@ export interface Outcome {
   error: string | null;
   /** The first bytes of the answer as text; null for an internal receiver. */
   answer: string | null;
-  /** Milliseconds that a busy receiver asks to wait, by the header Retry-After. */
+  /** Milliseconds in the header Retry-After of a busy receiver; null without one. */
   retryAfter: number | null;
   /** True if the broker aborted the attempt, which says nothing about the receiver. */
   aborted: boolean;
@@ -36,8 +36,8 @@ export class Sender {
   /** Origins that resolved to an internal address; their answers are not stored. */
   readonly #internal = new Set<string>();
   /**
-   * Errors of connections that the receiver closed after answering on them before;
-   * such requests are sent again.
+   * Errors of connections on which the receiver had answered before and which it then closed. Their requests
+   * are sent again.
    */
   readonly #stale = new WeakSet<Error>();
   readonly #pooled: Agent;
@@ -139,8 +139,8 @@ export class Sender {
 }
 
 /**
- * The first bytes of the answer. The status is already known,
- * so a body that is cut off or late does not fail the delivery.
+ * Reads the first bytes of the answer. A body that is incomplete or late does not fail the delivery, because
+ * the status is known.
  */
 async function beginningOf({ headers, body }: Dispatcher.ResponseData): Promise<string | null> {
   const chunks: Buffer[] = [];
@@ -159,7 +159,9 @@ async function beginningOf({ headers, body }: Dispatcher.ResponseData): Promise<
   return Buffer.concat(chunks).subarray(0, storedBytes).toString('utf8');
 }
 
-/** Milliseconds of a Retry-After header, which has seconds or a date (RFC 9110 section 10.2.3). */
+/**
+ * Returns the milliseconds of a Retry-After header, which has seconds or a date (RFC 9110 section 10.2.3).
+ */
 function waitOf(header: string | string[] | undefined): number | null {
   const text = String(header ?? '').trim();
   if (/^\d{1,9}$/.test(text)) return Number(text) * 1000;
