@@ -35,7 +35,7 @@ interface JoinContext {
   events: Events;
   /** SHA-256 of the broker's CA certificate, in hexadecimal; agents trust only this CA. */
   fingerprint: string;
-  packages: Pick<Packages, 'hash' | 'words'>;
+  packages: Pick<Packages, 'hash' | 'installLine'>;
 }
 
 export class JoinTokens {
@@ -68,7 +68,7 @@ export class JoinTokens {
       const text = joinTokenText(secret, fingerprint, packages.hash());
       // The name of a token for one machine becomes the name of that machine.
       const name = input.uses === 1 ? input.name : undefined;
-      return { ...serialize(token), token: text, ...packages.words(text, name) };
+      return { ...serialize(token), token: text, ...packages.installLine(text, name) };
     },
     list: (input, caller) => {
       assertUnlimited(caller);

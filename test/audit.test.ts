@@ -215,7 +215,7 @@ async function counting() {
   const count = { writes: 0, appending: 0 };
   const system = await startFarhand({
     tuning: {
-      rooms({ history }) {
+      onStores({ history }) {
         const write = history.write.bind(history);
         history.write = (change) => {
           count.writes += 1;

@@ -344,8 +344,8 @@ test('a command as long as a single one may be goes to a list of ten thousand, a
 
 /** A system with this number of machines that have never been linked. */
 async function largeFleet(count: number) {
-  const stores: Parameters<NonNullable<Tuning['rooms']>>[0][] = [];
-  const system = await startFarhand({ tuning: { rooms: (opened) => void stores.push(opened) } });
+  const stores: Parameters<NonNullable<Tuning['onStores']>>[0][] = [];
+  const system = await startFarhand({ tuning: { onStores: (opened) => void stores.push(opened) } });
   const { identity } = await scriptedMachine(system);
   const { state, history } = stores[0]!;
   const first = state.machines.get(identity.machineId)!;

@@ -239,7 +239,7 @@ test('the history of a removed machine is found by its id; an id that never was 
 
 test('a run is listed by its command, even after the command was deleted; other keys and ids are refused', async () => {
   const stores: { history: History }[] = [];
-  const system = await startFarhand({ tuning: { rooms: (opened) => void stores.push(opened) } });
+  const system = await startFarhand({ tuning: { onStores: (opened) => void stores.push(opened) } });
   const [machine, other] = [await system.agent(), await system.agent()];
   const schedule = { machine_id: machine.machineId, name: 'x', command: 'true', cron: '@yearly' };
   const { id: schedule_id } = await system.client.schedules.create(schedule);

@@ -252,7 +252,7 @@ async function movedAway() {
   let history: History | undefined;
   const system = await startFarhand({
     tuning: {
-      rooms(rooms) {
+      onStores(rooms) {
         ({ history } = rooms);
       },
     },

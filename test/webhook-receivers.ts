@@ -96,7 +96,7 @@ export async function startWebhookSystem(
   const system = await startFarhand({
     ...options,
     flags,
-    tuning: { ...options.tuning, rooms: (given) => void Object.assign(rooms, given) },
+    tuning: { ...options.tuning, onStores: (given) => void Object.assign(rooms, given) },
   });
   const { history, events } = rooms as Required<typeof rooms>;
   return {

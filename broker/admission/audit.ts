@@ -55,10 +55,7 @@ export function createAuditRecorder(
       .catch((error: unknown) => log.error({ err: error, deeds }, 'an audit record could not be written'));
 
   return {
-    /**
-     * Begins the record of a request. `about` is called on each write. If `records` is false, only a failure
-     * is written.
-     */
+    /** Begins a record. `about` is called on each write. Without `records`, only a failure is written. */
     begin(action: string, who: Who, about: () => AuditedRequest, records = true) {
       const id = newId('audit');
       let committed = false;
@@ -83,8 +80,7 @@ export function createAuditRecorder(
           // A refused request changed nothing, so its record may be left out.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
-          // The rows have the same ids as in the commit: if the commit succeeded in spite of the error, no
-          // row is added.
+          // The ids are those of the commit: no row is added if the commit succeeded in spite of the error.
           await write(deeds, id);
         },
       };

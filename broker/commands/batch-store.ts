@@ -42,8 +42,8 @@ export class BatchStore {
   }
 
   /**
-   * Removes the batches that a crash cut off while they were stored. Their requests were not answered, and no agent
-   * got any of their commands.
+   * Removes the batches that were being stored when the broker crashed. Their requests were not answered, and
+   * no agent got any of their commands.
    */
   async removeIncomplete(): Promise<void> {
     const open = 'SELECT batch_id FROM commands WHERE finished_at IS NULL';
@@ -60,14 +60,14 @@ export class BatchStore {
     });
   }
 
-  /** The batch with this id. Throws batch_not_found. */
+  /** Finds a batch. Throws batch_not_found. */
   async get(id: string): Promise<Batch> {
     const row = await this.#history.get(`SELECT ${batchColumns} FROM batches WHERE id = ?`, id);
     if (row) return batchFromRow(row);
     throw new AppError('batch_not_found', `no batch has the id ${id}`, { batch_id: id });
   }
 
-  /** The progress of the batches that an earlier broker left open. */
+  /** Reads the progress of the batches that had not ended when an earlier broker process stopped. */
   async open(): Promise<BatchProgress[]> {
     const members = 'SELECT count(*) FROM commands WHERE batch_id = batches.id';
     const sql = `SELECT id, concurrency, max_failures, cancel, 0 AS running, (${members} AND finished_at IS NULL) AS open,

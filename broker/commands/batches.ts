@@ -93,7 +93,7 @@ export class Batches {
     this.#context = context;
   }
 
-  /** The machines of a batch; empty when the batch does not exist. */
+  /** Returns the machines of a batch; none if the batch does not exist. */
   machinesOf(id: string): Promise<MachineId[]> {
     return this.#context.store.batches.machines(id);
   }
@@ -103,15 +103,15 @@ export class Batches {
     yield { event: 'end', data: await this.summary(id, caller.reachable()) };
   }
 
-  /** A batch with the counts of its commands on these machines, or on all. */
+  /** Returns a batch with the counts of its commands on these machines, or on all. */
   async summary(id: string, reachable: readonly MachineId[] | undefined) {
     const { store } = this.#context;
     return serializeBatch(await store.batches.get(id), await store.batches.tally(id, reachable));
   }
 
   /**
-   * Stores a batch in slices and adds its commands to `members`. The batch is complete with its last slice; one that
-   * fails or that a crash cuts off is removed.
+   * Stores a batch in slices and adds its commands to `members`. A batch without its last slice is
+   * incomplete: it is removed after a failure, and after a crash at the next start.
    */
   async #store(batch: Batch, members: OpenCommand[], params: CreateParams, caller: Caller): Promise<void> {
     const { scheduler, store, log } = this.#context;
@@ -144,7 +144,7 @@ export class Batches {
     }
   }
 
-  /** A batch with the results on machines that the caller is allowed to use, in the order of the batch. */
+  /** Returns a batch with its results on machines that the caller may use, in the order of the batch. */
   async #detail(id: BatchId, caller: Caller): Promise<Reply<Api['batches']['get']>> {
     const { store, scheduler } = this.#context;
     const batch = await store.batches.get(id);
@@ -166,7 +166,10 @@ export class Batches {
     return { ...serializeBatch(batch, tally), results };
   }
 
-  /** The machines named, or all machines that have every tag and that the caller is allowed to use. */
+  /**
+   * Returns the machines that a request names, or all machines that have every tag and that the caller may
+   * use.
+   */
   #machinesFor({ machine_ids, tags }: CreateParams, caller: Caller): MachineId[] {
     if (machine_ids) return [...new Set(machine_ids)];
     // An empty list of tags would match every machine: a batch on all machines must not happen by mistake.

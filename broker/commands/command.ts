@@ -23,16 +23,16 @@ export interface Command extends Omit<CommandRecord, Serialized> {
   created_at: number;
   started_at: number | null;
   finished_at: number | null;
-  /** Time until which the command may wait for its machine; null for a command that may not wait. */
+  /** Time until which the command may wait for its machine; null without `queue_for`. */
   queue_until: number | null;
   /**
-   * Journal id of the agent that has the command, or empty when no agent has it. An agent with another
-   * journal id was wiped meanwhile.
+   * Id of the journal of the agent that has the command, empty if no agent has it. An agent with another id
+   * has lost its data since then.
    */
   journal_id: string;
   /** True once the end was requested. */
   cancel: boolean;
-  /** Bytes of output in files. */
+  /** Bytes of output in files on the broker's disk. */
   kept_bytes: number;
 }
 
@@ -138,10 +138,10 @@ export function endOf(exit: ProcessExit__Output, command: Command, journalId: st
 }
 
 /** True if all times and counts of a report are possible. A bad report ends only its own command, as lost. */
-export function isSound({ started, output, exit }: ProcessEvent__Output): boolean {
+export function isPlausible({ started, output, exit }: ProcessEvent__Output): boolean {
   const times = [started?.started_at_ms ?? 0, exit?.started_at_ms ?? 0, exit?.finished_at_ms ?? 0];
-  const reach = (output?.offset ?? 0) + (output?.data.length ?? 0);
-  const counts = [exit?.stdout_bytes ?? 0, exit?.stderr_bytes ?? 0, reach];
+  const endOffset = (output?.offset ?? 0) + (output?.data.length ?? 0);
+  const counts = [exit?.stdout_bytes ?? 0, exit?.stderr_bytes ?? 0, endOffset];
   const within = (values: number[], most: number): boolean =>
     values.every((value) => value >= 0 && value <= most);
   const words = /^[\x20-\x7e]{0,32}$/.test(exit?.signal ?? '') && (exit?.reason.length ?? 0) <= 4096;

@@ -12,8 +12,9 @@ export type Sent = Reply<Api['batches']['stream']> extends AsyncIterable<infer T
 const pieceBytes = 16 * 1024;
 
 /**
- * Follows commands to their ends, from the last `tail` bytes of each output on. Those that have ended are read one after
- * another, so that few files are open. Leaves out commands whose machine the caller may no longer use.
+ * Follows commands to their ends, beginning with the last `tail` bytes of each output. Ended commands are
+ * read one after another, so that few files are open. Leaves out commands whose machine the caller may no
+ * longer use.
  */
 export function followMembers(
   members: readonly Command[],

@@ -36,7 +36,7 @@ export interface ScheduledParams extends CommandParams {
 /** A command that is stored on disk and may not have started yet. */
 export interface AcceptedCommand {
   id: CommandId;
-  /** The command's record once the command has started or ended, after `ms` milliseconds at the latest. */
+  /** Returns the record once the command has started or ended, or after `ms` milliseconds. */
   within(ms: number, signal: AbortSignal): Promise<CommandRecord>;
 }
 
@@ -45,7 +45,10 @@ const mostEnds = 32;
 /** Most bytes of input sent to the machine in one call. */
 const inputBytes = 32 * 1024;
 
-/** Resolves once the commands that an earlier broker left open are recovered. */
+/**
+ * Creates the parts. Resolves once the commands that had not ended when an earlier broker stopped are
+ * recovered.
+ */
 export async function createCommands(
   services: CommandServices,
   settings: CommandSettings,
@@ -96,8 +99,8 @@ export class Commands {
     },
     input: async (input, caller) => {
       const open = this.#running(input.command_id) ?? (await this.#refuse(input.command_id));
-      // Input requests for one command run one after another: pieces of two callers must not mix.
-      const turn = open.input.then(() => this.#give(open, input, caller));
+      // Input requests for one command run one after another, so that the input of two callers does not mix.
+      const turn = open.input.then(() => this.#sendInput(open, input, caller));
       open.input = turn.catch(() => {});
       return { taken: await turn };
     },
@@ -150,13 +153,17 @@ export class Commands {
     return new Map(found.map((command) => [command.id, command]));
   }
 
-  /** The machine that a command belongs to. `open` knows the open commands, `stored` those in history. */
+  /**
+   * Finds the machine that a command belongs to. `open` knows the open commands, `stored` those in history.
+   */
   readonly machineOf = {
     open: (id: string): MachineId | undefined => this.#parts.scheduler.get(id)?.record.machine_id,
     stored: (id: string): Promise<MachineId | undefined> => this.#parts.store.machineOf(id),
   };
 
-  /** Reads both output streams from these byte offsets on; the last part reports the end of the command. */
+  /**
+   * Reads both output streams, beginning at these byte offsets. The last part reports the end of the command.
+   */
   async follow(id: string, from: Record<Stream, number>, signal: AbortSignal): Promise<AsyncGenerator<Part>> {
     return partsFrom(await sourceOf(this.#parts, id), from, signal);
   }
@@ -204,7 +211,7 @@ export class Commands {
     return { items: await Promise.all(items), total: page.total };
   }
 
-  /** The record of a list item: the command's current state with the end of its output. */
+  /** Returns the record for a list: the command's current state with the end of its output. */
   async #listed(command: Command): Promise<CommandRecord> {
     const open = this.#parts.scheduler.get(command.id);
     return serializeListed(open ? await open.current(listedBytes) : command);
@@ -216,10 +223,10 @@ export class Commands {
   }
 
   /**
-   * Sends input to the machine. Returns how many bytes of input the command has received since its start. In
-   * the details of an error, `given` is how many bytes of this request were sent.
+   * Sends input to the machine. Returns the bytes of input that the command has received since its start. In
+   * the details of an error, `given` counts the bytes of this request that were sent.
    */
-  async #give(
+  async #sendInput(
     { record: { id, machine_id } }: OpenCommand,
     { data, encoding, offset, end }: Input<Api['commands']['input']>,
     caller: Caller,
@@ -246,7 +253,10 @@ export class Commands {
     }
   }
 
-  /** A command that its machine has, found without a wait: input of two requests stays in their order. */
+  /**
+   * Finds a command that its machine has. There is no await, so that the input of two requests stays in
+   * order.
+   */
   #running(id: string): OpenCommand | undefined {
     const open = this.#parts.scheduler.get(id);
     return open?.state === 'dispatched' || open?.state === 'running' ? open : undefined;
@@ -269,7 +279,7 @@ const unstarted = (id: string): string => `command ${id} has not started yet: tr
  * printed.
  */
 function truncatedIs(stream: Stream, wanted: boolean | undefined): Condition {
-  // The text is that of a partial index.
+  // The text is the same as in a partial index, which SQLite then uses.
   return wanted === undefined ? undefined : [`${wanted ? '' : 'NOT '}${stream}_bytes > length(${stream})`];
 }
 

@@ -20,7 +20,7 @@ import { killGraceMs } from '../../shared/process-limits.ts';
 import type { HistoryTransaction } from '../history/history.ts';
 import type { Acknowledgements } from '../link/acknowledge-results.ts';
 import type { Link } from '../presence/index.ts';
-import { type BatchProgress, type Command, type End, endOf, isSound, type Spec } from './command.ts';
+import { type BatchProgress, type Command, type End, endOf, isPlausible, type Spec } from './command.ts';
 import type { Output, OutputDirectory } from './output.ts';
 import type { CommandServices, CommandStore } from './store.ts';
 import type { TurnLimit } from './turn-limit.ts';
@@ -43,7 +43,7 @@ export interface CommandContext extends CommandServices {
 interface OpenCommands {
   remove(open: OpenCommand): void;
   /** Schedules a round of decisions on the waiting commands. */
-  look(): void;
+  decideSoon(): void;
 }
 
 /** Longest wait for a cancelled command: the time from SIGTERM to SIGKILL, and a second to report the end. */
@@ -52,7 +52,7 @@ export const cancelWaitMs = killGraceMs + 1_000;
 const retryMs = 1_000;
 /** Delay before an end that could not be written is tried again. */
 const rewriteMs = 5_000;
-/** Delay of the write of a start: a shorter command has start and end in one write. */
+/** Delay before a start is written; the end of a shorter command is in the same write. */
 const announceMs = 10;
 
 export class OpenCommand {
@@ -60,21 +60,21 @@ export class OpenCommand {
   readonly output: Output;
   readonly batch: BatchProgress | undefined;
   readonly waitLimit: WaitLimit;
-  /** True once the command is on disk; before that the command is never started or ended. */
+  /** True once the command is on disk. It is not started or ended before that. */
   stored = false;
   /** The final record, set when the command ends and written to disk a little later. */
   end: Command | undefined;
   /** The final record once it is on disk; the output is then complete. */
   ended: Command | undefined;
-  /** The last input request, which the next input request waits for; never rejects. */
+  /** Settles when the last input request has ended, for the next one. Never rejects. */
   input: Promise<unknown> = Promise.resolve();
   readonly #context: CommandContext;
   /** Id of the request that created the command, for the machine's audit log. */
   readonly #requestId: string;
   #inSlot = false;
-  /** A call to the agent is reading the command's reports. */
+  /** True while a call to the agent reads the command's reports. */
   #followed = false;
-  /** The event command.started is written or is part of a transaction. */
+  /** True once the event command.started is written or is part of a transaction. */
   #announced: boolean;
   /** The caller that requested the end, for the machine's audit log. */
   #cancelledBy: Asking | undefined;
@@ -101,7 +101,7 @@ export class OpenCommand {
     return this.record.status === 'running' ? 'running' : 'dispatched';
   }
 
-  /** The record with the output so far, at most `most` bytes of each stream. */
+  /** Returns the record with the output so far, at most `most` bytes of each stream. */
   async current(most?: number): Promise<Command> {
     const { output } = this;
     if (this.ended || output.silent) return this.ended ?? this.record;
@@ -139,8 +139,8 @@ export class OpenCommand {
     const { id } = this.record;
     try {
       if (!mayRun(this.record)) return await this.finish({ status: 'cancelled', reason: 'key_revoked' });
-      // Set before the first wait: the command is no longer queued, so that the scheduler sends it once. And
-      // resume() does not follow it before the agent has it.
+      // Set before the first await, so that the scheduler sends the command only once, and resume() does not
+      // follow it before the agent has it.
       this.#followed = true;
       this.record = { ...this.record, journal_id: link.journalId };
       this.takeSlot();
@@ -151,26 +151,26 @@ export class OpenCommand {
       // The command may have ended during the write, e.g. because its machine was removed.
       if (this.end) return;
       if (!spec) {
-        this.#takeBack();
+        this.#markUnsent();
         await this.finish({ status: 'expired', reason: 'no_spec' });
       } else if (this.record.cancel) await this.finish({ status: 'cancelled' });
       else await this.follow(link, spec);
     } catch (error) {
       log.error({ err: error, command_id: id }, 'a queued command could not be sent; trying again in 1 s');
-      if (!this.end) this.#takeBack();
-      after(retryMs, () => scheduler.look());
+      if (!this.end) this.#markUnsent();
+      after(retryMs, () => scheduler.decideSoon());
     }
   }
 
-  #takeBack(): void {
+  #markUnsent(): void {
     this.#followed = false;
     this.record = { ...this.record, journal_id: '' };
     this.#leaveSlot();
   }
 
   /**
-   * Queues a command again that its machine never ran. Returns false if the command may not wait, or if its spec
-   * is not stored because it never waited.
+   * Queues a command again that its machine never ran. Returns false if it may not wait, or if its spec is
+   * not stored because it never waited.
    */
   async #requeue(): Promise<boolean> {
     const { store, scheduler, log } = this.#context;
@@ -181,14 +181,14 @@ export class OpenCommand {
     });
     // The command may have been cancelled or have ended during the read.
     if (!spec || !this.#mayWait()) return false;
-    this.#takeBack();
+    this.#markUnsent();
     this.waitLimit.awaitReturn();
     store.history
       .write((transaction) => store.update(this.record, transaction))
       .catch((error: unknown) =>
         log.error({ err: error, command_id: id }, 'a command is queued again, but this is not on disk yet'),
       )
-      .finally(() => after(retryMs, () => scheduler.look()));
+      .finally(() => after(retryMs, () => scheduler.decideSoon()));
     return true;
   }
 
@@ -201,12 +201,12 @@ export class OpenCommand {
   /** Sends the command to its agent; without `spec`, follows it from the end of its output. Never rejects. */
   async follow(link: Link, spec?: Spec): Promise<void> {
     this.#followed = true;
-    const unrun = await this.#readReports(link, spec);
-    if (unrun && (await this.#requeue())) return;
+    const neverRan = await this.#readReports(link, spec);
+    if (neverRan && (await this.#requeue())) return;
     this.#followed = false;
     if (this.end) return;
-    if (unrun) await this.finish(unrun);
-    // The reports broke off without an end: a newer link may be up already, or the machine was only slow.
+    if (neverRan) await this.finish(neverRan);
+    // The reports stopped before the command's end: the machine may have a newer link, or was only slow.
     else after(retryMs, () => this.resume());
   }
 
@@ -237,21 +237,21 @@ export class OpenCommand {
         : link.stub.followProcess({ id, stdout_offset: stdout.end, stderr_offset: stderr.end }, options);
       for await (const { event } of reports) {
         if (this.end) return undefined;
-        const unrun = event ? await this.#take(link, event) : undefined;
+        const unrun = event ? await this.#handleReport(link, event) : undefined;
         if (unrun) return unrun;
       }
       return undefined;
     } catch (error) {
       const why = error instanceof AppError ? error.code : error;
-      log.info({ why, command_id: id }, 'the agent’s reports on a command broke off');
-      return this.#takeFailure(error, spec !== undefined);
+      log.info({ why, command_id: id }, 'the stream with an agent’s reports on a command ended early');
+      return this.#handleFailure(error, spec !== undefined);
     }
   }
 
   /** Handles one report. Returns an End only if the command certainly never ran; writes any other end itself. */
-  async #take(link: Link, report: ProcessEvent__Output): Promise<End | undefined> {
+  async #handleReport(link: Link, report: ProcessEvent__Output): Promise<End | undefined> {
     const { started, output, exit } = report;
-    if (!isSound(report)) await this.finish({ status: 'lost', reason: 'bad_report' });
+    if (!isPlausible(report)) await this.finish({ status: 'lost', reason: 'bad_report' });
     else if (started) this.#start(started.started_at_ms);
     else if (output) {
       const stream = output.stream === 'OUTPUT_STREAM_STDERR' ? 'stderr' : 'stdout';
@@ -269,31 +269,31 @@ export class OpenCommand {
   }
 
   /**
-   * Handles a failed call to the agent. Returns the end of a command whose agent had no place for it; a command
+   * Handles a failed call to the agent. Returns the end of a command that a full agent refused. A command
    * that may have run stays open or ends as lost.
    */
-  async #takeFailure(error: unknown, starting: boolean): Promise<End | undefined> {
+  async #handleFailure(error: unknown, starting: boolean): Promise<End | undefined> {
     if (!(error instanceof AppError) || ['machine_offline', 'machine_timeout'].includes(error.code)) return;
     const reason = `${error.code}: ${error.message}`;
     const unstarted = starting && this.record.started_at === null;
     if (unstarted && error.code === 'unavailable') return { status: 'failed', reason };
-    // The agent was too busy, or the reports broke off in the middle: follow() tries again.
+    // The agent was too busy, or its reports stopped before the end: follow() tries again.
     if (error.code === 'unavailable' || (starting && !unstarted)) return;
     await this.finish({ status: unstarted && error.code !== 'machine_error' ? 'failed' : 'lost', reason });
   }
 
-  /** Cancels the command now, or when its machine is back online; a queued command never runs. */
+  /** Cancels the command now, or when its machine is online again. A queued command then never runs. */
   async cancel(by?: Caller): Promise<void> {
     this.#cancelledBy = by && { key_id: by.key_id, key_name: by.key_name };
     if (this.state === 'queued' && this.stored) return this.finish({ status: 'cancelled' });
     this.record = { ...this.record, cancel: true };
-    // The scheduler ends a command that is not stored yet as soon as it is stored.
+    // If the command is not stored yet, the scheduler ends it as soon as it is.
     if (!this.stored) return;
     const { presence, store, log } = this.#context;
     const written = store.history.write((transaction) => {
       if (!this.end) store.update(this.record, transaction);
     });
-    // The kill is sent even if the write fails: a full disk must not let the command run on.
+    // The kill is sent even if the write fails, so that the command ends even while the disk is full.
     await written.catch((error: unknown) => {
       const { id, machine_id } = this.record;
       if (!presence.online(machine_id)) throw error;
@@ -307,7 +307,7 @@ export class OpenCommand {
     const { presence, stopping, log } = this.#context;
     const { id, machine_id } = this.record;
     if (stopping.aborted || this.end || !presence.online(machine_id)) return;
-    // Slow readers of the output must not delay the end.
+    // Readers of the output that are slow must not delay the end.
     this.output.release();
     const options = { request_id: newId('request'), caller: this.#cancelledBy };
     presence
@@ -352,10 +352,10 @@ export class OpenCommand {
    * Ends the command; only the first end counts. Resolves once it is on disk or the broker stops. Never
    * rejects.
    */
-  async finish(how: End): Promise<void> {
+  async finish(outcome: End): Promise<void> {
     if (this.end) return;
     this.#cancelAnnouncement();
-    this.end = { ...this.record, finished_at: now(), ...how };
+    this.end = { ...this.record, finished_at: now(), ...outcome };
     const end = { ...this.end, ...(await this.output.final()) };
     const { store, ends, stopping, log } = this.#context;
     await ends.enter();
@@ -395,6 +395,6 @@ export class OpenCommand {
     store.limitOutput(end.kept_bytes);
     this.output.changed.wake();
     if (end.journal_id !== '') acknowledgements.add(end.machine_id, [end.id]);
-    scheduler.look();
+    scheduler.decideSoon();
   }
 }

@@ -27,8 +27,8 @@ const eventBytes = 64 * 1024;
 
 /**
  * Reads one stream from an offset to its present end or, with `follow`, to the end of the command. Throws
- * range_not_satisfiable for bytes that were deleted or are beyond the end. If bytes are deleted while they are
- * read, the answer breaks off.
+ * range_not_satisfiable for bytes that were deleted or are beyond the end. If bytes are deleted before they
+ * are sent, the answer is cut off.
  */
 export function bytesOf(
   source: Source,
@@ -70,7 +70,7 @@ async function* bytesBetween(
   }
 }
 
-/** The output of a command; it grows while the command runs. */
+/** Finds the output of a command, which grows while the command runs. */
 export async function sourceOf(
   { scheduler, store, outputs }: { scheduler: Scheduler; store: CommandStore; outputs: OutputDirectory },
   id: string,
@@ -88,7 +88,10 @@ export function eventOf(part: Part) {
   return { event: 'output', data: { ...part, ...textOrBase64(part.data) } };
 }
 
-/** Converts parts to events; the id of each event is how far both streams have been sent, e.g. `120.0`. */
+/**
+ * Converts parts to events. The id of an event has the offsets up to which both streams were sent, e.g.
+ * `120.0`.
+ */
 export async function* eventsOf(
   parts: AsyncIterable<Part>,
   from: Record<Stream, number>,
@@ -101,7 +104,7 @@ export async function* eventsOf(
   }
 }
 
-/** Offset of the byte after a piece. */
+/** Returns the offset of the byte after a piece. */
 function endOf(piece: Piece): number {
   return 'to' in piece ? piece.to : piece.offset + piece.data.length;
 }
@@ -120,9 +123,9 @@ function outOfRange(stream: Stream, start: number, end: number): AppError {
 }
 
 /**
- * Reads both streams in pieces of at most `most` bytes from `from` on, then the end; with `whole`, no character is cut
- * in two.
- * Throws range_not_satisfiable for an offset beyond the end of a command that has ended.
+ * Reads both streams from `from` on, in pieces of at most `most` bytes, then the end of the command. With
+ * `whole`, no character is cut in two. Throws range_not_satisfiable for an offset beyond the end of a command
+ * that has ended.
  */
 export function partsFrom(
   source: Source,
@@ -177,7 +180,7 @@ async function* parts(
 interface Reading {
   /** Most bytes in a piece. */
   most: number;
-  /** Pieces of text are cut only between characters. */
+  /** True if pieces are cut only between characters. */
   whole: boolean;
 }
 
@@ -197,7 +200,7 @@ class StreamReader {
     this.#reader = log.reader(from);
   }
 
-  /** The next pieces; `last` means that no more output will come. */
+  /** Reads the next pieces. `last` means that no more output will come. */
   async read(last: boolean): Promise<Piece[]> {
     const stream = this.#stream;
     const at = this.#reader.position;
@@ -225,7 +228,7 @@ class StreamReader {
   }
 }
 
-/** The incomplete UTF-8 character at the end of these bytes, or nothing (RFC 3629 section 3). */
+/** Returns the incomplete UTF-8 character at the end of these bytes, if there is one (RFC 3629 section 3). */
 function unfinished(bytes: Buffer): Buffer {
   for (let back = 1; back <= Math.min(3, bytes.length); back += 1) {
     const byte = bytes[bytes.length - back] ?? 0;

@@ -9,7 +9,7 @@ export type Stream = (typeof streams)[number];
 
 /** Bytes from the end of each stream that the record of an ended command contains. */
 const tailBytes = 1024 * 1024;
-/** A stream stays in memory up to this size: most commands print little. */
+/** Up to this size a stream is only in memory, because most commands print little. */
 const memoryBytes = 64 * 1024;
 const readBytes = 256 * 1024;
 
@@ -18,7 +18,7 @@ export class Output {
   readonly stdout: OutputLog;
   readonly stderr: OutputLog;
   readonly changed: Wake;
-  /** The broker is stopping: no more output comes until it starts again. */
+  /** True once the broker is stopping. No more output comes before its next start. */
   stopped = false;
   readonly #disk: OutputDirectory;
   #reported = false;
@@ -31,8 +31,8 @@ export class Output {
   }
 
   /**
-   * Appends bytes that begin at `offset`; bytes that the stream has already are skipped. Never rejects: bytes
-   * that cannot be stored become a gap.
+   * Appends bytes that begin at `offset`, except those that the stream already has. Never rejects: bytes that
+   * cannot be stored become a gap.
    */
   async append(stream: Stream, offset: number, data: Buffer): Promise<void> {
     this.#reported = true;
@@ -48,7 +48,10 @@ export class Output {
     });
   }
 
-  /** At most `most` of the last bytes, all after the last gap. Never rejects: empty when reading fails. */
+  /**
+   * Returns at most `most` of the last bytes, all after the last gap. Never rejects: the result is empty if
+   * they cannot be read.
+   */
   async tail(stream: Stream, most = tailBytes): Promise<Buffer> {
     try {
       return await tailOf(this[stream], most);
@@ -58,12 +61,12 @@ export class Output {
     }
   }
 
-  /** True while no output has been reported: there is nothing to read or close. */
+  /** True while no output has been reported, so that there is nothing to read or close. */
   get silent(): boolean {
     return !this.#reported && this.stdout.end === 0 && this.stderr.end === 0;
   }
 
-  /** Start and end offset of both streams, and the bytes they have in files. */
+  /** Returns the start and end offsets of both streams, and the bytes that they have in files. */
   extent() {
     const { stdout, stderr } = this;
     return {
@@ -76,8 +79,9 @@ export class Output {
   }
 
   /**
-   * The output fields of an ended command's record. Syncs the files first: the agent removes its copy once
-   * the record is on disk, so the broker's copy must survive a power cut. Never rejects.
+   * Returns the output fields for the record of an ended command. The files are synced first: the agent
+   * deletes its copy once the record is on disk, so the broker's copy must survive a power cut. Never
+   * rejects.
    */
   async final() {
     if (this.silent) return this.extent();
@@ -90,13 +94,13 @@ export class Output {
       });
     }
     const extent = this.extent();
-    // A stream without a file starts where the tail in the record starts.
+    // If a stream has no file, its first byte is the first one of the tail in the record.
     for (const stream of streams)
       if (this[stream].size === 0) extent[`${stream}_start`] = this[stream].end - tails[stream].length;
     return { ...tails, ...extent };
   }
 
-  /** Stops slow readers from holding up appends, because the command is to end or the broker stops. */
+  /** Makes appends no longer wait for slow readers, because the command is to end or the broker stops. */
   release(): void {
     for (const stream of streams) this[stream].release();
   }
@@ -113,7 +117,10 @@ export class Output {
   }
 }
 
-/** Free space left for history and state: this many bytes, or this share of a small disk. */
+/**
+ * Space on the disk that output leaves free for history and state: this many bytes, or this share of a small
+ * disk.
+ */
 const reserveBytes = 256 * 1024 * 1024;
 const reserveShare = 0.1;
 /** Bytes of output after which free space is checked again. */
@@ -122,9 +129,9 @@ const checkEveryBytes = 1024 * 1024;
 /** Output fields in the record of a command that has ended. */
 type Ended = Record<Stream, Buffer> & Record<`${Stream}_bytes`, number> & { id: string; kept_bytes: number };
 
-/** The directory of all output; each command that needs files has a directory in it. */
+/** The directory of all output. Each command that needs files has a directory in it. */
 export class OutputDirectory {
-  /** The data directory; a sync of output files includes the directories below it. */
+  /** The data directory. A sync of output files includes all directories between it and the files. */
   readonly root: string;
   readonly log: Logger;
   readonly #directory: string;
@@ -144,7 +151,10 @@ export class OutputDirectory {
     return new Output({ stdout: fresh('stdout'), stderr: fresh('stderr') }, changed, this);
   }
 
-  /** Opens the output of a command that an earlier broker followed; more output may come. */
+  /**
+   * Opens the output of a command that had not ended when an earlier broker process stopped. More output may
+   * come.
+   */
   async reopen(id: string): Promise<Output> {
     const changed = new Wake();
     const reopen = (stream: Stream) => openOutput(this.#pathOf(id, stream), { changed, memoryBytes });
@@ -180,7 +190,10 @@ export class OutputDirectory {
     }
   }
 
-  /** Removes the files of all commands but these; called at the start, when records may be gone. */
+  /**
+   * Removes the files of all commands except these. Called at the start, because records may have been
+   * deleted.
+   */
   async removeAllBut(ids: ReadonlySet<string>): Promise<void> {
     // The directory is created with the first output that needs it.
     for (const id of await readdir(this.#directory).catch(() => [])) {
@@ -220,6 +233,6 @@ async function tailOf(log: OutputLog, most: number): Promise<Buffer> {
     pieces.push(data);
     at = offset + data.length;
   }
-  // Output appended meanwhile may have pushed the first pieces out of the log; the result still contains them.
+  // The result also has pieces that the log dropped while this function was reading.
   return Buffer.concat(pieces);
 }

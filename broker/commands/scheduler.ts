@@ -1,5 +1,5 @@
-// The scheduler: has all open commands in order of arrival, decides which waiting command starts next,
-// and ends commands that cannot run any more.
+// The scheduler of commands. It has all open commands in the order of their creation, decides which waiting
+// command starts next, and ends commands that can no longer run.
 
 import type { Caller } from '../../shared/api/route-table.ts';
 import { after, every, now } from '../../shared/clock.ts';
@@ -24,9 +24,11 @@ export class Scheduler {
   readonly #stops: (() => void)[];
   readonly #open = new Map<string, OpenCommand>();
   readonly #byMachine = new Map<string, Set<OpenCommand>>();
-  /** Keys or machines have changed: the next round checks the rights of all waiting commands. */
+  /**
+   * True after a change of keys or machines: the next round then checks the rights of all waiting commands.
+   */
   #checkingRights = false;
-  #looking = false;
+  #isDecisionPlanned = false;
   #cancelExpiry = (): void => {};
 
   constructor(context: Omit<CommandContext, 'scheduler'>) {
@@ -36,11 +38,11 @@ export class Scheduler {
       presence.watch((machineId, online) => {
         if (online) this.#linked(presence.get(machineId));
         else for (const open of this.#on(machineId)) open.waitLimit.awaitReturn();
-        this.look();
+        this.decideSoon();
       }),
       state.watch(() => {
         this.#checkingRights = true;
-        this.look();
+        this.decideSoon();
       }),
       events.listen(({ type, data }) => {
         if (type === 'machine.removed')
@@ -50,7 +52,7 @@ export class Scheduler {
     ];
   }
 
-  /** Crash recovery: reopens the commands, and their batches, that an earlier broker left open. */
+  /** Recovers the commands, and their batches, that had not ended when an earlier broker process stopped. */
   async recover(): Promise<void> {
     const { store, outputs } = this.#context;
     await store.batches.removeIncomplete();
@@ -64,7 +66,7 @@ export class Scheduler {
       if (open.state !== 'queued') open.takeSlot();
     }
     this.#release(this.all());
-    this.look();
+    this.decideSoon();
   }
 
   /**
@@ -81,7 +83,7 @@ export class Scheduler {
     const link = this.#linkFor(command);
     const open = this.create({ ...command, journal_id: link?.journalId ?? '' }, requestId);
     const write = (transaction: HistoryTransaction): void => {
-      // A spec can contain secrets: it is stored only with a command that may wait.
+      // A spec can contain secrets, so it is stored only if the command may wait.
       store.insert(open.record, link && command.queue_until === null ? undefined : spec, transaction);
       also(transaction);
     };
@@ -90,7 +92,7 @@ export class Scheduler {
     return open;
   }
 
-  /** Registers a command that is not on disk yet; it counts toward the machine's limits at once. */
+  /** Registers a command that is not on disk yet. It counts toward the machine's limits at once. */
   create(command: Command, requestId: string, batch?: BatchProgress): OpenCommand {
     const output = this.#context.outputs.fresh(command.id);
     const open = new OpenCommand(this.#context, command, output, { requestId, batch });
@@ -99,8 +101,8 @@ export class Scheduler {
   }
 
   /**
-   * Runs `write`, which stores these commands. Then the scheduler may start them. Commands that could not be
-   * stored are dropped.
+   * Runs `write`, which stores these commands, and then lets the scheduler start them. Removes them if they
+   * could not be stored.
    */
   async store(added: readonly OpenCommand[], write: () => Promise<void>): Promise<void> {
     try {
@@ -110,11 +112,11 @@ export class Scheduler {
       for (const open of added) this.remove(open);
       throw error;
     } finally {
-      this.look();
+      this.decideSoon();
     }
   }
 
-  /** Lets these commands start from now on, except those whose machine was removed. */
+  /** Lets the scheduler start these commands, except those whose machine was removed. */
   #release(added: readonly OpenCommand[]): void {
     const { machines } = this.#context.state;
     for (const open of added) open.stored = true;
@@ -124,9 +126,9 @@ export class Scheduler {
   remove(open: OpenCommand): void {
     const { id, machine_id } = open.record;
     this.#open.delete(id);
-    const there = this.#byMachine.get(machine_id);
-    there?.delete(open);
-    if (there?.size === 0) this.#byMachine.delete(machine_id);
+    const ofMachine = this.#byMachine.get(machine_id);
+    ofMachine?.delete(open);
+    if (ofMachine?.size === 0) this.#byMachine.delete(machine_id);
   }
 
   get(id: string): OpenCommand | undefined {
@@ -137,7 +139,7 @@ export class Scheduler {
     return [...this.#open.values()];
   }
 
-  /** Commands that wait for this machine. */
+  /** Returns the commands that wait for this machine. */
   waiting(machineId: string): OpenCommand[] {
     return this.#on(machineId).filter(({ state }) => state === 'queued');
   }
@@ -152,22 +154,22 @@ export class Scheduler {
   /** Cancels members of a batch; waiting members are marked first, so that none of them starts meanwhile. */
   async cancelAll(members: readonly OpenCommand[], by: Caller): Promise<void> {
     for (const open of members) if (open.state === 'queued') open.record = { ...open.record, cancel: true };
-    this.look();
+    this.decideSoon();
     await Promise.all(members.filter(({ state }) => state !== 'queued').map((open) => open.cancel(by)));
   }
 
   /** Schedules a round of decisions on the waiting commands; does nothing once the broker stops. */
-  look(): void {
+  decideSoon(): void {
     const { stopping, log } = this.#context;
-    if (this.#looking || stopping.aborted) return;
-    this.#looking = true;
+    if (this.#isDecisionPlanned || stopping.aborted) return;
+    this.#isDecisionPlanned = true;
     setImmediate(() => {
-      this.#looking = false;
+      this.#isDecisionPlanned = false;
       try {
         if (!stopping.aborted) this.#decide();
       } catch (error) {
         log.error({ err: error }, 'the scheduler of queued commands failed; trying again in 1 s');
-        after(retryMs, () => this.look());
+        after(retryMs, () => this.decideSoon());
       }
     });
   }
@@ -189,32 +191,35 @@ export class Scheduler {
     return [...(this.#byMachine.get(machineId) ?? [])];
   }
 
-  /** How many more commands the agent of this machine may have. */
-  #placesOn(machineId: string): number {
+  /** Returns the number of commands that the agent of this machine may have in addition. */
+  #freeOn(machineId: string): number {
     return openCommands - this.#on(machineId).filter(({ record }) => record.journal_id !== '').length;
   }
 
-  /** The link to start a command on, or undefined when it waits. Throws machine_offline or unavailable. */
+  /**
+   * Returns the link on which a new command starts, undefined if it has to wait. Throws machine_offline or
+   * unavailable.
+   */
   #linkFor({ machine_id, queue_until }: Command): Link | undefined {
     const { presence } = this.#context;
     const link = queue_until === null || presence.online(machine_id) ? presence.get(machine_id) : undefined;
-    // A free place belongs to the commands that wait already.
+    // Commands that already wait start before a new one.
     const isNext = (): boolean => !this.waiting(machine_id).some(({ batch }) => hasSlot(batch));
-    return link && this.#placesOn(machine_id) > 0 && isNext() ? link : this.refuseLongQueue(machine_id);
+    return link && this.#freeOn(machine_id) > 0 && isNext() ? link : this.refuseLongQueue(machine_id);
   }
 
   #decide(): void {
-    const places = new Map<string, number>();
+    const freeByMachine = new Map<string, number>();
     let left = mostDecisions;
     let nextExpiryMs = Number.POSITIVE_INFINITY;
     for (const open of this.#open.values()) {
       if (!open.stored || open.state !== 'queued') continue;
       if (left === 0) {
-        this.look();
+        this.decideSoon();
         return;
       }
       const end = this.#endOf(open);
-      const link = end ? undefined : this.#freeLink(open, places);
+      const link = end ? undefined : this.#freeLink(open, freeByMachine);
       if (end) void open.finish(end);
       else if (link) void open.dispatch(link);
       else {
@@ -226,10 +231,11 @@ export class Scheduler {
     }
     this.#checkingRights = false;
     this.#cancelExpiry();
-    if (nextExpiryMs < Number.POSITIVE_INFINITY) this.#cancelExpiry = after(nextExpiryMs, () => this.look());
+    if (nextExpiryMs < Number.POSITIVE_INFINITY)
+      this.#cancelExpiry = after(nextExpiryMs, () => this.decideSoon());
   }
 
-  /** The end of a waiting command that will not run, or undefined while the command may still run. */
+  /** Returns the end of a waiting command that will not run; undefined while it may still run. */
   #endOf(open: OpenCommand): End | undefined {
     const { presence, mayRun } = this.#context;
     const { record, batch } = open;
@@ -245,19 +251,21 @@ export class Scheduler {
     return { status: 'expired', reason: 'machine_offline' };
   }
 
-  /** The machine's link, if the machine may have one more command and the command's batch has a free slot. */
+  /**
+   * Returns the machine's link if the machine may have one more command and the command's batch has a free
+   * slot.
+   */
   #freeLink({ record: { machine_id }, batch }: OpenCommand, places: Map<string, number>): Link | undefined {
     const { presence } = this.#context;
     if (!presence.online(machine_id) || !hasSlot(batch)) return undefined;
-    const left = places.get(machine_id) ?? this.#placesOn(machine_id);
+    const left = places.get(machine_id) ?? this.#freeOn(machine_id);
     places.set(machine_id, left - 1);
     return left > 0 ? presence.get(machine_id) : undefined;
   }
 
   #linked({ machineId, processIds }: Link): void {
     for (const open of this.#on(machineId)) open.resume();
-    // These commands ended while the agent was offline or are unknown to the broker: the agent may delete
-    // them.
+    // The agent may delete commands that have ended for the broker, or that the broker does not know.
     const settled = processIds.filter((id) => isId('command', id) && !this.#open.has(id));
     this.#context.acknowledgements.add(machineId, settled);
   }

@@ -21,8 +21,8 @@ import type { Command, Spec } from './command.ts';
 import type { OutputDirectory } from './output.ts';
 import { durationOf, listedBytes } from './to-json.ts';
 
-// Lists read rows page by page, so output beyond listedBytes is in a table of its own (command_tails).
-// Every insert pays for each full index: an index that only few rows need is partial.
+// The table command_tails has the output beyond listedBytes, so that lists read short rows. An index that
+// only few rows need is partial, because each insert writes to every full index.
 const tables = [
   `CREATE TABLE commands (
     id TEXT NOT NULL UNIQUE, machine_id TEXT NOT NULL, command TEXT NOT NULL, args TEXT, cwd TEXT, "user" TEXT,
@@ -63,14 +63,14 @@ const ofBatch = (column: string): string =>
 export const columns = stored.replace('command, args', `${ofBatch('command')}, ${ofBatch('args')}`);
 
 const assignments = changing.map((column) => `${column} = ?`).join(', ');
-/** The same with all output that the database has. */
+/** The columns of a command, with all output that the database has. */
 const withTails = columns.replace('stdout, stderr', `${ofTail('stdout')}, ${ofTail('stderr')}`);
 
 function ofTail(stream: 'stdout' | 'stderr'): string {
   return `coalesce((SELECT ${stream} FROM command_tails t WHERE t.id = commands.id), ${stream}) AS ${stream}`;
 }
 
-/** Records that a command's output files are removed: only the tail in the database remains. */
+/** Marks a command's output files as removed, so that only the output in the database remains. */
 const dropFiles = `UPDATE commands SET kept_bytes = 0,
   stdout_start = stdout_bytes - coalesce((SELECT length(stdout) FROM command_tails t WHERE t.id = commands.id), length(stdout)),
   stderr_start = stderr_bytes - coalesce((SELECT length(stderr) FROM command_tails t WHERE t.id = commands.id), length(stderr))
@@ -172,7 +172,7 @@ export class CommandStore {
     this.#emit(journal, 'command.started', { ...command, ...then });
   }
 
-  /** Writes the end of a command and its event; to be called once per command. */
+  /** Writes the end of a command and its event. Call it once for each command. */
   end(command: Command, transaction: HistoryTransaction): Promise<void> {
     const { status } = command;
     this.update(command, transaction);
@@ -189,7 +189,7 @@ export class CommandStore {
     const { batch_id, command: text } = command;
     this.#services.events.emit(journal, type, machine, {
       command_id: command.id,
-      // A batch emits two events for each machine: each event has only the beginning of the command line.
+      // A batch emits two events for each machine, so these have only the beginning of a long command line.
       command: batch_id === null ? text : text.slice(0, mostOfBatch).toWellFormed(),
       status: command.status,
       exit_code: command.exit_code,
@@ -198,14 +198,14 @@ export class CommandStore {
     });
   }
 
-  /** A command with its stored output. Throws command_not_found. */
+  /** Finds a command, with its stored output. Throws command_not_found. */
   async get(id: string): Promise<Command> {
     const row = await this.history.get(`SELECT ${withTails} FROM commands WHERE id = ?`, id);
     if (row) return fromRow(row);
     throw new AppError('command_not_found', `no command has the id ${id}`, { command_id: id });
   }
 
-  /** The commands with these ids, with only the end of their output; unknown ids are left out. */
+  /** Finds commands by their ids, with only the end of their output. Unknown ids are left out. */
   async some(ids: readonly string[]): Promise<Command[]> {
     const some = `SELECT ${columns} FROM commands WHERE id IN (SELECT value FROM json_each(?))`;
     return (await this.history.all(some, JSON.stringify(ids))).map(fromRow);
@@ -222,7 +222,7 @@ export class CommandStore {
        FROM commands LEFT JOIN batches ON batches.id = batch_id WHERE commands.id = ?`,
       id,
     );
-    // The cast is safe: insert() and insertBatch() store only specs.
+    // The cast is safe: only specs are stored in these columns.
     return row?.spec ? (jsonIn(row, 'spec') as Spec) : undefined;
   }
 
@@ -230,7 +230,7 @@ export class CommandStore {
   async open(): Promise<Command[]> {
     const open = 'FROM commands WHERE finished_at IS NULL';
     const rows = await this.history.all(`SELECT ${stored} ${open} ORDER BY created_at, rowid`);
-    // Members of a batch share one command line in memory, as they do in the database.
+    // In memory, too, the members of a batch share one command line.
     const lines = `SELECT id, command, args FROM batches WHERE id IN (SELECT batch_id ${open})`;
     const shared = new Map((await this.history.all(lines)).map((row) => [textIn(row, 'id'), lineIn(row)]));
     return rows.map((row) => {
@@ -248,7 +248,8 @@ export class CommandStore {
   }
 
   /**
-   * Adds an ended command's output files to the total; removes the oldest files when the total is too large.
+   * Adds the bytes of an ended command's output files to the total. Removes the oldest files if the total is
+   * too large.
    */
   limitOutput(bytes: number): void {
     this.#storedBytes += bytes;
@@ -276,7 +277,9 @@ export class CommandStore {
     }
   }
 
-  /** Up to `count` members of a batch from row `from` on; `next` is the row to continue at. */
+  /**
+   * Reads up to `count` members of a batch, beginning at row `from`. `next` is the row at which to continue.
+   */
   async ofBatch(id: string, from: number, count: number): Promise<{ command: Command; next: number }[]> {
     const rows = await this.history.all(
       `SELECT rowid + 1 AS next, ${stored} FROM commands WHERE batch_id = ? AND rowid >= ? ORDER BY rowid LIMIT ?`,
@@ -286,7 +289,7 @@ export class CommandStore {
   }
 }
 
-/** Converts a command to a row. The batch's row has the command line of its members. */
+/** Converts a command to a row. The command line of a member of a batch is in the row of the batch. */
 function rowOf({ command, args, stdout, stderr, cancel, ...rest }: Command) {
   return {
     ...rest,

@@ -3,7 +3,10 @@ import type { Api, Caller, Reply } from '../../shared/api/route-table.ts';
 import { iso } from '../../shared/clock.ts';
 import type { Batch, Command, CommandRecord, Tally } from './command.ts';
 
-/** Bytes of each stream in a list item: enough to see the result, and few enough for a small page. */
+/**
+ * Bytes of each stream in an item of a list: enough to see the result, and few enough for a page of 100
+ * items.
+ */
 export const listedBytes = 4096;
 
 /** Serializes a command with the last `most` bytes of each stream. */
@@ -38,12 +41,14 @@ export function serializeFor(caller: Caller, record: CommandRecord): CommandReco
   return { ...record, stdout: '', stderr: '', ...cut };
 }
 
-/** Milliseconds from the command's start to its end; null unless the command has both. */
+/** Returns the milliseconds from a command's start to its end; null unless it has both. */
 export function durationOf({ started_at, finished_at }: Command): number | null {
   return started_at === null || finished_at === null ? null : Math.max(0, finished_at - started_at);
 }
 
-/** Decodes the last bytes of `total`; a character cut at the start is left out. */
+/**
+ * Decodes the last bytes of a stream of `total` bytes. Leaves out the first character if it is incomplete.
+ */
 function textOf(tail: Buffer, total: number): string {
   let from = 0;
   if (tail.length < total) while (from < 3 && ((tail[from] ?? 0) & 0xc0) === 0x80) from += 1;

@@ -1,17 +1,17 @@
-// Spreads work over turns of the event loop, so that a flood of it does not delay other requests.
+// Spreads work over turns of the event loop, so that much work at once does not delay other requests.
 
 export class TurnLimit {
   readonly #most: number;
   #left: number;
   readonly #waiting: (() => void)[] = [];
 
-  /** `most`: pieces of work in one turn. */
+  /** `most` is the number of pieces of work in one turn. */
   constructor(most: number) {
     this.#most = most;
     this.#left = most;
   }
 
-  /** Resolves when the caller may do its work: now, or in a later turn; in the order of the calls. */
+  /** Resolves when the caller may do its work: in this turn or a later one, in the order of the calls. */
   async enter(): Promise<void> {
     if (this.#left === this.#most) setImmediate(() => this.#nextTurn());
     if (this.#left > 0) this.#left -= 1;

@@ -1,4 +1,4 @@
-// How long a command waits for its machine before it starts.
+// Computes how long a command waits for its machine before it starts.
 import { monotonic, now } from '../../shared/clock.ts';
 
 /**
@@ -14,7 +14,7 @@ export class WaitLimit {
   /** Monotonic time until which a command without queue_for is sent again; set when its start was refused. */
   #retryUntil: number | undefined;
 
-  /** `queueUntil`: time until which the command may wait; null without queue_for. */
+  /** `queueUntil` is the time until which the command may wait; null without queue_for. */
   constructor(queueUntil: number | null) {
     this.#queueUntil = queueUntil;
   }

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import type { Handlers } from '../../shared/api/route-table.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
 import { home, shipped } from '../../shared/install-layout.ts';
-import { type Reached, scriptFor, type Words, wordsFor } from './install.ts';
+import { type Addresses, type InstallLine, installLineFor, scriptFor } from './install.ts';
 
 export interface Packages {
   handlers: Handlers['packages'];
@@ -16,7 +16,7 @@ export interface Packages {
    * The command line that installs an agent with this token and optional name,
    * or the reason why there is none.
    */
-  words(token: string, name?: string): Words;
+  installLine(token: string, name?: string): InstallLine;
 }
 
 const pieceBytes = 64 * 1024;
@@ -24,7 +24,7 @@ const sumsFile = 'SHA256SUMS';
 const sumsLine = /^([0-9a-f]{64}) {2}([\w.-]+\.tar\.gz)$/;
 
 /** The default directory: beside the installed programs, or in a checkout the output of npm run package. */
-const usual = (): string => shipped('packages', () => join(home, 'dist/packages'));
+const defaultDirectory = (): string => shipped('packages', () => join(home, 'dist/packages'));
 
 /** The packages in a directory: file names with their SHA-256. */
 interface Offer {
@@ -33,13 +33,13 @@ interface Offer {
 }
 
 /**
- * Opens the packages in `directory`, the value of --packages. Throws StartError if it is set and contains no
+ * Finds the packages in `directory`, the value of --packages. Throws StartError if it is set and has no
  * packages.
  */
-export function createPackages(directory: string | undefined, reached: () => Reached): Packages {
-  const folder = directory ?? usual();
-  // The list is read at each use, because npm run package may replace it while the broker runs.
-  const offered = (): Offer | undefined => soundOffer(folder);
+export function createPackages(directory: string | undefined, addresses: () => Addresses): Packages {
+  const folder = directory ?? defaultDirectory();
+  // The list of packages is read at each use, because npm run package may replace it while the broker runs.
+  const offered = (): Offer | undefined => completeOffer(folder);
   if (directory !== undefined && !offerIn(folder))
     throw new StartError(
       `--packages ${directory}: this directory has no ${sumsFile}; choose the output of npm run package`,
@@ -48,12 +48,16 @@ export function createPackages(directory: string | undefined, reached: () => Rea
     handlers: {
       script() {
         assertOffer(offered());
-        return { type: 'text/x-shellscript', body: scriptFor(reached()) };
+        return { type: 'text/x-shellscript', body: scriptFor(addresses()) };
       },
       async file({ file, if_none_match }, caller) {
         const hash = assertOffer(offered()).files.get(file);
         if (!hash)
-          throw new AppError('route_not_found', `this broker has no such package; see ${sumsFile}`, { file });
+          throw new AppError(
+            'route_not_found',
+            `this broker has no package ${file}: choose one from ${sumsFile}`,
+            { file },
+          );
         const etag = `"${hash}"`;
         caller.headers.set('ETag', etag);
         if (if_none_match?.includes(etag)) return { status: 304, filename: file };
@@ -63,8 +67,8 @@ export function createPackages(directory: string | undefined, reached: () => Rea
       },
     },
     hash: () => offered()?.hash,
-    words: (token, name) =>
-      offered() ? wordsFor(token, name, reached()) : { install: null, install_missing: missing },
+    installLine: (token, name) =>
+      offered() ? installLineFor(token, name, addresses()) : { install: null, install_missing: missing },
   };
 }
 
@@ -94,7 +98,7 @@ async function pieceOf(path: string, at: number): Promise<Buffer> {
 }
 
 /** Like offerIn(), but undefined if the list names missing files, because it is damaged or being written. */
-function soundOffer(directory: string): Offer | undefined {
+function completeOffer(directory: string): Offer | undefined {
   try {
     return offerIn(directory);
   } catch (error) {
@@ -103,7 +107,9 @@ function soundOffer(directory: string): Offer | undefined {
   }
 }
 
-/** Reads the list of packages; undefined without one. Throws StartError if it names missing files. */
+/**
+ * Reads the list of packages; undefined if there is none. Throws StartError if the list names missing files.
+ */
 function offerIn(directory: string): Offer | undefined {
   const path = join(directory, sumsFile);
   if (!existsSync(path)) return undefined;

@@ -5,7 +5,7 @@ import { home, shipped } from '../../shared/install-layout.ts';
 import { isLoopback } from '../../shared/loopback.ts';
 
 /** Addresses at which machines connect to this broker. */
-export interface Reached {
+export interface Addresses {
   /** URL of the REST API. */
   url: string;
   /** HOST:PORT to which agents connect; empty if no agent can connect. */
@@ -16,7 +16,7 @@ export interface Reached {
   pin: string;
 }
 
-export interface Words {
+export interface InstallLine {
   install: string | null;
   install_missing: string | null;
 }
@@ -26,13 +26,17 @@ export interface Words {
  * builtin, so it never appears in a process list. If the script cannot be downloaded, the line exits with 1.
  * `name`: name of the machine.
  */
-export function wordsFor(token: string, name: string | undefined, { url, pin }: Reached): Words {
-  if (!url) return without('the broker is not running; create the token while it runs');
+export function installLineFor(
+  token: string,
+  name: string | undefined,
+  { url, pin }: Addresses,
+): InstallLine {
+  if (!url) return missingLine('the broker is not running; create the token while it runs');
   const { protocol, hostname } = new URL(url);
   if (everyAddress.includes(hostname))
-    return without('the broker has no public address; start it with --public-url https://HOST:8420');
+    return missingLine('the broker has no public address; start it with --public-url https://HOST:8420');
   if (protocol !== 'https:' && !isLoopback(hostname))
-    return without(
+    return missingLine(
       `${url} is not encrypted, so others could replace the agent; start the broker with --tls, or with an https --public-url`,
     );
   const secured = protocol === 'https:' ? ` --proto '=https'` : '';
@@ -45,11 +49,11 @@ export function wordsFor(token: string, name: string | undefined, { url, pin }: 
 
 const everyAddress = ['0.0.0.0', '[::]'];
 
-function without(install_missing: string): Words {
+function missingLine(install_missing: string): InstallLine {
   return { install: null, install_missing };
 }
 
-export function scriptFor({ url, grpc, publicGrpc, pin }: Reached): string {
+export function scriptFor({ url, grpc, publicGrpc, pin }: Addresses): string {
   const port = grpc.slice(grpc.lastIndexOf(':') + 1);
   const broker = publicGrpc || (grpc && `${new URL(url).hostname}:${port}`);
   const values: Record<string, string> = { FROM: trimmed(url), PIN: pin, BROKER: broker };

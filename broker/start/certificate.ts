@@ -17,21 +17,22 @@ interface Pair {
 }
 
 /**
- * The certificate that the settings choose; undefined without TLS. Its `pin` is `sha256//BASE64` of the key if
- * the broker's own CA issued it, otherwise empty; `isPublic` is true if browsers trust it. `follow` calls
- * `apply` with each newer certificate, for which files are checked every `lookMs`; no connection is dropped.
+ * Returns the certificate that the settings choose; undefined without TLS. `pin` is `sha256//BASE64` of the
+ * key if the broker's own CA issued it, otherwise empty. `isPublic` is true if browsers trust it. `follow`
+ * calls `apply` with each newer certificate, without dropping connections; files are checked every `checkMs`.
  * Throws StartError.
  */
 export async function certificateOf(
   settings: BrokerSettings,
   authority: Authority,
-  lookMs: number,
+  checkMs: number,
   log: Logger,
 ) {
   const { tls, tls_cert, tls_key } = settings;
-  if (tls && (tls_cert ?? tls_key)) throw new StartError('--tls or --tls-cert, not both: choose one');
+  if (tls && (tls_cert ?? tls_key))
+    throw new StartError('--tls and --tls-cert cannot be used together: choose one');
   if (tls_cert !== undefined && tls_key !== undefined)
-    return fromFiles({ cert: tls_cert, key: tls_key }, lookMs, log);
+    return fromFiles({ cert: tls_cert, key: tls_key }, checkMs, log);
   if (tls_cert !== undefined) throw new StartError('--tls-cert needs --tls-key FILE, too');
   if (tls_key !== undefined) throw new StartError('--tls-key needs --tls-cert FILE, too');
   return tls ? ofAuthority(authority, namesOf(settings), log) : undefined;
@@ -67,7 +68,7 @@ async function fromFiles(files: Pair, lookMs: number, log: Logger) {
     pin: '',
     isPublic: true,
     follow(apply: Apply) {
-      const look = async (): Promise<void> => {
+      const check = async (): Promise<void> => {
         const current = await versionOf(files);
         if (current === version) return;
         version = current;
@@ -79,7 +80,7 @@ async function fromFiles(files: Pair, lookMs: number, log: Logger) {
           { ...files, reason: reasonOf(error) },
           'the new TLS certificate cannot be used; the old one stays in use',
         );
-      return every(lookMs, () => void look().catch(failed));
+      return every(lookMs, () => void check().catch(failed));
     },
   };
 }
@@ -92,8 +93,8 @@ async function read({ cert, key }: Pair): Promise<SecureContextOptions> {
 }
 
 /**
- * Identifies the current files, following symbolic links as certificate programs use them. A missing file
- * counts as a version too.
+ * Returns a text that identifies the current content of both files. Symbolic links are followed, because
+ * certificate programs use them. A missing file has a version, too.
  */
 async function versionOf({ cert, key }: Pair): Promise<string> {
   const versions = [cert, key].map(async (file) => {
@@ -103,7 +104,7 @@ async function versionOf({ cert, key }: Pair): Promise<string> {
   return (await Promise.all(versions)).join(', ');
 }
 
-/** The message of OpenSSL or the system, made clearer for common mistakes. */
+/** Returns the message of OpenSSL or of the system, or a clearer one for common mistakes. */
 function reasonOf(error: unknown): string {
   const text = error instanceof Error ? error.message : String(error);
   if (errnoOf(error) === 'EACCES')

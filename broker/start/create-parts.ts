@@ -54,7 +54,7 @@ export interface Tuning {
   proofMs?: number;
   pings?: Pings;
   resolve?: NonNullable<WebhookSettings['resolve']>;
-  rooms?(rooms: { state: State; history: History; events: Events }): void;
+  onStores?(stores: { state: State; history: History; events: Events }): void;
   stalledMs?: number;
   /** Directory of the built console. */
   console?: string;
@@ -65,7 +65,7 @@ export interface Tuning {
   certificateMs?: number;
 }
 
-/** Functions that close what was opened, called in reverse order. */
+/** Functions that close the parts created so far. They are called in reverse order. */
 export type Closers = (() => unknown)[];
 
 /** The stores that all kinds of resources share. */
@@ -78,9 +78,9 @@ interface Stores {
 }
 
 type Nouns = Awaited<ReturnType<typeof createNouns>> & { webhooks: Webhooks };
-export type Rooms = Awaited<ReturnType<typeof createParts>>;
+export type Parts = Awaited<ReturnType<typeof createParts>>;
 
-/** The settings and hooks that the parts of a broker need when they are opened. */
+/** The settings and hooks with which the parts of a broker are created. */
 export interface Opening {
   settings: BrokerSettings;
   tuning: Tuning;
@@ -89,7 +89,10 @@ export interface Opening {
   log: Logger;
 }
 
-/** Most bytes of large file contents in JSON at once; each byte costs about five while it is processed. */
+/**
+ * Most bytes of large file contents in JSON at once. Each byte needs about five bytes of memory while it is
+ * processed.
+ */
 const maxContents = 64 * 1024 * 1024;
 
 /** Creates all parts. Throws StartError if the data directory does not allow it. */
@@ -100,7 +103,7 @@ export async function createParts(opening: Opening) {
   const untouched = state.generation === 1;
   const authority = await loadAuthority(settings.data_dir, untouched);
   const { new_history, old_history } = settings;
-  // Written before a new history exists. Otherwise a later start could run again what had already run.
+  // Written before a new history exists. Otherwise a later start could repeat runs of schedules.
   if (new_history || old_history) await countTimesFrom(state, now(), () => true);
   const history = historyOf(settings, state, untouched, log);
   closers.push(() => history.close());
@@ -110,7 +113,8 @@ export async function createParts(opening: Opening) {
   closers.push(() => machineFacts.close());
   const stores = { state, history, events, presence: new Presence(), machineFacts };
   closers.push(await recordMachineEvents(stores, log));
-  // createNouns() brings changes of an earlier broker process to history; each kind needs its function by then.
+  // Before createNouns(), which writes changes of an earlier broker process to history: all functions for
+  // that must be registered by then.
   const idempotency = await Idempotency.open(history);
   const nouns = { ...(await createNouns(opening, stores, authority)), webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
@@ -137,10 +141,10 @@ export async function createParts(opening: Opening) {
 
 async function webhooksOf(
   { settings, tuning, closers, log }: Opening,
-  rooms: Pick<Stores, 'state' | 'history' | 'events'>,
+  stores: Pick<Stores, 'state' | 'history' | 'events'>,
 ): Promise<Webhooks> {
   const webhooks = await createWebhooks(
-    { ...rooms, rightsOf: rightsIn(rooms.state) },
+    { ...stores, rightsOf: rightsIn(stores.state) },
     {
       directory: settings.data_dir,
       attempts: settings.webhook_attempts,
@@ -152,7 +156,7 @@ async function webhooksOf(
     log,
   );
   closers.push(() => webhooks.close());
-  tuning.rooms?.(rooms);
+  tuning.onStores?.(stores);
   return webhooks;
 }
 
@@ -172,44 +176,44 @@ async function createNouns(
   const joinTokens = new JoinTokens({ state, events, fingerprint, packages });
   const audit = await createAudit(history, settings.keep_audit);
   const records = await ScheduleRecords.open(stores, keepMs);
-  const commandRooms = { ...stores, mayRun: mayRun(state), ended: records.ended };
+  const commandServices = { ...stores, mayRun: mayRun(state), ended: records.ended };
   const output = { directory: join(settings.data_dir, 'output'), keepMs, keepBytes: settings.keep_output };
-  const commands = await createCommands(commandRooms, output, log);
+  const commands = await createCommands(commandServices, output, log);
   closers.push(() => commands.close());
-  const sessionRooms = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
-  const sessions = await Sessions.open(sessionRooms, { keepMs, publicUrl }, log);
-  // Applied before any schedule runs: changes of an earlier broker process may not be in history yet.
+  const sessionServices = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
+  const sessions = await Sessions.open(sessionServices, { keepMs, publicUrl }, log);
+  // Done before any schedule runs, because changes of an earlier broker process may not be in history yet.
   await state.drainTo((entries) =>
     history.applyOutbox(entries).catch((error: unknown) => {
       log.error({ err: error }, 'changes in state.json could not be written to history.db; trying again');
       throw error;
     }),
   );
-  const schedules = await Schedules.open({ ...commandRooms, commands, records }, log);
+  const schedules = await Schedules.open({ ...commandServices, commands, records }, log);
   // With --local no agent can connect, so schedules wait for the next normal start.
   if (settings.local) schedules.stop();
   const live = new LiveUpdates({ ...stores, commands });
   return { keys, logins, live, packages, joinTokens, commands, schedules, sessions, audit };
 }
 
-function handlersOf(rooms: Stores & Nouns, log: Logger): Omit<Handlers, 'service'> {
+function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service'> {
   const contents = new Quota(maxContents, 'file contents are being sent as JSON');
   return {
-    machines: machineHandlers(rooms),
-    tags: tagHandlers(rooms.state),
-    packages: rooms.packages.handlers,
-    joinTokens: rooms.joinTokens.handlers,
-    files: fileHandlers({ ...rooms, log, contents }),
-    commands: rooms.commands.handlers,
-    batches: rooms.commands.batches.handlers,
-    schedules: rooms.schedules.handlers,
-    sessions: rooms.sessions.handlers,
-    events: rooms.events.handlers,
-    keys: rooms.keys.handlers,
-    logins: rooms.logins.handlers,
-    live: rooms.live.handlers,
-    webhooks: rooms.webhooks.handlers,
-    audit: rooms.audit.handlers,
+    machines: machineHandlers(parts),
+    tags: tagHandlers(parts.state),
+    packages: parts.packages.handlers,
+    joinTokens: parts.joinTokens.handlers,
+    files: fileHandlers({ ...parts, log, contents }),
+    commands: parts.commands.handlers,
+    batches: parts.commands.batches.handlers,
+    schedules: parts.schedules.handlers,
+    sessions: parts.sessions.handlers,
+    events: parts.events.handlers,
+    keys: parts.keys.handlers,
+    logins: parts.logins.handlers,
+    live: parts.live.handlers,
+    webhooks: parts.webhooks.handlers,
+    audit: parts.audit.handlers,
   };
 }
 
@@ -221,23 +225,23 @@ function lookupsOf(stores: Stores, { commands, schedules, sessions, webhooks }: 
         machines.has(id) || (filters && stores.machineFacts.of(id)) ? {} : undefined,
     },
     command: {
-      present: (id) => behind(commands.machineOf.open(id)),
+      present: (id) => belongingTo(commands.machineOf.open(id)),
       // A run is listed by its command even if the command itself was deleted.
       stored: async (id, filters) =>
-        behind(
+        belongingTo(
           (await commands.machineOf.stored(id)) ??
             (filters ? await schedules.machineOfCommand(id) : undefined),
         ),
     },
-    batch: { stored: async (id) => behind(...(await commands.batches.machinesOf(id))) },
+    batch: { stored: async (id) => belongingTo(...(await commands.batches.machinesOf(id))) },
     schedule: {
-      present: (id, { schedules }) => behind(schedules.get(id)?.machine_id),
-      stored: async (id) => behind(await schedules.machineOfRemoved(id)),
+      present: (id, { schedules }) => belongingTo(schedules.get(id)?.machine_id),
+      stored: async (id) => belongingTo(await schedules.machineOfRemoved(id)),
     },
-    run: { stored: async (id) => behind(await schedules.machineOfRun(id)) },
+    run: { stored: async (id) => belongingTo(await schedules.machineOfRun(id)) },
     session: {
-      present: (id) => behind(sessions.machineOf.open(id)),
-      stored: async (id) => behind(await sessions.machineOf.stored(id)),
+      present: (id) => belongingTo(sessions.machineOf.open(id)),
+      stored: async (id) => belongingTo(await sessions.machineOf.stored(id)),
     },
     key: { present: (id, { keys }) => keys.get(id) && {} },
     login: { present: (id, { logins }) => logins.get(id) && {} },
@@ -247,7 +251,7 @@ function lookupsOf(stores: Stores, { commands, schedules, sessions, webhooks }: 
   };
 }
 
-function behind(...machines: (MachineId | undefined)[]): { machines: MachineId[] } | undefined {
+function belongingTo(...machines: (MachineId | undefined)[]): { machines: MachineId[] } | undefined {
   const known = machines.filter((machine) => machine !== undefined);
   return known.length === 0 ? undefined : { machines: known };
 }

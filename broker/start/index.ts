@@ -1,4 +1,5 @@
-// Starts a broker: creates its parts, connects them, opens the ports, and closes everything again.
+// Starts a broker: creates its parts, connects them and opens its ports. Also closes everything in reverse
+// order.
 
 import { once } from 'node:events';
 import { chmod, rm } from 'node:fs/promises';
@@ -24,7 +25,7 @@ import { defaultSettings } from '../link/control-stream.ts';
 import { backlog, startListener } from '../link/listener.ts';
 import type { Sessions } from '../sessions/index.ts';
 import { certificateOf } from './certificate.ts';
-import { type Closers, createParts, type Opening, type Rooms, type Tuning } from './create-parts.ts';
+import { type Closers, createParts, type Opening, type Parts, type Tuning } from './create-parts.ts';
 
 export type { Tuning } from './create-parts.ts';
 
@@ -46,23 +47,26 @@ export interface Broker {
 }
 
 const proofMs = 5_000;
-/** A new agent is not cut for others before it had this long to send its first bytes. */
-const speakMs = 2_000;
+/**
+ * Time in which a new agent can send its first bytes before it may be disconnected in favour of newer
+ * connections.
+ */
+const firstBytesMs = 2_000;
 /** Pings for gRPC connections: a client that is frozen is disconnected within 45 s. */
 const pings = { pingMs: 15_000, pongMs: 30_000 };
 /**
- * Longest time that a gRPC client may stall a file transfer when the client must act.
- * Then the call is cut, as over HTTP.
+ * Longest time for which a gRPC client may neither read nor send during a file transfer. Then the call is
+ * ended, as over HTTP.
  */
 const stalledMs = 70_000;
-/** Agents of a stopping broker reconnect at random times within this. */
+/** Agents reconnect to a stopping broker at random times within this period. */
 const returnSpreadMs = 5_000;
 /** Longest wait for the headers of a first request. */
 const silentMs = 15_000;
 const certificateMs = 10_000;
 /** Most bytes of large JSON bodies that may be arriving at once. */
 const maxBodies = 64 * 1024 * 1024;
-/** When a server stops, requests in progress have this long to finish. */
+/** Time that requests in progress have to finish when a server stops. */
 const finishRequestsMs = 4_000;
 
 /**
@@ -82,7 +86,7 @@ export async function startBroker(
     return closing;
   };
   try {
-    return await assemble(settings, log, tuning, closers, close);
+    return await startParts(settings, log, tuning, closers, close);
   } catch (error) {
     await close();
     throw error;
@@ -93,7 +97,7 @@ async function closeAll(closers: (() => unknown)[]): Promise<void> {
   for (const closer of closers.reverse()) await closer();
 }
 
-async function assemble(
+async function startParts(
   settings: BrokerSettings,
   log: Logger,
   tuning: Tuning,
@@ -102,9 +106,9 @@ async function assemble(
 ): Promise<Broker> {
   const status: Status = { ready: false, url: '', grpc: '', publicGrpc: '', pin: '' };
   const opening = { settings, tuning, status, closers, log };
-  const rooms = await createParts(opening);
-  const { events, live, presence, commands, schedules, sessions } = rooms;
-  const streams = new StreamsService({ ...rooms, stalledMs: tuning.stalledMs ?? stalledMs, log });
+  const parts = await createParts(opening);
+  const { events, live, presence, commands, schedules, sessions } = parts;
+  const streams = new StreamsService({ ...parts, stalledMs: tuning.stalledMs ?? stalledMs, log });
   const spool = await createSpool(join(settings.data_dir, 'spool'));
   const bodies = new Quota(maxBodies, 'large request bodies are arriving');
   const terminals = {
@@ -112,7 +116,7 @@ async function assemble(
     publicUrl: () => settings.public_url ?? status.url,
   };
   const pages = { consoleDirectory: tuning.console ?? consoleDirectory };
-  const app = { ...rooms, spool, bodies, log, ...terminals, ...pages };
+  const app = { ...parts, spool, bodies, log, ...terminals, ...pages };
   const socket = join(settings.data_dir, 'broker.sock');
   const local = createHttpServer(app, { silentMs: tuning.silentMs ?? silentMs, hsts: false });
   /** Functions that stop the listening servers. */
@@ -121,7 +125,7 @@ async function assemble(
   // Registered before anything listens, so that a failed start releases everything too.
   closers.push(async () => {
     status.ready = false;
-    for (const room of [schedules, streams, events, live, commands]) room.stop();
+    for (const part of [schedules, streams, events, live, commands]) part.stop();
     const leaving = sessions.stop();
     presence.drain(returnSpreadMs);
     await Promise.all([leaving, ...stops.map((stop) => stop())]);
@@ -132,14 +136,14 @@ async function assemble(
   if (!settings.local) await startServers(opening, app, streams, stops);
   status.ready = true;
   log.info({ http: status.url, grpc: status.grpc, data_dir: settings.data_dir }, 'broker is up');
-  const alive = async (): Promise<boolean> => status.ready && (await answers(rooms.history));
+  const alive = async (): Promise<boolean> => status.ready && (await answers(parts.history));
   return { url: status.url || undefined, grpc: status.grpc || undefined, socket, sessions, alive, close };
 }
 
 /** Opens the ports for agents and for REST clients. */
 async function startServers(
   opening: Opening,
-  app: AppOptions & Rooms,
+  app: AppOptions & Parts,
   streams: StreamsService,
   stops: (() => Promise<unknown>)[],
 ): Promise<void> {
@@ -173,7 +177,7 @@ function address(host: string, port: number): string {
   return host.includes(':') ? `[${host}]:${port}` : `${host}:${port}`;
 }
 
-/** Makes a server listen. Throws StartError, which names the setting `what` and the address `where`. */
+/** Makes a server listen. Throws StartError, whose message has the setting `what` and the address `where`. */
 async function listen(server: Server, options: ListenOptions, what: string, where: string): Promise<void> {
   const listening = once(server, 'listening');
   server.listen({ backlog, ...options });
@@ -186,7 +190,9 @@ function cannotListen(error: unknown, what: string, where: string): StartError {
   return new StartError(`${what} ${reasonOf(error, where)}`, 1, { cause: error });
 }
 
-/** Returns the function that stops a server: it closes the connections of requests that do not finish. */
+/**
+ * Returns a function that stops a server. It closes the connections of requests that do not finish in time.
+ */
 function stopperOf(server: Server): () => Promise<void> {
   const sockets = new Set<Socket>();
   server.on('connection', (socket: Socket) => {
@@ -196,7 +202,8 @@ function stopperOf(server: Server): () => Promise<void> {
   return async () => {
     const closed = new Promise<void>((resolve) => server.close(() => resolve()));
     server.closeIdleConnections();
-    // Node counts a connection that never sent a byte as busy, so closeIdleConnections leaves it open.
+    // closeIdleConnections() leaves connections open that never sent a byte, because Node counts them as
+    // busy.
     for (const socket of sockets) if (socket.bytesRead === 0) socket.destroy();
     const waiting = new AbortController();
     await Promise.race([closed, sleep(finishRequestsMs, waiting.signal)]);
@@ -207,24 +214,24 @@ function stopperOf(server: Server): () => Promise<void> {
   };
 }
 
-function answers(history: Rooms['history']): Promise<boolean> {
+function answers(history: Parts['history']): Promise<boolean> {
   return history.get('SELECT 1').then(
     () => true,
     () => false,
   );
 }
 
-function listenForAgents({ settings, tuning, log }: Opening, rooms: Rooms, streams: StreamsService) {
+function listenForAgents({ settings, tuning, log }: Opening, parts: Parts, streams: StreamsService) {
   const { grpc } = settings;
-  const { authority, keys } = rooms;
+  const { authority, keys } = parts;
   const link = { ...defaultSettings, ...tuning.link };
   const connections = new ConnectionLimiter({
     ...connectionLimits().grpc,
     deadlineMs: tuning.proofMs ?? proofMs,
-    graceMs: speakMs,
-    isShared: rooms.proxies.isShared,
+    graceMs: firstBytesMs,
+    isShared: parts.proxies.isShared,
   });
-  const services = { ...rooms, connections, fingerprint: authority.fingerprint, log };
+  const services = { ...parts, connections, fingerprint: authority.fingerprint, log };
   const options = {
     ...grpc,
     pings: tuning.pings ?? pings,

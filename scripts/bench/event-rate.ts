@@ -38,7 +38,7 @@ function emit(): void {
 process.once('SIGUSR2', emit);
 process.once('SIGTERM', () => process.exit(0));
 await startBroker(readSettings(brokerSettings, { argv, env: {} }), createLogger('farhand-broker', 'info'), {
-  rooms(given) {
+  onStores(given) {
     rooms = given;
   },
 });

@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { readdirSync, readlinkSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test, vi } from 'vitest';
-import { wordsFor } from '../../broker/packages/install.ts';
+import { installLineFor } from '../../broker/packages/install.ts';
 import { call, startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 const name = 'farhand-agent-linux-x64.tar.gz';
@@ -77,7 +77,7 @@ test('packages that are made anew beside a running broker are those that it offe
 
 test('the line takes nothing but https where the broker speaks it', () => {
   const line = (url: string) =>
-    wordsFor('TOKEN', undefined, { url, grpc: '', publicGrpc: '', pin: '' }).install;
+    installLineFor('TOKEN', undefined, { url, grpc: '', publicGrpc: '', pin: '' }).install;
   expect(line('https://broker.example.org')).toContain(
     "curl -fsSL --proto '=https' https://broker.example.org/",
   );
