@@ -142,6 +142,20 @@ test('events, a command and a batch come in the same stream, the last two with t
   expect(live.isOpen()).toBe(true);
 });
 
+test('a stream ends when its key loses the scope of a topic, and not when it loses another', async () => {
+  const system = await startFarhand();
+  const { key } = await system.keyed(['machines:read', 'files:read']);
+  const { key_id } = { key_id: (await system.call('GET', '/auth/me', { key })).body.data.id };
+  const machines = await follow(system, 'machines', key);
+  const events = await follow(system, 'events', key);
+  await system.client.keys.update({ key_id, scopes: ['machines:read'] });
+  await system.agent({ name: 'web-1' });
+  await expect.poll(() => machinesIn(machines).length).toBeGreaterThan(0);
+  expect([machines.isOpen(), events.isOpen()]).toEqual([true, true]);
+  await system.client.keys.update({ key_id, scopes: ['files:read'] });
+  await expect.poll(() => [machines.isOpen(), events.isOpen()]).toEqual([false, false]);
+});
+
 test('a stream ends with its key, and when the broker stops', async () => {
   const system = await startFarhand();
   const { key } = await system.keyed(['machines:read']);

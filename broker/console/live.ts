@@ -2,7 +2,7 @@
 import { batch, computed, effect, signal } from '@preact/signals';
 import { useEffect } from 'preact/hooks';
 import { FarhandError, streams } from './client.ts';
-import { loggedIn, may } from './session.ts';
+import { identify, loggedIn, may } from './session.ts';
 import { after } from './time.ts';
 
 type Update = typeof streams.live.follow extends (...input: never[]) => AsyncIterable<{ data: infer T }>
@@ -62,6 +62,8 @@ async function follow(of: string, stop: AbortSignal): Promise<void> {
         else for (const listener of [...listeners]) listener(data);
       }
     } catch (error) {
+      // The key has fewer rights than before: the pages and topics follow from those that it has now.
+      if (error instanceof FarhandError && error.status === 403) await identify().catch(() => {});
       if (error instanceof FarhandError && [401, 403, 404].includes(error.status)) return;
     }
     if (stop.aborted) return;

@@ -44,7 +44,7 @@ export class LiveUpdates {
   readonly handlers: Handlers['live'] = {
     follow: async ({ topics }, caller) => {
       for (const topic of topics) await this.#assertAllowed(topic, caller);
-      const signal = AbortSignal.any([caller.signal, this.#stopping.signal]);
+      const signal = AbortSignal.any([caller.signal, this.#stopping.signal, this.#lossOf(topics, caller)]);
       // Watching begins here, so that a client that reads a list after `ready` misses nothing.
       const sources = topics.map((topic) => this.#follow(topic, caller, signal));
       return endless(mergeStreams(sources, signal), signal);
@@ -56,14 +56,28 @@ export class LiveUpdates {
     this.#stopping.abort(new AppError('unavailable', 'the broker is stopping: connect again'));
   }
 
+  /** Fires once the key has no longer the scope of every topic. Authorization does not see scopes of topics. */
+  #lossOf(topics: readonly Topic[], caller: Caller): AbortSignal {
+    const loss = new AbortController();
+    const stop = this.#services.state.watch(() => {
+      try {
+        for (const topic of topics) assertScope(topic, caller);
+      } catch (error) {
+        loss.abort(error);
+      }
+    });
+    if (caller.signal.aborted) stop();
+    else caller.signal.addEventListener('abort', stop, { once: true });
+    return loss.signal;
+  }
+
   /**
    * Throws forbidden, command_not_found or batch_not_found. The ids in topics are checked here, because the
    * schemas of the route do not name them.
    */
-  async #assertAllowed({ kind, id }: Topic, caller: Caller): Promise<void> {
-    const scope = scopeOf[kind];
-    if (!caller.may(scope))
-      throw new AppError('forbidden', `a key with the scope ${scope} is needed`, { required_scope: scope });
+  async #assertAllowed(topic: Topic, caller: Caller): Promise<void> {
+    const { kind, id } = topic;
+    assertScope(topic, caller);
     if (id === '') return;
     const noun = kind === 'commands' ? 'command' : 'batch';
     const machines = kind === 'commands' ? await this.#machineOf(id) : await this.#machinesOf(id);
@@ -146,6 +160,12 @@ export class LiveUpdates {
       last = text;
     }
   }
+}
+
+function assertScope({ kind }: Topic, caller: Caller): void {
+  const scope = scopeOf[kind];
+  if (caller.may(scope)) return;
+  throw new AppError('forbidden', `a key with the scope ${scope} is needed`, { required_scope: scope });
 }
 
 /** Yields `ready`, then the updates. The stream stays open after all of them have ended. */
