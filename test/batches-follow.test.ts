@@ -1,5 +1,5 @@
 // The output of all commands of a batch in one stream.
-import { expect, test } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { refusalIn } from './all-routes.ts';
 import { startFarhand } from './start-farhand.ts';
 
@@ -15,6 +15,32 @@ test('a stream is refused without the scope, for a batch out of reach, and for o
   expect(await outcome(id, limited)).toBe('403 forbidden');
   expect(await outcome('batch_x')).toBe('404 batch_not_found');
   expect(await outcome(id, system.key, '?tail=-1')).toBe('400 invalid_request');
+});
+
+test('a key follows at most 100 batches at once, and another key is not concerned', async () => {
+  const system = await startFarhand();
+  const { machineId } = await system.agent();
+  const { id: batch_id } = await system.client.batches.create({
+    ...{ machine_ids: [machineId], command: 'sleep 600', wait: 0 },
+  });
+  const { key } = await system.keyed(['commands:read']);
+  const path = `${system.url}/api/v1/batches/${batch_id}/stream`;
+  const open = async (as: string): Promise<{ status: number; close: () => void }> => {
+    const ending = new AbortController();
+    onTestFinished(() => ending.abort());
+    const { status } = await fetch(path, {
+      headers: { Authorization: `Bearer ${as}` },
+      signal: ending.signal,
+    });
+    return { status, close: () => ending.abort() };
+  };
+  const streams = await Promise.all(Array.from({ length: 100 }, () => open(key)));
+  expect(new Set(streams.map(({ status }) => status))).toEqual(new Set([200]));
+  const refused = await system.call('GET', `/batches/${batch_id}/stream`, { key });
+  expect(refusalIn(refused)).toBe('503 unavailable');
+  expect((await open(system.key)).status).toBe(200);
+  streams[0]?.close();
+  await expect.poll(async () => (await open(key)).status).toBe(200);
 });
 
 test('both outputs and the end of each command come as they are written, and last the batch', async () => {

@@ -373,6 +373,20 @@ test('a batch of many machines lists all of them at once, and DELETE ends all', 
   expect(rows).toBe(1_100);
 });
 
+test('a limited key follows its own machines of a batch of more than 1,000, and does not learn the number', async () => {
+  const { system, ids } = await largeFleet(1_000);
+  const { machineId } = await system.agent({ tags: 'web' });
+  const many = { machine_ids: [...ids, machineId], command: 'echo mine', queue_for: hour, wait: 0 };
+  const { id: batch_id } = await system.client.batches.create(many);
+  const refused = await system.call('GET', `/batches/${batch_id}/stream`);
+  expect([refused.status, refused.body.error.code]).toEqual([409, 'conflict']);
+  const { client } = await system.keyed(['commands:read'], { tags: ['web'] });
+  const seen: unknown[] = [];
+  for await (const { event, data } of client.batches.stream({ batch_id }))
+    if (event === 'output' && 'data' in data) seen.push([data.machine_id, data.data]);
+  expect(seen).toEqual([[machineId, 'mine\n']]);
+});
+
 test('a batch of which a crash stored only a part is removed at the next start, and no other one', async () => {
   const { system, ids } = await largeFleet(300);
   const many = { machine_ids: ids, command: 'true', queue_for: hour, wait: 0 };

@@ -1,5 +1,5 @@
 // REST handlers for batches: one command on many machines, with a concurrency limit and a failure limit.
-import { mostFollowed, mostMachines, batches as routes } from '../../shared/api/batches.ts';
+import { mostMachines, batches as routes } from '../../shared/api/batches.ts';
 import type { BatchId, MachineId } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
 import { monotonic, now } from '../../shared/clock.ts';
@@ -7,8 +7,8 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { batchColumns, batchFromRow } from './batch-store.ts';
-import { type Batch, commandOf, specOf, type Tally } from './command.ts';
-import { assertFollowable, followMembers, type Sent } from './follow-batch.ts';
+import { type Batch, type Command, commandOf, specOf, type Tally } from './command.ts';
+import { assertFollowable, FollowLimit, followMembers, type Sent } from './follow-batch.ts';
 import { type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { sourceOf } from './output-readers.ts';
 import type { Scheduler } from './scheduler.ts';
@@ -64,10 +64,10 @@ export class Batches {
     },
     get: ({ batch_id }, caller) => this.#detail(batch_id, caller),
     stream: async ({ batch_id: id, tail }, caller) => {
-      const { store } = this.#context;
-      assertFollowable(id, (await this.machinesOf(id)).length);
-      const rows = await store.ofBatch(id, 0, mostFollowed);
-      const members = rows.flatMap(({ command }) => (caller.reaches(command.machine_id) ? [command] : []));
+      assertFollowable(id, (await this.#reachable(id, caller)).length);
+      const members: Command[] = [];
+      for await (const command of this.#members(id, caller)) members.push(command);
+      this.#followed.take(caller, members);
       const events = followMembers(members, (one) => sourceOf(this.#context, one), tail, caller);
       return this.#withEnd(id, events, caller);
     },
@@ -88,6 +88,7 @@ export class Batches {
     },
   };
   readonly #context: BatchContext;
+  readonly #followed = new FollowLimit();
 
   constructor(context: BatchContext) {
     this.#context = context;
@@ -148,22 +149,32 @@ export class Batches {
   async #detail(id: BatchId, caller: Caller): Promise<Reply<Api['batches']['get']>> {
     const { store, scheduler } = this.#context;
     const batch = await store.batches.get(id);
-    const count = (await this.machinesOf(id)).length;
-    const most = Math.min(listedBytes, Math.floor(mostOutput / count / 2));
+    const count = (await this.#reachable(id, caller)).length;
+    const most = Math.min(listedBytes, Math.floor(mostOutput / Math.max(1, count) / 2));
     const results: Reply<Api['batches']['get']>['results'] = [];
     const tally: Tally[] = [];
+    for await (const command of this.#members(id, caller)) {
+      const member = (await scheduler.get(command.id)?.current(most)) ?? command;
+      results.push(serializeFor(caller, serializeListed(member, most)));
+      tally.push({ status: member.status, finished_at: member.finished_at, n: 1 });
+    }
+    return { ...serializeBatch(batch, tally), results };
+  }
+
+  /** The machines of a batch that the caller is allowed to use; of others it must not learn how many there are. */
+  async #reachable(id: string, caller: Caller): Promise<MachineId[]> {
+    return (await this.machinesOf(id)).filter((machine) => caller.reaches(machine));
+  }
+
+  /** The commands of a batch on machines that the caller is allowed to use, in the order of the batch. */
+  async *#members(id: BatchId, caller: Caller): AsyncGenerator<Command> {
     for (let from: number | undefined = 0; from !== undefined; ) {
-      const rows = await store.ofBatch(id, from, sliceSize);
-      for (const { command } of rows.filter((row) => caller.reaches(row.command.machine_id))) {
-        const member = (await scheduler.get(command.id)?.current(most)) ?? command;
-        results.push(serializeFor(caller, serializeListed(member, most)));
-        tally.push({ status: member.status, finished_at: member.finished_at, n: 1 });
-      }
+      const rows = await this.#context.store.ofBatch(id, from, sliceSize);
+      for (const { command } of rows) if (caller.reaches(command.machine_id)) yield command;
       from = rows.length < sliceSize ? undefined : rows.at(-1)?.next;
       // Lets other requests run between two slices.
       if (from !== undefined) await new Promise((resolve) => setImmediate(resolve));
     }
-    return { ...serializeBatch(batch, tally), results };
   }
 
   /**

@@ -40,6 +40,38 @@ export function followMembers(
   return mergeStreams([one(ended), ...open.map(follow)], caller.signal);
 }
 
+/** Most commands that one key may follow at once, in all its streams of batches: each may have a piece in memory. */
+const mostOfKey = 5 * mostFollowed;
+
+/** Commands as which a smaller stream counts, so that a key has at most 100 streams. */
+const leastCost = mostOfKey / 100;
+
+/** Counts what the streams of batches follow, for each key. */
+export class FollowLimit {
+  readonly #byKey = new Map<string, number>();
+
+  /** Counts a stream of these commands until its request is over. Throws unavailable beyond the limit. */
+  take({ key_id, signal }: Caller, { length }: readonly Command[]): void {
+    // A stream of few commands still costs a connection and its reads.
+    const cost = Math.max(length, leastCost);
+    const used = (this.#byKey.get(key_id) ?? 0) + cost;
+    if (used > mostOfKey) throw tooManyFollowed;
+    this.#byKey.set(key_id, used);
+    const release = (): void => {
+      const left = (this.#byKey.get(key_id) ?? 0) - cost;
+      if (left > 0) this.#byKey.set(key_id, left);
+      else this.#byKey.delete(key_id);
+    };
+    if (signal.aborted) release();
+    else signal.addEventListener('abort', release, { once: true });
+  }
+}
+
+const tooManyFollowed = new AppError(
+  'unavailable',
+  `this key follows too many batches: at most 100 streams and ${mostOfKey} commands at once; close one of them first`,
+);
+
 /** Throws conflict for a batch with too many machines to follow in one stream. */
 export function assertFollowable(batch_id: string, machines: number): void {
   if (machines <= mostFollowed) return;
