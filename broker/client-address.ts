@@ -42,6 +42,8 @@ export function createTrustedProxies(networks: readonly Network[]) {
     return isIP(address) !== 0 && trusted.check(address, familyOf(address));
   };
   return {
+    /** True if the headers of this peer are believed. */
+    trusts: isTrusted,
     /** True if many clients may share an address: that of this machine, or of a trusted proxy. */
     isShared: (address: string): boolean => isLoopback(address) || isTrusted(address),
     /**

@@ -182,6 +182,40 @@ describe('logging in', () => {
     expect([said(encrypted.answer), encrypted.answer.body.data.address]).toEqual(['201', '192.0.2.7']);
   });
 
+  test('is refused over a proxy on the broker’s machine that is not trusted, or reports no scheme', async () => {
+    const system = await startFarhand();
+    const ticket = await ticketFor(system);
+    for (const headers of [
+      { 'X-Forwarded-For': '192.0.2.7' },
+      { 'X-Forwarded-For': '127.0.0.1', 'X-Forwarded-Proto': 'https' },
+      { Forwarded: 'for=192.0.2.7;proto=https' },
+    ]) {
+      const refused = await logIn(system, system.key, headers);
+      expect([headers, said(refused.answer)]).toEqual([headers, '403 forbidden']);
+      expect(refused.answer.body.error.message).toContain('--trusted-proxy');
+      expect([headers, said((await logIn(system, ticket, headers)).answer)]).toEqual([
+        headers,
+        '403 forbidden',
+      ]);
+    }
+    expect(said((await logIn(system, ticket)).answer)).toBe('201');
+    const trusting = await startFarhand({ flags: ['--trusted-proxy', '127.0.0.1'] });
+    const silent = { 'X-Forwarded-For': '192.0.2.7' };
+    expect(said((await logIn(trusting, trusting.key, silent)).answer)).toBe('403 forbidden');
+  });
+
+  test('with a malformed request leaves the ticket valid', async () => {
+    const system = await startFarhand();
+    const ticket = await ticketFor(system);
+    const outcome = async (body: unknown) =>
+      said(await system.call('POST', '/logins', { key: ticket, body, headers: own }));
+    expect([await outcome('{'), await outcome({ name: 7 })]).toEqual([
+      '400 invalid_request',
+      '422 validation_failed',
+    ]);
+    expect([await outcome({}), await outcome({})]).toEqual(['201', '401 unauthorized']);
+  });
+
   test('gives a cookie that only this host gets, and that no script reads', async () => {
     const system = await startFarhand();
     const { answer, id, ask } = await logIn(system);
@@ -308,6 +342,49 @@ describe('the rights of a login', () => {
 });
 
 describe('a login ends', () => {
+  test('with the secret of its key that is replaced, unless the login itself asks for that', async () => {
+    const system = await startFarhand();
+    const { id, key } = await system.client.keys.create({ name: 'ci', scopes: ['admin'] });
+    const [asking, other] = [await logIn(system, key), await logIn(system, key)];
+    const unrelated = await logIn(system);
+    const events = await streamOf(system, '/live?topics=events', other.cookie);
+    const { data } = (await asking.ask('POST', `/api-keys/${id}/rotate`, { body: {} })).body;
+    await events.ended;
+    expect(await other.outcome('GET', '/machines')).toBe('401 unauthorized');
+    expect(await asking.outcome('GET', '/machines')).toBe('200');
+    expect(await unrelated.outcome('GET', '/machines')).toBe('200');
+    await system.client.keys.rotate({ key_id: id });
+    expect(await asking.outcome('GET', '/machines')).toBe('401 unauthorized');
+    expect(said((await logIn(system, data.key)).answer)).toBe('401 unauthorized');
+  });
+
+  test('with the grace period of the secret that it was made with, before or after the rotation', async () => {
+    const clock = fakeClock(Date.parse('2026-11-23T10:00:00Z'));
+    const system = await startFarhand();
+    const { id, key } = await system.client.keys.create({ name: 'ci', scopes: ['admin'] });
+    const before = await logIn(system, key);
+    const { key: next } = await system.client.keys.rotate({ key_id: id, grace: hour });
+    const [after, renewed] = [await logIn(system, key), await logIn(system, next)];
+    expect([before, after].map(({ answer }) => said(answer))).toEqual(['201', '201']);
+    const end = (await before.ask('GET', '/auth/me')).body.data.login.expires_at;
+    expect([end, after.answer.body.data.expires_at]).toEqual([iso(clock.now() + hour), end]);
+    await clock.advance(hour);
+    expect(await before.outcome('GET', '/machines')).toBe('401 unauthorized');
+    expect(await after.outcome('GET', '/machines')).toBe('401 unauthorized');
+    expect(await renewed.outcome('GET', '/machines')).toBe('200');
+  });
+
+  test('at once when the secret before the last one loses its grace period', async () => {
+    const system = await startFarhand();
+    const { id, key } = await system.client.keys.create({ name: 'ci', scopes: ['admin'] });
+    const first = await logIn(system, key);
+    const { key: next } = await system.client.keys.rotate({ key_id: id, grace: hour });
+    const second = await logIn(system, next);
+    await system.client.keys.rotate({ key_id: id, grace: hour });
+    expect(await first.outcome('GET', '/machines')).toBe('401 unauthorized');
+    expect(await second.outcome('GET', '/machines')).toBe('200');
+  });
+
   test('after 12 hours without a request, and each request counts', async () => {
     const clock = fakeClock(Date.parse('2026-11-23T10:00:00Z'));
     const system = await startFarhand();

@@ -16,6 +16,10 @@ export interface Client {
   login_id?: LoginId;
   /** Whether the request arrived over TLS, or from the broker's own machine. */
   secure?: boolean;
+  /** Makes the ticket of the request valid again; called if the request is refused before its handler. */
+  restoreTicket?: () => void;
+  /** SHA-256 of the API key that was sent, in hexadecimal digits, for a request that logs in. */
+  secret_hash?: string | undefined;
   /** Requests that the key has left; undefined for a key without a rate limit. */
   quota?: Quota | undefined;
 }

@@ -146,6 +146,7 @@ export class AuthorizedRequest<R extends Route> {
     const caller: Caller = {
       ...this.#who,
       secure: this.#client.secure ?? false,
+      secret_hash: this.#client.secret_hash,
       signal: gone.signal,
       headers: this.#headers,
       ...rightsOf(services.state, key_id),

@@ -24,8 +24,9 @@ import type { ConnectionLimiter } from '../connection-limiter.ts';
 import { localKey } from '../keys/rights.ts';
 import { secretIn } from '../logins/cookie.ts';
 import type { Logins } from '../logins/index.ts';
+import { isTicket } from '../logins/tickets.ts';
 import { bytesOf, readForm, readJson, type Spool } from './body.ts';
-import { assertOwnPage, isPrivate, type OriginServices } from './own-page.ts';
+import { assertOwnPage, isForwarded, isPrivate, type OriginServices } from './own-page.ts';
 import { isStreamed, sendReply } from './reply.ts';
 
 export interface DispatchServices extends AccessServices, OriginServices {
@@ -65,7 +66,9 @@ export function dispatcher(
     const readRest = async (raw: RawInput): Promise<void> => {
       content = await readBody(ctx, route, raw, services, gone.signal);
     };
+    let admitted = false;
     const act = async (parsed: unknown, caller: Caller): Promise<void> => {
+      admitted = true;
       // Each part of a route is an object schema, so the parsed parts form one object.
       const input = parsed as Input;
       if (content) {
@@ -88,6 +91,7 @@ export function dispatcher(
     try {
       await request.perform({ read, gone, lasts, act, ...(route.method !== 'GET' && { readRest }) });
     } finally {
+      if (!admitted) client.restoreTicket?.();
       // Closes every stream and file, and releases every quota, that the request took.
       gone.abort(over);
     }
@@ -155,6 +159,11 @@ function assertPlainContent(ctx: Context): void {
   throw new AppError('invalid_request', message);
 }
 
+const forwardedTicket = new AppError(
+  'forbidden',
+  'a ticket logs in on the broker’s own machine, and this request came through a proxy that is not trusted: log in with an API key, or open the broker’s own address',
+);
+
 export type Clients = ReturnType<typeof createClients>;
 
 /**
@@ -171,9 +180,13 @@ export function createClients(services: DispatchServices, connections: Connectio
       assertOwnPage(ctx.req, services);
       return authenticateLogin(secret, address, services);
     }
-    const ticket = route === loginRoutes.create && logins.tickets.redeem(authorization, address);
-    const key = ticket ? services.state.keys.get(ticket) : undefined;
-    return key ? { address, key: keys.admit(key, address) } : authenticate(authorization, address, services);
+    if (route !== loginRoutes.create) return authenticate(authorization, address, services);
+    if (isTicket(authorization) && isForwarded(ctx.req, proxies)) throw forwardedTicket;
+    const ticket = logins.tickets.redeem(authorization, address);
+    const key = ticket && services.state.keys.get(ticket.key_id);
+    if (key) return { address, key: keys.admit(key, address), restoreTicket: ticket.restore };
+    const client = await authenticate(authorization, address, services);
+    return { ...client, secret_hash: keys.hashIn(authorization) };
   }
   return {
     /** True if a new request is authenticated: by a key, by a login, or by the socket file that it came over. */

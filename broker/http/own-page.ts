@@ -28,10 +28,32 @@ export function isOwnOrigin(request: IncomingMessage, services: OriginServices):
   return own.some((one) => one && one.host === from?.host && one.protocol === from.protocol);
 }
 
-/** True if a request arrived over TLS, or from this machine without a proxy that reports plain HTTP. */
+/** Headers with which proxies say that they pass on the request of another client. */
+const forwarding = [
+  'forwarded',
+  'via',
+  'x-forwarded-for',
+  'x-forwarded-host',
+  'x-forwarded-proto',
+  'x-real-ip',
+];
+
+/** True if a proxy that is not trusted passed the request on: its client may be on any machine. */
+export function isForwarded(request: IncomingMessage, proxies: Proxies): boolean {
+  return hasForwarding(request) && !proxies.trusts(peerOf(request));
+}
+
+/**
+ * True if a request came encrypted, or from this machine directly. A proxy on this machine has clients elsewhere, whose
+ * connections are encrypted only if it is trusted and says so.
+ */
 export function isPrivate(request: IncomingMessage, proxies: Proxies): boolean {
   const scheme = schemeOf(request, proxies);
-  return scheme === 'https:' || (scheme === undefined && isLoopback(peerOf(request)));
+  return scheme === 'https:' || (!hasForwarding(request) && isLoopback(peerOf(request)));
+}
+
+function hasForwarding({ headers }: IncomingMessage): boolean {
+  return forwarding.some((name) => headers[name] !== undefined);
 }
 
 /** Throws forbidden unless a page of this broker sent the request, which has the cookie of a login. */

@@ -10,8 +10,9 @@ import { newId, newSecret } from '../../shared/ids.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type History, type HistoryTransaction, type Row, textIn } from '../history/history.ts';
+import { endLogins } from '../logins/rights.ts';
 import { pageOf } from '../paging.ts';
-import type { Declared, Key, State } from '../state/state.ts';
+import type { Declared, Key, State, StateTransaction } from '../state/state.ts';
 import { currentKey, endOf, hasExpired, holds, within } from './rights.ts';
 
 /** The text with which every key starts (spec section 5). */
@@ -63,12 +64,17 @@ export class Keys {
     return new Keys(state, await KeyUsage.open(history, state.keys), loginOf, log);
   }
 
+  /** SHA-256 of the key in the header `Authorization: Bearer KEY`, known or not; undefined for other headers. */
+  hashIn(authorization: string): string | undefined {
+    const presented = bearer.exec(authorization)?.[1];
+    return presented?.startsWith(literal) ? hashOf(presented) : undefined;
+  }
+
   /** The key in the header `Authorization: Bearer KEY`, even if the key has expired. */
   find(authorization: string): Key | undefined {
-    const presented = bearer.exec(authorization)?.[1];
-    if (!presented?.startsWith(literal)) return undefined;
+    const hashed = this.hashIn(authorization);
+    if (hashed === undefined) return undefined;
     if (this.#indexed !== this.#state.keys) this.#index();
-    const hashed = hashOf(presented);
     const found = this.#byHash.get(hashed);
     if (!found || found.until <= now()) return undefined;
     const { key } = found;
@@ -155,9 +161,10 @@ export class Keys {
     },
     rotate: async ({ key_id, expires_at, grace }, caller) => {
       const secret = `${literal}${newSecret()}`;
-      const key = await this.#put(caller, (declared) => {
+      const key = await this.#put(caller, (declared, transaction) => {
         const before = find(key_id, caller, declared);
         const previous = grace > 0 ? { hash: before.hash, until: iso(now() + grace) } : null;
+        endLogins(transaction, before.id, previous?.until, caller.login_id);
         return { ...before, hash: hashOf(secret), previous, expires_at: newEnd(before, expires_at) };
       });
       return { ...this.#serialize(key), key: secret };
@@ -180,9 +187,9 @@ export class Keys {
   }
 
   /** Commits a new or changed key. Throws forbidden if the caller has no right to make it. */
-  #put(caller: Caller, make: (declared: Declared) => Key): Promise<Key> {
+  #put(caller: Caller, make: (declared: Declared, transaction: StateTransaction) => Key): Promise<Key> {
     return this.#state.change((transaction) => {
-      const key = make(transaction.before);
+      const key = make(transaction.before, transaction);
       assertNotMore(key, currentKey(transaction.before, caller.key_id));
       transaction.put('keys', key);
       caller.commit(transaction, { key_id: key.id });

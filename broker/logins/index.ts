@@ -13,6 +13,7 @@ import { currentKey, endOf, hasExpired, holds, within } from '../keys/rights.ts'
 import { pageOf } from '../paging.ts';
 import type { Declared, Key, Login, State, StateTransaction } from '../state/state.ts';
 import { cookieWith, noCookie } from './cookie.ts';
+import { endOfSecret } from './rights.ts';
 import { Tickets } from './tickets.ts';
 
 /** A login ends after this time without a request. */
@@ -77,17 +78,21 @@ export class Logins {
       assertKeyItself(caller);
       const secret = newSecret();
       const at = iso();
-      const login: Login = {
+      const made: Login = {
         id: newId('login') as LoginId,
         ...{ key_id: caller.key_id, hash: hashOf(secret), name: name ?? null, address: caller.address },
         ...{ created_at: at, confirmed_at: at, used_at: at },
       };
-      await this.#state.change((transaction) => {
+      const login = await this.#state.change((transaction) => {
         // The key of the broker's own socket file is not in the state, so it cannot be revoked.
-        if (!transaction.before.keys.has(caller.key_id)) throw noStoredKey;
-        this.#removeSurplus(transaction, login);
-        transaction.put('logins', login);
-        caller.commit(transaction, { login_id: login.id });
+        const key = transaction.before.keys.get(caller.key_id);
+        if (!key) throw noStoredKey;
+        const secret_until = endOfSecret(key, caller.secret_hash);
+        const bound = { ...made, ...(secret_until !== undefined && { secret_until }) };
+        this.#removeSurplus(transaction, bound);
+        transaction.put('logins', bound);
+        caller.commit(transaction, { login_id: bound.id });
+        return bound;
       });
       caller.headers.set('Set-Cookie', cookieWith(secret, longestMs));
       return this.#serialize(login);
@@ -131,12 +136,14 @@ export class Logins {
 
   #endOf(login: Login): number {
     const key = this.#state.keys.get(login.key_id);
+    if (!key || hasExpired(key)) return 0;
     const longest = Date.parse(login.created_at) + longestMs;
-    return key && !hasExpired(key) ? Math.min(longest, this.#usedAt(login) + idleMs, endOf(key)) : 0;
+    const secret = Date.parse(login.secret_until ?? '') || Number.POSITIVE_INFINITY;
+    return Math.min(longest, this.#usedAt(login) + idleMs, endOf(key), secret);
   }
 
   #serialize(login: Login): Reply<Api['logins']['create']> {
-    const { hash: _, used_at: _saved, ...rest } = login;
+    const { hash: _, used_at: _saved, secret_until: _end, ...rest } = login;
     const key_name = this.#state.keys.get(login.key_id)?.name ?? '';
     return {
       ...rest,
@@ -206,7 +213,7 @@ function mayManage(own: Key, { key_id }: Login, { keys }: Pick<Declared, 'keys'>
 function assertPrivate({ secure }: Caller): void {
   if (secure) return;
   const message =
-    'logging in needs an encrypted connection, because a cookie sent over plain HTTP can be read on the way: use https (--tls or --tls-cert), name your TLS proxy with --trusted-proxy, or open the console on the broker’s own machine';
+    'logging in needs an encrypted connection, because a cookie sent over plain HTTP can be read on the way: use https (--tls or --tls-cert), name your TLS proxy with --trusted-proxy and let it send X-Forwarded-Proto, or open the console on the broker’s own machine';
   throw new AppError('forbidden', message);
 }
 

@@ -1,8 +1,8 @@
 // What a login adds to the rights of its key: it must exist, and some requests need a confirmation by the key.
-import type { LoginId, Route } from '../../shared/api/route.ts';
+import type { KeyId, LoginId, Route } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { Declared } from '../state/state.ts';
+import type { Declared, Key, StateTransaction } from '../state/state.ts';
 
 type Logins = Pick<Declared, 'logins'>;
 
@@ -26,3 +26,33 @@ export function assertConfirmed({ logins }: Logins, id: LoginId | undefined, rou
   const message = `this needs the API key again: send it with POST /logins/${id}/confirm, then repeat the request`;
   throw new AppError('confirmation_required', message, { login_id: id });
 }
+
+/**
+ * Ends the logins of a key whose secret is replaced: at once, or with `until`, the end of the old secret. The login that
+ * asks for it goes on: its browser gets the new secret, and has to display it.
+ */
+export function endLogins(
+  transaction: StateTransaction,
+  key_id: KeyId,
+  until: string | undefined,
+  asking: LoginId | undefined,
+): void {
+  for (const login of transaction.all('logins')) {
+    if (login.key_id !== key_id || login.id === asking) continue;
+    // The secret before the last one ends now, even if it had a grace period.
+    if (until === undefined || login.secret_until !== undefined) transaction.remove('logins', login.id);
+    else transaction.put('logins', { ...login, secret_until: until });
+  }
+}
+
+/**
+ * The end of a secret of a key, by its hash: undefined for the present secret, and for a request without one. Throws
+ * unauthorized for a secret that has ended.
+ */
+export function endOfSecret({ hash, previous }: Key, presented: string | undefined): string | undefined {
+  if (presented === undefined || presented === hash) return undefined;
+  if (presented !== previous?.hash || Date.parse(previous.until) <= now()) throw replaced;
+  return previous.until;
+}
+
+const replaced = new AppError('unauthorized', 'the secret of this API key was replaced: use the new one');

@@ -7,6 +7,9 @@ import { hashOf } from '../keys/index.ts';
 
 const literal = 'login_ticket_';
 const bearer = new RegExp(`^Bearer (${literal}[0-9A-Za-z]+)$`, 'i');
+/** True for the header Authorization of a request with a ticket, valid or not. */
+export const isTicket = (authorization: string): boolean => bearer.test(authorization);
+
 const validMs = 5 * 60_000;
 const mostTickets = 16;
 
@@ -23,14 +26,15 @@ export class Tickets {
   }
 
   /**
-   * Uses up the ticket in `Bearer TICKET`, and returns the key that it is for. Only clients on this machine
-   * may use tickets.
+   * Uses up the ticket in `Bearer TICKET`, which only clients on this machine may. `restore` makes it valid again, for
+   * a request that was refused before it did anything.
    */
-  redeem(authorization: string, address: string): KeyId | undefined {
+  redeem(authorization: string, address: string): { key_id: KeyId; restore: () => void } | undefined {
     const hashed = hashOf(bearer.exec(authorization)?.[1] ?? '');
     const found = this.#open.get(hashed);
     if (!found || !isLoopback(address)) return undefined;
     this.#open.delete(hashed);
-    return found.until > now() ? found.key_id : undefined;
+    if (found.until <= now()) return undefined;
+    return { key_id: found.key_id, restore: () => this.#open.set(hashed, found) };
   }
 }

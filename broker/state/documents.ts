@@ -57,6 +57,8 @@ const login = z.strictObject({
   confirmed_at: z.string(),
   /** A recent use; the newest is only in memory. */
   used_at: z.string(),
+  /** The end of the secret that it was made with, once that was replaced; absent before. */
+  secret_until: z.string().optional(),
 });
 export type Login = z.output<typeof login>;
 

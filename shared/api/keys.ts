@@ -94,7 +94,8 @@ export const keys = {
   }),
   rotate: single('POST', '/api-keys/{key_id}/rotate', 'admin', {
     summary: 'Replace the secret of an API key',
-    description: 'Only this answer contains the new secret. Id, rights and open streams of the key stay.',
+    description:
+      'Only this answer contains the new secret. Id, rights and open streams of the key stay. Its logins end with the old secret, except the one that asks.',
     body: z.strictObject({
       expires_at: instant
         .nullable()

@@ -154,6 +154,8 @@ export interface Caller extends Rights {
   login_id?: LoginId | undefined;
   /** IP address of the client; empty for a client of the broker's own socket file. */
   address: string;
+  /** SHA-256 of the API key that was sent, in hexadecimal digits, for a request that logs in. */
+  secret_hash?: string | undefined;
   /** Whether the request came encrypted, or from the broker's own machine. */
   secure?: boolean;
   /** Fires when the client disconnects. */

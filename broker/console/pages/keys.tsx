@@ -168,7 +168,7 @@ function KeyDialog({ what, apiKey, close, changed, reveal }: KeyDialogProps) {
           changed();
         }}
       >
-        <p>The old secret stops at once. Rights and logins of the key stay.</p>
+        <p>The old secret stops at once, and so do the other logins of the key. Its rights stay.</p>
       </Confirm>
     );
   }
