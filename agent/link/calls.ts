@@ -55,8 +55,11 @@ const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 12
 /** Format of call ids. They are sent in headers, so only printable ASCII is allowed. */
 const callId = /^[\x21-\x7e]{1,64}$/;
 
-/** Calls whose answers use the connection of the control stream: a person waits for the echo of each key. */
-const quick = new Set<string>(['AttachTerminal'] satisfies Method[]);
+/**
+ * Calls whose answers use the connection of the control stream, because a person waits for the echo of each
+ * key.
+ */
+const onControlConnection = new Set<string>(['AttachTerminal'] satisfies Method[]);
 
 /** A call that the agent is answering. */
 interface OpenCall {
@@ -121,10 +124,7 @@ export class Calls {
     for (const abort of this.#open.values()) abort.abort(gone());
   }
 
-  /**
-   * Checks capabilities and limits before anything of the request is read. Returns the error of a refused
-   * call.
-   */
+  /** Checks capabilities and limits before the request is decoded. Returns the error of a refused call. */
   #refusal(shape: MethodShape | undefined, { method }: Call__Output): AppError | undefined {
     if (!shape) return new AppError('not_supported', `this agent has no ${method}; update it`, { method });
     const any = requiredCapabilities[shape.name];
@@ -137,7 +137,7 @@ export class Calls {
     return new AppError('unavailable', `${mostOpen} calls are open on this machine; try again later`);
   }
 
-  /** Sends the error of a failed call, unless the call has a stream, on which the error was sent already. */
+  /** Sends the error of a failed call. A call with a stream has already sent it there. */
   #failed(error: unknown, call: Call__Output, signal: AbortSignal, streamed: boolean): void {
     const { call_id, request_id, method } = call;
     if (signal.aborted) return;
@@ -164,7 +164,7 @@ export class Calls {
       if (Array.isArray(answer) && this.#options.control.writableLength < mostWaiting)
         return this.#reply(open, answer);
       await this.#onStream(open, (stream) => {
-        // The incoming messages are discarded, and read only to notice the end of the stream.
+        // Incoming messages are read only to notice the end of the stream.
         stream.resume();
         return answer;
       });
@@ -193,7 +193,7 @@ export class Calls {
     const { signal } = abort;
     const { line } = this.#options;
     // The answer shares the control stream's connection if it must be quick or the other connection is down.
-    const shared = quick.has(call.method) || !(await line.stands());
+    const shared = onControlConnection.has(call.method) || !(await line.isSecondReady());
     signal.throwIfAborted();
     const stream = line.answer(call.call_id, shared);
     open.stream = stream;
@@ -227,7 +227,7 @@ export class Calls {
       yield shape.frameResponse(response);
       return;
     }
-    // A server-streaming handler of AgentMethods returns an AsyncIterable.
+    // The cast is safe: handlers of methods with a stream of responses return an AsyncIterable.
     for await (const response of result as AsyncIterable<unknown>) {
       entry.answered(response);
       yield shape.frameResponse(response);
@@ -236,7 +236,7 @@ export class Calls {
 
   #handlerOf(shape: MethodShape): Handler {
     const { handlers } = this.#options;
-    // AgentMethods pairs each key with the request type that this very shape decodes.
+    // The cast is safe: AgentMethods pairs each key with the request type that its shape decodes.
     return handlers[shape.key].bind(handlers) as Handler;
   }
 }
@@ -251,7 +251,7 @@ function logRefused(entry: AuditedCall, shape: MethodShape | undefined, call: Ca
   }
 }
 
-/** How a failed call ended, for the audit log. */
+/** Returns the result of a failed call for the audit log. */
 function resultOf(error: unknown, signal: AbortSignal): string {
   if (!signal.aborted) return toWire(error).code;
   if (signal.reason === gaveUp) return 'gave_up';

@@ -39,7 +39,7 @@ const options: ChannelOptions = {
   // The broker is dialed directly, even if the environment sets an HTTP proxy.
   'grpc.enable_http_proxy': 0,
 };
-/** Finds a broken connection that has no calls. Heartbeats watch only that of the control stream. */
+/** Options that find a broken connection without calls. Heartbeats find only a broken control stream. */
 const keepalive: ChannelOptions = {
   'grpc.keepalive_time_ms': 20_000,
   'grpc.keepalive_timeout_ms': 10_000,
@@ -49,19 +49,19 @@ const LinkClientOf = makeGenericClientConstructor(linkService, 'Link');
 
 /** Connections to one broker. `broker` is HOST:PORT, `ca` the PEM of the broker's CA certificate. */
 export class Dial {
-  readonly #quick: LinkClient;
+  readonly #first: LinkClient;
   /**
    * A separate connection for long answers, so that a key press does not wait behind megabytes of a download.
    */
-  readonly #slow: LinkClient;
+  readonly #second: LinkClient;
 
   constructor(broker: string, ca: string) {
-    this.#quick = clientOf(broker, ca);
-    this.#slow = clientOf(broker, ca, keepalive);
+    this.#first = clientOf(broker, ca);
+    this.#second = clientOf(broker, ca, keepalive);
   }
 
   connect(): ControlStream {
-    return this.#quick.Connect();
+    return this.#first.Connect();
   }
 
   /**
@@ -71,17 +71,17 @@ export class Dial {
   answer(callId: string, quick = false): AnswerStream {
     const metadata = new Metadata();
     metadata.set(callKey, callId);
-    return (quick ? this.#quick : this.#slow).Answer(metadata);
+    return (quick ? this.#first : this.#second).Answer(metadata);
   }
 
   /** True if the second connection is ready. Connects it if needed and waits up to 2 s. */
-  stands(): Promise<boolean> {
-    return isReady(this.#slow);
+  isSecondReady(): Promise<boolean> {
+    return isReady(this.#second);
   }
 
   close(): void {
-    this.#quick.close();
-    this.#slow.close();
+    this.#first.close();
+    this.#second.close();
   }
 }
 

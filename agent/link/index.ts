@@ -41,7 +41,10 @@ export interface LinkOptions extends Omit<CallsOptions, 'line' | 'control'> {
   report(): Promise<Metrics | null>;
   /** Called whenever the link is established or lost. */
   onLinkChange?(linked: boolean): void;
-  /** Called at each attempt and message. If the next call does not come within `ms`, the agent hangs. */
+  /**
+   * Called at each attempt to connect and each message. If it is not called again within `ms` milliseconds,
+   * the agent hangs.
+   */
   onProgress?(ms: number): void;
 }
 
@@ -56,25 +59,28 @@ export class Removed extends StartError {
 
 const instanceId = newId('link');
 /**
- * Milliseconds to wait after another agent with the same identity has taken over the link, so that the two do
- * not take it from each other all the time.
+ * Milliseconds to wait after another agent with the same identity has taken over the link. Without the wait
+ * the two would disconnect each other all the time.
  */
 const fencedMs = 30_000;
-/** Milliseconds until the challenge. When a whole fleet returns, the broker lets connections wait. */
+/**
+ * Milliseconds from dialing to the challenge: when all agents reconnect at once, the broker lets connections
+ * wait.
+ */
 const dialMs = 30_000;
 /** Milliseconds from the challenge to the welcome. */
 const greetingMs = 10_000;
-/** Limits of the heartbeat interval and the silence, in milliseconds, that a broker may set. */
+/** Limits, in milliseconds, of the heartbeat interval and the silence that a broker may set. */
 const shortestBeatMs = 50;
 const longestBeatMs = 60_000;
 const longestSilenceMs = 300_000;
-/** Milliseconds added to the time of the next expected message, because a busy machine is slow. */
+/** Milliseconds by which an expected message may be late, because a busy machine is slow. */
 const patienceMs = 60_000;
 const farewellMs = 1_000;
 
 /**
- * Links the machine to the broker, and again after each loss, until the signal fires. Throws StartError if
- * the broker has removed this machine.
+ * Links the machine to the broker until the signal fires, and reconnects after each loss. Throws StartError
+ * if the broker has removed this machine.
  */
 export async function keepLinked(options: LinkOptions, signal: AbortSignal): Promise<void> {
   shortenQueues();
@@ -126,24 +132,24 @@ class Connection {
    * connection, or undefined if the broker has not set one.
    */
   async run(signal: AbortSignal): Promise<number | undefined> {
-    const leave = (): void => {
+    const sendFarewell = (): void => {
       this.#send({ farewell: {} });
       this.#control.end();
       // The stream is cancelled after a second, so that a hung broker does not delay the end.
       after(farewellMs, () => this.#control.cancel());
     };
     const stopWatching = every(1_000, () => this.#watch());
-    signal.addEventListener('abort', leave, { once: true });
+    signal.addEventListener('abort', sendFarewell, { once: true });
     try {
       for await (const message of this.#control as AsyncIterable<ConnectResponse__Output>) {
         this.#heardAt = monotonic();
         this.#options.onProgress?.(this.#silenceMs + patienceMs);
-        const away = await this.#take(message);
-        if (away !== undefined) return away;
+        const retryMs = await this.#take(message);
+        if (retryMs !== undefined) return retryMs;
       }
       return undefined;
     } finally {
-      signal.removeEventListener('abort', leave);
+      signal.removeEventListener('abort', sendFarewell);
       stopWatching();
       this.#stopBeating();
       this.#calls.close();
@@ -155,7 +161,7 @@ class Connection {
   async #take(message: ConnectResponse__Output): Promise<number | undefined> {
     if (message.challenge) {
       this.#silenceMs = greetingMs;
-      await this.#greet(message.challenge.nonce);
+      await this.#sendHello(message.challenge.nonce);
     }
     if (message.welcome) this.#begin(message.welcome.heartbeat_ms, message.welcome.silence_ms);
     if (message.call) this.#call(message.call);
@@ -166,12 +172,12 @@ class Connection {
     const reason = brokerText(message.fenced.reason);
     this.#options.log.error(
       { reason },
-      'the broker ended this link: another agent has linked with the same identity. If this machine is a clone, remove its data directory and join it anew',
+      'the broker ended this link: another agent has linked with the same identity. If this machine is a clone, remove its data directory and join it again',
     );
     return fencedMs;
   }
 
-  async #greet(nonce: Buffer): Promise<void> {
+  async #sendHello(nonce: Buffer): Promise<void> {
     const { identity, capabilities, roots, missing, journalId, processIds, report } = this.#options;
     const { machineId: machine_id, fingerprint } = identity;
     this.#send({
@@ -202,7 +208,11 @@ class Connection {
     this.#stopBeating = every(beatMs, () => {
       this.#options.report().then(
         (metrics) => this.#send({ heartbeat: { metrics } }),
-        (error: unknown) => this.#options.log.warn({ err: error }, 'metrics unreadable; heartbeat skipped'),
+        (error: unknown) =>
+          this.#options.log.warn(
+            { err: error },
+            'the metrics of this machine could not be read, so a heartbeat was left out',
+          ),
       );
     });
     this.#linked();

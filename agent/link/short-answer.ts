@@ -4,7 +4,10 @@ import { after } from '../../shared/clock.ts';
 
 /** Milliseconds to wait for the end after the first frame. Most short commands end within that time. */
 const momentMs = 25;
-/** Milliseconds to wait for the first frame. After that the answer gets a stream, which the broker awaits. */
+/**
+ * Milliseconds to wait for the first frame. After that the answer gets a stream, because the broker waits for
+ * either.
+ */
 const silentMs = 1_000;
 /** Largest answer in bytes, so that with its message headers it fits a message of the control stream. */
 const mostBytes = 60 * 1024;
@@ -40,7 +43,7 @@ export async function coalesce(answer: AsyncGenerator<Buffer>): Promise<Buffer[]
   }
 }
 
-/** Yields the frames of an answer. `pending`: a frame that was requested and has not arrived yet. */
+/** Yields the frames of an answer. `pending` is a frame that was requested and has not arrived yet. */
 async function* rest(
   frames: Buffer[],
   answer: AsyncGenerator<Buffer>,

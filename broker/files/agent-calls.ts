@@ -1,5 +1,5 @@
-// Shared by the file routes: time limits of calls, file events, and the conversion of
-// entries and paths between the agent protocol and REST.
+// Functions that the file routes share: time limits of calls, events, and the conversion of entries and paths
+// between the agent protocol and REST.
 import { isUtf8 } from 'node:buffer';
 import type { FileEntry__Output } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { CallOptions } from '../../shared/agent-rpcs.ts';
@@ -38,14 +38,14 @@ export const single = lasting({ deadline_ms: 120_000, lane: 'single' });
 export const short = lasting({ deadline_ms: 120_000, lane: 'short' });
 /** Options of calls for work on the machine's own disk, however large: at most 24 hours. */
 export const long = lasting({ deadline_ms: 24 * 3_600_000, lane: 'long' });
-/** Options of calls that transfer any number of bytes: without a limit as long as bytes flow. */
+/** Options of calls that transfer any number of bytes: no time limit while bytes arrive. */
 export const bulk = lasting({ lane: 'bulk' });
 /** Options of calls that stream entries at the reader's pace. */
 export const listing = lasting({ lane: 'short' });
-/** Options of calls that may be silent for long, so without an idle timeout. */
+/** Options of calls that may be silent for long: no idle timeout. */
 export const watching = lasting({ lane: 'watch', idle_ms: 0 });
 
-/** Writes an event about a file and the caller's audit record; both are on disk when the promise resolves. */
+/** Writes an event about a file and the caller's audit record. Resolves once both are on disk. */
 export async function recordFileEvent(
   { state, history, events }: FileServices,
   caller: Caller,
@@ -60,7 +60,8 @@ export async function recordFileEvent(
 }
 
 /**
- * The input of a route without a machine in its path; admission has added the id if only one machine exists.
+ * Returns the input with the machine's id. In routes without a machine in the path, admission adds the id if
+ * only one machine exists.
  */
 export function withMachine<T extends { machine_id?: MachineId | undefined }>(
   input: T,
@@ -71,7 +72,7 @@ export function withMachine<T extends { machine_id?: MachineId | undefined }>(
   throw fieldError('query', 'machine_id', message, 'invalid_request');
 }
 
-/** Splits a streamed answer into its head and the rest; the rest is closed when the request ends. */
+/** Splits a streamed answer into its head and the rest. The rest is closed when the request ends. */
 export async function splitHead<T, H>(
   parts: AsyncIterable<T>,
   headOf: (part: T) => H | null | undefined,
@@ -91,7 +92,9 @@ export type Entry = Reply<Api['files']['change']>;
 const longestPath = 16 * 1024;
 const specials = new Set(['fifo', 'socket', 'block', 'char']);
 
-/** An entry of a machine's answer, as REST sends it. Throws machine_error if the entry is missing or invalid. */
+/**
+ * Converts an entry of a machine's answer for REST. Throws machine_error if the entry is missing or invalid.
+ */
 export function entryOf(answered: FileEntry__Output | null | undefined): Entry {
   const entry = assertEntry(answered);
   const directory = entry.type === 'FILE_TYPE_DIRECTORY';
@@ -117,7 +120,7 @@ export function entryOf(answered: FileEntry__Output | null | undefined): Entry {
   };
 }
 
-/** The entry in a machine's answer. Throws machine_error if the entry is missing. */
+/** Returns the entry in a machine's answer. Throws machine_error if it is missing. */
 export function assertEntry(entry: FileEntry__Output | null | undefined): FileEntry__Output {
   if (entry) return entry;
   throw new AppError('machine_error', 'the machine’s answer lacks the entry of the file: update its agent');
@@ -133,7 +136,7 @@ function isSpecial(text: string): text is NonNullable<Entry['special']> {
   return specials.has(text);
 }
 
-/** A path as text, or as base64 if the path is not UTF-8. */
+/** Converts a path to text, or to base64 if it is not UTF-8. */
 export function pathOf(path: Buffer): { path: string; path_encoding?: 'base64' } {
   return isUtf8(path)
     ? { path: path.toString('utf8') }
@@ -141,8 +144,8 @@ export function pathOf(path: Buffer): { path: string; path_encoding?: 'base64' }
 }
 
 /**
- * The bytes of a path in a request, as sent to the agent. Throws invalid_path for bad base64 or a too long
- * path.
+ * Converts a path of a request to the bytes that agents get. Throws invalid_path for bad base64 and for a
+ * path that is too long.
  */
 export function bytesOf(path: string, encoding: 'base64' | undefined): Buffer {
   const bytes = Buffer.from(path, encoding ?? 'utf8');

@@ -36,7 +36,7 @@ export async function download(
   const conditions = [range, if_match, if_none_match, if_modified_since, if_unmodified_since];
   if (conditions.every((one) => one === undefined)) return open(services, input, caller, 'whole');
   const version = await versionOf(services, input, caller);
-  const selection = judge(input, version, caller);
+  const selection = checkConditions(input, version, caller);
   if (selection !== 'unchanged') return open(services, input, caller, selection, version);
   setValidators(caller, version.etag, version.modified_at_ms);
   return { status: 304, filename: '' };
@@ -59,7 +59,7 @@ async function versionOf(services: FileServices, input: DownloadInput, caller: C
  * Checks conditions in the order of RFC 9110 section 13.2.2. Throws precondition_failed or
  * range_not_satisfiable.
  */
-function judge(input: DownloadInput, version: Version, caller: Caller): Selection | 'unchanged' {
+function checkConditions(input: DownloadInput, version: Version, caller: Caller): Selection | 'unchanged' {
   const { if_match, if_unmodified_since, if_none_match, if_modified_since } = input;
   const unmet =
     if_match !== undefined
@@ -104,7 +104,11 @@ function partOf({ range, if_range }: DownloadInput, version: Version, caller: Ca
   if (from !== '' && to !== '' && Number(to) < Number(from)) return 'whole';
   if (first >= size) {
     caller.headers.set('Content-Range', `bytes */${size}`);
-    throw new AppError('range_not_satisfiable', `the range is past the file’s ${size} bytes`, { size });
+    throw new AppError(
+      'range_not_satisfiable',
+      `the range begins after the end of the file, which has ${size} bytes`,
+      { size },
+    );
   }
   return { offset: first, length: last - first + 1 };
 }
@@ -133,14 +137,14 @@ async function open(
   const { head, rest } = await splitHead(parts, validHead);
   const { entry, etag, offset, length } = head;
   if (part && length !== part.length) {
-    // The file, e.g. of the kernel, is shorter than its reported size: it is sent whole.
+    // The file is shorter than its reported size, as some files of the kernel are. So it is sent whole.
     return open(services, input, caller, 'whole', version);
   }
   if (version && etag !== version.etag)
     throw new AppError('conflict', 'the file changed while it was being read: try again');
   setValidators(caller, etag, entry.modified_at_ms);
   if (part) caller.headers.set('Content-Range', `bytes ${offset}-${offset + part.length - 1}/${entry.size}`);
-  // Parts count as one download, recorded with the part that ends with the last byte.
+  // All parts of a file count as one download, which is recorded with the part that has the last byte.
   const complete = length === undefined || offset + length >= entry.size;
   return {
     status: part ? 206 : 200,
@@ -152,7 +156,7 @@ async function open(
   };
 }
 
-/** The head of a file; throws machine_error if its entry or ETag is invalid. */
+/** Returns the head of a file. Throws machine_error if its entry or ETag is invalid. */
 function validHead({ head }: ReadFileResponse__Output) {
   return head && { ...head, entry: assertEntry(head.entry), etag: assertEtag(head.etag) };
 }
@@ -176,7 +180,7 @@ async function downloadArchive(
   };
 }
 
-/** The file name suggested to the browser; bytes that are not UTF-8 become U+FFFD. */
+/** Returns the file name that browsers suggest. Bytes that are not UTF-8 become U+FFFD. */
 function nameOf(path: Buffer): string {
   return posix.basename(path.toString());
 }
@@ -203,7 +207,7 @@ function recordDownload(
   );
 }
 
-/** The chunks of a stream; `ended` is called with their total size at the end. */
+/** Yields the chunks of a stream. Calls `ended` with their total size at the end. */
 async function* chunksOf(
   parts: AsyncIterable<{ chunk?: Buffer | null }>,
   ended: (size: number) => void,

@@ -1,5 +1,5 @@
-// The REST handlers of all file routes; the agent of the machine does the work. Those that read are here: list,
-// stat, content, search and watch.
+// The REST handlers of all file routes; the agent of the machine does the work. This file has those that
+// read: list, stat, content, search and watch.
 import { isUtf8 } from 'node:buffer';
 import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import type { FileMatch__Output } from '../../proto/types/farhand/agent/v1/FileMatch.ts';
@@ -169,9 +169,7 @@ const kinds = {
   FILE_CHANGE_KIND_REMOVED: 'removed',
 } as const;
 
-/**
- * Resolves once the machine watches, so that a refusal by the machine is an ordinary error of the request.
- */
+/** Resolves once the machine watches the path, so that a refusal is an ordinary error of the request. */
 async function watchFiles(services: FileServices, input: Input<Route<'watch'>>, caller: Caller) {
   const request = { path: bytesOf(input.path ?? '', input.path_encoding), recursive: input.recursive };
   const answers = services.presence.get(input.machine_id).stub.watchFiles(request, watching(caller));

@@ -1,5 +1,5 @@
 // REST handlers that change files: write, upload, put, extract, mkdir, touch, move, copy, change and remove.
-// A copy to another machine streams through the broker; its checksum is compared with the sender's, so
+// A copy to another machine streams through the broker. Its checksum is compared with the sender's, so that
 // changed bytes are noticed.
 import type { ArchiveSummary__Output } from '../../proto/types/farhand/agent/v1/ArchiveSummary.ts';
 import type { FileEntry__Output } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
@@ -113,7 +113,7 @@ function assertBeforeFile(early: Partial<Form>, fields: Form): void {
   }
 }
 
-/** The request to move or copy on one machine. */
+/** Returns the request to move or copy on one machine. */
 function fromTo(
   input: Pick<
     Input<Route<'move'>>,
@@ -163,7 +163,7 @@ function assertSummary(summary: ArchiveSummary__Output | null): ArchiveSummary__
   throw new AppError('machine_error', 'the machine’s answer lacks the archive summary: update its agent');
 }
 
-/** The messages of an upload; `commit` is called once all chunks have been sent. */
+/** Yields the messages of an upload. `commit` is called once all chunks have been sent. */
 async function* upload<O, C>(
   open: O,
   chunks: AsyncIterable<Uint8Array> | Iterable<Uint8Array>,
@@ -241,7 +241,7 @@ async function copyAcross(
   return { ...entryOf(at), files_copied: copied.files, bytes_copied: copied.bytes };
 }
 
-/** The chunks of a file and, once they have ended, the sender's checksum of them. */
+/** Returns the chunks of a file, and a function that returns the sender's checksum once they have ended. */
 function digested(parts: AsyncIterable<Part>): { chunks: AsyncIterable<Uint8Array>; sha256: () => string } {
   let digest = '';
   return {

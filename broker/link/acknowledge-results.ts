@@ -5,8 +5,8 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Presence } from '../presence/index.ts';
 
 /**
- * Results of a machine within this time share a message,
- * because each message costs both sides 0.1 to 0.2 ms of CPU.
+ * Time within which the results of a machine share a message, because each message costs both sides 0.1 to
+ * 0.2 ms of CPU.
  */
 const coalesceMs = 50;
 /** Most ids in one message, whose limit is 64 KiB. */
@@ -24,8 +24,8 @@ export class Acknowledgements {
   }
 
   /**
-   * Acknowledges these results soon. An offline agent gets no message; its next hello lists the results that
-   * the agent still has.
+   * Acknowledges these results soon. An offline agent gets no message: its next hello lists the results that
+   * it still has.
    */
   add(machineId: string, ids: readonly string[]): void {
     const waiting = this.#waiting.get(machineId);
@@ -42,7 +42,12 @@ export class Acknowledgements {
       this.#presence
         .get(machine_id)
         .stub.forgetProcesses({ ids: ids.slice(at, at + mostIds) }, { request_id: newId('request') })
-        .catch((error: unknown) => this.#log.debug({ err: error, machine_id }, 'results not acknowledged'));
+        .catch((error: unknown) =>
+          this.#log.debug(
+            { err: error, machine_id },
+            'results of a machine could not be acknowledged; its next hello lists them again',
+          ),
+        );
     }
   }
 }

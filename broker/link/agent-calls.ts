@@ -51,11 +51,11 @@ const answerWithinMs = 10_000;
  * Factor for the idle timeout after the last request of a transfer, when a disk may need longer to sync
  * everything.
  */
-const settling = 10;
+const syncFactor = 10;
 const noBytes = Buffer.alloc(0);
 /**
- * Stops the sending side of a finished call. The error is shared, because a new error costs a stack trace and
- * this one is never printed.
+ * The error that stops the sending side of a finished call. It is shared by all calls, because a new error
+ * costs a stack trace, and this one is never printed.
  */
 const finished = new AppError('unavailable', 'the call has ended');
 
@@ -74,7 +74,9 @@ export class Calls {
   readonly #options: CallsOptions;
   /** Calls that have no answer yet, by id. */
   readonly #waiting = new Map<string, (answer: Reply__Output) => void>();
-  /** All calls that have not ended, also those that wait for a place. */
+  /**
+   * All calls that have not ended, including those that wait for one of the limited places of their class.
+   */
   readonly #open = new Set<AbortController>();
   readonly #limits: CallLimits;
   #closed = false;
@@ -82,11 +84,12 @@ export class Calls {
   constructor(options: CallsOptions) {
     this.#options = options;
     this.#limits = new CallLimits(options.machineId, options.openCalls);
-    // The prototype has one method per rpc of the service, which is also the source of the type AgentStub.
+    // The cast is safe: the prototype has one method for each rpc of the service, from which AgentStub is
+    // derived.
     this.stub = new Stub(this) as unknown as AgentStub;
   }
 
-  /** Passes a whole answer to its call; an answer for which no call waits is ignored. */
+  /** Passes a whole answer to its call. An answer for which no call waits is ignored. */
   reply(reply: Reply__Output): void {
     this.#waiting.get(reply.call_id)?.(reply);
   }
@@ -167,8 +170,8 @@ export class Calls {
     const idle = createIdleTimeout(idleMs, abort);
     const stop = (): void => endWithError(stream, !this.#closed);
     abort.signal.addEventListener('abort', stop, { once: true });
-    // Our reading side does not end when the agent cancels or dies.
-    // After this side has ended the stream, the listener changes nothing.
+    // The reading side of the stream does not end when the agent cancels or dies, so this listener ends it.
+    // It has no effect once the broker has ended the stream.
     stream.once('cancelled', () => abort.abort(this.#lost()));
     // A source of requests that fails aborts the whole call with its error.
     void sendFrames(stream, idle.whileSending(outgoing), abort.signal).catch((error: unknown) => {
@@ -190,8 +193,8 @@ export class Calls {
     } finally {
       idle.end();
       abort.signal.removeEventListener('abort', stop);
-      // The agent half-closes first, then we end the stream.
-      // An incomplete answer is cancelled on both streams.
+      // The agent half-closes first, then the broker ends the stream. An incomplete answer is cancelled on
+      // both streams.
       if (complete) stream.end();
       else {
         this.#cancel(call.id);
@@ -202,7 +205,7 @@ export class Calls {
     }
   }
 
-  /** Waits for a place of this class. Rejects with the error of a call that gets none, or that has ended. */
+  /** Waits until this class has a free place. Rejects if there is none in time, or if the call has ended. */
   async #begin(lane: Lane, signal: AbortSignal | undefined, deadlineMs: number): Promise<OpenCall> {
     const abort = new AbortController();
     const giveUp = (): void => {
@@ -236,10 +239,7 @@ export class Calls {
     }
   }
 
-  /**
-   * Sends the call. Resolves with the whole answer in a reply, or the stream that the machine opens,
-   * whichever comes first.
-   */
+  /** Sends the call. Resolves with the machine's first answer: a reply with the whole answer, or a stream. */
   async #firstAnswer(
     { id, abort }: OpenCall,
     answerWaiters: AnswerWaiters | undefined,
@@ -305,7 +305,9 @@ export class Calls {
   }
 }
 
-/** The stub of a machine. All stubs share their methods: those of its own would cost each machine 6 KiB. */
+/**
+ * The stub of a machine. All stubs share one set of methods, because a set for each machine would cost 6 KiB.
+ */
 class Stub {
   readonly calls: Calls;
 
@@ -364,7 +366,7 @@ function createIdleTimeout(ms: number, abort: AbortController) {
         yield request;
         cancel();
       }
-      start(sent > 1 ? settling : 1);
+      start(sent > 1 ? syncFactor : 1);
     },
     /** Passes frames on. The timer stops while the reader handles a frame. */
     async *whileReceiving<T>(frames: AsyncIterable<T>): AsyncGenerator<T> {

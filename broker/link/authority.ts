@@ -44,8 +44,8 @@ export const authorityFiles = [authorityFile, restKeyFile];
 export type Authority = Awaited<ReturnType<typeof readAuthority>>;
 
 /**
- * Reads the certificate authority, or creates a missing one if `mayCreate` is true.
- * Throws StartError when the file is missing or damaged.
+ * Reads the certificate authority, or creates a missing one if `mayCreate` is true. Throws StartError if the
+ * file is damaged, or missing without `mayCreate`.
  */
 export async function loadAuthority(directory: string, mayCreate: boolean): Promise<Authority> {
   const file = join(directory, authorityFile);
@@ -96,7 +96,7 @@ async function readAuthority(file: string, restKeyFile: string) {
       return { minVersion: 'TLSv1.3', ...leaf };
     },
     /**
-     * The TLS options for the REST API under these names and addresses. Its key never changes, so a pin
+     * Makes the TLS options for the REST API under these names and addresses. The key never changes, so a pin
      * outlives the leaves.
      */
     async rest(names: readonly string[]) {
@@ -107,8 +107,8 @@ async function readAuthority(file: string, restKeyFile: string) {
 }
 
 /**
- * Makes and applies a new leaf every 30 days; the returned function stops this. The age is measured by wall
- * time, because a machine may sleep and its clock may be set.
+ * Makes and applies a new leaf every 30 days. Call the returned function to stop. The age is measured by wall
+ * time, because the machine may sleep and its clock may be set.
  */
 export function renewLeaves(
   make: () => Promise<SecureContextOptions>,
@@ -146,7 +146,7 @@ async function loadRestKey(file: string): Promise<string> {
   return (await readStored(file, storedKey, remedy)).private_key;
 }
 
-/** The public key's SHA-256 in the form of curl's --pinnedpubkey. */
+/** Returns the SHA-256 of the public key in the form of curl's --pinnedpubkey. */
 function pinOf(pem: string): string {
   const der = createPublicKey(pem).export({ format: 'der', type: 'spki' });
   return `sha256//${createHash('sha256').update(der).digest('base64')}`;

@@ -1,4 +1,5 @@
-// Limits how many calls one machine has at once. Calls of most classes wait for a place, in order and not for long.
+// Limits the calls that one machine has at once. Calls of most classes wait a short time, in order, until a
+// place is free.
 import type { Lane } from '../../shared/agent-rpcs.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -14,9 +15,9 @@ const mostOpen = {
   ...{ control: 64, single: 64, long: 32 },
   ...{ process: 96, terminal: openTerminals + terminalClients, watch: 32 },
 };
-/** Classes whose calls never wait, because those that are open last too long. */
+/** Classes whose calls never wait, because open calls of these classes last too long. */
 const unqueued: readonly Lane[] = ['process', 'terminal', 'watch'];
-/** Most calls that may wait for a place on one machine. */
+/** Most calls that may wait for one machine. */
 const mostQueued = 256;
 /** Longest wait for a place, in milliseconds. */
 const queueMs = 10_000;
@@ -35,8 +36,8 @@ export class CallLimits {
   }
 
   /**
-   * Waits for a place of this class; the result releases it. Rejects with the reason of `abort` if that fires
-   * meanwhile, and with `unavailable` if the queue is full or the wait too long.
+   * Waits until this class has a free place. Call the returned function to release it. Rejects with the
+   * reason of `abort` if that fires, and with `unavailable` if the queue is full or the wait too long.
    */
   async enter(lane: Lane, abort: AbortController): Promise<() => void> {
     const place = this.#placesOf(lane).acquire(abort.signal);

@@ -33,7 +33,7 @@ export interface LinkServices {
   fingerprint: string;
   limits: LinkLimits;
   heartbeats: Heartbeats;
-  /** Turns in which hellos are checked. */
+  /** Divides the checks of hellos among turns of the event loop. */
   hellos: Turns;
   log: Logger;
 }
@@ -78,8 +78,8 @@ const mostCapabilities = 64 + 1;
  */
 const mostProcesses = 4096;
 /**
- * Most messages of an agent at once beyond the answers to calls; each heartbeat interval allows
- * `unaskedPerBeat` more.
+ * Most messages of an agent, besides answers to calls, that may arrive at once. Each heartbeat interval
+ * allows `unaskedPerBeat` more.
  */
 const mostUnasked = 2_000;
 const unaskedPerBeat = 500;
@@ -120,7 +120,7 @@ export async function serveConnect(
 
 /**
  * Reads the first message, and pauses the stream after it. Returns undefined after refusing the stream.
- * Rejects if the stream fails before.
+ * Rejects if the stream fails.
  */
 async function helloOf(stream: ConnectStream): Promise<Hello__Output | undefined> {
   const { promise, resolve, reject } = Promise.withResolvers<ConnectRequest__Output | undefined>();
@@ -140,7 +140,7 @@ async function helloOf(stream: ConnectStream): Promise<Hello__Output | undefined
   return first?.hello ?? refuse(stream, grpcStatus.INVALID_ARGUMENT, 'the first message must be a hello');
 }
 
-/** The machine whose key signed this hello. Returns undefined after refusing the stream. */
+/** Finds the machine whose key signed this hello. Returns undefined after refusing the stream. */
 function authenticate(
   stream: ConnectStream,
   hello: Hello__Output,
@@ -180,7 +180,8 @@ export function textOf(error: unknown): string {
 }
 
 /**
- * The link to one authenticated agent. Its message objects are not retained: with 10,000 links every KiB counts.
+ * The link to one authenticated agent. It has no reference to messages, because with 10,000 links every KiB
+ * counts.
  */
 class AgentLink {
   readonly #link: Link;
@@ -308,8 +309,8 @@ class AgentLink {
   }
 
   /**
-   * Warns once when the machine's clock is far off, since times and certificates depend on it.
-   * Warns again after it was right.
+   * Warns once when the machine's clock is far off, because times and certificates depend on it. Warns again
+   * if the clock was right in between.
    */
   #watchClock(): void {
     const facts = this.#services.machineFacts.of(this.#link.machineId);
@@ -325,8 +326,8 @@ class AgentLink {
 
   #send(message: ConnectResponse): void {
     if (this.#ended) return;
-    // Each call allows one answer, even a late one.
-    // The limit below stops answers that never come from adding up.
+    // Each call allows one more answer, even a late one. This credit has a limit, because some answers never
+    // come.
     if (message.call) this.#unasked = Math.max(-mostUnasked, this.#unasked - 1);
     // Node's own limit on a stream counts messages, not bytes.
     const bytes = (message.call?.request?.length ?? 0) + headBytes;
@@ -359,8 +360,8 @@ class AgentLink {
   }
 
   /**
-   * Reports two agent processes with one identity, a sign of a cloned machine. The link of the newer process
-   * replaces the older link.
+   * Reports two agent processes with one identity, which is a sign of a cloned machine. The newer link has
+   * replaced the older one.
    */
   #recordTakeover(older: Link): void {
     if (older.instanceId === this.#link.instanceId) return;

@@ -6,13 +6,16 @@ import type { ConnectionLimiter } from '../connection-limiter.ts';
 
 const defaultLimits = {
   /**
-   * Most connections that may prove themselves at once, from the handshake to a good hello, key or call id. The
-   * messages of all these may arrive in one turn of the event loop, each of which takes up to 0.7 ms.
+   * Most connections that may be authenticating at once, from the handshake to a valid hello, key or call id.
+   * Their messages may all arrive in one turn of the event loop, and each takes up to 0.7 ms.
    */
   atOnce: 128,
   /** Most handshakes that begin in one turn of the event loop; each takes some 0.5 ms. */
   perTurn: 8,
-  /** While others wait, a connection has this long to prove itself, and otherwise the deadline of the limiter. */
+  /**
+   * Time that a connection has to authenticate while others wait. Otherwise it has until the deadline of the
+   * limiter.
+   */
   stalledMs: 2_000,
 };
 /** Most bytes of a connection that waits: a ClientHello is smaller than a TLS record (RFC 8446 section 5.1). */
@@ -21,7 +24,7 @@ const mostBytes = 16 * 1024;
 interface Waiting {
   socket: Socket;
   source: string;
-  /** What has arrived of its first message. */
+  /** The bytes of its first message that have arrived. */
   bytes: Buffer[];
 }
 
@@ -29,9 +32,11 @@ export class HandshakeQueue {
   readonly #connections: ConnectionLimiter;
   readonly #begin: (socket: Socket) => void;
   readonly #limits: typeof defaultLimits;
-  /** Connections by source. The next turn is that of the first source. */
+  /** Waiting connections by source. The first source has the next turn. */
   readonly #waiting = new Map<string, Set<Waiting>>();
-  /** When each handshake began of the connections that have not proven themselves, the oldest first. */
+  /**
+   * Time at which the handshake of each connection began that has not authenticated yet, the oldest first.
+   */
   readonly #begun = new Map<Socket, number>();
   #turn: NodeJS.Immediate | undefined;
   #cancelRetry = (): void => {};
@@ -43,7 +48,10 @@ export class HandshakeQueue {
     this.#limits = limits;
   }
 
-  /** Adds an accepted TCP connection, unless the limiter closes it. It waits once its first bytes are there. */
+  /**
+   * Adds an accepted TCP connection, unless the limiter closes it. The connection waits once its first bytes
+   * have arrived.
+   */
   add(socket: Socket): void {
     const source = this.#connections.accept(socket, () => this.#settle(socket));
     if (source === undefined) return;
@@ -58,7 +66,7 @@ export class HandshakeQueue {
 
   #read(waiting: Waiting): void {
     const { socket, source, bytes } = waiting;
-    // The bytes are taken out, because the end of a stream is reported only after its last byte was read.
+    // The bytes are read, because a stream reports its end only after its last byte was read.
     const chunk = socket.read() as Buffer | null;
     if (chunk === null) return;
     bytes.push(chunk);
@@ -88,7 +96,7 @@ export class HandshakeQueue {
     if (this.#waiting.size > 0) this.#plan();
   }
 
-  /** Closes the oldest connection that has not proven itself in time. If there is none, tries again later. */
+  /** Closes the oldest connection that has not authenticated in time. If there is none, tries again later. */
   #closeStalled(): boolean {
     const [[socket, begunAt] = [undefined, 0]] = this.#begun;
     const leftMs = begunAt + this.#limits.stalledMs - monotonic();
@@ -98,7 +106,9 @@ export class HandshakeQueue {
     return leftMs <= 0;
   }
 
-  /** Takes the first connection of the first source, whose next turn comes after those of all others. */
+  /**
+   * Removes and returns the first connection of the first source. The source then moves behind all others.
+   */
   #next(): Waiting | undefined {
     const [[source, ofSource] = ['', new Set<Waiting>()]] = this.#waiting;
     const [next] = ofSource;
@@ -110,12 +120,13 @@ export class HandshakeQueue {
   #start(waiting: Waiting): void {
     const { socket, bytes } = waiting;
     socket.removeAllListeners('readable');
-    // It may have left in this turn, in which nothing can be put back into its stream any more.
+    // The socket may have ended in this turn of the event loop. Then its bytes can no longer be put back.
     if (socket.destroyed || socket.readableEnded) return;
     this.#connections.resume(socket);
     this.#begun.set(socket, monotonic());
     socket.unshift(Buffer.concat(bytes));
-    // The listener for the end of the socket refers to this object as long as the link lasts.
+    // Frees the bytes: the listener for the end of the socket refers to this object as long as the link
+    // lasts.
     waiting.bytes = [];
     this.#begin(socket);
   }
@@ -126,7 +137,7 @@ export class HandshakeQueue {
     if (ofSource?.size === 0) this.#waiting.delete(waiting.source);
   }
 
-  /** Called when a connection has proven itself or was closed. */
+  /** Called when a connection has authenticated or was closed. */
   #settle(socket: Socket): void {
     if (this.#begun.delete(socket) && this.#waiting.size > 0) this.#plan();
   }

@@ -1,9 +1,9 @@
-// Heartbeats of all links: one timer sends those that are due, spread over the interval, and finds silent machines.
+// Sends the heartbeats of all links when they are due, and finds silent machines, with a single timer.
 import { every, monotonic } from '../../shared/clock.ts';
 
 /** A link that gets heartbeats. Its methods must not throw. */
 interface Beating {
-  /** When its last message arrived, in milliseconds of `monotonic`. */
+  /** Time when the last message of the machine arrived, in milliseconds of `monotonic`. */
   readonly heardAt: number;
   /** Called every heartbeat interval. */
   beat(): void;
@@ -17,14 +17,14 @@ export interface HeartbeatSettings {
 }
 
 /**
- * Milliseconds between two looks at all links. Silence is noticed at most this late. With a second, the
- * heartbeats of 10,000 links would keep the event loop busy for 30 ms at a time.
+ * Milliseconds between two checks of all links. Silence is noticed at most this late. Checks once a second
+ * would block the event loop for 30 ms at a time with 10,000 links.
  */
-const lookMs = 250;
+const checkMs = 250;
 
 export class Heartbeats {
   readonly #settings: HeartbeatSettings;
-  /** When each link gets its next heartbeat. */
+  /** Time when each link gets its next heartbeat. */
   readonly #dueAt = new Map<Beating, number>();
   #stop: (() => void) | undefined;
 
@@ -36,7 +36,7 @@ export class Heartbeats {
   add(link: Beating): void {
     const { heartbeatMs, silenceMs } = this.#settings;
     this.#dueAt.set(link, monotonic() + heartbeatMs);
-    this.#stop ??= every(Math.min(lookMs, heartbeatMs / 4, silenceMs / 4), () => this.#look());
+    this.#stop ??= every(Math.min(checkMs, heartbeatMs / 4, silenceMs / 4), () => this.#check());
   }
 
   delete(link: Beating): void {
@@ -46,13 +46,13 @@ export class Heartbeats {
     this.#stop = undefined;
   }
 
-  #look(): void {
+  #check(): void {
     const { heartbeatMs, silenceMs } = this.#settings;
     const now = monotonic();
     for (const [link, dueAt] of this.#dueAt) {
       if (now - link.heardAt >= silenceMs) link.silent();
       else if (now >= dueAt) {
-        // After a delay of the whole process one heartbeat is enough.
+        // If the whole process was delayed, one heartbeat is enough.
         this.#dueAt.set(link, Math.max(dueAt + heartbeatMs, now));
         link.beat();
       }

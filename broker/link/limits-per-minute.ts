@@ -10,12 +10,14 @@ import type { Machine } from '../state/state.ts';
 const addressLines = 10;
 const machineLines = 30;
 /**
- * Most hellos of one machine per minute.
- * A correct agent sends fewer, because the agent waits longer after each lost link.
+ * Most hellos of one machine per minute. A correct agent sends fewer, because its delays grow with each lost
+ * link.
  */
 const machineHellos = 60;
 const minute = 60_000;
-/** Most keys of a limiter whose keys are machines that have joined: their number needs no limit here. */
+/**
+ * Most keys of a limiter by machine. It needs no limit, because only machines that have joined are counted.
+ */
 const unlimited = Number.POSITIVE_INFINITY;
 
 /** A new link that replaced a link of another agent process with the same identity. */
@@ -66,7 +68,7 @@ export function createLinkLimits(services: { history: History; events: Events; l
     takeover(one: Takeover): void {
       if (takeovers.take(one.machine.id, one)) record(one);
     },
-    /** Logs at once how many lines were left out. */
+    /** Logs the number of lines that were left out so far. */
     close(): void {
       for (const limiter of [addresses, machines, hellos, takeovers]) limiter.close();
     },

@@ -72,7 +72,7 @@ const streamsPerConnection = 512;
 const sessionMegabytes = 64;
 /** Most hellos that are checked in one turn of the event loop; each takes some 0.5 ms. */
 const hellosPerTurn = 8;
-/** Limit on connections that wait to be accepted. Clients beyond it retry after a second. */
+/** Most connections that the system queues until they are accepted. Further clients retry after a second. */
 export const backlog = 4_096;
 
 /** Starts the gRPC port. Rejects with a system error when it cannot listen on the address. */
@@ -92,7 +92,8 @@ export async function startListener(
   server.addService(linkService, handlers({ ...services, ...own }, settings));
   addService(server, (peer) => connections.authenticate(peer));
   const tls = tlsServer(server, options, await authority.leaf());
-  // TLS begins when it is the turn of a connection, so not with the server that listens.
+  // The server that listens has no TLS, because the handshake begins only when it is the turn of a
+  // connection.
   const queue = new HandshakeQueue(connections, (socket) => void tls.emit('connection', socket));
   const listener = createServer((socket) => queue.add(socket));
   logAcceptErrors(listener, log);
@@ -122,7 +123,7 @@ export async function startListener(
 
 function grpcServer(): Server {
   return new Server({
-    // Statistics that nothing here reads: some objects and timers per connection.
+    // Turns off statistics that need some objects and timers for each connection.
     'grpc.enable_channelz': 0,
     'grpc.max_concurrent_streams': streamsPerConnection,
     'grpc.max_receive_message_length': messageBytes,
@@ -134,12 +135,12 @@ function grpcServer(): Server {
 }
 
 /**
- * TLS ends here and not in grpc-js, so that the broker can cut sockets
- * and renew its certificate while running.
+ * TLS is terminated here and not in grpc-js, so that the broker can cut sockets and renew its certificate
+ * while running.
  */
 function tlsServer(server: Server, { handshakeMs }: ListenerOptions, leaf: SecureContextOptions): TlsServer {
   const injector = server.createConnectionInjector(ServerCredentials.createInsecure());
-  // A list of protocols would be a buffer of its own for each connection.
+  // A callback, because a list of protocols would be another buffer for each connection.
   const ALPNCallback = ({ protocols }: { protocols: string[] }) => protocols.find((name) => name === 'h2');
   const tls = createTlsServer({ ALPNCallback, handshakeTimeout: handshakeMs, ...leaf });
   tls.on('secureConnection', (socket: TLSSocket) => {

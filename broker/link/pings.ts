@@ -1,4 +1,4 @@
-// HTTP/2 pings for connections without heartbeats: those of clients, and the second ones of agents.
+// HTTP/2 pings for connections without heartbeats: those of clients, and the second connection of each agent.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import type { IncomingHttpHeaders, ServerHttp2Session, ServerHttp2Stream } from 'node:http2';
 import { linkService } from '../../shared/agent-rpcs.ts';
@@ -15,13 +15,13 @@ export interface Pings {
 const channel = 'http2.server.stream.created';
 
 /**
- * Pings each connection from its first stream on, but not those of links. Their heartbeats prove the same, and
- * pings of 10,000 links would cost 3 % of a core. The returned function stops this.
+ * Pings each connection after its first stream, except links: these have heartbeats, and pings of 10,000
+ * links would cost 3 % of a core. Call the returned function to stop.
  */
 export function pingConnections(pings: Pings): () => void {
   const stops = new WeakMap<object, () => void>();
   const look = (message: unknown): void => {
-    // Node documents this type for the channel's messages. A server's stream belongs to a server's session.
+    // The casts are safe: Node documents this type, and a server's stream belongs to a server's session.
     const { stream, headers } = message as { stream: ServerHttp2Stream; headers: IncomingHttpHeaders };
     const session = stream.session as ServerHttp2Session | undefined;
     if (!session) return;

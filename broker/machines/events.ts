@@ -9,14 +9,16 @@ import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/state.ts';
 
 const settleMs = 2_000;
-/** After the broker starts, agents have this long to reconnect before their machines count as offline. */
+/**
+ * Time after the start of the broker in which agents can reconnect before their machines count as offline.
+ */
 const graceAtStartMs = 45_000;
 
 const tables = [
   'CREATE TABLE announced (machine_id TEXT PRIMARY KEY, online INTEGER NOT NULL) WITHOUT ROWID',
 ];
 
-/** Watches presence and records the events. The returned function stops this. */
+/** Watches presence and records the events. Call the returned function to stop. */
 export async function recordMachineEvents(
   services: {
     state: State;

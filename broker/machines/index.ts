@@ -7,7 +7,7 @@ import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
 import type { Declared, Machine, State } from '../state/state.ts';
 import { MachineLists } from './machine-lists.ts';
-import { detailOf, included, itemOf, liveOf, type MachineSources, statusOf } from './to-json.ts';
+import { detailOf, includedFields, itemOf, liveOf, type MachineSources, statusOf } from './to-json.ts';
 
 type Item = Reply<Api['machines']['list']>['items'][number];
 
@@ -33,7 +33,7 @@ function readHandlers(
       const page = lists.page(selection, caller.reachable());
       const itemWith = (one: Machine): Item => ({
         ...itemOf(services, one),
-        ...included(services, one.id, include),
+        ...includedFields(services, one.id, include),
       });
       return { items: page.items.map(itemWith), total: page.total };
     },

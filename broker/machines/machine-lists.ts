@@ -29,21 +29,21 @@ interface List {
   versions: string;
 }
 
-/** Lists remembered per set of machines: one for each combination of filters and sort field in use. */
+/** Most lists in memory for each set of machines: one for each combination of filters and sort field. */
 const mostLists = 16;
-/** Online machines report all the time, so the order by what they report is up to this old. */
+/** Most age of a list that is sorted by reported values, because online machines report all the time. */
 const reportedMs = 100;
 
 export class MachineLists {
   readonly #services: ListServices;
-  /** By the set of machines that a list selects from. Each change of that set makes a new object. */
+  /** Lists by the set of machines that they select from. Each change of a set makes a new object. */
   readonly #lists = new WeakMap<object, Map<string, List>>();
 
   constructor(services: ListServices) {
     this.#services = services;
   }
 
-  /** One page. `allowed`: the machines that the key may use; undefined means all. */
+  /** Returns one page. `allowed` has the machines that the key may use; undefined means all. */
   page(
     { limit, offset, ...selection }: Selection & { limit: number; offset: number },
     allowed: readonly MachineId[] | undefined,
@@ -88,7 +88,9 @@ export class MachineLists {
     return Reflect.get(facts ?? {}, name) ?? '';
   }
 
-  /** Percent in use; -1 without a report, so that such machines come last in descending order. */
+  /**
+   * Returns the percentage in use; -1 without a report, so that such machines come last in descending order.
+   */
   #load(id: MachineId, name: string): number {
     const report = this.#services.machineFacts.allowedReport(id);
     if (!report) return -1;

@@ -25,14 +25,17 @@ export function itemOf({ presence, machineFacts }: MachineSources, machine: Mach
   return { id, name, status, os, arch, hostname, tags, created_at, last_seen: seen };
 }
 
-/** The offset of a machine's clock from the broker's; empty unless the machine's owner allows metrics. */
+/**
+ * Returns the offset of a machine's clock from the broker's; nothing unless the machine's owner allows
+ * metrics.
+ */
 function clockOf(facts: Facts | undefined): { clock_offset_ms?: number } {
   const offset = facts?.capabilities.includes('metrics') ? facts.report?.clock_offset_ms : undefined;
   return offset === undefined ? {} : { clock_offset_ms: offset };
 }
 
-/** The extra fields that the parameter `include` of a list selects. */
-export function included(
+/** Returns the extra fields that the parameter `include` of a list selects. */
+export function includedFields(
   { machineFacts }: MachineSources,
   id: string,
   text: string | undefined,
@@ -70,13 +73,13 @@ export function statusOf({ presence, machineFacts }: MachineSources, { id: machi
   };
 }
 
-/** The values of a report that both a status and a list of statuses have. */
+/** Returns the values of a report that both a status and a list of statuses have. */
 function valuesOf({ uptime_s, cpu_usage, cpu_cores, memory, disk, load_average, recorded_at_ms }: Report) {
   const cpu = { usage: cpu_usage, cores: cpu_cores };
   return { uptime: uptime_s, cpu, memory, disk, load_average, recorded_at: iso(recorded_at_ms) };
 }
 
-/** A machine with its last report, as lists of statuses and live updates have it. */
+/** Converts a machine with its last report, for lists of statuses and live updates. */
 export function liveOf(services: MachineSources, machine: Machine): LiveMachine {
   const { machineFacts } = services;
   const report = machineFacts.allowedReport(machine.id);

@@ -32,7 +32,7 @@ export class Presence {
   readonly #watchers = new Set<Watcher>();
   #version = 0;
 
-  /** The link of a machine. Throws machine_offline if there is none. */
+  /** Finds the link of a machine. Throws machine_offline if there is none. */
   get(machine_id: string): Link {
     const link = this.#links.get(machine_id);
     if (link) return link;
@@ -80,7 +80,7 @@ export class Presence {
       link.close({ drain: { retry_after_ms: Math.round(Math.random() * spreadMs) } });
   }
 
-  /** Calls back when a machine goes online or offline. The returned function stops this. */
+  /** Calls `watcher` when a machine goes online or offline. Call the returned function to stop. */
   watch(watcher: Watcher): () => void {
     this.#watchers.add(watcher);
     return () => this.#watchers.delete(watcher);

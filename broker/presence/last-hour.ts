@@ -1,11 +1,12 @@
-// CPU and memory of every machine in each minute of the last hour, in two bytes: 10,000 machines need 1.2 MB.
+// CPU and memory of every machine in each minute of the last hour. A minute needs two bytes, so 10,000
+// machines need 1.2 MB.
 import { monotonic } from '../../shared/clock.ts';
 
 const minutes = 60;
 const minuteMs = 60_000;
 /** Bytes of one machine: a byte of CPU and one of memory for each minute, in a ring. */
 const bytes = 2 * minutes;
-/** The byte of a minute without a report; others are percent. */
+/** The value of a minute without a report. All other values are percentages. */
 const none = 255;
 
 export class LastHour {
@@ -14,7 +15,7 @@ export class LastHour {
   #values = new Uint8Array(0);
   #minute = minuteNow();
 
-  /** Records a report; of several in a minute the last counts. Both values are percent. */
+  /** Records a report. The last report of a minute counts. Both values are percentages. */
   add(machineId: string, cpu: number, memory: number): void {
     this.#advance();
     const at = this.#rowOf(machineId) * bytes + (this.#minute % minutes);
@@ -22,7 +23,7 @@ export class LastHour {
     this.#values[at + minutes] = Math.round(memory);
   }
 
-  /** A value for each minute, oldest first; null for a minute without a report. */
+  /** Returns a value for each minute, oldest first; null for a minute without a report. */
   of(machineId: string | undefined): { cpu: (number | null)[]; memory: (number | null)[] } {
     this.#advance();
     const row = machineId === undefined ? undefined : this.#rows.get(machineId);

@@ -80,7 +80,7 @@ const tables = [
   CREATE INDEX metrics_by_time ON metrics (at)`,
 ];
 
-/** The facts with which a machine enrols; commit them together with the machine. */
+/** Creates the entry with the facts of a machine that enrols. Commit it together with the machine. */
 export function firstFacts(
   machineId: string,
   host: Omit<Facts, 'last_seen' | 'report' | 'capabilities'>,
@@ -114,8 +114,8 @@ export class MachineFacts {
   readonly #facts: Map<string, Facts>;
   readonly #heardAt = new Map<string, number>();
   /**
-   * `#unsaved`: machines whose newest facts are only in memory.
-   * `#unsampled`: machines with a report that is not sampled yet.
+   * `#unsaved` has machines whose newest facts are only in memory, `#unsampled` those with a report that is
+   * not sampled yet.
    */
   readonly #unsaved = new Set<string>();
   readonly #unsampled = new Set<string>();
@@ -162,13 +162,18 @@ export class MachineFacts {
     return this.#facts.get(machineId);
   }
 
-  /** The last report of a machine; undefined if there is none, or its owner does not allow metrics. */
+  /**
+   * Returns the last report of a machine; undefined if there is none, or if its owner does not allow metrics.
+   */
   allowedReport(machineId: string): Report | undefined {
     const facts = this.of(machineId);
     return facts?.capabilities.includes('metrics') ? facts.report : undefined;
   }
 
-  /** Throws permission_denied if the machine's owner does not allow all of these, as its agent last reported. */
+  /**
+   * Throws permission_denied if the machine's owner does not allow all of these capabilities, by its last
+   * hello.
+   */
   assertAllows(machine_id: string, capabilities: readonly string[]): void {
     const allowed = this.of(machine_id)?.capabilities ?? [];
     const capability = capabilities.find((one) => !allowed.includes(one));
@@ -186,8 +191,8 @@ export class MachineFacts {
   }
 
   /**
-   * Takes the facts and the first report of a hello. New facts are on disk when this resolves; a mere report
-   * follows within a minute, as that of a heartbeat does. Throws validation_failed.
+   * Stores the facts and the first report of a hello. Resolves once changed facts are on disk; a report is
+   * written within a minute, like those of heartbeats. Throws validation_failed.
    */
   async hello(
     machineId: string,
@@ -203,7 +208,8 @@ export class MachineFacts {
     this.#addToHour(machineId);
     this.#heardAt.set(machineId, monotonic());
     this.#unsaved.add(machineId);
-    // When all machines return after a restart of the broker, a commit each would take longer than all else.
+    // Unchanged facts are not written at once. After a restart of the broker all machines return, and a
+    // commit for each would take longer than everything else.
     if (before && isDeepStrictEqual(declaredIn(before), declaredIn(facts))) return;
     await this.#history.write((transaction) => this.#save(machineId, transaction));
   }
@@ -222,13 +228,15 @@ export class MachineFacts {
     for (const watcher of this.#watchers) watcher(machineId);
   }
 
-  /** Calls back after each report. The returned function stops this. */
+  /** Calls `watcher` after each report. Call the returned function to stop. */
   watch(watcher: (machineId: string) => void): () => void {
     this.#watchers.add(watcher);
     return () => void this.#watchers.delete(watcher);
   }
 
-  /** CPU and memory of the last hour; without values if the machine's owner does not allow metrics. */
+  /**
+   * Returns CPU and memory of the last hour; without values if the machine's owner does not allow metrics.
+   */
   lastHour(machineId: string): ReturnType<LastHour['of']> {
     return this.#lastHour.of(this.allowedReport(machineId) ? machineId : undefined);
   }
@@ -238,7 +246,7 @@ export class MachineFacts {
     if (report) this.#lastHour.add(machineId, report.cpu_usage, percentOf(report.memory));
   }
 
-  /** Averages of the metrics for each interval of `stepMs` milliseconds, oldest first. */
+  /** Returns averages of the metrics for each interval of `stepMs` milliseconds, oldest first. */
   async metrics(machineId: string, since: number, until: number, stepMs: number): Promise<MetricsPoint[]> {
     const averages = metricsPoint.map((column) => `avg(${column}) AS ${column}`).join(', ');
     const rows = await this.#history.all(
@@ -302,12 +310,12 @@ export class MachineFacts {
   }
 }
 
-/** The facts that change only when the machine does. */
+/** Returns the facts that do not change with each message. */
 function declaredIn({ last_seen, report, ...facts }: Facts): Omit<Facts, 'last_seen' | 'report'> {
   return facts;
 }
 
-/** The part of a space that is in use, in percent; 0 if its size is unknown. */
+/** Returns the part of a space that is in use, in percent; 0 if its size is unknown. */
 export function percentOf({ total, used }: { total: number; used: number }): number {
   return total > 0 ? Math.min(100, (100 * used) / total) : 0;
 }
