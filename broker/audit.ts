@@ -7,7 +7,8 @@ import { iso, now } from '../shared/clock.ts';
 import { newId } from '../shared/ids.ts';
 import { type History, jsonIn, type OutboxEntry, type Row, textIn } from './history/history.ts';
 import { OrderedTable } from './history/ordered-table.ts';
-import { type Condition, countRows } from './paging.ts';
+import { type CountedTable, createCounts, dropOldCounts } from './history/row-counts.ts';
+import type { Condition } from './paging.ts';
 
 interface AuditEntry extends OutboxEntry {
   kind: 'audit';
@@ -16,6 +17,10 @@ interface AuditEntry extends OutboxEntry {
   deed: Deed;
 }
 
+const counted: CountedTable = {
+  ...{ table: 'audit', time: 'created_at', number: 'seq' },
+  columns: ['action', 'key_id', 'key_name'],
+};
 // There are few indexes, because with each of them every command writes another page of the database.
 const tables = [
   `CREATE TABLE audit (
@@ -25,18 +30,19 @@ const tables = [
   );
   CREATE INDEX audit_by_key ON audit (key_id);
   CREATE INDEX audit_by_machine ON audit (machine_id)`,
-  `CREATE INDEX audit_by_action ON audit (action); CREATE INDEX audit_by_key_name ON audit (key_name);
-  ${countRows('audit', ['action', 'key_id', 'key_name'])}`,
+  `CREATE INDEX audit_by_action ON audit (action); CREATE INDEX audit_by_key_name ON audit (key_name)`,
   'ALTER TABLE audit ADD COLUMN login_id TEXT',
+  // The index by machine has what lists of a machine filter by.
+  `${dropOldCounts('audit')} DROP INDEX audit_by_machine;
+  CREATE INDEX audit_by_machine ON audit (machine_id, seq, created_at, action, key_id, key_name);
+  CREATE INDEX audit_by_login ON audit (login_id) WHERE login_id IS NOT NULL;
+  ${createCounts(counted)}`,
 ];
 
 /** Opens the audit log. Deletes rows older than `keepMs`, and the oldest beyond `keepRows`. */
 export async function createAudit(history: History, keepMs: number, keepRows?: number) {
-  const table = await OrderedTable.open(history, 'audit', tables, {
-    keepMs,
-    keepRows,
-    counted: ['action', 'key_id', 'key_name'],
-  });
+  const findBy = ['request_id', 'login_id', 'machine_id', 'action', 'key_id', 'key_name'];
+  const table = await OrderedTable.open(history, counted, tables, { keepMs, keepRows, findBy });
   history.onEntry('audit', async ({ id, created_at, deed }: AuditEntry, transaction) => {
     const { key_id, key_name, login_id = null, action, machine_id, what, request_id, result, address } = deed;
     const row = {

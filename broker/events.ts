@@ -15,7 +15,8 @@ import {
   textIn,
 } from './history/history.ts';
 import { OrderedTable } from './history/ordered-table.ts';
-import { allOf, type Condition, countRows, reachableOnly } from './paging.ts';
+import { type CountedTable, createCounts, dropOldCounts } from './history/row-counts.ts';
+import { allOf, type Condition, reachableOnly } from './paging.ts';
 
 export interface Event {
   id: string;
@@ -34,6 +35,9 @@ interface EventEntry extends OutboxEntry {
 type Recorder = (event: Event, machineId: string | null, transaction: HistoryTransaction) => Promise<unknown>;
 type StreamInput = Input<Api['events']['stream']>;
 
+const counted: CountedTable = {
+  ...{ table: 'events', time: 'created_at', number: 'seq', columns: ['type'] },
+};
 // There are few indexes, because with each of them every command writes another page of the database.
 const tables = [
   `CREATE TABLE events (
@@ -41,7 +45,11 @@ const tables = [
     machine_id TEXT, data TEXT NOT NULL
   );
   CREATE INDEX events_by_machine ON events (machine_id)`,
-  `CREATE INDEX events_by_type ON events (type); ${countRows('events', ['type'])}`,
+  'CREATE INDEX events_by_type ON events (type)',
+  // The index by machine has what lists of a machine filter by.
+  `${dropOldCounts('events')} DROP INDEX events_by_machine;
+  CREATE INDEX events_by_machine ON events (machine_id, seq, type, created_at);
+  ${createCounts(counted)}`,
 ];
 
 /** Rows that a stream reads at a time. This bounds the memory for a slow client. */
@@ -65,8 +73,8 @@ export class Events {
 
   /** Opens the table. Deletes events older than `keepMs`, and the oldest beyond `keepRows`. */
   static async open(history: History, keepMs: number, keepRows?: number): Promise<Events> {
-    const options = { keepMs, keepRows, counted: ['type'] };
-    return new Events(history, await OrderedTable.open(history, 'events', tables, options));
+    const options = { keepMs, keepRows, findBy: ['id', 'machine_id', 'type'] };
+    return new Events(history, await OrderedTable.open(history, counted, tables, options));
   }
 
   readonly handlers: Handlers['events'] = {

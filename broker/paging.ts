@@ -4,6 +4,7 @@
 import type { Route } from '../shared/api/route.ts';
 import type { Page } from '../shared/api/route-table.ts';
 import type { History, Row } from './history/history.ts';
+import { type Bounds, type CountedTable, sumOf, totalOf } from './history/row-counts.ts';
 
 interface PageInput {
   limit: number;
@@ -64,8 +65,6 @@ function sortable(value: unknown): string | number {
 /** An SQL condition with its values. Undefined stands for no condition. */
 export type Condition = readonly [sql: string, ...values: (string | number)[]] | undefined;
 
-const times: Readonly<Record<string, string>> = { since: 'created_at >= ?', until: 'created_at < ?' };
-
 /**
  * Returns the conditions for the filters in a request to a list route. A filter compares the column of the
  * same name, unless `own` has a condition for it.
@@ -75,42 +74,29 @@ export function filtersOf(
   input: object,
   own: Readonly<Record<string, Condition>> = {},
 ): Condition[] {
-  return [...filters, ...Object.keys(times)].map((name) => {
+  return filters.map((name) => {
     if (Object.hasOwn(own, name)) return own[name];
     const value: unknown = Reflect.get(input, name);
-    // The tables store times as milliseconds, and true as 1.
-    const plain = value instanceof Date || typeof value === 'boolean' ? Number(value) : value;
-    if (typeof plain !== 'string' && typeof plain !== 'number') return undefined;
-    return [times[name] ?? `${name} = ?`, plain];
+    // As a literal, so that a partial index is found.
+    if (typeof value === 'boolean') return [`${name} = ${Number(value)}`];
+    return typeof value === 'string' || typeof value === 'number' ? [`${name} = ?`, value] : undefined;
   });
-}
-
-/**
- * SQL that counts the rows of a table by `columns`, which are never null: the table NAME_counts has a row for each
- * combination of their values, and triggers maintain it in the transaction of each change. As part of a released
- * migration step, the text must not change.
- */
-export function countRows(table: string, columns: readonly string[]): string {
-  const list = columns.join(', ');
-  const valuesOf = (row: string): string => columns.map((column) => `${row}.${column}`).join(', ');
-  const where = columns.map((column) => `${column} = old.${column}`).join(' AND ');
-  const add = `INSERT INTO ${table}_counts VALUES (${valuesOf('new')}, 1) ON CONFLICT DO UPDATE SET n = n + 1;`;
-  const subtract = `UPDATE ${table}_counts SET n = n - 1 WHERE ${where};
-    DELETE FROM ${table}_counts WHERE ${where} AND n = 0;`;
-  return `CREATE TABLE ${table}_counts (${list}, n INTEGER NOT NULL, PRIMARY KEY (${list})) WITHOUT ROWID;
-    INSERT INTO ${table}_counts SELECT ${list}, count(*) FROM ${table} GROUP BY ${list};
-    CREATE TRIGGER ${table}_count_insert AFTER INSERT ON ${table} BEGIN ${add} END;
-    CREATE TRIGGER ${table}_count_delete AFTER DELETE ON ${table} BEGIN ${subtract} END;
-    CREATE TRIGGER ${table}_count_update AFTER UPDATE OF ${list} ON ${table} BEGIN ${subtract} ${add} END`;
 }
 
 interface RowSource {
   table: string;
   columns: string;
-  /** Columns by which countRows() counts the rows. */
-  counted?: readonly string[];
-  /** True if an index finds the rows of a machine. */
-  byMachine?: boolean;
+  /** Columns that sort rows which are equal in the field that the list is sorted by. */
+  tie?: readonly string[];
+  /** Set if the rows are counted. */
+  counted?: CountedTable;
+  /** The conditions for the bounds; by default they compare the column of times. */
+  within?(bounds: Bounds): Condition[];
+  /**
+   * Columns by which an index finds the rows, the fewest rows first. SQLite uses the first that has a condition, because
+   * it does not know that another column has many equal rows.
+   */
+  findBy?: readonly string[];
 }
 
 /** The column that a condition compares with given values; empty for any other condition. */
@@ -118,56 +104,53 @@ function columnOf([sql]: NonNullable<Condition>): string {
   return /^\w+(?= (?:=|IN) )/.exec(sql)?.[0] ?? '';
 }
 
-/** The SQL that counts the rows which meet the conditions. */
-function countOf({ table, counted = [] }: RowSource, conditions: readonly Condition[]): string {
-  const given = conditions.filter((condition) => condition !== undefined);
-  const isCounted = counted.length > 0 && given.every((condition) => counted.includes(columnOf(condition)));
-  return isCounted
-    ? `SELECT coalesce(sum(n), 0) AS n FROM ${table}_counts`
-    : `SELECT count(*) AS n FROM ${table}`;
-}
-
-/**
- * Returns the conditions, with a plus before counted columns if one machine's rows are wanted. The plus makes
- * SQLite find the rows by their machine. Otherwise it may read all rows of a status, because it does not know
- * how many there are.
- */
-function withMachineFirst(
-  { counted = [], byMachine }: RowSource,
-  conditions: readonly Condition[],
-): Condition[] {
-  const ofMachine =
-    byMachine && conditions.some((condition) => condition && columnOf(condition) === 'machine_id');
-  return conditions.map((condition) => {
-    if (!condition || !ofMachine || !counted.includes(columnOf(condition))) return condition;
+/** The conditions, with a plus before all columns of `findBy` but the first with a condition: it hides an index. */
+function withBestIndex({ findBy = [] }: RowSource, conditions: readonly Condition[]): Condition[] {
+  const columns = conditions.map((condition) => condition && columnOf(condition));
+  const best = findBy.find((column) => columns.includes(column));
+  return conditions.map((condition, index) => {
+    const column = columns[index] ?? '';
+    if (!condition || column === best || !findBy.includes(column)) return condition;
     const [sql, ...values] = condition;
     return [`+${sql}`, ...values];
   });
 }
 
 /**
- * A page of rows of a history table. If all conditions are about counted columns, the total is read from the
- * table of counts. `sort` must come from the route's list of fields, because it becomes part of the SQL text.
- * Equal rows are sorted by the column `tie`: the id, or the row's number if the order of writing matters.
+ * A page of rows of a history table. The total comes from the counts if they know the conditions. `sort` must come
+ * from the route's list of fields, because it becomes part of the SQL text.
  */
 export async function pageOfRows(
   history: History,
   from: RowSource,
   conditions: readonly Condition[],
-  input: PageInput,
-  tie: 'id' | 'rowid' | 'seq' = 'id',
+  input: PageInput & Bounds,
 ): Promise<Page<Row>> {
-  const [where, values] = allOf(withMachineFirst(from, conditions));
+  const { table, columns, tie = ['id'], counted } = from;
+  const within = from.within?.(input) ?? boundsOf(counted?.time ?? 'created_at', input);
+  const [where, values] = allOf(withBestIndex(from, [...conditions, ...within]));
   const direction = input.sort.startsWith('-') ? 'DESC' : 'ASC';
-  const column = input.sort.replace('-', '');
-  const [items = [], counted = []] = await history.read([
-    {
-      sql: `SELECT ${from.columns} FROM ${from.table} WHERE ${where} ORDER BY ${column} ${direction}, ${tie} ${direction} LIMIT ? OFFSET ?`,
-      values: [...values, input.limit, input.offset],
-    },
-    { sql: `${countOf(from, conditions)} WHERE ${where}`, values },
+  const fields = new Set([input.sort.replace('-', ''), ...tie]);
+  const order = [...fields].map((column) => `${column} ${direction}`).join(', ');
+  const page = `FROM ${table} WHERE ${where} ORDER BY ${order} LIMIT ? OFFSET ?`;
+  const number = counted?.number;
+  // The rows of a page are looked up once they are known: an index may have all that the conditions need.
+  const sql = number
+    ? `SELECT ${columns} FROM ${table} WHERE ${number} IN (SELECT ${number} ${page}) ORDER BY ${order}`
+    : `SELECT ${columns} ${page}`;
+  const given = conditions.filter((condition) => condition !== undefined);
+  const total = counted && totalOf(counted, given.map(columnOf), allOf(given), input);
+  const [items = [], [count = {}] = []] = await history.read([
+    { sql, values: [...values, input.limit, input.offset] },
+    total
+      ? { sql: total[0], values: total[1] }
+      : { sql: `SELECT count(*) AS n FROM ${table} WHERE ${where}`, values },
   ]);
-  return { items, total: Number(counted[0]?.n) };
+  return { items, total: total ? sumOf(count) : Number(count.n) };
+}
+
+function boundsOf(time: string, { since, until }: Bounds): Condition[] {
+  return [since && [`${time} >= ?`, since.getTime()], until && [`${time} < ?`, until.getTime()]];
 }
 
 /** Joins conditions with AND, and collects their values. */

@@ -15,6 +15,9 @@ export const batchColumns =
   'id, command, args, cwd, "user", concurrency, max_failures, created_at, requested_by, cancel';
 const memberless = 'NOT EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id)';
 
+/** Commands that have not ended; the index of the status finds them. */
+export const isOpen = "status IN ('queued', 'running')";
+
 export class BatchStore {
   readonly #history: History;
   readonly #log: Logger;
@@ -46,7 +49,7 @@ export class BatchStore {
    * no agent got any of their commands.
    */
   async removeIncomplete(): Promise<void> {
-    const open = 'SELECT batch_id FROM commands WHERE finished_at IS NULL';
+    const open = `SELECT batch_id FROM commands WHERE ${isOpen}`;
     const begun = `SELECT 1 FROM commands WHERE batch_id = batches.id AND (journal_id <> '' OR finished_at IS NOT NULL)`;
     const incomplete = `spec IS NULL AND id IN (${open}) AND NOT EXISTS (${begun})`;
     const rows = await this.#history.all(`SELECT id FROM batches WHERE ${incomplete}`);
@@ -72,7 +75,7 @@ export class BatchStore {
     const members = 'SELECT count(*) FROM commands WHERE batch_id = batches.id';
     const sql = `SELECT id, concurrency, max_failures, cancel, 0 AS running, (${members} AND finished_at IS NULL) AS open,
         (${members} AND finished_at IS NOT NULL AND status <> 'completed') AS failures
-      FROM batches WHERE id IN (SELECT batch_id FROM commands WHERE finished_at IS NULL)`;
+      FROM batches WHERE id IN (SELECT batch_id FROM commands WHERE ${isOpen})`;
     const rows = await this.#history.all(sql);
     return rows.map((row) => ({ ...(row as unknown as BatchProgress), cancel: row.cancel === 1 }));
   }

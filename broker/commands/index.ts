@@ -15,13 +15,21 @@ import {
   type CommandRecord,
   capabilitiesFor,
   commandOf,
+  type Status,
   specOf,
 } from './command.ts';
 import { type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { OutputDirectory, type Stream } from './output.ts';
 import { bytesOf, eventsOf, type Part, partsFrom, sourceOf } from './output-readers.ts';
 import { Scheduler } from './scheduler.ts';
-import { type CommandServices, type CommandSettings, CommandStore, columns, fromRow } from './store.ts';
+import {
+  type CommandServices,
+  type CommandSettings,
+  CommandStore,
+  columns,
+  countedCommands,
+  fromRow,
+} from './store.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './to-json.ts';
 import { TurnLimit } from './turn-limit.ts';
 
@@ -196,14 +204,16 @@ export class Commands {
     input: Input<typeof routes.list> | Input<typeof routes.ofMachine>,
     caller: Caller,
   ): Promise<Page<CommandRecord>> {
-    const filters = filtersOf(route, input, {
-      stdout_truncated: truncatedIs('stdout', input.stdout_truncated),
-      stderr_truncated: truncatedIs('stderr', input.stderr_truncated),
-    });
-    const conditions = [reachableOnly(caller.reachable()), ...filters];
+    const conditions = [
+      reachableOnly(caller.reachable()),
+      ...filtersOf(route, input, { status: statusIs(input.status) }),
+    ];
     const page = await pageOfRows(
       this.#parts.history,
-      { table: 'commands', columns, counted: ['status'], byMachine: true },
+      {
+        ...{ table: 'commands', columns, counted: countedCommands, tie: ['created_at', 'rowid'] },
+        findBy: findBy(input.status),
+      },
       conditions,
       input,
     );
@@ -274,13 +284,17 @@ export class Commands {
 
 const unstarted = (id: string): string => `command ${id} has not started yet: try again later`;
 
-/**
- * SQL condition for `stdout_truncated` and `stderr_truncated`: the row has fewer bytes than the command
- * printed.
- */
-function truncatedIs(stream: Stream, wanted: boolean | undefined): Condition {
-  // The text is the same as in a partial index, which SQLite then uses.
-  return wanted === undefined ? undefined : [`${wanted ? '' : 'NOT '}${stream}_bytes > length(${stream})`];
+/** A literal, so that the partial index of these commands is found; the schema of the route knows the status. */
+function statusIs(status: Status | undefined): Condition {
+  return status && [`status = '${status}'`];
+}
+
+/** Columns whose index finds the rows of lists: few commands are open, and most of the others are completed. */
+function findBy(status: Status | undefined): string[] {
+  const isOpen = status === 'queued' || status === 'running';
+  const others = ['batch_id', 'machine_id', 'schedule_id', 'stdout_truncated', 'stderr_truncated'];
+  if (isOpen) return ['status', ...others];
+  return status === 'completed' ? [...others, 'status'] : others;
 }
 
 /** Parses an event id into the byte offsets of both streams after that event. */

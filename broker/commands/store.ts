@@ -12,14 +12,23 @@ import {
   type RowReader,
   textIn,
 } from '../history/history.ts';
-import { countRows } from '../paging.ts';
+import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
 import type { Presence } from '../presence/index.ts';
 import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/state.ts';
-import { BatchStore } from './batch-store.ts';
+import { BatchStore, isOpen } from './batch-store.ts';
 import type { Command, Spec } from './command.ts';
 import type { OutputDirectory } from './output.ts';
 import { durationOf, listedBytes } from './to-json.ts';
+
+export const countedCommands: CountedTable = {
+  ...{ table: 'commands', time: 'created_at', number: 'rowid' },
+  columns: ['status', 'stdout_truncated', 'stderr_truncated'],
+};
+/** Text of the conditions of commands that neither are open nor have completed. */
+const failures = ['failed', 'timeout', 'cancelled', 'expired', 'lost'].map(
+  (status) => `status = '${status}'`,
+);
 
 // The table command_tails has the output beyond listedBytes, so that lists read short rows. An index that
 // only few rows need is partial, because each insert writes to every full index.
@@ -42,10 +51,16 @@ const tables = [
   CREATE TRIGGER command_tails_go AFTER DELETE ON commands BEGIN
     DELETE FROM command_tails WHERE id = old.id;
   END`,
-  `CREATE INDEX commands_by_status ON commands (status, created_at);
-  CREATE INDEX commands_stdout_cut ON commands (created_at, id) WHERE stdout_bytes > length(stdout);
-  CREATE INDEX commands_stderr_cut ON commands (created_at, id) WHERE stderr_bytes > length(stderr);
-  ${countRows('commands', ['status'])}`,
+  'CREATE INDEX commands_by_status ON commands (status, created_at)',
+  // Rows with the same time are in the order of their rowids. Open commands are found by their status.
+  `${dropOldCounts('commands')} DROP INDEX IF EXISTS commands_stdout_cut; DROP INDEX IF EXISTS commands_stderr_cut;
+  DROP INDEX commands_open; DROP INDEX commands_by_time; CREATE INDEX commands_by_time ON commands (created_at);
+  ALTER TABLE commands ADD COLUMN stdout_truncated INTEGER AS (stdout_bytes > length(stdout));
+  ALTER TABLE commands ADD COLUMN stderr_truncated INTEGER AS (stderr_bytes > length(stderr));
+  CREATE INDEX commands_stdout_truncated ON commands (created_at) WHERE stdout_truncated = 1;
+  CREATE INDEX commands_stderr_truncated ON commands (created_at) WHERE stderr_truncated = 1;
+  CREATE INDEX commands_failed ON commands (machine_id, status, created_at) WHERE ${failures.join(' OR ')};
+  ${createCounts(countedCommands)}`,
 ];
 
 const lasting =
@@ -134,6 +149,7 @@ export class CommandStore {
     const { history } = services;
     // Version 0.1.0 created these tables in three steps.
     await history.migrate('commands', tables, 3);
+    history.count(countedCommands);
     await BatchStore.migrate(history, keepMs);
     const stored = await history.get(`SELECT coalesce(sum(kept_bytes), 0) AS n FROM commands WHERE ${ended}`);
     const store = new CommandStore(services, outputs, keepBytes, Number(stored?.n));
@@ -228,7 +244,7 @@ export class CommandStore {
 
   /** Commands that have not ended, oldest first. */
   async open(): Promise<Command[]> {
-    const open = 'FROM commands WHERE finished_at IS NULL';
+    const open = `FROM commands WHERE ${isOpen}`;
     const rows = await this.history.all(`SELECT ${stored} ${open} ORDER BY created_at, rowid`);
     // In memory, too, the members of a batch share one command line.
     const lines = `SELECT id, command, args FROM batches WHERE id IN (SELECT batch_id ${open})`;
@@ -241,9 +257,7 @@ export class CommandStore {
 
   /** Ids of commands that may have output files. */
   async withFiles(): Promise<Set<string>> {
-    const rows = await this.history.all(
-      'SELECT id FROM commands WHERE finished_at IS NULL OR kept_bytes > 0',
-    );
+    const rows = await this.history.all(`SELECT id FROM commands WHERE ${isOpen} OR kept_bytes > 0`);
     return new Set(rows.map((row) => textIn(row, 'id')));
   }
 

@@ -3,6 +3,7 @@
 import { createHash } from 'node:crypto';
 import { every, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { type CountedTable, countNext, dropEmptyCounts } from './row-counts.ts';
 import type {
   Database,
   HistoryTransaction,
@@ -49,19 +50,30 @@ export interface Retention {
 
 const pruneStep = 500;
 const pruneMs = 3_600_000;
+/** Rows are counted so long after they were written, if there are enough of them. */
+const countMs = 5_000;
+
 export class History implements RowReader {
   readonly #database: Database;
   readonly #appliers = new Map<string, Applier>();
   readonly #retentions: Retention[] = [];
-  readonly #stopPruning: () => void;
+  readonly #counted: CountedTable[] = [];
+  #isCounting = false;
+  #isClosed = false;
+  readonly #stops: (() => void)[];
   readonly #writes: WriteQueue;
 
   constructor(database: Database, log: Logger) {
     this.#database = database;
     this.#writes = new WriteQueue(database, this.#appliers, log);
-    this.#stopPruning = every(pruneMs, () => {
-      this.prune().catch((err: unknown) => log.error({ err }, 'old history rows could not be deleted'));
-    });
+    this.#stops = [
+      every(pruneMs, () => {
+        this.prune().catch((err: unknown) => log.error({ err }, 'old history rows could not be deleted'));
+      }),
+      every(countMs, () => {
+        this.countRows().catch((err: unknown) => log.error({ err }, 'history rows could not be counted'));
+      }),
+    ];
   }
 
   /**
@@ -137,6 +149,25 @@ export class History implements RowReader {
     return this.#database.snapshot();
   }
 
+  /** Counts the rows of a table from now on, in the background. */
+  count(table: CountedTable): void {
+    this.#counted.push(table);
+  }
+
+  /** Counts rows now, in small steps; called by a timer and by tests. */
+  async countRows(): Promise<void> {
+    if (this.#isCounting) return;
+    this.#isCounting = true;
+    try {
+      for (const table of this.#counted) {
+        const next = (): Promise<boolean> => this.write((transaction) => countNext(table, transaction));
+        while (!this.#isClosed && (await next())) await nextTurn();
+      }
+    } finally {
+      this.#isCounting = false;
+    }
+  }
+
   /** Prunes now; called by the hourly timer and by tests. */
   async prune(): Promise<void> {
     for (const retention of this.#retentions) {
@@ -145,11 +176,13 @@ export class History implements RowReader {
       while ((await this.write((transaction) => pruneSurplus(retention, transaction))) === pruneStep)
         await nextTurn();
     }
+    for (const table of this.#counted) await this.write((transaction) => dropEmptyCounts(table, transaction));
     await this.#database.shrink();
   }
 
   async close(): Promise<void> {
-    this.#stopPruning();
+    this.#isClosed = true;
+    for (const stop of this.#stops) stop();
     await this.#writes.close();
     await this.#database.close();
   }

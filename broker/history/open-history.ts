@@ -4,6 +4,7 @@ import { DatabaseSync } from 'node:sqlite';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { History } from './history.ts';
+import { countedTable } from './row-counts.ts';
 import { migrate, SqliteDatabase } from './sqlite-database.ts';
 
 const schemaVersion = 1;
@@ -52,7 +53,8 @@ function setUp(database: DatabaseSync, file: string, installId: string, accepted
   const isFound = refuseOther(database, file, installId, accepted);
   database.exec(`PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL;
     CREATE TABLE IF NOT EXISTS installation (id TEXT NOT NULL, outbox TEXT);
-    CREATE TABLE IF NOT EXISTS migrations (noun TEXT PRIMARY KEY, steps INTEGER NOT NULL) WITHOUT ROWID`);
+    CREATE TABLE IF NOT EXISTS migrations (noun TEXT PRIMARY KEY, steps INTEGER NOT NULL) WITHOUT ROWID;
+    ${countedTable}`);
   migrate(database, 'history', installationSteps);
   if (!isFound) database.prepare('INSERT INTO installation (id) VALUES (?)').run(installId);
   // From here on the file records that a -wal must exist.

@@ -5,39 +5,35 @@ import type { Route } from '../../shared/api/route.ts';
 import type { Page } from '../../shared/api/route-table.ts';
 import { type Condition, filtersOf, pageOfRows } from '../paging.ts';
 import type { History, HistoryTransaction, Row } from './history.ts';
+import { type Bounds, type CountedTable, numberedBefore, sequencesPerMs } from './row-counts.ts';
 
-/**
- * Sequence numbers per millisecond. With more rows, or a clock set back,
- * they run ahead of the time, never behind.
- */
-const perMs = 1_000;
 /**
  * Most rows of a table: without a limit, machines or callers could fill the disk.
  * The oldest rows are deleted first.
  */
 const maxRows = 1_000_000;
 
-type ListInput = { limit: number; offset: number; sort: string; since?: Date | undefined };
+type ListInput = Bounds & { limit: number; offset: number; sort: string };
 
 interface OrderedTableOptions {
   keepMs: number;
   keepRows?: number | undefined;
-  /** Columns by which the last migration step counts the rows, with countRows(). */
-  counted: readonly string[];
+  /** Columns by which an index finds the rows, the fewest rows first. */
+  findBy: readonly string[];
 }
 
 export class OrderedTable {
   readonly #history: History;
-  readonly #counted: readonly string[];
-  readonly #name: string;
+  readonly #counted: CountedTable;
+  readonly #findBy: readonly string[];
   /** SQL that adds a row; all rows have the same columns in the same order. */
   #insert: string | undefined;
   #last: number;
 
-  private constructor(history: History, name: string, counted: readonly string[], last: number) {
+  private constructor(history: History, counted: CountedTable, findBy: readonly string[], last: number) {
     this.#history = history;
-    this.#name = name;
     this.#counted = counted;
+    this.#findBy = findBy;
     this.#last = last;
   }
 
@@ -47,14 +43,16 @@ export class OrderedTable {
    */
   static async open(
     history: History,
-    name: string,
+    counted: CountedTable,
     steps: readonly string[],
-    { keepMs, keepRows = maxRows, counted }: OrderedTableOptions,
+    { keepMs, keepRows = maxRows, findBy }: OrderedTableOptions,
   ): Promise<OrderedTable> {
+    const name = counted.table;
     await history.migrate(name, steps, 3);
+    history.count(counted);
     history.retain({ table: name, column: 'created_at', keepMs, keepRows, ordered: 'seq' });
     const newest = await history.get(`SELECT max(seq) AS last FROM ${name}`);
-    return new OrderedTable(history, name, counted, Number(newest?.last ?? 0));
+    return new OrderedTable(history, counted, findBy, Number(newest?.last ?? 0));
   }
 
   /** The highest sequence number that is committed. */
@@ -72,7 +70,7 @@ export class OrderedTable {
     row: Readonly<Record<string, string | number | null>>,
   ): Promise<boolean> {
     this.#insert ??= this.#insertOf(Object.keys(row));
-    const least = Math.max(this.#last + 1, at * perMs);
+    const least = Math.max(this.#last + 1, at * sequencesPerMs);
     const added = await transaction.get(this.#insert, least, ...Object.values(row));
     if (!added) return false;
     transaction.committed(() => {
@@ -82,8 +80,9 @@ export class OrderedTable {
   }
 
   #insertOf(columns: readonly string[]): string {
-    const next = `(SELECT CASE WHEN coalesce(max(seq), 0) < ?1 THEN ?1 ELSE max(seq) + 1 END FROM ${this.#name})`;
-    return `INSERT INTO ${this.#name} (seq, ${columns.join(', ')}) VALUES (${next}${', ?'.repeat(columns.length)})
+    const { table } = this.#counted;
+    const next = `(SELECT CASE WHEN coalesce(max(seq), 0) < ?1 THEN ?1 ELSE max(seq) + 1 END FROM ${table})`;
+    return `INSERT INTO ${table} (seq, ${columns.join(', ')}) VALUES (${next}${', ?'.repeat(columns.length)})
       ON CONFLICT DO NOTHING RETURNING seq`;
   }
 
@@ -93,19 +92,23 @@ export class OrderedTable {
     conditions: readonly Condition[],
     input: ListInput,
   ): Promise<Page<Row>> {
+    const counted = this.#counted;
+    const within = ({ since, until }: Bounds): Condition[] => [
+      rowsSince(since),
+      until && [`${numberedBefore(counted, until)} AND created_at < ?`, until.getTime()],
+    ];
     return pageOfRows(
       this.#history,
-      { table: this.#name, columns: '*', counted: this.#counted, byMachine: true },
-      [...conditions, ...filtersOf(route, input, { since: rowsSince(input.since) })],
+      { table: counted.table, columns: '*', counted, within, findBy: this.#findBy, tie: ['seq'] },
+      [...conditions, ...filtersOf(route, input)],
       { ...input, sort: input.sort.replace('created_at', 'seq') },
-      'seq',
     );
   }
 }
 
 /** A sequence number below that of every row with time `at` or later. */
 function sequenceBefore(at: Date): number {
-  return at.getTime() * perMs - 1;
+  return at.getTime() * sequencesPerMs - 1;
 }
 
 /** Condition for rows with time `at` or later and a sequence number above `after`. */

@@ -15,7 +15,8 @@ import {
   type RowReader,
   textIn,
 } from '../history/history.ts';
-import { allOf, countRows, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
+import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
+import { allOf, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { Schedule, State } from '../state/state.ts';
 
 type Served = Reply<Api['schedules']['getRun']>;
@@ -41,6 +42,10 @@ export const mostRan = 1000;
 /** The machines that a caller may see; undefined means all, including removed ones. */
 export type Reach = readonly string[] | undefined;
 
+const counted: CountedTable = {
+  ...{ table: 'schedule_runs', time: 'decided_at', number: 'rowid' },
+  ...{ columns: ['schedule_id', 'status', 'trigger'], scope: 'schedule_id' },
+};
 // The machine sets started_at, and its clock can be wrong.
 // So rows are sorted and deleted by decided_at, the broker's time.
 const tables = [
@@ -56,9 +61,11 @@ const tables = [
   CREATE INDEX schedule_runs_commands ON schedule_runs (command_id) WHERE finished_at IS NULL;
   CREATE TABLE schedule_marks (schedule_id TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID`,
   `CREATE INDEX schedule_runs_by_status ON schedule_runs (schedule_id, status, decided_at);
-  CREATE INDEX schedule_runs_by_trigger ON schedule_runs (schedule_id, trigger, decided_at);
-  ${countRows('schedule_runs', ['schedule_id', 'status', 'trigger'])}`,
+  CREATE INDEX schedule_runs_by_trigger ON schedule_runs (schedule_id, trigger, decided_at)`,
   'CREATE INDEX schedule_runs_by_command ON schedule_runs (command_id) WHERE command_id IS NOT NULL',
+  `${dropOldCounts('schedule_runs')}
+  CREATE INDEX schedule_runs_by_machine ON schedule_runs (schedule_id, machine_id, decided_at);
+  ${createCounts(counted)}`,
 ];
 /** SQL condition for runs whose command was never sent to the machine. */
 const neverRan =
@@ -88,6 +95,7 @@ export class ScheduleRecords {
     const { history } = context;
     // Version 0.1.0 created these tables in two steps.
     await history.migrate('schedules', tables, 2);
+    history.count(counted);
     const where = 'finished_at IS NOT NULL';
     history.retain({ table: 'schedule_runs', column: 'decided_at', keepMs, where });
     return new ScheduleRecords(context);
@@ -205,17 +213,13 @@ export class ScheduleRecords {
   }
 
   async page(input: Input<Api['schedules']['history']>, reach: Reach): Promise<Page<ScheduleRun>> {
-    const times = {
-      since: input.since && (['decided_at >= ?', input.since.getTime()] as const),
-      until: input.until && (['decided_at < ?', input.until.getTime()] as const),
-    };
+    const findBy = input.command_id ? ['command_id', 'schedule_id'] : ['status', 'machine_id'];
     const page = await pageOfRows(
       this.#history,
-      { table: 'schedule_runs', columns, counted: ['schedule_id', 'status', 'trigger'] },
-      [reachableOnly(reach), ...filtersOf(routes.history, input, times)],
-      { ...input, sort: input.sort.replace('started_at', 'decided_at') },
       // Runs decided at the same time stay in the order of their due times.
-      'rowid',
+      { table: 'schedule_runs', columns, counted, tie: ['rowid'], findBy },
+      [reachableOnly(reach), ...filtersOf(routes.history, input)],
+      { ...input, sort: input.sort.replace('started_at', 'decided_at') },
     );
     return { items: page.items.map(fromRow), total: page.total };
   }

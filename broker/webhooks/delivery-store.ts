@@ -13,7 +13,8 @@ import {
   textIn,
 } from '../history/history.ts';
 import { rowsSince } from '../history/ordered-table.ts';
-import { allOf, countRows } from '../paging.ts';
+import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
+import { allOf } from '../paging.ts';
 import type { Outcome } from './sender.ts';
 
 type Serialized = Reply<Api['webhooks']['deliveries']>['items'][number];
@@ -54,6 +55,10 @@ export interface Attempted {
   next: number | null;
 }
 
+export const countedDeliveries: CountedTable = {
+  ...{ table: 'webhook_deliveries', time: 'created_at', number: 'rowid' },
+  ...{ columns: ['webhook_id', 'type', 'status'], scope: 'webhook_id' },
+};
 const tables = [
   `CREATE TABLE webhook_deliveries (
     id TEXT NOT NULL UNIQUE, webhook_id TEXT NOT NULL, event_id TEXT NOT NULL, type TEXT NOT NULL, machine_id TEXT,
@@ -66,8 +71,8 @@ const tables = [
   CREATE TABLE webhook_marks (webhook_id TEXT PRIMARY KEY, tripped INTEGER, last TEXT) WITHOUT ROWID`,
   `CREATE INDEX webhook_deliveries_by_status ON webhook_deliveries (webhook_id, status, created_at);
   CREATE INDEX webhook_deliveries_by_type ON webhook_deliveries (webhook_id, type, created_at);
-  CREATE INDEX webhook_deliveries_by_event ON webhook_deliveries (webhook_id, event_id, created_at);
-  ${countRows('webhook_deliveries', ['webhook_id', 'type', 'status'])}`,
+  CREATE INDEX webhook_deliveries_by_event ON webhook_deliveries (webhook_id, event_id, created_at)`,
+  `${dropOldCounts('webhook_deliveries')} ${createCounts(countedDeliveries)}`,
 ];
 
 const digits = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
@@ -95,6 +100,7 @@ export class DeliveryStore {
   /** Deletes deliveries together with their events, after `keepMs`. */
   static async open(history: History, keepMs: number): Promise<DeliveryStore> {
     await history.migrate('webhooks', tables);
+    history.count(countedDeliveries);
     history.retain({ table: 'webhook_deliveries', column: 'created_at', keepMs });
     const marks = 'SELECT webhook_id, tripped FROM webhook_marks WHERE tripped IS NOT NULL';
     const rows = await history.all(marks);

@@ -12,7 +12,7 @@ import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
 import type { Declared, StateTransaction, Webhook } from '../state/state.ts';
 import { type AddressGuard, NotAllowed } from './address-guard.ts';
 import type { DeliveryQueue, QueueParts } from './delivery-queue.ts';
-import type { EventKind } from './delivery-store.ts';
+import { countedDeliveries, type EventKind } from './delivery-store.ts';
 import type { SecretVault } from './secret-vault.ts';
 import type { Message } from './signature.ts';
 import type { RightsOf } from './subscriptions.ts';
@@ -124,9 +124,8 @@ export class WebhookHandlers implements Routes {
     this.#find(input.webhook_id, caller);
     const conditions = [...readableOnly(caller), ...filtersOf(routes.deliveries, input)];
     const table = {
-      table: 'webhook_deliveries',
-      columns: '*',
-      counted: ['webhook_id', 'type', 'status'],
+      ...{ table: 'webhook_deliveries', columns: '*', counted: countedDeliveries },
+      tie: ['rowid'],
     };
     const { items, total } = await pageOfRows(history, table, conditions, input);
     const withAnswers = caller.may('webhooks:write');

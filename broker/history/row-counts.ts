@@ -1,0 +1,190 @@
+// Counts the rows of lists, so that a total needs no look at each row. The counts follow the rows some seconds late:
+// counting in the background costs a command nothing. The few rows after the last counted one are counted by the
+// query itself, so that totals are exact.
+import type { HistoryTransaction, Row } from './transaction.ts';
+
+export interface CountedTable {
+  table: string;
+  /** The column with the time of a row, in milliseconds. */
+  time: string;
+  /** The column whose values grow from row to row. */
+  number: 'rowid' | 'seq';
+  /** Columns that filters compare. They are never null. */
+  columns: readonly string[];
+  /** The first of `columns` if it is a condition of every list. */
+  scope?: string;
+}
+
+/** An SQL condition with its values. */
+type Clause = readonly [sql: string, values: readonly (string | number)[]];
+
+/** Times that bound a list: from `since` on, and before `until`. */
+export interface Bounds {
+  since?: Date | undefined;
+  until?: Date | undefined;
+}
+
+/**
+ * Sequence numbers of an ordered table per millisecond. With more rows, or a clock set back, they run ahead of the
+ * time, never behind.
+ */
+export const sequencesPerMs = 1_000;
+/** Rows are counted by the quarter of an hour of their time; a bound inside of one costs a look at its rows. */
+const quarterMs = 900_000;
+/** Most rows that are counted at a time. It takes some 3 ms. */
+const rowsOfStep = 1_000;
+
+/** The table with the number of the last counted row of each table. */
+export const countedTable =
+  'CREATE TABLE IF NOT EXISTS counted (name TEXT PRIMARY KEY, last INTEGER NOT NULL) WITHOUT ROWID';
+
+const quarterOf = (counted: CountedTable, row = ''): string => `${row}${counted.time} / ${quarterMs}`;
+const lastOf = ({ table }: CountedTable): string => `(SELECT last FROM counted WHERE name = '${table}')`;
+
+/** The two tables of counts: by time and by machine, both by all `columns`. */
+function groupsOf(counted: CountedTable) {
+  const { table, columns, scope } = counted;
+  const rest = columns.filter((column) => column !== scope);
+  const keys = (first: string): string[] => [...(scope === undefined ? [] : [scope]), first, ...rest];
+  const valuesOf = (names: readonly string[], row: string): string[] =>
+    names.map((name) => {
+      if (name === 'quarter') return quarterOf(counted, row);
+      return name === 'machine_id' ? `coalesce(${row}machine_id, '')` : `${row}${name}`;
+    });
+  return ['quarter', 'machine_id'].map((first) => ({
+    name: `${table}_by_${first}`,
+    keys: keys(first),
+    values: (row: string) => valuesOf(keys(first), row),
+  }));
+}
+
+/**
+ * SQL that creates the counts of a table, and triggers for changes of rows that are counted already. As part of a
+ * released migration step, the text must not change.
+ */
+export function createCounts(counted: CountedTable): string {
+  const { table, number, columns, time } = counted;
+  const groups = groupsOf(counted);
+  const tables = groups.map(
+    ({ name, keys }) => `CREATE TABLE ${name} (${keys.join(', ')}, n INTEGER NOT NULL, last INTEGER NOT NULL,
+      PRIMARY KEY (${keys.join(', ')})) WITHOUT ROWID;`,
+  );
+  const add = groups.map(
+    ({ name, keys, values }) => `INSERT INTO ${name} VALUES (${values('new.').join(', ')}, 1, new.${number})
+      ON CONFLICT (${keys.join(', ')})
+      DO UPDATE SET n = ${name}.n + 1, last = max(${name}.last, excluded.last);`,
+  );
+  const subtract = groups.map(
+    ({ name, keys, values }) =>
+      `UPDATE ${name} SET n = n - 1 WHERE (${keys.join(', ')}) = (${values('old.').join(', ')});`,
+  );
+  const trigger = (event: string, on: string, row: string, changes: readonly string[]): string =>
+    `CREATE TRIGGER ${table}_counted_${event} AFTER ${on} ON ${table} WHEN ${row}.${number} <= ${lastOf(counted)}
+      BEGIN ${changes.join(' ')} END;`;
+  const update = `UPDATE OF ${[...columns, 'machine_id', time].join(', ')}`;
+  return [
+    ...tables,
+    `INSERT INTO counted VALUES ('${table}', 0);`,
+    trigger('insert', 'INSERT', 'new', add),
+    trigger('delete', 'DELETE', 'old', subtract),
+    trigger('update', update, 'old', [...subtract, ...add]),
+  ].join('\n');
+}
+
+/** SQL that removes the counts of the first form, which a trigger changed with each row. */
+export function dropOldCounts(table: string): string {
+  const triggers = ['insert', 'delete', 'update'].map(
+    (event) => `DROP TRIGGER IF EXISTS ${table}_count_${event};`,
+  );
+  return `${triggers.join(' ')} DROP TABLE IF EXISTS ${table}_counts;`;
+}
+
+/** Counts the next rows, if there are enough of them. Resolves with false if there are not. */
+export async function countNext(counted: CountedTable, transaction: HistoryTransaction): Promise<boolean> {
+  const { table, number } = counted;
+  const uncounted = `FROM ${table} NOT INDEXED WHERE ${number} > ${lastOf(counted)}`;
+  const row = await transaction.get(
+    `SELECT ${number} AS last ${uncounted} ORDER BY ${number} LIMIT 1 OFFSET ${rowsOfStep - 1}`,
+  );
+  if (!row) return false;
+  const last = Number(row.last);
+  for (const { name, keys, values } of groupsOf(counted)) {
+    transaction.run(
+      `INSERT INTO ${name} SELECT ${values('').join(', ')}, count(*), max(${number}) ${uncounted} AND ${number} <= ?
+       GROUP BY ${keys.map((_, index) => index + 1).join(', ')}
+       ON CONFLICT (${keys.join(', ')}) DO UPDATE SET n = ${name}.n + excluded.n, last = excluded.last`,
+      last,
+    );
+  }
+  transaction.run('UPDATE counted SET last = ? WHERE name = ?', last, table);
+  return true;
+}
+
+/** Deletes counts of rows that are gone. */
+export function dropEmptyCounts(counted: CountedTable, transaction: HistoryTransaction): void {
+  for (const { name } of groupsOf(counted)) transaction.run(`DELETE FROM ${name} WHERE n = 0`);
+}
+
+/**
+ * A query for the number of rows that meet `where`, which is about these columns alone, and are within the bounds.
+ * Undefined if the counts do not know. sumOf() computes the total from its answer.
+ */
+export function totalOf(
+  counted: CountedTable,
+  columns: readonly string[],
+  [where, values]: Clause,
+  { since, until }: Bounds,
+): Clause | undefined {
+  const { table, columns: known, time, number } = counted;
+  const ofMachine = columns.includes('machine_id');
+  const isKnown = columns.every((column) => column === 'machine_id' || known.includes(column));
+  if (!isKnown || (ofMachine && (since || until))) return undefined;
+  const group = `${table}_by_${ofMachine ? 'machine_id' : 'quarter'}`;
+  const clause: Clause = [where, values];
+  const all: Clause = [`(SELECT coalesce(sum(n), 0) FROM ${group} WHERE ${where})`, values];
+  const upTo = until ? countedBefore(counted, clause, until) : all;
+  const from: Clause = since ? countedBefore(counted, clause, since) : ['0', []];
+  const bounds = [since && `${time} >= ${since.getTime()}`, until && `${time} < ${until.getTime()}`];
+  const rest = [`${number} > ${lastOf(counted)}`, ...bounds.filter((bound) => bound), where].join(' AND ');
+  return [
+    `SELECT ${upTo[0]} AS upto, ${from[0]} AS earlier,
+      (SELECT count(*) FROM ${table} NOT INDEXED WHERE ${rest}) AS uncounted`,
+    [...upTo[1], ...from[1], ...values],
+  ];
+}
+
+/** The total from the answer to a query of totalOf(). */
+export function sumOf({ upto, earlier, uncounted }: Row): number {
+  return Math.max(0, Number(upto) - Number(earlier)) + Number(uncounted);
+}
+
+/** SQL for the number of counted rows before a time: of whole quarters of an hour, and of the one that it is in. */
+function countedBefore(counted: CountedTable, [where, values]: Clause, until: Date): Clause {
+  const { table, time, number } = counted;
+  const at = until.getTime();
+  const quarter = Math.floor(at / quarterMs);
+  const begun = quarter * quarterMs;
+  const whole = `(SELECT coalesce(sum(n), 0) FROM ${table}_by_quarter WHERE quarter < ${quarter} AND ${where})`;
+  // In an ordered table, the numbers find the rows of a quarter: the lowest follows from the time.
+  const found =
+    number === 'seq'
+      ? `seq >= ${begun * sequencesPerMs} AND seq <= ${lastUntil(counted, '=', quarter)}`
+      : `+rowid <= ${lastOf(counted)}`;
+  const part = `(SELECT count(*) FROM ${table}
+    WHERE ${time} >= ${begun} AND ${time} < ${at} AND ${found} AND ${where})`;
+  return [`(${whole} + ${part})`, [...values, ...values]];
+}
+
+/** The highest number of the rows of a quarter of an hour, or up to it, that were counted. */
+function lastUntil({ table }: CountedTable, how: '=' | '<=', quarter: number): string {
+  return `(SELECT coalesce(max(last), 0) FROM ${table}_by_quarter WHERE quarter ${how} ${quarter})`;
+}
+
+/** A condition that all rows of an ordered table with a time before `until` meet, so that their numbers find them. */
+export function numberedBefore(counted: CountedTable, until: Date): string {
+  const at = until.getTime();
+  const { table, time } = counted;
+  return `seq <= (SELECT max(last) FROM (SELECT ${lastUntil(counted, '<=', Math.floor(at / quarterMs))} AS last
+    UNION ALL SELECT coalesce(max(seq), 0) FROM ${table} NOT INDEXED
+      WHERE seq > ${lastOf(counted)} AND ${time} < ${at}) AS numbers)`;
+}
