@@ -335,6 +335,27 @@ test('an entry that a journal has refused is not in the next write, even one for
   await again.close();
 });
 
+test('a power cut that loses a line of the journal loses no id accepted after it', async () => {
+  const directory = join(home, 'journal');
+  const path = join(directory, 'journal');
+  const [ended, accepted] = [newId('command'), newId('command')];
+  const journal = await journalIn(directory);
+  await journal.accept(ended, 'command');
+  journal.forget(ended);
+  // Written on its own, so that the disk need not have it when the next id is accepted.
+  await expect.poll(() => readFile(path, 'utf8')).toContain('forgotten');
+  await journal.accept(accepted, 'command');
+  await journal.close();
+  const text = await readFile(path, 'utf8');
+  await writeFile(
+    path,
+    text.replace(/\{"t":"forgotten".*\n/, (line) => '\0'.repeat(line.length)),
+  );
+  const again = await journalIn(directory);
+  expect([...again.entries.keys()]).toEqual([ended, accepted]);
+  await again.close();
+});
+
 /** Leaves what an agent of 0.1.0 left that was killed with -9 while cmd_ran ran; only a ring of its spawner has that id. */
 async function leave010(directory: string): Promise<void> {
   await mkdir(directory, { recursive: true });
