@@ -11,6 +11,7 @@ const tiers = {
   box: 'test/box/*.test.ts',
   attack: 'test/attack/*.test.ts',
   console: 'test/console/*.test.ts',
+  postgres: 'test/postgres/*.test.ts',
 };
 
 /** Tiers whose files run in the same worker processes, one after another. */

@@ -2,6 +2,7 @@
 import { homedir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { z } from 'zod';
+import { UsageError } from '../shared/errors.ts';
 import {
   common,
   duration,
@@ -44,6 +45,16 @@ const dataDir = z
 
 export const brokerSettings = {
   data_dir: { schema: dataDir, value: 'DIR', help: 'directory of the broker’s state, history and keys' },
+  database_url: {
+    schema: z.string().min(1).optional(),
+    value: 'URL',
+    help: 'PostgreSQL database for state and history, instead of files in the data directory (docs/postgresql.md)',
+  },
+  database_password_file: {
+    schema: z.string().min(1).optional(),
+    value: 'FILE',
+    help: 'file with the password for --database-url',
+  },
   http: {
     schema: z.string().default('127.0.0.1:8420').pipe(hostPort),
     value: 'HOST:PORT',
@@ -142,3 +153,12 @@ export const brokerSettings = {
   ...common,
 };
 export type BrokerSettings = Settings<typeof brokerSettings>;
+
+/** Throws UsageError if the arguments have the password of a database: every user of the machine could read it. */
+export function refusePasswordIn(argv: readonly string[]): void {
+  const isOpen = argv.some((text) => /postgres(ql)?:\/\/([^/@]*:[^/@]+@|\S*[?&]password=)/.test(text));
+  if (!isOpen) return;
+  throw new UsageError(
+    '--database-url has a password, which ps shows to all users of this machine: use --database-password-file, or set FARHAND_DATABASE_URL',
+  );
+}

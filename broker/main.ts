@@ -7,7 +7,7 @@ import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
 import { createNotify, type Notify } from '../shared/systemd/notify.ts';
 import { isVerb, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
 import { version } from '../shared/version.ts';
-import { brokerSettings } from './config.ts';
+import { brokerSettings, refusePasswordIn } from './config.ts';
 import { startBroker } from './start/index.ts';
 
 const program = 'farhand-broker';
@@ -17,6 +17,7 @@ async function main(): Promise<void> {
   if (!nodeIsGood(process.version)) throw new Error(wrongNode);
   nameProcess(program);
   const invocation = { argv: process.argv.slice(2), env: process.env };
+  refusePasswordIn(invocation.argv);
   if (isVerb(invocation.argv[0])) return await serve(invocation.argv[0], invocation);
   if (invocation.argv.includes('--help')) {
     const help = helpText(program, 'the server that agents and API clients connect to', brokerSettings);

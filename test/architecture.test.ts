@@ -379,6 +379,7 @@ function cycles(files: SourceFile[]): string[] {
 const rooms: [libraries: string[], rooms: string[]][] = [
   [['lowdb'], ['broker/state']],
   [['node:sqlite'], ['broker/history', 'shared/directory-lock']],
+  [['pg'], ['broker/history']],
   [['croner', 'cronstrue'], ['broker/schedules']],
   [
     ['koa', 'koa-', '@koa/', 'prom-client', 'zod-openapi', '@fastify/busboy', 'mime', 'raw-body', 'ws'],

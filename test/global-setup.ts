@@ -1,15 +1,16 @@
 // Before all tests: generates the types of the protos, and makes a temporary folder for the run. After them:
 // removes the folder and prints how to run only some tests.
 import { execFileSync } from 'node:child_process';
-import { chmodSync, existsSync, mkdtempSync, readFileSync, rmSync, statfsSync } from 'node:fs';
+import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statfsSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { type PostgresServer, startPostgres } from './postgres.ts';
 
 const root = join(import.meta.dirname, '..');
 /** The files of a whole run take less at any time. */
 const enoughBytes = 4 * 1024 ** 3;
 
-export default function setup(): (() => void) | undefined {
+export default async function setup(): Promise<(() => Promise<void>) | undefined> {
   // It runs once per tier, but the folder and the message are of the run.
   if (process.env.FARHAND_TEST_DISK) return undefined;
   if (!existsSync(join(root, 'proto/types')))
@@ -21,12 +22,22 @@ export default function setup(): (() => void) | undefined {
   // Worker processes and all that tests start inherit both.
   process.env.TMPDIR = folder;
   process.env.NODE_COMPILE_CACHE ??= join(root, 'node_modules/.cache/node');
-  return () => {
+  const server = process.env.FARHAND_TEST_DATABASE === 'postgres' ? await createServer(folder) : undefined;
+  process.env.FARHAND_TEST_DATABASE_URL = server?.url('postgres') ?? '';
+  return async () => {
+    await server?.stop();
     rmSync(folder, { recursive: true, force: true });
     console.log(
       'one tier: npm test -- --project default (cli, agent, faults, attack, box); one file: npm test -- test/files.test.ts',
     );
   };
+}
+
+/** One server for the brokers of all tests. */
+async function createServer(folder: string): Promise<PostgresServer> {
+  const data = join(folder, 'postgres');
+  mkdirSync(data);
+  return await startPostgres(data);
 }
 
 /**

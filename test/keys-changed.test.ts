@@ -251,8 +251,9 @@ describe('a new secret', () => {
     });
     const { schedules, webhooks } = await system.client.keys.remove({ key_id: made.id });
     expect([schedules, webhooks]).toEqual([[schedule.id], [webhook_id]]);
-    const { status, reason } = await system.client.commands.get({ command_id: waiting.id });
-    expect([status, reason]).toEqual(['cancelled', 'key_revoked']);
+    await expect
+      .poll(() => system.client.commands.get({ command_id: waiting.id }))
+      .toMatchObject({ status: 'cancelled', reason: 'key_revoked' });
     expect((await system.client.webhooks.get({ webhook_id })).disabled_reason).toBe('key_revoked');
   });
 });

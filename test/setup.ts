@@ -6,7 +6,7 @@ import { afterAll } from 'vitest';
 
 /** What the runner and the programs of a package need; everything else is removed. */
 const stays =
-  /^(PATH|TMPDIR|TZ|CI|TEST|TEST_LOG|FARHAND_TEST_DISK|MODE|DEV|PROD|SSR|BASE_URL|NODE_(ENV|OPTIONS|EXTRA_CA_CERTS|COMPILE_CACHE)|VITEST.*|npm_.*)$/;
+  /^(PATH|TMPDIR|TZ|CI|TEST|TEST_LOG|FARHAND_TEST_(DISK|DATABASE|DATABASE_URL)|MODE|DEV|PROD|SSR|BASE_URL|NODE_(ENV|OPTIONS|EXTRA_CA_CERTS|COMPILE_CACHE)|VITEST.*|npm_.*)$/;
 
 for (const name of Object.keys(process.env)) if (!stays.test(name)) delete process.env[name];
 

@@ -13,6 +13,7 @@ import { Farhand } from '../shared/sdk/index.ts';
 import { readSettings } from '../shared/settings.ts';
 import { atEnd } from './close-after-tests.ts';
 import { keepAgentSilent, keepBrokerSilent, listening, overhear, remember } from './find-leaked-secrets.ts';
+import { databaseFlags } from './postgres.ts';
 
 export const quiet = createLogger('test', process.env.TEST_LOG === 'debug' ? 'debug' : 'silent');
 
@@ -90,6 +91,7 @@ export async function startFarhand(
     '127.0.0.1:0',
     '--grpc',
     '127.0.0.1:0',
+    ...(params.flags?.includes('--database-url') ? [] : await databaseFlags(dataDir)),
     ...(params.flags ?? []),
   ];
   const silence = keepBrokerSilent(dataDir);

@@ -98,7 +98,7 @@ export class BatchStore {
   async tally(batchId: string, machines?: readonly MachineId[]): Promise<Tally[]> {
     const rows = await this.#history.all(
       `SELECT status, count(*) AS n, max(finished_at) AS finished_at FROM commands
-       WHERE batch_id = ?1 AND (?2 IS NULL OR machine_id IN (SELECT value FROM json_each(?2))) GROUP BY status`,
+       WHERE batch_id = ?1 AND (CAST(?2 AS TEXT) IS NULL OR machine_id IN (SELECT value FROM json_each(?2))) GROUP BY status`,
       ...[batchId, machines ? JSON.stringify(machines) : null],
     );
     return rows.map((row) => row as unknown as Tally);

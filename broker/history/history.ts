@@ -84,20 +84,23 @@ export class History implements RowReader {
     return this.#database.migrate(noun, steps, first);
   }
 
-  get(sql: string, ...values: Value[]): Promise<Row | undefined> {
-    return this.#database.get(sql, ...values);
+  async get(sql: string, ...values: Value[]): Promise<Row | undefined> {
+    if (this.#database.isRemote) await this.#writes.settled();
+    return await this.#database.get(sql, ...values);
   }
 
-  all(sql: string, ...values: Value[]): Promise<Row[]> {
-    return this.#database.all(sql, ...values);
+  async all(sql: string, ...values: Value[]): Promise<Row[]> {
+    if (this.#database.isRemote) await this.#writes.settled();
+    return await this.#database.all(sql, ...values);
   }
 
   /**
    * Reads the rows of lists, which may take long, without delaying other requests. All queries see one state, with
    * every resolved write.
    */
-  read(queries: readonly Query[]): Promise<Row[][]> {
-    return this.#database.read(queries);
+  async read(queries: readonly Query[]): Promise<Row[][]> {
+    if (this.#database.isRemote) await this.#writes.settled();
+    return await this.#database.read(queries);
   }
 
   /**

@@ -41,6 +41,11 @@ export const countedTable =
 const quarterOf = (counted: CountedTable, row = ''): string => `${row}${counted.time} / ${quarterMs}`;
 const lastOf = ({ table }: CountedTable): string => `(SELECT last FROM counted WHERE name = '${table}')`;
 
+/** The definition of a column of a table of counts. */
+function typed(column: string): string {
+  return `${column} ${/^quarter$|_truncated$/.test(column) ? 'INTEGER' : 'TEXT'} NOT NULL`;
+}
+
 /** The two tables of counts: by time and by machine, both by all `columns`. */
 function groupsOf(counted: CountedTable) {
   const { table, columns, scope } = counted;
@@ -66,7 +71,10 @@ export function createCounts(counted: CountedTable): string {
   const { table, number, columns, time } = counted;
   const groups = groupsOf(counted);
   const tables = groups.map(
-    ({ name, keys }) => `CREATE TABLE ${name} (${keys.join(', ')}, n INTEGER NOT NULL, last INTEGER NOT NULL,
+    ({
+      name,
+      keys,
+    }) => `CREATE TABLE ${name} (${keys.map(typed).join(', ')}, n INTEGER NOT NULL, last INTEGER NOT NULL,
       PRIMARY KEY (${keys.join(', ')})) WITHOUT ROWID;`,
   );
   const add = groups.map(

@@ -17,6 +17,8 @@ const copyPages = 256;
 /** SQLite answers at once, so a group of writes runs to its end before the event loop turns. */
 export class SqliteDatabase implements Database {
   readonly name = 'history.db';
+  readonly isReady = true;
+  readonly isRemote = false;
   readonly #database: DatabaseSync;
   readonly #file: string;
   readonly #log: Logger;

@@ -55,6 +55,10 @@ export interface Database extends RowReader {
   /** What messages call the database. */
   readonly name: string;
   readonly writer: Writer;
+  /** False while the database does not answer: writes that begin meanwhile reject at once. */
+  readonly isReady: boolean;
+  /** True if a commit takes longer than a turn of the event loop: then reads wait for the writes requested before. */
+  readonly isRemote: boolean;
   /** Applies the missing migration steps of a noun. Throws StartError if a newer broker wrote its tables. */
   migrate(noun: string, steps: readonly string[], first: number): Promise<void>;
   /** Runs all queries on one state of the database, which has every write that was resolved before. */

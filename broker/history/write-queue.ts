@@ -1,7 +1,14 @@
 // Writes of the history. All that are requested in one turn of the event loop, or while others are being committed,
 // share a transaction, and so one sync of the disk.
+import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Database, HistoryTransaction, OutboxEntry, Row, Value, Writer } from './transaction.ts';
+
+/** The error of requests while the database does not answer. */
+export function databaseUnavailable(cause?: unknown): AppError {
+  const message = 'the broker’s database does not answer; try again later';
+  return new AppError('unavailable', message, {}, cause === undefined ? {} : { cause });
+}
 
 /** Writes an entry of the outbox. A promise that it returns settles once the entry is written. */
 export type Applier = (entry: OutboxEntry, transaction: HistoryTransaction) => Promise<void> | void;
@@ -17,6 +24,7 @@ interface Pending {
  * meanwhile is in the next group.
  */
 export class WriteQueue {
+  readonly #database: Database;
   readonly #name: string;
   readonly #writer: Writer;
   readonly #appliers: ReadonlyMap<string, Applier>;
@@ -25,10 +33,13 @@ export class WriteQueue {
   /** The group that is running; it never rejects. */
   #running: Promise<void> | undefined;
   #isClosed = false;
+  /** Settles with the write that was requested last. */
+  #latest: Promise<unknown> = Promise.resolve();
 
-  constructor({ name, writer }: Database, appliers: ReadonlyMap<string, Applier>, log: Logger) {
-    this.#name = name;
-    this.#writer = writer;
+  constructor(database: Database, appliers: ReadonlyMap<string, Applier>, log: Logger) {
+    this.#database = database;
+    this.#name = database.name;
+    this.#writer = database.writer;
     this.#appliers = appliers;
     this.#log = log;
   }
@@ -40,8 +51,17 @@ export class WriteQueue {
       return () => resolve(result);
     };
     if (this.#isClosed) reject(new Error(`${this.#name} is closed`));
-    else if (this.#queue.push({ run, reject }) === 1) setImmediate(() => void this.#flush());
+    else if (!this.#database.isReady) reject(databaseUnavailable());
+    else {
+      if (this.#queue.push({ run, reject }) === 1) setImmediate(() => void this.#flush());
+      this.#latest = promise.catch(() => {});
+    }
     return promise;
+  }
+
+  /** Resolves once all writes that were requested before have ended. */
+  async settled(): Promise<void> {
+    await this.#latest;
   }
 
   /** Commits what is queued. From now on, writes reject. */
@@ -166,6 +186,7 @@ class Change {
 
   readonly execute = async (sql: string, values: readonly Value[]): Promise<Row[]> => {
     this.#open += 1;
+    clearImmediate(this.#turn);
     try {
       return await this.#writer.execute(sql, values);
     } catch (error) {

@@ -1,11 +1,8 @@
 // Creates the parts of a broker in the order in which they depend on each other,
 // and registers how each is closed.
-import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import type { MachineId } from '../../shared/api/route.ts';
 import type { Handlers } from '../../shared/api/route-table.ts';
-import { now } from '../../shared/clock.ts';
-import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Quota } from '../../shared/quota.ts';
 import { createAuditRecorder } from '../admission/audit.ts';
@@ -21,7 +18,6 @@ import type { ConnectionLimits } from '../connection-limiter.ts';
 import { Events } from '../events.ts';
 import { fileHandlers } from '../files/index.ts';
 import type { History } from '../history/history.ts';
-import { openHistory } from '../history/open-history.ts';
 import { createMetrics, type Status, serviceHandlers } from '../http/about-routes.ts';
 import { JoinTokens } from '../join-tokens.ts';
 import { Keys } from '../keys/index.ts';
@@ -38,12 +34,12 @@ import { createPackages } from '../packages/index.ts';
 import { Presence } from '../presence/index.ts';
 import { MachineFacts } from '../presence/machine-facts.ts';
 import { Schedules } from '../schedules/index.ts';
-import { countTimesFrom } from '../schedules/run-due-times.ts';
 import { ScheduleRecords } from '../schedules/run-records.ts';
 import { Sessions } from '../sessions/index.ts';
-import { openState, type State } from '../state/state.ts';
+import type { State } from '../state/state.ts';
 import { createWebhooks, type WebhookSettings, type Webhooks } from '../webhooks/index.ts';
 import { vaultFile } from '../webhooks/secret-vault.ts';
+import { createStores } from './create-stores.ts';
 
 /**
  * Settings for tests and benchmarks: shorter times, other name resolution,
@@ -98,15 +94,8 @@ const maxContents = 64 * 1024 * 1024;
 /** Creates all parts. Throws StartError if the data directory does not allow it. */
 export async function createParts(opening: Opening) {
   const { settings, closers, status, log } = opening;
-  const state = await openState(settings.data_dir, settings.accept_state);
-  closers.push(() => state.close());
-  const untouched = state.generation === 1;
+  const { state, history, untouched } = await createStores(opening);
   const authority = await loadAuthority(settings.data_dir, untouched);
-  const { new_history, old_history } = settings;
-  // Written before a new history exists. Otherwise a later start could repeat runs of schedules.
-  if (new_history || old_history) await countTimesFrom(state, now(), () => true);
-  const history = historyOf(settings, state, untouched, log);
-  closers.push(() => history.close());
   const events = await Events.open(history, settings.keep_events);
   const webhooks = await webhooksOf(opening, { state, history, events });
   const machineFacts = await MachineFacts.open(history);
@@ -254,28 +243,4 @@ function lookupsOf(stores: Stores, { commands, schedules, sessions, webhooks }: 
 function belongingTo(...machines: (MachineId | undefined)[]): { machines: MachineId[] } | undefined {
   const known = machines.filter((machine) => machine !== undefined);
   return known.length === 0 ? undefined : { machines: known };
-}
-
-function historyOf(settings: BrokerSettings, state: State, untouched: boolean, log: Logger): History {
-  const file = join(settings.data_dir, 'history.db');
-  if (settings.new_history && !existsSync(file))
-    log.warn('starting with a new history: past commands and events are gone');
-  try {
-    return openHistory(file, state.installId, log, {
-      isNew: untouched || settings.new_history,
-      isOld: settings.old_history,
-    });
-  } catch (error) {
-    if (error instanceof StartError) throw error;
-    const text = error instanceof Error ? error.message : String(error);
-    if (!/not a database|malformed/.test(text)) {
-      throw new StartError(
-        `${file} cannot be opened (${text}): correct that and start again; no data is lost`,
-        1,
-      );
-    }
-    throw new StartError(
-      `${file} is damaged (${text}): restore it from a backup, or move it away and start once with --new-history`,
-    );
-  }
 }

@@ -143,6 +143,20 @@ const file = z.strictObject({
 export const documents = file.transform(({ checksum: _, ...declared }) => declared);
 export type Documents = z.output<typeof documents>;
 
+/** The documents of a new installation. */
+export function newDocuments(install_id: string): Documents {
+  const empty = {
+    machines: [],
+    keys: [],
+    logins: [],
+    join_tokens: [],
+    schedules: [],
+    webhooks: [],
+    outbox: [],
+  };
+  return { version, install_id, generation: 1, ...empty };
+}
+
 export const names = ['machines', 'keys', 'logins', 'join_tokens', 'schedules', 'webhooks'] as const;
 export type Name = (typeof names)[number];
 /** The declared documents by id, either committed or as they are before a change. */

@@ -1,30 +1,19 @@
-// The declared documents (machines, keys, schedules and so on), in memory and in state.json. Changes are
-// committed in groups.
-import { randomBytes } from 'node:crypto';
-import { existsSync } from 'node:fs';
-import { join } from 'node:path';
-import { Low } from 'lowdb';
+// The declared documents (machines, keys, schedules and so on), in memory and in a store. Changes are committed in
+// groups.
 import type { Journal } from '../../shared/api/route-table.ts';
 import { after } from '../../shared/clock.ts';
-import { removeLeftovers } from '../../shared/durable-file.ts';
-import { StartError } from '../../shared/errors.ts';
 import type { OutboxEntry } from '../history/history.ts';
-import { type Declared, type Documents, type Name, names, version } from './documents.ts';
-import { commandBack, StateFile } from './state-file.ts';
+import { type Declared, type Documents, type Name, names } from './documents.ts';
+import { FileStore } from './file-store.ts';
+import type { Apply, StateStore } from './store.ts';
 
 export type { Declared, JoinToken, Key, Login, Machine, Schedule, Webhook } from './documents.ts';
-
-/** Writes the outbox to history. Entries may be written a second time. */
-type Apply = (entries: readonly OutboxEntry[]) => Promise<void>;
 
 interface Pending {
   /** Makes the change. The returned function resolves the caller's promise with the result. */
   edit(transaction: StateTransaction): () => void;
   reject(error: unknown): void;
 }
-
-/** Files that a broker creates. If one of them exists and state.json does not, state.json was lost. */
-const traces = ['state.json.last', 'history.db', 'authority.json'];
 
 /** Wait before a failed write of the outbox, or a failed undo of a commit, is tried again. */
 const againMs = 2_000;
@@ -34,34 +23,7 @@ const againMs = 2_000;
  * or damaged state.json, and for one edited by hand unless `acceptEdit`.
  */
 export async function openState(directory: string, acceptEdit = false): Promise<State> {
-  await removeLeftovers(join(directory, 'state.json'));
-  const file = new StateFile(directory, acceptEdit);
-  const found = await file.read();
-  if (found) return new State(file, found);
-  assertFresh(directory);
-  const empty = {
-    machines: [],
-    keys: [],
-    logins: [],
-    join_tokens: [],
-    schedules: [],
-    webhooks: [],
-    outbox: [],
-  };
-  const install_id = randomBytes(16).toString('hex');
-  const data: Documents = { version, install_id, generation: 1, ...empty };
-  await file.write(data);
-  return new State(file, data);
-}
-
-function assertFresh(directory: string): void {
-  const trace = traces.find((name) => existsSync(join(directory, name)));
-  if (!trace) return;
-  const file = join(directory, 'state.json');
-  const how = commandBack(file) ?? `put state.json from a backup into ${directory}`;
-  throw new StartError(
-    `${file} is missing, though a broker has run here (${trace} exists); to recover: ${how}`,
-  );
+  return new State(await FileStore.open(directory, acceptEdit));
 }
 
 /** The committed documents. Each change replaces their collections; a collection is never edited in place. */
@@ -72,23 +34,16 @@ export class State implements Declared {
   readonly join_tokens!: Declared['join_tokens'];
   readonly schedules!: Declared['schedules'];
   readonly webhooks!: Declared['webhooks'];
-  readonly #file: StateFile;
-  readonly #low: Low<Documents>;
+  readonly #store: StateStore;
   readonly #watchers = new Set<() => void>();
   #committed: Declared;
   #queue: Pending[] = [];
   #running: Promise<void> | undefined;
-  #apply: Apply | undefined;
-  /**
-   * Number of outbox entries in the file that are already in history.
-   * The next write removes them from the file.
-   */
-  #applied = 0;
   #cancelAgain = (): void => {};
 
-  constructor(file: StateFile, data: Documents) {
-    this.#file = file;
-    this.#low = new Low(file, data);
+  constructor(store: StateStore) {
+    this.#store = store;
+    const data = store.documents;
     const collections = names.map((name) => [name, new Map(data[name].map((one) => [one.id, one]))]);
     // The name of a collection decides the type of its documents.
     this.#committed = Object.fromEntries(collections) as Declared;
@@ -96,11 +51,11 @@ export class State implements Declared {
   }
 
   get installId(): string {
-    return this.#low.data.install_id;
+    return this.#store.documents.install_id;
   }
 
   get generation(): number {
-    return this.#low.data.generation;
+    return this.#store.documents.generation;
   }
 
   /**
@@ -119,10 +74,10 @@ export class State implements Declared {
     return promise;
   }
 
-  /** Calls `look` once, while no commit runs, with the bytes of state.json as it is on disk. */
+  /** Calls `look` once, while no commit runs, with the bytes of state.json as it is stored. */
   between<T>(look: (bytes: Buffer) => T): Promise<T> {
     const { promise, resolve, reject } = Promise.withResolvers<T>();
-    this.change(() => resolve(look(this.#file.bytesOf(this.#low.data)))).catch(reject);
+    this.change(() => resolve(look(this.#store.bytes()))).catch(reject);
     return promise;
   }
 
@@ -137,15 +92,14 @@ export class State implements Declared {
    * and writes the entries that an earlier run left there.
    */
   async drainTo(apply: Apply): Promise<void> {
-    this.#apply = apply;
-    await this.#drain();
+    await this.#store.drainTo(apply);
   }
 
   /** Waits until all running commits have ended. */
   async close(): Promise<void> {
     while (this.#running) await this.#running;
     this.#cancelAgain();
-    await this.#file.revert().catch(() => {});
+    await this.#store.close();
   }
 
   async #run(): Promise<void> {
@@ -162,50 +116,33 @@ export class State implements Declared {
   async #commit(group: readonly Pending[]): Promise<void> {
     const { next, entries, done } = editAll(this.#committed, group);
     const changed = next !== this.#committed || entries.length > 0;
-    if (changed) await this.#store(next, entries);
+    if (changed) await this.#write(next, entries);
     await this.#finish();
     if (changed) for (const watcher of [...this.#watchers]) watcher();
     for (const resolve of done) resolve();
   }
 
-  async #store(next: Declared, entries: readonly OutboxEntry[]): Promise<void> {
-    const before = this.#low.data;
-    this.#low.data = {
-      ...before,
-      generation: before.generation + 1,
-      ...Object.fromEntries(names.map((name) => [name, [...next[name].values()]])),
-      outbox: [...before.outbox.slice(this.#applied), ...entries],
-    };
+  async #write(next: Declared, entries: readonly OutboxEntry[]): Promise<void> {
     try {
-      await this.#low.write();
+      await this.#store.write(this.#committed, next, entries);
     } catch (cause) {
-      this.#low.data = before;
       await this.#finish();
-      throw this.#file.mayHoldFailed ? new Error('a failed change is not undone yet', { cause }) : cause;
+      throw this.#store.isUndone ? cause : new Error('a failed change is not undone yet', { cause });
     }
     this.#committed = next;
     Object.assign(this, next);
-    this.#applied = 0;
   }
 
   /** Undoes a failed commit and writes the outbox to history. Whatever fails is tried again later. */
   async #finish(): Promise<void> {
     this.#cancelAgain();
     try {
-      await this.#file.revert();
-      await this.#drain();
+      await this.#store.finish();
     } catch {
       this.#cancelAgain = after(againMs, () => {
         this.#running ??= this.#run();
       });
     }
-  }
-
-  async #drain(): Promise<void> {
-    const { outbox } = this.#low.data;
-    if (!this.#apply || this.#applied === outbox.length) return;
-    await this.#apply(outbox);
-    this.#applied = outbox.length;
   }
 }
 

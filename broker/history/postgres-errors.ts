@@ -1,0 +1,60 @@
+// What failures of PostgreSQL mean: at a start, and to the caller of a request.
+import { AppError, StartError } from '../../shared/errors.ts';
+import { databaseUnavailable } from './write-queue.ts';
+
+/** Codes of PostgreSQL (appendix A of its manual) that mean: the settings are wrong. */
+const wrong: Readonly<Record<string, string>> = {
+  '28P01': 'refuses the password: see --database-password-file',
+  '28000': 'refuses the user: see pg_hba.conf of the server',
+  '3D000': 'has no such database: create it with createdb',
+  '42501': 'does not allow this user to create tables: make the user the owner of the database',
+};
+
+function codeOf(error: unknown): string {
+  const code: unknown = error instanceof Error && 'code' in error ? error.code : undefined;
+  return typeof code === 'string' ? code : '';
+}
+
+/** Node has no text for a refusal at all addresses of a name. */
+const textOf = (error: unknown): string => (error instanceof Error && error.message) || codeOf(error);
+
+/** The error that ends a start: 78 if only a change of the settings helps, otherwise 1. */
+export function startErrorOf(error: unknown, name: string): StartError {
+  if (error instanceof StartError) return error;
+  const meaning = wrong[codeOf(error)];
+  if (meaning) return new StartError(`${name} ${meaning}`, 78, { cause: error });
+  const text = textOf(error);
+  if (/client password must be/.test(text))
+    return new StartError(`${name} asks for a password: see --database-password-file`, 78, { cause: error });
+  if (/does not support SSL|certificate|ERR_TLS|self.signed/i.test(`${text} ${codeOf(error)}`))
+    return new StartError(
+      `${name} offers no TLS that this broker trusts (${text}): see sslmode and sslrootcert`,
+      78,
+      {
+        cause: error,
+      },
+    );
+  return new StartError(`${name} cannot be used (${text}): start it, or correct --database-url`, 1, {
+    cause: error,
+  });
+}
+
+/** True if the connection or the server failed, and not the statement. */
+function isConnectionFailure(error: unknown): boolean {
+  const code = codeOf(error);
+  // Connection exceptions, a server that stops or starts, too many connections.
+  if (/^(08...|57P0.|53300)$/.test(code)) return true;
+  if (/^E[A-Z]+$/.test(code)) return true;
+  return error instanceof Error && !code && /onnection|timeout/.test(error.message);
+}
+
+/** The error that a request gets. */
+export function requestErrorOf(error: unknown): unknown {
+  if (isConnectionFailure(error)) return databaseUnavailable();
+  if (codeOf(error) === '53100')
+    return new AppError(
+      'unavailable',
+      'the disk of the broker’s database is full; free space on it and try again',
+    );
+  return error;
+}

@@ -1,0 +1,236 @@
+// The connection to PostgreSQL that writes. It has a lock as long as it lives, so that no second broker writes to the
+// same database, and it is opened again when it is lost.
+import { randomBytes } from 'node:crypto';
+import { Client, type CustomTypesConfig, type QueryConfig } from 'pg';
+import { after, sleep } from '../../shared/clock.ts';
+import { StartError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { requestErrorOf, startErrorOf } from './postgres-errors.ts';
+import type { PostgresAddress } from './postgres-settings.ts';
+import { toPostgres } from './postgres-sql.ts';
+import type { Row, Value, Writer } from './transaction.ts';
+import { databaseUnavailable } from './write-queue.ts';
+
+/** The oldest version of PostgreSQL that is supported, as its setting server_version_num. */
+const oldestVersion = 140_000;
+/** The advisory lock of the broker that uses the database. */
+const lock = 0x66_61_72_68;
+/** The server may notice late that an earlier broker has ended. */
+const lockTries = 30;
+const betweenMs = 250;
+/** Most statements that are prepared on each connection. */
+const mostPrepared = 300;
+
+/** As SQLite returns them: numbers, 1 for true, and bytes. */
+const parsers = new Map<number, (text: string) => unknown>([
+  ...[20, 21, 23, 700, 701, 1700].map((oid) => [oid, Number] as const),
+  [16, (text) => (text === 't' ? 1 : 0)],
+  [17, (text) => Buffer.from(text.slice(2), 'hex')],
+]);
+export const types: CustomTypesConfig = {
+  getTypeParser: (oid: number) => parsers.get(oid) ?? ((text: string) => text),
+};
+
+const prepared = new Map<string, { text: string; name: string }>();
+
+/** The query for SQL that was written for SQLite. It is prepared once if it is one of few. */
+export function queryOf(sql: string, values: readonly Value[], isOneOfFew = true): QueryConfig {
+  const found = prepared.get(sql);
+  if (found) return { ...found, values: [...values] };
+  const text = toPostgres(sql);
+  if (!isOneOfFew || prepared.size >= mostPrepared) return { text, values: [...values] };
+  const entry = { text, name: `s${prepared.size}` };
+  prepared.set(sql, entry);
+  return { ...entry, values: [...values] };
+}
+
+export class PostgresSession implements Writer {
+  readonly #address: PostgresAddress;
+  readonly #log: Logger;
+  /** Undefined while the connection is lost. */
+  #client: Client | undefined;
+  /** Resolves when the connection is there again. */
+  #returned = Promise.withResolvers<void>();
+  /** Written at the start: if another one is read later, another broker has used the database meanwhile. */
+  readonly #start = randomBytes(8).toString('hex');
+  #cancelRetry = (): void => {};
+  #isClosed = false;
+
+  private constructor(address: PostgresAddress, log: Logger) {
+    this.#address = address;
+    this.#log = log;
+  }
+
+  /** Connects and gets the lock. Throws StartError. */
+  static async open(address: PostgresAddress, log: Logger): Promise<PostgresSession> {
+    const session = new PostgresSession(address, log);
+    try {
+      session.#use(await session.#connect(lockTries));
+      return session;
+    } catch (error) {
+      throw startErrorOf(error, address.name);
+    }
+  }
+
+  get isReady(): boolean {
+    return this.#client !== undefined;
+  }
+
+  /** Records in the table `installation`, which must exist, that this broker uses the database. */
+  async claim(): Promise<void> {
+    await this.execute('UPDATE installation SET started = ?', [this.#start]);
+  }
+
+  async begin(): Promise<void> {
+    if (!this.#client) throw databaseUnavailable();
+    this.#send('BEGIN');
+  }
+
+  async execute(sql: string, values: readonly Value[]): Promise<Row[]> {
+    const client = this.#client;
+    if (!client) throw databaseUnavailable();
+    try {
+      return (await client.query<Row>(queryOf(sql, values))).rows;
+    } catch (error) {
+      throw requestErrorOf(error);
+    }
+  }
+
+  /**
+   * If the connection is lost before the answer, the commit may have happened: then this waits until the database is
+   * back, and asks it.
+   */
+  async commit(): Promise<void> {
+    const client = this.#client;
+    if (!client) throw databaseUnavailable();
+    let id: unknown;
+    const asked = client
+      .query<Row>('SELECT pg_current_xact_id_if_assigned()::text AS id')
+      .then(({ rows }) => {
+        id = rows[0]?.id;
+      })
+      .catch(() => {});
+    try {
+      const { command } = await client.query('COMMIT');
+      if (command !== 'COMMIT') throw new Error('a statement failed, so the transaction was rolled back');
+    } catch (error) {
+      await asked;
+      if (this.#client === client || typeof id !== 'string') throw requestErrorOf(error);
+      if (!(await this.#hasCommitted(id))) throw databaseUnavailable(error);
+    }
+  }
+
+  async rollback(): Promise<void> {
+    await this.#client?.query('ROLLBACK');
+  }
+
+  async close(): Promise<void> {
+    this.#isClosed = true;
+    this.#cancelRetry();
+    this.#returned.reject(databaseUnavailable());
+    const client = this.#client;
+    this.#client = undefined;
+    await client?.end().catch(() => {});
+  }
+
+  #send(sql: string): void {
+    // A failure makes the statements after it fail too.
+    this.#client?.query(sql).catch(() => {});
+  }
+
+  async #hasCommitted(id: string): Promise<boolean> {
+    for (;;) {
+      await this.#returned.promise;
+      try {
+        const [row] = await this.execute('SELECT pg_xact_status(CAST(? AS xid8)) AS status', [id]);
+        return row?.status === 'committed';
+      } catch {
+        // The connection was lost again.
+        await sleep(betweenMs);
+      }
+    }
+  }
+
+  async #connect(tries: number): Promise<Client> {
+    const client = new Client({ ...this.#address.config, types, pipeline: true });
+    client.on('error', () => this.#lost(client));
+    client.on('end', () => this.#lost(client));
+    await client.connect();
+    try {
+      await assertUsable(client, this.#address.name, this.#log);
+      for (let left = tries; ; left -= 1) {
+        const { rows } = await client.query<Row>(`SELECT pg_try_advisory_lock(${lock})::text AS has`);
+        if (rows[0]?.has === 'true') return client;
+        if (left <= 1)
+          throw new StartError(
+            `${this.#address.name} is used by another farhand-broker: stop that one first`,
+            1,
+          );
+        await sleep(betweenMs);
+      }
+    } catch (error) {
+      await client.end().catch(() => {});
+      throw error;
+    }
+  }
+
+  #use(client: Client): void {
+    this.#client = client;
+    this.#returned.promise.catch(() => {});
+    this.#returned.resolve();
+  }
+
+  #lost(client: Client): void {
+    if (this.#client !== client) return;
+    this.#client = undefined;
+    this.#returned = Promise.withResolvers();
+    this.#returned.promise.catch(() => {});
+    this.#log.error(`${this.#address.name} does not answer: requests that need it get 503`);
+    this.#retry();
+  }
+
+  #retry(): void {
+    if (this.#isClosed) return;
+    this.#cancelRetry = after(betweenMs, () => {
+      this.#reconnect().catch(() => this.#retry());
+    });
+  }
+
+  async #reconnect(): Promise<void> {
+    const client = await this.#connect(1);
+    const { rows } = await client.query<Row>('SELECT started FROM installation');
+    const isOurs = rows[0]?.started === this.#start;
+    if (isOurs && !this.#isClosed) {
+      this.#log.info(`${this.#address.name} answers again`);
+      this.#use(client);
+      return;
+    }
+    // What this broker has in memory is no longer what the database has.
+    if (!isOurs)
+      this.#log.error(`another broker has used ${this.#address.name} meanwhile: start this one again`);
+    await client.end();
+  }
+}
+
+async function assertUsable(client: Client, name: string, log: Logger): Promise<void> {
+  const { rows } = await client.query<Row>(
+    `SELECT current_setting('server_version_num') AS version, current_setting('server_version') AS text,
+      current_setting('fsync') AS fsync, current_setting('server_encoding') AS encoding, pg_is_in_recovery()::text AS standby`,
+  );
+  const { version, text, fsync, encoding, standby } = rows[0] ?? {};
+  if (Number(version) < oldestVersion)
+    throw new StartError(
+      `${name} is PostgreSQL ${String(text)}: version ${oldestVersion / 10_000} or newer is needed`,
+    );
+  if (encoding !== 'UTF8')
+    throw new StartError(
+      `${name} has the encoding ${String(encoding)}: create the database with the encoding UTF8`,
+    );
+  if (standby === 'true')
+    throw new StartError(`${name} is a standby that cannot be written: use the primary`, 1);
+  if (fsync === 'off') log.warn(`${name} has fsync off: a power failure can lose or damage its data`);
+  // A commit that was answered must survive a crash.
+  await client.query(
+    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'",
+  );
+}

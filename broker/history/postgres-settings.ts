@@ -1,0 +1,99 @@
+// How to connect to PostgreSQL: the URL of --database-url with its TLS options, and the file with the password.
+import { readFileSync } from 'node:fs';
+import type { ClientConfig } from 'pg';
+import { StartError } from '../../shared/errors.ts';
+import { isLoopback } from '../../shared/loopback.ts';
+import { reasonOf } from '../../shared/system-errors.ts';
+
+export interface PostgresSettings {
+  database_url: string;
+  database_password_file?: string | undefined;
+}
+
+export interface PostgresAddress {
+  config: ClientConfig;
+  /** The address without secrets, for messages. */
+  name: string;
+}
+
+const modes = ['disable', 'require', 'verify-ca', 'verify-full'] as const;
+type Mode = (typeof modes)[number];
+const parameters = [
+  'host',
+  'port',
+  'user',
+  'dbname',
+  'password',
+  'sslmode',
+  'sslrootcert',
+  'sslcert',
+  'sslkey',
+];
+
+/** A connection that is not answered for so long has failed. */
+const connectMs = 5_000;
+/** The server ends the session of a broker that has vanished after some 25 s, so that another one can start. */
+const keepAlive = '-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3';
+
+/** Parses the URL. Throws StartError, whose message never has the password. */
+export function addressOf({ database_url, database_password_file }: PostgresSettings): PostgresAddress {
+  const form = '--database-url must be postgres://USER@HOST:5432/DATABASE';
+  if (!/^postgres(ql)?:\/\//.test(database_url) || !URL.canParse(database_url)) throw new StartError(form);
+  const url = new URL(database_url);
+  const given = Object.fromEntries(url.searchParams);
+  const unknown = Object.keys(given).find((name) => !parameters.includes(name));
+  if (unknown)
+    throw new StartError(
+      `--database-url has the unknown parameter ${unknown}; known are ${parameters.join(', ')}`,
+    );
+  const host = given.host ?? decodeURIComponent(url.hostname).replace(/^\[|\]$/g, '');
+  const user = given.user ?? decodeURIComponent(url.username);
+  const database = given.dbname ?? decodeURIComponent(url.pathname.slice(1));
+  const port = Number(given.port ?? (url.port || 5432));
+  if (host === '' || user === '' || database === '')
+    throw new StartError(`${form}; it lacks the ${host === '' ? 'host' : user === '' ? 'user' : 'database'}`);
+  const password = given.password ?? decodeURIComponent(url.password);
+  if (database_password_file && password !== '')
+    throw new StartError(
+      '--database-url has a password, so --database-password-file cannot be used: choose one',
+    );
+  const read = (): string =>
+    database_password_file
+      ? readSetting('--database-password-file', database_password_file).trimEnd()
+      : password;
+  read();
+  const config: ClientConfig = {
+    ...{ host, port, user, database, application_name: 'farhand-broker', options: keepAlive },
+    // Read at each connection, so that a new password needs no restart.
+    password: read,
+    ssl: tlsOf(given, host),
+    ...{ keepAlive: true, keepAliveInitialDelayMillis: 10_000, connectionTimeoutMillis: connectMs },
+  };
+  return { config, name: `postgres://${user}@${host}:${port}/${database}` };
+}
+
+/** Without sslmode, connections to other machines use TLS and verify the server's name. */
+function tlsOf(given: Record<string, string>, host: string): ClientConfig['ssl'] {
+  const { sslmode, sslrootcert, sslcert, sslkey } = given;
+  const isLocal = host.startsWith('/') || isLoopback(host);
+  const mode = (sslmode as Mode | undefined) ?? (isLocal && !sslrootcert ? 'disable' : 'verify-full');
+  if (!modes.includes(mode))
+    throw new StartError(`sslmode of --database-url must be one of ${modes.join(', ')}`);
+  if (mode === 'disable') return false;
+  return {
+    ...(sslrootcert && { ca: readSetting('sslrootcert', sslrootcert) }),
+    ...(sslcert && { cert: readSetting('sslcert', sslcert) }),
+    ...(sslkey && { key: readSetting('sslkey', sslkey) }),
+    // As with PostgreSQL's own programs, `require` verifies the server only if it is given an authority.
+    ...(mode === 'require' && !sslrootcert && { rejectUnauthorized: false }),
+    ...(mode !== 'verify-full' && { checkServerIdentity: () => undefined }),
+  };
+}
+
+function readSetting(name: string, file: string): string {
+  try {
+    return readFileSync(file, 'utf8');
+  } catch (error) {
+    throw new StartError(`${name}: ${reasonOf(error, file)}`);
+  }
+}

@@ -1,0 +1,98 @@
+// The declared documents in state.json, with an outbox of entries that still have to be written to history.
+import { randomBytes } from 'node:crypto';
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import { Low } from 'lowdb';
+import { removeLeftovers } from '../../shared/durable-file.ts';
+import { StartError } from '../../shared/errors.ts';
+import type { OutboxEntry } from '../history/history.ts';
+import { type Declared, type Documents, names, newDocuments } from './documents.ts';
+import { commandBack, StateFile } from './state-file.ts';
+import type { Apply, StateStore } from './store.ts';
+
+/** Files that a broker creates. If one of them exists and state.json does not, state.json was lost. */
+const traces = ['state.json.last', 'history.db', 'authority.json'];
+
+export class FileStore implements StateStore {
+  readonly #file: StateFile;
+  readonly #low: Low<Documents>;
+  #apply: Apply | undefined;
+  /**
+   * Number of outbox entries in the file that are already in history.
+   * The next write removes them from the file.
+   */
+  #applied = 0;
+
+  private constructor(file: StateFile, data: Documents) {
+    this.#file = file;
+    this.#low = new Low(file, data);
+  }
+
+  /** Reads the file, or creates it where no broker has run before. Throws StartError, as openState() says. */
+  static async open(directory: string, acceptEdit: boolean): Promise<FileStore> {
+    await removeLeftovers(join(directory, 'state.json'));
+    const file = new StateFile(directory, acceptEdit);
+    const found = await file.read();
+    if (found) return new FileStore(file, found);
+    assertFresh(directory);
+    const data = newDocuments(randomBytes(16).toString('hex'));
+    await file.write(data);
+    return new FileStore(file, data);
+  }
+
+  get documents(): Documents {
+    return this.#low.data;
+  }
+
+  get isUndone(): boolean {
+    return !this.#file.mayHoldFailed;
+  }
+
+  async write(_before: Declared, next: Declared, entries: readonly OutboxEntry[]): Promise<void> {
+    const before = this.#low.data;
+    this.#low.data = {
+      ...before,
+      generation: before.generation + 1,
+      ...Object.fromEntries(names.map((name) => [name, [...next[name].values()]])),
+      outbox: [...before.outbox.slice(this.#applied), ...entries],
+    };
+    try {
+      await this.#low.write();
+    } catch (error) {
+      this.#low.data = before;
+      throw error;
+    }
+    this.#applied = 0;
+  }
+
+  async finish(): Promise<void> {
+    await this.#file.revert();
+    const { outbox } = this.#low.data;
+    if (!this.#apply || this.#applied === outbox.length) return;
+    await this.#apply(outbox);
+    this.#applied = outbox.length;
+  }
+
+  async drainTo(apply: Apply): Promise<void> {
+    this.#apply = apply;
+    await this.finish();
+  }
+
+  bytes(): Buffer {
+    return this.#file.bytesOf(this.#low.data);
+  }
+
+  async close(): Promise<void> {
+    await this.#file.revert().catch(() => {});
+  }
+}
+
+function assertFresh(directory: string): void {
+  const trace = traces.find((name) => existsSync(join(directory, name)));
+  if (!trace) return;
+  const file = join(directory, 'state.json');
+  const how = commandBack(file) ?? `put state.json from a backup into ${directory}`;
+  throw new StartError(
+    `${file} is missing, though a broker has run here (${trace} exists); to recover: ${how}`,
+  );
+}

@@ -1,0 +1,143 @@
+// Starts PostgreSQL of Debian's package for tests, in a temporary folder and as an ordinary user, and ends it.
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { chmodSync, chownSync, existsSync, mkdirSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { createServer } from 'node:net';
+import { join } from 'node:path';
+import { Client } from 'pg';
+
+const installed = '/usr/lib/postgresql';
+
+/** The folder of the programs of the newest version; undefined if there is none. */
+function programs(): string | undefined {
+  const versions = existsSync(installed) ? readdirSync(installed).map(Number) : [];
+  const folder = join(installed, String(Math.max(...versions)), 'bin');
+  return existsSync(join(folder, 'initdb')) ? folder : undefined;
+}
+
+/** Why there is no PostgreSQL for tests; undefined if there is one. */
+export const missingPostgres = programs() ? undefined : 'needs the Debian package postgresql';
+
+/** PostgreSQL refuses to run as root: the user and group without rights. */
+const user = process.getuid?.() === 0 ? { uid: 65_534, gid: 65_534 } : {};
+
+export interface PostgresServer {
+  /** Of its socket, for this database. */
+  url(database: string): string;
+  port: number;
+  folder: string;
+  /** Creates an empty database, and returns its URL. */
+  createDatabase(): Promise<string>;
+  query(sql: string, database?: string): Promise<Record<string, unknown>[]>;
+  start(): Promise<void>;
+  /** As systemd stops it, or at once. */
+  stop(signal?: 'SIGINT' | 'SIGKILL'): Promise<void>;
+}
+
+/** Creates a cluster in a folder that exists, and starts it. `settings` are lines of postgresql.conf. */
+export async function startPostgres(
+  folder: string,
+  settings: readonly string[] = [],
+): Promise<PostgresServer> {
+  const bin = programs();
+  if (!bin) throw new Error(missingPostgres);
+  const data = join(folder, 'data');
+  mkdirSync(data);
+  for (const path of [folder, data]) {
+    chmodSync(path, path === data ? 0o700 : 0o755);
+    if (user.uid) chownSync(path, user.uid, user.gid);
+  }
+  const options = ['--no-sync', '--auth=trust', '--username=farhand', '--encoding=UTF8', '--locale=C.UTF-8'];
+  execFileSync(join(bin, 'initdb'), ['-D', data, ...options], { ...user, cwd: folder, stdio: 'pipe' });
+  const port = await freePort();
+  const lines = [
+    ...[`port = ${port}`, `unix_socket_directories = '${folder}'`, "listen_addresses = '127.0.0.1'"],
+    ...['max_connections = 400', 'fsync = off', 'shared_buffers = 32MB', ...settings],
+  ];
+  writeFileSync(join(data, 'postgresql.auto.conf'), `${lines.join('\n')}\n`);
+  const hosts = ['local all farhand trust', 'hostssl all farhand all trust', 'host all farhand all trust'];
+  writeFileSync(join(data, 'pg_hba.conf'), `${hosts.join('\n')}\nhost all all all scram-sha-256\n`);
+  let child: ChildProcess | undefined;
+  let count = 0;
+  const url = (database: string): string => `postgres://farhand@localhost:${port}/${database}?host=${folder}`;
+  const query = async (sql: string, database = 'postgres'): Promise<Record<string, unknown>[]> => {
+    const client = new Client({ host: folder, port, user: 'farhand', database });
+    client.on('error', () => {});
+    try {
+      await client.connect();
+      return (await client.query<Record<string, unknown>>(sql)).rows;
+    } finally {
+      await client.end().catch(() => {});
+    }
+  };
+  const start = async (): Promise<void> => {
+    child = spawn(join(bin, 'postgres'), ['-D', data], { ...user, cwd: folder, stdio: 'ignore' });
+    for (;;) {
+      if (child.exitCode !== null) throw new Error(`postgres ended with ${child.exitCode}`);
+      if (
+        await query('SELECT 1').then(
+          () => true,
+          () => false,
+        )
+      )
+        return;
+      await new Promise((resolve) => setTimeout(resolve, 20));
+    }
+  };
+  await start();
+  return {
+    ...{ url, port, folder, query, start },
+    async createDatabase() {
+      count += 1;
+      const name = `test_${process.pid}_${count}`;
+      await query(`CREATE DATABASE ${name}`);
+      return url(name);
+    },
+    async stop(signal = 'SIGINT') {
+      if (!child || child.exitCode !== null || child.signalCode !== null) return;
+      const ended = once(child, 'exit');
+      child.kill(signal);
+      await ended;
+      // Its processes end by themselves; with SIGKILL the next start needs that they have.
+      if (signal === 'SIGKILL') rmSync(join(data, 'postmaster.pid'), { force: true });
+    },
+  };
+}
+
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const address = server.address();
+  server.close();
+  return typeof address === 'object' && address ? address.port : 0;
+}
+
+/** The database of each data directory of a broker, if the tests run with FARHAND_TEST_DATABASE=postgres. */
+const databases = new Map<string, Promise<string>>();
+
+/** The flags with which a broker of this data directory uses a database; none without FARHAND_TEST_DATABASE. */
+export async function databaseFlags(dataDir: string): Promise<string[]> {
+  const server = process.env.FARHAND_TEST_DATABASE_URL;
+  if (!server) return [];
+  const made = databases.get(dataDir) ?? createDatabaseIn(server);
+  databases.set(dataDir, made);
+  return ['--database-url', await made];
+}
+
+async function createDatabaseIn(server: string): Promise<string> {
+  const name = `test_${randomBytes(6).toString('hex')}`;
+  const url = new URL(server);
+  const client = new Client({
+    host: url.searchParams.get('host') ?? '',
+    port: Number(url.port),
+    user: 'farhand',
+    database: 'postgres',
+  });
+  client.on('error', () => {});
+  await client.connect();
+  await client.query(`CREATE DATABASE ${name}`);
+  await client.end();
+  url.pathname = `/${name}`;
+  return url.href;
+}

@@ -1,0 +1,252 @@
+// A broker with --database-url: what it refuses, what it stores, and what it does while the database is away.
+import { once } from 'node:events';
+import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { createServer as createTcpServer } from 'node:net';
+import { join } from 'node:path';
+import { expect, onTestFinished, test } from 'vitest';
+import { withBroker } from '../../broker/cli/connect-to-broker.ts';
+import { Farhand } from '../../shared/sdk/index.ts';
+import { shared } from '../close-after-tests.ts';
+import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { program } from '../start-process.ts';
+import { createServer, databaseOf, startAgain, startOn, withPostgres } from './postgres-fixture.ts';
+
+const server = shared(() => createServer());
+
+const start = (url: string, flags: readonly string[] = []) =>
+  startFarhand({ flags: ['--database-url', url, ...flags] });
+
+const refused = (exitCode: number, part: string | RegExp) => ({
+  name: 'StartError',
+  exitCode,
+  message: expect.stringMatching(part),
+});
+
+/** Answers each query of a client as PostgreSQL of this version does: with one row of one value. */
+async function pretend(version: string): Promise<number> {
+  const message = (type: string, body: Buffer): Buffer => {
+    const head = Buffer.from(`${type}0000`);
+    head.writeInt32BE(body.length + 4, 1);
+    return Buffer.concat([head, body]);
+  };
+  const int32 = (...values: number[]): Buffer => Buffer.from(new Int32Array(values).buffer).swap32();
+  const ready = message('Z', Buffer.from('I'));
+  const row = Buffer.concat([
+    message(
+      'T',
+      Buffer.concat([
+        Buffer.from([0, 1]),
+        Buffer.from('version\0'),
+        int32(0),
+        Buffer.alloc(2),
+        int32(25),
+        Buffer.alloc(8),
+      ]),
+    ),
+    message('D', Buffer.concat([Buffer.from([0, 1]), int32(version.length), Buffer.from(version)])),
+    message('C', Buffer.from('SELECT 1\0')),
+    ready,
+  ]);
+  const fake = createTcpServer((socket) => {
+    socket.once('data', () => {
+      socket.write(Buffer.concat([message('R', int32(0)), ready]));
+      socket.on('data', () => socket.write(row));
+    });
+    socket.on('error', () => {});
+  }).listen(0, '127.0.0.1');
+  onTestFinished(() => void fake.close());
+  await once(fake, 'listening');
+  const address = fake.address();
+  return typeof address === 'object' && address ? address.port : 0;
+}
+
+withPostgres('a start is refused', () => {
+  test('with an URL that is none, and its text is not repeated', async () => {
+    for (const url of [
+      'mysql://me:secret-word@x/y',
+      'postgres://me:secret-word@',
+      'postgres://me:secret-word@h/d?ssl=1',
+    ]) {
+      const error = await start(url).catch((one: unknown) => one);
+      expect(error).toMatchObject(refused(78, '--database-url'));
+      expect(String(error)).not.toContain('secret-word');
+    }
+  });
+
+  test('where no server answers, with exit code 1, so that systemd tries again', async () => {
+    await expect(start('postgres://me@127.0.0.1:1/x')).rejects.toMatchObject(refused(1, 'ECONNREFUSED'));
+  });
+
+  test('with a wrong password, and the password is in no message', async () => {
+    const { port, query } = await server();
+    await query("CREATE ROLE guarded LOGIN PASSWORD 'right-word'");
+    const error = await start(`postgres://guarded:wrong-word@127.0.0.1:${port}/postgres`).catch(
+      (one: unknown) => one,
+    );
+    expect(error).toMatchObject(refused(78, 'refuses the password'));
+    expect(String(error)).not.toContain('wrong-word');
+  });
+
+  test('with no password where one is needed', async () => {
+    const { port } = await server();
+    await expect(start(`postgres://guarded@127.0.0.1:${port}/postgres`)).rejects.toMatchObject(
+      refused(78, '--database-password-file'),
+    );
+  });
+
+  test('for a database that does not exist', async () => {
+    await expect(start((await server()).url('unknown'))).rejects.toMatchObject(
+      refused(78, 'no such database'),
+    );
+  });
+
+  test('for a server that is too old', async () => {
+    const port = await pretend('130012');
+    await expect(start(`postgres://me@127.0.0.1:${port}/x`)).rejects.toMatchObject(
+      refused(78, 'version 14 or newer'),
+    );
+  });
+
+  test('where the server offers no TLS that can be verified', async () => {
+    const { port } = await server();
+    const url = `postgres://farhand@127.0.0.1:${port}/postgres?sslmode=verify-full`;
+    await expect(start(url)).rejects.toMatchObject(refused(78, 'TLS'));
+  });
+
+  test('when a newer broker wrote the tables of a noun', async () => {
+    const { broker, dataDir, databaseUrl, database } = await startOn(await server());
+    await broker.close();
+    await (await server()).query("UPDATE migrations SET steps = steps + 1 WHERE noun = 'commands'", database);
+    await expect(startAgain(dataDir, databaseUrl)).rejects.toMatchObject(
+      refused(78, 'commands of a newer farhand-broker: install that version again'),
+    );
+  });
+
+  test('while another broker uses the database', { timeout: 30_000 }, async () => {
+    const { databaseUrl } = await startOn(await server());
+    await expect(start(databaseUrl)).rejects.toMatchObject(refused(1, 'used by another farhand-broker'));
+  });
+
+  test('in a data directory of a broker without a database, and for flags about files', async () => {
+    const url = await (await server()).createDatabase();
+    const folder = temporaryFolder('files');
+    writeFileSync(join(folder, 'state.json'), '{}');
+    await expect(startAgain(folder, url)).rejects.toMatchObject(refused(78, 'state.json'));
+    await expect(start(url, ['--new-history'])).rejects.toMatchObject(refused(78, '--new-history'));
+  });
+});
+
+withPostgres('a broker on PostgreSQL', () => {
+  test('has after a restart what it stored, and writes neither state.json nor history.db', async () => {
+    const { broker, dataDir, databaseUrl, client, agent, key } = await startOn(await server());
+    const { machineId: machine_id } = await agent({ name: 'web-1', tags: 'prod' });
+    const command = await client.commands.create({ machine_id, command: 'echo hello', wait: 5_000 });
+    expect(command).toMatchObject({ status: 'completed' });
+    await broker.close();
+    expect(readdirSync(dataDir).filter((name) => /^(state|history)/.test(name))).toEqual([]);
+    const again = await startAgain(dataDir, databaseUrl);
+    const asBefore = new Farhand({ baseUrl: again.url, apiKey: key, retries: 0 });
+    expect(await asBefore.machines.get({ machine_id })).toMatchObject({ name: 'web-1', tags: ['prod'] });
+    expect(await asBefore.commands.get({ command_id: command.id })).toMatchObject({
+      stdout: 'hello\n',
+      exit_code: 0,
+    });
+  });
+
+  test('has every change that it answered when it is killed with -9', { timeout: 60_000 }, async () => {
+    const url = await (await server()).createDatabase();
+    const dataDir = temporaryFolder('broker');
+    const addresses = ['--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
+    const answered: string[] = [];
+    for (let round = 0; round < 3; round += 1) {
+      const broker = program('broker/main.ts', ['--data-dir', dataDir, ...addresses, '--database-url', url]);
+      const { http } = await broker.line('broker is up');
+      const { key } = await withBroker({ dataDir, url: undefined, apiKey: undefined }, (local) =>
+        local.keys.create({ name: 'first', scopes: ['admin'] }),
+      );
+      const client = new Farhand({ baseUrl: String(http), apiKey: key, retries: 0 });
+      const stored = new Set((await client.keys.list({ limit: 100 })).items.map(({ name }) => name));
+      expect(answered.filter((name) => !stored.has(name))).toEqual([]);
+      const writing = Array.from({ length: 4 }, async (_, writer) => {
+        for (let count = 0; ; count += 1) {
+          const name = `key-${round}-${writer}-${count}`;
+          await client.keys.create({ name, scopes: ['machines:read'] });
+          answered.push(name);
+          if (answered.length === 8 * (round + 1)) broker.kill('SIGKILL');
+        }
+      });
+      await Promise.allSettled(writing);
+    }
+    expect(answered.length).toBeGreaterThanOrEqual(24);
+  });
+
+  test('refuses a password on its command line, and takes one from a file', async () => {
+    const { port, query } = await server();
+    await query("CREATE ROLE filed LOGIN PASSWORD 'file-word'");
+    await query('CREATE DATABASE filed OWNER filed');
+    const dataDir = temporaryFolder('broker');
+    const address = `127.0.0.1:${port}/filed`;
+    const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
+    const open = program('broker/main.ts', [
+      ...flags,
+      '--database-url',
+      `postgres://filed:file-word@${address}`,
+    ]);
+    const [code] = await once(open, 'exit');
+    expect(code).toBe(2);
+    const file = join(dataDir, 'password');
+    writeFileSync(file, 'file-word\n', { mode: 0o600 });
+    const own = ['--database-url', `postgres://filed@${address}`, '--database-password-file', file];
+    const broker = program('broker/main.ts', [...flags, ...own]);
+    const up = await broker.line('broker is up');
+    expect(JSON.stringify(up)).not.toContain('file-word');
+    expect(readFileSync(`/proc/${broker.pid}/cmdline`, 'utf8')).not.toContain('file-word');
+  });
+});
+
+withPostgres('while PostgreSQL is killed and started again', () => {
+  test('requests get 503, links stay, and no answered change is lost', { timeout: 60_000 }, async () => {
+    const own = await createServer();
+    const { client, call, agent, databaseUrl, log } = await startOn(own);
+    const { machineId: machine_id, logged } = await agent();
+    const answered: string[] = [];
+    let isOver = false;
+    const writers = Array.from({ length: 4 }, async (_, writer) => {
+      for (let count = 0; !isOver; count += 1) {
+        const name = `t-${writer}-${count}`;
+        const made = await client.keys.create({ name, scopes: ['machines:read'] }).catch(() => undefined);
+        if (made) answered.push(name);
+      }
+    });
+    await expect.poll(() => answered.length).toBeGreaterThan(20);
+    await own.stop('SIGKILL');
+    const away = await call('POST', '/api-keys', { body: { name: 'x', scopes: ['machines:read'] } });
+    expect([away.status, away.body.error.code]).toEqual([503, 'unavailable']);
+    expect((await call('GET', '/events')).status).toBe(503);
+    expect(await client.machines.get({ machine_id })).toMatchObject({ status: 'online' });
+    await own.start();
+    const back = performance.now();
+    await expect
+      .poll(
+        async () =>
+          (await call('POST', '/api-keys', { body: { name: 'x', scopes: ['machines:read'] } })).status,
+      )
+      .toBe(201);
+    expect(performance.now() - back).toBeLessThan(5_000);
+    isOver = true;
+    await Promise.all(writers);
+    const stored = await own.query(
+      "SELECT document::json->>'name' AS name FROM documents WHERE collection = 'keys'",
+      databaseOf(databaseUrl),
+    );
+    const names = stored.map(({ name }) => String(name));
+    expect(answered.filter((name) => !names.includes(name))).toEqual([]);
+    // What was being committed meanwhile is either in both, the database and the broker, or in none.
+    expect((await client.keys.list({ limit: 1 })).total).toBe(stored.length);
+    expect(await client.commands.create({ machine_id, command: 'true', wait: 5_000 })).toMatchObject({
+      status: 'completed',
+    });
+    expect(logged.filter((line) => line.includes('link lost'))).toEqual([]);
+    expect(log.some((line) => line.includes('answers again'))).toBe(true);
+  });
+});
