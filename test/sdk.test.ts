@@ -116,7 +116,7 @@ test('an error that is not the broker’s own is a FarhandError with its status,
     const client = new Farhand({ baseUrl: await between(status, type, body), apiKey: 'x', retries: 0 });
     const error = await failure(client.machines.list());
     expect([error.status, error.requestId, error.code]).toEqual([status, 'between', 'no_answer']);
-    const message = `the answer ${status} is not from the broker: check the address and any proxy in between`;
+    const message = `an answer with status ${status} did not come from the broker: check the address and any proxy in between`;
     expect([body, error.message, error.details]).toEqual([body, message, {}]);
   }
 });

@@ -66,34 +66,34 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
   const { state, events, presence, machineFacts } = services;
   return {
     async update({ machine_id, name, tags }, caller) {
-      const machine = await state.change((draft) => {
-        const before = find(machine_id, draft.before);
-        const rights = caller.during(draft);
+      const machine = await state.change((transaction) => {
+        const before = find(machine_id, transaction.before);
+        const rights = caller.during(transaction);
         if (tags && rights.reachable()) {
           const text = 'tags decide what keys may use: a key limited to some machines cannot change them';
           throw new AppError('forbidden', text);
         }
-        const limitedByTag = draft.all('keys').some((key) => key.tags !== null && key.tags.length > 0);
+        const limitedByTag = transaction.all('keys').some((key) => key.tags !== null && key.tags.length > 0);
         if (tags && limitedByTag && !rights.may('admin')) {
           const text = 'tags decide what some keys may use: changing them needs the scope admin';
           throw new AppError('forbidden', text, { required_scope: 'admin' });
         }
         const changed = { ...before, name: name ?? before.name, tags: tags ?? before.tags };
-        draft.put('machines', changed);
-        caller.commit(draft);
+        transaction.put('machines', changed);
+        caller.commit(transaction);
         return changed;
       });
       return detailOf(services, machine);
     },
     async remove({ machine_id }, caller) {
-      await state.change((draft) => {
-        const machine = find(machine_id, draft.before);
-        draft.remove('machines', machine.id);
-        const its = draft.all('schedules').filter((schedule) => schedule.machine_id === machine.id);
-        for (const { id } of its) draft.remove('schedules', id);
-        caller.commit(draft);
+      await state.change((transaction) => {
+        const machine = find(machine_id, transaction.before);
+        transaction.remove('machines', machine.id);
+        const its = transaction.all('schedules').filter((schedule) => schedule.machine_id === machine.id);
+        for (const { id } of its) transaction.remove('schedules', id);
+        caller.commit(transaction);
         const last_seen = iso(machineFacts.of(machine.id)?.last_seen);
-        events.emit(draft, 'machine.removed', machine, { last_seen });
+        events.emit(transaction, 'machine.removed', machine, { last_seen });
       });
       presence.remove(machine_id);
       return { deleted: true };

@@ -39,7 +39,7 @@ const key = z.strictObject({
   expires_at: z.string().nullable(),
   /** Id of the key that created this one; null for a key that was created on the broker's machine. */
   created_by: keyId.nullable(),
-  /** The secret before the last rotation, and until when it is still accepted. */
+  /** The secret before the last rotation, and the time until which it is accepted. */
   previous: z.strictObject({ hash: z.string(), until: z.string() }).nullable(),
 });
 export type Key = z.output<typeof key>;
@@ -53,9 +53,9 @@ const login = z.strictObject({
   /** Client address that logged in. */
   address: z.string(),
   created_at: z.string(),
-  /** When the key was last sent for this login. */
+  /** Time when the key itself was last sent for this login. */
   confirmed_at: z.string(),
-  /** A recent use; the newest is only in memory. */
+  /** Time of a recent use. The time of the last use is only in memory. */
   used_at: z.string(),
   /** The end of the secret that it was made with, once that was replaced; absent before. */
   secret_until: z.string().optional(),
@@ -108,9 +108,9 @@ const webhook = z.strictObject({
   events: z.array(z.string()),
   /** The encrypted secret (webhooks/secret-vault.ts). */
   secret: z.string().nullable(),
-  /** As declared by the user. History records whether the webhook has since failed too often. */
+  /** Whether the user has enabled the webhook. History has whether it failed too often since then. */
   enabled: z.boolean(),
-  /** Counts how often the webhook was enabled. Failures before the last time do not count. */
+  /** Number of times that the webhook was enabled. Failures before the last time do not count. */
   armed: z.int(),
   machine_ids: z.array(machineId).nullable(),
   /** The owner: the webhook gets only events that this key may read. */

@@ -42,7 +42,7 @@ export class StateFile implements Adapter<Documents> {
     return data;
   }
 
-  /** The bytes of the file with these documents. */
+  /** Returns the bytes of a file with these documents. */
   bytesOf(data: Documents): Buffer {
     return this.#json.bytesOf(data);
   }
@@ -51,7 +51,7 @@ export class StateFile implements Adapter<Documents> {
     await this.revert();
     await writeDurably(this.#file, this.bytesOf(data), {
       beforeRename: async () => {
-        // The previous generation stays beside the new one as state.json.last, for recovery.
+        // The previous generation is stored as state.json.last, for recovery.
         if (existsSync(this.#file)) await linkOver(this.#file, lastOf(this.#file));
         this.mayHoldFailed = true;
       },
@@ -126,8 +126,8 @@ function recoveryOf(file: string): string {
 }
 
 /**
- * The shell command that restores the previous generation;
- * undefined if state.json.last is missing or damaged.
+ * Returns the shell command that restores the previous generation; undefined if state.json.last is missing or
+ * damaged.
  */
 export function commandBack(file: string): string | undefined {
   const last = lastOf(file);

@@ -45,7 +45,7 @@ export class State implements Declared {
     this.#store = store;
     const data = store.documents;
     const collections = names.map((name) => [name, new Map(data[name].map((one) => [one.id, one]))]);
-    // The name of a collection decides the type of its documents.
+    // The cast is safe: the name of a collection decides the type of its documents.
     this.#committed = Object.fromEntries(collections) as Declared;
     Object.assign(this, this.#committed);
   }
@@ -81,7 +81,7 @@ export class State implements Declared {
     return promise;
   }
 
-  /** Calls back after each committed change. The returned function stops this. */
+  /** Calls `watcher` after each committed change. Call the returned function to stop. */
   watch(watcher: () => void): () => void {
     this.#watchers.add(watcher);
     return () => void this.#watchers.delete(watcher);
@@ -133,7 +133,7 @@ export class State implements Declared {
     Object.assign(this, next);
   }
 
-  /** Undoes a failed commit and writes the outbox to history. Whatever fails is tried again later. */
+  /** Undoes a failed commit and writes the outbox to history. What fails is tried again later. */
   async #finish(): Promise<void> {
     this.#cancelAgain();
     try {
@@ -216,7 +216,7 @@ export class StateTransaction implements Journal {
   }
 }
 
-/** The declared documents before a change of the state; undefined for a transaction of history. */
+/** Returns the declared documents before a change of the state; undefined for a transaction of history. */
 export function foundBy(journal: Journal): Declared | undefined {
   return journal instanceof StateTransaction ? journal.before : undefined;
 }

@@ -69,13 +69,13 @@ export class WebhookHandlers implements Routes {
     const at = { created_at: iso(), updated_at: iso() };
     const { key_id } = caller;
     const webhook: Webhook = { ...params, id, secret: encrypted, armed: 0, machine_ids, key_id, ...at };
-    await state.change((draft) => {
-      assertScopes(caller.during(draft), params.events);
-      if (draft.all('webhooks').length >= maxWebhooks) {
+    await state.change((transaction) => {
+      assertScopes(caller.during(transaction), params.events);
+      if (transaction.all('webhooks').length >= maxWebhooks) {
         throw new AppError('unavailable', `there are ${maxWebhooks} webhooks, the most allowed: remove one`);
       }
-      draft.put('webhooks', webhook);
-      caller.commit(draft, { webhook_id: id });
+      transaction.put('webhooks', webhook);
+      caller.commit(transaction, { webhook_id: id });
     });
     return this.#serialize(this.#withStatus(webhook), caller);
   };
@@ -84,16 +84,16 @@ export class WebhookHandlers implements Routes {
     const { guard, queue, state } = this.#parts;
     this.#find(input.webhook_id, caller);
     if (input.url !== undefined) await assertUrl(guard, input.url);
-    const webhook = await state.change((draft) => this.#change(input, caller, draft));
+    const webhook = await state.change((transaction) => this.#change(input, caller, transaction));
     await queue.follow(webhook.id, input.enabled === true);
     return this.#serialize(this.#withStatus(webhook), caller);
   };
 
   readonly remove: Routes['remove'] = async ({ webhook_id }, caller) => {
-    await this.#parts.state.change((draft) => {
-      this.#find(webhook_id, { key_id: caller.key_id, ...caller.during(draft) }, draft.before);
-      draft.remove('webhooks', webhook_id);
-      caller.commit(draft);
+    await this.#parts.state.change((transaction) => {
+      this.#find(webhook_id, { key_id: caller.key_id, ...caller.during(transaction) }, transaction.before);
+      transaction.remove('webhooks', webhook_id);
+      caller.commit(transaction);
     });
     return { deleted: true };
   };
@@ -211,11 +211,11 @@ export class WebhookHandlers implements Routes {
     throw new AppError('conflict', `webhook ${webhook_id} is disabled: enable it first`, { webhook_id });
   }
 
-  #change(input: Input<Api['webhooks']['update']>, caller: Caller, draft: StateTransaction): Webhook {
+  #change(input: Input<Api['webhooks']['update']>, caller: Caller, transaction: StateTransaction): Webhook {
     const { webhook_id: id, secret, ...params } = input;
     const { rightsOf, vault } = this.#parts;
-    const editor = { key_id: caller.key_id, ...caller.during(draft) };
-    const before = this.#find(id, editor, draft.before);
+    const editor = { key_id: caller.key_id, ...caller.during(transaction) };
+    const before = this.#find(id, editor, transaction.before);
     const webhook: Webhook = {
       ...before,
       url: params.url ?? before.url,
@@ -229,16 +229,16 @@ export class WebhookHandlers implements Routes {
     // A webhook belongs to the key that sets its URL,
     // or that enables it after its own key was revoked or expired.
     const changesOwner =
-      webhook.url !== before.url || (params.enabled && !rightsOf(before.key_id, draft.before));
+      webhook.url !== before.url || (params.enabled && !rightsOf(before.key_id, transaction.before));
     if (changesOwner) webhook.key_id = caller.key_id;
     // Both the editor and the owner must be able to read the events.
     // Otherwise an editor could have more sent to itself.
-    for (const reader of [editor, rightsOf(webhook.key_id, draft.before) ?? editor]) {
+    for (const reader of [editor, rightsOf(webhook.key_id, transaction.before) ?? editor]) {
       assertScopes(reader, webhook.events);
       assertReaches(reader, params.machine_ids ?? []);
     }
-    draft.put('webhooks', webhook);
-    caller.commit(draft);
+    transaction.put('webhooks', webhook);
+    caller.commit(transaction);
     return webhook;
   }
 

@@ -26,7 +26,10 @@ export interface WebhookSettings extends RetrySettings {
 
 export type Webhooks = Awaited<ReturnType<typeof createWebhooks>>;
 
-/** Creates the parts. From then on each event is stored together with its deliveries. Throws StartError. */
+/**
+ * Creates all parts of webhooks. From then on each event is stored together with its deliveries. Throws
+ * StartError.
+ */
 export async function createWebhooks(
   given: { state: State; history: History; events: Events; rightsOf: RightsOf },
   settings: WebhookSettings,

@@ -1,5 +1,5 @@
-// The headers of a delivery: its event, id and time,
-// and two signatures of its body (spec 6.4 and Standard Webhooks).
+// Makes the headers of a delivery: its event, id and time, and two signatures of its body (spec 6.4 and
+// Standard Webhooks).
 import { createHmac, createSecretKey, type KeyObject } from 'node:crypto';
 import { version } from '../../shared/version.ts';
 
@@ -21,8 +21,8 @@ export interface Signer {
 const prefix = 'whsec_';
 
 /**
- * The keys for a secret. Standard Webhooks has base64 after a prefix;
- * without the prefix the secret itself is the key.
+ * Returns the keys for a secret. The key of Standard Webhooks is the base64 after the prefix. Without the
+ * prefix it is the secret itself.
  */
 export function signerOf(secret: string): Signer {
   const plain = createSecretKey(secret, 'utf8');

@@ -1,4 +1,4 @@
-// Decides which webhooks get an event and whether they may send it, at the event and again at every attempt.
+// Decides which webhooks get an event. Decides it again at every attempt to send the event.
 import { names, scopeOfType } from '../../shared/api/events.ts';
 import type { KeyId, Scope } from '../../shared/api/route.ts';
 import type { Declared, State, Webhook } from '../state/state.ts';
@@ -15,8 +15,8 @@ export interface KeyRights {
 }
 
 /**
- * Returns the rights of a key, by the committed documents or by those of a running change;
- * undefined if revoked or expired.
+ * Returns the rights of a key by `declared`, or else by the committed documents; undefined if it is revoked
+ * or expired.
  */
 export type RightsOf = (id: KeyId, declared?: Declared) => KeyRights | undefined;
 
@@ -34,14 +34,14 @@ export class Subscriptions {
     this.#rightsOf = rightsOf;
   }
 
-  /** The webhooks that get an event. */
+  /** Returns the webhooks that get an event. */
   for(event: EventKind): Webhook[] {
     return [...this.#state.webhooks.values()].filter(
       (webhook) => !this.obstacle(webhook, event) && this.isEnabled(webhook),
     );
   }
 
-  /** Why a webhook is disabled although it is declared enabled; null if it is not. */
+  /** Returns why a webhook is disabled although its user has enabled it; null if it is not. */
   disabledReason(webhook: Webhook): 'attempts_failed' | 'key_revoked' | 'secret_unreadable' | null {
     if (!this.#rightsOf(webhook.key_id)) return 'key_revoked';
     if (webhook.secret !== null && !this.signerOf(webhook)) return 'secret_unreadable';
@@ -53,7 +53,7 @@ export class Subscriptions {
   }
 
   /**
-   * Why a webhook must not send an event: the webhook is not subscribed, or its key may not read the event.
+   * Returns why a webhook must not send an event: it is not subscribed, or its key may not read the event.
    */
   obstacle(webhook: Webhook, { type, machineId }: EventKind): 'not_subscribed' | 'not_permitted' | undefined {
     const { key_id, events, machine_ids } = webhook;
@@ -64,7 +64,7 @@ export class Subscriptions {
     return rights?.may(scope) && rights.reaches(machineId ?? '') ? undefined : 'not_permitted';
   }
 
-  /** The signer of a webhook; undefined if it has no secret or the secret cannot be decrypted. */
+  /** Returns the signer of a webhook; undefined if it has no secret or the secret cannot be decrypted. */
   signerOf(webhook: Webhook): Signer | undefined {
     const ready = this.#signers.get(webhook);
     if (ready || webhook.secret === null) return ready;

@@ -38,7 +38,7 @@ export function failureOf(response: Response, text: string): FarhandError {
   const { status, headers } = response;
   const requestId = headers.get('x-request-id') ?? '';
   const retryAfter = retryAfterMs(headers.get('retry-after') ?? '');
-  const message = `the answer ${status} is not from the broker: check the address and any proxy in between`;
+  const message = `an answer with status ${status} did not come from the broker: check the address and any proxy in between`;
   const error = errorIn(text) ?? { code: 'no_answer', message, details: {} };
   return new FarhandError(status, requestId, error, { retryAfter });
 }
