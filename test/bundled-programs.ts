@@ -6,7 +6,7 @@ import { join } from 'node:path';
 
 export const shipped = join(tmpdir(), 'shipped');
 
-/** The file of a program. */
+/** Returns the file of a bundled program. */
 export function shippedProgram(name: 'farhand' | 'farhand-agent' | 'farhand-broker'): string {
   const made = join(shipped, 'made');
   try {
@@ -16,7 +16,7 @@ export function shippedProgram(name: 'farhand' | 'farhand-agent' | 'farhand-brok
     writeFileSync(made, '');
   } catch (error) {
     if (!(error instanceof Error && 'code' in error && error.code === 'EEXIST')) throw error;
-    // Another file is making it.
+    // Another test file is bundling the programs.
     const sleeper = new Int32Array(new SharedArrayBuffer(4));
     for (let waited = 0; !existsSync(made) && waited < 60_000; waited += 50) Atomics.wait(sleeper, 0, 0, 50);
   }

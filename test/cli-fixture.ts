@@ -12,23 +12,23 @@ export interface Ending {
   err: string;
 }
 
-/** As input: standard input that stays open, and brings nothing. */
+/** As `input`: standard input that stays open without data. */
 export const open = Symbol('open');
 
 export interface RunOptions {
   input?: string | Buffer | typeof open;
   env?: Record<string, string | undefined>;
   cwd?: string;
-  /** Where standard output goes instead: an open file. */
+  /** An open file to which standard output goes. */
   stdout?: number;
-  /** A program that runs it. */
+  /** A program, with arguments, that starts `farhand`. */
   through?: string[];
 }
 
 export interface Running {
   child: ChildProcess;
   ended: Promise<Ending>;
-  /** Resolves once this was written to standard output or standard error. */
+  /** Resolves once the pattern was written to standard output or standard error. */
   says(pattern: RegExp): Promise<void>;
 }
 
@@ -36,15 +36,15 @@ export interface Line {
   /** `verb` is one text, such as 'machines list', so that a test finds which verbs have tests. */
   (verb: string, args?: string[], options?: RunOptions): Promise<Ending>;
   start(verb: string, args?: string[], options?: RunOptions): Running;
-  /** Runs with -o json, expects success and gives what was printed. */
+  /** Runs a verb with -o json, expects success and returns the parsed output. */
   // biome-ignore lint/suspicious/noExplicitAny: the tests look into answers as a script would
   json(verb: string, args?: string[], options?: RunOptions): Promise<any>;
   home: string;
-  /** For what starts it in another way. */
+  /** For tests that start the program in another way. */
   program: { file: string; env: Record<string, string> };
 }
 
-/** A command line of a person of this system; without one of somebody who is not logged in. */
+/** The command line of a user who is logged in to `system`, or of one who is not logged in. */
 export function createLine(system?: Pick<TestSystem, 'url' | 'key'>): Line {
   const main = shippedProgram('farhand');
   const home = temporaryFolder('home');
@@ -77,7 +77,7 @@ function begin(argv: string[], { input, env, cwd, stdout = -1, through = [] }: R
   const [file = '', ...args] = [...through, process.execPath, ...argv];
   const child = spawn(file, args, { env, cwd, stdio: [stdin, stdout < 0 ? 'pipe' : stdout, 'pipe'] });
   onTestFinished(() => void child.kill('SIGKILL'));
-  // One that leaves early takes no more.
+  // A program that ends early does not read its input.
   child.stdin?.on('error', () => {});
   if (input !== open) child.stdin?.end(input);
   const [out, err]: Buffer[][] = [[], []];

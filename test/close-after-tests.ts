@@ -3,16 +3,19 @@ import { afterAll, onTestFinished } from 'vitest';
 
 type Close = () => unknown;
 
-/** Of what is being made for a whole file. */
+/** Functions that close what is shared by all tests of a file. */
 let ofFile: Close[] | undefined;
 
-/** The last comes first. */
+/** The function added last is called first. */
 export function atEnd(close: Close): void {
   if (ofFile) ofFile.push(close);
   else onTestFinished(async () => void (await close()));
 }
 
-/** Made once, when a test of the file first asks for it, for all of its tests: none may leave it otherwise than it was. */
+/**
+ * Creates a resource once for all tests of a file, when the first test needs it. No test may leave it
+ * changed.
+ */
 export function shared<T>(make: () => Promise<T>): () => Promise<T> {
   const closers: Close[] = [];
   let made: Promise<T> | undefined;

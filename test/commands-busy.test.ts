@@ -1,4 +1,4 @@
-// Commands that wait for a place on a busy machine: in order, over restarts, and within limits.
+// Commands that wait on a busy machine: in order, over restarts, and within limits.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -18,7 +18,7 @@ import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.
 const atOnce = 64;
 const waitingCommands = 1024;
 
-/** A machine with as many running commands as it may have. Each function of `ends` ends one of them. */
+/** A machine with the most running commands that it may have. Each function of `ends` ends one of them. */
 async function busyMachine(system: TestSystem) {
   const agent = await scriptedMachine(system);
   const on = commandsOn(system, agent.identity.machineId);
@@ -35,7 +35,7 @@ async function fill(agent: ScriptedAgent, { begin }: Pick<ReturnType<typeof comm
   return ends;
 }
 
-/** Answers that a command has started; the result answers that it has completed. */
+/** Reports that a command has started. Call the returned function to report that it has completed. */
 function started(agent: ScriptedAgent, { call_id }: { call_id: string }): () => void {
   const report = reporting(agent, call_id);
   report.started();
@@ -45,7 +45,7 @@ function started(agent: ScriptedAgent, { call_id }: { call_id: string }): () => 
   };
 }
 
-/** The journal id of the agent that has the command, in the database; empty when no agent has it. */
+/** Reads from the database the journal id of the agent that has the command; empty if no agent has it. */
 function journalOf(system: TestSystem, id: string): unknown {
   const database = new DatabaseSync(join(system.dataDir, 'history.db'), { readOnly: true });
   const row = database.prepare('SELECT journal_id FROM commands WHERE id = ?').get(id);
@@ -89,7 +89,7 @@ test('200 commands at once on a busy machine all complete, and each runs once', 
   expect(readFileSync(file, 'utf8').trim().split('\n').toSorted()).toEqual(ids.toSorted());
 });
 
-test('waiting commands start in order, one for each that ends, and none overtakes them', async () => {
+test('waiting commands start in order, one for each that ends, and no later command starts before them', async () => {
   const system = await startFarhand();
   const { begin, get, agent, ends } = await busyMachine(system);
   const waiting: string[] = [];
@@ -132,7 +132,7 @@ test('a request that waits is answered when its command has waited, run and ende
   expect((await answer).body.data).toMatchObject({ status: 'completed' });
 });
 
-test('DELETE and a purge cancel commands that wait for a place, and they never run', async () => {
+test('DELETE and a purge cancel waiting commands, which then never run', async () => {
   const system = await startFarhand();
   const { begin, agent, ends, machine_id } = await busyMachine(system);
   const [first, second, third] = [await begin('echo 1'), await begin('echo 2'), await begin('echo 3')];
@@ -144,7 +144,7 @@ test('DELETE and a purge cancel commands that wait for a place, and they never r
   expect(await system.client.commands.purge({ machine_id })).toEqual({ cancelled: [third] });
 });
 
-test('a command that waits for a place expires when queue_for is over, though its machine is online', async () => {
+test('a command that waits on a busy machine expires when queue_for is over', async () => {
   const clock = leapingClock();
   const system = await startFarhand();
   const { begin, ended, get } = await busyMachine(system);
@@ -155,7 +155,7 @@ test('a command that waits for a place expires when queue_for is over, though it
   expect((await get(patient)).status).toBe('queued');
 });
 
-test('waiting commands outlast a minute without their machine, and expire after it', async () => {
+test('waiting commands survive a minute while their machine is offline, and then expire', async () => {
   const clock = leapingClock();
   const system = await startFarhand();
   const { back, leave, begin, get, ended } = await scriptedAway(system);

@@ -13,29 +13,32 @@ export type CommandRecord = Awaited<ReturnType<Farhand['commands']['get']>>;
 export type StreamEvent =
   Awaited<ReturnType<Farhand['commands']['stream']>> extends AsyncIterable<infer T> ? T : never;
 
-/** For changes without an event: polls until the expectation holds. A busy box gets its time. */
+/**
+ * Polls until an expectation is met, for changes without an event. The timeout is long enough for a busy
+ * machine.
+ */
 export function soon<T>(read: () => T | Promise<T>, interval = 20) {
   return expect.poll(read, { timeout: 15_000, interval });
 }
 
-/** Where a command waits until the test lets it go on. */
+/** A named pipe at which a command waits until the test lets it continue. */
 export interface Gate {
-  /** Shell text that waits. */
+  /** Shell command that waits. */
   wait: string;
-  /** Lets one waiter through, now or when it comes. */
+  /** Lets one waiting command continue, now or when it arrives. */
   open(): void;
 }
 
 export function gate(): Gate {
   const path = join(temporaryFolder('gate'), 'gate');
   execFileSync('mkfifo', [path]);
-  // Open for both: no side ever blocks in open(), and what is written stays until it is read.
+  // Open for reading and writing, so that open() never blocks, and written bytes stay until they are read.
   const fd = openSync(path, constants.O_RDWR);
   onTestFinished(() => closeSync(fd));
   return { wait: `head -c 1 ${path} >/dev/null`, open: () => void writeSync(fd, 'x') };
 }
 
-/** A system with one machine, and commands on it. */
+/** A system with one machine, and functions for commands on it. */
 export async function bench(params: AgentOptions & { brokerFlags?: string[] } = {}) {
   const system = await startFarhand(params.brokerFlags ? { flags: params.brokerFlags } : {});
   const proxy = await startProxy(system.grpc);
@@ -47,14 +50,14 @@ export async function bench(params: AgentOptions & { brokerFlags?: string[] } = 
 export function commandsOn(system: TestSystem, machine_id: string) {
   const { client } = system;
   return {
-    /** Starts a command and does not wait. */
+    /** Starts a command without waiting for its end. */
     async begin(command: string, more: object = {}): Promise<string> {
       return (await client.commands.async({ machine_id, command, ...more })).id;
     },
     run: (command: string, more: object = {}) =>
       client.commands.create({ machine_id, command, wait: 50_000, ...more }),
     get: (command_id: string) => client.commands.get({ command_id }),
-    /** Its record once it has ended. */
+    /** Resolves with the record of a command once it has ended. */
     async ended(command_id: string): Promise<CommandRecord> {
       await lastEvent(system, command_id);
       return client.commands.get({ command_id });
@@ -62,7 +65,7 @@ export function commandsOn(system: TestSystem, machine_id: string) {
   };
 }
 
-/** The raw answer of GET output, or of GET stream. */
+/** Returns the raw answer of GET output or GET stream. */
 export function output(
   { url, key }: Pick<TestSystem, 'url' | 'key'>,
   id: string,
@@ -78,7 +81,7 @@ export async function bytesOf(response: Response): Promise<Buffer> {
   return Buffer.from(await response.arrayBuffer());
 }
 
-/** Status, X-Output-Offset and text of GET output, or its failure. */
+/** Returns the status, X-Output-Offset and text of GET output, or its error. */
 export async function answerOf(response: Response): Promise<unknown> {
   const text = await response.text();
   if (!response.ok) return [response.status, JSON.parse(text).error.code, JSON.parse(text).error.details];
@@ -99,7 +102,7 @@ export function nothingReceived(): Received {
   return { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0), gaps: [], events: [], at: '', exit: false };
 }
 
-/** Adds one event to those received; a byte sent twice or left out without a gap is an error. */
+/** Adds an event to those received. Throws for a byte that was sent twice, or left out without a gap. */
 function hear(received: Received, event: StreamEvent): void {
   received.events.push(event);
   received.at = event.id ?? '';
@@ -114,7 +117,7 @@ function hear(received: Received, event: StreamEvent): void {
   else received.exit = true;
 }
 
-/** Hears a stream of events to its end, or until `enough`. */
+/** Reads a stream of events to its end, or until `enough` is true. */
 export async function listen(
   { client }: Pick<TestSystem, 'client'>,
   command_id: string,
@@ -138,8 +141,8 @@ async function lastEvent({ client }: Pick<TestSystem, 'client'>, command_id: str
 }
 
 /**
- * Real time that a test can move on: what falls due in between fires at once, in order. With `still` no durations pass
- * otherwise. `set` sets the wall clock to another time, which no duration depends on.
+ * A clock that runs in real time and that a test can move forward: timers that are then due fire at once, in
+ * order. With `still` it only moves by leap(). `set` sets the wall clock, on which no duration depends.
  */
 export function leapingClock({ still = false } = {}): { leap(ms: number): void; set(wall: number): void } {
   let ahead = 0;
@@ -183,14 +186,14 @@ export function leapingClock({ still = false } = {}): { leap(ms: number): void; 
     leap(ms) {
       ahead += ms;
       const due = [...timers].filter(({ at }) => at <= monotonic()).sort((a, b) => a.at - b.at);
-      // One may have been cancelled by another.
+      // One timer may have been cancelled by another.
       for (const timer of due) if (timers.has(timer)) timer.fire();
       for (const timer of timers) timer.arm();
     },
   };
 }
 
-/** The next call of a method to a scripted agent; forgets are none of the tests' business. */
+/** Resolves with the next call of a method to a scripted agent. Skips acknowledgements of results. */
 export async function nextCall(
   agent: ScriptedAgent,
   method: 'StartProcess' | 'FollowProcess' | 'KillProcess',
@@ -202,7 +205,7 @@ export async function nextCall(
   return { ...request, call_id: call.call_id };
 }
 
-/** The answer to a call, event by event. */
+/** Functions that answer a call event by event. */
 export function reporting(agent: ScriptedAgent, call_id: string) {
   const stream = agent.answer(call_id);
   const send = (event: object): void =>
@@ -228,7 +231,7 @@ export function reporting(agent: ScriptedAgent, call_id: string) {
   };
 }
 
-/** A scripted machine that left; `back` links it again. */
+/** A scripted machine that is offline. `back` links it again. */
 export async function scriptedAway(system: TestSystem) {
   const identity = await joinScripted(system);
   const back = async (): Promise<ScriptedAgent> => {
@@ -239,7 +242,7 @@ export async function scriptedAway(system: TestSystem) {
   const leave = async (agent: ScriptedAgent): Promise<void> => {
     agent.control.cancel();
     await agent.ended;
-    // The machine's status changes once the broker has seen it go.
+    // The status of the machine changes once the broker has noticed its end.
     await soon(
       async () => (await system.client.machines.get({ machine_id: identity.machineId })).status,
     ).toBe('offline');

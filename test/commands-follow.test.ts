@@ -42,7 +42,7 @@ test('events hold both streams with offsets and ids, text cut between characters
   report.started();
   report.stdout(0, Buffer.concat([Buffer.from('a'), euro.subarray(0, 2)]));
   const received = await listen(system, id, nothingReceived(), ({ events }) => events.length === 1);
-  // The first bytes of a character wait for the others, and the id does not count them.
+  // The first bytes of a character wait for the rest, and the id does not count them.
   expect(received.events).toEqual([
     { event: 'output', id: '1.0', data: { stream: 'stdout', offset: 0, data: 'a', encoding: 'utf-8' } },
   ]);
@@ -51,7 +51,7 @@ test('events hold both streams with offsets and ids, text cut between characters
   await soon(() => received.events.length).toBe(2);
   report.stdout(6, Buffer.from([0xff]));
   await soon(() => received.events.length).toBe(3);
-  // Never finished: it is no text.
+  // The character is never completed, so it is sent as base64.
   report.stdout(7, euro.subarray(0, 1));
   report.exited(8);
   report.end();
@@ -62,7 +62,7 @@ test('events hold both streams with offsets and ids, text cut between characters
     ['output', '8.0', { stream: 'stdout', offset: 7, data: '4g==', encoding: 'base64' }],
     ['exit', '8.0', expect.objectContaining({ status: 'completed', exit_code: 0, stdout_bytes: 8 })],
   ]);
-  // After the end it is still sent, from any offset.
+  // After the end of the command, output is still sent from any offset.
   const again = await listen(system, id, { ...nothingReceived(), at: '8.0' });
   expect(again.events).toEqual(received.events.slice(-1));
   const cutBefore = await listen(system, id, {
@@ -74,12 +74,12 @@ test('events hold both streams with offsets and ids, text cut between characters
   expect((await listen(system, id)).stdout).toEqual(received.stdout);
 });
 
-test('the head of a stream of events comes at once, though the command is silent', async () => {
+test('the head of a stream of events arrives at once, even if the command is silent', async () => {
   const { system, begin } = await bench();
   const { wait, open } = gate();
   const id = await begin(wait);
   const stop = new AbortController();
-  // Resolves at the head.
+  // Resolves once the head of the answer has arrived.
   await system.client.commands.stream({ command_id: id }, { signal: stop.signal });
   stop.abort();
   open();
@@ -111,7 +111,7 @@ test('a stream that is cut many times at random resumes exactly: nothing twice, 
   }
 });
 
-test('the id of a gap is where the gap ends: who is cut there misses nothing', async () => {
+test('the id of a gap is the end of the gap, so a client that is cut off there misses nothing', async () => {
   const { system, agent, begin } = await scripted();
   const id = await begin('true');
   const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
@@ -128,7 +128,7 @@ test('the id of a gap is where the gap ends: who is cut there misses nothing', a
   expect(received.stdout.toString()).toBe('abcdef');
 });
 
-test('whose key is revoked is cut off in the middle, from bytes and events', async () => {
+test('a client whose key is revoked is cut off, from bytes and from events', async () => {
   const { system, begin } = await bench();
   const { wait, open } = gate();
   const id = await begin(`echo begun; ${wait}`);
@@ -142,7 +142,7 @@ test('whose key is revoked is cut off in the middle, from bytes and events', asy
   open();
 });
 
-test('an agent whose offsets overlap is heard once, and one that repeats or falls back changes nothing', async () => {
+test('overlapping output of an agent counts once, and repeated or earlier output changes nothing', async () => {
   const { system, agent, begin, ended } = await scripted();
   const id = await begin('true');
   const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
@@ -156,7 +156,7 @@ test('an agent whose offsets overlap is heard once, and one that repeats or fall
   ] as const) {
     report.stdout(offset, data);
   }
-  // It counts fewer than it sent: what came stays.
+  // The exit reports fewer bytes than were sent, which are not removed.
   report.exited(4);
   report.end();
   expect(await ended(id)).toMatchObject({ stdout: 'abcdefghijkl', stdout_bytes: 12, stdout_start: 0 });
@@ -186,7 +186,7 @@ test('gaps in the middle and at the end are counted and reported, and the output
   expect(await get(id)).toEqual(record);
 });
 
-test('a small output that lacks its end says where what can be had starts', async () => {
+test('a small output that lacks its end reports where its available bytes start', async () => {
   const { system, agent, begin, ended } = await scripted();
   const id = await begin('true');
   const report = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);
@@ -200,7 +200,7 @@ test('a small output that lacks its end says where what can be had starts', asyn
   expect(stdout_bytes).toBe(20);
 });
 
-test('an agent that sends absurd offsets, or output after the end, spoils its own command alone', async () => {
+test('an agent that sends impossible offsets, or output after the end, harms only its own command', async () => {
   const { system, agent, begin, ended, get } = await scripted();
   const good = await begin('true');
   const goodReport = reporting(agent, (await nextCall(agent, 'StartProcess')).call_id);

@@ -1,4 +1,4 @@
-// Input and signals for commands that run.
+// Input and signals for running commands.
 import { expect, test } from 'vitest';
 import { startFarhand } from './start-farhand.ts';
 
@@ -16,7 +16,7 @@ async function onMachine() {
     });
     return new Uint8Array(await response.arrayBuffer());
   };
-  /** Resolves once it has written that many bytes. */
+  /** Resolves once the command has written this number of bytes. */
   const wrote = (id: string, bytes: number) =>
     expect
       .poll(async () => (await system.client.commands.get({ command_id: id })).stdout_bytes)
@@ -45,7 +45,7 @@ test('input is refused for a command that has none, whose input was closed, or t
   expect(items.map(({ id }) => id)).toEqual([machine_id]);
 });
 
-test('a command that does not read its input makes more of it unavailable, and others are not held up', async () => {
+test('further input for a command that does not read is refused as unavailable, and other commands are not delayed', async () => {
   const { start, say, wrote } = await onMachine();
   const deaf = await start({ command: 'echo; exec sleep 600', input: true });
   await wrote(deaf, 1);
@@ -73,7 +73,7 @@ test('input follows stdin in order, in any encoding, and a repeat with its offse
   expect(await system.client.commands.get({ command_id: id })).toMatchObject({ status: 'completed' });
 });
 
-test('two that give input at once lose nothing, and their pieces stay together', async () => {
+test('two clients that send input at once lose nothing, and their pieces are not mixed', async () => {
   const { start, say, outputOf, wrote } = await onMachine();
   const id = await start({ command: 'echo; exec cat', input: true });
   await wrote(id, 1);
@@ -87,7 +87,7 @@ test('two that give input at once lose nothing, and their pieces stay together',
   expect(text.match(/(.)\1*/g)?.toSorted()).toEqual(parts);
 });
 
-test('a signal reaches the command, and one that does not run is a conflict', async () => {
+test('a signal is sent to the command; for a command that does not run it is a conflict', async () => {
   const { system, start, wrote } = await onMachine();
   const id = await start({ command: `trap 'echo got it; exit 7' USR1; echo; while :; do sleep 0.05; done` });
   await wrote(id, 1);

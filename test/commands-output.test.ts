@@ -1,4 +1,5 @@
-// GET /commands/{id}/output: the bytes a command wrote, while it runs and later, and how long they stay.
+// GET /commands/{id}/output: the bytes that a command wrote, while it runs and later, and how long they are
+// stored.
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { existsSync, mkdirSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
@@ -25,7 +26,7 @@ import { startFarhand, temporaryFolder } from './start-farhand.ts';
 const mib = 1024 * 1024;
 const windowBytes = 64 * mib;
 
-/** What a shell command writes, by its digest. */
+/** Returns the digest of what a shell command writes. */
 function digestOf(command: string): string {
   return execFileSync('sh', ['-c', `(${command}) | sha256sum`], { encoding: 'utf8' }).slice(0, 64);
 }
@@ -36,7 +37,7 @@ async function digestOfBody(response: Response): Promise<string> {
   return hash.digest('hex');
 }
 
-/** Reads a body until it holds some text. */
+/** Reads a body until it contains a text. */
 async function until(body: ReadableStreamDefaultReader<Uint8Array>, text: string): Promise<string> {
   let all = '';
   while (!all.includes(text)) {
@@ -75,7 +76,7 @@ test('an offset beyond the end is 416 and reports the length, also with follow o
   expect(await answerOf(await output(system, id, 'offset=3'))).toEqual([200, '3', '']);
 });
 
-test('a key without commands:read, or that does not reach the machine, learns nothing', async () => {
+test('a key without commands:read, or that may not use the machine, learns nothing', async () => {
   const { system, run } = await bench();
   const { id } = await run('echo secret');
   const blind = await system.keyed(['commands:execute']);
@@ -88,7 +89,7 @@ test('a key without commands:read, or that does not reach the machine, learns no
   }
 });
 
-test('a part of the output, of either stream, has its length and says where it starts', async () => {
+test('a part of the output, of either stream, has its length and its start offset', async () => {
   const { system, run } = await bench();
   const { id } = await run('printf 0123456789; printf errors >&2');
   for (const [query, offset, text] of [
@@ -113,7 +114,7 @@ test('a part of the output, of either stream, has its length and says where it s
   expect(existsSync(join(system.dataDir, 'output', id))).toBe(false);
 });
 
-test('bytes of every value come as they were written, followed and later', async () => {
+test('bytes of every value arrive unchanged, with follow and later', async () => {
   const { system, run } = await bench();
   const all = Buffer.from(Array.from({ length: 256 * 256 }, (_, n) => (n % 257) & 255));
   const stdin = all.toString('base64');
@@ -124,7 +125,7 @@ test('bytes of every value come as they were written, followed and later', async
   expect((await bytesOf(await output(system, id, 'offset=40000'))).equals(all.subarray(40_000))).toBe(true);
 });
 
-test('a line of 10 MB is the same to the byte, followed and later by offset, and the record keeps its last MiB', async () => {
+test('a line of 10 MB arrives unchanged, with follow and later by offset, and the record has its last MiB', async () => {
   const { system, begin, ended } = await bench();
   const { wait, open } = gate();
   const line = `head -c 7500000 /dev/zero | tr '\\0' x; seq 1 300000 | tr -d '\\n'`;
@@ -145,18 +146,18 @@ test('a follower gets the head at once, then each byte as it is written, and the
   const first = gate();
   const second = gate();
   const id = await begin(`${first.wait}; printf one; ${second.wait}; printf two; exit 3`);
-  // A command that writes nothing yet: the answer is there all the same.
+  // The answer begins although the command has written nothing yet.
   const response = await output(system, id, 'follow=true');
   expect([response.status, response.headers.get('x-output-offset')]).toEqual([200, '0']);
   expect(response.headers.get('content-length')).toBeNull();
   const reader = response.body!.getReader();
   first.open();
   expect(await until(reader, 'one')).toBe('one');
-  // From an offset, also one that is not written yet.
+  // The offset may be of a byte that is not written yet.
   const later = await output(system, id, 'follow=true&offset=5');
   const inside = await output(system, id, 'follow=true&offset=1');
   expect(later.headers.get('x-output-offset')).toBe('5');
-  // Not followed: what there is now.
+  // Without follow, the answer has only the present output.
   expect(await answerOf(await output(system, id))).toEqual([200, '0', 'one']);
   expect(await answerOf(await output(system, id, 'offset=4'))).toMatchObject([
     416,
@@ -180,7 +181,7 @@ test('HEAD with follow answers at once, though the command goes on', async () =>
   open();
 });
 
-test('a command that has not started yet can be followed, and is heard from its first byte to its last', async () => {
+test('a command that has not started yet can be followed, from its first byte to its last', async () => {
   const system = await startFarhand();
   const agent = await system.agent();
   await agent.close();
@@ -194,7 +195,7 @@ test('a command that has not started yet can be followed, and is heard from its 
   expect((await received).stdout.toString()).toBe('firstlast');
 });
 
-test('a command that never runs ends those who follow it', async () => {
+test('the output of a command that never runs ends for its followers', async () => {
   const system = await startFarhand();
   const agent = await system.agent();
   await agent.close();
@@ -209,7 +210,7 @@ test('a command that never runs ends those who follow it', async () => {
   ]);
 });
 
-test('clients that go away in the middle harm neither the command nor each other', async () => {
+test('clients that disconnect in the middle harm neither the command nor each other', async () => {
   const { system, begin, ended } = await bench();
   const { wait, open } = gate();
   const id = await begin(`seq 1 100000; ${wait}; seq 100001 200000`);
@@ -230,7 +231,7 @@ test('clients that go away in the middle harm neither the command nor each other
   expect(await ended(id)).toMatchObject({ status: 'completed', stdout_bytes: 1_288_895 });
 });
 
-test('when more than 64 MiB were written the last 64 MiB stay, the record says from where, and what went is 416', async () => {
+test('of more than 64 MiB the last 64 MiB are stored, the record has their start, and earlier bytes are refused with 416', async () => {
   const { system, run } = await bench();
   const numbers = 'seq 1 11000000';
   const { id, stdout_bytes, stdout_start, stdout } = await run(`${numbers}; echo end >&2`);
@@ -245,7 +246,7 @@ test('when more than 64 MiB were written the last 64 MiB stay, the record says f
   const kept = await output(system, id);
   expect(kept.headers.get('x-output-offset')).toBe(String(stdout_start));
   expect(await digestOfBody(kept)).toBe(digestOf(`${numbers} | tail -c +${stdout_start + 1}`));
-  // The events say so with a gap.
+  // The events report it as a gap.
   const stop = new AbortController();
   const events = await system.client.commands.stream({ command_id: id }, { signal: stop.signal });
   for await (const { event, data } of events) {
@@ -255,7 +256,7 @@ test('when more than 64 MiB were written the last 64 MiB stay, the record says f
   stop.abort();
 });
 
-test('output of ended commands is limited: the oldest files go, their records and last MiB stay', async () => {
+test('output of ended commands is limited: the oldest files are deleted, but not their records and last MiB', async () => {
   const { system, run, get } = await bench({ brokerFlags: ['--keep-output', '5MiB'] });
   const [first, second] = [await run('seq 1 500000'), await run('seq 2 500000')];
   expect(first.stdout_start).toBe(0);
@@ -272,7 +273,7 @@ test('output of ended commands is limited: the oldest files go, their records an
   expect(await digestOfBody(await output(system, second.id, 'offset=0'))).toBe(digestOf('seq 2 500000'));
 });
 
-test('with their age commands go, and their files; what room they took others may take again', async () => {
+test('old commands are deleted with their files, whose space can be used again', async () => {
   const clock = leapingClock();
   const { system, agent, run } = await bench({
     brokerFlags: ['--keep-output', '5MiB', '--keep-history', '2d'],
@@ -287,12 +288,12 @@ test('with their age commands go, and their files; what room they took others ma
   const again = await system.agent({ dataDir: agent.dataDir });
   const { run: later } = commandsOn(system, again.machineId);
   const young = await later('seq 2 500000');
-  // A whole command later its files are still there.
+  // The files are still there after another command.
   await later('true');
   expect(await digestOfBody(await output(system, young.id, 'offset=0'))).toBe(digestOf('seq 2 500000'));
 });
 
-test('at a start files of unknown commands go, those of known ones stay, and nothing else in the folder hinders', async () => {
+test('at the start, files of unknown commands are deleted, those of known ones are not, and other files do no harm', async () => {
   const { system, agent, run } = await bench();
   const kept = await run('seq 1 50000');
   const small = await run('echo small');
@@ -314,12 +315,12 @@ test('removed or shortened output files cut the answer, and the events report a 
   const { id, stdout_bytes } = await run('seq 1 200000');
   const [name = ''] = readdirSync(join(system.dataDir, 'output', id, 'stdout'));
   writeFileSync(join(system.dataDir, 'output', id, 'stdout', name), 'short');
-  // Cut before or after its head: never a part that looks like the whole.
+  // Cut before or after its head, so that a part never looks complete.
   await expect(output(system, id).then((cut) => cut.text())).rejects.toThrow();
   expect((await listen(system, id)).gaps).toEqual([[5, stdout_bytes]]);
 });
 
-test('the database holds no more of an output than its last MiB', async () => {
+test('the database stores only the last MiB of an output', async () => {
   const { system, agent, run } = await bench();
   const { id } = await run('head -c 5000000 /dev/zero');
   await agent.close();
@@ -327,14 +328,14 @@ test('the database holds no more of an output than its last MiB', async () => {
   const database = new DatabaseSync(join(system.dataDir, 'history.db'));
   const length = (table: string) =>
     database.prepare(`SELECT length(stdout) AS n FROM ${table} WHERE id = ?`).get(id);
-  // Lists read the one, a single command the other; both go together.
+  // Lists read the first table, a single command the second. Both rows are deleted together.
   expect([length('commands'), length('command_tails')]).toEqual([{ n: 4096 }, { n: mib }]);
   database.exec('DELETE FROM commands');
   expect(length('command_tails')).toBeUndefined();
   database.close();
 });
 
-test('a command whose output cannot be synced to disk promises no more than the end that its record stores', async () => {
+test('a command whose output cannot be synced to disk has only the output in its record', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const { begin, ended } = commandsOn(system, agent.identity.machineId);
@@ -356,7 +357,10 @@ test('a command whose output cannot be synced to disk promises no more than the 
   expect((await bytesOf(await output(system, id))).length).toBe(mib);
 });
 
-/** Bytes of a file that a power cut would lose: cachestat(2), Linux 6.5. Undefined where that cannot be asked. */
+/**
+ * Returns the bytes of a file that a power cut would lose, by cachestat(2) of Linux 6.5; undefined without
+ * it.
+ */
 function unsyncedBytes(file: string): number | undefined {
   const script = `open(my $file, '<', $ARGV[0]) or exit 1;
     my ($range, $counts) = (pack('Q2', 0, 0), "\\0" x 40);
@@ -370,7 +374,7 @@ function unsyncedBytes(file: string): number | undefined {
   }
 }
 
-test('a command has all of its output on the disk before its record says so, and before its machine forgets it', async (context) => {
+test('the output of a command is on disk before its record says so, and before its machine deletes it', async (context) => {
   const dataDir = temporaryFolder('broker', diskFolder);
   const probe = join(dataDir, 'probe');
   writeFileSync(probe, 'x'.repeat(mib));

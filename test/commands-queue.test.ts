@@ -1,4 +1,4 @@
-// Commands that wait: for a machine that is away, for a place on a busy one, over restarts, until it is too late.
+// Commands that wait: for an offline machine, on a busy one, over restarts, and until they expire.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -18,7 +18,7 @@ import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.
 
 const hour = 3_600_000;
 
-/** A machine that was here once and has gone. */
+/** A machine that was linked once and is offline. */
 async function away(system?: TestSystem) {
   const broker = system ?? (await startFarhand());
   const agent = await broker.agent();
@@ -27,7 +27,7 @@ async function away(system?: TestSystem) {
   return { system: broker, machine_id: agent.machineId, back, ...commandsOn(broker, agent.machineId) };
 }
 
-/** What the database has of a command's spec now. */
+/** Reads a command's spec from the database. */
 function specOf(system: TestSystem, id: string): unknown {
   const database = new DatabaseSync(join(system.dataDir, 'history.db'), { readOnly: true });
   const row = database.prepare('SELECT spec FROM commands WHERE id = ?').get(id);
@@ -57,14 +57,14 @@ test.each([0, -1, 1.5, 31 * 24 * hour + 1, '1h', null])('a queue_for of %j is re
   expect([status, body.error.code]).toEqual([422, 'validation_failed']);
 });
 
-test('the longest queue_for is no short one', async () => {
+test('the longest queue_for is accepted, and does not expire at once', async () => {
   const { begin, get, back } = await away();
   const id = await begin('echo late', { queue_for: 31 * 24 * hour });
   await back();
   await soon(async () => (await get(id)).stdout).toBe('late\n');
 });
 
-test('a machine that never was online lets a command wait, and refuses one that may not', async () => {
+test('a machine that was never online lets a command with queue_for wait, and refuses one without', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await joinScripted(system);
   const refused = await system.call('POST', '/commands', { body: { machine_id, command: 'true' } });
@@ -105,7 +105,7 @@ test('with queue_for a command waits, reports its deadline, and runs once when t
   expect(readFileSync(file, 'utf8')).toBe('ran\n');
 });
 
-test('waiting commands start in the order in which they came', async () => {
+test('waiting commands start in the order of their requests', async () => {
   const system = await startFarhand();
   const { begin, back } = await scriptedAway(system);
   const ids: string[] = [];
@@ -148,7 +148,7 @@ test('a request that waits for a queued command is answered when that ends', asy
   });
 });
 
-test('DELETE of one that waits cancels it at once, once, and it never runs', async () => {
+test('DELETE cancels a waiting command at once and only once, and it never runs', async () => {
   const { system, begin, back, run } = await away();
   const file = join(temporaryFolder('cancelled'), 'ran');
   const id = await begin(`echo ran > ${file}`, { queue_for: hour });
@@ -161,7 +161,7 @@ test('DELETE of one that waits cancels it at once, once, and it never runs', asy
   expect((await run(`test -e ${file}`)).exit_code).toBe(1);
 });
 
-test('input and signals for one that waits are a conflict', async () => {
+test('input and signals for a waiting command are a conflict', async () => {
   const { system, begin } = await away();
   const id = await begin('cat', { queue_for: hour, input: true });
   for (const [path, body] of [
@@ -173,7 +173,7 @@ test('input and signals for one that waits are a conflict', async () => {
   }
 });
 
-test('a purge cancels what waits for that machine and touches nothing else', async () => {
+test('a purge cancels the commands that wait for its machine, and no others', async () => {
   const { system, machine_id, run, begin: beginHere } = await bench();
   const { wait, open } = gate();
   const running = await beginHere(wait);
@@ -196,7 +196,7 @@ test('a purge cancels what waits for that machine and touches nothing else', asy
   expect((await run('true')).status).toBe('completed');
 });
 
-test('with its machine removed what waits is expired, and what runs is lost', async () => {
+test('when a machine is removed, its waiting commands expire and its running ones are lost', async () => {
   const { system, machine_id, begin, ended } = await away();
   const id = await begin('true', { queue_for: hour });
   await system.client.machines.remove({ machine_id });
@@ -204,7 +204,7 @@ test('with its machine removed what waits is expired, and what runs is lost', as
   expect(specOf(system, id)).toBeNull();
 });
 
-test('a revoked key’s waiting commands are cancelled at once; those of others stay', async () => {
+test('waiting commands of a revoked key are cancelled at once; those of other keys are not', async () => {
   const { system, begin, ended, get, machine_id } = await away();
   const { client } = await system.keyed(['commands:execute', 'commands:read']);
   const theirs = await client.commands.async({ machine_id, command: 'true', queue_for: hour });
@@ -232,7 +232,7 @@ test('a key that expires while its command waits starts nothing', async () => {
   expect(await ended(body.data.id)).toMatchObject({ status: 'cancelled', reason: 'key_revoked' });
 });
 
-test('over a restart of the broker all of it is kept, and each runs once', async () => {
+test('all waiting commands survive a restart of the broker, and each runs once', async () => {
   const { system, begin, back } = await away();
   const folder = temporaryFolder('restart');
   const spec = { env: { WORD: 'wörd' }, stdin: 'stdin\0!', cwd: folder, queue_for: hour };
@@ -266,7 +266,7 @@ test('over a restart of the broker all of it is kept, and each runs once', async
   expect((await run(`cd ${folder}; cat *; ls`)).stdout).toBe('ran\nran\nfirst\nsecond\n');
 });
 
-test('a command that expired while no broker ran is expired at the start, though its machine comes online', async () => {
+test('a command whose queue_for ended while no broker ran expires at the start, even if its machine comes online', async () => {
   const clock = leapingClock();
   const { system, machine_id, begin } = await away();
   const id = await begin('true', { queue_for: 60_000 });
@@ -279,7 +279,7 @@ test('a command that expired while no broker ran is expired at the start, though
   });
 });
 
-test('secrets of a spec are in the database while it waits and no longer', async () => {
+test('secrets of a spec are in the database only while its command waits', async () => {
   const { system, begin, back, ended } = await away();
   const { wait, open } = gate();
   const id = await begin(`echo up; ${wait}`, { env: { TOKEN: 'hunter2' }, queue_for: hour });
@@ -294,7 +294,7 @@ test('secrets of a spec are in the database while it waits and no longer', async
   expect(specOf(system, now)).toBeNull();
 });
 
-test('a repeat with the same Idempotency-Key makes nothing new, by each way to run something, also after a restart', async () => {
+test('a repeat with the same Idempotency-Key creates nothing, on each route that runs something, also after a restart', async () => {
   const { system, machine_id } = await away();
   const asked = [
     ['/commands', { machine_id, command: 'true', queue_for: hour, wait: 0 }],
@@ -322,7 +322,7 @@ test('a repeat with the same Idempotency-Key makes nothing new, by each way to r
   expect((await again.client.commands.list()).total).toBe(3);
 });
 
-test('lists show each machine its own commands, and a limited key only those of machines it reaches', async () => {
+test('the list of a machine has only its own commands, and a limited key sees only those of its machines', async () => {
   const system = await startFarhand();
   const [one, two] = [await away(system), await away(system)];
   const mine = await one.begin('true', { queue_for: hour });

@@ -14,7 +14,7 @@ async function onMachine(flags: string[] = []) {
   return { system, machine_id, run, close };
 }
 
-/** Whether the process named in a file still runs; a dead one that its new parent has not fetched yet does not. */
+/** True if the process whose pid is in a file still runs. A zombie does not. */
 function alive(pidFile: string): boolean {
   const stat = `/proc/${readFileSync(pidFile, 'utf8').trim()}/stat`;
   return existsSync(stat) && !readFileSync(stat, 'utf8').includes(') Z ');
@@ -48,7 +48,7 @@ test.each([
   expect((await system.client.commands.list()).total).toBe(0);
 });
 
-test('an offline machine and a locked one refuse before anything is stored', async () => {
+test('commands for an offline or a locked machine are refused before anything is stored', async () => {
   const { system, run, close } = await onMachine(['--allow', 'metrics,exec']);
   const locked = await run({ command: 'id', user: 'root' });
   expect([locked.status, locked.body.error.code]).toEqual([403, 'permission_denied']);
@@ -58,7 +58,7 @@ test('an offline machine and a locked one refuse before anything is stored', asy
   expect((await system.client.commands.list()).total).toBe(0);
 });
 
-test('a machine with 64 open commands lets one more wait, and files stay reachable', async () => {
+test('a machine with 64 open commands lets one more wait, and still answers file requests', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const machine_id = agent.identity.machineId;
@@ -76,7 +76,7 @@ test('a machine with 64 open commands lets one more wait, and files stay reachab
   expect((await reading).status).toBe(200);
 });
 
-test('a list holds only the end of each output, marked as truncated', async () => {
+test('a list has only the end of each output, marked as truncated', async () => {
   const { run, system } = await onMachine();
   const { body } = await run({ command: 'seq 1 5000' });
   const { items } = await system.client.commands.list();
@@ -92,7 +92,7 @@ test('a list holds only the end of each output, marked as truncated', async () =
 const mayMount = process.getuid?.() === 0;
 
 test.skipIf(!mayMount)(
-  'a full disk at the broker keeps an end until there is room (needs root, to mount)',
+  'with a full disk at the broker, the end of a command is stored once there is space (needs root, to mount)',
   async () => {
     const dataDir = temporaryFolder('full');
     execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', dataDir]);
@@ -105,7 +105,7 @@ test.skipIf(!mayMount)(
     const stream = agent.answer((await agent.next('call')).call_id);
     const filler = join(dataDir, 'filler');
     expect(() => writeFileSync(filler, Buffer.alloc(8 * 1024 * 1024))).toThrow(/ENOSPC/);
-    // Whatever was left open in the write-ahead log is used up too.
+    // Also uses up the space that was reserved for the write-ahead log.
     for (let n = 0, full = false; n < 2000 && !full; n += 1) {
       full = (await system.call('POST', '/join-tokens', { body: {} })).status === 503;
     }
@@ -124,7 +124,7 @@ test.skipIf(!mayMount)(
   },
 );
 
-test('the record of a command that was waited for is complete', async () => {
+test('the record in the answer of a request that waits is complete', async () => {
   const { run, machine_id, system } = await onMachine();
   const { status, body } = await run({
     command: 'echo "$GREETING"; cat; pwd; echo oops >&2; exit 3',
@@ -167,7 +167,7 @@ test('the record of a command that was waited for is complete', async () => {
   expect(types).toEqual(['command.failed', 'command.started']);
 });
 
-test('with args the command is the program, and no shell sees it', async () => {
+test('with args, `command` is the program, and no shell is used', async () => {
   const { run } = await onMachine();
   const { body } = await run({ command: 'printf', args: ['%s|', '$HOME', '; id', '-n'] });
   expect(body.data).toMatchObject({ status: 'completed', exit_code: 0, stdout: '$HOME|; id|-n|' });
@@ -179,7 +179,7 @@ test('a command killed by a signal reports 128 + n and the signal', async () => 
   expect(body.data).toMatchObject({ status: 'failed', exit_code: 137, signal: 'SIGKILL' });
 });
 
-test('at its timeout the whole tree dies: children with setsid and daemonised grandchildren too', async () => {
+test('at its timeout the whole process tree is killed, including children with setsid and daemonised grandchildren', async () => {
   const { run } = await onMachine();
   const folder = temporaryFolder('tree');
   const [child, grandchild] = [join(folder, 'child'), join(folder, 'grandchild')];
@@ -191,7 +191,7 @@ test('at its timeout the whole tree dies: children with setsid and daemonised gr
   expect([alive(child), alive(grandchild)]).toEqual([false, false]);
 });
 
-test('wait: 0 answers at once, DELETE cancels, and the end is one', async () => {
+test('wait: 0 answers at once, DELETE cancels, and there is one end', async () => {
   const { run, system } = await onMachine();
   const started = await run({ command: 'sleep 600', wait: 0 });
   expect(['queued', 'running']).toContain(started.body.data.status);
@@ -201,7 +201,7 @@ test('wait: 0 answers at once, DELETE cancels, and the end is one', async () => 
   expect(again.body.data).toEqual(cancelled.body.data);
 });
 
-test('the record keeps the last MiB and says what is missing', async () => {
+test('the record has the last MiB and reports what is missing', async () => {
   const { run } = await onMachine();
   const { body } = await run({
     command: 'head -c 3000000 /dev/zero | tr "\\0" a; printf end; printf "\\377\\0" >&2',
@@ -291,7 +291,7 @@ test('an agent that gets no second connection sends a large output over its firs
   expect(body.data).toMatchObject({ status: 'completed', stdout_bytes: 588_895 });
 });
 
-test('a broker that restarts follows what still ran', async () => {
+test('a restarted broker follows the commands that still run', async () => {
   const system = await startFarhand();
   const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
@@ -337,7 +337,7 @@ test('an agent that refuses after the command is stored makes it failed, never a
   });
 });
 
-test('unknown to the same journal is expired, unknown to another is lost', async () => {
+test('a command that the same journal does not know is expired; with another journal it is lost', async () => {
   const system = await startFarhand();
   for (const [journal_id, status, reason] of [
     ['journal', 'expired', 'unknown_id'],
@@ -366,7 +366,7 @@ test('unknown to the same journal is expired, unknown to another is lost', async
   }
 });
 
-test('a newer link of the same machine takes an open command over, and nothing is started again', async () => {
+test('a newer link of the same machine takes over an open command, which is not started again', async () => {
   const system = await startFarhand();
   const identity = await joinScripted(system);
   const first = await connectScripted(system.grpc, identity);

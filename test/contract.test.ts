@@ -1,5 +1,6 @@
-// The table of routes against a real broker: in which order a request is checked, and that nothing of the table is
-// forgotten. Who may call what is in matrix.test.ts. Every case is made from the table, so a new route is tested from its first day.
+// The table of routes, tested on a real broker: the order of checks, and that every route is complete. The
+// rights are tested in matrix.test.ts. The cases are made from the table, so that a new route is tested at
+// once.
 import { expect, test } from 'vitest';
 import { z } from 'zod';
 import { RequestParser } from '../broker/admission/parse-request.ts';
@@ -27,7 +28,7 @@ const scenery = shared(startScene);
 
 // ---- Who may
 
-test('an unknown id is 404 in every place and of any form, before any other check', async () => {
+test('an unknown id is 404 in every place and form, before any other check', async () => {
   const scene = await scenery();
   const forms = ['none', 'mach_none', '__proto__', 'constructor', '../x', 'a b%2F', 'ü', 'x'.repeat(300)];
   const cases = keyed.flatMap((named) =>
@@ -45,9 +46,9 @@ test('an unknown id is 404 in every place and of any form, before any other chec
   });
 });
 
-test('a wrong body is refused last: 400 if it is not JSON, 422 if it breaks the schema', async () => {
+test('a wrong body is refused after all other checks: 400 if it is not JSON, 422 if it breaks the schema', async () => {
   const scene = await scenery();
-  // Forms are no JSON: they have tests of their own.
+  // Forms are not JSON, and are tested elsewhere.
   const cases = keyed.filter(({ route }) => route.body && !route.accepts);
   await expectRefusals(scene, cases, async ({ name, route }) => {
     const answer = await ask(scene, route, { body: malformed });
@@ -69,14 +70,14 @@ test.each(['machine_ids', 'tags'] as const)(
   async (by) => {
     const scene = await scenery();
     const key = await scene.limited(['admin'], by);
-    // Followed streams are not waited for here.
+    // Streams without an end are left out.
     const reads = keyed.filter(({ route }) => route.method === 'GET' && route.kind !== 'events');
     const hidden = [...Object.values(scene.there), '"there"'];
     const received: [name: string, found: string[], total: number][] = [];
     for (const { name, route } of reads) {
       const { params, query } = rawOf(route, scene.here, scene.known);
       const path = route.path.replaceAll(/\{(\w+)\}/g, (_, param: string) => String(params[param]));
-      // No filter: all that may be read.
+      // Without filters, so that the answer has all that the key may read.
       const given = Object.entries(query).filter(([field]) => !/_ids?$|^since$/.test(field));
       const search = new URLSearchParams({
         ...(Object.fromEntries(given) as Record<string, string>),
@@ -91,7 +92,7 @@ test.each(['machine_ids', 'tags'] as const)(
       if (total > 0) expect([name, body.data.length]).toEqual([name, total]);
     }
     expect(received).toEqual(received.map(([name, , total]) => [name, [], total]));
-    // Its own file is reported: an empty stream would prove nothing.
+    // Contains its own file, because an empty stream would prove nothing.
     const seen = received.filter(([, , total]) => total > 0).map(([name]) => name);
     expect(seen).toEqual(
       expect.arrayContaining(['machines.list', 'commands.list', 'batches.list', 'audit.list']),
@@ -100,7 +101,7 @@ test.each(['machine_ids', 'tags'] as const)(
   },
 );
 
-test('a key cannot create a key that reaches a machine outside its own reach', async () => {
+test('a key cannot create a key for a machine that it may not use itself', async () => {
   const scene = await scenery();
   const key = await scene.limited(['admin']);
   const requests = [[scene.there.machine], [scene.here.machine, scene.there.machine], undefined];
@@ -142,7 +143,7 @@ test('the routes that need no key are exactly these, and answer without one and 
   for (const { name, route } of open) {
     for (const headers of [{}, { Authorization: 'Bearer wrong' }]) {
       const { status } = await ask(scene, route, { key: null, headers });
-      // A checkout has no packages until somebody makes them.
+      // A checkout has no packages until they are built.
       if (name.startsWith('packages.')) expect([200, 404]).toContain(status);
       else expect([name, status]).toEqual([name, 200]);
     }
@@ -159,9 +160,9 @@ test('every route has a handler: a broker starts, and no route answers that it d
     const path = route.path.replaceAll(/\{(\w+)\}/g, (_, param: string) => String(params[param]));
     const headers = { Authorization: `Bearer ${system.key}` };
     const answer = await fetch(`${system.url}${route.base}${path}`, { method: route.method, headers });
-    // Those that go on as long as somebody listens.
+    // Streams that go on while a client reads.
     if (answer.headers.get('content-type') === 'text/event-stream') await answer.body?.cancel();
-    // A checkout has no packages until somebody makes them; it says so.
+    // A checkout has no packages until they are built, which the answer says.
     else if (!name.startsWith('packages.'))
       expect([name, await answer.text()]).not.toEqual([
         name,
@@ -204,7 +205,7 @@ test('every route has a method of the SDK that makes its request', async () => {
   expect(asked).toEqual(table.map(({ route }) => `${route.method} ${route.base}${route.path}`));
 });
 
-test('no route hides another: the path of each is matched by itself first', () => {
+test('no route hides another: the path of each route matches that route first', () => {
   const patterns = table.map(({ name, route }) => ({
     name,
     method: route.method,
@@ -226,7 +227,7 @@ interface Named {
 
 const named = (found: readonly Named[]): Named[] => found.map(({ noun, id }) => ({ noun, id }));
 
-test('every field named like an id is found by the reader of ids', () => {
+test('the parser finds every field that is named like an id', () => {
   const ids = Object.fromEntries(nouns.map((noun) => [noun, `some ${noun}`])) as Ids;
   for (const { name, route } of table) {
     const found = named(new RequestParser(route).ids(rawOf(route, ids, {})));
@@ -285,7 +286,7 @@ const recursive: z.ZodType = z.object({
   },
 });
 
-// Each of these compiles and parses: an id in it must be found, or the broker must refuse to start with such a route.
+// Each of these schemas compiles and parses. An id in it must be found, or the broker must refuse to start.
 test.each<[string, z.ZodType, unknown]>([
   ['a description', z.object({ id: id.meta({ description: 'the target' }) }), { id: 'a' }],
   ['a refinement of its own', z.object({ id: id.refine(() => true) }), { id: 'a' }],

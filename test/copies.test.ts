@@ -1,4 +1,5 @@
-// Copies from one machine to another: streams through the broker, checked end to end, all or nothing at the far side.
+// Copies from one machine to another, streamed through the broker and checked by a digest. A failed copy
+// leaves nothing.
 import { execFileSync } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { mkdirSync, readdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
@@ -49,7 +50,7 @@ test('a copy that cannot be made leaves nothing at the destination', async () =>
   expect(readFileSync(join(folder, 'to/file'), 'utf8')).toBe('old');
 });
 
-test('a byte that changes on its way is noticed by the sender’s digest, and nothing is written', async () => {
+test('a byte that changes on its way is detected by the sender’s digest, and nothing is written', async () => {
   const system = await startFarhand();
   const there = (await system.agent()).machineId;
   const liar = await scriptedMachine(system);
@@ -84,7 +85,7 @@ test('a byte that changes on its way is noticed by the sender’s digest, and no
   expect(readdirSync(folder)).toEqual([]);
 });
 
-test('a key that does not reach the other machine gets the same refusal whether that exists or not', async () => {
+test('a key that may not use the other machine gets the same refusal whether it exists or not', async () => {
   const { system, here, there, folder } = await twoMachines();
   writeFileSync(join(folder, 'file'), 'x');
   const { client } = await system.keyed(['files:read', 'files:write'], { machine_ids: [here] });
@@ -123,7 +124,7 @@ test('a copied file has the bytes and mode of the original, and an event reports
   expect(readFileSync(join(folder, 'to/file'), 'utf8')).toBe('again');
 });
 
-test('a directory arrives whole: names of any bytes, symlinks, empty directories, modes and times', async () => {
+test('a directory is copied completely: names of any bytes, symlinks, empty directories, modes and times', async () => {
   const { folder, copy } = await twoMachines();
   const tree = join(folder, 'tree');
   mkdirSync(join(tree, 'a/empty'), { recursive: true });

@@ -18,7 +18,7 @@ import type { AgentCall } from '../shared/agent-rpcs.ts';
 import { createLogger } from '../shared/logger.ts';
 import { diskFolder, onOtherDisk } from './file-systems.ts';
 
-/** Where there is a second file system to write on. */
+/** A second file system with write access, if there is one. */
 export const otherDisk = onOtherDisk(diskFolder);
 
 export class Disk {
@@ -27,7 +27,7 @@ export class Disk {
   readonly outside = join(this.base, 'outside');
   readonly forbidden: string;
   readonly data = join(this.base, 'data');
-  /** A directory on another file system than the rest; empty where there is none, or none was asked for. */
+  /** A directory on another file system; empty if there is none, or none was requested. */
   readonly second: string;
   readonly #mounts: string[] = [];
   readonly #children: ChildProcess[] = [];
@@ -58,13 +58,13 @@ export class Disk {
     this.mount('-t', 'tmpfs', '-o', `size=${size}`, 'tmpfs', at);
   }
 
-  /** With the arguments of mount(8), the place last. */
+  /** Takes the arguments of mount(8), the mount point last. */
   mount(...args: string[]): void {
     execFileSync('mount', args, { stdio: 'ignore' });
     this.#mounts.push(args.at(-1) ?? '');
   }
 
-  /** A Node program that may import the agent's files; prints what the test waits for. */
+  /** Starts a Node program that can import the agent's modules. The test waits for its output. */
   program(source: string, uid?: number): ChildProcess {
     const from = (file: string): string => JSON.stringify(join(import.meta.dirname, '..', file));
     const imports = `import { createFiles } from ${from('agent/files/index.ts')}; import fs from 'node:fs';
@@ -77,13 +77,13 @@ export class Disk {
     return this.owns(child);
   }
 
-  /** Ends a program with the disk. */
+  /** Ends the program when the disk is removed. */
   owns<Child extends ChildProcess>(child: Child): Child {
     this.#children.push(child);
     return child;
   }
 
-  /** Every handle of the room is closed at the end of its call, whichever way that ended. */
+  /** Expects that every handle was closed at the end of its call. */
   async remove(): Promise<void> {
     for (const child of this.#children) {
       child.kill('SIGKILL');
@@ -115,7 +115,7 @@ export async function printed(child: ChildProcess, text: string): Promise<void> 
   throw new Error(`the program ended without printing ${text}`);
 }
 
-/** Whether it did not throw. */
+/** Runs `work`; returns false if it throws. */
 export function tries(work: () => void): boolean {
   try {
     work();
@@ -147,11 +147,11 @@ export const call = (signal: AbortSignal = new AbortController().signal): AgentC
   signal,
 });
 
-/** A refusal with a code of the table, and what its details must hold. */
+/** Matches an error with this code, whose details contain these. */
 export const refused = (code: string, details: object = {}): unknown =>
   expect.objectContaining({ code, details: expect.objectContaining(details) });
 
-/** Every name below a directory. Node's recursive readdir would walk into symlinked directories. */
+/** Returns every name below a directory. Node's recursive readdir would follow symlinks. */
 export const tree = (directory: string): string[] => namesBelow(directory, '').sort();
 
 function namesBelow(directory: string, prefix: string): string[] {
@@ -161,7 +161,7 @@ function namesBelow(directory: string, prefix: string): string[] {
   });
 }
 
-/** Removes a tree of any depth and any modes, without what is mounted in it. */
+/** Removes a tree of any depth and modes, but nothing that is mounted in it. */
 function removeTree(at: string): void {
   if (!existsSync(at)) return;
   // An ordinary user cannot empty a directory without its write bit, nor Node remove a very deep tree.

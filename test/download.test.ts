@@ -1,4 +1,5 @@
-// Downloads from a real disk over HTTP: conditions, ranges, names, what changes meanwhile, and who stops reading.
+// Downloads from a real disk over HTTP: conditions, ranges, names, files that change meanwhile, and clients
+// that stop reading.
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdirSync, truncateSync, utimesSync, writeFileSync } from 'node:fs';
@@ -34,7 +35,7 @@ async function onMachine(opened = machine()) {
 const codeOf = async (response: Response): Promise<unknown> =>
   ((await response.json()) as { error: { code: string } }).error.code;
 
-/** Waits for an event of a type in the log. */
+/** Returns the events of a type in the event log, once there is one. */
 async function eventsOf(system: TestSystem, type: 'file.downloaded') {
   for (;;) {
     const { items } = await system.client.events.list({ type });
@@ -69,7 +70,7 @@ test('a range beyond the end is 416 and names the size', async () => {
   }
 });
 
-test('a file that shrinks while it is sent never ends as if it were whole', async () => {
+test('a file that shrinks while it is sent never looks complete', async () => {
   const { system, machineId, folder } = await onMachine();
   const path = join(folder, 'big');
   writeFileSync(path, randomBytes(64 * 1024 * 1024));
@@ -78,7 +79,7 @@ test('a file that shrinks while it is sent never ends as if it were whole', asyn
   });
   asked.end();
   const [response] = await once(asked, 'response');
-  // It has begun, and waits for us: the windows are far smaller than the file.
+  // The download has begun and waits for the client, because the windows are much smaller than the file.
   truncateSync(path, 1_000);
   let got = 0;
   const failed = new Promise((resolve) => response.once('error', resolve));
@@ -110,7 +111,7 @@ test('a machine that sends more or less than it announced cuts the answer', asyn
         (body) => body.byteLength,
         () => 'cut',
       );
-    // More than Content-Length never reaches a client.
+    // A client never gets more bytes than Content-Length.
     expect(outcome).toBe(sent < 10 ? 'cut' : 10);
   }
 });
@@ -138,7 +139,7 @@ test('a download has the type, name, size and validators of its file, and HEAD h
   expect(event?.data).toMatchObject({ path, size: 700_001 });
 });
 
-test('ranges give their bytes, and what is no single range gives the whole', async () => {
+test('a range has its bytes; several or invalid ranges have the whole file', async () => {
   const { folder, download } = await onMachine();
   const path = join(folder, 'a');
   writeFileSync(path, '0123456789');
@@ -163,7 +164,7 @@ test('ranges give their bytes, and what is no single range gives the whole', asy
   }
 });
 
-test('conditions: what is unchanged is not sent, and what was replaced does not go on', async () => {
+test('conditions: an unchanged file is not sent, and a download of a replaced file is not resumed', async () => {
   const { folder, download } = await onMachine();
   const path = join(folder, 'a');
   writeFileSync(path, '0123456789');
@@ -193,7 +194,7 @@ test('conditions: what is unchanged is not sent, and what was replaced does not 
   }
 });
 
-test('an empty file, a file of /proc and a file in another range of bytes come whole', async () => {
+test('an empty file, a file of /proc and names of any bytes are sent whole', async () => {
   const { folder, download } = await onMachine();
   writeFileSync(join(folder, 'empty'), '');
   const empty = await download(join(folder, 'empty'), { Range: 'bytes=0-5' });
@@ -203,10 +204,10 @@ test('an empty file, a file of /proc and a file in another range of bytes come w
   expect(await proc.text()).toContain('VmRSS');
 });
 
-test('a client that goes away in the middle frees the machine', async () => {
+test('a client that disconnects in the middle releases the machine', async () => {
   const { system, machineId, folder } = await onMachine(startMachine());
   writeFileSync(join(folder, 'big'), Buffer.alloc(64 * 1024 * 1024));
-  // More than may be open at once: each must have been given back.
+  // More calls than may be open at once, so each must have been released.
   for (let n = 0; n < 40; n += 1) {
     const abort = new AbortController();
     const answer = await fetch(
@@ -233,14 +234,14 @@ test('thirty-two stalled downloads delay neither lists nor contents; one more is
   expect((await client.read({ machine_id: machineId, path: join(folder, 'd/a') })).content).toBe('x');
   const refused = client.download({ machine_id: machineId, path: join(folder, 'big') });
   refused.catch(() => undefined);
-  // Whatever is asked later has passed the download that waits.
+  // Later requests are answered before the download that waits.
   await client.list({ machine_id: machineId, path: join(folder, 'd') });
   clock.leap(10_001);
   await expect(refused).rejects.toMatchObject({ code: 'unavailable' });
   for (const { body } of stalled) await body?.cancel();
 }, 60_000);
 
-test('an offset and a length in the query give a part, counted from the end where negative', async () => {
+test('an offset and a length in the query select a part, from the end if negative', async () => {
   const { folder, download } = await onMachine();
   writeFileSync(join(folder, 'a'), '0123456789');
   for (const [query, status, text] of [

@@ -1,11 +1,11 @@
-// What a system error becomes on its way to the caller: of a machine's disk, and of the broker's own files.
+// How system errors of a machine's disk, and of the broker's own files, are reported to the caller.
 import { getSystemErrorName } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { publicError } from '../broker/admission/public-error.ts';
 import { AppError, fromErrno } from '../shared/errors.ts';
 import { quiet } from './start-farhand.ts';
 
-/** As Node throws it, without a name where it has none. */
+/** An error as Node throws it, without a code for an unknown errno. */
 const systemError = (errno: number): Error =>
   Object.assign(new Error('it failed'), { code: getSystemErrorName(-errno), errno: -errno });
 
@@ -20,7 +20,7 @@ describe('a system error', () => {
   ])('%s (%i) of a machine’s disk is %s %i', (name, errno, code, status) => {
     const error = fromErrno(systemError(errno), '/data');
     expect([error.code, error.status, error.details]).toEqual([code, status, { path: '/data', errno: name }]);
-    // As it comes back from the machine.
+    // The error as it arrives from the machine.
     const received = new AppError(error.code, error.message, error.details);
     expect(publicError(received, about, quiet)).toBe(received);
   });
@@ -39,7 +39,7 @@ describe('a system error', () => {
     }
   });
 
-  test('of any other kind stays internal', () => {
+  test('of any other kind is internal_error', () => {
     expect(publicError(systemError(22), about, quiet).code).toBe('internal_error');
     expect(publicError(new Error('x'), about, quiet).code).toBe('internal_error');
   });

@@ -21,7 +21,7 @@ type Way = (
   key: string,
 ) => Promise<(params: Params, signal?: AbortSignal) => AsyncIterable<Seen> | Promise<AsyncIterable<Seen>>>;
 
-/** Both ways to follow must be the same. */
+/** Both ways to follow must behave alike. */
 const ways: Record<'SSE' | 'gRPC', Way> = {
   async SSE({ client, url }, key) {
     const { Farhand } = await import('../shared/sdk/index.ts');
@@ -56,7 +56,7 @@ const ways: Record<'SSE' | 'gRPC', Way> = {
   },
 };
 
-/** The first so many. */
+/** Returns the first `count` events. */
 async function some(
   count: number,
   events: AsyncIterable<Seen> | Promise<AsyncIterable<Seen>>,
@@ -66,7 +66,7 @@ async function some(
   return found;
 }
 
-/** What the log has, oldest first. */
+/** Returns the events of the log, oldest first. */
 async function logged({ client }: TestSystem, types?: RegExp): Promise<Seen[]> {
   const { items } = await client.events.list({ sort: 'created_at', limit: 100 });
   const seen = items.map(({ id, type, data }) => ({ id, type, machine: data.machine_id }));
@@ -93,11 +93,11 @@ for (const [name, way] of Object.entries(ways)) {
     });
   });
 
-  test(`over ${name} a stream resumed after an event has each later one once, in order, and goes on live`, async () => {
+  test(`over ${name} a stream resumed after an event has each later event once, in order, and then new ones`, async () => {
     const system = await startFarhand();
     const { machineId: machine_id } = await system.agent();
     for (let n = 0; n < 10; n += 1) await system.client.commands.create({ machine_id, command: 'true' });
-    // machine.online follows the link by two seconds, at any place among these.
+    // machine.online is recorded two seconds after the link, so it can be anywhere among these.
     const before = await logged(system, /^command\./);
     const follow = await way(system, system.key);
     const events = await follow({ after: before[4]?.id ?? '', types: ['command.*'] });
@@ -108,7 +108,7 @@ for (const [name, way] of Object.entries(ways)) {
     expect(seen.slice(-2).map(({ type }) => type)).toEqual(['command.started', 'command.completed']);
   });
 
-  test(`over ${name} a filter by types or machine leaves out the rest, and a key gets only events of its machines`, async () => {
+  test(`over ${name} filters by type and machine leave out other events, and a key gets only events of its machines`, async () => {
     const system = await startFarhand();
     const [mine, other] = [await system.agent(), await system.agent()];
     const [first] = await logged(system);
@@ -132,7 +132,7 @@ for (const [name, way] of Object.entries(ways)) {
     expect(await some(own.length - 1, limited({ after: own[0]?.id ?? '' }))).toEqual(own.slice(1));
   });
 
-  test(`over ${name} a key gets only families that it has the scope for, and resumes after no other`, async () => {
+  test(`over ${name} a key gets only event families of its scopes, and cannot resume after others`, async () => {
     const system = await startFarhand();
     const { machineId: machine_id } = await system.agent();
     const path = `${temporaryFolder('events')}/x`;
@@ -162,7 +162,7 @@ for (const [name, way] of Object.entries(ways)) {
     const listening = (async () => {
       for await (const event of await follow({ types: ['file.*'] }, stop.signal)) heard.push(event);
     })().catch(() => undefined);
-    // It may take a moment until it follows.
+    // It may take a moment until the stream follows.
     await soon(async () => {
       await system.client.files.write({ machine_id, path, content: '' });
       return heard.length;
@@ -189,7 +189,7 @@ test('the header of a stream names an event that its key may read', async () => 
   expect((await logged(system)).find(({ id }) => id === named)?.type).toMatch(/^machine\./);
 });
 
-test('the list of events has only families that its key has the scope for, on full pages', async () => {
+test('the list of events has only event families of the key’s scopes, on full pages', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   for (let n = 0; n < 3; n += 1) await system.client.commands.create({ machine_id, command: 'true' });

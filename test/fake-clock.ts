@@ -4,7 +4,10 @@ import { setClock } from '../shared/clock.ts';
 
 export interface FakeClock {
   now(): number;
-  /** Moves wall and monotonic time on, firing what falls due in order, and lets what that starts run. */
+  /**
+   * Moves wall and monotonic time forward, fires the timers that are due in order, and lets their callbacks
+   * run.
+   */
   advance(ms: number): Promise<void>;
 }
 

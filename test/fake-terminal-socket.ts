@@ -13,7 +13,9 @@ import { quiet } from './start-farhand.ts';
 const session_id = 'sess_one';
 export const path = `/api/v1/sessions/${session_id}/stream`;
 
-/** A door before one session, whose tickets are good once; clients that come through it are given to the test. */
+/**
+ * A WebSocket server for one session, whose tickets are valid once. The test gets each client that connects.
+ */
 export async function startTerminalServer(publicUrl = '') {
   const tickets = new Set(['one', 'two']);
   const left: string[] = [];
@@ -51,12 +53,12 @@ export async function startTerminalServer(publicUrl = '') {
     ports,
     left,
     tickets,
-    /** Gives the room's side of the next client that is let in. */
+    /** Resolves with the server's side of the next client. */
     arrival: () =>
       new Promise<ClientPort>((resolve) => {
         came = resolve;
       }),
-    /** A client that has been let in, and the room's side of it. */
+    /** Connects a client. Returns both sides of the connection. */
     async enter(options = {}): Promise<{ client: WebSocket; port: ClientPort; closed: Promise<unknown[]> }> {
       const arrived = this.arrival();
       const client = new WebSocket(`ws://127.0.0.1:${port}${path}?ticket=one`, options);
@@ -65,9 +67,9 @@ export async function startTerminalServer(publicUrl = '') {
       await once(client, 'open');
       return { client, port: await arrived, closed };
     },
-    /** Cuts requests that say nothing for so long, as the broker does. */
+    /** Cuts requests that are silent for this long, as the broker does. */
     cutSilent: (ms: number) => void server.setTimeout(ms, (socket) => socket.destroy()),
-    /** Resolves when every connection is over on this side, too. */
+    /** Resolves when every connection is closed on the server's side. */
     async empty(): Promise<void> {
       await Promise.all([...sockets].filter(({ closed }) => !closed).map((socket) => once(socket, 'close')));
       await new Promise((resolve) => setImmediate(resolve));
@@ -76,7 +78,7 @@ export async function startTerminalServer(publicUrl = '') {
     cut(): void {
       for (const socket of sockets) socket.destroy();
     },
-    /** The status that a request for a WebSocket gets. */
+    /** Returns the HTTP status of a request for a WebSocket. */
     async status(params: { path?: string; headers?: Record<string, string | undefined>; method?: string }) {
       const headers = Object.entries({ ...handshake, Host: `127.0.0.1:${port}`, ...params.headers });
       const lines = headers

@@ -2,9 +2,12 @@
 import { existsSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 
-/** The machine's own temporary folder, for what only a disk shows: writes that are delayed, renames that take their time. */
+/** The machine's own temporary folder, for effects that only a disk has: delayed writes and slow renames. */
 export const diskFolder = process.env.FARHAND_TEST_DISK ?? tmpdir();
 
-/** Returns a directory that anybody may write to on another file system than `folder`; undefined where there is none. */
+/**
+ * Returns a directory with write access for all users on another file system than `folder`; undefined if
+ * there is none.
+ */
 export const onOtherDisk = (folder: string): string | undefined =>
   ['/dev/shm', diskFolder].find((path) => existsSync(path) && statSync(path).dev !== statSync(folder).dev);

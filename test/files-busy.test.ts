@@ -1,4 +1,4 @@
-// File calls that wait for a place on a busy machine: in order, for 10 s at most, and only while their client waits too.
+// File calls that wait on a busy machine: in order, for at most 10 s, and only while their client waits.
 import { mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
@@ -9,7 +9,7 @@ import { call as http, startFarhand, temporaryFolder } from './start-farhand.ts'
 
 const mostQueued = 256;
 
-/** A scripted machine that may have `openCalls` reads at once, and reads of it by name. */
+/** A scripted machine that accepts `openCalls` reads at once, and a function that reads a file of it. */
 async function readableMachine(openCalls: number) {
   const system = await startFarhand({ tuning: { link: { openCalls } } });
   const agent = await scriptedMachine(system);
@@ -38,7 +38,7 @@ function answer(agent: ScriptedAgent, call: Call__Output): void {
   agent.send({ reply: { call_id: call.call_id, messages: { messages } } });
 }
 
-/** Begins the answer to a read, which then never ends. */
+/** Begins an answer to a read that never ends. */
 function stall(agent: ScriptedAgent, call: Call__Output): void {
   const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 1 };
   agent
@@ -68,7 +68,7 @@ test('a read that has waited 10 s is refused as unavailable, and is never sent',
   expect((await third).status).toBe(200);
 });
 
-test('256 reads wait for one machine in order, one more is unavailable at once, and others are not held up', async () => {
+test('256 reads wait for one machine in order, one more is unavailable at once, and other machines are not delayed', async () => {
   const { system, agent, read, arrived } = await readableMachine(1);
   const first = read(0);
   const call = await agent.next('call');
@@ -94,7 +94,7 @@ test('256 reads wait for one machine in order, one more is unavailable at once, 
   expect(order.slice(0, 16).toSorted()).toEqual(Array.from({ length: 16 }, (_, n) => `/${n + 1}`).toSorted());
 });
 
-test('a client that hangs up leaves the queue, and its read is never sent', async () => {
+test('a client that disconnects leaves the queue, and its read is never sent', async () => {
   const { agent, read, arrived } = await readableMachine(1);
   const first = read('first');
   const call = await agent.next('call');
@@ -125,7 +125,7 @@ test('reads that wait are machine_offline at once when the link is lost', async 
     expect([status, body.error.code]).toEqual([503, 'machine_offline']);
 });
 
-test('calls about entries wait in a class of their own, and a kill passes them', async () => {
+test('calls about single entries wait in another class, and a kill does not wait for them', async () => {
   const { system, agent, base } = await readableMachine(32);
   const { id: command_id } = await system.client.commands.async({
     machine_id: agent.identity.machineId,

@@ -23,7 +23,7 @@ async function startMachine(flags: string[] = []) {
 
 const machine = shared(startMachine);
 
-/** With flags of its own it is another one. */
+/** With flags it is another machine. */
 async function onMachine(flags: string[] = []) {
   const { system, agent } = await (flags.length > 0 ? startMachine(flags) : machine());
   const folder = temporaryFolder('files');
@@ -69,7 +69,7 @@ test('a write with a bad body changes nothing', async () => {
   expect(existsSync(path)).toBe(false);
 });
 
-test('If-Match with another ETag is precondition_failed and keeps the old content', async () => {
+test('If-Match with another ETag is refused with precondition_failed and changes nothing', async () => {
   const { system, folder, files } = await onMachine();
   const path = join(folder, 'a');
   writeFileSync(path, 'old');
@@ -88,7 +88,7 @@ test('If-Match with another ETag is precondition_failed and keeps the old conten
   expect(readFileSync(path, 'utf8')).toBe('new');
 });
 
-test('a file over 10 MiB is file_too_large as content, and a part of it is not', async () => {
+test('the content of a file over 10 MiB is refused with file_too_large, but a part of it is not', async () => {
   const { system, folder, files } = await onMachine();
   const path = join(folder, 'big');
   writeFileSync(path, Buffer.alloc(10 * 1024 * 1024 + 1, 'a'));
@@ -141,7 +141,7 @@ test('a written file is read back to the byte, as text or as base64', async () =
   expect(await readdir(join(folder, 'deep/er'))).toEqual(['grüße.txt']);
 });
 
-test('12 MiB of content pass in one PUT, more than the limit does not', async () => {
+test('a PUT accepts 12 MiB of content, but not more than the limit', async () => {
   const { system, folder, files } = await onMachine();
   const path = join(folder, 'large');
   const large = await write(system, files, { path, content: 'y'.repeat(12 * 1024 * 1024) });
@@ -262,7 +262,7 @@ test('a directory is made, a file moved, copied, changed and described', async (
   expect(existsSync(at('a'))).toBe(false);
 });
 
-test('a directory goes out as a tar and comes in again, and GNU tar agrees', async () => {
+test('a directory is downloaded as a tar and uploaded again, and GNU tar reads it', async () => {
   const { system, folder, agent } = await onMachine();
   const machine_id = agent.machineId;
   mkdirSync(join(folder, 'd/below'), { recursive: true });
@@ -292,7 +292,7 @@ test('a directory goes out as a tar and comes in again, and GNU tar agrees', asy
   ).rejects.toMatchObject({ status: 400, code: 'invalid_request' });
 });
 
-test('a search ends with a line that says whether it is all', async () => {
+test('a search ends with a line that says whether the matches are complete', async () => {
   const { system, folder, agent } = await onMachine();
   const machine_id = agent.machineId;
   for (const name of ['a.txt', 'c.bin']) writeFileSync(join(folder, name), 'one\ntwo needle\nthree');
@@ -335,7 +335,7 @@ test('a watch reports that it is ready, then each change, and ends with its clie
   ]);
 });
 
-test('the unprefixed routes need no machine while there is only one, and never leave a key’s reach', async () => {
+test('routes without a machine in the path need none while there is only one, and check the key’s machines', async () => {
   const system = await startFarhand();
   const folder = temporaryFolder('anywhere');
   const path = join(folder, 'a');
@@ -370,7 +370,7 @@ test('the unprefixed routes need no machine while there is only one, and never l
   });
 });
 
-/** A file system of its own, where that may be mounted. */
+/** Mounts a file system, if the test may do that. */
 function mounted(options: string): string | undefined {
   const at = temporaryFolder('mount');
   try {
@@ -384,7 +384,7 @@ function mounted(options: string): string | undefined {
 const mayMount = process.getuid?.() === 0 && existsSync('/usr/bin/mount');
 
 test.skipIf(!mayMount)(
-  'a full disk is no_space, keeps the old content and no leftovers (needs root to mount)',
+  'a full disk is no_space, leaves the old content and no temporary files (needs root to mount)',
   async () => {
     const { system, agent } = await onMachine();
     const disk = mounted('size=4m');

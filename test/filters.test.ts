@@ -1,5 +1,5 @@
-// What lists are filtered by: every route knows its parameters, every filter does what it says, and a machine that was
-// removed is still found by its id.
+// Filters of lists: every route checks its parameters, every filter selects the right items, and the history
+// of a removed machine is found by its id.
 import { expect, test, vi } from 'vitest';
 import type { History } from '../broker/history/history.ts';
 import { ask, type Named, refusalIn, type Scene, startScene, table } from './all-routes.ts';
@@ -11,12 +11,12 @@ vi.setConfig({ testTimeout: 60_000 });
 
 type Item = Record<string, unknown> & { id: string };
 
-// A tag is no item of its own: it has neither id nor time.
+// Tags are left out, because they have neither id nor time.
 const lists = table.filter(({ name, route }) => route.kind === 'list' && name !== 'tags.list');
-/** The time of an item that since and until are about. */
+/** Returns the time of an item that since and until compare. */
 const timeOf = (item: Item): string => String(item.created_at ?? item.at ?? item.timestamp);
 
-/** A scene whose things differ in whatever one filters by. */
+/** A system whose items differ in all fields of filters. */
 async function startVariedScene(): Promise<Scene> {
   const scene = await startScene();
   const { client } = scene.system;
@@ -30,16 +30,16 @@ async function startVariedScene(): Promise<Scene> {
     ...{ enabled: false, overlap: 'allow', catch_up: 'all' },
   });
   await client.schedules.run({ schedule_id });
-  // Those come two seconds after the machines, and nothing comes by itself after them.
+  // These events are recorded two seconds after the machines, and no event follows by itself.
   const online = async () => (await client.events.list({ type: 'machine.online' })).total;
   await expect.poll(online, { interval: 50 }).toBe(2);
   return scene;
 }
 
-// Its tests add batches and keys, and look for those they know.
+// The tests add batches and keys, and search only for their own.
 const anyScene = shared(startScene);
 
-test('every route refuses parameters that it does not have, and names those it has', async () => {
+test('every route refuses unknown parameters, and names its own', async () => {
   const scene = await anyScene();
   for (const { name, route } of table) {
     const answer = await ask(scene, route, { ids: scene.here, query: { Limit: '1', no_such: 'x' } });
@@ -57,7 +57,7 @@ async function page(
   { route }: Named,
   query: Record<string, string>,
 ): Promise<Item[]> {
-  // Only what must be there, and what is asked for.
+  // Only required parameters, and the given ones.
   const path = route.path.replaceAll(/\{(\w+)_id\}/g, (_, noun: string) => here[noun as 'machine']);
   const search = new URLSearchParams({ limit: '100', ...query });
   const { status, body } = await system.call('GET', `${path}?${search.toString()}`);
@@ -68,7 +68,7 @@ async function page(
 
 const idsOf = (items: Item[]): string[] => items.map(({ id }) => id);
 
-/** Where a page does not show a field, the item itself does. */
+/** A field that a page does not have is read from the item itself. */
 async function withField({ system }: Scene, name: string, items: Item[]): Promise<Item[]> {
   if (items[0] && name in items[0]) return items;
   const whole = items.map(({ id }) => system.client.schedules.get({ schedule_id: id }));
@@ -99,7 +99,7 @@ test('every list is filtered by its fields, and by since, which counts itself, a
     expect([list, await found({ until: '2001-01-01T00:00:00Z' })]).toEqual([list, []]);
     const always = { since: '2001-01-01T00:00:00Z', until: '2100-01-01T00:00:00Z' };
     expect([list, await found(always)]).toEqual([list, idsOf(all)]);
-    // Runs go by when they were decided, which no field shows to the millisecond.
+    // Runs are filtered by an internal time, which no field has to the millisecond.
     if (list === 'schedules.history') continue;
     const middle = all.map(timeOf).toSorted()[Math.floor(all.length / 2)]!;
     const [later, before] = [await found({ since: middle }), await found({ until: middle })];
@@ -108,7 +108,7 @@ test('every list is filtered by its fields, and by since, which counts itself, a
   }
 });
 
-test('every list takes what the contract promises: id, since and until, and each field of such a name or kind', () => {
+test('every list has the promised filters: id, since and until, and each field of such a name or kind', () => {
   expect(lists.map(({ name, route }) => [name, Object.keys(route.query).toSorted().join(' ')])).toEqual([
     ['machines.list', 'arch hostname id include limit name offset os search since sort status tags until'],
     ['machines.statuses', 'arch hostname id limit name offset os search since sort status tags until'],
@@ -159,7 +159,7 @@ test('batches and events are filtered by a machine that they have, and audit by 
   expect((await client.audit.list({ key: key_id, key_id: me.id })).total).toBe(0);
 });
 
-test('the status of a batch is that of the machines that a key reaches, as a filter too', async () => {
+test('the status of a batch is that on the machines that a key may use, as a filter, too', async () => {
   const scene = await anyScene();
   const { client, keyed } = scene.system;
   const half = await client.batches.create({
@@ -187,7 +187,7 @@ const filtered = ['audit', 'commands', 'events', 'sessions', 'schedules', 'batch
 interface Past {
   system: TestSystem;
   machine: string;
-  /** Keys by their limit: it names the machine, another one, or the tag that the machine had. */
+  /** Keys by their limit: the machine's id, another machine, or the tag that the machine had. */
   keys: Record<'named' | 'elsewhere' | 'tagged', string>;
 }
 
@@ -209,7 +209,7 @@ async function createPast(): Promise<Past> {
     tagged: await limited({ tags: ['web'] }),
   };
   await system.client.machines.remove({ machine_id: machine });
-  // It stops for good, and says so.
+  // The agent stops for good, and rejects with the reason.
   await gone.ended.catch(() => undefined);
   return { system, machine, keys };
 }
@@ -224,7 +224,7 @@ test('the history of a removed machine is found by its id; an id that never was 
   };
   for (const noun of filtered) {
     const path = `/${noun}?machine_id=`;
-    // Its schedules went with it.
+    // Its schedules were removed with it.
     const some = noun !== 'schedules';
     for (const key of [system.key, keys.named])
       expect([path, await received(path + machine, key)]).toEqual([path, some]);

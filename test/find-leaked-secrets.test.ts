@@ -1,4 +1,4 @@
-// The search for leaked secrets, made at the end of every test that starts a broker, finds them wherever they may lie.
+// The search for leaked secrets, which every test with a broker ends with, finds them in all places.
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
@@ -7,7 +7,7 @@ import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
 const key = `service_apikey_${'k'.repeat(43)}`;
 
-/** A directory in which a secret was entered, and the search of it. */
+/** A directory with a secret, and the function that searches it. */
 function hushed() {
   const directory = temporaryFolder('hushed');
   const silence = keepBrokerSilent(directory);

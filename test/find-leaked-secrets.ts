@@ -6,18 +6,18 @@ import { basename, join, relative } from 'node:path';
 import { pino } from 'pino';
 import type { Logger } from '../shared/logger.ts';
 
-/** Bytes that may stand nowhere, and what they are. */
+/** Bytes that must not occur anywhere, and what they are. */
 const secrets = new Map<string, { what: string; bytes: Buffer }>();
-/** Answers that held one of them for a client that had not just created it. */
+/** Answers that contained a secret which their request did not create. */
 let blabbed: string[] = [];
-/** Systems and agents of the test that is under way. */
+/** Number of systems and agents of the running test. */
 let open = 0;
 
-/** Where secrets of the programs themselves belong. */
+/** Files in which the programs store their own secrets. */
 const ownFiles = ['identity.json', 'authority.json', 'webhooks.key', 'rest-key.json'];
 /** What a test writes is small; the rest of a larger file is output of its commands. */
 const largestFile = 16 * 1024 * 1024;
-/** A shorter text may stand anywhere by itself. */
+/** A shorter text may occur by chance. */
 const shortest = 16;
 
 export function remember(what: string, secret: string | Buffer): void {
@@ -25,7 +25,7 @@ export function remember(what: string, secret: string | Buffer): void {
   if (bytes.length >= shortest) secrets.set(bytes.toString('latin1'), { what, bytes });
 }
 
-/** For a test that gives a secret away on purpose, in the text of a command for instance. */
+/** For a test that publishes a secret on purpose, for example in a command line. */
 export function giveAway(secret: string): void {
   for (const [key, { bytes }] of secrets) if (secret.includes(bytes.toString())) secrets.delete(key);
 }
@@ -36,7 +36,7 @@ const forms: [what: string, form: RegExp][] = [
   ['a ticket', /[?&]ticket=([0-9A-Za-z]{43})/g],
 ];
 
-/** What passes between a client and a system: secrets in it are remembered, known ones in an answer are found. */
+/** Reads a request and its answer: new secrets are remembered, and known ones in an answer are reported. */
 export function overhear(
   method: string,
   { asked, status, received }: { asked: unknown; status: number; received: string },
@@ -50,7 +50,7 @@ export function overhear(
     remember('a webhook’s secret', secret);
 }
 
-/** fetch that is overheard, as far as answers are short JSON. */
+/** A fetch whose short JSON answers are searched. */
 export const listening: typeof fetch = async (url, init) => {
   const response = await fetch(url, init);
   const { headers, status } = response;
@@ -66,7 +66,10 @@ interface Silence {
   lines: readonly string[];
 }
 
-/** Of a broker on a directory: `meanwhile` while it runs, `afterwards` once it is closed. Both throw what they find. */
+/**
+ * Searches for a broker on a directory. Call `meanwhile` while it runs, and `afterwards` once it is closed.
+ * Both throw if they find a secret.
+ */
 export function keepBrokerSilent(directory: string) {
   const { log, lines } = begin('broker');
   const search = (): void => {
@@ -82,7 +85,10 @@ export function keepBrokerSilent(directory: string) {
   return { log, lines, meanwhile: search, afterwards: () => finish(search) };
 }
 
-/** Of an agent on a directory: `begin` once it has its identity, `afterwards` when it is closed. */
+/**
+ * Searches for an agent on a directory. Call `begin` once it has its identity, and `afterwards` when it is
+ * closed.
+ */
 export function keepAgentSilent(directory: string) {
   const { log, lines } = begin('agent');
   const search = (): void => {
@@ -130,7 +136,7 @@ function found(bytes: Buffer, where: string): string[] {
     .map(({ what }) => `${what} in ${where}`);
 }
 
-/** Names and content of all that lies below a directory. */
+/** Searches the names and contents of all files below a directory. */
 function inDirectory(directory: string): string[] {
   if (!existsSync(directory)) return [];
   return readdirSync(directory, { recursive: true, withFileTypes: true }).flatMap((entry) => {
@@ -142,7 +148,7 @@ function inDirectory(directory: string): string[] {
   });
 }
 
-/** Empty for what went away meanwhile. */
+/** Empty for a file that was removed meanwhile. */
 function contentOf(path: string): Buffer {
   try {
     return statSync(path).size > largestFile ? Buffer.alloc(0) : readFileSync(path);
@@ -151,7 +157,7 @@ function contentOf(path: string): Buffer {
   }
 }
 
-/** A private key as bytes, and as text in a file. */
+/** Remembers a private key as bytes, and as the text in its file. */
 function rememberKey(what: string, file: string): void {
   const [, pem] = /"private_key":"([^"]+)"/.exec(existsSync(file) ? readFileSync(file, 'utf8') : '') ?? [];
   if (!pem) return;

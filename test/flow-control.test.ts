@@ -11,7 +11,7 @@ import { startProxy } from './tcp-proxy.ts';
 
 const mebibyte = 1024 * 1024;
 
-/** A machine behind a round trip of 50 ms, and the streams of its answers on the side that receives files. */
+/** A machine with a round trip of 50 ms, and the streams of its answers on the side that receives files. */
 async function distantMachine(receiver: 'client' | 'server') {
   const system = await startFarhand();
   const proxy = await startProxy(system.grpc, { delayMs: 25 });
@@ -51,7 +51,7 @@ test('32 downloads that stop after their first bytes leave at most 32 MiB unread
   writeFileSync(file, randomBytes(48 * mebibyte));
   const answers = await Promise.all(Array.from({ length: 32 }, () => call(`download?path=${file}`)));
   expect(answers.map(({ status }) => status)).toEqual(answers.map(() => 200));
-  // All are stalled when no more arrives.
+  // All downloads are stalled when no more bytes arrive.
   let before = -1;
   await vi.waitFor(
     () => {

@@ -1,4 +1,5 @@
-// Archives of the agent's files room, on real files and with GNU tar at the other end: what must never happen first.
+// Archives that the agent packs and unpacks, tested on real files and against GNU tar. Refusals and attacks
+// come first.
 import { execFileSync, spawn, spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
@@ -71,7 +72,7 @@ interface WriteOptions extends Partial<Omit<WriteArchiveOpen__Output, 'path'>> {
   chunk?: number;
   signal?: AbortSignal;
   before?: () => void;
-  /** What comes instead of commit and the request's end. */
+  /** Replaces the commit and the end of the request. */
   ending?: () => AsyncGenerator<WriteArchiveRequest__Output>;
 }
 
@@ -93,7 +94,7 @@ const write = (target: string, tar: Buffer, options: WriteOptions = {}): Promise
 
 type Entry = Parameters<Pack['entry']>[0] & { content?: string | Buffer };
 
-/** A tar as somebody else makes it. */
+/** A tar made by another program. */
 async function tarOf(...entries: Entry[]): Promise<Buffer> {
   const stream = pack();
   for (const { content, ...header } of entries) {
@@ -111,7 +112,7 @@ const gnuTar = (directory: string, ...options: string[]): Buffer =>
 const journal = (): string => readFileSync(join(disk.data, 'temporary.journal'), 'utf8');
 const raw = (text: string): Buffer => Buffer.from(text, 'latin1');
 
-/** What no upload may leave behind, whether it failed or not. */
+/** Checks that an upload left no temporary files. */
 function expectNothingElse(): void {
   expect(tree(disk.base).filter((name) => name.includes('.farhand-'))).toEqual([]);
   expect(journal()).toBe('');
@@ -123,7 +124,7 @@ function expectNothingElse(): void {
 // ---- Out
 
 describe('readArchive', () => {
-  test('refuses a file, what is missing, outside or forbidden, and the file systems that the kernel makes up', async () => {
+  test('refuses files, missing, outside and forbidden paths, and file systems of the kernel', async () => {
     writeFileSync(path('file'), 'x');
     await expect(read(path('file'))).rejects.toEqual(refused('not_a_directory'));
     await expect(read(path('missing'))).rejects.toEqual(refused('file_not_found'));
@@ -156,7 +157,7 @@ describe('readArchive', () => {
     expect(readFileSync(path('copy/log')).equals(Buffer.alloc(2_000_000, 'x'))).toBe(true);
   });
 
-  test('a file that vanished before its turn is left out, and the archive is whole', async () => {
+  test('a file that is deleted before it is read is left out, and the archive is complete', async () => {
     mkdirSync(path('dir'));
     writeFileSync(path('dir/a'), Buffer.alloc(1_000_000));
     writeFileSync(path('dir/b'), 'gone');
@@ -195,7 +196,7 @@ describe('readArchive', () => {
     expect(String(execFileSync('tar', ['-tf', '-'], { input: tar }))).toBe('./\na\n');
   });
 
-  test('symlinks are symlinks wherever they lead, and fifos and sockets are left out without blocking', async () => {
+  test('symlinks are archived as symlinks, and fifos and sockets are left out without blocking', async () => {
     mkdirSync(path('dir/empty'), { recursive: true });
     symlinkSync(disk.outside, path('dir/out'));
     symlinkSync('nowhere', path('dir/dangling'));
@@ -209,7 +210,7 @@ describe('readArchive', () => {
     expect(tail).toMatchObject({ files: 0, bytes: 0 });
   });
 
-  test.each([false, true])('GNU tar makes the same tree of it, gzip %s', async (gzip) => {
+  test.each([false, true])('GNU tar unpacks the archive to the same tree, gzip %s', async (gzip) => {
     makeTree(path('dir'));
     const { tar, tail } = await read(path('dir'), { gzip });
     expect(tail?.sha256).toBe(createHash('sha256').update(tar).digest('hex'));
@@ -232,7 +233,7 @@ describe('readArchive', () => {
   });
 
   test.each([false, true])(
-    'a reader who leaves, or whose call is cancelled, ends it at once, gzip %s',
+    'a reader that leaves, or whose call is cancelled, ends the archive at once, gzip %s',
     async (gzip) => {
       mkdirSync(path('dir'));
       writeFileSync(path('dir/big'), Buffer.alloc(5_000_000, 'x'));
@@ -249,7 +250,7 @@ describe('readArchive', () => {
   );
 });
 
-/** Names, modes, times and kinds of every sort. */
+/** Makes a tree with all kinds of names, modes, times and types. */
 function makeTree(at: string): void {
   mkdirSync(join(at, 'sub/empty'), { recursive: true });
   mkdirSync(join(at, `${'long'.repeat(50)}/${'deep'.repeat(40)}`), { recursive: true });
@@ -259,7 +260,7 @@ function makeTree(at: string): void {
   writeFileSync(join(at, 'żółw 🐢'), 'UTF-8');
   writeFileSync(join(at, 'sub/file'), Buffer.alloc(700_001, 'x'), { mode: 0o640 });
   writeFileSync(join(at, 'nothing'), '');
-  // Only root could read it without a bit.
+  // Only root can read a file without any permission.
   chmodSync(join(at, 'nothing'), isRoot ? 0 : 0o400);
   chmodSync(join(at, 'sub/empty'), 0o700);
   symlinkSync('../nothing', join(at, 'sub/link'));
@@ -272,7 +273,7 @@ function makeTree(at: string): void {
 
 function listTree(at: string, digits = 3): string[] {
   const found = spawnSync('find', ['.', '-printf', '%P %y %s %m %l %T@\\0'], { cwd: at, encoding: 'latin1' });
-  // Sizes of directories are the file system's business, and times may be cut to microseconds.
+  // Sizes of directories depend on the file system, and times may be cut to microseconds.
   const tidy = (line: string): string =>
     line.replace(/ d \d+ /, ' d ').replace(/\.\d*$/, (fraction) => fraction.slice(0, 1 + digits));
   return found.stdout.split('\0').filter(Boolean).map(tidy).sort();
@@ -310,7 +311,7 @@ const evil: [string, string, Entry][] = [
   ['a sparse file', 'unsupported_file', { name: 'a', pax: { 'GNU.sparse.major': '1' }, content: 'x' }],
 ];
 
-/** Symlinks that lead out of the directory, or may do. */
+/** Symlinks that lead, or may lead, out of the directory. */
 const wayward: Entry[] = [
   { name: 'a', type: 'symlink', linkname: '../outside' },
   { name: 'd/a', type: 'symlink', linkname: '../../o' },
@@ -318,10 +319,10 @@ const wayward: Entry[] = [
   { name: 'd/a', type: 'symlink', linkname: 'b/../../x' },
 ];
 
-/** Records for all entries that follow. */
+/** A header with records for all entries that follow. */
 async function globalHeader(records: Record<string, string>): Promise<Buffer> {
   const tar = await tarOf({ name: 'a', pax: records, content: '' });
-  // Without the entry itself and the end.
+  // Leaves out the entry itself and the end of the archive.
   const header = tar.subarray(0, tar.length - 1536);
   header[156] = 0x67;
   header.fill(0x20, 148, 156);
@@ -330,7 +331,7 @@ async function globalHeader(records: Record<string, string>): Promise<Buffer> {
   return header;
 }
 
-/** Without what is no longer referred to. */
+/** Bytes in use on the heap after a garbage collection. */
 function heapUsed(): number {
   setFlagsFromString('--expose-gc');
   (runInNewContext('gc') as () => void)();
@@ -338,7 +339,7 @@ function heapUsed(): number {
 }
 
 describe('writeArchive', () => {
-  test.each(evil)('%s is refused with %s, named, and nothing lands', async (_, code, entry) => {
+  test.each(evil)('%s is refused with %s and its name, and nothing is extracted', async (_, code, entry) => {
     const tar = await tarOf(entry);
     for (const whole of [true, false]) {
       const work = write(path('target'), tar, { whole });
@@ -383,7 +384,7 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
-  test('a symlink is never walked through, be it extracted before or found there', async () => {
+  test('extraction follows no symlink, neither an extracted nor an existing one', async () => {
     const own = await tarOf(
       { name: 'd/', type: 'directory' },
       { name: 'l', type: 'symlink', linkname: 'd' },
@@ -403,7 +404,7 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
-  test('a directory that is swapped for a symlink out of the root all the time lets nothing out', async () => {
+  test('a directory that is swapped with a symlink out of the root in a loop lets nothing out', async () => {
     mkdirSync(path('target/dir'), { recursive: true });
     const entries = Array.from({ length: 50 }, (_, index) => ({ name: `dir/f${index}`, content: 'x' }));
     const tar = await tarOf(...entries);
@@ -419,7 +420,7 @@ describe('writeArchive', () => {
     try {
       await once(child.stdout, 'data');
       const started = performance.now();
-      // Long enough for a race, and until one of them has met the symlink: else this would prove nothing.
+      // Long enough for a race, and until one of them has met the symlink. Otherwise the test proves nothing.
       const enough = (): boolean =>
         performance.now() - started > (codes.has('not_a_directory') ? 2_000 : 20_000);
       while (!enough()) {
@@ -439,7 +440,7 @@ describe('writeArchive', () => {
     expectNothingElse();
   }, 30_000);
 
-  test('protected paths are neither entered, replaced, linked to nor made', async () => {
+  test('protected paths are neither entered, replaced, linked to nor created', async () => {
     for (const entry of [
       { name: 'forbidden/key', content: 'x' },
       { name: 'forbidden/new', content: 'x' },
@@ -459,7 +460,7 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
-  test('taken names are already_exists, and a directory is never replaced by a file', async () => {
+  test('existing names are refused with already_exists, and a file never replaces a directory', async () => {
     mkdirSync(path('target/dir'), { recursive: true });
     writeFileSync(path('target/file'), 'old');
     for (const type of ['file', 'symlink'] as const) {
@@ -496,7 +497,7 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
-  test('a tar that is cut anywhere, damaged or none at all is invalid_request', async () => {
+  test('a tar that is cut off or damaged, and a file that is no tar, are refused with invalid_request', async () => {
     const tar = await tarOf(
       { name: 'a', content: 'x'.repeat(1000) },
       { name: `b/${'y'.repeat(200)}`, content: 'x'.repeat(300_000) },
@@ -527,7 +528,7 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
-  test('one header costs at most a megabyte, and a row of them ends', async () => {
+  test('a header uses at most a megabyte of memory, and a long series of headers is refused', async () => {
     const big = await tarOf({ name: 'a', pax: { comment: 'x'.repeat(1_100_000) }, content: 'x' });
     await expect(write(path('target'), big)).rejects.toEqual(refused('invalid_request'));
     const one = (await tarOf({ name: 'a', pax: { comment: 'x' }, content: 'x' })).subarray(0, 1024);
@@ -535,7 +536,7 @@ describe('writeArchive', () => {
     await expect(write(path('target'), many)).rejects.toEqual(refused('invalid_request'));
   });
 
-  test('global headers do not pile up, and their records apply to all entries', async () => {
+  test('global headers do not add up in memory, and their records apply to all entries', async () => {
     const entry = (await tarOf({ name: 'a', content: '' })).subarray(0, 512);
     const chunks: Buffer[] = [await globalHeader({ mtime: '1234567890.5' })];
     for (let index = 0; index < 150; index += 1) {
@@ -555,7 +556,7 @@ describe('writeArchive', () => {
     await expect(write(path('target'), row)).rejects.toEqual(refused('invalid_request'));
   });
 
-  test('a wrong digest is validation_failed, and a whole one is not there', async () => {
+  test('a wrong digest is refused with validation_failed, and a whole copy then leaves nothing', async () => {
     const tar = await tarOf({ name: 'a', content: 'x' });
     const wrong = { sha256: '0'.repeat(64) };
     await expect(write(path('target'), tar, { ...wrong, whole: true })).rejects.toEqual(
@@ -570,32 +571,35 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
-  test.each([true, false])('without commit and the end nothing temporary stays, whole %s', async (whole) => {
-    const tar = await tarOf({ name: 'a', content: 'x' }, { name: 'big', content: Buffer.alloc(1_000_000) });
-    async function* nothing(): AsyncGenerator<never> {}
-    async function* cut(): AsyncGenerator<WriteArchiveRequest__Output> {
-      yield { commit: {} };
-      throw new Error('cut');
-    }
-    async function* more(): AsyncGenerator<WriteArchiveRequest__Output> {
-      yield { commit: {} };
-      yield { chunk: Buffer.from('x') };
-    }
-    for (const [ending, input] of [
-      [nothing, tar],
-      [cut, tar],
-      [more, tar],
-      [nothing, tar.subarray(0, 500_000)],
-    ] as const) {
-      rmSync(path('target'), { recursive: true, force: true });
-      await expect(write(path('target'), input, { whole, ending })).rejects.toThrow();
-      // What landed before stays where it was not asked for as a whole.
-      expect(existsSync(path('target/a'))).toBe(!whole);
-      expectNothingElse();
-    }
-  });
+  test.each([true, false])(
+    'an upload without its commit leaves no temporary files, whole %s',
+    async (whole) => {
+      const tar = await tarOf({ name: 'a', content: 'x' }, { name: 'big', content: Buffer.alloc(1_000_000) });
+      async function* nothing(): AsyncGenerator<never> {}
+      async function* cut(): AsyncGenerator<WriteArchiveRequest__Output> {
+        yield { commit: {} };
+        throw new Error('cut');
+      }
+      async function* more(): AsyncGenerator<WriteArchiveRequest__Output> {
+        yield { commit: {} };
+        yield { chunk: Buffer.from('x') };
+      }
+      for (const [ending, input] of [
+        [nothing, tar],
+        [cut, tar],
+        [more, tar],
+        [nothing, tar.subarray(0, 500_000)],
+      ] as const) {
+        rmSync(path('target'), { recursive: true, force: true });
+        await expect(write(path('target'), input, { whole, ending })).rejects.toThrow();
+        // Without `whole`, files that were extracted before stay.
+        expect(existsSync(path('target/a'))).toBe(!whole);
+        expectNothingElse();
+      }
+    },
+  );
 
-  test.each([true, false])('a call that is cancelled leaves nothing temporary, whole %s', async (whole) => {
+  test.each([true, false])('a cancelled call leaves no temporary files, whole %s', async (whole) => {
     const tar = await tarOf({ name: 'big', content: Buffer.alloc(1_000_000) });
     const controller = new AbortController();
     async function* hangs(): AsyncGenerator<WriteArchiveRequest__Output> {
@@ -608,7 +612,7 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
-  test('a half unpacked archive of a killed agent is removed at its next start', async () => {
+  test('an archive that a killed agent was unpacking is removed at its next start', async () => {
     const tar = await tarOf(
       { name: 'dir/a', content: 'x' },
       { name: 'big', content: Buffer.alloc(1_000_000) },
@@ -646,7 +650,7 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
-  test('as a whole nothing has the name before commit, and nothing that has it is replaced', async () => {
+  test('a whole copy gets its name at the commit, and replaces nothing', async () => {
     const tar = await tarOf({ name: 'a', content: 'x' });
     const before = (): void => expect(existsSync(path('target'))).toBe(false);
     await write(path('target'), tar, { whole: true, before });
@@ -704,7 +708,7 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
-  test('setuid and setgid bits are dropped, other modes kept against the umask, times kept', async () => {
+  test('setuid and setgid bits are removed; other modes, whatever the umask, and times are preserved', async () => {
     const mtime = new Date(1_234_567_890_000);
     const tar = await tarOf(
       { name: './', type: 'directory', mode: 0o711, mtime },
@@ -766,14 +770,14 @@ describe('writeArchive', () => {
     expectNothingElse();
   });
 
-  test.each(['--format=v7', '--format=ustar'])('unpacks the old form %s', async (format) => {
+  test.each(['--format=v7', '--format=ustar'])('unpacks the old format %s', async (format) => {
     mkdirSync(path('dir/sub'), { recursive: true });
     writeFileSync(path('dir/sub/file'), 'x');
     await write(path('copy'), gnuTar(path('dir'), format));
     expect(readFileSync(path('copy/sub/file'), 'utf8')).toBe('x');
   });
 
-  test('unpacks an empty archive, and a byte at a time', async () => {
+  test('unpacks an empty archive, and one that arrives byte by byte', async () => {
     await write(path('empty'), await tarOf());
     expect(readdirSync(path('empty'))).toEqual([]);
     const tar = await tarOf({ name: 'a', content: 'x'.repeat(1000) });
@@ -786,7 +790,7 @@ describe('writeArchive', () => {
     }
   });
 
-  test('a tree of its own making comes back the same', async () => {
+  test('a tree that it has packed is unpacked to the same tree', async () => {
     makeTree(path('dir'));
     const { tar, tail } = await read(path('dir'), { gzip: true });
     const { summary } = await write(path('copy'), tar, { whole: true, sha256: tail?.sha256 ?? '' });

@@ -1,4 +1,5 @@
-// The audit log of a machine against a broker that wants to hide its calls, flood the log or deceive its reader.
+// The audit log of a machine, with a broker that tries to hide its calls, to flood the log or to deceive its
+// reader.
 import { execFileSync } from 'node:child_process';
 import { existsSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -20,7 +21,7 @@ const linesIn = (directory: string): Line[] =>
     .map((line) => JSON.parse(line));
 const callOf = (method: string, more = {}) => ({ method, request_id: 'req_1', caller: null, ...more });
 
-test('no line is longer than 8 KiB, and its end is in it whatever the broker says', async () => {
+test('no line is longer than 8 KiB, and each line has its end whatever the broker sends', async () => {
   const directory = temporaryFolder('long');
   const activity = await AuditLog.open(directory, quiet);
   const evil = '\u0001'.repeat(100_000);
@@ -39,7 +40,7 @@ test('no line is longer than 8 KiB, and its end is in it whatever the broker say
   });
 });
 
-test('refusals beyond five of a kind are a number, and what was done stands between them', async () => {
+test('after five refusals of a kind only their number is logged, and other entries are logged in between', async () => {
   const directory = temporaryFolder('refused');
   const activity = await AuditLog.open(directory, quiet);
   for (let n = 0; n < 100; n += 1) {
@@ -95,11 +96,11 @@ test('a removed log file is created again, and a full one is rotated without los
   expect(readFileSync(join(directory, 'activity.1.log'), 'utf8')).toContain('second');
 });
 
-test('one id of many calls is one call, and an id that fits no header is none', async () => {
+test('many calls with one id count as one call, and a call whose id fits no header is ignored', async () => {
   const broker = await scriptedBroker();
   const { agent, dataDir } = await broker.agent(['--allow', 'files:read']);
   const call_id = 'call_same';
-  // Its stream is held open: there is no request in it.
+  // Its stream stays open without a request.
   const held = broker.call('ReadFile', {}, { call_id, request_follows: true });
   for (let n = 0; n < 50; n += 1) void broker.call('StatFile', { path: Buffer.from('/tmp') }, { call_id });
   void broker.call('StatFile', { path: Buffer.from('/tmp') }, { call_id: 'a\u0001b' });
@@ -109,7 +110,7 @@ test('one id of many calls is one call, and an id that fits no header is none', 
   expect(linesIn(dataDir).filter(({ method }) => method === 'StatFile')).toHaveLength(1);
 });
 
-test('text of the broker is cut and sanitized in the agent’s own log', () => {
+test('texts of the broker are cut and sanitized in the agent’s own log', () => {
   expect(brokerText(`\u001b[2J\u009b\u202e\u2028a${'x'.repeat(1_000)}`)).toMatch(
     /^\ufffd\[2J\ufffd{3}ax{192}$/,
   );
@@ -124,25 +125,28 @@ const hasJq = ((): boolean => {
   }
 })();
 
-test.runIf(hasJq)('the recipes of docs/locks.md show nothing that a terminal obeys', async () => {
-  const directory = temporaryFolder('recipe');
-  const evil = '\u001b]0;own\u0007\u009b2J\u202e\u2066\u2028\n\tfake';
-  const activity = await AuditLog.open(directory, quiet);
-  const entry = activity.begin(callOf('ReadFile', { caller: { key_id: 'k', key_name: evil } }));
-  entry.asked({ path: Buffer.from(`/etc/${evil}`) });
-  entry.ended('permission_denied');
-  await activity.close();
-  // biome-ignore lint/suspicious/noControlCharactersInRegex: these are what is looked for
-  const obeyed = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u2028-\u202e\u2066-\u2069]/;
-  expect(textIn(directory)).not.toMatch(obeyed);
-  const text = readFileSync(join(import.meta.dirname, '../../docs/locks.md'), 'utf8');
-  const recipe = /```sh\ncd \S+\n([\s\S]*?)```/.exec(text)?.[1] ?? '';
-  writeFileSync(join(directory, 'activity.1.log'), '');
-  const printed = execFileSync('sh', ['-ec', recipe.replace('tail -F', 'cat')], {
-    cwd: directory,
-    encoding: 'utf8',
-  });
-  expect(printed.trim().split('\n')).toHaveLength(2);
-  expect(printed).toContain('fake\tReadFile\t');
-  expect(printed).not.toMatch(obeyed);
-});
+test.runIf(hasJq)(
+  'the commands in docs/locks.md print no control characters of a hostile broker',
+  async () => {
+    const directory = temporaryFolder('recipe');
+    const evil = '\u001b]0;own\u0007\u009b2J\u202e\u2066\u2028\n\tfake';
+    const activity = await AuditLog.open(directory, quiet);
+    const entry = activity.begin(callOf('ReadFile', { caller: { key_id: 'k', key_name: evil } }));
+    entry.asked({ path: Buffer.from(`/etc/${evil}`) });
+    entry.ended('permission_denied');
+    await activity.close();
+    // biome-ignore lint/suspicious/noControlCharactersInRegex: these are what is looked for
+    const obeyed = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u2028-\u202e\u2066-\u2069]/;
+    expect(textIn(directory)).not.toMatch(obeyed);
+    const text = readFileSync(join(import.meta.dirname, '../../docs/locks.md'), 'utf8');
+    const recipe = /```sh\ncd \S+\n([\s\S]*?)```/.exec(text)?.[1] ?? '';
+    writeFileSync(join(directory, 'activity.1.log'), '');
+    const printed = execFileSync('sh', ['-ec', recipe.replace('tail -F', 'cat')], {
+      cwd: directory,
+      encoding: 'utf8',
+    });
+    expect(printed.trim().split('\n')).toHaveLength(2);
+    expect(printed).toContain('fake\tReadFile\t');
+    expect(printed).not.toMatch(obeyed);
+  },
+);

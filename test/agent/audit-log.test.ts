@@ -7,7 +7,7 @@ import { type AgentHandle, quiet, startFarhand, temporaryFolder } from '../start
 
 type Line = Record<string, unknown>;
 
-/** All that the log has once its agent has ended. */
+/** Returns all lines of the log once its agent has ended. */
 async function linesOf(agent: AgentHandle): Promise<Line[]> {
   await agent.close();
   return read(join(agent.dataDir, 'activity.log'));
@@ -48,7 +48,7 @@ test('calls that the owner does not allow are logged with the key that made them
   ]);
 });
 
-test('contents, input and environment are never in it, paths and commands are', async () => {
+test('contents, input and environment are never logged; paths and commands are', async () => {
   const system = await startFarhand();
   const agent = await system.agent();
   const { machineId: machine_id } = agent;
@@ -82,7 +82,7 @@ test('contents, input and environment are never in it, paths and commands are', 
   expect(of(lines, 'GetMetrics')).toEqual([]);
 });
 
-test('a schedule’s command stands under the key of the schedule, a terminal under that of its client', async () => {
+test('a schedule’s command is logged with the key of the schedule, a terminal with that of its client', async () => {
   const system = await startFarhand();
   const agent = await system.agent();
   const { machineId: machine_id } = agent;
@@ -106,7 +106,7 @@ test('a schedule’s command stands under the key of the schedule, a terminal un
   expect(of(lines, 'KillProcess')[0]).toMatchObject({ id: session.id, key_id: id });
 });
 
-test('it is private, out of reach of the file API, and a command is in it before the second is over', async () => {
+test('the log is private and protected from the file API, and has a command within a second', async () => {
   const system = await startFarhand();
   const agent = await system.agent();
   const { machineId: machine_id, dataDir } = agent;
@@ -120,7 +120,7 @@ test('it is private, out of reach of the file API, and a command is in it before
   expect((await system.call('DELETE', `${files}?path=${file}`)).status).toBe(403);
 });
 
-test('a file that is full becomes the first of four old ones, and half a line stays alone', async () => {
+test('a full file becomes the first of four old ones, and an incomplete line is not continued', async () => {
   const directory = temporaryFolder('lines');
   writeFileSync(join(directory, 'x.log'), '{"torn":');
   for (let count = 0; count < 8; count += 1) {
@@ -142,7 +142,7 @@ test('a file that is full becomes the first of four old ones, and half a line st
   expect(readFileSync(join(torn, 'x.log'), 'utf8')).toBe('{"torn":\n{"whole":"\\u009b2J\\u001b"}\n');
 });
 
-test('calls go on while the log cannot be written, and missing lines are counted later', async () => {
+test('calls are answered while the log cannot be written, and the missing lines are counted later', async () => {
   const directory = join(temporaryFolder('gone'), 'not-there-yet');
   const lines = await Lines.open(directory, 'x', quiet);
   lines.add({ lost: true });
@@ -156,10 +156,10 @@ test('calls go on while the log cannot be written, and missing lines are counted
   ]);
 });
 
-test('more lines than a disk takes at once are kept in their order', async () => {
+test('more lines than the disk takes at once are written in order', async () => {
   const directory = temporaryFolder('many');
   const lines = await Lines.open(directory, 'x', quiet);
-  // In one turn, so that the second batch is full while the first one is being written.
+  // All in one turn of the event loop, so that the second batch is full while the first one is being written.
   const many = Array.from({ length: 300 }, (_, count) => ({ count, pad: 'x'.repeat(3_000) }));
   for (const line of many) lines.add(line);
   await lines.close();

@@ -1,4 +1,4 @@
-// farhand-agent doctor: what is wrong on an agent's own machine; and an agent whose clock is wrong.
+// farhand-agent doctor: what it finds wrong on an agent's machine. Also tests an agent whose clock is wrong.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { chmodSync, writeFileSync } from 'node:fs';
@@ -59,7 +59,7 @@ test('finds nothing wrong with an agent that is linked, as the program’s own v
   expect(text).toMatch(/^ok {4}broker +\S+ answers, and is the broker that this machine has joined$/m);
 });
 
-test('an agent whose clock is behind the broker’s certificate names its clock, when it links and when it joins', async () => {
+test('an agent whose clock is behind the broker’s certificate reports its clock, when it links and when it joins', async () => {
   const first = await startFarhand();
   const agent = await first.agent();
   await first.broker.close();

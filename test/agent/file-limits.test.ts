@@ -1,4 +1,5 @@
-// Limits of the agent's files: what many calls at once may cost, and which paths no request may find out.
+// Limits of the agent's file operations: the cost of many calls at once, and paths that no request may find
+// out.
 import { execFileSync } from 'node:child_process';
 import {
   existsSync,
@@ -84,9 +85,9 @@ describe('the semaphore', () => {
 });
 
 describe('heavy calls', () => {
-  test('forty of them run or wait, the next is unavailable, and light ones pass', async () => {
+  test('forty heavy calls run or wait, the next is refused as unavailable, and light calls are not delayed', async () => {
     writeFileSync(path('huge'), '');
-    // So many holes that to hash them takes hours.
+    // A sparse file that takes hours to hash.
     truncateSync(path('huge'), 1e12);
     writeFileSync(path('small'), 'x');
     const stop = new AbortController();
@@ -140,16 +141,16 @@ describe('searches', () => {
   const empty = { done: false, value: { matches: { matches: [] } } };
   const many = { matches: { matches: { length: 64 } } };
 
-  test('four run at once; who finds nothing is heard, and lets others have their turn', async () => {
+  test('four run at once, and one that finds nothing reports that in time and lets others run', async () => {
     for (let index = 0; index < 200; index += 1) writeFileSync(path(`f${index}`), '');
     writeFileSync(path('huge'), 'x'.repeat(10_000));
-    // To go through its hole takes hours.
+    // A sparse file that takes hours to search.
     truncateSync(path('huge'), 1e12);
     const clock = fakeClock(1_000_000);
     const stops = Array.from({ length: 5 }, () => new AbortController());
     const running = stops.slice(0, 4).map(({ signal }) => search('missing', signal));
     const silent = running.map((one) => one.next());
-    // All of them are in the hole.
+    // All searches are reading the sparse file.
     await vi.waitFor(() => expect(readersOf(path('huge'))).toBe(4), 10_000);
     const [fifth, sixth] = [search('', stops[4]?.signal), search('')];
     const waiting = [fifth.next(), sixth.next()];
@@ -177,7 +178,7 @@ describe('searches', () => {
 });
 
 describe('watches', () => {
-  test('share one quota, which comes back when names and watches go', async () => {
+  test('share one quota, which is released when names and watches are removed', async () => {
     const { watchFiles: watch } = await disk.open({ watches: watchQuota(78) });
     mkdirSync(path('dir/sub'), { recursive: true });
     for (let index = 0; index < 8; index += 1) writeFileSync(path(`dir/f${index}`), '');
@@ -198,7 +199,7 @@ describe('watches', () => {
       value: { changes: [], path: Buffer.from(path('dir')) },
     });
     await two.iterator.next();
-    // Two directories and nine names each: there is no room for a fifth directory.
+    // Two directories with nine names each, so that a fifth directory exceeds the quota.
     const third = begin();
     await expect(third.iterator.next()).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
     await two.end();
@@ -229,7 +230,7 @@ describe('watches', () => {
   });
 });
 
-test('of watches that begin together some go on where there is no room for all', async () => {
+test('of watches that begin together, some succeed if the quota is too small for all', async () => {
   const { watchFiles: watch } = await disk.open({ watches: watchQuota(60) });
   mkdirSync(path('dir'));
   for (let index = 0; index < 10; index += 1) writeFileSync(path(`dir/f${index}`), '');
@@ -244,7 +245,7 @@ test('of watches that begin together some go on where there is no room for all',
 });
 
 describe('large directories', () => {
-  test('are walked piece by piece, also within each other, and removed whole', async () => {
+  test('large directories are walked in pieces, also nested ones, and removed completely', async () => {
     const script = 'd=.; for i in $(seq 35); do d=$d/d; mkdir $d; (cd $d && seq 280 | xargs touch); done';
     mkdirSync(path('top'));
     execFileSync('sh', ['-c', script], { cwd: path('top') });

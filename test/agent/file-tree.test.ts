@@ -1,5 +1,5 @@
-// Tree operations of the agent's files room, called as the link calls them, on real files: what must never happen
-// comes first.
+// The agent's operations on trees of files (walk, remove, move, copy), called as the link calls them, on real
+// files. Refusals and attacks come first.
 import { type ChildProcess, execFileSync } from 'node:child_process';
 import { once } from 'node:events';
 import {
@@ -45,13 +45,13 @@ const log = createLogger('test', 'silent');
 
 let disk: Disk;
 let base: string;
-/** The only allowed root in most tests, and not the home; `outside` lies beside it. */
+/** The only allowed root in most tests, which is not the home. The directory `outside` is beside it. */
 let root: string;
 let outside: string;
 let forbidden: string;
 let home: string;
 let files: Files;
-/** On another file system than the rest, where there is one. */
+/** A directory on another file system, if there is one. */
 let shm: string;
 
 const path = (...parts: string[]): string => join(root, ...parts);
@@ -68,7 +68,7 @@ beforeEach(async () => {
 
 afterEach(() => disk.remove());
 
-/** Directories inside each other, deeper than any path can name; the last holds a file. */
+/** Makes nested directories, deeper than the longest path; the last one contains a file. */
 function makeDeep(at: string, levels: number, name = 'd'): void {
   mkdirSync(at);
   let above = openSync(at, 'r');
@@ -82,7 +82,7 @@ function makeDeep(at: string, levels: number, name = 'd'): void {
   closeSync(above);
 }
 
-/** Swaps a directory against a symlink for a second, without a pause. */
+/** Swaps a directory with a symlink in a loop for a second. */
 function swap(name: string, target: string): ChildProcess {
   return disk.program(`
     const [name, target] = ${JSON.stringify([name, target])};
@@ -134,7 +134,7 @@ const change = (at: Way, more: Partial<ChangeFileRequest__Output>) =>
 /** A name in a directory that is not UTF-8. */
 const notText = (at: string): Buffer => Buffer.concat([Buffer.from(`${at}/`), Buffer.from([0x66, 0xff])]);
 
-/** A tree with one of each kind that can be copied. */
+/** Makes a tree with one entry of each type that can be copied. */
 function plant(at: string): void {
   mkdirSync(join(at, 'sub/empty'), { recursive: true });
   writeFileSync(join(at, 'sub/file'), 'content');
@@ -148,9 +148,9 @@ function plant(at: string): void {
   for (const way of ['sub/empty', 'sub', '']) utimesSync(join(at, way), 3_000, 4_000);
 }
 
-/** What a copy must keep, by path. */
+/** Returns what a copy must preserve, by path. */
 function portrait(at: string): Record<string, unknown> {
-  // The root's own time changes with every temporary name.
+  // Left out: the time of the root, which changes with every temporary name.
   const ways = [...(at === path() ? [] : ['']), ...tree(at).filter((way) => !way.includes('\ufffd'))];
   return Object.fromEntries(
     ways.map((way) => {
@@ -194,11 +194,11 @@ describe('walking', () => {
     return steps;
   }
 
-  /** Without the second step of each directory. */
+  /** Leaves out the second step of each directory. */
   const received = async (options: Partial<WalkOptions> = {}, from = root): Promise<string[]> =>
     (await receivedTwice(options, from)).filter((way) => !way.endsWith('/'));
 
-  test('a protected path fails the walk, or is reported and left out, be it a directory or a file', async () => {
+  test('a protected directory or file fails the walk, or is reported and left out', async () => {
     mkdirSync(path('sub'));
     writeFileSync(path('sub/config'), 'secret');
     writeFileSync(path('sub/other'), '');
@@ -211,7 +211,7 @@ describe('walking', () => {
     expect(skipped).toEqual([`${forbidden} permission_denied`, `${path('sub/config')} permission_denied`]);
   });
 
-  test('a forbidden file is left out under the name it is replaced by during the walk', async () => {
+  test('a forbidden file that replaces another one during the walk is left out', async () => {
     mkdirSync(path('sub'));
     writeFileSync(path('sub/config'), 'secret');
     const steps: string[] = [];
@@ -232,7 +232,7 @@ describe('walking', () => {
     expect(await received({}, path('sub'))).toEqual(['loop', 'way']);
   });
 
-  test('a directory swapped against a symlink in a tight loop never leads the walk out', async () => {
+  test('a directory that is swapped with a symlink in a loop never leads the walk out of the root', async () => {
     mkdirSync(path('in/sub'), { recursive: true });
     writeFileSync(path('in/sub/inside'), '');
     const swapping = swap(path('in/sub'), outside);
@@ -246,7 +246,7 @@ describe('walking', () => {
       }
       for (const directory of opened.splice(0)) directory[Symbol.dispose]();
     }
-    // Both were met, so the race was real.
+    // The walk has seen both, so there was a race.
     expect([...seen].sort()).toContain('sub/inside');
     expect([...seen].filter((way) => way.includes('secret'))).toEqual([]);
     expect(links).toBeGreaterThan(0);
@@ -270,7 +270,7 @@ describe('walking', () => {
   });
 
   test.skipIf(!mayMount)(
-    'what is mounted below is not entered where one mount is asked for, a bind mount neither (needs mount)',
+    'with oneMount, a mount below fails the walk or is skipped, also a bind mount (needs mount)',
     async () => {
       for (const name of ['in/bind', 'in/tmpfs', 'in/plain']) mkdirSync(path(name), { recursive: true });
       disk.mount('--bind', outside, path('in/bind'));
@@ -308,7 +308,7 @@ describe('walking', () => {
     };
     await expect(failing()).rejects.toThrow('enough');
     for (const directory of opened.splice(0)) directory[Symbol.dispose]();
-    // Soon, for later the garbage collector would have closed them.
+    // Checked soon, because the garbage collector would close the handles later.
     await vi.waitFor(() => expect(disk.openHandles()).toEqual([]), 200);
   });
 
@@ -323,7 +323,7 @@ describe('walking', () => {
     expect([entered, left, length]).toEqual([3_001, 3_000, 3_000 * 2 + 'bottom'.length]);
   });
 
-  test('directories come before and after their content, and that only where they are entered', async () => {
+  test('directories come before and after their content, and have content only if they are entered', async () => {
     for (const name of ['b/c', 'a', '.h/i']) mkdirSync(path('t', name), { recursive: true });
     for (const name of ['b/file', 'B', 'ä', 'b/c/x', '.h/j']) writeFileSync(path('t', name), '');
     const from = path('t');
@@ -372,7 +372,7 @@ describe('describing one path', () => {
     );
   });
 
-  test('the digest is of regular files only, and pipes are described without being opened', async () => {
+  test('only regular files have a digest, and pipes are described without being opened', async () => {
     execFileSync('mkfifo', [path('fifo')]);
     symlinkSync('fifo', path('link'));
     expect((await stat(path('fifo'))).entry).toMatchObject({ special: 'fifo', type: 'FILE_TYPE_FILE' });
@@ -402,7 +402,7 @@ describe('describing one path', () => {
     await expect(given).rejects.toThrow('the caller left');
   });
 
-  test('a symlink that dangles, loops, leads out or into what is forbidden is described as itself', async () => {
+  test('a symlink that dangles, loops, or leads out or to a forbidden path is described as a symlink', async () => {
     symlinkSync('nowhere', path('dangling'));
     symlinkSync('loop', path('loop'));
     symlinkSync(outside, path('out'));
@@ -415,7 +415,7 @@ describe('describing one path', () => {
     }
   });
 
-  test('an entry is that of the listing, with etag, and digest where asked for', async () => {
+  test('the entry is the same as in a listing, with an ETag, and a digest on request', async () => {
     const name = Buffer.concat([Buffer.from(`${root}/`), Buffer.from([0x66, 0xff])]);
     writeFileSync(name, 'abc');
     symlinkSync(Buffer.from([0x66, 0xff]), path('link'));
@@ -446,7 +446,7 @@ describe('describing one path', () => {
 // ---- Making directories
 
 describe('making a directory', () => {
-  test('whatever exists there is already_exists, with parents too', async () => {
+  test('an existing path is refused with already_exists, with parents too', async () => {
     writeFileSync(path('file'), '');
     symlinkSync('nowhere', path('dangling'));
     for (const name of ['homes', 'file', 'dangling', 'homes/', '']) {
@@ -455,7 +455,7 @@ describe('making a directory', () => {
     }
   });
 
-  test('a missing parent, a file on the way, a place outside or forbidden are refused and nothing is left', async () => {
+  test('a missing parent, a file in the path, and an outside or forbidden path are refused and leave nothing', async () => {
     writeFileSync(path('file'), '');
     symlinkSync(outside, path('out'));
     const before = tree(root);
@@ -475,7 +475,7 @@ describe('making a directory', () => {
     expect(tree(outside)).toEqual(['secret']);
   });
 
-  test('the mode is exactly that asked for, else 0755, whatever the umask', async () => {
+  test('the mode is exactly the requested one, by default 0755, whatever the umask', async () => {
     const umask = process.umask(0o077);
     try {
       expect((await make(path('a'))).entry).toMatchObject({ mode: 0o755, path: Buffer.from(path('a')) });
@@ -493,7 +493,7 @@ describe('making a directory', () => {
 // ---- Removing
 
 describe('removing', () => {
-  test('the root, the home, what holds them and what holds a forbidden place stay, under any name', async () => {
+  test('the root, the home, their parents and parents of forbidden paths are never removed, under any name', async () => {
     const all = await open(['/']);
     const none = undefined;
     mkdirSync(path('sub/keep'), { recursive: true });
@@ -507,7 +507,7 @@ describe('removing', () => {
     mkdirSync(path('holder'));
     symlinkSync('homes', path('alias'));
     const before = tree(root);
-    // Never recursive where a mistake would empty a disk.
+    // Not recursive, because a mistake would empty the disk.
     await expectCode(remove('/', false, none, all), 'permission_denied');
     await expectCode(remove(base, false, none, all), 'permission_denied');
     for (const recursive of [false, true]) {
@@ -524,7 +524,7 @@ describe('removing', () => {
     expect(tree(outside)).toEqual(['secret']);
   });
 
-  test('a symlink that the way to the home leads through stays', async () => {
+  test('a symlink in the path to the home is never removed', async () => {
     mkdirSync(path('real/agent'), { recursive: true });
     symlinkSync('real', path('way'));
     const by = await createFiles({
@@ -551,7 +551,7 @@ describe('removing', () => {
     expect(existsSync(path('full/sub'))).toBe(true);
   });
 
-  test('of what is forbidden nothing goes, not even where it is met as a hard link', async () => {
+  test('forbidden files are never removed, not even as a hard link', async () => {
     mkdirSync(path('t'));
     linkSync(join(forbidden, 'key'), path('t/alias'));
     const by = await createFiles({
@@ -566,7 +566,7 @@ describe('removing', () => {
     expect(text(path('t/alias'))).toBe('forbidden');
   });
 
-  test.skipIf(!mayMount)('nothing that is mounted below or is a mount is emptied (needs mount)', async () => {
+  test.skipIf(!mayMount)('no mount, and nothing mounted below, is emptied (needs mount)', async () => {
     mkdirSync(path('t/sub/bind'), { recursive: true });
     mkdirSync(path('source'));
     writeFileSync(path('source/precious'), 'x');
@@ -578,19 +578,19 @@ describe('removing', () => {
     expect(text(path('source/precious'))).toBe('x');
   });
 
-  test('a directory swapped against a symlink in a tight loop takes nothing outside with it', async () => {
+  test('a directory that is swapped with a symlink in a loop removes nothing outside', async () => {
     for (let index = 0; index < 20; index += 1) mkdirSync(join(outside, `d${index}`));
     const before = tree(outside);
     const swapping = swap(path('in/sub'), outside);
     await printed(swapping, 'ready');
     const codes = new Map<string, number>();
     while (swapping.exitCode === null) {
-      // Made elsewhere: on its way down, mkdir itself would follow the symlink.
+      // Created elsewhere, because mkdir itself would follow the symlink.
       mkdirSync(path('next/sub/deep/deeper'), { recursive: true });
       tries(() => renameSync(path('next'), path('in')));
       const code = await remove(path('in'), true).then(() => 'done', codeOf);
       codes.set(code, (codes.get(code) ?? 0) + 1);
-      // Elsewhere it would be a symlink that has been swapped in.
+      // Removes the directory only if it is not the symlink that was swapped in.
       tries(() => execFileSync('rm', ['-rf', path('in')]));
     }
     expect(tree(outside)).toEqual(before);
@@ -606,7 +606,7 @@ describe('removing', () => {
     expect([...codes.keys()].filter((code) => !known.includes(code))).toEqual([]);
   });
 
-  test('files, symlinks, pipes, devices and empty directories go, and never the target of a symlink', async () => {
+  test('files, symlinks, pipes, devices and empty directories are removed, but never the target of a symlink', async () => {
     writeFileSync(path('file'), 'four');
     mkdirSync(path('empty'));
     mkdirSync(path('full'));
@@ -642,7 +642,7 @@ describe('removing', () => {
     expect(readdirSync(path('wide')).length).toBeGreaterThan(0);
   });
 
-  test('a tree that is deeper than a path may be long goes', async () => {
+  test('a tree that is deeper than the longest path is removed', async () => {
     makeDeep(path('deep'), 2_100);
     expect(await remove(path('deep'), true)).toMatchObject({ directory: true });
     expect(existsSync(path('deep'))).toBe(false);
@@ -668,7 +668,7 @@ describe.each(refusals)('%s', (_, work) => {
     mkdirSync(path('full/sub'), { recursive: true });
   });
 
-  test('a path that is missing, outside, forbidden, or ends in a slash but is no directory is refused', async () => {
+  test('a missing, outside or forbidden path is refused, and a file whose path ends in a slash', async () => {
     symlinkSync(outside, path('out'));
     const before = portrait(path());
     await expectCode(work(path('missing'), path('a')), 'file_not_found');
@@ -717,7 +717,7 @@ describe.each(refusals)('%s', (_, work) => {
     expect(portrait(path())).toEqual(before);
   });
 
-  test('of many at once with one destination exactly one arrives', async () => {
+  test('of many moves or copies at once to one destination exactly one succeeds', async () => {
     for (let n = 0; n < 8; n += 1) {
       writeFileSync(path(`f${n}`), `${n}`);
       mkdirSync(path(`d${n}/${n}`), { recursive: true });
@@ -751,7 +751,7 @@ describe.each(refusals)('%s', (_, work) => {
     expect(leftovers()).toEqual([]);
   });
 
-  test('a directory arrives with modes, times, symlinks and names as they were', async () => {
+  test('modes, times, symlinks and names of a directory are preserved', async () => {
     chmodSync(path('dir'), 0o555);
     const image = portrait(path('dir'));
     const answer = await work(path('dir'), path('there/'));
@@ -762,7 +762,7 @@ describe.each(refusals)('%s', (_, work) => {
 });
 
 describe('moving', () => {
-  test('the root, the home and what holds them or something forbidden stay', async () => {
+  test('the root, the home, their parents and parents of forbidden paths cannot be moved', async () => {
     const before = tree(root);
     for (const way of [home, path('homes'), root, forbidden])
       await expectCode(move(way, path('a'), true), 'permission_denied');
@@ -773,7 +773,7 @@ describe('moving', () => {
     expect(tree(root)).toEqual(before);
   });
 
-  test('a symlink moves as itself, pipes move, and a name that is not UTF-8', async () => {
+  test('symlinks, pipes and names that are not UTF-8 are moved', async () => {
     writeFileSync(path('target'), 'x');
     symlinkSync('target', path('link'));
     execFileSync('mkfifo', [path('fifo')]);
@@ -794,7 +794,7 @@ describe('moving', () => {
     ]);
   });
 
-  test('to its own place is done at once, also without overwrite', async () => {
+  test('moving a path to itself succeeds and changes nothing, also without overwrite', async () => {
     writeFileSync(path('a'), 'x');
     symlinkSync('.', path('self'));
     const { ino } = statSync(path('a'));
@@ -803,7 +803,7 @@ describe('moving', () => {
     expect(statSync(path('a')).ino).toBe(ino);
   });
 
-  test('onto another hard link of the same file leaves only that', async () => {
+  test('moving a file onto another hard link of it leaves only that link', async () => {
     writeFileSync(path('a'), 'x');
     linkSync(path('a'), path('b'));
     await move(path('a'), path('b'), true);
@@ -829,7 +829,7 @@ describe.skipIf(!otherDisk)('moving between file systems (needs a second one)', 
     expect(leftovers()).toEqual([]);
   });
 
-  test.skipIf(!mayMount)('what is mounted below the source keeps it where it is (needs mount)', async () => {
+  test.skipIf(!mayMount)('a source with a mount below it is not moved (needs mount)', async () => {
     mkdirSync(path('dir/bind'), { recursive: true });
     disk.mount('--bind', outside, path('dir/bind'));
     await expectCode(move(path('dir'), join(shm, 'dir')), 'file_busy');
@@ -850,7 +850,7 @@ describe.skipIf(!otherDisk)('moving between file systems (needs a second one)', 
     expect(leftovers()).toEqual([]);
   });
 
-  test('files, symlinks and trees arrive whole, with owner, mode and times, and leave', async () => {
+  test('files, symlinks and trees are moved completely, with owner, mode and times', async () => {
     plant(path('dir'));
     if (isRoot) chownSync(path('dir/sub/file'), 1234, 4321);
     chmodSync(path('dir/sub/file'), 0o6711);
@@ -869,7 +869,7 @@ describe.skipIf(!otherDisk)('moving between file systems (needs a second one)', 
     expect(leftovers()).toEqual([]);
   });
 
-  test('a tree that is deeper than a path may be long crosses over', async () => {
+  test('a tree that is deeper than the longest path is moved', async () => {
     makeDeep(path('deep'), 400, 'directory-with-name');
     await move(path('deep'), join(shm, 'deep'));
     expect(existsSync(path('deep'))).toBe(false);
@@ -895,7 +895,7 @@ describe.skipIf(!otherDisk)('moving between file systems (needs a second one)', 
     const [left] = readdirSync(shm);
     expect(left).toMatch(/^\.farhand-/);
     expect(modeOf(join(shm, left!))).toBe(0o700);
-    // Somebody gives the name to a directory that is not the one that was made.
+    // Another directory gets the name of the temporary one.
     const beside = readdirSync(root).find((name) => name.startsWith('.farhand-'))!;
     renameSync(path(beside), path('was'));
     mkdirSync(path(beside));
@@ -908,7 +908,7 @@ describe.skipIf(!otherDisk)('moving between file systems (needs a second one)', 
 });
 
 describe('copying', () => {
-  test('special files are refused by name, be it alone or in a tree, and nothing is left', async () => {
+  test('special files are refused by name, alone or in a tree, and nothing is left', async () => {
     mkdirSync(path('dir/sub'), { recursive: true });
     writeFileSync(path('dir/a'), 'x');
     execFileSync('mkfifo', [path('dir/sub/fifo')]);
@@ -932,7 +932,7 @@ describe('copying', () => {
     expect(leftovers()).toEqual([]);
   });
 
-  test('a forbidden place in a tree is named and nothing is copied', async () => {
+  test('a forbidden path in a tree is named, and nothing is copied', async () => {
     const error = await (await open(['/']))
       .copyFile(pair(root, join(base, 'copy'), false), call())
       .catch((thrown: unknown) => thrown);
@@ -940,7 +940,7 @@ describe('copying', () => {
     expect(readdirSync(base).filter((name) => name === 'copy' || name.startsWith('.'))).toEqual([]);
   });
 
-  test('onto itself is refused, by any name, and leaves it as it was', async () => {
+  test('copying a path onto itself is refused, by any name, and changes nothing', async () => {
     writeFileSync(path('a'), 'x');
     linkSync(path('a'), path('b'));
     symlinkSync('a', path('link'));
@@ -950,7 +950,7 @@ describe('copying', () => {
     expect([text(path('a')), statSync(path('a')).nlink]).toEqual(['x', 2]);
   });
 
-  test('a directory swapped against a symlink in a tight loop copies nothing from outside', async () => {
+  test('a directory that is swapped with a symlink in a loop copies nothing from outside', async () => {
     mkdirSync(path('in/sub'), { recursive: true });
     writeFileSync(path('in/sub/inside'), '');
     const swapping = swap(path('in/sub'), outside);
@@ -961,7 +961,7 @@ describe('copying', () => {
       const code = await copy(path('in'), path('copy')).then(() => 'done', codeOf);
       codes.set(code, (codes.get(code) ?? 0) + 1);
       if (code !== 'done') continue;
-      // Without following: a symlink copied as such leads out as well.
+      // Does not follow symlinks, because a copied symlink also leads out.
       for (const way of execFileSync('find', ['.'], { cwd: path('copy') })
         .toString()
         .split('\n'))
@@ -985,7 +985,7 @@ describe('copying', () => {
     copying.catch(() => undefined);
     for (; running; await new Promise(setImmediate)) appendFileSync(path('log'), 'more');
     const { bytes, files: count } = await copying;
-    // Some may have come before the copy began.
+    // Bytes may have been appended before the copy began.
     expect([count, statSync(path('copy')).size]).toEqual([1, bytes]);
     expect(bytes).toBeGreaterThanOrEqual(100_000_000);
     expect(statSync(path('log')).size).toBeGreaterThan(Number(bytes));
@@ -1020,7 +1020,7 @@ describe('copying', () => {
     }
     await expectCode(copying, 'conflict');
     const stop = new AbortController();
-    // So many holes that to go through them all takes long.
+    // A sparse file that takes long to read.
     truncateSync(path('big'), 100_000_000_000);
     const stopped = copy(path('big'), path('copy'), false, stop.signal);
     await vi.waitFor(() => expect(leftovers()).toHaveLength(2), { interval: 1 });
@@ -1044,7 +1044,7 @@ describe('copying', () => {
   });
 
   test.skipIf(!isRoot)(
-    'who is not root owns the copy, without setuid, and read-only trees copy (needs root)',
+    'a user other than root owns the copy, without setuid, and read-only trees are copied (needs root)',
     async () => {
       plant(path('dir'));
       chmodSync(path('dir/sub/file'), 0o4755);
@@ -1075,7 +1075,7 @@ describe('copying', () => {
     },
   );
 
-  test('the answer holds the entry, files and bytes; a symlink is followed, holes stay holes', async () => {
+  test('the answer has the entry, files and bytes; a symlink is followed, and sparse files stay sparse', async () => {
     plant(path('dir'));
     truncateSync(path('dir/sub/file'), 100_000_000);
     symlinkSync('dir', path('link'));
@@ -1097,7 +1097,7 @@ describe('copying', () => {
 // ---- Changing
 
 describe('changing mode and owner', () => {
-  test('unknown names are named, all at once, and nothing is changed', async () => {
+  test('the error lists all unknown users and groups, and nothing is changed', async () => {
     writeFileSync(path('a'), 'x');
     chmodSync(path('a'), 0o640);
     const bad = { mode: 0o777, owner: 'nobody-such', group: '4294967295' };
@@ -1116,7 +1116,7 @@ describe('changing mode and owner', () => {
     expect([modeOf(path('a')), modeOf(join(outside, 'secret')) & 0o400]).toEqual([0o640, 0o400]);
   });
 
-  test.skipIf(!isRoot)('who does not own a file may not change it (needs root)', async () => {
+  test.skipIf(!isRoot)('a user who does not own a file cannot change it (needs root)', async () => {
     writeFileSync(path('a'), 'x');
     mkdirSync(join(base, 'nobody'));
     chownSync(join(base, 'nobody'), 65_534, 65_534);

@@ -1,4 +1,4 @@
-// The agent's files room, called as the link calls it, on real files: what must never happen comes first.
+// The agent's file operations, called as the link calls them, on real files. Refusals and attacks come first.
 import { execFileSync, spawn } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
@@ -46,7 +46,7 @@ const log = createLogger('test', 'silent');
 
 let disk: Disk;
 let base: string;
-/** The only allowed root in most tests; `outside` lies beside it. */
+/** The only allowed root in most tests. The directory `outside` is beside it. */
 let root: string;
 let outside: string;
 let forbidden: string;
@@ -156,7 +156,7 @@ const codesOf = (results: PromiseSettledResult<unknown>[]): string[] =>
 // ---- Confinement
 
 describe('confinement', () => {
-  test('a root that does not exist, is no directory or is relative fails at once and names itself', async () => {
+  test('a root that does not exist, is no directory or is relative fails at once, with its name in the error', async () => {
     await expect(open([path('missing')])).rejects.toThrow(/root .*missing: .*create it or choose another/);
     await expect(open([join(outside, 'secret')])).rejects.toEqual(refused('not_a_directory'));
     await expect(open(['relative'])).rejects.toEqual(refused('invalid_path'));
@@ -312,7 +312,7 @@ describe('confinement', () => {
     },
   );
 
-  test('a directory and a file swapped against symlinks in a tight loop never let anything out', async () => {
+  test('a directory and a file that are swapped with symlinks in a loop let nothing out', async () => {
     mkdirSync(path('sub'));
     writeFileSync(path('sub/secret'), 'inside');
     writeFileSync(path('leaf'), 'inside');
@@ -370,7 +370,7 @@ describe('confinement', () => {
     ]);
     expect(tree(outside)).toEqual(['bait', 'secret']);
     expect(readFileSync(join(outside, 'secret'), 'utf8')).toBe('outside');
-    // Both outcomes happened, so the race was real; nothing failed in a way we do not know.
+    // Both outcomes happened, so there was a race, and no other error occurred.
     for (const operation of ['read', 'list', 'write']) {
       expect(codes.get(`${operation} done`)).toBeGreaterThan(0);
       expect(codes.get(`${operation} permission_denied`)).toBeGreaterThan(0);
@@ -398,12 +398,12 @@ describe('reading', () => {
     await expectCode(read(path('dangling')), 'file_not_found');
   });
 
-  test('pipes, sockets and devices are refused at once, however many ask', async () => {
+  test('pipes, sockets and devices are refused at once, also with many requests', async () => {
     execFileSync('mkfifo', [path('fifo')]);
     symlinkSync('fifo', path('link'));
     const server = createServer().listen(path('socket'));
     await once(server, 'listening');
-    // A device of our own to write to: a broken room must not replace one of the machine's.
+    // A device made for this test, so that a faulty agent replaces none of the machine's.
     const device = tries(() => execFileSync('mknod', [path('zero'), 'c', '1', '5'], { stdio: 'ignore' }))
       ? path('zero')
       : path('fifo');
@@ -444,7 +444,7 @@ describe('reading', () => {
     expect(error).toMatchObject({ code: 'range_not_satisfiable', details: { size: 10 } });
   });
 
-  test('5 GB of holes are refused by max_bytes before anything is read, and a range of them is not', async () => {
+  test('a sparse file of 5 GB is refused by max_bytes before it is read, but a range of it is not', async () => {
     writeFileSync(path('sparse'), '');
     truncateSync(path('sparse'), 5_000_000_000);
     const error = await read(path('sparse'), { max_bytes: 1_000 }).catch((thrown: unknown) => thrown);
@@ -463,7 +463,7 @@ describe('reading', () => {
     writeFileSync(path('big'), Buffer.alloc(2_000_000, 'x'));
     const shrink = (chunk: number) => chunk === 1 && truncateSync(path('big'), 700_000);
     await expectCode(read(path('big'), { between: shrink }), 'conflict');
-    // Even behind what was already read.
+    // Also changes bytes that were already read.
     writeFileSync(path('big'), Buffer.alloc(600_000, 'x'));
     const cut = (chunk: number) => chunk === 2 && truncateSync(path('big'), 10);
     await expectCode(read(path('big'), { between: cut }), 'conflict');
@@ -525,7 +525,7 @@ describe('reading', () => {
 
   const huge = '/sys/kernel/mm/transparent_hugepage/enabled';
   test.skipIf(!existsSync(huge))(
-    'a file of /sys is read whole although it claims more than it has (needs it)',
+    'a file of /sys is read whole although its size is larger than its content (needs /sys)',
     async () => {
       const { body } = await read(huge, { by: await open(['/']) });
       expect(body.equals(readFileSync(huge))).toBe(true);
@@ -562,7 +562,7 @@ describe('reading', () => {
     });
   });
 
-  test('a large file comes whole, each chunk unharmed until the next is asked for', async () => {
+  test('a large file arrives whole, and each chunk is unchanged until the next is requested', async () => {
     const content = randomBytes(3_000_001);
     writeFileSync(path('big'), content);
     const kept: Buffer[] = [];
@@ -657,7 +657,7 @@ describe('listing', () => {
     expect(await page(2, 0)).toEqual([4, 'c', 'd']);
   });
 
-  test('entries hold type, size, mode, owner, time and whether they are symlinks', async () => {
+  test('entries have type, size, mode, owner, time, and whether they are symlinks', async () => {
     mkdirSync(path('folder'), { mode: 0o750 });
     writeFileSync(path('file'), 'content');
     if (isRoot) chownSync(path('file'), 54_321, 0);
@@ -790,7 +790,7 @@ describe('writing', () => {
     expect(await write(path('a'), 'new', { sha256: sha256.toUpperCase() })).toMatchObject({ sha256 });
   });
 
-  test('if_match lets only the writer through who has seen the present file', async () => {
+  test('if_match admits only the writer that has seen the present file', async () => {
     await expectCode(write(path('a'), 'x', { if_match: '*' }), 'precondition_failed');
     await expectCode(write(path('a'), 'x', { if_match: '"none"' }), 'precondition_failed');
     const first = await write(path('a'), 'one');
@@ -802,7 +802,7 @@ describe('writing', () => {
     expect(readFileSync(path('a'), 'utf8')).toBe('five');
   });
 
-  test('if_match is judged at the end as well', async () => {
+  test('if_match is checked again at the end', async () => {
     const { etag } = await write(path('a'), 'one');
     async function* late(): AsyncGenerator<WriteFileRequest__Output> {
       yield { open: { path: Buffer.from(path('a')), create_parents: false, if_match: etag! } };
@@ -876,13 +876,15 @@ describe('writing', () => {
     expect(tree(outside)).toEqual(['d', 'secret']);
   });
 
-  test.skipIf(!isRoot)('who may not keep the owner of a file does not replace it (needs root)', async () => {
-    writeFileSync(path('a'), 'old');
-    chmodSync(root, 0o777);
-    mkdirSync(join(base, 'nobody'), { mode: 0o777 });
-    chmodSync(join(base, 'nobody'), 0o777);
-    const child = disk.program(
-      `const files = await createFiles({ roots: [${JSON.stringify(root)}], home: '/', forbidden: [],
+  test.skipIf(!isRoot)(
+    'an agent that may not preserve the owner of a file does not replace it (needs root)',
+    async () => {
+      writeFileSync(path('a'), 'old');
+      chmodSync(root, 0o777);
+      mkdirSync(join(base, 'nobody'), { mode: 0o777 });
+      chmodSync(join(base, 'nobody'), 0o777);
+      const child = disk.program(
+        `const files = await createFiles({ roots: [${JSON.stringify(root)}], home: '/', forbidden: [],
          directory: ${JSON.stringify(join(base, 'nobody'))}, log: createLogger('x', 'silent') });
        const stream = async function* () {
          yield { open: { path: Buffer.from(${JSON.stringify(path('a'))}), create_parents: false } };
@@ -890,12 +892,13 @@ describe('writing', () => {
        };
        await files.writeFile(stream(), { signal: new AbortController().signal })
          .catch((error) => console.log('code ' + error.code));`,
-      65_534,
-    );
-    await printed(child, 'code permission_denied');
-    expect(tree(root)).toEqual(['a']);
-    expect(statSync(path('a')).uid).toBe(0);
-  });
+        65_534,
+      );
+      await printed(child, 'code permission_denied');
+      expect(tree(root)).toEqual(['a']);
+      expect(statSync(path('a')).uid).toBe(0);
+    },
+  );
 
   test.skipIf(!mayMount)(
     'a full disk is no_space and leaves the old content (needs the right to mount)',
@@ -933,7 +936,7 @@ describe('writing', () => {
     expect(readdirSync(path('new\ndeep'))).toEqual([]);
   });
 
-  test('the journal removes only plain files of our own naming and marked directories, and bears a torn end', async () => {
+  test('only plain files with the agent’s own names and marked directories are removed, also after a torn journal', async () => {
     const data = join(base, 'journal');
     mkdirSync(data);
     writeFileSync(path('important'), 'x');
@@ -977,7 +980,7 @@ describe('writing', () => {
     expect(readFileSync(join(data, 'temporary.journal'), 'utf8')).toBe('');
   });
 
-  test('the journal is empty when nothing is under way, and stays small when something always is', async () => {
+  test('the journal of temporary files is empty without writes, and stays small with constant writes', async () => {
     const journal = join(base, 'data', 'temporary.journal');
     const stop = new AbortController();
     async function* endless(): AsyncGenerator<WriteFileRequest__Output> {
@@ -1009,7 +1012,7 @@ describe('writing', () => {
     expect(['x', 'x/y', 'x/y/a', 'b'].map(mode)).toEqual([0o755, 0o755, 0o644, 0o666]);
   });
 
-  test('mode and owner of a replaced file are kept, a mode that is asked for counts', async () => {
+  test('mode and owner of a replaced file are preserved, and a requested mode is set', async () => {
     writeFileSync(path('a'), 'old');
     if (isRoot) chownSync(path('a'), 1234, 4321);
     chmodSync(path('a'), 0o6750);
@@ -1025,7 +1028,7 @@ describe('writing', () => {
     expect(readFileSync(path('a'), 'utf8')).toBe('newer');
   });
 
-  test('a target that appears during the upload has its mode kept as well', async () => {
+  test('the mode of a file that appears during the upload is preserved, too', async () => {
     async function* late(): AsyncGenerator<WriteFileRequest__Output> {
       yield opening(path('a'));
       writeFileSync(path('a'), 'somebody');
@@ -1043,7 +1046,7 @@ describe('writing', () => {
     expect(statSync(path('a')).mode & 0o7777).toBe(0o644);
   });
 
-  test('a symlink is written through, a dangling one makes its target', async () => {
+  test('a write follows a symlink, and creates the target of a dangling one', async () => {
     mkdirSync(path('d'));
     writeFileSync(path('d/target'), 'old');
     symlinkSync('d/target', path('one'));
@@ -1073,7 +1076,7 @@ describe('writing', () => {
     expect(readFileSync(path('file'), 'utf8')).toBe('old');
   });
 
-  test('the answer holds path, size, sha256, etag and the entry; an empty file can be written', async () => {
+  test('the answer has path, size, sha256, etag and the entry; an empty file can be written', async () => {
     const answer = await write('new', 'content');
     expect(answer).toEqual({
       path: Buffer.from(path('new')),

@@ -1,4 +1,4 @@
-// The lock of the machine's owner: what each capability stands for, asked by a broker that does not care.
+// The lock of the machine's owner: what each capability allows, tested with a broker that ignores the lock.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
@@ -23,7 +23,9 @@ const harmless = {
   signal: 'SIGTERM',
 };
 
-/** Which methods a broker is refused for want of a capability, and which capability the error names. */
+/**
+ * Returns the methods that the agent refuses to a broker, with the missing capability that the error names.
+ */
 async function refusedBy(broker: ScriptedBroker): Promise<[Method, unknown][]> {
   const outcomes = await Promise.all(
     all.map(async ([method]) => [method, await broker.call(method, harmless)] as const),
@@ -52,13 +54,13 @@ describe('every rpc', () => {
     expect(await refusedBy(broker)).toEqual(locked);
   });
 
-  test('is one that somebody locked at least once, and each capability but user locks one', () => {
+  test('every rpc is locked in at least one case, and each capability except user locks one', () => {
     const locking = new Set(all.flatMap(([, any]) => any));
     expect([...locking, 'user'].sort()).toEqual([...allCapabilities].sort());
   });
 });
 
-test('a large request and one for a stream are refused unread, and the owner finds both in the log', async () => {
+test('a large request and one on a stream are refused without being read, and both are in the owner’s log', async () => {
   const broker = await scriptedBroker();
   const { agent, dataDir } = await broker.agent(['--allow', 'metrics']);
   const refused = { code: 'permission_denied', details: { capability: 'exec' } };

@@ -1,4 +1,4 @@
-// The agent's metrics: true numbers of this machine, and calm on broken ones.
+// The agent's metrics: right numbers on this machine, and no failure on broken ones.
 import { readFileSync } from 'node:fs';
 import os from 'node:os';
 import { afterEach, expect, test } from 'vitest';
@@ -18,7 +18,7 @@ interface Machine {
   statfs?: Sources['statfs'];
 }
 
-/** A machine that consists of the given files; every other one is missing. */
+/** A machine that has only the given files. */
 function machine({ proc = {}, statfs = async () => sound }: Machine): Sources {
   return {
     statfs,
@@ -30,7 +30,7 @@ function machine({ proc = {}, statfs = async () => sound }: Machine): Sources {
   };
 }
 
-/** A clock that stands still; `pass` moves it and fires what is due by then. */
+/** A clock that stands still. `pass` moves it, and fires the timers that are due by then. */
 function stoppedClock(): { pass(ms: number): void; now: number } {
   const timers = new Set<{ at: number; run: () => void }>();
   const clock = {
@@ -55,7 +55,7 @@ function stoppedClock(): { pass(ms: number): void; now: number } {
 }
 
 const mountsOf = (metrics: Metrics): string[] => metrics.disks!.map(({ mount }) => mount!);
-/** Lets everything run that waits for nothing. */
+/** Resolves after all callbacks that are already due. */
 const settle = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
 const mountinfo = (
@@ -67,7 +67,7 @@ const mountinfo = (
     )
     .join('\n');
 
-test('a machine without /proc still has memory and the disk of /', async () => {
+test('a machine without /proc still reports memory and the disk of /', async () => {
   const metrics = await new MetricsReader(machine({})).report();
   expect(metrics).toMatchObject({
     cpu_usage: 0,
@@ -122,7 +122,7 @@ test('a file system that hangs is left out in time and not asked again before it
   expect(mountsOf(await metrics.report())).toEqual(['/', '/mnt/a', '/mnt/b', '/srv']);
 });
 
-test('hanging disks never hold more than two threads', async () => {
+test('disks that hang block at most two threads', async () => {
   const clock = stoppedClock();
   const asked: string[] = [];
   const letters = ['a', 'b', 'c', 'd'];
@@ -153,7 +153,7 @@ test('a disk that hangs delays one report only', async () => {
   await settle();
   clock.pass(1_000);
   expect(mountsOf(await first)).toEqual(['/']);
-  // Time stands still: this one waits for nothing.
+  // The clock stands still, so this report must not wait for a timer.
   expect(mountsOf(await metrics.report())).toEqual(['/']);
 });
 
@@ -212,7 +212,7 @@ test('CPU is the share of all cores since the last report; waiting for disks is 
   times(1_000, 0, 1_000, 8_000, 0, 0, 0, 0, 500);
   const metrics = new MetricsReader(machine({ proc }));
   await settle();
-  // Too short a time since open says nothing.
+  // The time since the start is too short for a percentage.
   times(1_010, 0, 1_000, 8_000, 0, 0, 0, 0, 500);
   clock.pass(50);
   expect(await metrics.report()).toMatchObject({ cpu_usage: 0, cpu_cores: 2 });
@@ -224,7 +224,7 @@ test('CPU is the share of all cores since the last report; waiting for disks is 
   times(1_020, 0, 1_010, 8_150, 10, 0, 5, 5, 520);
   clock.pass(1);
   expect(await metrics.report()).toMatchObject({ cpu_usage: 0 });
-  // A core that went offline: the counters go back.
+  // The counters decrease when a core goes offline.
   times(500, 0, 500, 4_000, 10, 0, 5, 5, 520);
   clock.pass(1_000);
   expect(await metrics.report()).toMatchObject({ cpu_usage: 0 });
@@ -258,14 +258,14 @@ vethab1: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0
   ]);
 });
 
-test('the clock of the system gives the time, and the uptime of the agent counts from open', async () => {
+test('the time is the system’s, and the uptime of the agent counts from its start', async () => {
   const clock = stoppedClock();
   const metrics = new MetricsReader(machine({}));
   clock.pass(2_500);
   expect(await metrics.report()).toMatchObject({ recorded_at_ms: 1_700_000_003_500, agent_uptime_s: 2.5 });
 });
 
-test('this machine reports true numbers, and used + free is total everywhere', async () => {
+test('this machine reports right numbers, and used + free is always the total', async () => {
   const metrics = await new MetricsReader().report();
   const spaces = [
     metrics.memory,

@@ -1,4 +1,5 @@
-// Processes on one machine: at most once, every byte, the whole tree. Real processes, no link.
+// Processes on one machine, without a link: each runs at most once, every byte of output arrives, the whole
+// tree ends.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
@@ -59,7 +60,7 @@ function call(signal: AbortSignal = new AbortController().signal): AgentCall {
   return { call_id: newId('call'), request_id: newId('request'), signal };
 }
 
-/** A command line for the shell, or a spec where more than that is asked for. */
+/** A command line for the shell, or a spec with further fields. */
 type Wanted = string | Partial<ProcessSpec__Output>;
 
 function start(wanted: Wanted, id = newId('command'), signal?: AbortSignal): AsyncIterator<Answer> {
@@ -107,7 +108,7 @@ interface Received {
   exits: ProcessExit[];
 }
 
-/** Listens until the end, or until `enough` is true; checks that every byte is where its offset says. */
+/** Receives until the end, or until `enough` is true. Checks that every byte is at its offset. */
 async function hear(
   events: AsyncIterator<Answer>,
   enough: (received: Received) => boolean = () => false,
@@ -213,7 +214,7 @@ test('another user is refused where the owner of the machine did not allow it', 
   expect(exit.reason).toMatch(/not allow/);
 });
 
-test.runIf(asRoot)('a missing program is found out for another user too', async () => {
+test.runIf(asRoot)('a missing program is detected for another user too', async () => {
   await open();
   const { exit } = await run({ command: 'nonexistent', direct: true, user: 'nobody', cwd: '/' });
   expect(exit).toMatchObject({
@@ -222,7 +223,7 @@ test.runIf(asRoot)('a missing program is found out for another user too', async 
   });
 });
 
-test('a start whose link is gone by the time it is journalled expires and does not run, unless it is asked for again', async () => {
+test('a start whose link is lost before it is in the journal expires, and runs only if it is requested again', async () => {
   await open();
   const id = newId('command');
   const received = await hear(start('touch ran', id, AbortSignal.abort()));
@@ -230,7 +231,7 @@ test('a start whose link is gone by the time it is journalled expires and does n
   const after = await hear(follow(id));
   expect(after.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'dropped' }]);
   expect(await exists(join(home, 'ran'))).toBe(false);
-  // It surely never ran: asked for again it runs, once.
+  // It surely never ran, so a second request runs it once.
   const again = await hear(start('echo ran >> ran', id));
   expect(again.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXITED' }]);
   expect((await hear(start('echo ran >> ran', id))).exits).toEqual(again.exits);
@@ -263,10 +264,10 @@ test('more processes than allowed are refused, and one more fits when one is ove
   expect((await run('true')).exit.outcome).toBe('PROCESS_OUTCOME_EXITED');
 });
 
-test('an id that the journal could not take is no process: it may be asked again', async () => {
+test('an id that the journal could not store is not used up, and may be requested again', async () => {
   await open();
   const journal = join(home, 'agent/journal');
-  // Stands for a full disk: what is asked of the journal's file fails.
+  // Simulates a full disk: operations on the journal's file fail.
   const { open: openFile } = await import('node:fs/promises');
   const file = await openFile(journal);
   const prototype = Object.getPrototypeOf(file) as { write: () => Promise<void> };
@@ -292,7 +293,7 @@ async function journalIn(directory: string): Promise<Journal> {
   return Journal.open(directory, await readJournal(directory, log), 60_000, log);
 }
 
-test('a journal that is full is rewritten, and nothing of it is lost', async () => {
+test('a full journal is rewritten without loss', async () => {
   const directory = join(home, 'journal');
   const journal = await journalIn(directory);
   const { ino } = await stat(join(directory, 'journal'));
@@ -310,7 +311,7 @@ test('a journal that is full is rewritten, and nothing of it is lost', async () 
   await again.close();
 });
 
-test('an entry that a journal has refused is not in the next write, even one for another id', async () => {
+test('an entry that could not be written is not part of a later write for another id', async () => {
   const directory = join(home, 'journal');
   const journal = await journalIn(directory);
   const { open: openFile } = await import('node:fs/promises');
@@ -369,7 +370,7 @@ test('an id that a crashed agent of 0.1.0 may have run is lost, not expired, and
   const directory = join(home, 'agent');
   await leave010(directory);
   expect(await readFile(join(directory, 'journal'), 'utf8')).not.toContain('cmd_ran');
-  // Forgotten ids stay refused for long, for the files are older than a day.
+  // Ids are refused for long after their results were removed, because the files are older than a day.
   const limits = { seenMs: Number.MAX_SAFE_INTEGER };
   for (let round = 0; round < 2; round++) {
     await open(limits);
@@ -462,12 +463,12 @@ test('input has no holes, and nothing comes after its end', async () => {
   await expect(give(id, 'x', { offset: 4 })).rejects.toMatchObject({ code: 'conflict' });
   expect(await give(id, 'def', { end: true })).toEqual({ taken: 6 });
   await expect(give(id, 'x')).rejects.toMatchObject({ code: 'conflict' });
-  // What was taken before may be sent again.
+  // Input that was received before may be sent again.
   expect(await give(id, 'cdef', { offset: 2, end: true })).toEqual({ taken: 6 });
   expect((await hear(events, sees('abcdef'))).stdout.toString()).toBe('abcdef');
 });
 
-test('a command that does not read is given no more than a queue holds, and loses none of that', async () => {
+test('a command that does not read gets only as much input as its queue stores, and loses none of it', async () => {
   await open();
   const id = newId('command');
   const events = start({ command: 'mkfifo go; echo ready; read go <go; cat', input: true }, id);
@@ -494,7 +495,7 @@ test('a command that does not read is given no more than a queue holds, and lose
   expect((await hear(events, undefined, [6, 0])).stdout.equals(Buffer.concat(given))).toBe(true);
 });
 
-test('a command that closes its input or exits breaks nothing, and later bytes are refused', async () => {
+test('input for a command that has closed its input or exited is refused without harm', async () => {
   await open();
   const id = newId('command');
   const events = start(
@@ -514,7 +515,7 @@ test('a command that closes its input or exits breaks nothing, and later bytes a
   );
 });
 
-test('a forgotten id can be used again only once no record of it is left', async () => {
+test('an id whose result was removed can be used again only once no record of it is left', async () => {
   await open({ seenMs: -1 });
   const id = newId('command');
   await run('true', id);
@@ -538,7 +539,7 @@ test.each<[string, Wanted, Partial<ProcessExit>]>([
   expect((await run(wanted)).exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_EXITED', ...exit });
 });
 
-test('both streams arrive whole, and the exit counts them', async () => {
+test('both streams arrive complete, and the exit has their sizes', async () => {
   await open();
   const { stdout, stderr, exit, gaps } = await run('echo out; echo error >&2');
   expect([stdout.toString(), stderr, gaps]).toEqual(['out\n', 'error\n', []]);
@@ -565,7 +566,7 @@ test('input reaches the command, ends, and can be opened by its name; without in
   expect((await run('cat')).stdout).toEqual(Buffer.alloc(0));
 });
 
-test('input goes on after the first bytes, in order, and each byte once however often it is sent', async () => {
+test('input arrives in order, and each byte once, however often it is sent', async () => {
   await open();
   const id = newId('command');
   const stdin = randomBytes(200_000);
@@ -574,7 +575,7 @@ test('input goes on after the first bytes, in order, and each byte once however 
   const more = randomBytes(100_000);
   const taken = [];
   for (let at = 0; at < more.length; at += 10_000) {
-    // Overlapping, as a retry that does not know what arrived.
+    // Overlaps, like a retry that does not know what has arrived.
     const from = Math.max(0, at - 25_000);
     taken.push((await give(id, more.subarray(from, at + 10_000), { offset: from })).taken);
   }
@@ -619,7 +620,7 @@ test('a command can open its own output by name', async () => {
   expect([stdout.toString(), stderr]).toEqual(['out\n', 'error\n']);
 });
 
-test('the environment of a command holds only what it should', async () => {
+test('the environment of a command has only the expected variables', async () => {
   vi.stubEnv('NODE_OPTIONS', '--no-warnings');
   vi.stubEnv('NODE_V8_COVERAGE', home);
   vi.stubEnv('FARHAND_TOKEN', 'secret');
@@ -660,11 +661,11 @@ test('a program is found by the PATH that it gets, also one that names no interp
   expect([stdout.toString(), exit.exit_code]).toEqual(['probe a b\n', 0]);
 });
 
-test('a command has no files but its three', async () => {
+test('a command has only its three standard files open', async () => {
   await open();
   const { stdout } = await run({ command: 'ls', direct: true, args: ['-l', '/proc/self/fd'] });
   const links = stdout.toString().trim().split('\n').slice(1);
-  // The last one is the directory that ls itself reads.
+  // The last entry is the directory that ls itself reads.
   expect(links.map((line) => line.split(' ').slice(-3).join(' '))).toEqual([
     '0 -> /dev/null',
     expect.stringMatching(/^1 -> .*pipes/),
@@ -716,7 +717,7 @@ test('without a directory a command runs in the home of its user, relative ones 
   expect((await run({ command: 'pwd -P', cwd: '..' })).stdout.toString().trim()).toBe(join(homeOf, '..'));
 });
 
-test('a follower that left comes back to the exact byte, and the process did not notice', async () => {
+test('a follower that leaves and returns continues at the exact byte, without effect on the process', async () => {
   await open();
   const id = newId('command');
   const expected = Array.from({ length: 100_000 }, (_, i) => `line ${i + 1}\n`).join('');
@@ -733,7 +734,7 @@ test('a follower that left comes back to the exact byte, and the process did not
   expect(late.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXITED', stdout_bytes: expected.length }]);
 });
 
-test('100,000 lines are whole for one who leaves and comes back at any offset', async () => {
+test('a follower that leaves and returns at any offset gets all of 100,000 lines', async () => {
   await open();
   const id = newId('command');
   const expected = Buffer.from(Array.from({ length: 100_000 }, (_, i) => `line ${i + 1}\n`).join(''));
@@ -742,7 +743,7 @@ test('100,000 lines are whole for one who leaves and comes back at any offset', 
   await first.return?.();
   let known = Buffer.alloc(0);
   for (let i = 0; ; i++) {
-    // Some of what it has it asks for again.
+    // Requests some bytes again that it already has.
     const from = known.length - (known.length > 0 ? randomBytes(2).readUInt16BE() % known.length : 0);
     const wanted = from + 1 + randomBytes(2).readUInt16BE();
     const events = follow(id, from);
@@ -771,7 +772,7 @@ test('a follower can leave while it waits, by return or by signal', async () => 
   expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
 });
 
-test('several followers get everything, and one that does not read delays no other', async () => {
+test('several followers get all output, and one that does not read delays no other', async () => {
   await open();
   const id = newId('command');
   const lazy = start('seq 300000', id);
@@ -782,7 +783,7 @@ test('several followers get everything, and one that does not read delays no oth
   expect((await hear(lazy)).stdout.equals(received[0].stdout)).toBe(true);
 });
 
-test('a runaway writer is capped on disk, and a late follower receives a gap for what is gone', async () => {
+test('the output of a runaway process is limited on disk, and a late follower gets a gap for deleted bytes', async () => {
   const windowBytes = 1024 * 1024;
   await open({ windowBytes });
   const id = newId('command');
@@ -805,7 +806,7 @@ test('a runaway writer is capped on disk, and a late follower receives a gap for
   expect(exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_CANCELLED' });
 });
 
-test('a process without followers never stalls, and its output is capped all the same', async () => {
+test('a process without followers never stalls, and its output is limited too', async () => {
   const windowBytes = 256 * 1024;
   await open({ windowBytes, stallMs: 600_000 });
   const id = newId('command');
@@ -829,7 +830,7 @@ test('a slow follower gets every byte of a fast process, through a window much s
   const events = start('cat bytes');
   const slow: AsyncIterator<Answer> = {
     async next() {
-      // Time in which the process would have overtaken it.
+      // A pause in which the process could overtake the follower.
       await readFile(join(home, 'bytes'));
       return events.next();
     },
@@ -847,7 +848,7 @@ test('a follower that stopped reading stalls a process only until it counts as g
   const dead = room.followProcess({ id, stdout_offset: 0, stderr_offset: 0 }, call())[Symbol.asyncIterator]();
   await dead.next();
   await first.return?.();
-  // It has read nothing yet, and what comes for it has left the window.
+  // The follower has read nothing yet, and its next bytes have left the window.
   await vi.waitFor(() => expect(access(join(home, 'agent/output', `${id}.stderr`))).resolves.toBeUndefined());
   const { gaps, exits } = await hear(dead);
   expect(gaps).toHaveLength(1);
@@ -865,7 +866,7 @@ async function onDisk(id: string): Promise<number[]> {
   return Promise.all(sizes);
 }
 
-/** A tree that does everything to survive; each of its processes writes its pid into a file. */
+/** A process tree that tries to survive in every way. Each process writes its pid to a file. */
 const survivors = ['main', 'child', 'daemon', 'cleared', 'piped', 'ownGroup'];
 const stubborn = (name: string): string => `trap "" TERM; echo $$ > ${name}; while :; do sleep 1; done`;
 const quiet = '>/dev/null 2>&1';
@@ -889,7 +890,7 @@ async function expectTreeDead(): Promise<void> {
   }
 }
 
-test('at its timeout the whole tree dies, also what ignored TERM or left group, session or environment', async () => {
+test('at its timeout the whole tree is killed, including processes that ignore TERM or left group, session or environment', async () => {
   await open({ graceMs: 100 });
   const id = newId('command');
   const events = start({ command: tree, timeout_ms: 2000 }, id);
@@ -929,14 +930,14 @@ test('a process that ends on TERM gets no KILL, and the kill returns its exit co
   expect(exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED', exit_code: 5, signal: '' }]);
 });
 
-test('a cancel that races the start or the exit gives exactly one end, and nothing lives on', async () => {
+test('a cancel during the start or the exit results in exactly one end, and no process survives', async () => {
   await open();
   const outcomes: Record<string, number> = {};
   for (let i = 0; i < 150; i++) {
     const id = newId('command');
     const events = start(i % 2 === 0 ? 'exit 7' : 'echo x; exit 7', id);
     const ended = hear(events);
-    // From before the journal to after the exit.
+    // The cancel arrives at a different moment each time, from before the journal entry to after the exit.
     for (let turns = i % 30; turns > 0; turns--) await stat(home);
     if (i % 30 === 29) await ended;
     await room.killProcess({ id, grace_ms: i % 3 === 0 ? 0 : 1000 }, call());
@@ -952,7 +953,7 @@ test('a cancel that races the start or the exit gives exactly one end, and nothi
   expect(Object.keys(outcomes).sort()).toEqual(['PROCESS_OUTCOME_CANCELLED', 'PROCESS_OUTCOME_EXITED']);
 });
 
-test('a kill that comes before the process keeps it from starting', async () => {
+test('a kill that arrives before the start prevents the start', async () => {
   await open();
   const id = newId('command');
   const received = hear(start('touch ran', id));
@@ -963,7 +964,7 @@ test('a kill that comes before the process keeps it from starting', async () => 
   expect(await exists(join(home, 'ran'))).toBe(false);
 });
 
-test('a stopped process takes its TERM too', async () => {
+test('a stopped process (SIGSTOP) ends at SIGTERM, too', async () => {
   await open();
   const id = newId('command');
   const events = start('echo ready; kill -STOP $$', id);
@@ -984,7 +985,7 @@ test('background processes of a command delay its end only briefly and are not k
   process.kill(pid, 'SIGKILL');
 });
 
-test('a command whose background has its own output ends at once', async () => {
+test('a command whose background process has its own output ends at once', async () => {
   await open({ drainMs: 600_000 });
   const { stdout } = await run('sleep 60 >/dev/null 2>&1 & echo $!');
   process.kill(Number(stdout.toString()), 'SIGKILL');
@@ -997,9 +998,9 @@ test('pipes are reused only when no process can have them open', async () => {
   process.kill(await pidIn('pid'), 'SIGKILL');
 });
 
-test('a pipe that a command has left open for reading, or opens for writing afterwards, serves no other', async () => {
+test('a pipe that a process has left open for reading, or opens later for writing, is not used again', async () => {
   await open({ drainMs: 100 });
-  // Both end by themselves once this file is gone, with the directory at the latest.
+  // Both processes end once this file is removed.
   await writeFile(join(home, 'go'), '');
   const read = 'while [ -e go ]; do read -r line && echo $line; done';
   await run(`(${read}) </dev/stdout >stolen 2>&1 & sleep 0.1`);
@@ -1013,7 +1014,7 @@ test('a pipe that a command has left open for reading, or opens for writing afte
   }
 });
 
-test('forgetting removes everything, also of a process that still runs', async () => {
+test('removing a result removes everything, also of a process that still runs', async () => {
   await open();
   const [done, running] = [newId('command'), newId('command')];
   await run('echo out; echo error >&2', done);
@@ -1058,7 +1059,7 @@ test('stopping kills processes, ends their followers and refuses new ones; a res
   expect(again.exits).toMatchObject([lost]);
 });
 
-/** A program of its own that opens the same directory; `body` has room, spec and call. */
+/** Writes a program that opens the same directory. `body` can use `room`, `spec` and `call`. */
 async function fixture(body: string): Promise<string> {
   const path = join(home, 'fixture.ts');
   const from = (name: string): string => JSON.stringify(join(root, name));
@@ -1077,7 +1078,7 @@ async function fixture(body: string): Promise<string> {
   return path;
 }
 
-/** Lets an agent of its own start the tree and kills it, as kill -9 would. */
+/** Starts the tree with another agent, and kills that agent with SIGKILL. */
 async function crash(id: string, command: string): Promise<void> {
   const script = await fixture(`
     const spec2 = { ...spec, command: ${JSON.stringify(command)} };
@@ -1090,7 +1091,7 @@ async function crash(id: string, command: string): Promise<void> {
   await once(agent, 'exit');
 }
 
-test('after a crash of the agent the outcome is lost, the tree is dead, the output is there', async () => {
+test('after a crash of the agent the outcome is lost, the process tree is killed, and the output is available', async () => {
   const id = newId('command');
   await crash(id, tree);
   expect(await alive(await pidIn('main'))).toBe(true);
@@ -1107,9 +1108,9 @@ test('after a crash of the agent the outcome is lost, the tree is dead, the outp
   expect(await exists(join(home, 'again'))).toBe(false);
 });
 
-test('after a crash also what shows no mark any more dies, with its session', async () => {
+test('after a crash also processes without the mark are killed, by their session', async () => {
   const id = newId('command');
-  // Its start is noted a few milliseconds later.
+  // The start is recorded a few milliseconds later.
   const script = `echo $$ > ${join(home, 'main')}; sleep 0.2; echo ready; exec >/dev/null 2>&1; sleep 600 & wait`;
   await crash(id, `exec env -i sh -c '${script}'`);
   expect(await alive(await pidIn('main'))).toBe(true);
@@ -1136,7 +1137,7 @@ test('a line torn by a crash is ignored; a journal that cannot be read is set as
   expect(await outputs()).toEqual([]);
 });
 
-test('a power cut that shortened the output shows as a gap before the exit', async () => {
+test('output that a power cut shortened has a gap before the exit', async () => {
   const id = newId('command');
   await open();
   const { exit } = await run('echo out', id);
@@ -1148,7 +1149,7 @@ test('a power cut that shortened the output shows as a gap before the exit', asy
   expect(exits).toEqual([exit]);
 });
 
-test('everything on the disk is for the agent’s user only', async () => {
+test('only the agent’s user can read the files', async () => {
   await open();
   await run('echo out');
   expect((await stat(join(home, 'agent'))).mode & 0o777).toBe(0o700);
@@ -1157,7 +1158,7 @@ test('everything on the disk is for the agent’s user only', async () => {
 
 const cgroup = '/proc/self/mountinfo';
 
-/** A cgroup below ours that is owned by the user nobody, as a unit with Delegate=yes has one. */
+/** Makes a cgroup below the test's own, owned by the user nobody, like that of a unit with Delegate=yes. */
 async function delegated(): Promise<string | undefined> {
   const mount = (await readFile(cgroup, 'utf8')).split('\n').find((line) => line.includes(' - cgroup2 '));
   const own = /^0::(.*)$/m.exec(await readFile('/proc/self/cgroup', 'utf8'))?.[1] ?? '';
@@ -1169,99 +1170,114 @@ async function delegated(): Promise<string | undefined> {
   return made ? directory : undefined;
 }
 
-test.runIf(asRoot)('what an agent without rights may not signal dies through its cgroup', async (context) => {
-  const directory = await delegated();
-  if (!directory) return context.skip('no cgroup v2 here that may be written');
-  try {
-    await chmod(home, 0o777);
-    const setpriv = join(home, 'setpriv');
-    await copyFile('/usr/bin/setpriv', setpriv);
-    await chmod(setpriv, 0o4755);
-    // Like sudo: real, effective and saved user are root, so that the user nobody may not signal it.
-    const command = `exec ${setpriv} --reuid=0 --regid=0 --clear-groups sh -c 'echo $$ > rooted; sleep 60'`;
-    const script = await fixture(`
+test.runIf(asRoot)(
+  'processes that an agent may not signal are killed through their cgroup',
+  async (context) => {
+    const directory = await delegated();
+    if (!directory) return context.skip('no cgroup v2 here that may be written');
+    try {
+      await chmod(home, 0o777);
+      const setpriv = join(home, 'setpriv');
+      await copyFile('/usr/bin/setpriv', setpriv);
+      await chmod(setpriv, 0o4755);
+      // Like sudo: real, effective and saved user are root, so that the user nobody may not signal it.
+      const command = `exec ${setpriv} --reuid=0 --regid=0 --clear-groups sh -c 'echo $$ > rooted; sleep 60'`;
+      const script = await fixture(`
       for await (const { event } of room.startProcess({ id: 'cmd_x', spec: { ...spec, command: ${JSON.stringify(command)}, timeout_ms: 1000 } }, call)) {
         if (event.exit) console.log(event.exit.outcome);
       }
       await room.stop();`);
-    await chmod(script, 0o644);
-    const chown = `chown -R 65534 ${directory} && echo $$ > ${directory}/cgroup.procs`;
-    const agent = `exec setpriv --reuid=65534 --regid=65534 --clear-groups "$0" "$@"`;
-    const child = spawn('/bin/sh', ['-c', `${chown} && ${agent}`, process.execPath, script], {
-      stdio: ['ignore', 'pipe', 'inherit'],
-    });
-    const chunks: Buffer[] = [];
-    child.stdout.on('data', (chunk: Buffer) => chunks.push(chunk));
-    await once(child, 'close');
-    expect(Buffer.concat(chunks).toString()).toBe('PROCESS_OUTCOME_TIMEOUT\n');
-    expect(await alive(await pidIn('rooted'))).toBe(false);
-  } finally {
-    await rmdir(directory);
-  }
-});
+      await chmod(script, 0o644);
+      const chown = `chown -R 65534 ${directory} && echo $$ > ${directory}/cgroup.procs`;
+      const agent = `exec setpriv --reuid=65534 --regid=65534 --clear-groups "$0" "$@"`;
+      const child = spawn('/bin/sh', ['-c', `${chown} && ${agent}`, process.execPath, script], {
+        stdio: ['ignore', 'pipe', 'inherit'],
+      });
+      const chunks: Buffer[] = [];
+      child.stdout.on('data', (chunk: Buffer) => chunks.push(chunk));
+      await once(child, 'close');
+      expect(Buffer.concat(chunks).toString()).toBe('PROCESS_OUTCOME_TIMEOUT\n');
+      expect(await alive(await pidIn('rooted'))).toBe(false);
+    } finally {
+      await rmdir(directory);
+    }
+  },
+);
 
-/** A daemon that has cleared every trace of the command that starts it. */
+/** Shell text for a daemon that removes every trace of the command that starts it. */
 function hidden(name: string): string {
   const file = join(home, name);
   return `(env -i setsid sh -c 'echo $$ > ${file}; exec sleep 600' </dev/null >/dev/null 2>&1 &); while [ ! -s ${file} ]; do sleep 0.01; done; echo ready`;
 }
 
-test.runIf(asRoot)('what has cleared every trace of its command dies with it', async (context) => {
-  await open();
-  if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
-  const id = newId('command');
-  await hear(start(`${hidden('daemon')}; sleep 600`, id), sees('ready'));
-  await room.killProcess({ id, grace_ms: 100 }, call());
-  expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
-  expect(await alive(await pidIn('daemon'))).toBe(false);
-});
-
-test.runIf(asRoot)('what a daemon of an earlier command may have started is left alone', async (context) => {
-  await open();
-  if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
-  const go = join(home, 'go');
-  const file = join(home, 'worker');
-  // A master that starts its worker on a signal.
-  const master = `while [ ! -e ${go} ]; do sleep 0.02; done; setsid sh -c "echo \\$\\$ > ${file}; exec sleep 600" & wait`;
-  await run(`(env -i setsid sh -c '${master}' </dev/null >/dev/null 2>&1 &)`);
-  // Start times are in hundredths of a second.
-  await run('sleep 0.1');
-  const id = newId('command');
-  const command = `touch ${go}; while [ ! -s ${file} ]; do sleep 0.01; done; echo ready; sleep 600`;
-  await hear(start(command, id), sees('ready'));
-  await room.killProcess({ id, grace_ms: 100 }, call());
-  expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
-  const pid = await pidIn('worker');
-  expect(await alive(pid)).toBe(true);
-  process.kill(pid, 'SIGKILL');
-});
-
-test.runIf(asRoot)('what has cleared every trace dies with its own command and no other', async (context) => {
-  await open();
-  if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
-  const [other, id] = [newId('command'), newId('command')];
-  await hear(start(`${hidden('daemon')}; sleep 600`, id), sees('ready'));
-  await hear(start('echo ready; sleep 600', other), sees('ready'));
-  await room.killProcess({ id: other, grace_ms: 100 }, call());
-  expect((await hear(follow(other))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
-  expect(await alive(await pidIn('daemon'))).toBe(true);
-  await room.killProcess({ id, grace_ms: 100 }, call());
-  expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
-  expect(await alive(await pidIn('daemon'))).toBe(false);
-});
-
-test.runIf(asRoot)('after a crash of the agent what has cleared every trace dies, too', async (context) => {
-  await open();
-  if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
-  await room.stop();
-  await crash(newId('command'), `${hidden('daemon')}; sleep 600`);
-  expect(await alive(await pidIn('daemon'))).toBe(true);
-  await open();
-  expect(await alive(await pidIn('daemon'))).toBe(false);
-});
+test.runIf(asRoot)(
+  'a process that has removed every trace of its command is killed with it',
+  async (context) => {
+    await open();
+    if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
+    const id = newId('command');
+    await hear(start(`${hidden('daemon')}; sleep 600`, id), sees('ready'));
+    await room.killProcess({ id, grace_ms: 100 }, call());
+    expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+    expect(await alive(await pidIn('daemon'))).toBe(false);
+  },
+);
 
 test.runIf(asRoot)(
-  'a cgroup is used by one command after the other, and none stays behind',
+  'processes that a daemon of an earlier command may have started are not killed',
+  async (context) => {
+    await open();
+    if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
+    const go = join(home, 'go');
+    const file = join(home, 'worker');
+    // A master that starts its worker on a signal.
+    const master = `while [ ! -e ${go} ]; do sleep 0.02; done; setsid sh -c "echo \\$\\$ > ${file}; exec sleep 600" & wait`;
+    await run(`(env -i setsid sh -c '${master}' </dev/null >/dev/null 2>&1 &)`);
+    // Start times are in hundredths of a second.
+    await run('sleep 0.1');
+    const id = newId('command');
+    const command = `touch ${go}; while [ ! -s ${file} ]; do sleep 0.01; done; echo ready; sleep 600`;
+    await hear(start(command, id), sees('ready'));
+    await room.killProcess({ id, grace_ms: 100 }, call());
+    expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+    const pid = await pidIn('worker');
+    expect(await alive(pid)).toBe(true);
+    process.kill(pid, 'SIGKILL');
+  },
+);
+
+test.runIf(asRoot)(
+  'a process that has removed every trace is killed with its own command and no other',
+  async (context) => {
+    await open();
+    if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
+    const [other, id] = [newId('command'), newId('command')];
+    await hear(start(`${hidden('daemon')}; sleep 600`, id), sees('ready'));
+    await hear(start('echo ready; sleep 600', other), sees('ready'));
+    await room.killProcess({ id: other, grace_ms: 100 }, call());
+    expect((await hear(follow(other))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+    expect(await alive(await pidIn('daemon'))).toBe(true);
+    await room.killProcess({ id, grace_ms: 100 }, call());
+    expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
+    expect(await alive(await pidIn('daemon'))).toBe(false);
+  },
+);
+
+test.runIf(asRoot)(
+  'after a crash of the agent a process that has removed every trace is killed, too',
+  async (context) => {
+    await open();
+    if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
+    await room.stop();
+    await crash(newId('command'), `${hidden('daemon')}; sleep 600`);
+    expect(await alive(await pidIn('daemon'))).toBe(true);
+    await open();
+    expect(await alive(await pidIn('daemon'))).toBe(false);
+  },
+);
+
+test.runIf(asRoot)(
+  'a cgroup is used by one command after the other, and all are removed at the end',
   async (context) => {
     await open();
     if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
@@ -1287,7 +1303,7 @@ test.runIf(asRoot)(
   },
 );
 
-/** Whether the spawner of this room is in a cgroup of its own. */
+/** True if the spawner is in a cgroup of its own. */
 async function mayGroup(): Promise<boolean> {
   const [spawner] = (await readFile(`/proc/${process.pid}/task/${process.pid}/children`, 'utf8'))
     .trim()

@@ -1,4 +1,4 @@
-// The search of the agent's files room, on real files: what must never happen comes first.
+// The agent's search in files, on real files. Refusals and attacks come first.
 import { execFileSync, spawnSync } from 'node:child_process';
 import { appendFileSync, chmodSync, mkdirSync, symlinkSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -50,7 +50,7 @@ const matches = (glob: string, name: string, ignoreCase = false): boolean =>
   compileGlob(glob, ignoreCase)(name);
 
 describe('searchFiles', () => {
-  test('refuses a file, what is missing, outside or forbidden', async () => {
+  test('refuses a file, and missing, outside and forbidden paths', async () => {
     writeFileSync(path('file'), 'x');
     await expect(search({ at: path('file') })).rejects.toEqual(refused('not_a_directory'));
     await expect(search({ at: path('missing') })).rejects.toEqual(refused('file_not_found'));
@@ -58,7 +58,7 @@ describe('searchFiles', () => {
     await expect(search({ at: disk.forbidden })).rejects.toEqual(refused('permission_denied'));
   });
 
-  test('refuses globs and texts that are too long or too much', async () => {
+  test('refuses globs and texts that are too long or too complex', async () => {
     for (const name of [
       'x'.repeat(1_001),
       '{a,b}'.repeat(20),
@@ -72,7 +72,7 @@ describe('searchFiles', () => {
     }
   });
 
-  test('a glob that would keep a regular expression busy for years takes no time', () => {
+  test('a glob that would take years as a regular expression takes no time', () => {
     const started = performance.now();
     for (const glob of [
       '*a*a*a*a*a*a*a*b',
@@ -121,7 +121,7 @@ describe('searchFiles', () => {
     expect((await search({ content: 'forbidden' })).names).toEqual([]);
   });
 
-  test('fifos, binary files and what is a mere hole are passed by without blocking', async () => {
+  test('fifos, binary files and holes of sparse files are skipped without blocking', async () => {
     execFileSync('mkfifo', [path('fifo')]);
     writeFileSync(path('binary'), 'word\0');
     writeFileSync(path('hole'), '');
@@ -133,14 +133,16 @@ describe('searchFiles', () => {
     });
   });
 
-  test.skipIf(!isRoot)('what cannot be read is counted, and the rest is found (needs root)', () => {
-    mkdirSync(path('closed'), { mode: 0o700 });
-    writeFileSync(path('secret'), 'word', { mode: 0o600 });
-    writeFileSync(path('open'), 'word');
-    chmodSync(disk.root, 0o777);
-    const room = JSON.stringify(join(import.meta.dirname, '../../agent/files/index.ts'));
-    const logger = JSON.stringify(join(import.meta.dirname, '../../shared/logger.ts'));
-    const source = `import { createFiles } from ${room}; import { createLogger } from ${logger};
+  test.skipIf(!isRoot)(
+    'unreadable files are counted, and matches in all others are found (needs root)',
+    () => {
+      mkdirSync(path('closed'), { mode: 0o700 });
+      writeFileSync(path('secret'), 'word', { mode: 0o600 });
+      writeFileSync(path('open'), 'word');
+      chmodSync(disk.root, 0o777);
+      const room = JSON.stringify(join(import.meta.dirname, '../../agent/files/index.ts'));
+      const logger = JSON.stringify(join(import.meta.dirname, '../../shared/logger.ts'));
+      const source = `import { createFiles } from ${room}; import { createLogger } from ${logger};
       const [root, directory] = ${JSON.stringify([disk.root, path('data')])};
       const files = await createFiles({ roots: [root], home: root, forbidden: [], directory, log: createLogger('test', 'silent') });
       const request = { path: Buffer.from(root), name: '', content: 'word', ignore_case: false, hidden: false, limit: 0 };
@@ -148,10 +150,11 @@ describe('searchFiles', () => {
         for (const { entry } of matches?.matches ?? []) console.log(String(entry.name));
         if (tail) console.log(tail.unreadable);
       }`;
-    const options = { uid: 65_534, gid: 65_534, encoding: 'utf8' } as const;
-    const { stdout } = spawnSync(process.execPath, ['--input-type=module', '-e', source], options);
-    expect(stdout).toBe('open\n2\n');
-  });
+      const options = { uid: 65_534, gid: 65_534, encoding: 'utf8' } as const;
+      const { stdout } = spawnSync(process.execPath, ['--input-type=module', '-e', source], options);
+      expect(stdout).toBe('open\n2\n');
+    },
+  );
 
   test('names by their last part or by the path, hidden ones only on request', async () => {
     for (const name of ['src/sub', '.git', 'src/.cache']) mkdirSync(path(name), { recursive: true });
@@ -170,14 +173,14 @@ describe('searchFiles', () => {
     ]);
   });
 
-  test('a name that is not UTF-8 is found and given back as it is', async () => {
+  test('a name that is not UTF-8 is found and returned unchanged', async () => {
     const name = Buffer.from('caf\xe9', 'latin1');
     writeFileSync(Buffer.concat([Buffer.from(`${disk.root}/`), name]), 'word');
     const { matches: found } = await search({ name: 'caf*', content: 'word' });
     expect(found.map(({ entry }) => entry?.name)).toEqual([name]);
   });
 
-  test('lines with their numbers, each once, in any case on request, also the last without an end', async () => {
+  test('each matching line is reported once with its number, also a last line without an end, in any case on request', async () => {
     writeFileSync(path('a'), 'first\r\nword and word\r\n\nWörd ẞ\nword');
     const { matches: found, names } = await search({ content: 'word' });
     expect(names).toEqual(['a:2', 'a:5']);

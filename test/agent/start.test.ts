@@ -1,4 +1,5 @@
-// How an agent starts: what it refuses before it joins, what a failed start gives back, and how a machine joins again.
+// The start of an agent: what it refuses before it joins, what a failed start releases, and how a machine
+// joins again.
 import { chownSync, existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
@@ -12,7 +13,7 @@ import { program } from '../start-process.ts';
 
 const start = (...argv: string[]) => startAgent(readSettings(agentSettings, { argv, env: {} }), quiet);
 
-test('a root that is not there is refused before the join token is used up', async () => {
+test('a missing root is refused before the join token is used up', async () => {
   const system = await startFarhand();
   const token = await system.joinToken();
   const dataDir = temporaryFolder('agent');
@@ -27,7 +28,7 @@ test('a root that is not there is refused before the join token is used up', asy
 });
 
 test.each(['processes', 'temporary.journal'])(
-  'a start that fails at %s gives everything back',
+  'a start that fails at %s releases everything',
   async (name) => {
     const system = await startFarhand();
     const { dataDir, close } = await system.agent();
@@ -57,7 +58,7 @@ test.skipIf(process.getuid?.() !== 0)(
   },
 );
 
-test('a removed machine joins again with another token, not with the one it came with', async () => {
+test('a removed machine joins again with a new token, but not with the one that it used before', async () => {
   const system = await startFarhand();
   const { token } = await system.client.joinTokens.create({ uses: 5 });
   const first = await system.agent({ joinToken: token });
@@ -70,7 +71,7 @@ test('a removed machine joins again with another token, not with the one it came
   const second = await system.agent({ dataDir });
   expect(second.machineId).not.toBe(machineId);
   expect(readFileSync(join(dataDir, 'activity.log'), 'utf8').startsWith(log)).toBe(true);
-  // A machine that was not removed keeps its identity, whatever token it is given.
+  // A machine that was not removed has the same identity, whatever token it starts with.
   await second.close();
   expect((await system.agent({ dataDir })).machineId).toBe(second.machineId);
   expect(existsSync(join(dataDir, 'lock.db'))).toBe(true);

@@ -1,4 +1,5 @@
-// Terminals on one machine: real programs on real ptys, clients that come, go and dawdle. No link.
+// Terminals on one machine, without a link: real programs on real ptys, and clients that attach, leave or
+// read slowly.
 import { spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
@@ -19,7 +20,7 @@ async function alive(pid: number): Promise<boolean> {
   return text !== '' && !/^[ZX]/.test(text.slice(text.lastIndexOf(')') + 2));
 }
 
-/** Pids of what runs with this command line. */
+/** Returns the pids of processes with this command line. */
 async function running(line: string): Promise<number[]> {
   const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name)).map(Number);
   const lines = await Promise.all(
@@ -122,7 +123,7 @@ test('a terminal that cannot be opened leaves no file open', async () => {
   const plan = { file: '', args: [], cwd: '/', env: {}, foreign: false, program: '' };
   const output = { append: async () => {}, release: () => {} };
   const log = createLogger('test', 'silent');
-  // As when the agent has no more files.
+  // Simulates an agent that has too many files open.
   const broken = { ...maker, open: () => ({ ...maker.open(80, 24), pty: '/dev/pts/none' }) };
   const before = terminals();
   const open = (): Pty => new Pty(broken, { id: 'x', plan, size: { cols: 80, rows: 24 }, output, log });
@@ -171,7 +172,7 @@ test('a client types, sees the echo, and gets the exit of the shell', async () =
     signal: '',
     stdout_bytes: viewer.position(),
   });
-  // It is kept for who comes late.
+  // The exit is stored for clients that attach later.
   const late = bench.attach(id);
   await late.ended;
   expect(late.text()).toBe(viewer.text());
@@ -185,7 +186,7 @@ test('the login shell of the user starts without a program, with a terminal’s 
   const id = newId('session');
   await bench.open({ program: '', env: { HOME: bench.home, TERM: 'vt100' } }, id).started();
   const viewer = bench.attach(id);
-  // Typed in two halves, so that the echo is not taken for the answer.
+  // Typed in two parts, so that the echo differs from the output.
   viewer.type('echo "<$TERM|$COLORTERM|$LANG|$-|$0|$(tty)>" | sed s/^/OUT:/\n');
   await viewer.sees(/OUT:<vt100\|truecolor\|C\.UTF-8\|\w*m\w*\|-?\S+\|\/dev\/pts\/\d+>/);
   viewer.type('cat <<< a"b"c > /dev/tty && jobs && exit\n');
@@ -209,7 +210,7 @@ test('two openings of one id start one shell', async () => {
   expect(await readFile(join(bench.home, 'ran'), 'utf8')).toBe(`${pids[0]}\n`);
 });
 
-test('a new size reaches the program and the other clients, and the last one rules', async () => {
+test('a new size is set for the program and sent to other clients, and the last one counts', async () => {
   const bench = await startBench();
   const id = newId('session');
   await bench
@@ -230,7 +231,7 @@ test('a new size reaches the program and the other clients, and the last one rul
   expect(third.head()).toEqual({ offset: 0, cols: 1000, rows: 1 });
 });
 
-test('Ctrl-C and signals end what is in the foreground, not the shell', async () => {
+test('Ctrl-C and signals end the foreground process, not the shell', async () => {
   const bench = await startBench();
   const id = newId('session');
   await bench.open({ program: 'bash', args: ['--norc', '-i'] }, id).started();
@@ -260,7 +261,7 @@ needs('less')('a pager draws its screen and leaves it', async () => {
   await writeFile(join(bench.home, 'text'), Array.from({ length: 100 }, (_, i) => `line ${i}\n`).join(''));
   const keeper = bench.open({ program: 'less', args: ['text'] }, id);
   const viewer = bench.attach(id);
-  // Attached before it runs: then it is waited for.
+  // Attached before the terminal is open, so the client waits for it.
   await viewer.sees('line 22');
   viewer.type('G');
   await viewer.sees('line 99');
@@ -268,7 +269,7 @@ needs('less')('a pager draws its screen and leaves it', async () => {
   expect(await keeper.exit()).toMatchObject({ exit_code: 0 });
 });
 
-test('characters of several bytes come through whole, also where a replay begins', async () => {
+test('characters of several bytes arrive whole, also at the start of a replay', async () => {
   const bench = await startBench();
   const id = newId('session');
   const wide = '漢字 ﷽ 👩‍💻 é\n';
@@ -303,7 +304,7 @@ test('input that the program does not read waits, delays no other terminal, and 
   await viewer.sees(createHash('md5').update(bytes).digest('hex'));
 });
 
-test('a client that pastes a lot into a program that says a lot is heard, and hears, to the end', async () => {
+test('a client that pastes much input into a program with much output loses neither', async () => {
   const bench = await startBench();
   const id = newId('session');
   await bench.open(sh('stty -echo; echo ready; while read -r x; do echo $x$x$x$x$x; done'), id).started();
@@ -315,12 +316,12 @@ test('a client that pastes a lot into a program that says a lot is heard, and he
   expect(viewer.position()).toBe(7 + 5000 * (5 * 99 + 2) + 5 * 7 + 2);
 });
 
-/** A named pipe, made beside the program that waits for it. */
+/** Makes a named pipe while a program waits for it. */
 async function promisedFifo(path: string): Promise<void> {
   await once(spawn('mkfifo', [path], { stdio: 'ignore' }), 'exit');
 }
 
-/** The bytes of `seq 1 last` as a terminal shows them. */
+/** Returns the output of `seq 1 last` as a terminal prints it. */
 function seq(last: number): Buffer {
   const parts: string[] = [];
   for (let i = 1; i <= last; i++) parts.push(`${i}\r\n`);
@@ -329,7 +330,7 @@ function seq(last: number): Buffer {
 
 const digest = (bytes: Uint8Array): string => createHash('sha256').update(bytes).digest('hex');
 
-test('50 MB come through to the byte, though the reader pauses', async () => {
+test('50 MB arrive to the byte, even if the reader pauses', async () => {
   const bench = await startBench();
   const id = newId('session');
   const last = 5_700_000;
@@ -379,7 +380,7 @@ async function children(pid: number): Promise<number[]> {
   return text.trim().split(' ').filter(Boolean).map(Number);
 }
 
-test('a slow client does not delay a fast one, is cut when it falls out of the window, and may attach again', async () => {
+test('a slow client delays no fast one, is detached when it falls out of the window, and may attach again', async () => {
   const bench = await startBench();
   const id = newId('session');
   bench.open(sh('yes | head -c 3000000; cat'), id);
@@ -398,7 +399,7 @@ test('a slow client does not delay a fast one, is cut when it falls out of the w
   expect(again.head().offset).toBe(4_500_000 - 256 * 1024);
 });
 
-test('without a client the program runs on and the window slides', async () => {
+test('without a client the program goes on and the oldest output is dropped', async () => {
   const bench = await startBench({ terminalWindowBytes: 64 * 1024 });
   const id = newId('session');
   await bench.open(sh('yes | head -c 300000; touch done; cat'), id).started();
@@ -408,7 +409,7 @@ test('without a client the program runs on and the window slides', async () => {
   expect(viewer.head().offset).toBeGreaterThan(450_000 - 80 * 1024);
 });
 
-test('a client whose call was cut at full speed goes on without a gap', async () => {
+test('a client whose call was cut during much output continues without a gap', async () => {
   const bench = await startBench();
   const id = newId('session');
   const last = 3_000_000;
@@ -433,7 +434,7 @@ test('a client whose call was cut at full speed goes on without a gap', async ()
   expect(digest(Buffer.concat(pieces))).toBe(digest(expected));
 }, 60_000);
 
-test('a client whose link is lost is waited for until it is back, but not for ever once a keeper is', async () => {
+test('output waits for a client with a lost link, but only for a while once the broker is back', async () => {
   const bench = await startBench({ heldMs: 200, terminalWindowBytes: 256 * 1024 });
   const id = newId('session');
   const keeper = bench.open(sh('yes | head -c 2000000; touch done; cat'), id);
@@ -442,7 +443,8 @@ test('a client whose link is lost is waited for until it is back, but not for ev
   viewer.lose();
   keeper.leave();
   await viewer.ended.catch(() => {});
-  // Another one looks at where it stands: held within an eighth of the window and what is on its way.
+  // Another client reads the position: it is at most an eighth of the window, and the bytes in transit,
+  // ahead.
   await new Promise((resolve) => setTimeout(resolve, 400));
   await expect(readFile(join(bench.home, 'done'))).rejects.toThrow();
   bench.keep(id);
@@ -451,7 +453,7 @@ test('a client whose link is lost is waited for until it is back, but not for ev
   await expect(late.ended).rejects.toMatchObject({ code: 'range_not_satisfiable' });
 });
 
-test('each echo reports how much input was taken, and the count goes on after a lost link', async () => {
+test('each echo has the count of received input, and the count continues after a lost link', async () => {
   const bench = await startBench();
   const id = newId('session');
   bench.open(sh('stty raw; echo ready; read go; stty -echo; echo; exec cat >/dev/null'), id);
@@ -460,7 +462,7 @@ test('each echo reports how much input was taken, and the count goes on after a 
   first.type('go\n');
   await first.sees(/go.*\n/);
   expect(first.input()).toEqual({ taken: 3, known: false });
-  // Nothing comes back any more: after 8 KiB the count is sent by itself.
+  // There is no more echo, so after 8 KiB the count is sent without output.
   first.type('x'.repeat(4 * 1024));
   first.type('x'.repeat(4 * 1024));
   await vi.waitFor(() => expect(first.input().taken).toBe(3 + 8 * 1024));
@@ -468,7 +470,7 @@ test('each echo reports how much input was taken, and the count goes on after a 
   await first.ended.catch(() => {});
   const second = bench.attach(id, { client: 'c', offset: first.position() });
   await vi.waitFor(() => expect(second.input()).toEqual({ taken: 3 + 8 * 1024, known: true }));
-  // The next one comes before this one’s loss was seen.
+  // The next attach arrives before the loss of this one was noticed.
   const third = bench.attach(id, { client: 'c', offset: first.position() });
   await vi.waitFor(() => expect(third.input()).toEqual({ taken: 3 + 8 * 1024, known: true }));
   third.leave();
@@ -487,7 +489,7 @@ test('a client that detached on purpose delays no other', async () => {
   await vi.waitFor(() => readFile(join(bench.home, 'done')), 10_000);
 });
 
-test('a terminal without a keeper ends after its grace, and lives on if a keeper is back in time', async () => {
+test('a terminal without a broker ends after its grace period, unless the broker is back in time', async () => {
   const bench = await startBench();
   const [id, other] = [newId('session'), newId('session')];
   const first = bench.open({ grace_ms: 300 }, id);
@@ -524,7 +526,7 @@ test('no process that was started in a terminal outlives it', async () => {
   for (const one of [plainly, apart, deaf]) expect(await running(`sleep ${one}`)).toEqual([]);
 });
 
-test('a kill ends an interactive shell and what ignores it, and a stop of the agent ends all', async () => {
+test('a kill ends an interactive shell and processes that ignore the hangup, and a stop of the agent ends all', async () => {
   const bench = await startBench();
   const [killed, stopped] = [newId('session'), newId('session')];
   const deaf = unusual();
@@ -548,7 +550,7 @@ test('a kill ends an interactive shell and what ignores it, and a stop of the ag
   expect(empty.text()).toBe('');
 });
 
-test('an agent that was killed leaves nothing of a terminal, and the next one says that it is lost', async () => {
+test('a killed agent leaves no process of a terminal, and the next one reports it as lost', async () => {
   const bench = await startBench();
   await bench.room.stop();
   const duration = unusual();
@@ -577,7 +579,7 @@ test('an agent that was killed leaves nothing of a terminal, and the next one sa
   expect(await bench.keep('ses_1').exit()).toMatchObject(lost);
 });
 
-/** What a process has open above its first three files. */
+/** Returns the files that a process has open besides its three standard files. */
 async function createFiles(pid: number | 'self'): Promise<string[]> {
   const fds = (await readdir(`/proc/${pid}/fd`)).filter((fd) => Number(fd) > 2);
   return Promise.all(fds.map((fd) => readlink(`/proc/${pid}/fd/${fd}`).catch(() => 'closed')));
@@ -585,7 +587,7 @@ async function createFiles(pid: number | 'self'): Promise<string[]> {
 
 test('no program inherits a file of the agent, also not from a spawner that started later', async () => {
   await (await startBench()).open().started();
-  // Its spawner starts while that terminal is open.
+  // The second spawner starts while the terminal is open.
   const bench = await startBench();
   const parent = async (pid: number): Promise<number> =>
     Number(/PPid:\s+(\d+)/.exec(await readFile(`/proc/${pid}/status`, 'utf8'))?.[1]);
@@ -601,7 +603,7 @@ test('no program inherits a file of the agent, also not from a spawner that star
   }
 });
 
-test('an agent that starts beside another in one process takes no terminal from it', async () => {
+test('a second agent in the same process does not end terminals of the first', async () => {
   const bench = await startBench();
   const id = newId('session');
   await bench.open({}, id).started();

@@ -1,4 +1,4 @@
-// The watch of the agent's files, on a real disk: what must never be reported comes first.
+// The agent's watch of files, on a real disk. What must never be reported comes first.
 import { execFileSync } from 'node:child_process';
 import {
   appendFileSync,
@@ -30,7 +30,7 @@ afterEach(async () => {
   await disk.remove();
 });
 
-/** A watch under way; the changes it sent are stored in order. */
+/** A running watch. Its changes are stored in order. */
 class Watching {
   readonly received: string[] = [];
   readonly #controller = new AbortController();
@@ -76,7 +76,7 @@ async function watch(at: string, recursive = true): Promise<Watching> {
   return watching;
 }
 
-/** A change that marks that everything before it has been reported. */
+/** Makes a change, and waits for it: then all earlier changes have been reported. */
 async function mark(watching: Watching, at = disk.root): Promise<string[]> {
   const name = `mark-${watching.received.length}-${watches.length}`;
   writeFileSync(join(at, name), '');
@@ -85,7 +85,7 @@ async function mark(watching: Watching, at = disk.root): Promise<string[]> {
 }
 
 describe('watchFiles', () => {
-  test('refuses what is missing, outside or forbidden', async () => {
+  test('refuses missing, outside and forbidden paths', async () => {
     symlinkSync(disk.outside, path('out'));
     for (const [at, code] of [
       [path('missing'), 'file_not_found'],
@@ -108,7 +108,7 @@ describe('watchFiles', () => {
     expect(await mark(watching)).toEqual([]);
   });
 
-  test('never follows a symlink, be it there before, new, or in the place of a directory', async () => {
+  test('never follows a symlink: an existing one, a new one, or one that replaces a directory', async () => {
     symlinkSync(disk.outside, path('before'));
     mkdirSync(path('dir'));
     const watching = await watch(disk.root);
@@ -123,7 +123,7 @@ describe('watchFiles', () => {
     expect((await mark(watching)).filter((change) => /(before|new|dir)\/./.test(change))).toEqual([]);
   });
 
-  test('a directory that is moved out is no longer looked into', async () => {
+  test('a directory that is moved out is no longer watched', async () => {
     mkdirSync(path('dir/sub'), { recursive: true });
     const watching = await watch(disk.root);
     renameSync(path('dir'), join(disk.outside, 'dir'));
@@ -136,7 +136,7 @@ describe('watchFiles', () => {
   test('too many changes at once are one overflow, after which changes are reported again', async () => {
     mkdirSync(path('dir'));
     const watching = await watch(disk.root);
-    // The loop does not turn meanwhile, so all of it waits.
+    // The event loop does not turn meanwhile, so all of these changes wait.
     for (let index = 0; index < 12_000; index += 1) writeFileSync(path(`dir/f${index}`), '');
     mkdirSync(path('dir/sub'));
     const received = await watching.until('OVERFLOW /');
@@ -147,7 +147,7 @@ describe('watchFiles', () => {
     await watching.until('REMOVED dir/f11999');
   });
 
-  test('a slow reader gets the outcome, not the steps', async () => {
+  test('a slow reader gets the result of many changes, not each of them', async () => {
     writeFileSync(path('a'), 'x');
     const watching = await watch(disk.root);
     for (let index = 0; index < 100; index += 1) {
@@ -160,7 +160,7 @@ describe('watchFiles', () => {
     expect(await mark(watching)).toEqual(['CHANGED a']);
   });
 
-  test('adding, changing, removing and renaming, below too', async () => {
+  test('reports additions, changes, removals and renames, also in directories below', async () => {
     mkdirSync(path('dir'));
     writeFileSync(path('dir/old'), 'x');
     const watching = await watch(disk.root);
@@ -176,7 +176,7 @@ describe('watchFiles', () => {
     expect(watching.received).toEqual(expect.arrayContaining(['REMOVED dir/new', 'REMOVED dir/renamed']));
   });
 
-  test('all entries of a new directory are reported, however fast they came', async () => {
+  test('all entries of a new directory are reported, however fast they were made', async () => {
     const watching = await watch(disk.root);
     mkdirSync(path('a/b/c'), { recursive: true });
     writeFileSync(path('a/b/c/file'), 'x');
@@ -200,7 +200,7 @@ describe('watchFiles', () => {
     await watching.until('ADDED dir/later');
   });
 
-  test('without recursive only the own entries are reported', async () => {
+  test('without recursive, only direct entries are reported', async () => {
     mkdirSync(path('dir'));
     const watching = await watch(disk.root, false);
     writeFileSync(path('dir/file'), 'x');
@@ -208,7 +208,7 @@ describe('watchFiles', () => {
     expect(await mark(watching)).toEqual(['ADDED file']);
   });
 
-  test('a single file, through its replacement and return', async () => {
+  test('a single file is watched while it is replaced, removed and made again', async () => {
     writeFileSync(path('file'), 'x');
     const watching = await watch(path('file'));
     writeFileSync(path('other'), 'x');
@@ -227,7 +227,7 @@ describe('watchFiles', () => {
     await watching.until('ADDED caf\xe9');
   });
 
-  test('it ends when the directory goes, with all that was in it', async () => {
+  test('the watch ends when its directory is moved away or removed', async () => {
     mkdirSync(path('dir/sub'), { recursive: true });
     const watching = await watch(path('dir'));
     renameSync(path('dir'), path('elsewhere'));

@@ -1,4 +1,4 @@
-// The units of both programs as systemd judges them, and the notifications that a program sends to systemd.
+// The unit files of both programs, checked by systemd, and the notifications that a program sends to systemd.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, statSync, writeFileSync } from 'node:fs';
@@ -32,7 +32,7 @@ const units = {
 
 const invocation = (...argv: string[]) => ({ argv, env: {} });
 
-describe('install refuses, before it touches anything,', () => {
+describe('install refuses, before it changes anything,', () => {
   test.each([
     ['an agent without a broker', ['--join-token', 'x'], '--broker is required'],
     ['an agent with half a token', ['--broker', 'b:1', '--join-token', 'farhand_join_x'], 'incomplete'],
@@ -67,7 +67,7 @@ describe('files that root stores for a service', () => {
   };
   const modeOf = (path: string): number => statSync(path).mode & 0o7777;
 
-  test('can be reached by it whatever the umask of root', async () => {
+  test('can be read by it whatever the umask of root', async () => {
     const file = join(temporaryFolder('etc'), 'farhand/agent.toml');
     const before = process.umask(0o077);
     await place(file, content).finally(() => process.umask(before));
@@ -75,7 +75,7 @@ describe('files that root stores for a service', () => {
     expect(await readRegularFile(file)).toEqual(content);
   });
 
-  test('leaves a directory as it is that was there before, and goes without a trace', async () => {
+  test('leaves an existing directory unchanged, and is removed without a trace', async () => {
     const file = join(temporaryFolder('etc'), 'agent.toml');
     await place(file, content);
     expect(modeOf(dirname(file))).toBe(0o700);
@@ -97,7 +97,7 @@ test('the public address is reported as it was set, to agents and to clients', a
 describe('a unit', () => {
   const isMissing = lacks('systemd-analyze');
 
-  /** A file of that unit which systemd takes for one. */
+  /** Returns a file with this unit, under a name that systemd accepts. */
   function fileOf(name: keyof typeof units): string {
     const file = join(temporaryFolder('unit'), 'x.service');
     writeFileSync(file, units[name]);
@@ -117,7 +117,7 @@ describe('a unit', () => {
 
   const names = Object.keys(units) as (keyof typeof units)[];
   test.skipIf(isMissing).each(names)(
-    'of the %s is understood whole (needs systemd-analyze)',
+    'of the %s passes systemd-analyze without a warning (needs systemd-analyze)',
     async (name) => {
       const root = temporaryFolder('root');
       const place = join(root, 'etc/systemd/system');
@@ -140,7 +140,9 @@ describe('a unit', () => {
   });
 });
 
-/** What systemd would hear; Node has no sockets for datagrams with a path. */
+/**
+ * Receives notifications as systemd would, with a Python program: Node has no datagram sockets with a path.
+ */
 async function listener(): Promise<{ socket: string; next(): Promise<string> }> {
   const socket = join(temporaryFolder('notify'), 'socket');
   const script = `import socket
@@ -219,14 +221,14 @@ test('a broker shows that it is alive until it stops', async () => {
 });
 
 describe('an agent', () => {
-  test('counts as hanging once its link neither turns nor tries again', async () => {
+  test('counts as hanging once its link neither gets messages nor reconnects', async () => {
     const system = await startFarhand();
     const identity = await joinScripted(system);
     const due: number[] = [];
     const stuck = Promise.withResolvers<never>();
     const stopping = new AbortController();
     const asked = Promise.withResolvers<void>();
-    // Nothing else is asked for before it has greeted.
+    // The agent uses no other option before its hello.
     const options = {
       broker: system.grpc,
       identity,
@@ -245,21 +247,21 @@ describe('an agent', () => {
     } as unknown as LinkOptions;
     const linked = keepLinked(options, stopping.signal);
     await asked.promise;
-    // A turn, and the challenge; nothing after it, for ever.
+    // The start of the loop and the challenge are reported, and nothing after them.
     expect(due).toEqual([60_000, 90_000]);
     stopping.abort();
     stuck.reject(new Error('over'));
     await linked;
   });
 
-  test('whose token lies in a file takes it away once it has joined', async () => {
+  test('whose token is in a file deletes the file once it has joined', async () => {
     const system = await startFarhand();
     const file = join(temporaryFolder('token'), 'join-token');
     writeFileSync(file, `${await system.joinToken()}\n`);
     const { dataDir, close } = await system.agent({ joinToken: '', flags: ['--join-token-file', file] });
     await expect(execute('cat', [file])).resolves.toMatchObject({ code: 1 });
     await close();
-    // It is not needed again.
+    // The file is not needed at the next start.
     await system.agent({ dataDir, joinToken: '', flags: ['--join-token-file', file] });
   });
 });

@@ -1,4 +1,5 @@
-// Another language: Python's gRPC with what protoc makes of client.proto, against a real broker and agent.
+// A client in another language: Python's gRPC with the code that protoc generates from client.proto, with a
+// real broker and agent.
 import { execFile, execFileSync } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';

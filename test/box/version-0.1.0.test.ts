@@ -1,4 +1,5 @@
-// Data and agents of version 0.1.0 go on working: its own programs make them, taken from the history of this repository.
+// Data and agents of version 0.1.0 go on working. They are made by its own programs, from the history of this
+// repository.
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readFileSync, symlinkSync } from 'node:fs';
@@ -23,7 +24,7 @@ function isHere(): boolean {
   }
 }
 
-/** The sources of 0.1.0, on the libraries of today. */
+/** Checks out the sources of 0.1.0, with the libraries of today. */
 function checkout(): string {
   const folder = temporaryFolder('old');
   const archive = execFileSync(
@@ -39,7 +40,7 @@ function checkout(): string {
   return folder;
 }
 
-/** A program of 0.1.0, and the first line of its log that has this message. */
+/** Starts a program of 0.1.0. Resolves with the first line of its log that has this message. */
 async function start(folder: string, main: string, args: string[], message: string) {
   const child = spawn(process.execPath, [join(folder, main), ...args], {
     stdio: ['ignore', 'ignore', 'pipe'],
@@ -59,7 +60,7 @@ async function start(folder: string, main: string, args: string[], message: stri
 const local = ['--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
 
 describe.skipIf(!isHere())(`version 0.1.0 (needs git and its commit ${commit})`, () => {
-  test('an agent of it works at the broker of today: files, commands, terminals, metrics', async () => {
+  test('its agent works with the broker of today: files, commands, terminals, metrics', async () => {
     const old = checkout();
     const system = await startFarhand();
     const dataDir = temporaryFolder('old-agent');
@@ -88,7 +89,7 @@ describe.skipIf(!isHere())(`version 0.1.0 (needs git and its commit ${commit})`,
     expect(out).toMatch(/^warn +agents +these agents are older than the broker \(\S+\): \S+ \(0\.1\.0\)$/m);
   }, 60_000);
 
-  test('data stored by its broker and agent works with those of today, without joining again', async () => {
+  test('data of its broker and agent works with those of today, without joining again', async () => {
     const old = checkout();
     const [brokerDir, agentDir] = [temporaryFolder('old-broker'), temporaryFolder('old-agent')];
     const { child, entry } = await start(

@@ -1,4 +1,4 @@
-// farhand completion: candidates in real shells, from the tree of verbs and from the broker.
+// farhand completion: candidates in real shells, from the verbs and from the broker.
 import { execFile } from 'node:child_process';
 import { chmodSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -9,10 +9,10 @@ import { createLine } from '../cli-fixture.ts';
 import { lacks, needs } from '../required-programs.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
-/** In the background: the broker runs in this process. */
+/** Asynchronous, because the broker runs in this process. */
 const run = promisify(execFile);
 
-/** A person who has `farhand` in PATH, two machines, and a folder there. */
+/** A user with `farhand` in PATH, two machines, and a folder on them. */
 async function startScene() {
   const system = await startFarhand();
   await system.agent({ name: 'web-1', tags: 'web' });
@@ -53,7 +53,7 @@ needs('bash')(
       ['farhand commands list --machine w', ['web-1']],
       ['farhand files ls we', ['web-1:']],
       ['farhand files put ', []],
-      // After a colon bash has begun a new word.
+      // Bash begins a new word after a colon.
       [`farhand files ls web-1:${there}/s`, [`${there}/site/`, `${there}/some\\ file`]],
       [`farhand files ls web-1:${there}/e`, []],
       [`farhand files get "db 1:${there}/si`, [`${there}/site/`]],
@@ -61,7 +61,7 @@ needs('bash')(
       ['farhand exec ', [], { FARHAND_API_KEY: 'wrong' }],
       ['farhand nonsense ', []],
     ];
-    // On a busy machine a broker may need more than the second that it has.
+    // On a busy machine the broker may need longer than the one second that completion waits.
     const patience = { timeout: 15_000, interval: 50 };
     const check = ([line, found, more]: (typeof cases)[number]) =>
       vi.waitFor(async () => expect([line, await complete(line, more)]).toEqual([line, found]), patience);

@@ -1,4 +1,4 @@
-// docs/cli.md: its commands run in one shell as they stand there, and its tables name verbs and flags that exist.
+// docs/cli.md: its commands run in one shell, unchanged, and its tables name verbs and flags that exist.
 import { execFile } from 'node:child_process';
 import { chmodSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -14,7 +14,7 @@ const page = readFileSync(join(import.meta.dirname, '../../docs/cli.md'), 'utf8'
 const blocks = [...page.matchAll(/```sh\n(.*?)```/gs)].map(([, code = '']) => code);
 
 test.skipIf(!loadPtyMaker())(
-  'the commands of docs/cli.md succeed and print what they should (needs the pty library)',
+  'the commands of docs/cli.md succeed and print the expected output (needs the pty library)',
   async () => {
     const system = await startFarhand();
     for (const name of ['web-1', 'web-2']) await system.agent({ name, tags: 'web' });

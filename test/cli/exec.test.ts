@@ -16,7 +16,7 @@ async function startScene() {
 const patience = { timeout: 15_000, interval: 50 };
 
 describe('farhand exec on one machine', () => {
-  test('passes on every byte as it is, escape sequences too, as ssh does', async () => {
+  test('passes on every byte unchanged, including escape sequences, as ssh does', async () => {
     const { farhand } = await startScene();
     const { stdout } = await farhand('exec', ['web-1', '--', forgery]);
     expect(stdout.includes('\u001b[1A\rother-1 | forged')).toBe(true);
@@ -39,7 +39,7 @@ describe('farhand exec on one machine', () => {
     expect([away.code, away.err]).toEqual([1, expect.stringContaining('no machine is named web-2')]);
   });
 
-  test('takes one word as a line of shell, several as a program and its arguments', async () => {
+  test('runs one word as a shell command, several words as a program and its arguments', async () => {
     const { farhand } = await startScene();
     const folder = temporaryFolder('cwd');
     const [line, program, about] = await Promise.all([
@@ -51,7 +51,7 @@ describe('farhand exec on one machine', () => {
     expect(about.out).toBe(`x=y\n${folder}\n`);
   });
 
-  test('takes the values of --env out of its own command line', async () => {
+  test('removes the values of --env from its own command line', async () => {
     const { farhand } = await startScene();
     const all = 'cat /proc/[0-9]*/cmdline | tr "\\0" " "';
     const look = `case $(${all}) in *"$TOKEN"*) echo seen;; *) echo unseen;; esac`;
@@ -83,7 +83,7 @@ describe('farhand exec on one machine', () => {
     }, patience);
   });
 
-  test('cancels on Ctrl-C with all that the command started, and leaves at once on the next', async () => {
+  test('cancels the whole process tree on Ctrl-C, and ends at once on the next', async () => {
     const { system, farhand } = await startScene();
     const running = farhand.start('exec', ['web-1', '--', 'echo on; sleep 300']);
     await running.says(/on/);
@@ -103,7 +103,7 @@ describe('farhand exec on one machine', () => {
     }, patience);
   });
 
-  test('continues where it was after its connection broke', async () => {
+  test('continues at the same byte after its connection broke', async () => {
     const { system, farhand } = await startScene();
     const proxy = await startProxy(new URL(system.url).host);
     const go = join(temporaryFolder('go'), 'go');
@@ -150,9 +150,9 @@ describe('farhand exec on one machine', () => {
   });
 });
 
-test('farhand exec loads little before it asks: no schemas, no second HTTP client, no other verb', async () => {
+test('farhand exec loads few modules before its first request: no schemas, no second HTTP client, no other verb', async () => {
   const { farhand } = await startScene();
-  // A guard of its 150 ms that no busy machine can fail.
+  // Counts loaded modules instead of time, so that the test does not fail on a busy machine.
   const hook = `import { registerHooks } from 'node:module';
     const load = (url, context, next) => { process.stderr.write('loads ' + url + '\\n'); return next(url, context); };
     registerHooks({ load });`;
@@ -163,7 +163,9 @@ test('farhand exec loads little before it asks: no schemas, no second HTTP clien
   expect(loaded.reduce((sum, bytes) => sum + bytes, 0)).toBeLessThan(160_000);
 });
 
-/** Moves the cursor up and writes another machine's line; a carriage return and C1 do as well. */
+/**
+ * Output that tries to write another machine's line: by moving the cursor, by a carriage return, and by C1.
+ */
 const forgery = String.raw`printf 'good\tday\r\n\033[1A\rother-1 | forged\rother-1 | forged\n\033]0;title\007\302\2332J\342\200\256turned\n'`;
 
 describe('farhand exec on several machines', () => {

@@ -1,4 +1,5 @@
-// farhand files: between here and machines, whole or not at all; and what a hostile machine cannot do here.
+// farhand files: transfers between this machine and others are complete or leave nothing. Also tests a
+// hostile machine.
 import { spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import {
@@ -35,7 +36,7 @@ async function startScene() {
   };
 }
 
-/** A folder with what trees have. */
+/** Makes a folder with all kinds of entries. */
 function plant(folder: string): void {
   mkdirSync(join(folder, 'deep/er'), { recursive: true });
   mkdirSync(join(folder, 'empty'));
@@ -74,7 +75,7 @@ describe('farhand files', () => {
     const { farhand, there, here } = await startScene();
     plant(join(here, 'tree'));
     writeFileSync(join(here, 'large'), Buffer.alloc(3_000_000, 'farhand '));
-    // What leads out is left out, and said.
+    // A symlink that leads out is left out, and reported.
     symlinkSync('/etc/passwd', join(here, 'tree/out'));
     const put = await farhand('files put', [join(here, 'tree'), join(here, 'large'), `web-1:${there}`]);
     expect([put.code, put.err]).toEqual([
@@ -149,7 +150,7 @@ describe('farhand files', () => {
 describe('farhand files touch', () => {
   const old = new Date('2001-02-03T04:05:06.789Z');
 
-  test('refuses what it may not create or change, and leaves everything as it was', async () => {
+  test('refuses paths that it may not create or change, and changes nothing', async () => {
     const { system, agent, farhand, there, here } = await startScene();
     await system.agent({ name: 'rooted', flags: ['--root', there] });
     const [file, out] = [join(there, 'file'), join(here, 'out')];
@@ -192,7 +193,7 @@ describe('farhand files touch', () => {
     const touched = await farhand.json('files touch', [`web-1:${path}`]);
     const { mode, size, mtimeMs } = statSync(path);
     expect([mode & 0o7777, size]).toEqual([0o644, 0]);
-    // The kernel's clock for files is a tick behind.
+    // The kernel's clock for files may be a tick late.
     expect([mtimeMs > start - 100, mtimeMs < Date.now() + 100]).toEqual([true, true]);
     expect(touched).toEqual(await system.client.files.stat({ machine_id: agent.machineId, path }));
     const { out } = await farhand('files touch', [`web-1:${timed}`, '--modified-at', old.toISOString()]);
@@ -203,7 +204,7 @@ describe('farhand files touch', () => {
     expect([linked.link_target, statSync(join(there, 'target')).size]).toEqual(['target', 0]);
   });
 
-  test('sets the modification time of what is there, to the millisecond, and nothing else', async () => {
+  test('sets only the modification time of an existing path, to the millisecond', async () => {
     const { farhand, there } = await startScene();
     const file = join(there, 'file');
     writeFileSync(file, 'kept', { mode: 0o640 });
@@ -309,7 +310,7 @@ describe('farhand files, in edge cases', () => {
 
   test('reads no further after Ctrl-C', async () => {
     const { farhand, there } = await startScene();
-    // It has no end.
+    // /dev/zero has no end.
     const running = farhand.start('files put', ['/dev/zero', `web-1:${there}/x`]);
     await vi.waitFor(() => expect(readdirSync(there)).toHaveLength(1), { timeout: 15_000 });
     running.child.kill('SIGINT');
@@ -317,7 +318,7 @@ describe('farhand files, in edge cases', () => {
     expect([code, err]).toEqual([130, 'farhand: interrupted; no partial files are left\n']);
   });
 
-  test('on Ctrl-C names the directory that was partly sent; a fetch leaves nothing', async () => {
+  test('on Ctrl-C names the directory that was partly sent; a download leaves nothing', async () => {
     const { farhand, there, here } = await startScene();
     mkdirSync(join(here, 'tree'));
     writeFileSync(join(here, 'tree/a'), 'a');
@@ -340,7 +341,7 @@ describe('farhand files, in edge cases', () => {
   });
 
   test.skipIf(!loadPtyMaker())(
-    'draws percent and time left of files and of directories, there and back (needs the pty library)',
+    'prints percent and time left for files and directories, in both directions (needs the pty library)',
     async () => {
       const { system, agent, farhand, there, here } = await startScene();
       mkdirSync(join(here, 'tree/.hidden'), { recursive: true });
@@ -380,7 +381,7 @@ describe('farhand files, in edge cases', () => {
       command: `echo x > ${there}/one`,
     });
     const [read, missing, full, through] = await Promise.all([
-      // No file of /proc/self/mem can be read from its begin.
+      // /proc/self/mem cannot be read at offset 0.
       farhand('files put', ['/proc/self/mem', `web-1:${there}/x`]),
       farhand('files put', [join(here, 'none'), `web-1:${there}/x`]),
       farhand('files get', [`web-1:${there}/one`, '/dev/full']),
@@ -399,7 +400,7 @@ describe('farhand files, in edge cases', () => {
 
 const id = `mach_${'x'.repeat(22)}`;
 
-/** A broker as far as `files get` needs one, whose machine sends what the test likes. */
+/** A broker with the routes that `files get` needs, whose machine sends what the test chooses. */
 async function startHostileBroker(
   send: (response: ServerResponse) => void,
   type: 'file' | 'directory' = 'directory',
@@ -442,7 +443,7 @@ const file = (name: string, body = 'evil'): Entry => ({ kind: 'file', name, body
 const link = (name: string, target: string): Entry => ({ kind: 'symlink', name, target });
 
 describe('a hostile machine', () => {
-  test('writes nothing outside the directory that is fetched, whatever its archive says', async () => {
+  test('writes nothing outside the target directory, whatever its archive contains', async () => {
     const folder = temporaryFolder('victim');
     const safe = join(folder, 'safe');
     mkdirSync(safe);
@@ -467,7 +468,7 @@ describe('a hostile machine', () => {
     }
   });
 
-  test('leaves no symlink that leads out, no hard link, and only plain permissions', async () => {
+  test('leaves no symlink that leads out, no hard link, and no setuid, setgid or sticky bit', async () => {
     const folder = temporaryFolder('victim');
     const bytes = tarOf([
       { kind: 'directory', name: './' },
@@ -485,7 +486,7 @@ describe('a hostile machine', () => {
     expect(lstatSync(join(folder, 'got/d/plain')).mode & 0o7000).toBe(0);
   });
 
-  test('a fetch that is cut off or interrupted keeps the file that existed before', async () => {
+  test('a download that is cut off or interrupted leaves the existing file unchanged', async () => {
     const folder = temporaryFolder('victim');
     writeFileSync(join(folder, 'kept'), 'kept');
     const begin = (response: ServerResponse): void => {
@@ -507,7 +508,7 @@ describe('a hostile machine', () => {
     }, 'file');
     const running = slow.start('files get', [`${id}:/x`, join(folder, 'kept')]);
     await waiting;
-    // One more must not keep it from clearing away.
+    // A second signal must not prevent the cleanup.
     running.child.kill('SIGINT');
     running.child.kill('SIGINT');
     expect((await running.ended).code).toBe(130);

@@ -1,4 +1,5 @@
-// What V8 gives back when a process rests; each process is one of its own, for its memory counts as a whole.
+// Memory that V8 releases when a process is idle. Each test starts another process, because the memory of a
+// whole process is measured.
 import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -6,7 +7,9 @@ import { expect, test } from 'vitest';
 
 const heap = join(import.meta.dirname, '../../shared/garbage-collection.ts');
 
-/** Resident MiB of a process when it has 100 MiB of garbage, and after what it does `meanwhile`. */
+/**
+ * Returns the resident MiB of a process that has 100 MiB of garbage, before and after it runs `meanwhile`.
+ */
 async function rush(meanwhile: string): Promise<{ full: number; after: number }> {
   const program = `
     import { setTimeout } from 'node:timers/promises';
@@ -23,7 +26,7 @@ async function rush(meanwhile: string): Promise<{ full: number; after: number }>
   return JSON.parse((await promisify(execFile)(process.execPath, args)).stdout);
 }
 
-test('a process that is busy is not held up to give memory back', async () => {
+test('a busy process is not delayed to release memory', async () => {
   const { full, after } = await rush(`
     for (let n = 0; n < 10; n += 1) {
       for (const until = performance.now() + 90; performance.now() < until; );
@@ -33,7 +36,7 @@ test('a process that is busy is not held up to give memory back', async () => {
   expect(full - after).toBeLessThan(40);
 });
 
-test('a process that rests gives back what it needs no longer, sooner than V8 by itself', async () => {
+test('an idle process releases unused memory, sooner than V8 would', async () => {
   const { full, after } = await rush(
     'for (let n = 0; n < 50 && resident() > full - 80; n += 1) await setTimeout(100);',
   );

@@ -1,4 +1,5 @@
-// The log of a program on standard error: JSON, or text with levels where that is the journal of systemd.
+// The log of a program on standard error: JSON, or text with levels if standard error is the journal of
+// systemd.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { closeSync, fstatSync, openSync, readFileSync } from 'node:fs';
@@ -9,7 +10,10 @@ import { temporaryFolder } from '../start-farhand.ts';
 const checkout = join(import.meta.dirname, '../..');
 
 describe('the log of a program', () => {
-  /** What a program with this source writes to standard error, which is a file; `<FILE>` is its device and inode. */
+  /**
+   * Returns what a program with this source writes to standard error, which is a file. `<FILE>` stands for
+   * the device and inode of that file.
+   */
   async function logged(source: string, stream: string | undefined): Promise<string> {
     const file = join(temporaryFolder('log'), 'stderr');
     const fd = openSync(file, 'w');
@@ -39,7 +43,7 @@ describe('the log of a program', () => {
     ]);
   });
 
-  test('is text with a priority in the journal, every line of it, without what a terminal obeys', async () => {
+  test('is text with a priority on every line in the journal, without control characters', async () => {
     const lines = (await logged(source, '<FILE>')).trimEnd().split('\n');
     expect(lines.slice(0, 5)).toEqual([
       '<7>one',

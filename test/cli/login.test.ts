@@ -1,4 +1,4 @@
-// farhand login, whoami, logout and doctor: which broker, how it is verified, and what is wrong.
+// farhand login, whoami, logout and doctor: which broker is used, how it is verified, and what doctor finds.
 import { createHash, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
 import { chmodSync, existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
@@ -11,7 +11,9 @@ import { createLine, open } from '../cli-fixture.ts';
 import { scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 
-/** https before a system, of an authority of its own; counts what comes through to the system. */
+/**
+ * An https proxy of a system, with a certificate authority of its own. Counts the requests that it passes on.
+ */
 async function startTlsProxy(system: TestSystem) {
   const authority = await loadAuthority(temporaryFolder('authority'), true);
   const context = await (await authority.rest(['127.0.0.1'])).leaf();
@@ -79,7 +81,7 @@ describe('farhand login', () => {
     });
     const other = await farhand('whoami', [], { env: { FARHAND_API_KEY: limited.key } });
     expect(other.out).toMatch(/^scopes +machines:read$/m);
-    // A key that was kept for one broker never goes to another.
+    // A key that was stored for one broker is never sent to another.
     const elsewhere = await farhand('whoami', [], { env: { FARHAND_URL: 'http://127.0.0.1:2' } });
     expect([elsewhere.code, elsewhere.err]).toEqual([78, expect.stringContaining('no broker is configured')]);
     expect((await farhand('logout')).code).toBe(0);
@@ -106,17 +108,17 @@ describe('farhand login', () => {
       (await farhand('login', [tls.url, '--key-stdin', '--pin', `${wrongPin};${tls.pin}`], { input })).code,
     ).toBe(0);
     expect((await farhand('exec', ['web-1', '--', 'echo there'])).out).toBe('there\n');
-    // The end of the command comes before the answer to its cancellation.
+    // The end of the command arrives before the answer to its cancellation.
     const running = farhand.start('exec', ['web-1', '--', 'echo on; sleep 300']);
     await running.says(/on/);
     running.child.kill('SIGINT');
     expect(await running.ended).toMatchObject({ code: 130, err: '' });
-    // However its URL is written, and with another key, it is the same broker with the same pin.
+    // With another form of its URL, and with another key, it is the same broker with the same pin.
     for (const FARHAND_URL of [`${tls.url}/`, `${tls.url}/api/v1`]) {
       const env = { FARHAND_URL, FARHAND_API_KEY: system.key };
       expect((await farhand('machines list', [], { env })).code).toBe(0);
     }
-    // The WebSocket of a terminal too.
+    // The WebSocket of a terminal checks the pin, too.
     const shell = await farhand('shell', [agent.machineId], { input: 'exit 4\n' });
     expect([shell.code, shell.err]).toEqual([4, '']);
     const session = await system.client.sessions.create({ machine_id: agent.machineId, shell: '/bin/cat' });
@@ -128,7 +130,7 @@ describe('farhand login', () => {
   });
 });
 
-test('farhand login reads the environment, stores absolute paths, and reaches the broker before it asks for a key', async () => {
+test('farhand login reads the environment, stores absolute paths, and connects to the broker before it asks for a key', async () => {
   const system = await startFarhand();
   const tls = await startTlsProxy(system);
   const farhand = createLine();
@@ -143,7 +145,7 @@ test('farhand login reads the environment, stores absolute paths, and reaches th
   expect((await farhand('login', [tls.url, '--key-stdin', '--ca', 'ca.pem'], { input })).code).toBe(0);
   expect(saved().ca).toBe(join(farhand.home, 'ca.pem'));
   expect((await farhand('whoami', [], { cwd: '/' })).code).toBe(0);
-  // These are given no key.
+  // These servers get no key.
   const [agents, clear] = await Promise.all([
     farhand('login', ['https://127.0.0.1:8421', '--key-stdin'], { input: open }),
     farhand('login', ['http://192.0.2.1:8420', '--key-stdin'], { input: open }),
@@ -180,7 +182,7 @@ describe('farhand doctor', () => {
       expect([code, out]).toEqual([1, expect.stringMatching(says[at] ?? /x/)]);
   });
 
-  test('finds nothing wrong with a good broker, and warns of offline machines', async () => {
+  test('finds nothing wrong with a broker that works, and warns of offline machines', async () => {
     const system = await startFarhand();
     const [, other] = [await system.agent({ name: 'web-1' }), await system.agent({ name: 'web-2' })];
     const farhand = createLine(system);

@@ -1,4 +1,4 @@
-// Output of farhand that cannot be written: the disk is full, the reader has left.
+// Output of farhand that cannot be written, because the disk is full or the reader has left.
 import { closeSync, openSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test, vi } from 'vitest';
@@ -13,7 +13,7 @@ async function startScene() {
   return { system, farhand: createLine(system), folder };
 }
 
-/** An open file for a child; it is closed with the test. */
+/** Opens a file for a child process. It is closed at the end of the test. */
 function opened(path: string): number {
   const file = openSync(path, 'w');
   onTestFinished(() => closeSync(file));
@@ -39,7 +39,7 @@ test('output cut off by a file size limit is a failure', async () => {
   writeFileSync(join(folder, 'small'), Buffer.alloc(30_000, 'x'));
   const { code, err } = await farhand('files cat', [`web-1:${folder}/small`], {
     stdout: opened(file),
-    // Of the bundle nothing can be compiled into a file then.
+    // Then no compiled code of the bundle can be cached in a file.
     env: { XDG_CACHE_HOME: '/nonexistent' },
     through: ['sh', '-c', 'ulimit -f 4; exec "$@"', 'sh'],
   });
@@ -58,7 +58,7 @@ test.each([
   expect([code, err]).toEqual([141, '']);
 });
 
-test('events, a list and the output of a command end so too', async () => {
+test('events, a list and the output of a command end in the same way', async () => {
   const { system, farhand } = await startScene();
   const { id } = await system.client.commands.create({
     machine_id: (await system.client.machines.list()).items[0]?.id ?? '',
@@ -74,7 +74,7 @@ test('events, a list and the output of a command end so too', async () => {
 });
 
 test.each(['stdout', 'stderr'] as const)(
-  'exec ends with its command when its %s is not read',
+  'exec ends with its command although its %s is not read',
   async (name) => {
     const { system, farhand } = await startScene();
     const both = 'while sleep 0.02; do echo line; echo line >&2; done';

@@ -1,4 +1,4 @@
-// The real programs as processes: the command line, one broker per directory, and how they end.
+// The real programs as processes: the command line, one broker for each directory, and how the programs end.
 
 import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
@@ -39,13 +39,13 @@ interface Ending {
 
 interface Running {
   child: ChildProcess;
-  /** Settles with the process and all of its output. */
+  /** Settles when the process has ended and all of its output was read. */
   ended: Promise<Ending>;
-  /** The first match in what it has said on standard error or will say; rejects when it ends without. */
+  /** Resolves with the first match on standard error. Rejects if the program ends without one. */
   said(pattern: RegExp): Promise<RegExpExecArray>;
 }
 
-/** Starts a program in an environment of its own; it is killed with the test at the latest. */
+/** Starts a program with its own environment. It is killed at the end of the test at the latest. */
 function start(program: keyof typeof mains, args: string[], env: Environment = {}): Running {
   const child = spawn(process.execPath, [mains[program], ...args], {
     env: { PATH: process.env.PATH, HOME: temporaryFolder('home'), XDG_CACHE_HOME: shipped, ...env },
@@ -98,7 +98,7 @@ async function startBroker(dataDir = temporaryFolder('broker')): Promise<Running
   return { ...running, dataDir, url, grpc };
 }
 
-/** What the command line prints as JSON. */
+/** Returns the JSON that the command line prints. */
 async function json<T>(args: string[], env: Environment = {}): Promise<T> {
   const { code, stdout, stderr } = await run('cli', [...args, '-o', 'json'], env);
   expect([code, stderr.replace(/^farhand: creating the data directory of a new broker: .*\n/, '')]).toEqual([
@@ -126,7 +126,7 @@ interface JoinToken {
 
 const me = (url: string, key: string) => call(`${url}/api/v1/auth/me`, 'GET', { key });
 
-/** Every process that has a text in its arguments. */
+/** Returns every process that has a text in its arguments. */
 function processesWith(text: string): string[] {
   return readdirSync('/proc')
     .filter((name) => /^\d+$/.test(name))
@@ -139,14 +139,14 @@ function processesWith(text: string): string[] {
     });
 }
 
-/** Asks a program to end; returns its exit code and how long that took. */
+/** Sends signals to a program. Returns its exit code and the time until its end. */
 async function stop({ child, ended }: Running, ...signals: NodeJS.Signals[]): Promise<[Ending, number]> {
   const asked = performance.now();
   for (const signal of signals.length > 0 ? signals : (['SIGTERM'] as const)) child.kill(signal);
   return [await ended, performance.now() - asked];
 }
 
-/** A real agent that has joined and is linked. */
+/** Starts a real agent. Resolves once it is linked. */
 async function startAgent(broker: RunningBroker): Promise<Running & { dataDir: string; machineId: string }> {
   const { token } = await json<JoinToken>(['join-tokens', 'create', '--data-dir', broker.dataDir]);
   const dataDir = temporaryFolder('agent');
@@ -190,7 +190,7 @@ describe('the command line ends', () => {
     expect(stderr).not.toContain('TypeError');
   });
 
-  test('with 1 and the broker’s own words when it refuses, without the key', async () => {
+  test('with 1 and the broker’s message when it refuses, without the key', async () => {
     const system = await startFarhand();
     const limited = await system.keyed(['machines:read']);
     for (const [key, code_] of [
@@ -247,7 +247,7 @@ test('a broker that hangs is reported, and no other is started beside it', async
   expect(processesWith(dataDir)).toEqual([]);
 });
 
-test('a broker that holds its directory and does not listen yet is waited for up to a timeout', async () => {
+test('the command line waits, up to a timeout, for a broker that has its directory and does not listen yet', async () => {
   const { dataDir, ...first } = await startBroker();
   await stop(first, 'SIGTERM');
   const release = takeDirectory(dataDir, 'broker');
@@ -281,7 +281,7 @@ test.skipIf(process.getuid?.() !== 0)(
 );
 
 describe('farhand auth create-key', () => {
-  test('asks the running broker of the directory, where the key works at once', async () => {
+  test('uses the running broker of the directory, where the key works at once', async () => {
     const broker = await startBroker();
     const made = await createKey(broker.dataDir, '--name', 'ci', '--scopes', 'files:read, machines:read');
     expect(made).toMatchObject({ name: 'ci', scopes: ['files:read', 'machines:read'] });
@@ -289,7 +289,7 @@ describe('farhand auth create-key', () => {
     expect(existsSync(join(broker.dataDir, 'broker.sock'))).toBe(true);
   });
 
-  test('without a broker starts one for itself, and leaves no process and no socket behind', async () => {
+  test('without a broker starts one temporarily, and leaves no process and no socket behind', async () => {
     const dataDir = join(temporaryFolder('broker'), 'new');
     const [first, second] = [await createKey(dataDir), await createKey(dataDir)];
     expect(first).toMatchObject({ name: 'cli', scopes: ['admin'] });
@@ -344,7 +344,7 @@ describe('farhand auth create-key', () => {
 });
 
 describe('farhand join-tokens create', () => {
-  test('makes a token with which a real agent joins', async () => {
+  test('creates a token with which a real agent joins', async () => {
     const broker = await startBroker();
     const made = await json<JoinToken>([
       ...['join-tokens', 'create', '--data-dir', broker.dataDir],
@@ -360,7 +360,7 @@ describe('farhand join-tokens create', () => {
     expect(items).toMatchObject([{ name: 'web-1', tags: ['prod', 'eu'], status: 'online' }]);
   });
 
-  test('without a broker makes one that a later broker takes', async () => {
+  test('without a broker creates a token that a later broker accepts', async () => {
     const dataDir = temporaryFolder('broker');
     const { token } = await json<JoinToken>(['join-tokens', 'create', '--data-dir', dataDir]);
     expect(processesWith(dataDir)).toEqual([]);
@@ -370,7 +370,7 @@ describe('farhand join-tokens create', () => {
 });
 
 describe('the command line finds its broker', () => {
-  test('over FARHAND_URL with FARHAND_API_KEY, from any box', async () => {
+  test('by FARHAND_URL with FARHAND_API_KEY, from any machine', async () => {
     const system = await startFarhand();
     const env = { FARHAND_URL: `${system.url}/`, FARHAND_API_KEY: system.key };
     const { key } = await json<{ key: string }>(['auth', 'create-key'], env);
@@ -395,7 +395,7 @@ describe('the command line finds its broker', () => {
 // ---- One broker, one agent per directory
 
 describe('a data directory', () => {
-  test('is refused at once to a second broker, without harm to the first', async () => {
+  test('is refused at once to a second broker, without effect on the first', async () => {
     const first = await startBroker();
     const before = readFileSync(join(first.dataDir, 'state.json'));
     for (const more of [[], ['--local']]) {
@@ -411,7 +411,7 @@ describe('a data directory', () => {
     expect((await me(first.url, key)).status).toBe(200);
   });
 
-  test('is free again when its broker was killed, and nothing answered is lost', async () => {
+  test('is free again after its broker was killed, and no acknowledged change is lost', async () => {
     const first = await startBroker();
     const { key } = await createKey(first.dataDir);
     const client = new Farhand({ baseUrl: first.url, apiKey: key });
@@ -421,7 +421,7 @@ describe('a data directory', () => {
       enough = resolve;
     });
     const writers = Array.from({ length: 16 }, async (_, writer) => {
-      // Until the broker is killed in the middle of it.
+      // Repeated until the broker is killed during a request.
       for (let n = 0; ; n += 1) {
         const made = await client.keys.create({ name: `${writer}-${n}`, scopes: ['machines:read'] });
         answered.push(made.id);
@@ -453,7 +453,7 @@ describe('a data directory', () => {
   });
 });
 
-test('broker.sock is its owner’s alone, and gone when the broker has ended', async () => {
+test('broker.sock can be used only by its owner, and is removed when the broker ends', async () => {
   const broker = await startBroker();
   const socket = join(broker.dataDir, 'broker.sock');
   expect([statSync(socket).isSocket(), statSync(socket).mode & 0o777]).toEqual([true, 0o600]);
@@ -464,7 +464,7 @@ test('broker.sock is its owner’s alone, and gone when the broker has ended', a
 // ---- How they end
 
 describe('SIGTERM ends the broker with 0 within 10 s', () => {
-  test('and the agent too, also with a waiting command open, which is answered first', async () => {
+  test('and the agent, also with a request that waits for a command, which is answered first', async () => {
     const broker = await startBroker();
     const agent = await startAgent(broker);
     const { key } = await createKey(broker.dataDir);
@@ -478,7 +478,7 @@ describe('SIGTERM ends the broker with 0 within 10 s', () => {
     expect(took).toBeLessThan(10_000);
     const { status, body: answered } = await answer;
     expect([status, answered.data.finished_at]).toEqual([201, null]);
-    // The machine may have begun before its broker heard of it.
+    // The machine may have started the command before the broker got the report.
     expect(['queued', 'running']).toContain(answered.data.status);
     const [gone, tookAgent] = await stop(agent);
     expect([gone.code, gone.signal]).toEqual([0, null]);
@@ -494,7 +494,7 @@ describe('SIGTERM ends the broker with 0 within 10 s', () => {
     expect(took).toBeLessThan(10_000);
   });
 
-  test('also with connections that say nothing and never end', async () => {
+  test('also with silent connections that never end', async () => {
     const broker = await startBroker();
     const silent = [broker.grpc, new URL(broker.url).host].map((address) => {
       const [host = '', port = ''] = address.split(':');
@@ -509,7 +509,7 @@ describe('SIGTERM ends the broker with 0 within 10 s', () => {
     expect(took).toBeLessThan(10_000);
   });
 
-  test('also when it has only just come up, and its port is free then', async () => {
+  test('also right after its start, and its port is then free', async () => {
     const dataDir = temporaryFolder('broker');
     const broker = start('broker', ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0']);
     const [, url = ''] = await broker.said(isUp);
@@ -530,7 +530,7 @@ test('a broker asked twice to close, by two signals, has closed when either reso
 });
 
 describe('SIGTERM ends an agent with 0 within 10 s', () => {
-  test('while it cannot reach a broker to join', async () => {
+  test('while it cannot connect to a broker to join', async () => {
     const token = `farhand_join_${'a'.repeat(43)}.${'0'.repeat(64)}`;
     const args = ['--broker', '127.0.0.1:1', '--join-token', token, '--data-dir', temporaryFolder('agent')];
     const agent = start('agent', args);

@@ -1,4 +1,5 @@
-// What the README and the pages of docs/ promise: their programs and shell commands run, their links and tables are true.
+// The README and the pages of docs/: their programs and shell commands run, and their links and tables are
+// right.
 import { execFile, spawn } from 'node:child_process';
 import { existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
@@ -22,7 +23,7 @@ const guides = ['README.md', ...readdirSync(join(root, 'docs')).map((name) => `d
 );
 const pages = [...guides, 'CONTRIBUTING.md', 'SECURITY.md', 'CHANGELOG.md'];
 
-/** The blocks of code of a page after a heading and before another, in order. */
+/** Returns the code blocks of a page between two headings, in order. */
 function blocks(page: string, fence: string, from?: string, to = 'the end'): string[] {
   const whole = `\n${read(page)}`;
   const part = from === undefined ? whole : (whole.split(`\n${from}\n`)[1] ?? '');
@@ -32,7 +33,7 @@ function blocks(page: string, fence: string, from?: string, to = 'the end'): str
 
 // ---- Programs in TypeScript
 
-/** A project that has installed the package. */
+/** Makes a project in which the package is installed. */
 function project(): string {
   const folder = temporaryFolder('docs');
   mkdirSync(join(folder, 'node_modules/@xterm'), { recursive: true });
@@ -57,7 +58,7 @@ const prompt = term.onWriteParsed(() => {
 });
 `;
 
-test('the TypeScript programs are well typed, run, and do what they say', async () => {
+test('the TypeScript programs pass the type check, run, and do what the text says', async () => {
   const system = await startWebhookSystem();
   const { machineId } = await system.agent({ name: 'web-1', tags: 'demo' });
   const folder = project();
@@ -91,7 +92,7 @@ test('the TypeScript programs are well typed, run, and do what they say', async 
     ReturnType<typeof start>,
     ReturnType<typeof start>,
   ];
-  // The last thing that it does is to listen.
+  // The program ends with a server that listens.
   const { id } = await system.client.webhooks.create({
     url: `http://127.0.0.1:${port}/`,
     events: ['*'],
@@ -138,7 +139,7 @@ async function freePort(): Promise<number> {
 
 // ---- Shell commands
 
-/** A call that fails, or that the broker refuses, is on record even where its output goes through a pipe. */
+/** Records a call that fails, or that the broker refuses, even if its output goes through a pipe. */
 const shellPrelude = `curl() { command curl --fail-with-body "$@" || echo "curl $*" >> failures; }
 api() { curl -sS -w '\\n' -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' "$@"; }
 `;
@@ -168,7 +169,10 @@ needs('curl', 'tar')(
   60_000,
 );
 
-/** Calls of our programs in the shell blocks of a page, without the commands that `exec` passes on. */
+/**
+ * Finds calls of our programs in the shell blocks of a page, without the commands that `exec` runs on
+ * machines.
+ */
 function callsIn(page: string): { program: string; words: string[] }[] {
   const lines = ['sh', 'sh run']
     .flatMap((fence) => blocks(page, fence))
@@ -260,7 +264,7 @@ test('the state diagrams of docs/architecture.md name every state of the API', (
   }
 });
 
-/** As GitHub makes them. */
+/** Anchors of headings in the form that GitHub uses. */
 const anchorOf = (heading: string): string =>
   heading
     .toLowerCase()
@@ -283,7 +287,7 @@ test('every link between pages leads to a file and a heading', () => {
   expect(broken).toEqual([]);
 });
 
-/** Files that CONTRIBUTING.md invents. */
+/** Files of the examples in CONTRIBUTING.md, which do not exist. */
 const invented = new Set([
   'agent/files/touch.ts',
   'agent/users.ts',

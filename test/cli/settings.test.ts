@@ -1,4 +1,5 @@
-// Settings from flags, variables and a file; what the real programs do with bad ones; whom they refuse to trust.
+// Settings from flags, variables and a file. Also tests the real programs with bad settings, and peers that
+// they must not trust.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -24,14 +25,14 @@ const broker = (argv: string[], env: Environment = {}) => readSettings(brokerSet
 const agent = (argv: string[], env: Environment = {}) =>
   readSettings(agentSettings, { argv: ['--broker', '127.0.0.1:1', ...argv], env });
 
-/** A TOML file that goes with the test. */
+/** Writes a TOML file that is removed at the end of the test. */
 function fileWith(content: string): string {
   const file = join(temporaryFolder('settings'), 'farhand.toml');
   writeFileSync(file, content);
   return file;
 }
 
-/** What reading throws. */
+/** Returns the error that `read` throws. */
 function failureOf(read: () => unknown): Error {
   try {
     read();
@@ -115,7 +116,7 @@ describe('a bad value is refused by the name of its flag', () => {
     }
   });
 
-  test('and one that is needed but absent by flag and variable', () => {
+  test('and a missing value that is required, by its flag and its variable', () => {
     const error = failureOf(() => readSettings(agentSettings, { argv: [], env: {} }));
     expect(error).toMatchObject({ name: 'StartError', exitCode: 78 });
     expect(error.message).toContain('--broker');
@@ -145,7 +146,7 @@ describe('a file is refused', () => {
 });
 
 describe('settings', () => {
-  test('come from a flag before a variable, from that before the file, and else have defaults', () => {
+  test('come from a flag before a variable, from a variable before the file, and otherwise have defaults', () => {
     const config = fileWith('keep_history = "3d"\nkeep-events = "3h"\nhttp = "127.0.0.1:3"');
     const env = { FARHAND_KEEP_HISTORY: '2d', FARHAND_KEEP_EVENTS: '2h' };
     const settings = broker(['--config', config, '--keep-history', '1d'], env);
@@ -156,7 +157,7 @@ describe('settings', () => {
     expect(broker(['--config', fileWith('')], { FARHAND_CONFIG: config }).http.port).toBe(8420);
   });
 
-  test('that were given can be written down and mean the same elsewhere', () => {
+  test('that were set can be written to a file and mean the same elsewhere', () => {
     const table = { ...brokerSettings, tls_cert: { schema: z.string().optional(), value: 'FILE', help: '' } };
     const argv = ['--config', fileWith('keep_history = "3d"'), '--tls-cert', 'cert.pem', '--insecure-http'];
     const { config: _, ...given } = givenSettings(table, {
@@ -169,7 +170,7 @@ describe('settings', () => {
     expect([again.keep_history, again.webhook_allow]).toEqual([3 * 86_400_000, ['10.0.0.0/8']]);
   });
 
-  test('of a switch come from all three too, and false is a value', () => {
+  test('of a switch come from flag, variable and file, too, and false is a value', () => {
     const config = fileWith('insecure_http = true');
     expect(broker([]).insecure_http).toBe(false);
     expect(broker(['--config', config]).insecure_http).toBe(true);
@@ -199,7 +200,7 @@ describe('settings', () => {
     expect(readSettings(agentSettings, { argv: ['--broker', address], env: {} }).broker).toBe(address);
   });
 
-  test('take lists with commas, and as arrays in the file', () => {
+  test('accept lists with commas, and arrays in the file', () => {
     expect(agent(['--tags', ' a, b,,a ']).tags).toEqual(['a', 'b']);
     expect(agent(['--config', fileWith('tags = ["a", "b c"]\nallow = ["exec"]')])).toMatchObject({
       tags: ['a', 'b c'],
@@ -208,11 +209,11 @@ describe('settings', () => {
     expect(agent([])).toMatchObject({ tags: [], root: ['/'] });
   });
 
-  test('name the data directory in full, wherever the program stands', () => {
+  test('have the absolute path of the data directory', () => {
     expect(broker(['--data-dir', 'some/where']).data_dir).toBe(join(process.cwd(), 'some/where'));
   });
 
-  test('are not disturbed by variables that only look like help or version', () => {
+  test('are not changed by variables that look like help or version', () => {
     const env = { FARHAND_VERSION: '1.2.3', FARHAND_HELP: 'https://example.org' };
     expect(broker([], env).http.port).toBe(8420);
     expect(agent([], env).tags).toEqual([]);
@@ -250,7 +251,7 @@ interface Ending {
   stderr: string;
 }
 
-/** Runs a program to its end, in an environment of its own. */
+/** Runs a program to its end, with its own environment. */
 async function run(program: Program, args: string[], env: Environment = {}): Promise<Ending> {
   const child = spawn(process.execPath, [join(root, mains[program]), ...args], {
     env: { PATH, NODE_COMPILE_CACHE, FARHAND_DATA_DIR: temporaryFolder('data'), ...env },
@@ -262,7 +263,7 @@ async function run(program: Program, args: string[], env: Environment = {}): Pro
   return { code, stdout, stderr };
 }
 
-/** HOST:PORT where somebody listens until the end of the test. */
+/** Returns a HOST:PORT that is in use until the end of the test. */
 async function takenAddress(): Promise<string> {
   const server = createServer().listen(0, '127.0.0.1');
   onTestFinished(() => void server.close());
@@ -270,7 +271,7 @@ async function takenAddress(): Promise<string> {
   return `127.0.0.1:${(server.address() as AddressInfo).port}`;
 }
 
-test('a start that fails at its last address gives back the others', async () => {
+test('a start that fails at its last address releases the others', async () => {
   const dataDir = temporaryFolder('broker');
   const [http, grpc] = [await takenAddress(), `127.0.0.2:${(await takenAddress()).split(':')[1]}`];
   const start = (address: string) => startFarhand({ dataDir, flags: ['--http', address, '--grpc', grpc] });
@@ -436,7 +437,7 @@ describe('REST in the clear', () => {
   );
 });
 
-test('an agent that waits to join says in words what is wrong with the address, and keeps nothing', async () => {
+test('an agent that waits to join reports what is wrong with the address, and stores nothing', async () => {
   const [plain, secure] = [await startFarhand(), await startFarhand({ flags: ['--tls'] })];
   const cases: [string, string, RegExp][] = [
     [
@@ -463,15 +464,15 @@ test('an agent that waits to join says in words what is wrong with the address, 
 
 interface Impostor {
   address: string;
-  /** Bytes heard inside TLS. */
+  /** Bytes received inside TLS. */
   heard: number;
-  /** Resolves when a caller breaks off its handshake. */
+  /** Resolves when a client aborts its handshake. */
   refused: Promise<void>;
-  /** Takes no more callers and resolves when the last has gone. */
+  /** Accepts no more clients. Resolves when the last one has disconnected. */
   close(): Promise<void>;
 }
 
-/** Something that answers TLS where an agent expects its broker, with an authority of its own. */
+/** A TLS server with another certificate authority, at the address where an agent expects its broker. */
 async function startImpostor(): Promise<Impostor> {
   const authority = await loadAuthority(temporaryFolder('impostor'), true);
   const server = createTlsServer({ ALPNProtocols: ['h2'], ...(await authority.leaf()) });
@@ -492,7 +493,7 @@ async function startImpostor(): Promise<Impostor> {
 }
 
 describe('an agent whose broker has another authority than its join token pins', () => {
-  test('ends with 78, and has sent nothing and kept nothing', async () => {
+  test('ends with 78, and has sent nothing and stored nothing', async () => {
     const system = await startFarhand();
     const impostor = await startImpostor();
     const dataDir = temporaryFolder('agent');
@@ -505,11 +506,11 @@ describe('an agent whose broker has another authority than its join token pins',
     await impostor.close();
     expect(impostor.heard).toBe(0);
     expect(readdirSync(dataDir)).not.toContain('identity.json');
-    // Neither token nor directory is spoilt by that.
+    // The token and the directory can still be used after that.
     await system.agent({ joinToken, dataDir });
   });
 
-  test('does not join another real broker either, which registers no machine', async () => {
+  test('does not join another real broker, which registers no machine', async () => {
     const [mine, other] = [await startFarhand(), await startFarhand()];
     await expect(other.agent({ joinToken: await mine.joinToken() })).rejects.toMatchObject({
       name: 'StartError',
@@ -534,7 +535,7 @@ describe('an agent whose broker has another authority than its join token pins',
 describe('help', () => {
   const row = { schema: z.string().optional(), help: 'h' };
 
-  test('speaks of variables and files only where a setting may come from them, and names short forms', () => {
+  test('mentions variables and files only for settings that may come from them, and lists short forms', () => {
     const output = { ...row, value: 'FORM', short: 'o', flagOnly: true };
     const text = helpText('p', 'does', { output });
     expect(text).toContain('  -o, --output FORM ');
@@ -543,14 +544,14 @@ describe('help', () => {
   });
 });
 
-test('settings in a file for another verb are ignored, and are no flags', () => {
+test('settings of another verb in the file are ignored, and are not accepted as flags', () => {
   const file = fileWith('user = "me"\nallow_sudo = true');
   expect(agent(['--config', file]).broker).toBe('127.0.0.1:1');
   expect(failureOf(() => agent(['--user', 'me']))).toBeInstanceOf(UsageError);
   expect(agent([], { FARHAND_USER: 'me' }).user).toBeUndefined();
 });
 
-test('a switch is taken back by its --no- form', () => {
+test('a switch is turned off by its --no- form', () => {
   const file = fileWith('tls = true');
   expect(broker(['--config', file]).tls).toBe(true);
   expect(broker(['--config', file, '--no-tls']).tls).toBe(false);

@@ -1,4 +1,5 @@
-// Terminals seen by people: full-screen programs over an attach, and `farhand shell` in a terminal and through pipes.
+// Terminals as users see them: full-screen programs over an attach, and `farhand shell` in a terminal and
+// through pipes.
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
@@ -22,7 +23,7 @@ async function startScene(): Promise<{ system: TestSystem; agent: AgentHandle }>
 
 // ---- Through the SDK
 
-/** A new session in an xterm, its shell without anybody's settings. */
+/** A new session in an xterm, whose shell reads no user's settings. */
 async function startScreen({ system, agent }: { system: TestSystem; agent: AgentHandle }, command: string[]) {
   const { client } = system;
   const [shell = '', ...args] = command;
@@ -169,7 +170,7 @@ async function farhand(env: NodeJS.ProcessEnv, args: string[], input = ''): Prom
 }
 
 describe('through pipes, farhand shell', () => {
-  test('says what is wrong: no machine, an unknown one, an unknown session, two that share a name', async () => {
+  test('reports what is wrong: no machine, an unknown one, an unknown session, two with the same name', async () => {
     const { system } = await startScene();
     const twins = [await system.agent({ name: 'twin' }), await system.agent({ name: 'twin' })];
     const cases: [string[], number, RegExp][] = [
@@ -225,7 +226,7 @@ describe('through pipes, farhand shell', () => {
     await system.client.sessions.end({ session_id });
   });
 
-  test('works over the socket file on the broker’s own box, and so do list and end', async () => {
+  test('works over the socket file on the broker’s own machine, and so do list and end', async () => {
     const { system } = await startScene();
     const local = { PATH: process.env.PATH, HOME: '/nowhere', FARHAND_DATA_DIR: system.dataDir };
     const { code } = await farhand(local, ['shell', 'web-1'], 'exit 4\n');
@@ -237,9 +238,9 @@ describe('through pipes, farhand shell', () => {
       code: 0,
       stdout: expect.stringMatching(new RegExp(`^${session_id}  CONNECTED +web-1 `, 'm')),
     });
-    // Besides the titles.
+    // A line besides the titles.
     expect(list.stdout.trim().split('\n')).toHaveLength(2);
-    // However many have come and gone since.
+    // The session is found even after many later ones.
     const history = new DatabaseSync(join(system.dataDir, 'history.db'));
     history.exec(`WITH RECURSIVE count (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n < 100)
       INSERT INTO sessions SELECT id || n, machine_id, machine_hostname, shell, status, created_at + 60000, connected_at,
@@ -255,7 +256,7 @@ describe('through pipes, farhand shell', () => {
 
 // ---- farhand shell in a terminal
 
-/** A tmux of its own with a plain shell in it, ended with the test. */
+/** Starts a tmux with a plain shell, which is ended with the test. */
 function startTmux(env: NodeJS.ProcessEnv) {
   const folder = temporaryFolder('tmux');
   const tmux = (...args: string[]): string =>
@@ -271,7 +272,7 @@ function startTmux(env: NodeJS.ProcessEnv) {
     line: (text: string) => void tmux('send-keys', '-l', `${text}\n`),
     shell: (rest: string) => void tmux('send-keys', '-l', `${process.execPath} ${main} shell ${rest}\n`),
     resize: (x: number, y: number) => void tmux('resize-window', '-x', String(x), '-y', String(y)),
-    /** The program that its shell waits for. */
+    /** Returns the program that the shell is waiting for. */
     child: () => {
       const shell = tmux('display-message', '-p', '#{pane_pid}').trim();
       return Number(readFileSync(`/proc/${shell}/task/${shell}/children`, 'utf8').trim());
@@ -287,7 +288,7 @@ function startTmux(env: NodeJS.ProcessEnv) {
   };
 }
 
-/** The line discipline is as before, and so are screen, cursor and mouse. */
+/** Expects that line discipline, screen, cursor and mouse are restored. */
 async function restored(tmux: ReturnType<typeof startTmux>): Promise<void> {
   tmux.line('clear; stty -g | cmp - before && echo as "it was"');
   await tmux.says(/^as it was$/m);
@@ -326,7 +327,7 @@ describe('in tmux, farhand shell', () => {
       tmux.line(':wq');
       await vi.waitFor(() => expect(readFileSync(file, 'utf8')).toBe(`${wide}\n日本語\nsecond\n`), patience);
       await tmux.says(/far> $|far>$/m);
-      // Ctrl-C is a key of the far terminal, and gets through a flood of output.
+      // Ctrl-C is sent to the remote terminal, also during much output.
       tmux.line('yes 漢字');
       await tmux.sees((lines) => expect(new Set(lines.slice(0, 14))).toEqual(new Set(['漢字'])));
       tmux.type('C-c');

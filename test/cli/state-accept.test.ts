@@ -1,4 +1,4 @@
-// farhand broker state accept: the way back to a broker that starts for people who edited state.json by hand.
+// farhand broker state accept: makes a broker start again after state.json was edited by hand.
 import { spawnSync } from 'node:child_process';
 import { existsSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -16,7 +16,7 @@ function accept(dataDir: string) {
   return spawnSync(process.execPath, args, { encoding: 'utf8', env: { PATH: process.env.PATH } });
 }
 
-test('state accept refuses a broker that runs, a folder without one, and a file that holds no state', async () => {
+test('state accept refuses a running broker, a folder without one, and a file that is no state', async () => {
   const system = await startFarhand();
   const edited = textIn(system.dataDir).replace('"version":2', '"version":"2"');
   expect(accept(system.dataDir)).toMatchObject({

@@ -1,4 +1,5 @@
-// farhand, verb by verb: keys, machines, commands, schedules, webhooks, events; and that every verb has a test.
+// farhand, verb by verb: keys, machines, commands, schedules, webhooks, events. Also checks that every verb
+// has a test.
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Command } from 'commander';
@@ -18,7 +19,7 @@ async function startScene() {
 // ---- What is not right
 
 describe('the command line', () => {
-  test('wrong usage exits with 2, suggests what was meant, and names the help of its verb', async () => {
+  test('wrong usage exits with 2, suggests a correction, and names the help of its verb', async () => {
     const farhand = createLine();
     const wrong: [string, string[], RegExp][] = [
       ['machnes', [], /Did you mean machines\?/],
@@ -369,7 +370,7 @@ test('a schedule is found by id, or by a unique name', async () => {
   expect(await farhand.json('schedules history', ['backup'])).toEqual([
     expect.objectContaining({ command_id, schedule_id: backup.id }),
   ]);
-  // A key that may not read can still remove by id.
+  // A key that may not read schedules can still remove one by id.
   const { key } = await system.keyed(['schedules:write', 'commands:execute']);
   const [blind, byName] = [
     await farhand('schedules delete', [twins[0].id, '--yes'], { env: { FARHAND_API_KEY: key } }),
@@ -384,7 +385,7 @@ test('a schedule is found by id, or by a unique name', async () => {
   expect(many.err).toMatch(/names: (a-\d+, ){9}a-\d+…\n$/);
 });
 
-test('webhooks are created, changed, tested, inspected and removed; the secret comes by standard input', async () => {
+test('webhooks are created, changed, tested, inspected and removed; the secret is read from standard input', async () => {
   const system = await startFarhand({ flags: ['--webhook-allow', '127.0.0.0/8'] });
   const farhand = createLine(system);
   let status = 200;
@@ -431,7 +432,7 @@ test('events are listed, and followed as lines until Ctrl-C; the audit lists who
   ]);
   expect(list.out).toMatch(/ago +machine.registered +web-1/);
   const following = farhand.start('events', ['--follow', '--type', 'machine.*', '-o', 'json']);
-  // No output says when it follows: machines change until it has printed one.
+  // There is no output when following begins, so machines change until an event is printed.
   const heard = following.says(/"type":"machine.registered".*"machine_name":"web-2"/);
   let names = 2;
   const more = setInterval(() => void system.agent({ name: `web-${names++}` }), 1000);
@@ -451,7 +452,7 @@ test('farhand lists the history of a removed machine by its id, before and after
   const { machineId: machine, ended } = await system.agent();
   await system.client.commands.create({ machine_id: machine, command: 'true' });
   await system.client.machines.remove({ machine_id: machine });
-  // It stops for good, and says so.
+  // The agent stops for good, and rejects with the reason.
   await ended.catch(() => undefined);
   const verbs = ['commands list', 'events', 'audit'];
   const look = async (at: Pick<TestSystem, 'url' | 'key'>) => {
@@ -475,7 +476,7 @@ function leaves(command: Command, path: string[] = []): { words: string; command
   return below.flatMap((one) => leaves(one, [...path, one.name()]));
 }
 
-/** What --help prints. */
+/** Returns what --help prints. */
 function helpOf(command: Command): string {
   let text = '';
   const writeOut = (more: string): void => {

@@ -1,4 +1,4 @@
-// A backup is whole or not there, of one moment though everything is written on, and a broker starts on it as it is.
+// A backup is complete or missing, is consistent although writes go on, and a broker starts on it.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, watch } from 'node:fs';
@@ -34,10 +34,10 @@ function backup(args: string[]): Backup {
   };
 }
 
-/** A place for a backup, not made yet. */
+/** Returns the path of a directory for a backup, which does not exist yet. */
 const place = (): string => join(temporaryFolder('backup'), 'made/here');
 
-/** Names and modes of a directory's files. */
+/** Returns the names and modes of a directory's files. */
 function filesOf(directory: string): string[] {
   return readdirSync(directory)
     .toSorted()
@@ -68,7 +68,7 @@ async function programs() {
     agent,
     client,
     machine_id,
-    /** On another directory, where agents find it as before. */
+    /** Starts a broker on another directory, at the address that agents know. */
     async again(directory: string): Promise<Farhand> {
       const line = await start(directory, String(grpc)).line('broker is up');
       return new Farhand({ baseUrl: String(line.http), apiKey: made.key, retries: 0 });
@@ -76,14 +76,14 @@ async function programs() {
   };
 }
 
-/** Records of 1 MiB each, so that a copy takes its time. */
+/** Makes records of 1 MiB each, so that a copy takes long. */
 async function fill(client: Farhand, machine_id: string, count: number): Promise<void> {
   const command = "head -c 1048576 /dev/zero | tr '\\0' x";
   await Promise.all(Array.from({ length: count }, () => client.commands.create({ machine_id, command })));
 }
 
 /** Resolves once a path is there, or when the backup has ended without. */
-/** Something whose name begins so. */
+/** A file whose name begins so. */
 async function appears(path: string, { ended }: Backup): Promise<void> {
   const watcher = watch(dirname(path));
   const begins = (name: string): boolean => name.startsWith(basename(path));
@@ -98,7 +98,7 @@ async function appears(path: string, { ended }: Backup): Promise<void> {
 
 // ---- What goes wrong
 
-test('a backup needs a broker of this box and a new directory outside of its own', async () => {
+test('a backup needs a broker on this machine and a new directory outside of its data directory', async () => {
   const { dataDir } = await startFarhand();
   const taken = temporaryFolder('taken');
   const cases: [string[], number, RegExp][] = [
@@ -124,7 +124,7 @@ test('a backup cannot be made over HTTP, with any key', async () => {
   expect(existsSync(join(dataDir, 'backup'))).toBe(false);
 });
 
-test('a broker that is killed while it copies leaves nothing that looks whole, and nothing at its next start', async () => {
+test('a broker that is killed while it copies leaves nothing that looks complete, and its next start removes the rest', async () => {
   const { dataDir, broker, client, machine_id, again } = await programs();
   await fill(client, machine_id, 16);
   const to = place();
@@ -133,7 +133,7 @@ test('a broker that is killed while it copies leaves nothing that looks whole, a
   await appears(inside, making);
   broker.kill('SIGKILL');
   const { code, stderr } = await making.ended;
-  // On a busy machine the signal may come too late.
+  // On a busy machine the signal may arrive too late.
   if (code === 0) expect(filesOf(to)).toEqual(whole.slice(0, 3));
   else expect([code, existsSync(to), existsSync(join(inside, 'state.json'))]).toEqual([1, false, false]);
   expect(stderr).toMatch(code === 0 ? /^$/ : /^farhand: /);
@@ -144,7 +144,7 @@ test('a broker that is killed while it copies leaves nothing that looks whole, a
 const otherDisk = onOtherDisk(tmpdir());
 
 test.skipIf(!otherDisk)(
-  'onto another file system it is whole or not there, also after kill -9',
+  'on another file system a backup is complete or missing, also after kill -9',
   async () => {
     const { dataDir, client, machine_id } = await programs();
     await fill(client, machine_id, 16);
@@ -157,7 +157,7 @@ test.skipIf(!otherDisk)(
     const other = mkdtempSync(join(otherDisk ?? '', 'farhand-backup-'));
     onTestFinished(() => rmSync(other, { recursive: true, force: true }));
     const to = join(other, 'copy');
-    // Somebody's own.
+    // A directory of the user with a similar name.
     mkdirSync(`${to}.partial`);
     const first = backup(['--data-dir', dataDir, '--to', to]);
     await appears(`${to}.partial-`, first);
@@ -178,7 +178,7 @@ test.skipIf(!otherDisk)(
 
 // ---- What goes right
 
-test('made under load it is of one moment, and the agent comes back to a broker that starts on it', async () => {
+test('a backup under load is consistent, and the agent reconnects to a broker that starts on it', async () => {
   const { dataDir, broker, agent, client, machine_id, again } = await programs();
   const { id: webhook_id } = await client.webhooks.create({
     url: 'https://example.org/',
@@ -187,7 +187,7 @@ test('made under load it is of one moment, and the agent comes back to a broker 
   });
   await client.commands.create({ machine_id, command: 'echo before' });
   await fill(client, machine_id, 8);
-  // Each is a change of state whose idempotency record goes to history.
+  // Each is a change of the state whose idempotency record is in history.
   const attempts: string[] = [];
   let stopped = false;
   const writer = async (name: string): Promise<void> => {
@@ -212,7 +212,7 @@ test('made under load it is of one moment, and the agent comes back to a broker 
   expect(said).toBe('after\n');
   const names = new Map<string, string>();
   for await (const { id, name } of restored.keys.list()) names.set(name, id);
-  // Some were made before that moment and some after it: for each, both stores say the same.
+  // Some were made before the moment of the backup and some after it. Both stores agree on each.
   const known = attempts.filter((name) => names.has(name));
   expect(known.length).toBeGreaterThan(0);
   expect(known.length).toBeLessThan(attempts.length);

@@ -1,4 +1,4 @@
-// The limits of open commands on a machine, and starts that were lost on their way.
+// The limit of open commands on a machine, and starts that were lost on their way.
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
@@ -23,11 +23,11 @@ function cancelOf(system: TestSystem, id: string): unknown {
   return row?.cancel;
 }
 
-test('of commands that come together a machine gets 64, and the others once a slot is free', async () => {
+test('of many simultaneous commands a machine gets 64, and each of the others when a slot is free', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const { begin, get } = commandsOn(system, agent.identity.machineId);
-  // All at once, over connections that are open already: the limit holds for those that come together too.
+  // All at once, over open connections, because the limit also applies to simultaneous requests.
   await Promise.all(Array.from({ length: 80 }, () => system.client.commands.list()));
   const ids = new Set(await Promise.all(Array.from({ length: 80 }, (_, n) => begin(`echo ${n}`))));
   const calls: { id: string; call_id: string }[] = [];
@@ -108,7 +108,7 @@ test('a start that was lost on its way is sent again only while the command may 
   expect((await get(patient)).queued_until).toBeNull();
 });
 
-test('a start that is sent again is followed once, though the earlier answer ends late', async () => {
+test('a start that is sent again is followed once, even if the earlier answer ends late', async () => {
   const clock = leapingClock();
   const system = await startFarhand();
   const { begin, back, leave, ended } = await scriptedAway(system);
@@ -123,10 +123,10 @@ test('a start that is sent again is followed once, though the earlier answer end
   report.started();
   report.stdout(0, 'once');
   await listen(system, id, undefined, ({ stdout }) => stdout.length > 0);
-  // It says again that it does not know it, though it has started it by now.
+  // The agent repeats that it does not know the command, although it has started it by now.
   old.unknown();
   old.end();
-  // Who had lost sight of it would look for it now.
+  // A broker that had lost track of the command would follow it now.
   await system.client.commands.list();
   clock.leap(2_000);
   const end = ended(id);

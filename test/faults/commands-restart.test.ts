@@ -10,7 +10,7 @@ import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-process.ts';
 import { startProxy } from '../tcp-proxy.ts';
 
-/** What a shell command writes. */
+/** Returns what a shell command writes. */
 function written(command: string): Buffer {
   return execFileSync('sh', ['-c', command], { maxBuffer: 2 ** 28 });
 }
@@ -19,13 +19,13 @@ function digest(bytes: Uint8Array): string {
   return createHash('sha256').update(bytes).digest('hex');
 }
 
-test('a link that is cut again and again in the middle of 100,000 lines loses and doubles nothing', async () => {
+test('a link that is cut repeatedly during 100,000 lines loses and repeats nothing', async () => {
   const { system, proxy, agent, begin, ended } = await bench();
   const gates = Array.from({ length: 3 }, gate);
   const parts = gates.map(({ wait }, n) => `${wait}; seq ${n * 25_000 + 25_001} ${n * 25_000 + 50_000}`);
   const id = await begin(`seq 1 25000; ${parts.join('; ')}`);
   const received = nothingReceived();
-  // Seen running: a link lost before that could mean that it never ran.
+  // Waits for output, because after a loss of the link before that the command might never have run.
   await listen(system, id, received, ({ stdout }) => stdout.length > 0);
   const all = listen(system, id, received);
   for (const { open } of gates) {
@@ -54,7 +54,7 @@ test('a broker that is stopped midway asks its readers to reconnect, and goes on
   const cut = [expect(cutOff.text()).rejects.toThrow(), expect(cutEvents.text()).rejects.toThrow()];
   const begun = performance.now();
   await system.broker.close();
-  // It asked them to: requests that go on are cut after 4 s only.
+  // The readers end because the broker asks them to: it cuts requests only after 4 s.
   expect(performance.now() - begun).toBeLessThan(3_500);
   await Promise.all(cut);
   open();
@@ -69,7 +69,7 @@ test('a broker that is stopped midway asks its readers to reconnect, and goes on
   expect(await (await output(again, id, 'stream=stderr')).text()).toBe('tinyend');
 }, 40_000);
 
-test('a broker killed with -9 in the middle goes on without losing or doubling a byte', async () => {
+test('a broker killed with SIGKILL in the middle goes on without losing or repeating a byte', async () => {
   const dataDir = temporaryFolder('broker');
   const flags = ['--data-dir', dataDir];
   const where = { dataDir, url: undefined, apiKey: undefined };

@@ -1,4 +1,4 @@
-// Commands outlive what happens to broker, agent and link: none is lost in silence, none runs twice.
+// Commands survive failures of broker, agent and link: none is lost without a record, and none runs twice.
 import { once } from 'node:events';
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -8,7 +8,7 @@ import { Farhand } from '../../shared/sdk/index.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-process.ts';
 
-/** A broker and an agent as processes of their own. */
+/** Starts a broker and an agent as separate processes. */
 async function programs() {
   const [dataDir, agentDir] = [temporaryFolder('broker'), temporaryFolder('agent')];
   const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0'];
@@ -37,7 +37,7 @@ async function programs() {
   };
 }
 
-/** Whether a process with that pid runs; a zombie does not. */
+/** True if the process with this pid runs. A zombie does not. */
 function alive(pid: string): boolean {
   const stat = `/proc/${pid}/stat`;
   return existsSync(stat) && !readFileSync(stat, 'utf8').includes(') Z ');
@@ -80,7 +80,7 @@ test('kill -9 of the broker while 20 commands run: all end, and each ran once', 
   expect(ends.toSorted()).toEqual(ids.toSorted());
 }, 60_000);
 
-test('kill -9 of the agent: its command is lost with a reason, its output is there, and its tree is dead', async () => {
+test('kill -9 of the agent: its command is lost with a reason, its output is available, and its process tree is killed', async () => {
   const { client, machine_id, agent, agentAgain } = await programs();
   const pids = join(temporaryFolder('tree'), 'pids');
   const command = `echo $$ >> ${pids}; (setsid sh -c 'echo $$ >> ${pids}; exec sleep 600' &); trap '' TERM; echo said; while :; do sleep 1; done`;
@@ -96,7 +96,7 @@ test('kill -9 of the agent: its command is lost with a reason, its output is the
   expect(readFileSync(pids, 'utf8').trim().split('\n').filter(alive)).toEqual([]);
 }, 30_000);
 
-test('a cancel that races the exit ends a command once, with one event', async () => {
+test('a cancel at the time of the exit ends a command once, with one event', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const rounds = 100;
@@ -135,7 +135,7 @@ test('a cancel that races the exit ends a command once, with one event', async (
   );
 });
 
-test('a cancel that comes before a large start has arrived ends the command all the same', async () => {
+test('a cancel before a large start has arrived ends the command, too', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const stdin = 'x'.repeat(900_000);
@@ -149,7 +149,7 @@ test('a cancel that comes before a large start has arrived ends the command all 
   }
 });
 
-test('a runaway writer is capped, its record says so, and no other command slows down', async () => {
+test('the output of a runaway command is limited, its record says so, and other commands are not slowed down', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const { id: command_id } = await system.client.commands.async({ machine_id, command: 'yes' });
@@ -184,7 +184,7 @@ test('kill -9 of the broker while 300 commands wait: all end, and each ran once'
     }),
   );
   writeFileSync(go, '');
-  // Some have ended, some run, some are on their way, and most wait.
+  // Some commands have ended, some run, some are being sent, and most wait.
   await expect.poll(() => readdirSync(folder).length, { interval: 5 }).toBeGreaterThan(40);
   broker.kill('SIGKILL');
   await once(broker, 'exit');

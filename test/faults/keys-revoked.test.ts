@@ -1,4 +1,4 @@
-// What a key has open when it loses its right: each of it is closed within a second, whatever carries it.
+// Streams and requests of a key that loses its rights: each is closed within a second, over every transport.
 import { mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { request } from 'node:http';
 import { join } from 'node:path';
@@ -16,7 +16,7 @@ const needed: Scope[] = [
 ];
 const hour = 3_600_000;
 
-/** A key, and by name everything that it holds open: each resolves once it is closed. */
+/** A key, and promises by name for everything that it has open. Each resolves once it is closed. */
 async function holding() {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent({ tags: 'ours' });
@@ -55,7 +55,7 @@ async function overOf(stream: Promise<AsyncIterable<unknown>>): Promise<void> {
   try {
     for await (const _ of await stream);
   } catch {
-    // Cut, as it should be.
+    // The stream is cut, as expected.
   }
 }
 
@@ -63,7 +63,7 @@ async function bytesOver(answer: Promise<Response>): Promise<void> {
   await (await answer).text().catch(() => '');
 }
 
-/** An upload of which half has come. */
+/** An upload of which half has arrived. */
 function begunUpload(url: string, machine_id: string, path: string, key: string): Promise<unknown> {
   const to = `${url}/api/v1/machines/${machine_id}/files/raw?path=${path}`;
   const headers = { Authorization: `Bearer ${key}`, 'Content-Length': '10' };
@@ -76,7 +76,7 @@ function begunUpload(url: string, machine_id: string, path: string, key: string)
   });
 }
 
-/** Those that are still open after a second. */
+/** Returns the names of those that are still open after a second. */
 async function leftOf(open: Record<string, Promise<unknown>>): Promise<string[]> {
   const closed = new Set<string>();
   for (const [name, over] of Object.entries(open)) void over.then(() => closed.add(name));
@@ -97,7 +97,7 @@ test.each(['revoked', 'without its scopes', 'limited to others', 'expired', 'ret
     if (how === 'limited to others') await keys.update({ key_id, tags: ['others'] });
     if (how === 'retagged away') await machines.update({ machine_id, tags: [] });
     if (how === 'expired') clock.leap(hour);
-    // The event stream of all machines goes on, without events of those that the key no longer reaches.
+    // The event stream of all machines goes on, without events of machines that the key may no longer use.
     const stays = ['limited to others', 'retagged away'].includes(how) ? ['events', 'events over gRPC'] : [];
     expect(await leftOf(open)).toEqual(stays);
     expect(readdirSync(folder)).not.toContain('a');
@@ -109,7 +109,7 @@ test('a new secret ends nothing that the key has open: its id and rights are the
   await system.client.keys.rotate({ key_id });
   expect((await system.call('GET', '/auth/me', { key })).status).toBe(401);
   expect(await leftOf(open)).toEqual(Object.keys(open));
-  // They are judged as before.
+  // Their rights are still checked.
   await system.client.keys.remove({ key_id });
   expect(await leftOf(open)).toEqual([]);
 });
@@ -126,7 +126,7 @@ test('a call goes on after its key gets a new secret: its signals are delivered'
   expect((await heard).at(-1)).toMatchObject({ end: { signal: 'SIGTERM' } });
 });
 
-test('a stream of events narrows when its key is limited', async () => {
+test('a stream of events has fewer events when its key is limited', async () => {
   const system = await startFarhand();
   const [gone, left] = [await system.agent({ tags: 'gone' }), await system.agent({ tags: 'left' })];
   const { client } = await system.keyed(['machines:read', 'commands:read'], { tags: ['gone', 'left'] });
@@ -139,7 +139,7 @@ test('a stream of events narrows when its key is limited', async () => {
   expect((await first).value?.data.data.machine_id).toBe(left.machineId);
 });
 
-test('work on files is given up on its machine, and answered with 401, when its key is revoked', async () => {
+test('an operation on files is aborted on its machine, and answered with 401, when its key is revoked', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const { key, client } = await system.keyed(['files:read', 'files:write']);

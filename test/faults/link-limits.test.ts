@@ -1,4 +1,5 @@
-// What knocks, links or answers without end has a measure: lines of the log, events, hellos, and what counts as unasked.
+// Limits for peers that connect, link or answer without end: log lines, events, hellos, and messages without
+// a call.
 
 import { channel } from 'node:diagnostics_channel';
 import { once } from 'node:events';
@@ -15,7 +16,7 @@ import { quiet, startFarhand, type TestSystem, temporaryFolder } from '../start-
 
 const linesOf = ({ log }: TestSystem, text: string): string[] => log.filter((line) => line.includes(text));
 
-test('a machine id that cannot be one is refused without a word in the log', async () => {
+test('an impossible machine id is refused without a line in the log', async () => {
   const system = await startFarhand();
   const identity = await joinScripted(system);
   for (const machine_id of ['\u0001'.repeat(230_000), 'mach_short', 'toString', '']) {
@@ -43,7 +44,7 @@ test('unauthenticated connections of one address are logged ten times a minute, 
   expect(linesOf(system, 'did not authenticate')).toEqual([expect.stringContaining('"more":6')]);
 });
 
-test('two agents of one identity make one event in a minute, lines without number never, and wait in the end', async () => {
+test('two agents with one identity cause one event a minute and few log lines, and then have to wait', async () => {
   const system = await startFarhand();
   const identity = await joinScripted(system);
   const codes: unknown[] = [];
@@ -61,7 +62,7 @@ test('two agents of one identity make one event in a minute, lines without numbe
   expect(items.map(({ data }) => data.more)).toEqual(expect.arrayContaining([58, undefined]));
 });
 
-test('a hello whose facts cannot be frees its connection and says so once, not with each of its faults', async () => {
+test('a hello with impossible facts closes its connection, with one log line', async () => {
   const system = await startFarhand();
   const { identity } = await scriptedMachine(system);
   const capabilities = Array.from({ length: 20_000 }, () => 'x\n');
@@ -72,7 +73,7 @@ test('a hello whose facts cannot be frees its connection and says so once, not w
   expect(line.length).toBeLessThan(32_000);
 });
 
-test('a port that is taken leaves nothing behind', async () => {
+test('a start on a port that is in use leaves nothing open', async () => {
   const taken = createServer().listen(0, '127.0.0.1');
   await once(taken, 'listening');
   onTestFinished(() => void taken.close());

@@ -1,4 +1,4 @@
-// Coming back: after a cut, a stall, kill -9 of either side.
+// Reconnecting after a cut, a stall, and kill -9 of either side.
 import { once } from 'node:events';
 import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
@@ -14,12 +14,12 @@ async function events(client: Farhand, type: Presence, name: string) {
   return items.filter(({ data }) => data.machine_name === name);
 }
 
-/** Resolves when the event log holds one event of a type: it is polled, for no stream reports it yet. */
+/** Resolves when the event log has one event of a type. The log is polled, because no stream is open yet. */
 async function eventually(client: Farhand, type: Presence, name: string) {
   return expect.poll(() => events(client, type, name), { timeout: 10_000, interval: 50 }).toHaveLength(1);
 }
 
-test('kill -9 of an agent shows at once as offline, is recorded, and the same id comes back', async () => {
+test('after kill -9 of an agent its machine is offline at once, an event is recorded, and it returns with the same id', async () => {
   const system = await startFarhand();
   const other = await system.agent({ name: 'other' });
   const dataDir = temporaryFolder('agent');
@@ -86,7 +86,7 @@ test('kill -9 of the broker: agents return by themselves and nothing declared is
   );
 }, 40_000);
 
-test('a cut connection comes back, and a quick return makes no event', async () => {
+test('a cut connection is restored, and a quick return causes no event', async () => {
   const system = await startFarhand();
   const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
@@ -100,7 +100,7 @@ test('a cut connection comes back, and a quick return makes no event', async () 
   expect(await events(system.client, 'machine.offline', 'cut')).toHaveLength(0);
 });
 
-test('a stalled connection is noticed by silence on both sides, and the machine comes back when it flows', async () => {
+test('both sides notice a stalled connection by its silence, and the machine reconnects when data flows again', async () => {
   const system = await startFarhand({ tuning: { link: { heartbeatMs: 100, silenceMs: 1_000 } } });
   const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());

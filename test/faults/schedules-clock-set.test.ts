@@ -7,10 +7,12 @@ const minute = 60_000;
 const hour = 60 * minute;
 const year = 8766 * hour;
 
-/** What a clock was set over is decided after a minute: steps of a quarter see that in time. */
+/**
+ * Times that a change of the clock skipped are handled after a minute, so the clock moves in steps of 15 s.
+ */
 const startedSystem = () => systemAt('12:00:30', today, 15_000);
 
-test('a clock set two hours forward makes no burst: the times between are missed, or caught up where catch_up says so', async () => {
+test('a clock set two hours forward causes no burst: the times in between are missed, or caught up by catch_up', async () => {
   const { clock, at, make, until, fates, counted } = await startedSystem();
   const each = await make('each', '* * * * *');
   const last = await make('last', '* * * * *', { catch_up: 'last' });
@@ -32,7 +34,7 @@ test('a clock set two hours forward makes no burst: the times between are missed
   expect(['each', 'last', 'all'].map(counted)).toEqual([4, 4, 5]);
 });
 
-test('a clock that is set two hours back runs no time again, and every other one', async () => {
+test('after a clock is set two hours back no time runs again, and every other one runs', async () => {
   const { clock, at, make, until, fates, counted, system } = await startedSystem();
   const { id } = await make('each', '* * * * *');
   await until('12:02:30');
@@ -49,7 +51,7 @@ test('a clock that is set two hours back runs no time again, and every other one
   expect(counted('each')).toBe(7);
 });
 
-test('a clock that was hours ahead when the broker started fires again as soon as it is set right', async () => {
+test('schedules run again as soon as a clock is corrected that was hours ahead at the start', async () => {
   const { clock, at, away, make, down, up, until, fates, counted } = await startedSystem();
   const none = await make('none', '* * * * *');
   const last = await make('last', '* * * * *', { catch_up: 'last' });
@@ -70,7 +72,7 @@ test('a clock that was hours ahead when the broker started fires again as soon a
   expect(await fates(none.id)).toEqual([...passed, right, ...ahead]);
   expect(await fates(last.id)).toEqual([...passed, right, '21:00 catch_up completed', ...ahead]);
   expect(await fates(made.id)).toEqual([right, ahead.at(-1)]);
-  // What was due until now is known by its rows alone, also to a broker that starts on them.
+  // Due times until now are known only by their rows, also to a broker that starts on them.
   await down();
   clock.set(at('12:08:30'));
   await up();
@@ -83,7 +85,7 @@ test('a clock that was hours ahead when the broker started fires again as soon a
   expect(['none', 'last', 'made'].map(counted)).toEqual([5, 7, 3]);
 });
 
-test('a time that was missed only by a clock that was ahead has its fate after a restart too', async () => {
+test('a time that was missed only because the clock was ahead is handled after a restart, too', async () => {
   const { clock, at, make, down, up, until, fates } = await startedSystem();
   const { id } = await make('late', '5 * * * *');
   clock.set(at('14:00:30'));
@@ -98,7 +100,7 @@ test('a time that was missed only by a clock that was ahead has its fate after a
   await expect.poll(() => fates(id)).toEqual(['12:05 cron missed']);
 });
 
-/** Numbers from 0 to 1, the same ones for a seed (mulberry32). */
+/** Chooses elements at random, always the same for a seed (mulberry32). */
 function seeded(seed: number): <T>(list: readonly T[]) => T {
   let state = seed;
   const random = (): number => {
@@ -113,17 +115,17 @@ function seeded(seed: number): <T>(list: readonly T[]) => T {
 const kinds = (['none', 'last', 'all'] as const).flatMap((catch_up) =>
   (['skip', 'allow'] as const).map((overlap) => ({ catch_up, overlap, name: `${catch_up}-${overlap}` })),
 );
-/** What a run whose command ran ends with here. */
+/** The statuses of a run whose command ran. */
 const ended = ['completed', 'failed'];
 const seeds = (process.env.SEEDS ?? '1').split(',').map(Number);
 const episodes = Number(process.env.EPISODES ?? 4);
 
-/** A system with a schedule of each kind, and the time that its clock would show if it had never been set. */
+/** A system with a schedule of each kind, and the time of its clock if the clock had never been set. */
 async function systemOfKinds() {
   const bench = await startedSystem();
   const made: { id: string; name: string }[] = [];
   for (const kind of kinds) {
-    // Half of them fail: those ran, too.
+    // Half of the commands fail. They also count as runs.
     const command = `${bench.counting(kind.name)}; ${kind.overlap === 'skip'}`;
     const { id } = await bench.make(kind.name, '* * * * *', {
       ...{ ...kind, command, catch_up_window: 3 * minute },
@@ -134,7 +136,7 @@ async function systemOfKinds() {
   return {
     ...{ bench, start: start.wall },
     right: (): number => Math.round(start.wall + monotonic() - start.own),
-    /** Of each schedule, by time: what became of it. */
+    /** Returns the statuses of each schedule by due time. */
     fates: () =>
       Promise.all(
         made.map(async ({ id, name }) => {
@@ -158,7 +160,7 @@ test.each(seeds)(
       await pass(pick([minute, 100_000]));
       const ahead = pick([5_000, 40_000, 10 * minute, hour, 9 * hour, 20 * year]);
       const lasts = pick([8_000, 50_000, 3 * minute]);
-      // Agents do not link to a broker whose certificate is of years to come.
+      // Agents do not link to a broker whose certificate is valid only in later years.
       const restarts = ahead < year ? pick(['', 'while ahead', 'while set right', '']) : '';
       const about = `seed ${seed}, episode ${episode}: ${ahead} ms ahead for ${lasts} ms, restarts ${restarts}`;
       const [before, from] = [await fates(), right()];
@@ -170,7 +172,7 @@ test.each(seeds)(
       if (restarts === 'while set right') await down();
       clock.set(right());
       if (restarts === 'while set right') await up();
-      // It is noticed within a second.
+      // The broker notices the change within a second.
       wrong.push({ from, to: right() + 1_000 });
       await pass(5_000);
       for (const { times } of await fates()) {

@@ -1,5 +1,5 @@
-// Schedules and the clock: turned for summer time, and passed by while the broker was down. The clock of the tests drives
-// real brokers.
+// Schedules at changes of daylight saving time, and times that passed while the broker was down. A test clock
+// drives real brokers.
 import { cpSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
@@ -10,7 +10,7 @@ import { minutes, type Run, systemAt } from '../schedules-fixture.ts';
 import { connectScripted } from '../scripted-agent.ts';
 import { temporaryFolder } from '../start-farhand.ts';
 
-test('over a spring gap a daily time runs once, right after it, and an hourly one goes by the clock', async () => {
+test('over a spring gap a daily time runs once, right after the gap, and an hourly one follows the clock', async () => {
   const { make, until, fates, counted, system } = await systemAt('06:58:00', '2026-03-08');
   const timezone = 'America/New_York';
   const daily = await make('daily', '0,30 2 * * *', { timezone });
@@ -54,7 +54,7 @@ test.each([
     await down();
     clock.set(at(back));
     await up();
-    // As many as there are come one after another.
+    // All missed times run one after another.
     await expect.poll(() => counted('all'), { timeout: 30_000 }).toBe(count);
     const times = minutes('12:01:00', count);
     expect(await fates(none.id)).toEqual(times.map((time) => `${time} cron missed`));
@@ -126,7 +126,7 @@ test('of more than a thousand missed times the rest share one row', async () => 
   expect(rows[1000]?.stderr).toContain(`more than 200 times from ${from} to ${rows[1000]?.scheduled_for}`);
 });
 
-test('a change of name keeps the times that are due; a change of the times begins anew', async () => {
+test('a change of the name does not affect due times; a change of the times starts again', async () => {
   const bench = await systemAt('12:00:30');
   const { wait, open } = gate();
   const { id: schedule_id } = await bench.make('each', '* * * * *', { catch_up: 'all', command: wait });
@@ -146,14 +146,14 @@ test('a change of name keeps the times that are due; a change of the times begin
   expect(await bench.fates(schedule_id)).toEqual(['12:01 catch_up completed', '12:02 catch_up completed']);
 });
 
-test('while a run is not over the next time is skipped, or runs beside it where that is allowed', async () => {
+test('while a run has not ended the next time is skipped, or runs in parallel if overlap allows it', async () => {
   const { make, until, fates, system } = await systemAt('12:00:30');
   const [one, two] = [gate(), gate()];
   const skip = await make('skip', '* * * * *', { command: one.wait, notify: { on_failure: true } });
   const allow = await make('allow', '* * * * *', { command: two.wait, overlap: 'allow' });
   const statuses = async (schedule_id: string): Promise<string[]> =>
     (await system.client.schedules.history({ schedule_id })).items.map(({ status }) => status);
-  // A start that the clock leaps over would count as hung.
+  // The clock must not leap during a start, which would then count as hung.
   const started = async (): Promise<number> =>
     (await system.client.commands.list({})).items.filter(({ started_at }) => started_at !== null).length;
   await until('12:01:01', 2);
@@ -185,11 +185,11 @@ test('while a run is not over the next time is skipped, or runs beside it where 
   expect(items).toMatchObject([
     { exit_code: -1, duration: 0, command_id: null, stderr: expect.stringContaining('had not ended') },
   ]);
-  // Skipping is what was asked for.
+  // Skipped runs cause no event, because skipping was requested.
   expect((await system.client.events.list({ type: 'schedule.failed' })).total).toBe(0);
 });
 
-test('a machine that is on its way back after the start of the broker is waited for; later it is an offline one', async () => {
+test('a run waits for a machine that reconnects after the start of the broker; later the machine counts as offline', async () => {
   const { clock, at, away, make, down, up, until, fates, runs } = await systemAt('12:00:30');
   const near = await make('near', '* * * * *', { catch_up: 'last' });
   const far = await make('far', '* * * * *', {
@@ -210,7 +210,7 @@ test('a machine that is on its way back after the start of the broker is waited 
   expect(offline?.command_id).toBeNull();
 });
 
-test('a run that ended while the broker was down is no overlap', async () => {
+test('a run that ended while the broker was down does not count as an overlap', async () => {
   const bench = await systemAt('12:00:30');
   const gates = [gate(), gate(), gate()];
   const [one, two, three] = gates;
@@ -241,7 +241,7 @@ test('a run that ended while the broker was down is no overlap', async () => {
   three?.open();
 });
 
-test('on a machine that is away a time fails, also while an earlier run is not over there', async () => {
+test('on an offline machine a run fails, also while an earlier run there has not ended', async () => {
   const { make, until, system, identity, clock } = await systemAt('12:00:30');
   const agent = await connectScripted(system.grpc, identity);
   await agent.next('welcome');

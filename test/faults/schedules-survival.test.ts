@@ -1,4 +1,5 @@
-// Schedules under kill -9 and under load: every time once or accounted for, and a minute that is crowded starts in time.
+// Schedules under kill -9 and under load: every time runs once or has a row, and many schedules of one second
+// start in time.
 import { once } from 'node:events';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -34,7 +35,7 @@ async function allRuns(client: Farhand, schedule_id: string): Promise<Run[]> {
   }
 }
 
-/** A broker and an agent as processes of their own; the broker comes back at the same addresses. */
+/** Starts a broker and an agent as separate processes. A restarted broker has the same addresses. */
 async function programs() {
   const [dataDir, agentDir] = [temporaryFolder('broker'), temporaryFolder('agent')];
   const flags = ['--data-dir', dataDir];
@@ -63,7 +64,7 @@ async function programs() {
 test(`kill -9 of the broker ${kills} times around the second: each time has one row, and ran once or is missed`, async () => {
   const { client, machine_id, killBroker } = await programs();
   const ran = join(temporaryFolder('ran'), 'ran');
-  // Every command knows which one it is.
+  // Every command writes its own id.
   const command = `echo $FARHAND_COMMAND_ID >> ${ran}`;
   const params = { machine_id, command, cron: '* * * * * *', overlap: 'allow' } as const;
   const made = [
@@ -73,7 +74,7 @@ test(`kill -9 of the broker ${kills} times around the second: each time has one 
   ];
   await soon(() => existsSync(ran)).toBe(true);
   for (let n = 0; n < kills; n += 1) {
-    // From 30 ms before the second on to 60 ms after it: the second itself is what happens.
+    // The kill is 30 ms before to 60 ms after the second at which the schedules are due.
     const offset = -30 + ((n * 37) % 90);
     await sleep(1000 - (Date.now() % 1000) + offset + (offset < 0 ? 1000 : 0));
     await killBroker();
@@ -84,7 +85,7 @@ test(`kill -9 of the broker ${kills} times around the second: each time has one 
     const [queued, running] = [{ status: 'queued' }, { status: 'running' }] as const;
     return (await client.commands.list(queued)).total + (await client.commands.list(running)).total;
   };
-  // The agent may take its time to come back.
+  // The agent may need long to reconnect.
   await expect.poll(open, { timeout: 60_000, interval: 100 }).toBe(0);
   const counts = new Map<string, number>();
   for (const id of readFileSync(ran, 'utf8').trim().split('\n')) counts.set(id, (counts.get(id) ?? 0) + 1);
@@ -93,7 +94,7 @@ test(`kill -9 of the broker ${kills} times around the second: each time has one 
     const times = runs.map(({ scheduled_for }) => Date.parse(scheduled_for ?? ''));
     const first = times[0] ?? 0;
     expect([name, times]).toEqual([name, times.map((_, index) => first + index * 1000)]);
-    // While it catches up, what is due now waits for its turn.
+    // While earlier times are caught up, due times wait.
     if (name !== 'all') expect(times.at(-1)).toBeGreaterThanOrEqual(Date.parse(until) - 1000);
     for (const { status, command_id, scheduled_for, reason } of runs) {
       const count = command_id === null ? 0 : (counts.get(command_id) ?? 0);
@@ -106,7 +107,7 @@ test(`kill -9 of the broker ${kills} times around the second: each time has one 
   }
 }, 400_000);
 
-/** Ends every command it is given at once. */
+/** Ends every command of a scripted agent at once. */
 async function obey(agent: ScriptedAgent): Promise<void> {
   for (;;) {
     const { call_id } = await nextCall(agent, 'StartProcess');
@@ -121,7 +122,7 @@ test(`${crowd} schedules on one second of ${machines} machines all start within 
   const system = await startFarhand();
   const agents = await Promise.all(Array.from({ length: machines }, () => scriptedMachine(system)));
   for (const agent of agents) obey(agent).catch(() => {});
-  // Far enough away for all of them to be made.
+  // Late enough that all schedules are created before.
   const due = new Date(Math.ceil((Date.now() + 2000 + crowd * 12) / 1000) * 1000);
   const cron = `${due.getUTCSeconds()} ${due.getUTCMinutes()} ${due.getUTCHours()} * * *`;
   for (let made = 0; made < crowd; made += 50) {
@@ -141,16 +142,16 @@ test(`${crowd} schedules on one second of ${machines} machines all start within 
   await expect.poll(ended, { timeout: 20_000, interval: 200 }).toBe(total);
   delay.disable();
   const { items } = await system.client.commands.list({ sort: '-created_at', limit: 1 });
-  // Of the last one: when it was on disk and on its way.
+  // The time when the last command was on disk.
   const took = Date.parse(items[0]?.created_at ?? '') - due.getTime();
   const lag = Math.round(delay.max / 1e6);
   console.info(`${total} schedules: the last made after ${took} ms, the loop held up for at most ${lag} ms`);
   expect(took).toBeLessThan(5_000);
-  // On an idle machine some 20 ms. One schedule after the other would be seconds.
+  // Some 20 ms on an idle machine. If schedules ran one after the other, it would be seconds.
   expect(lag).toBeLessThan(500);
 }, 60_000);
 
-/** A broker whose state has these schedules too, each like the one that is there. */
+/** A broker whose state also has these schedules, each a copy of the existing one. */
 async function systemWith(cron: string, more: (one: object) => object[]) {
   const first = await startFarhand();
   const agent = await scriptedMachine(first);
@@ -179,7 +180,7 @@ test('many missed times delay no schedule that is due now, and take a bounded nu
       ({ status, scheduled_for }) => status !== 'missed' && Date.parse(scheduled_for ?? '') >= up,
     );
   await expect.poll(fired, { timeout: 5_000, interval: 50 }).toBe(true);
-  // When each has its row for the last minute, all are settled.
+  // All schedules are settled when each has its row for the last minute.
   const behind = items.filter(({ id }) => id !== seconds);
   const rows = async () => {
     const query = { limit: 1, status: 'missed' } as const;

@@ -1,4 +1,4 @@
-// Sessions over lost links, restarts of either side, and machines that go.
+// Sessions over lost links, restarts of either side, and removed machines.
 import { once } from 'node:events';
 import { join as joinPath } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -23,12 +23,12 @@ import {
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-process.ts';
 
-/** The machine goes without a word. */
+/** The machine disconnects without a farewell. */
 function cut({ agent }: Machine): void {
   agent.control.cancel();
 }
 
-test('a link that is back in time finds its terminal as it was', async () => {
+test('a link that is back in time finds its terminal unchanged', async () => {
   const { system, machine, link } = await bench();
   const { session_id } = await begin({ system, machine });
   const get = () => system.client.sessions.get({ session_id });
@@ -54,13 +54,13 @@ test('a link that is back in time finds its terminal as it was', async () => {
   expect(back.waiting('OpenTerminal')).toBe(0);
 });
 
-test('the terminal of an open session is neither ended nor forgotten', async () => {
+test('the terminal of an open session is neither ended nor acknowledged', async () => {
   const clock = leapingClock();
   const { system, machine, link } = await bench();
   const { session_id } = await begin({ system, machine });
   const back = await link({ process_ids: [session_id] });
   const kept = keeper(back, await back.next('KeepTerminal'));
-  // Any notice comes before this.
+  // Any notice would have arrived before this.
   clock.leap(100);
   const ended = system.client.sessions.end({ session_id });
   ok(back, await back.next('KillProcess'));
@@ -80,7 +80,7 @@ test('a newer link takes a terminal over', async () => {
   ]);
 });
 
-test('a link that comes too late has its terminal ended and forgotten', async () => {
+test('after a link that is back too late its terminal is ended and acknowledged', async () => {
   const clock = leapingClock();
   const { system, machine, link } = await bench();
   const { session_id } = await begin({ system, machine }, { grace_period: 60_000 });
@@ -101,7 +101,7 @@ test('a link that comes too late has its terminal ended and forgotten', async ()
   expect(back.waiting('KeepTerminal')).toBe(0);
 });
 
-test('a terminal that its agent does not confirm in time is over, and ended there', async () => {
+test('a terminal that its agent does not confirm in time is ended, also on the machine', async () => {
   const clock = leapingClock();
   const { system, machine, link } = await bench();
   const { session_id } = await begin({ system, machine }, { grace_period: 5_000 });
@@ -155,7 +155,7 @@ test.each(['range_not_satisfiable', 'session_not_found'])(
     cut(one.machine);
     await client.status('GRACE_PERIOD');
     const back = await one.link({ instance_id: 'next' });
-    // Its end is written late: until then the client looks for the rest.
+    // The end of the session is written late. Until then the client asks for the rest of the output.
     const history = new DatabaseSync(joinPath(one.system.dataDir, 'history.db'));
     onTestFinished(() => history.close());
     history.exec(`CREATE TRIGGER late BEFORE UPDATE ON sessions WHEN NEW.ended_at IS NOT NULL
@@ -169,7 +169,7 @@ test.each(['range_not_satisfiable', 'session_not_found'])(
   },
 );
 
-test('a session whose agent refuses to keep it is lost, one whose agent is busy is asked for again', async () => {
+test('a session is lost if its agent refuses to report on it; a busy agent is asked again', async () => {
   const { system, machine, link } = await bench();
   const { session_id } = await begin({ system, machine });
   cut(machine);
@@ -180,7 +180,7 @@ test('a session whose agent refuses to keep it is lost, one whose agent is busy 
   await soon(get).toMatchObject({ status: 'DISCONNECTED', reason: 'lost' });
 });
 
-test('a terminal whose opening was cut off is looked for, and never opened twice', async () => {
+test('a terminal whose opening was cut off is followed, and never opened twice', async () => {
   const { system, machine, machine_id, link } = await bench();
   const made = system.client.sessions.create({ machine_id });
   await machine.next('OpenTerminal');
@@ -241,7 +241,7 @@ test('a session whose end could not be written goes on', async () => {
   const { session_id } = await begin({ system, machine });
   const history = new DatabaseSync(joinPath(system.dataDir, 'history.db'));
   onTestFinished(() => history.close());
-  // Another program that writes holds up the broker's own writes (sqlite.org/lang_transaction.html).
+  // A transaction of another program blocks the broker's writes (sqlite.org/lang_transaction.html).
   history.exec('BEGIN IMMEDIATE');
   await expect(system.client.sessions.end({ session_id })).rejects.toMatchObject({ code: 'unavailable' });
   history.exec('ROLLBACK');
@@ -252,7 +252,7 @@ test('a session whose end could not be written goes on', async () => {
   expect(back.waiting('KillProcess')).toBe(0);
 });
 
-test('the sessions of a machine that is removed are over', async () => {
+test('the sessions of a removed machine are ended', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const limited = await one.system.keyed(['sessions:attach'], { machine_ids: [one.machine_id] });
@@ -262,7 +262,7 @@ test('the sessions of a machine that is removed are over', async () => {
   expect((await eventsOf(one.system, session_id)).at(-2)).toBe('disconnected DISCONNECTED');
 });
 
-test('a broker that comes back takes its sessions up: they wait for their machine, and their clients have gone', async () => {
+test('a restarted broker recovers its sessions: they wait for their machine, and their clients are detached', async () => {
   const first = await bench();
   const { session_id } = await begin(first);
   await join(first, session_id);
@@ -300,7 +300,7 @@ test('a broker killed with -9 finds sessions and clients in its history', async 
     keeper(machine, await machine.next('OpenTerminal')).started();
     const { id } = await made;
     await client.sessions.attach({ session_id: id, mode: 'observer' });
-    // The broker dies before its answer.
+    // The broker is killed before its answer.
     client.sessions.create(params, sameKey).catch(() => undefined);
     const open = await machine.next('OpenTerminal');
     killed.kill('SIGKILL');

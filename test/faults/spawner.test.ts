@@ -1,4 +1,4 @@
-// The spawner of commands: what becomes of them and of it when one of the two sides dies.
+// The spawner of commands: what happens to it and to its commands when it, or its agent, dies.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
@@ -41,7 +41,7 @@ function start(command: string, id = newId('command')): AsyncIterator<Answer> {
   return room.startProcess({ id, spec }, call())[Symbol.asyncIterator]();
 }
 
-/** Everything up to the exit. */
+/** Reads all events up to the exit. */
 async function end(events: AsyncIterator<Answer>): Promise<{ output: string; event: ProcessEvent }> {
   let output = '';
   for (;;) {
@@ -59,7 +59,7 @@ async function until(text: string, events: AsyncIterator<Answer>): Promise<void>
   }
 }
 
-/** Pids of the spawners of this test's agents, living or not reaped. */
+/** Returns the pids of the spawners of this test's agents, running or zombies. */
 async function spawners(journalId: string): Promise<number[]> {
   const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
   const found = await Promise.all(
@@ -82,7 +82,7 @@ async function spawnerPid(): Promise<number> {
   return pid!;
 }
 
-/** Pids of what has this test's directory for its own. */
+/** Returns the pids of processes that run in this test's directory. */
 async function inHome(): Promise<string[]> {
   const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
   const places = await Promise.all(pids.map((pid) => readlink(`/proc/${pid}/cwd`).catch(() => '')));
@@ -91,7 +91,7 @@ async function inHome(): Promise<string[]> {
 
 const lost = { outcome: 'PROCESS_OUTCOME_LOST', reason: 'spawner_died', exit_code: 0, signal: '' };
 
-/** The output and the end of a program. */
+/** Returns the output and the exit of a program. */
 async function result(more: object): Promise<ProcessExit & { output: string }> {
   const rest = { direct: true, args: [], env: {}, user: '', stdin: Buffer.alloc(0), timeout_ms: 0 };
   const spec = { ...rest, command: '', cwd: home, input: false, ...more };
@@ -102,7 +102,7 @@ async function result(more: object): Promise<ProcessExit & { output: string }> {
 
 const { execArgv } = process;
 
-/** With the addon for libc, and as on a machine that has none. */
+/** With the addon for libc, and without it. */
 const ways = [
   { way: 'posix_spawn', flags: [] },
   { way: 'fork', flags: ['--no-addons'] },
@@ -121,7 +121,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     await rm(home, { recursive: true, force: true });
   });
 
-  test('that is the way it goes', async () => {
+  test('the agent uses this way', async () => {
     const maps = await readFile(`/proc/${await spawnerPid()}/maps`, 'latin1');
     expect(maps.includes('koffi')).toBe(way === 'posix_spawn');
   });
@@ -167,7 +167,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
       });
   });
 
-  test('a spawner that cannot start fails the opening, clearly', async () => {
+  test('a spawner that cannot start makes the start of the agent fail with a clear error', async () => {
     const node = vi.spyOn(process, 'execPath', 'get').mockReturnValue('/nonexistent');
     try {
       await expect(
@@ -178,11 +178,11 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     }
   });
 
-  test('no spawner starts while the agent is out of file descriptors, and the agent lives on', async () => {
+  test('no spawner starts while the agent has no free file descriptors, and the agent goes on', async () => {
     const limits = await readFile('/proc/self/limits', 'utf8');
     const before = /^Max open files\s+(\S+)/m.exec(limits)?.[1] ?? '';
     const set = 'prlimit --pid "$0" --nofile="$1":';
-    // Who sets it back is there already.
+    // The process that resets the limit is already running.
     const limiter = spawn('sh', [
       '-c',
       `${set.replace('$1', '5')}; echo; read -r _; ${set}`,
@@ -201,7 +201,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     await own.stop();
   });
 
-  test('when the spawner is killed, what ran is lost and dead, and the next command works', async () => {
+  test('when the spawner is killed, running commands are killed and lost, and the next command works', async () => {
     const events = [
       start('echo ready; sleep 60'),
       start('trap "" TERM; echo ready; while :; do sleep 1; done'),
@@ -231,7 +231,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     expect(await inHome()).toEqual([]);
   });
 
-  test('a spawner that dies while it is asked leaves each command run or not, once, and nothing alive', async () => {
+  test('a spawner that dies during starts leaves each command run at most once, and no process alive', async () => {
     const pid = await spawnerPid();
     const first = start('sleep 60');
     const others = Array.from({ length: 30 }, (_, i) => end(start(`echo ${i} >> ran; sleep 60`)));
@@ -245,7 +245,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     expect((await end(start('echo again'))).output).toBe('again\n');
   });
 
-  test('a hung spawner delays the starts it was sent, and none that come later', async () => {
+  test('a hung spawner delays the starts that were sent to it, but no later ones', async () => {
     await room.stop();
     await open({ lateMs: 300 });
     const hung = await spawnerPid();
@@ -253,11 +253,11 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     const held = end(start('echo held'));
     const later: string[] = [];
     await vi.waitFor(() => {
-      // What is asked before it is known to hang waits as well.
+      // Starts that are requested before the hang is detected wait, too.
       void end(start('echo later')).then(({ output }) => later.push(output));
       expect(later).toContain('later\n');
     });
-    // On a busy machine the second one may be late, too.
+    // On a busy machine the second spawner may be late, too.
     expect((await spawners(room.journalId)).length).toBeGreaterThan(1);
     process.kill(hung, 'SIGCONT');
     expect((await held).output).toBe('held\n');
@@ -271,7 +271,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     expect(outputs).toEqual(Array.from({ length: 64 }, (_, i) => `${i}\n`));
   });
 
-  test('signals for everybody do not end the spawner, stopping the agent does', async () => {
+  test('signals to the whole process group do not end the spawner; stopping the agent does', async () => {
     const [pid] = await spawners(room.journalId);
     for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP']) process.kill(pid!, signal);
     expect((await end(start('echo out'))).output).toBe('out\n');
@@ -280,7 +280,10 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     expect(await alive(pid!)).toBe(false);
   });
 
-  /** An agent of its own on the same directory; `body` has room and start(command, id). Resolves to its journal's id. */
+  /**
+   * Starts another agent on the same directory. `body` can use `room` and start(command, id). Resolves to the
+   * id of its journal.
+   */
   async function otherAgent(body = ''): Promise<{ agent: ChildProcess; journalId: string }> {
     await room.stop();
     const path = join(home, 'fixture.ts');
@@ -304,13 +307,13 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     return { agent, journalId: line!.trim() };
   }
 
-  /** Until the journal has that; what it had before was sent to the spawner by then. */
+  /** Resolves once the journal has this text. Earlier entries were then sent to the spawner. */
   async function journalled(text: string): Promise<void> {
     const journal = join(home, 'agent/journal');
     await vi.waitFor(async () => expect(await readFile(journal, 'utf8')).toContain(text));
   }
 
-  test('the spawner goes with an agent that was killed', async () => {
+  test('the spawner ends with a killed agent', async () => {
     const { agent, journalId } = await otherAgent(`await start('sleep 60', 'cmd_running');`);
     const [pid] = await spawners(journalId);
     expect(pid).toBeGreaterThan(1);
@@ -322,7 +325,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     expect(await inHome()).toEqual([]);
   });
 
-  test('a spawner that goes on after its agent was killed begins nothing more, also where its journal went, too', async () => {
+  test('a spawner that survives its killed agent starts nothing more, even if the journal is gone', async () => {
     const { agent, journalId } = await otherAgent(`
       process.stdin.once('data', () => {
         for (let n = 0; n < 8; n++) void start('touch ran', 'cmd_asked' + n);
@@ -336,7 +339,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     await journalled('"cmd_later"');
     agent.kill('SIGKILL');
     await once(agent, 'exit');
-    // The next one does not know it, and has pipes of the same names.
+    // The next agent does not know the command, and has pipes with the same names.
     await rm(join(home, 'agent/journal'));
     await open();
     process.kill(pid!, 'SIGCONT');
@@ -345,7 +348,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     expect(await readdir(home)).not.toContain('ran');
   });
 
-  test('a spawner that hangs does not keep the agent from stopping', async () => {
+  test('a hung spawner does not prevent the stop of the agent', async () => {
     await room.stop();
     await open({ lateMs: 100 });
     const [pid] = await spawners(room.journalId);

@@ -1,4 +1,4 @@
-// The checksum of state.json: no flipped bit is accepted, a file of 0.1.0 is, once.
+// The checksum of state.json: no flipped bit is accepted, and a file of 0.1.0 is accepted once.
 import { execFileSync } from 'node:child_process';
 import { closeSync, openSync, readFileSync, rmSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
@@ -23,7 +23,7 @@ const add = async (folder: string, id: string): Promise<void> => {
   await state.close();
 };
 
-/** A folder that a broker left with two changes: m1, then m2. */
+/** Makes a folder of a broker with two changes: m1, then m2. */
 async function usedFolder(): Promise<string> {
   const folder = temporaryFolder('state');
   await add(folder, 'm1');
@@ -34,12 +34,12 @@ async function usedFolder(): Promise<string> {
 const fileIn = (folder: string): string => join(folder, 'state.json');
 const textIn = (folder: string): string => readFileSync(fileIn(folder), 'utf8');
 
-/** Changes the file as people do by hand. */
+/** Edits the file by hand. */
 function edit(folder: string, change: (state: Record<string, unknown>) => object): void {
   writeFileSync(fileIn(folder), JSON.stringify(change(JSON.parse(textIn(folder))), null, 2));
 }
 
-/** The same as 0.1.0 would have left it. */
+/** Converts the files to those of 0.1.0. */
 function asOf010(folder: string): void {
   for (const name of ['state.json', 'state.json.last']) {
     const { checksum: _, ...rest } = JSON.parse(readFileSync(join(folder, name), 'utf8'));
@@ -67,7 +67,7 @@ function recover(message: string): void {
 const idsOf = async (folder: string): Promise<string[]> => [...(await openState(folder)).machines.keys()];
 
 describe('a start is refused', () => {
-  test('whichever bit of state.json is flipped', async () => {
+  test('for any flipped bit of state.json', async () => {
     const folder = temporaryFolder('state');
     await add(folder, 'm1');
     const whole = readFileSync(fileIn(folder));
@@ -107,7 +107,7 @@ describe('a start is refused', () => {
     expect(await idsOf(folder)).toEqual(['m1']);
   });
 
-  test('without a command to go back where the generation before is damaged, too', async () => {
+  test('without a recovery command if the previous generation is damaged, too', async () => {
     const folder = await usedFolder();
     for (const name of ['state.json', 'state.json.last']) {
       const file = join(folder, name);
@@ -120,7 +120,7 @@ describe('a start is refused', () => {
 });
 
 describe('a state of 0.1.0', () => {
-  test('is accepted without a checksum once, and has one before anything is changed', async () => {
+  test('is accepted once without a checksum, and has one before anything is changed', async () => {
     const folder = await usedFolder();
     asOf010(folder);
     const old = textIn(folder);
@@ -132,7 +132,7 @@ describe('a state of 0.1.0', () => {
     expect(await idsOf(folder)).toEqual(['m1', 'm2']);
   });
 
-  test('is accepted again where a start was killed before it had written both generations', async () => {
+  test('is accepted again if a start was killed before it had written both generations', async () => {
     const folder = await usedFolder();
     asOf010(folder);
     const old = textIn(folder);

@@ -1,4 +1,5 @@
-// Disks that fail for a while: a change is refused and undone, or it is done and history has it within seconds.
+// Disks that fail for a while: a change is refused and undone, or it is committed and in history within
+// seconds.
 import { readdirSync, readFileSync } from 'node:fs';
 import { type FileHandle, open } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -12,7 +13,10 @@ import { startReceiver, startWebhookSystem } from '../webhook-receivers.ts';
 const names = (dataDir: string, file = 'state.json'): string[] =>
   JSON.parse(readFileSync(join(dataDir, file), 'utf8')).join_tokens.map((one: { name: string }) => one.name);
 
-/** Another program holds history.db, so that nothing can be written to it; the result releases it. */
+/**
+ * Locks history.db as another program would, so that it cannot be written. Call the returned function to
+ * release it.
+ */
 function lockHistory({ dataDir }: TestSystem): () => void {
   const other = new DatabaseSync(join(dataDir, 'history.db'));
   onTestFinished(() => void (other.isOpen && other.close()));
@@ -20,7 +24,10 @@ function lockHistory({ dataDir }: TestSystem): () => void {
   return () => other.close();
 }
 
-/** The next `count` fsyncs of directories fail as those of a broken disk do; the result says how many are left. */
+/**
+ * Makes the next `count` fsyncs of directories fail like those of a broken disk. The returned function counts
+ * the remaining ones.
+ */
 async function breakDirectorySyncs(count: number): Promise<() => number> {
   const some = await open('/', 'r');
   const prototype = Object.getPrototypeOf(some) as FileHandle;
@@ -38,7 +45,7 @@ async function breakDirectorySyncs(count: number): Promise<() => number> {
   return () => left;
 }
 
-/** Polls while the clock leaps on: what is tried again after seconds is tried at once. */
+/** Polls while the clock leaps forward, so that delayed retries run at once. */
 const leapUntil = (clock: { leap(ms: number): void }, look: () => Promise<void> | void): Promise<void> =>
   vi.waitFor(
     async () => {
@@ -120,7 +127,7 @@ describe('a commit whose directory cannot be synced', () => {
       expect([refused.status, refused.body.error.code]).toEqual(
         failures === 1 ? [503, 'unavailable'] : [500, 'internal_error'],
       );
-      // What cannot be undone at once is undone within seconds.
+      // A commit that cannot be undone at once is undone within seconds.
       await leapUntil(clock, () => expect(left()).toBe(0));
       await vi.waitFor(() => expect(readFileSync(join(system.dataDir, 'state.json'), 'utf8')).toBe(before));
       expect(names(system.dataDir, 'state.json.last')).toContain('stays');
@@ -136,7 +143,7 @@ describe('a commit whose directory cannot be synced', () => {
   );
 });
 
-test('a change of history while another program holds it is unavailable, with Retry-After', async () => {
+test('a change of history while another program locks it is unavailable, with Retry-After', async () => {
   const system = await startFarhand();
   const release = lockHistory(system);
   const params = { body: { name: 'x' }, headers: { 'Idempotency-Key': 'once' } };

@@ -1,4 +1,5 @@
-// What people declare, on disk: refused when it is not what we wrote, whole after any failure, its outbox applied once.
+// The declared documents on disk: a changed file is refused, the file is complete after any failure, and its
+// outbox is applied once.
 import { execFileSync } from 'node:child_process';
 import {
   chmodSync,
@@ -66,7 +67,7 @@ interface File {
   outbox: unknown[];
 }
 
-/** state.json as it now lies on disk. */
+/** Reads state.json from disk. */
 function onDisk(folder: string, name = 'state.json'): File {
   return JSON.parse(readFileSync(join(folder, name), 'utf8')) as File;
 }
@@ -74,7 +75,7 @@ function onDisk(folder: string, name = 'state.json'): File {
 const idsOnDisk = (folder: string, name?: string): string[] =>
   onDisk(folder, name).machines.map(({ id }) => id);
 
-/** A folder that a broker left with two changes: m1, then m2. */
+/** Makes a folder of a broker with two changes: m1, then m2. */
 async function usedFolder(folder = temporaryFolder('state')): Promise<string> {
   mkdirSync(folder, { recursive: true });
   const state = await openState(folder);
@@ -94,7 +95,7 @@ async function refusal(folder: string): Promise<StartError> {
   return error as StartError;
 }
 
-/** The shell command that a refusal names as the next step. */
+/** Returns the shell command that a refusal names as the next step. */
 function commandIn(error: StartError): string {
   const command = /to (?:recover|go back one generation): ((?:mv|cp) .*)$/.exec(error.message)?.[1];
   if (!command) throw new Error(`no command in: ${error.message}`);
@@ -144,7 +145,7 @@ describe('a start is refused', () => {
     },
   );
 
-  test('when the only state there ever was is damaged, without a command that cannot work', async () => {
+  test('when the only generation is damaged, without a command that could not work', async () => {
     const folder = temporaryFolder('state');
     await (await openState(folder)).close();
     truncateSync(join(folder, 'state.json'));
@@ -160,7 +161,7 @@ describe('a start is refused', () => {
     expect(readFileSync(file, 'utf8')).toBe(newer);
   });
 
-  test('when a whole broker has lost its state.json, and none is made anew', async () => {
+  test('when a broker has lost its state.json, and no new one is created', async () => {
     const first = await startFarhand();
     await first.broker.close();
     rmSync(join(first.dataDir, 'state.json'));
@@ -258,7 +259,7 @@ describe('a change that fails', () => {
     expect(readdirSync(folder).sort()).toEqual(['state.json', 'state.json.last']);
   });
 
-  test.runIf(mayMount)('on a full disk leaves the old file whole, and nothing beside it', async () => {
+  test.runIf(mayMount)('on a full disk leaves the old file unchanged, and no other file', async () => {
     const folder = temporaryFolder('full');
     execFileSync('mount', tmpfs(folder));
     onTestFinished(() => void execFileSync('umount', [folder]));
@@ -287,7 +288,7 @@ describe('a change', () => {
     expect(onDisk(folder).generation).toBe(4);
   });
 
-  test('sees those before it, and is not seen before it is committed', async () => {
+  test('sees earlier changes, and is not visible before it is committed', async () => {
     const folder = temporaryFolder('state');
     const state = await openState(folder);
     const first = state.change(put('a', 'old'));
@@ -318,7 +319,7 @@ describe('a change', () => {
   test('anywhere among many documents leaves exactly the documents in memory in the file', async () => {
     const folder = temporaryFolder('state');
     const state = await openState(folder);
-    // More documents than are serialised together.
+    // More documents than one block has.
     const ids = Array.from({ length: 600 }, (_, n) => `m${n}`);
     const changes: ((draft: StateTransaction) => unknown)[] = [
       (draft) => ids.map((id) => put(id)(draft)),
@@ -344,7 +345,7 @@ describe('a change', () => {
     }
   });
 
-  test('leaves the generation before it beside the file, and nothing else', async () => {
+  test('leaves the previous generation beside the file, and no other file', async () => {
     const folder = await usedFolder();
     expect(readdirSync(folder).sort()).toEqual(['state.json', 'state.json.last']);
     await (await openState(folder)).close();
@@ -359,7 +360,7 @@ describe('a change', () => {
     expect(modes).toEqual([0o600, 0o600]);
   });
 
-  test('with the name __proto__ survives restarts as any other', async () => {
+  test('of a document named __proto__ survives restarts', async () => {
     const system = await startFarhand();
     const agent = await system.agent({ name: '__proto__', tags: '__proto__,constructor' });
     await agent.close();
@@ -372,7 +373,7 @@ describe('a change', () => {
     expect((await client.machines.list({ tags: '__proto__' })).total).toBe(1);
   });
 
-  test('under way is committed before close resolves', async () => {
+  test('that is running is committed before close resolves', async () => {
     const folder = temporaryFolder('state');
     const state = await openState(folder);
     const changes = Promise.all(['a', 'b'].map((id) => state.change(put(id))));
@@ -420,7 +421,7 @@ async function eventIds(client: Farhand): Promise<string[]> {
   return items.map(({ id }) => id);
 }
 
-/** Opens the state of a folder as a broker would whose history takes nothing any more. */
+/** Opens the state of a folder like a broker whose history cannot be written. */
 async function withoutHistory(folder: string): Promise<State> {
   const state = await openState(folder);
   await state.drainTo(() => Promise.reject(new Error('the disk is full'))).catch(() => {});
@@ -428,7 +429,7 @@ async function withoutHistory(folder: string): Promise<State> {
 }
 
 describe('the outbox', () => {
-  test('stores entries that history could not take, and the change itself is safe', async () => {
+  test('stores entries that history could not write, and the change itself is safe', async () => {
     const folder = temporaryFolder('state');
     const state = await withoutHistory(folder);
     await state.change((draft) => draft.append({ kind: 'one' }));
@@ -441,7 +442,7 @@ describe('the outbox', () => {
     expect(onDisk(folder).outbox).toEqual([{ kind: 'three' }]);
   });
 
-  test('stores them too when history took the entries before', async () => {
+  test('stores them, too, if history has written earlier entries', async () => {
     const folder = temporaryFolder('state');
     const state = await openState(folder);
     const received: string[] = [];
@@ -458,12 +459,12 @@ describe('the outbox', () => {
     expect(received).toEqual(['one', 'two', 'three']);
   });
 
-  test('reaches history before its change resolves, and goes with the next write', async () => {
+  test('is written to history before its change resolves, and removed with the next write', async () => {
     const folder = temporaryFolder('state');
     const state = await openState(folder);
     const received: string[] = [];
     await state.drainTo(async (entries) => {
-      // As slow as a history that commits in the next turn.
+      // As slow as a history that commits in the next turn of the event loop.
       await new Promise((resolve) => setImmediate(resolve));
       received.push(...entries.map(({ kind }) => kind));
     });
@@ -496,7 +497,7 @@ describe('the outbox', () => {
     }
   });
 
-  test('of a change made after going back one generation reaches history as any other', async () => {
+  test('of a change made after a restored generation is written to history', async () => {
     const folder = temporaryFolder('state');
     const joins = async (id: string): Promise<unknown[]> => {
       const state = await openState(folder);

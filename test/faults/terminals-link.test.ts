@@ -1,4 +1,4 @@
-// Terminals over a real link: what a cut, a client that goes, and an agent without terminals mean.
+// Terminals over a real link: a cut link, a client that detaches, and an agent without terminals.
 import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -9,7 +9,7 @@ import { newId } from '../../shared/ids.ts';
 import { startFarhand } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
 
-// Only watched: nothing outside the broker hands out its stubs.
+// Only observed, to get the stubs of the broker.
 vi.mock('../../broker/presence/index.ts', { spy: true });
 
 const options = { request_id: 'req_1', lane: 'terminal', idle_ms: 0 } as const;
@@ -30,11 +30,11 @@ interface Params {
   id: string;
   client_id: string;
   offset?: number;
-  /** Whether it says what it has taken. */
+  /** Whether the client acknowledges output. */
   taking?: boolean;
-  /** What came. */
+  /** The output received. */
   into: Buffer[];
-  /** True: it goes, on purpose. */
+  /** If true, the client detaches. */
   enough(bytes: number): boolean;
 }
 
@@ -69,7 +69,7 @@ async function attach(stub: AgentStub, { taking = true, into, enough, ...open }:
   }
 }
 
-test('an agent without terminals does not offer them, and the broker says so', async () => {
+test('an agent without terminals does not offer them, and the broker refuses sessions with the reason', async () => {
   const arch = vi.spyOn(process, 'arch', 'get').mockReturnValue('mips');
   try {
     const { stub } = await startLinked();
@@ -80,14 +80,14 @@ test('an agent without terminals does not offer them, and the broker says so', a
   }
 });
 
-test('a client goes on without a gap after the link was cut at full speed', async () => {
+test('a client continues without a gap after the link was cut during much output', async () => {
   const opened = Promise.withResolvers<Awaited<ReturnType<typeof startProxy>>>();
   const { system, agent, stub } = await startLinked(async (grpc) => {
     opened.resolve(await startProxy(grpc));
     return (await opened.promise).address;
   });
   const proxy = await opened.promise;
-  // The broker's own room keeps it.
+  // The broker's session supervises the terminal.
   const args = ['-c', 'seq 1 1000000; sleep 60'];
   const { id } = await system.client.sessions.create({ machine_id: agent.machineId, shell: '/bin/sh', args });
   const into: Buffer[] = [];
@@ -111,7 +111,7 @@ test('a client goes on without a gap after the link was cut at full speed', asyn
   expect(digest(Buffer.concat(into))).toBe(digest(expected));
 }, 30_000);
 
-test('a client that detaches while the link is up is not waited for', async () => {
+test('output does not wait for a client that detached while the machine was linked', async () => {
   const { agent, stub } = await startLinked();
   for (let round = 0; round < 5; round++) {
     const id = newId('session');

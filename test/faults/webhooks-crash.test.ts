@@ -1,4 +1,4 @@
-// A broker that is killed loses no delivery: what was accepted is delivered after its next start, at most once more.
+// A killed broker loses no delivery: each is sent after the next start, at most once more.
 import { once } from 'node:events';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -27,7 +27,7 @@ async function startWatchedReceiver(connected: () => void, answered: () => void)
       response.end('ok', answered);
     });
   });
-  // A killed broker leaves its connection open.
+  // A killed broker does not close its connection properly.
   server.on('clientError', () => undefined);
   server.on('connection', connected);
   server.listen(0, '127.0.0.1');
@@ -39,7 +39,7 @@ async function startWatchedReceiver(connected: () => void, answered: () => void)
   return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/`, bodies };
 }
 
-/** A broker as a process of its own, with a webhook to a receiver, and a machine that has just registered. */
+/** Starts a broker as a separate process, with a webhook and a machine that has just registered. */
 async function killedAt(moment: 'connected' | 'answered') {
   const dataDir = temporaryFolder('broker');
   const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
@@ -74,7 +74,7 @@ async function killedAt(moment: 'connected' | 'answered') {
   return { ...receiver, before };
 }
 
-test('kill -9 before the first attempt is made: the event is delivered after the next start', async () => {
+test('kill -9 before the first attempt: the event is delivered after the next start', async () => {
   const { bodies, before } = await killedAt('connected');
   expect(before).toBeLessThanOrEqual(1);
   expect(bodies).toHaveLength(before + 1);

@@ -21,7 +21,7 @@ import {
   type WebhookSystem,
 } from '../webhook-receivers.ts';
 
-/** Deliveries of a webhook, oldest first. */
+/** Returns the deliveries of a webhook, oldest first. */
 async function deliveriesOf(system: WebhookSystem, webhook_id: string) {
   const { items } = await system.client.webhooks.deliveries({ webhook_id, sort: 'created_at', limit: 100 });
   return items;
@@ -60,7 +60,7 @@ describe('a failure', () => {
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
     await system.happen('machine.offline', { last_seen: '2026-11-21T10:00:00.000Z' });
     const got = await receiver.heard(3);
-    // An attempt may be heard late on a busy machine.
+    // On a busy machine an attempt may arrive late.
     expect(gap(got, 1)).toBeGreaterThan(120);
     expect(gap(got, 2)).toBeGreaterThan(300);
     expect(sameBytes(got)).toBe(true);
@@ -87,14 +87,14 @@ describe('a failure', () => {
     });
   });
 
-  test('of all attempts disables the webhook and says so in the event log; nothing is lost', async () => {
+  test('of all attempts disables the webhook and is in the event log; no delivery is lost', async () => {
     const system = await startWebhookSystem({ flags: ['--webhook-retry', '20ms'] });
     let status = 500;
     const receiver = await startReceiver((response) => {
       response.statusCode = status;
       response.end();
     });
-    // Before there was a webhook: never for it.
+    // Events before the webhook was created are never sent to it.
     await system.happen('machine.registered');
     await new Promise((resolve) => setTimeout(resolve, 2));
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
@@ -107,7 +107,7 @@ describe('a failure', () => {
       disabled_reason: 'attempts_failed',
     });
     const [failed] = await settled(system, id, 'failed', 1);
-    // Happens while it is disabled, and is not even queued.
+    // Events while the webhook is disabled are not queued.
     await system.happen('machine.online');
     expect(await deliveriesOf(system, id)).toHaveLength(1);
     const again = `/webhooks/${id}/deliveries/${failed?.id}/redeliver`;
@@ -127,7 +127,7 @@ describe('a failure', () => {
     expect(
       (await later.call('POST', `/webhooks/${id}/redeliver`, { body: since })).body.data.redelivered,
     ).toBe(0);
-    // What was delivered goes out again only when it is named.
+    // A delivered event is sent again only if it is requested by its id.
     expect((await later.call('POST', again)).body.data.status).toBe('pending');
     await receiver.heard(6);
     expect(receiver.types()[5]).toBe('machine.offline');
@@ -245,7 +245,7 @@ test('one key has at most four tests at once, and other keys are not limited by 
   expect((await system.client.webhooks.test({ webhook_id: own.id })).delivered).toBe(true);
   stop.abort();
   await Promise.all(under);
-  // Their places are free again.
+  // Further tests are possible again.
   await vi.waitFor(async () => {
     const again = system.call('POST', path, { key, signal: AbortSignal.timeout(50) });
     await expect(again).rejects.toThrow();
@@ -293,7 +293,7 @@ test('without a secret nothing is signed', async () => {
 });
 
 describe('a webhook delivers', () => {
-  test('only what it names: types, families, and machines', async () => {
+  test('only the event types, families and machines that it names', async () => {
     const system = await startWebhookSystem();
     const [one, family, all, mine] = await Promise.all([1, 2, 3, 4].map(() => startReceiver()));
     const { machineId } = await system.agent();
@@ -344,7 +344,7 @@ describe('a webhook delivers', () => {
     ]);
   });
 
-  test('none of many waiting events of a machine that lost the tag of its key, but later events', async () => {
+  test('none of many waiting events of a machine without its key’s tag, but other later events', async () => {
     const system = await startWebhookSystem();
     const receiver = await startReceiver((response, _request, count) => void (count > 1 && response.end()));
     const { machineId } = await system.agent({ tags: 'web' });
@@ -386,7 +386,7 @@ describe('a webhook delivers', () => {
     const given = Array.from({ length: 5 }, () => ['key_revoked', []]);
     expect(deliveries.map((one) => [one.reason, one.attempts])).toEqual(given);
     expect(receiver.got).toHaveLength(1);
-    // What was cut says nothing about the receiver: it is no attempt.
+    // An aborted attempt does not count, because it says nothing about the receiver.
     await system.client.webhooks.update({ webhook_id: id, enabled: true });
     await system.happen('machine.offline');
     await vi.waitFor(async () => expect((await deliveriesOf(system, id)).at(-1)?.status).toBe('delivered'));
@@ -461,7 +461,7 @@ describe('a webhook that is narrowed', () => {
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
     await system.happen('command.failed');
     await system.happen('machine.online');
-    // What is on its way at that moment is judged when it is next due.
+    // A running attempt is checked again when it is next due.
     await vi.waitFor(async () => {
       const waiting = await deliveriesOf(system, id);
       expect(waiting.map(({ attempts }) => attempts.length)).toEqual([1, 1]);
@@ -469,7 +469,7 @@ describe('a webhook that is narrowed', () => {
     await system.client.webhooks.update({ webhook_id: id, events: ['machine.*'] });
     const command = await vi.waitFor(async () => {
       const all = await deliveriesOf(system, id);
-      // Both may be of one millisecond.
+      // Both may have the same time.
       const [narrowed, machine] = all.toSorted((a, b) => (a.type < b.type ? -1 : 1));
       expect(narrowed).toMatchObject({ status: 'failed', reason: 'not_subscribed', next_attempt_at: null });
       expect(machine).toMatchObject({ status: 'pending', reason: null });
@@ -498,7 +498,7 @@ describe('a webhook that is narrowed', () => {
     expect(Object.fromEntries(reasons)).toEqual({ 'file.deleted': 'not_subscribed', 'file.uploaded': null });
   });
 
-  test('lists and repeats its earlier deliveries only for keys that may read those events', async () => {
+  test('lists and resends its earlier deliveries only for keys that may read those events', async () => {
     const system = await startWebhookSystem();
     const receiver = await startReceiver();
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
@@ -550,7 +550,7 @@ describe('a delivery that waits for its next attempt is due at once', () => {
   });
 });
 
-test('an event and its deliveries are one commit: neither is there without the other', async () => {
+test('an event and its deliveries are committed together', async () => {
   const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'] });
   const { id } = await system.client.webhooks.create({ url: 'http://127.0.0.1:1/', events: ['*'] });
   const failing = system.history.write((transaction) => {
@@ -610,7 +610,7 @@ test('answers are stored, but listed only for keys that may change webhooks', as
   const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
   await system.happen('machine.online');
   const [own] = await settled(system, id, 'delivered', 1);
-  // This receiver is an internal one.
+  // This receiver has an internal address.
   expect(own?.attempts[0]).not.toHaveProperty('answer');
   const answer = "UPDATE webhook_deliveries SET attempts = json_set(attempts, '$[0].answer', 'hello')";
   await system.history.write((transaction) => transaction.run(answer));
@@ -679,7 +679,7 @@ describe('a receiver that', () => {
       const deliveries = await deliveriesOf(system, id);
       expect(deliveries.map(({ attempts }) => attempts.length)).toEqual([1, 1, 1, 1]);
       expect(heard.answered).toBe(4);
-      // Else this test shows nothing.
+      // Otherwise the test proves nothing.
       expect(heard.ended).toBeGreaterThan(0);
     },
   );
@@ -698,7 +698,7 @@ describe('a receiver that', () => {
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
     const result = await system.client.webhooks.test({ webhook_id: id });
     expect(result).toMatchObject({ delivered: true, status_code: 200 });
-    // What sockets hold on loopback, not a gigabyte.
+    // Only what the buffers of sockets contain, not a gigabyte.
     expect(sent).toBeLessThan(32 * 1024 * 1024);
   });
 
@@ -771,7 +771,7 @@ describe('a receiver that', () => {
     expect(await result).toMatchObject({ delivered, duration: 15_000 });
   });
 
-  test('hangs, a hundred times, delays no healthy one', async () => {
+  test('hangs a hundred times delays no other receiver', async () => {
     const system = await startWebhookSystem();
     const dead = await startReceiver(() => {});
     const healthy = await startReceiver();
@@ -787,7 +787,7 @@ describe('a receiver that', () => {
     await system.happen('machine.offline');
     const [{ at }] = (await healthy.heard(1)) as [Received];
     expect(at - begun).toBeLessThan(2_000);
-    // One attempt at a time while it does not answer.
+    // The dead receiver gets one attempt at a time.
     expect(dead.got).toHaveLength(100);
   });
 });
@@ -863,7 +863,7 @@ test('webhooks that have overdue deliveries at a start begin one after another',
   await system.broker.close();
   await startWebhookSystem({ dataDir: system.dataDir, flags: ['--webhook-retry', '1h'] });
   const got = await receiver.heard(160);
-  // Eighty within 800 ms, at times of chance.
+  // Eighty queues begin at random times within 800 ms.
   expect(got[159]!.at - got[80]!.at).toBeGreaterThan(300);
 });
 
