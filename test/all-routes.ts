@@ -20,7 +20,7 @@ import {
 
 // ---- Requests made from the schemas of a route
 
-/** As much of JSON Schema as our routes use. */
+/** The parts of JSON Schema that our routes use. */
 interface Json {
   type?: string;
   properties?: Record<string, Json>;
@@ -35,14 +35,14 @@ interface Json {
 }
 
 export interface Named {
-  /** `machines.list`. */
+  /** Name of a route, such as `machines.list`. */
   name: string;
   route: Route;
 }
 
 export type Ids = Record<IdNoun, string>;
 
-/** Where an id stands in a request: `body.machine_ids.0`. */
+/** The place of an id in a request, such as `body.machine_ids.0`. */
 export interface Place {
   at: string;
   noun: IdNoun;
@@ -57,9 +57,9 @@ export const everything: Named[] = allRoutes().map(({ noun, operation, route }) 
   name: `${noun}.${operation}`,
   route,
 }));
-// A WebSocket is no request with an answer, its right is a ticket: websocket.test.ts is its own.
+// The WebSocket is left out: it needs a ticket, and is tested in websocket.test.ts.
 export const table = everything.filter(({ route }) => route.kind !== 'socket');
-/** The keyed routes in so many parts: a broker may limit how often it is sent a wrong key. */
+/** The routes that need a key, in a number of parts, because a broker limits the wrong keys in a minute. */
 export const inParts = (parts: number): Named[][] =>
   Array.from({ length: parts }, (_, part) => keyed.filter((_one, n) => n % parts === part));
 export const keyed = table.filter(({ route }) => route.access !== 'everybody');
@@ -69,14 +69,18 @@ function schemaOf(route: Route, part: (typeof parts)[number]): Json {
   return schema ? (z.toJSONSchema(schema, { io: 'input', unrepresentable: 'any' }) as Json) : {};
 }
 
-/** The noun of a field that holds an id: `destination_machine_id` is a machine's. A name we do not know fails. */
+/**
+ * Returns the noun of a field with an id: `destination_machine_id` is a machine's. Throws for an unknown
+ * name.
+ */
 function nounAt(at: string): IdNoun | undefined {
   const field = at
     .split('.')
     .filter((step) => step !== '0')
     .at(-1);
   if (!field || !/_ids?$/.test(field)) return undefined;
-  // Of a client of the session in the path, of a request or an event that was, of a key that may be revoked: not looked up.
+  // These ids are not looked up: of a session's client, of a past request or event, or of a key that may be
+  // revoked.
   if (['client_id', 'request_id', 'event_id'].includes(field)) return undefined;
   if (['query.key_id', 'query.login_id'].includes(at)) return undefined;
   const noun = nouns.find((one) => new RegExp(`(^|_)${one}_ids?$`).test(field));
@@ -100,7 +104,10 @@ function placesOf(schema: Json, at: string): Place[] {
 export const placesIn = (route: Route): Place[] =>
   parts.flatMap((part) => placesOf(schemaOf(route, part), part));
 
-/** A value that fits: what is required, and every id; `swap` puts another id at one place. */
+/**
+ * Makes a value that matches a schema, with required fields and every id. `swap` puts another id at one
+ * place.
+ */
 function fill(schema: Json, at: string, ids: Ids, known: Known, swap?: { at: string; id: string }): unknown {
   const branch = branches(schema)[0] ?? {};
   const inner = (one: Json, key: string): unknown => fill(one, `${at}.${key}`, ids, known, swap);
@@ -124,7 +131,7 @@ function fill(schema: Json, at: string, ids: Ids, known: Known, swap?: { at: str
 export function rawOf(route: Route, ids: Ids, known: Known, swap?: { at: string; id: string }): RawInput {
   const [params, query, body] = parts.map((part) => fill(schemaOf(route, part), part, ids, known, swap));
   return {
-    // Made from z.object() schemas.
+    // The cast is safe: it is made from z.object() schemas.
     params: params as Record<string, string>,
     query: query as Record<string, string>,
     headers: {},
@@ -136,16 +143,16 @@ export function rawOf(route: Route, ids: Ids, known: Known, swap?: { at: string;
 
 export interface Scene {
   system: TestSystem;
-  /** Nothing may ever appear in it. */
+  /** A folder that must stay empty. */
   folder: string;
   known: Known;
-  /** Two of everything, each on a machine of its own. */
+  /** Ids of two objects of each kind, each on a different machine. */
   here: Ids;
   there: Ids;
   agents: AgentHandle[];
-  /** The ids of all requests so far. */
+  /** The request ids of all requests so far. */
   requestIds: string[];
-  /** A key that reaches only the machine of `here`: by its id, or by its tag. */
+  /** Creates a key that may use only the machine of `here`, by its id or its tag. */
   limited(scopes: Scope[], by?: Limit): Promise<string>;
 }
 
@@ -182,11 +189,11 @@ export async function startScene(): Promise<Scene> {
   };
 }
 
-/** A machine and one of everything that has an id; a new noun does not compile until it is here. */
+/** Makes one object of each kind with an id. A new noun does not compile until it is added here. */
 async function furnish(system: TestSystem, { machineId: machine }: AgentHandle, tag: string): Promise<Ids> {
   const [session, command, batch, key, token, login] = await Promise.all([
     system.client.sessions.create({ machine_id: machine, shell: 'cat' }),
-    // Long enough for its start to be an event.
+    // Waits long enough for the event of the start.
     system.client.commands.create({ machine_id: machine, command: 'cat', input: true, wait: 100 }),
     system.client.batches.create({ machine_ids: [machine], command: 'true' }),
     system.client.keys.create({ name: tag, scopes: ['files:read'] }),
@@ -213,7 +220,7 @@ async function furnish(system: TestSystem, { machineId: machine }: AgentHandle, 
   };
 }
 
-/** A webhook, and a delivery of it that fails: nothing may go there. */
+/** Makes a webhook and a failed delivery of it, because nothing may be sent to its URL. */
 async function deliveredTo(
   { client }: TestSystem,
   machine: string,
@@ -228,7 +235,7 @@ async function deliveredTo(
   return { webhook: id, delivery: items[0]!.id };
 }
 
-/** Nothing is under way any more but what goes on for ever, so that whatever changes has a cause. */
+/** Waits until nothing changes by itself any more, so that every later change has a cause. */
 async function settled({ client }: TestSystem): Promise<void> {
   const { items: webhooks } = await client.webhooks.list();
   const busy = async (): Promise<number> => {
@@ -243,7 +250,7 @@ async function settled({ client }: TestSystem): Promise<void> {
 
 const isUntried = ({ attempts }: { attempts: unknown[] }): boolean => attempts.length === 0;
 
-/** Nouns whose things lie on a machine, or are one. */
+/** True for nouns whose objects belong to a machine, or are one. */
 export const onMachine: Record<IdNoun, boolean> = {
   machine: true,
   command: true,
@@ -264,12 +271,12 @@ export interface Ask {
   swap?: { at: string; id: string };
   headers?: Record<string, string>;
   method?: string;
-  /** Sent instead of the body that fits. */
+  /** Sent instead of the matching body. */
   body?: unknown;
   query?: Record<string, string>;
 }
 
-/** Where a request goes, its query included. */
+/** Returns the URL of a request, with its query. */
 export function addressOf(scene: Scene, route: Route, options: Ask = {}): string {
   const { params, query } = rawOf(route, options.ids ?? scene.there, scene.known, options.swap);
   const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) =>
@@ -290,12 +297,14 @@ export async function ask(scene: Scene, route: Route, options: Ask = {}): Promis
   });
   scene.requestIds.push(answer.headers.get('x-request-id') ?? '');
   const code = answer.body?.error?.code;
-  // A refusal is one of those that the OpenAPI document lists for the route.
+  // The code of a refusal must be listed for the route in the OpenAPI document.
   if (code !== undefined && options.method === undefined) expect(codesOf(route)).toContain(code);
   return answer;
 }
 
-/** What is no JSON: the bytes of a file, which make an empty archive too, or a form with them. */
+/**
+ * Returns a body that is no JSON: the bytes of a file, which are an empty archive, too, or a form with them.
+ */
 function bodyOf({ accepts }: Route, { body }: RawInput, { path }: Known): { body?: unknown; type?: string } {
   const bytes = '\0'.repeat(1024);
   if (accepts === 'bytes') return { body: bytes, type: 'application/octet-stream' };
@@ -306,7 +315,9 @@ function bodyOf({ accepts }: Route, { body }: RawInput, { path }: Known): { body
   return { body: form, type: 'multipart/form-data; boundary=x' };
 }
 
-/** `403 forbidden`, once the whole answer is as every refusal must be. */
+/**
+ * Checks that an answer has the form of all refusals. Returns its status and code, such as `403 forbidden`.
+ */
 export function refusalIn(answer: Answer): string {
   const { code, message, details } = answer.body?.error ?? {};
   if (!isCode(String(code))) return `${answer.status} without a code of the table`;
@@ -318,17 +329,17 @@ export function refusalIn(answer: Answer): string {
   return `${answer.status} ${code}`;
 }
 
-/** Tables that record the calls themselves, or what machines report of their own accord. */
+/** Tables that record the calls themselves, or reports of machines. */
 const byThemselves = /^(audit|key_|machine_facts|metrics|announced|sqlite_)/;
 
-/** What must be the same before and after calls that are refused: everything kept, to the last column. */
+/** Returns everything stored, which refused calls must not change. */
 function kept({ system, folder, agents }: Scene): Record<string, unknown> {
   return {
     state: JSON.parse(readFileSync(join(system.dataDir, 'state.json'), 'utf8')),
     history: rowsOf(join(system.dataDir, 'history.db')),
     files: [folder, system.dataDir, ...agents.map(({ dataDir }) => dataDir)].map((directory) =>
       readdirSync(directory, { recursive: true, encoding: 'utf8' })
-        // A machine's own log is written a moment later.
+        // Leaves out a machine's own log, which is written a moment later.
         .filter((name) => !name.startsWith('activity.'))
         .toSorted((a, b) => a.localeCompare(b)),
     ),
@@ -343,7 +354,7 @@ function rowsOf(file: string): Record<string, unknown> {
     return Object.fromEntries(
       tables.map((table) => {
         const rows = database.prepare(`SELECT * FROM "${table}"`).all();
-        // Those come two seconds after a machine linked.
+        // These events are recorded two seconds after a machine linked.
         return [table, rows.filter(({ type }) => type !== 'machine.online')];
       }),
     );
@@ -352,7 +363,9 @@ function rowsOf(file: string): Record<string, unknown> {
   }
 }
 
-/** Runs `attempt` for each case and compares all refusals at once; nothing may have changed meanwhile. */
+/**
+ * Runs `attempt` for each case and compares all refusals at once. Expects that nothing stored has changed.
+ */
 export async function expectRefusals<T>(
   scene: Scene,
   cases: T[],
@@ -370,7 +383,7 @@ export async function expectRefusals<T>(
   expect(reached(scene, scene.requestIds.slice(first))).toEqual([]);
 }
 
-/** Which of these requests a machine heard of. */
+/** Returns the requests among these that a machine has logged. */
 export function reached({ agents }: Scene, requestIds: string[]): string[] {
   const logs = agents.flatMap(({ logged }) => logged);
   return requestIds.filter((id) => id !== '' && logs.some((line) => line.includes(id)));

@@ -1,5 +1,5 @@
-// The import rules of the project, one row each. A broken row prints the files and the reason for the rule.
-// Every row also proves on made-up files that it can fail.
+// The import rules of the project. A broken rule prints the files and its reason. Each rule is also tested on
+// made-up files that break it.
 import { execFileSync } from 'node:child_process';
 import { readdirSync, readFileSync } from 'node:fs';
 import { isBuiltin } from 'node:module';
@@ -10,7 +10,7 @@ import { describe, expect, test } from 'vitest';
 // ---- What a rule sees of a file
 
 interface Import {
-  /** A path from the project's root, a package, or `node:…`. */
+  /** A path from the root of the project, a package, or `node:…`. */
   target: string;
   line: number;
   typeOnly: boolean;
@@ -20,7 +20,7 @@ interface SourceFile {
   path: string;
   lines: number;
   imports: Import[];
-  /** Globals and their members as values: `setTimeout`, `process.env`, `new Date()`. */
+  /** Globals and their members that are used as values: `setTimeout`, `process.env`, `new Date()`. */
   uses: { name: string; line: number }[];
 }
 
@@ -37,14 +37,14 @@ const isNode = (value: unknown): value is Node =>
 
 const children = (node: Node): Node[] => Object.values(node).flat().filter(isNode);
 
-// Around a value, not a type: `x as T`, `x!`, `x?.y`, `x satisfies T`.
+// Nodes around a value: `x as T`, `x!`, `x?.y`, `x satisfies T`.
 const wrappers = ['TSAsExpression', 'TSNonNullExpression', 'TSSatisfiesExpression', 'ChainExpression'];
 
 function textOf(node: unknown): string {
   return isNode(node) && node.type === 'Literal' && typeof node.value === 'string' ? node.value : '';
 }
 
-/** `process.env` of the expression `globalThis.process!['env']`. */
+/** Returns the plain name of an expression: `process.env` for `globalThis.process!['env']`. */
 function nameOf(node: unknown): string {
   if (!isNode(node)) return '?';
   if (node.type === 'Identifier') return String(node.name);
@@ -55,7 +55,7 @@ function nameOf(node: unknown): string {
   return `${nameOf(node.object)}.${member}`.replace(/^global(This)?\./, '');
 }
 
-/** The module named by an import, export, import() or require, as written. */
+/** Returns the module of an import, export, import() or require, as written. */
 function specifierOf(node: Node): string {
   const resolvers = ['require', 'require.resolve', 'import.meta.resolve'];
   if (node.type !== 'CallExpression') return textOf(node.source);
@@ -77,7 +77,7 @@ function targetOf(path: string, specifier: string): string {
   return isBuiltin(specifier) && !specifier.startsWith('node:') ? `node:${specifier}` : specifier;
 }
 
-/** The globals that one node uses; its children are asked separately. */
+/** Returns the globals that one node uses, without those of its children. */
 function usesOf(node: Node): string[] {
   if (node.type === 'Identifier' || node.type === 'MemberExpression') return [nameOf(node)];
   if (node.type === 'NewExpression' && (node.arguments as unknown[]).length === 0) {
@@ -94,7 +94,7 @@ function usesOf(node: Node): string[] {
   return [];
 }
 
-/** The child that only names a member, as in `x.setTimeout` or `{ setTimeout: x }`. */
+/** Returns the child that only names a member, as in `x.setTimeout` or `{ setTimeout: x }`. */
 function memberName(node: Node): unknown {
   if (node.computed || node.shorthand) return undefined;
   return node.type === 'MemberExpression' ? node.property : node.key;
@@ -125,12 +125,15 @@ interface Rule {
   name: string;
   reason: string;
   find: (files: SourceFile[]) => string[];
-  /** Made-up projects that break the rule, and one that keeps it. */
+  /** Made-up projects that break the rule, and one that follows it. */
   breaks: Sources[];
   keeps: Sources;
 }
 
-/** Is the file in one of these rooms? `a/b` is a/b.ts and all of a/b/, `a/b*` whatever starts so. */
+/**
+ * True if a file is in one of these modules: `a/b` is a/b.ts and all of a/b/, `a/b*` every path that starts
+ * so.
+ */
 function inRoom(path: string, ...rooms: string[]): boolean {
   return rooms.some((room) =>
     room.endsWith('*')
@@ -141,7 +144,7 @@ function inRoom(path: string, ...rooms: string[]): boolean {
 
 const product = (path: string) => inRoom(path, 'agent', 'broker', 'shared');
 
-/** Imports that go from one kind of file to one kind of target. */
+/** Finds imports from one kind of file to one kind of target. */
 const imports =
   (from: (path: string) => boolean, to: (target: string, path: string) => boolean) => (files: SourceFile[]) =>
     files
@@ -233,7 +236,7 @@ const sides: Rule[] = [
   },
 ];
 
-/** Imports of the console that a browser cannot load, or that would bypass the API. */
+/** Finds imports of the console that a browser cannot load, or that bypass the API. */
 function foreignToConsole(files: SourceFile[]): string[] {
   const allowed = ({ target, typeOnly }: Import): boolean =>
     inRoom(target, 'broker/console', 'shared/sdk') ||
@@ -375,7 +378,7 @@ function cycles(files: SourceFile[]): string[] {
   return found;
 }
 
-// A library ending in "/" or "-" stands for all whose name starts so.
+// A name that ends in "/" or "-" stands for all libraries that start so.
 const rooms: [libraries: string[], rooms: string[]][] = [
   [['lowdb'], ['broker/state']],
   [['node:sqlite'], ['broker/history', 'shared/directory-lock']],
@@ -385,7 +388,7 @@ const rooms: [libraries: string[], rooms: string[]][] = [
     ['koa', 'koa-', '@koa/', 'prom-client', 'zod-openapi', '@fastify/busboy', 'mime', 'raw-body', 'ws'],
     ['broker/http'],
   ],
-  // Programs of others, where no agent stays in memory with it.
+  // Runs other programs, only where it is not loaded in a running agent.
   [['execa'], ['shared/systemd', 'broker/cli']],
   [['@lydell/node-pty', '@koromix/koffi'], ['agent/processes']],
   [['systeminformation'], ['agent/metrics']],
@@ -429,13 +432,13 @@ const libraries: Rule[] = rooms.flatMap(([names, homes]) =>
   }),
 );
 
-/** Files of shared/api and shared/sdk, and all they load at run time. */
+/** Returns the files of shared/api and shared/sdk, and all files that they load at run time. */
 function portable(files: SourceFile[]): Set<string> {
   const byPath = new Map(files.map((file) => [file.path, file]));
   const reached = new Set([...byPath.keys()].filter((path) => inRoom(path, 'shared/api', 'shared/sdk')));
   for (const path of reached) {
     for (const { target, typeOnly } of byPath.get(path)?.imports ?? []) {
-      if (!typeOnly && byPath.has(target)) reached.add(target); // a Set's loop goes on to what is added
+      if (!typeOnly && byPath.has(target)) reached.add(target); // The loop over a Set continues with added elements.
     }
   }
   return reached;
@@ -506,7 +509,7 @@ const runtime: Rule[] = [
         (path) => !mayTouchProcess(path),
         /^process\.(env|exit|exitCode|(on|once|addListener|prependListener)\((SIG.*|\?)\))$/,
       )(files),
-      // Imported under another name it would escape this rule.
+      // An import under another name would escape this rule.
       ...imports(
         (path) => !mayTouchProcess(path),
         (target) => target === 'node:process',
@@ -557,7 +560,7 @@ const confinement: Rule[] = [
     find: imports(
       (path) =>
         inRoom(path, 'agent/files') &&
-        // The journal and the tables of users are the agent's own to read, whatever a request names.
+        // These read the journal and the tables of users, whose paths no request names.
         !inRoom(
           path,
           'agent/files/confine',
@@ -615,7 +618,7 @@ describe('in this project', () => {
 
 describe('made-up files', () => {
   for (const { name, find, breaks, keeps } of rules) {
-    test(`that break "${name}" are reported, and no others`, () => {
+    test(`that break "${name}" are reported, and no other files`, () => {
       for (const sources of breaks) expect(find(made(sources)), JSON.stringify(sources)).toHaveLength(1);
       expect(find(made(keeps))).toEqual([]);
     });

@@ -20,7 +20,7 @@ async function rows({ client }: TestSystem, query: Query = {}) {
   return (await client.audit.list({ sort: 'created_at', limit: 100, ...query })).items;
 }
 
-/** `action result`, in the order in which it happened. */
+/** Returns `action result` of each row, oldest first. */
 async function entries(system: TestSystem, query: Query = {}): Promise<string[]> {
   return (await rows(system, query)).map(({ action, result }) => `${action} ${result}`);
 }
@@ -80,7 +80,7 @@ describe('a refusal', () => {
     ]);
   });
 
-  test('repeated seventy times makes sixty rows, and one with the number left out', async () => {
+  test('repeated seventy times makes sixty rows, and one with the number of all others', async () => {
     const clock = leapingClock();
     const system = await startFarhand();
     const { key, client } = await system.keyed(['machines:read']);
@@ -94,7 +94,7 @@ describe('a refusal', () => {
     expect((await entries(system, { key: id, action: 'commands.create' })).length).toBe(61);
   });
 
-  test('of a request without a valid key is in the log, with its address and no secret, a few times a minute', async () => {
+  test('of a request without a valid key is logged with its address and no secret, a few times a minute', async () => {
     const clock = leapingClock();
     const lines: string[] = [];
     const argv = ['--data-dir', temporaryFolder('broker'), '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
@@ -210,7 +210,7 @@ test('a declared change and its row are one commit', async () => {
   );
 });
 
-/** A broker that counts the transactions of its history, and those of them that record something. */
+/** A broker that counts the transactions of its history, and those with an audit record. */
 async function counting() {
   const count = { writes: 0, appending: 0 };
   const system = await startFarhand({
@@ -254,7 +254,7 @@ test('a change of a file, its event and its row are one transaction', async () =
   expect(items.slice(-3).map(({ type }) => type)).toEqual(['file.uploaded', 'file.uploaded', 'file.deleted']);
 });
 
-test('a command and its row are one transaction, without one more', async () => {
+test('a command and its row are one transaction, without another', async () => {
   const { system, count } = await counting();
   const agent = await system.agent();
   await agent.close();
@@ -266,7 +266,7 @@ test('a command and its row are one transaction, without one more', async () => 
   expect(await rows(system, { action: 'commands.async' })).toMatchObject([{ what: { command_id: id } }]);
 });
 
-test('a batch has a row for each of its machines, and a repeat says that it did nothing', async () => {
+test('a batch has a row for each of its machines, and the row of a repeat says that it did nothing', async () => {
   const system = await startFarhand();
   const machine_ids = [(await system.agent()).machineId, (await system.agent()).machineId];
   const ask = () =>
@@ -310,7 +310,7 @@ test('a limited admin reads the rows of its machines and its own, without detail
   expect((await system.call('DELETE', '/audit', { key })).status).toBe(405);
 });
 
-test('rows are deleted by age and by number, the oldest first, and one deed is recorded once', async () => {
+test('rows are deleted by age and by number, the oldest first, and an action is recorded once', async () => {
   const history = openHistory(join(temporaryFolder('history'), 'history.db'), 'one', quiet);
   onTestFinished(() => history.close());
   const audit = await createAudit(history, 3_600_000, 10);

@@ -3,7 +3,7 @@ import { expect, onTestFinished, test } from 'vitest';
 import { refusalIn } from './all-routes.ts';
 import { startFarhand } from './start-farhand.ts';
 
-test('a stream is refused without the scope, for a batch out of reach, and for one that does not exist', async () => {
+test('a stream is refused without the scope, for a batch on other machines, and for an unknown one', async () => {
   const system = await startFarhand();
   const { machineId } = await system.agent();
   const { id } = await system.client.batches.create({ machine_ids: [machineId], command: 'true' });
@@ -43,7 +43,7 @@ test('a key follows at most 100 batches at once, and another key is not concerne
   await expect.poll(async () => (await open(key)).status).toBe(200);
 });
 
-test('both outputs and the end of each command come as they are written, and last the batch', async () => {
+test('both outputs and the end of each command arrive as they are written, and the batch at the end', async () => {
   const system = await startFarhand();
   const [one, two] = [await system.agent({ tags: 'web' }), await system.agent()];
   const machine_ids = [one.machineId, two.machineId];

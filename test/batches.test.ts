@@ -1,4 +1,4 @@
-// Batches: one command on many machines, so many at once, until too many have failed.
+// Batches: one command on many machines, with limits on simultaneous commands and on failures.
 import { mkdirSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -26,7 +26,7 @@ function batchesOf(system: TestSystem) {
   return {
     run: (command: string, more: object) => client.batches.create({ command, wait: 50_000, ...more }),
     get: (batch_id: string) => client.batches.get({ batch_id }),
-    /** The batch once every member has ended. */
+    /** Resolves with the batch once every member has ended. */
     async ended(batch_id: string) {
       const { results } = await client.batches.get({ batch_id });
       await Promise.all(results.map(({ id }) => listen(system, id)));
@@ -35,7 +35,10 @@ function batchesOf(system: TestSystem) {
   };
 }
 
-/** Shell text that marks in a folder when it runs, and waits at a gate; and who is running. */
+/**
+ * A command that creates a file while it runs and waits at a gate, and a function that lists running
+ * commands.
+ */
 function marked(wait: Gate['wait']) {
   const folder = temporaryFolder('marks');
   mkdirSync(join(folder, 'now'));
@@ -147,7 +150,7 @@ test('a batch runs on each machine once, reports the result of each, and its mem
   expect((await system.call('GET', '/commands?batch_id=batch_none')).body.error.code).toBe('batch_not_found');
 });
 
-test('by tags it runs where all of them are and where the key reaches, and nowhere else', async () => {
+test('by tags it runs only on machines with all of them that the key may use', async () => {
   const { system, ids, run } = await fleet(4, (n) => ['web,prod', 'web', 'web,prod', 'prod'][n]!);
   const machinesOf = (batch: { results: { machine_id: string }[] }) =>
     new Set(batch.results.map(({ machine_id }) => machine_id));
@@ -157,7 +160,7 @@ test('by tags it runs where all of them are and where the key reaches, and nowhe
   });
   const theirs = await limited.client.batches.create({ command: 'true', tags: ['web'] });
   expect(machinesOf(theirs)).toEqual(new Set([ids[2]]));
-  // Nor does it run where the key cannot see it.
+  // It has no members that the key cannot see.
   expect((await system.client.commands.list({ batch_id: theirs.id })).total).toBe(1);
   await expect(limited.client.batches.create({ command: 'true', tags: ['other'] })).rejects.toMatchObject({
     status: 422,
@@ -173,7 +176,7 @@ test('a batch that did not complete everywhere is failed, and counts say why', a
   expect(slow).toMatchObject({ status: 'failed', counts: { timeout: 1 }, results: [{ status: 'timeout' }] });
 });
 
-test('no more than its concurrency ever run at once, and all of them run in the end', async () => {
+test('at most `concurrency` members run at once, and all of them run in the end', async () => {
   const { system, ids, run, get, ended } = await fleet(7);
   const { wait, open } = gate();
   const marks = marked(wait);
@@ -181,7 +184,7 @@ test('no more than its concurrency ever run at once, and all of them run in the 
   expect(status).toBe('running');
   let done = 0;
   while (done < 7) {
-    // All members that hold a slot have started; one too many would have started with them.
+    // All members with a slot have started. One too many would have started with them.
     const running = Math.min(3, 7 - done);
     await soon(() => marks.ran()).toBe(done + running);
     await soon(async () => (await get(id)).counts.running).toBe(running);
@@ -197,7 +200,7 @@ test('no more than its concurrency ever run at once, and all of them run in the 
   expect((await system.client.commands.list({ status: 'queued' })).total).toBe(0);
 });
 
-test('when more than max_failures did not complete the rest is expired and never runs', async () => {
+test('when more than max_failures have failed, the other members expire and never run', async () => {
   const { ids, run } = await fleet(5);
   const folder = temporaryFolder('failures');
   const failing = `echo ran >> ${folder}/ran; exit 1`;
@@ -207,7 +210,7 @@ test('when more than max_failures did not complete the rest is expired and never
   expect(readFileSync(join(folder, 'ran'), 'utf8')).toBe('ran\n');
   const one = await run(failing, { machine_ids: ids, concurrency: 1, max_failures: 1 });
   expect(one.counts).toMatchObject({ failed: 2, expired: 3 });
-  // Those that run already go on.
+  // Running members go on.
   const all = await run(failing, { machine_ids: ids, max_failures: 0 });
   expect(all.counts).toMatchObject({ failed: 5, expired: 0 });
 });
@@ -244,7 +247,7 @@ test('offline members that may wait delay no other member, and run when their ma
   expect(await ended(id)).toMatchObject({ status: 'completed', counts: { completed: 3 } });
 });
 
-test('members that wait expire in their time, and the batch ends with them', async () => {
+test('waiting members expire at their time, and the batch ends with them', async () => {
   const clock = leapingClock();
   const { ids, agents, run, ended } = await fleet(2);
   await agents[0]!.close();
@@ -254,7 +257,7 @@ test('members that wait expire in their time, and the batch ends with them', asy
   expect([batch.status, batch.results[0]?.reason]).toEqual(['failed', 'queue_expired']);
 });
 
-test('DELETE cancels what runs and what waits, and answers when all of it has ended', async () => {
+test('DELETE cancels running and waiting members, and answers when all of them have ended', async () => {
   const { system, ids, run, get } = await fleet(4);
   const { wait } = gate();
   const marks = marked(wait);
@@ -270,7 +273,7 @@ test('DELETE cancels what runs and what waits, and answers when all of it has en
   expect(marks.ran()).toBe(2);
 });
 
-test('cancelling one that has ended changes nothing, however it ended', async () => {
+test('cancelling a batch that has ended changes nothing, however it ended', async () => {
   const { system, ids, run } = await fleet(1);
   for (const [command, status] of [
     ['true', 'completed'],
@@ -308,7 +311,7 @@ test('the command of a batch is stored once, and its secrets only while it is op
   await soon(kept).toBe(0);
 });
 
-test('a command as long as a single one may be goes to a list of ten thousand, and is stored once', async () => {
+test('a command of the greatest length runs on a list of ten thousand machines, and is stored once', async () => {
   const { system, ids, agents, run } = await fleet(2);
   const machine_ids = Array.from({ length: 10_000 }, (_, n) => ids[n % 2]!);
   const text = `echo ran; : ${'x'.repeat(131_000)}`;
@@ -387,7 +390,7 @@ test('a limited key follows its own machines of a batch of more than 1,000, and 
   expect(seen).toEqual([[machineId, 'mine\n']]);
 });
 
-test('a batch of which a crash stored only a part is removed at the next start, and no other one', async () => {
+test('a batch that was stored only in part before a crash is removed at the next start, and no other batch', async () => {
   const { system, ids } = await largeFleet(300);
   const many = { machine_ids: ids, command: 'true', queue_for: hour, wait: 0 };
   const [whole, part, begun] = [
@@ -447,7 +450,7 @@ test.each([
   },
 );
 
-test('a limited key sees the results of its machines only, and may not cancel what runs on others', async () => {
+test('a limited key sees only the results of its machines, and may not cancel a batch with others', async () => {
   const { system, ids, run } = await fleet(3);
   const { wait, open } = gate();
   const batch = await run(`${wait}; exit 0`, { machine_ids: ids.slice(0, 2), wait: 0 });
@@ -476,7 +479,7 @@ test('a limited key sees the results of its machines only, and may not cancel wh
   ]);
 });
 
-test('over a restart of the broker a batch goes on, keeps its concurrency and runs nothing twice', async () => {
+test('after a restart of the broker a batch goes on within its concurrency, and runs nothing twice', async () => {
   const system = await startFarhand();
   const proxy = await startProxy(system.grpc);
   const agents = [];
@@ -534,7 +537,7 @@ test('members whose machines are not back a minute after a restart are expired, 
   });
 });
 
-test('a machine that lies about its start again and again gets no second slot for its member', async () => {
+test('a machine that repeatedly reports a false start gets no second slot for its member', async () => {
   const system = await startFarhand();
   const liar = await scriptedMachine(system);
   const honest = [await scriptedMachine(system), await scriptedMachine(system)];
@@ -549,7 +552,7 @@ test('a machine that lies about its start again and again gets no second slot fo
   const report = reporting(liar, (await nextCall(liar, 'StartProcess')).call_id);
   for (let n = 0; n < 3; n += 1) report.unknown();
   report.end();
-  // It is given again, and none of the others has its turn meanwhile.
+  // The start is sent again, and no other member starts meanwhile.
   const again = await nextCall(liar, 'StartProcess');
   const first = honest.map((agent) => agent.next('call'));
   const early = Promise.race(first.map((call) => call.then(() => 'early')));
@@ -577,7 +580,7 @@ test('batches are listed newest first, page by page', async () => {
   expect((await system.call('GET', '/batches?sort=name')).status).toBe(400);
 });
 
-test('a machine that never was online is an offline one', async () => {
+test('a machine that was never online counts as offline', async () => {
   const { system, ids, run } = await fleet(1);
   const { machineId } = await joinScripted(system);
   const batch = await run('true', { machine_ids: [machineId, ...ids] });

@@ -194,7 +194,7 @@ test('conditions: an unchanged file is not sent, and a download of a replaced fi
   }
 });
 
-test('an empty file, a file of /proc and names of any bytes are sent whole', async () => {
+test('an empty file and a file of /proc are sent whole, also with a Range', async () => {
   const { folder, download } = await onMachine();
   writeFileSync(join(folder, 'empty'), '');
   const empty = await download(join(folder, 'empty'), { Range: 'bytes=0-5' });

@@ -1,18 +1,22 @@
-// Two fresh installs have no secret in common: every long token in every file of one is looked for in the other.
+// Two fresh installs have no secret in common. Every long token in the files of one is searched for in the
+// other.
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
 import { startFarhand } from './start-farhand.ts';
 
-/** What may be a key, a hash or an id, as text: hexadecimal, base64, or our own letters. */
+/** Texts that may be a key, a hash or an id: hexadecimal, base64, or the characters of our ids. */
 const token = /[0-9A-Za-z+/_-]{16,}={0,2}/g;
-/** A certificate is public, and one made in the same second has some lines in common: it counts as a whole. */
+/**
+ * A certificate is public. It is compared as a whole, because two of the same second have some lines in
+ * common.
+ */
 const certificate = /-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----/g;
-/** Words, as in the names of things and the frames of PEM. */
+/** Words, as in names and in the frames of PEM. */
 const plain = /^([a-z_/-]+|[A-Z_/-]+)$/;
 
-/** All that a file says: of a database its rows, for two schemas are alike. */
+/** Returns the text of a file, or the rows of a database without its schema. */
 function textOf(file: string): string {
   if (!file.endsWith('.db')) {
     const text = readFileSync(file, 'latin1').replaceAll('\\n', '\n');
@@ -22,7 +26,7 @@ function textOf(file: string): string {
   try {
     const tables = database.prepare("SELECT name FROM sqlite_master WHERE type = 'table'").all();
     const rows = tables.flatMap(({ name }) => database.prepare(`SELECT * FROM "${String(name)}"`).all());
-    // Who asks for the same has the same fingerprint of what was asked.
+    // Leaves out the fingerprints of requests, which are equal for equal requests.
     const received = rows.flatMap((row) =>
       Object.entries(row).filter(([column]) => column !== 'fingerprint'),
     );
@@ -32,10 +36,10 @@ function textOf(file: string): string {
   }
 }
 
-/** Every token below a directory, and the file it stands in. */
+/** Returns every token below a directory, with its file. */
 function tokensIn(directory: string): Map<string, string> {
   const files = readdirSync(directory, { recursive: true, withFileTypes: true });
-  // A lock is held, and a log of a database is read through it.
+  // Locks and logs of databases are left out: the rows of the database are read.
   const read = files.filter((one) => one.isFile() && !/^lock\.db|\.db-\w+$/.test(one.name));
   const found = read.flatMap(({ parentPath, name }) =>
     [...textOf(join(parentPath, name)).matchAll(token)].map(([word]): [string, string] => [word, name]),
@@ -43,7 +47,10 @@ function tokensIn(directory: string): Map<string, string> {
   return new Map(found.filter(([word]) => !plain.test(word)));
 }
 
-/** A broker and an agent with one of everything that has a secret; what people chose is the same in each. */
+/**
+ * Makes a broker and an agent with one of everything that has a secret. Names that users choose are the same
+ * in each.
+ */
 async function install(): Promise<Map<string, string>> {
   const { client, dataDir, ...system } = await startFarhand();
   const agent = await system.agent({ name: 'same' });
@@ -57,7 +64,7 @@ test('two fresh installs have no key, hash, id or sealed secret in common', asyn
   const [first, second] = [await install(), await install()];
   const shared = [...first].filter(([word]) => second.has(word));
   expect(shared).toEqual([]);
-  // All that holds something of the kind was looked into.
+  // Checks that all files with secrets were read.
   const kept = ['authority.json', 'identity.json', 'state.json', 'webhooks.key', 'history.db'];
   expect([...new Set(second.values())]).toEqual(expect.arrayContaining(kept));
 });

@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { type PostgresServer, startPostgres } from './postgres.ts';
 
 const root = join(import.meta.dirname, '..');
-/** The files of a whole run take less at any time. */
+/** All files of a run need less than this at any time. */
 const enoughBytes = 4 * 1024 ** 3;
 
 export default async function setup(): Promise<(() => Promise<void>) | undefined> {
@@ -17,9 +17,9 @@ export default async function setup(): Promise<(() => Promise<void>) | undefined
     execFileSync(process.execPath, [join(root, 'scripts/generate.ts')]);
   process.env.FARHAND_TEST_DISK = tmpdir();
   const folder = mkdtempSync(join(process.env.TMPDIR ?? inMemory() ?? tmpdir(), 'farhand-tests-'));
-  // Tests start programs as other users too.
+  // Tests also start programs as other users.
   chmodSync(folder, 0o1777);
-  // Worker processes and all that tests start inherit both.
+  // Worker processes and all programs of tests inherit both variables.
   process.env.TMPDIR = folder;
   process.env.NODE_COMPILE_CACHE ??= join(root, 'node_modules/.cache/node');
   const server = process.env.FARHAND_TEST_DATABASE === 'postgres' ? await createServer(folder) : undefined;
@@ -41,8 +41,8 @@ async function createServer(folder: string): Promise<PostgresServer> {
 }
 
 /**
- * A file system in memory with enough space, from which programs may be run: every broker of a test waits for fsync some
- * ten times, and on a disk that takes up to half of the time of the tests.
+ * Returns a file system in memory with enough space, from which programs may be run. Every broker of a test
+ * waits for fsync some ten times, which on a disk takes up to half of the time of the tests.
  */
 function inMemory(): string | undefined {
   const folder = '/dev/shm';

@@ -3,12 +3,12 @@ import { onTestFinished } from 'vitest';
 import { connect, FarhandError, type Streams } from '../shared/grpc-client.ts';
 import { call, type TestSystem } from './start-farhand.ts';
 
-/** The broker's certificate authority, as a client gets it. */
+/** Fetches the certificate of the broker's authority, as clients do. */
 export async function caOf({ url, key }: Pick<TestSystem, 'url' | 'key'>): Promise<string> {
   return (await call(`${url}/api/v1/ca.pem`, 'GET', { key })).body;
 }
 
-/** A client of a system, closed with the test. */
+/** Creates a client of a system, which is closed with the test. */
 export async function streamsOf(
   system: TestSystem,
   apiKey = system.key,
@@ -19,14 +19,14 @@ export async function streamsOf(
   return client;
 }
 
-/** All messages, to the end. */
+/** Reads all messages to the end. */
 export async function all<T>(messages: AsyncIterable<T>): Promise<T[]> {
   const found: T[] = [];
   for await (const message of messages) found.push(message);
   return found;
 }
 
-/** What a call was refused with. */
+/** Resolves with the error of a refused call. */
 export async function refusalOf(work: Promise<unknown> | AsyncIterable<unknown>): Promise<FarhandError> {
   try {
     await (work instanceof Promise ? work : all(work));
@@ -67,7 +67,7 @@ export function line<T>(...first: T[]) {
   };
 }
 
-/** Output, end and gaps of a command as a client receives them; a byte sent twice or left out is an error. */
+/** Collects output, end and gaps of a command. Throws for a byte that was sent twice or left out. */
 export function hearing() {
   const heard = { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0) };
   return {

@@ -1,4 +1,5 @@
-// What is observed, in history.db: refused when it is not ours, grouped by turn, durable before it resolves, pruned by age.
+// history.db: refused if it is of another installation, writes grouped by turn and durable when they resolve,
+// rows pruned by age.
 import { cpSync, existsSync, renameSync, rmSync, statSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -22,11 +23,11 @@ interface Bench {
   file: string;
   /** Writes one row, and returns its id. */
   note(transaction: HistoryTransaction, id: string, at?: number, text?: string): string;
-  /** What another connection sees: the committed rows and no others. */
+  /** Returns the rows that another connection sees, which are only the committed ones. */
   committed(): string[];
 }
 
-/** A new history with one table, ended with the test. */
+/** Creates a history with one table, which is closed with the test. */
 async function createBench(): Promise<Bench> {
   const file = join(temporaryFolder('history'), 'history.db');
   const history = openHistory(file, 'installation', quiet);
@@ -51,14 +52,14 @@ async function createBench(): Promise<Bench> {
   };
 }
 
-/** A folder where a broker ran and declared something, closed again. */
+/** Makes a folder of a broker that has stored something and was closed. */
 async function usedFolder(): Promise<string> {
   const system = await startFarhand();
   await system.broker.close();
   return system.dataDir;
 }
 
-/** A folder as a broker leaves it that is killed: nothing is written to it while it is copied. */
+/** Makes a folder of a killed broker, as a copy during which nothing was written. */
 async function killedFolder(): Promise<string> {
   const { dataDir } = await startFarhand();
   const copy = temporaryFolder('killed');
@@ -109,7 +110,7 @@ describe('a start is refused', () => {
     await expect(startFarhand({ dataDir })).rejects.toMatchObject(refused('--new-history'));
   });
 
-  test('when history.db is missing, and accepted with --new-history and ever after', async () => {
+  test('when history.db is missing, and accepted with --new-history and at later starts', async () => {
     const dataDir = await usedFolder();
     rmSync(join(dataDir, 'history.db'));
     await expect(startFarhand({ dataDir })).rejects.toMatchObject(refused('--new-history'));
@@ -133,7 +134,7 @@ describe('a history.db that has lost its content', () => {
     await startFarhand({ dataDir, flags: ['--new-history'] });
   });
 
-  test('is refused when all of it was in a -wal that is gone', async () => {
+  test('is refused when all of it was in a -wal that is missing', async () => {
     const dataDir = await usedFolder();
     rmSync(join(dataDir, 'history.db'));
     change(join(dataDir, 'history.db'), 'PRAGMA journal_mode = WAL');
@@ -189,7 +190,7 @@ describe('a history.db that has lost nothing is accepted', () => {
     await startFarhand({ dataDir });
   });
 
-  test('when its end could not be written for lack of space', async () => {
+  test('when its end could not be written because the disk was full', async () => {
     const file = join(temporaryFolder('history'), 'history.db');
     const history = openHistory(file, 'installation', quiet);
     const full = "CREATE TRIGGER full BEFORE UPDATE ON installation BEGIN SELECT RAISE(ABORT, 'full'); END";
@@ -272,7 +273,7 @@ describe('a write that fails', () => {
     expect(received).not.toHaveBeenCalled();
   });
 
-  test('because it waits for something else than its transaction undoes only itself, within a turn', async () => {
+  test('because it waits for anything but its transaction undoes only itself, within a turn', async () => {
     const { history, note, committed } = await createBench();
     const outcomes = await Promise.allSettled([
       history.write(async (transaction) => {
@@ -281,7 +282,7 @@ describe('a write that fails', () => {
       }),
       history.write(async (transaction) => {
         note(transaction, 'b');
-        // It would wait for its own end.
+        // The change would wait for its own end.
         await history.get('SELECT 1');
       }),
       history.write((transaction) => note(transaction, 'c')),
@@ -321,7 +322,7 @@ describe('a write that fails', () => {
     expect(committed()).toEqual([]);
   });
 
-  test('after its end throws: its transaction is over', async () => {
+  test('because its transaction has ended throws', async () => {
     const { history, note, committed } = await createBench();
     const left: HistoryTransaction[] = [];
     await history.write((transaction) => void left.push(transaction));
@@ -359,11 +360,11 @@ describe('a write', () => {
     const together = await Promise.all(['a', 'b', 'c'].map((id) => history.write(own(id))));
     expect(together).toEqual(['a', 'b', 'c']);
     expect(await history.write(own('d'))).toBe('d');
-    // Each saw what was committed when it ran: nothing of its own turn, all of the turn before.
+    // Each saw the rows that were committed when it ran: none of its own turn, all of the turn before.
     expect(seen).toEqual([[], [], [], ['a', 'b', 'c']]);
   });
 
-  test('reads what it has written, and what others before it in its turn have', async () => {
+  test('reads its own writes, and those of earlier changes in its turn', async () => {
     const { history, note } = await createBench();
     const count = async (transaction: HistoryTransaction) =>
       (await transaction.all('SELECT id FROM notes')).length;
@@ -380,7 +381,7 @@ describe('a write', () => {
     ]);
   });
 
-  test('is not seen by others before its commit, though it waits for its reads', async () => {
+  test('is not seen by others before its commit, even while it waits for its reads', async () => {
     const { history, note } = await createBench();
     const seen: Promise<unknown>[] = [];
     const look = () => void seen.push(history.all('SELECT id FROM notes'));
@@ -396,7 +397,7 @@ describe('a write', () => {
     expect(await Promise.all(seen)).toEqual([[], []]);
   });
 
-  test('that is made while others run is in the group of the next turn', async () => {
+  test('that is requested while others run is in the group of the next turn', async () => {
     const { history, note, committed } = await createBench();
     const later: Promise<string[]>[] = [];
     await history.write(async (transaction) => {
@@ -440,7 +441,7 @@ describe('a write', () => {
     expect(await again.all('SELECT id FROM notes')).toEqual([{ id: 'a' }]);
   });
 
-  test('that is made while history closes is committed, or rejects', async () => {
+  test('that is requested while history closes is committed, or rejects', async () => {
     const file = join(temporaryFolder('history'), 'history.db');
     const history = openHistory(file, 'installation', quiet);
     await history.migrate('notes', table);
@@ -449,7 +450,7 @@ describe('a write', () => {
     let count = 0;
     const insert = (transaction: HistoryTransaction) =>
       transaction.run("INSERT INTO notes VALUES (?, 1, '')", String(count));
-    // One write after the other, so that one waits for its turn whenever the database is closed.
+    // One write after the other, so that one is waiting when the database is closed.
     await expect(
       (async () => {
         for (;;) {
@@ -523,7 +524,7 @@ test('a request and its repeat run once, even if the repeat arrives while the an
   };
   const first = idempotency.answer(request);
   await vi.waitFor(() => expect(runs).toBe(1));
-  // Its read is queued before the first answer is written, in the same transaction.
+  // The read of the repeat is queued before the first answer is written, in the same transaction.
   const repeat = idempotency.answer(request);
   answer.resolve({ created: true });
   await expect(repeat).rejects.toMatchObject({ code: 'conflict', details: { under_way: true } });
@@ -561,10 +562,10 @@ test('a stream has each event once and in order while events are written, some o
   expect(sent).toEqual(written);
 });
 
-test('events keep their order, whatever the clock says, and are found by their time', async () => {
+test('events stay in order, whatever the clock, and are found by their time', async () => {
   const { history } = await createBench();
   const events = await Events.open(history, Number.MAX_SAFE_INTEGER);
-  // The clock was set back once, and many were of one millisecond.
+  // The clock was set back once, and many events have the same millisecond.
   const times = [5_000, 5_000, 4_000, ...Array.from({ length: 3_000 }, () => 6_000), 6_001, 9_000];
   await history.write((journal) => {
     for (const [n, at] of times.entries()) {
@@ -590,7 +591,7 @@ test('events keep their order, whatever the clock says, and are found by their t
 const idsOf = (rows: Row[]): string[] => rows.map((row) => String(row.id));
 
 describe('pruning', () => {
-  test('removes what is older and meets the condition, and nothing else', async () => {
+  test('removes only rows that are older and meet the condition', async () => {
     const { history, note, committed } = await createBench();
     const gone: string[] = [];
     history.retain({
@@ -617,7 +618,7 @@ describe('pruning', () => {
     const { history, note, committed } = await createBench();
     history.retain({ table: 'notes', column: 'at', keepMs: 3_600_000, ordered: 'rowid' });
     await history.write((transaction) => {
-      // The clock was ahead for a while.
+      // Rows of a clock that was ahead for a while.
       for (let n = 0; n < 600; n += 1) note(transaction, `ahead${n}`, now() + 3_600_000);
       for (let n = 0; n < 700; n += 1) note(transaction, `old${n}`, n);
       for (let n = 0; n < 600; n += 1) note(transaction, `new${n}`);
@@ -628,7 +629,7 @@ describe('pruning', () => {
     expect(committed()).toEqual([...kept('ahead'), ...kept('new'), 'late']);
   });
 
-  test('goes on in small steps until all that is older is gone, oldest first', async () => {
+  test('removes all older rows in small steps, oldest first', async () => {
     const { history, note, committed } = await createBench();
     const steps: string[][] = [];
     history.retain({
@@ -642,7 +643,7 @@ describe('pruning', () => {
       note(transaction, 'new');
     });
     const between = history.prune();
-    // A write that arrives meanwhile does not wait for the end of it.
+    // A write that arrives meanwhile does not wait for the end of the pruning.
     await history.write((transaction) => note(transaction, 'meanwhile'));
     expect(committed().length).toBeGreaterThan(2);
     await between;
@@ -654,7 +655,7 @@ describe('pruning', () => {
   });
 });
 
-test('a query that fails rejects alone, and history that is closed rejects every query', async () => {
+test('a query that fails rejects without effect on others, and a closed history rejects every query', async () => {
   const history = openHistory(join(temporaryFolder('history'), 'history.db'), 'installation', quiet);
   const one = { sql: 'SELECT ? AS n', values: [1] };
   await expect(history.read([one, { sql: 'SELECT unknown', values: [] }])).rejects.toThrow('no such column');

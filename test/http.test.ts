@@ -1,5 +1,5 @@
-// HTTP itself, against a real broker: what is no good request is refused in the envelope, no trick with a path or a
-// header changes who may do what, and nothing that arrives ends the broker.
+// HTTP with a real broker: bad requests are refused in the envelope, tricks with paths and headers change no
+// rights, and no request ends the broker.
 import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
@@ -27,13 +27,13 @@ interface WireAnswer {
 async function dialHttp(system: TestSystem): Promise<Socket> {
   const { hostname, port } = new URL(system.url);
   const socket = connect(Number(port), hostname);
-  // A broker that refuses before it has read everything may reset the connection.
+  // A broker that refuses a request before it has read all of it may reset the connection.
   socket.on('error', () => undefined);
   await once(socket, 'connect');
   return socket;
 }
 
-/** Everything that comes until the connection is closed, in characters of one byte. */
+/** Reads everything until the connection is closed, as text with a character for each byte. */
 function everything(socket: Socket): Promise<string> {
   const chunks: Buffer[] = [];
   socket.on('data', (chunk: Buffer) => chunks.push(chunk));
@@ -42,7 +42,7 @@ function everything(socket: Socket): Promise<string> {
   });
 }
 
-/** Sends bytes as they are and reads answers until the broker closes the connection. */
+/** Sends bytes unchanged, and reads answers until the broker closes the connection. */
 async function wire(system: TestSystem, ...bytes: (string | Buffer)[]): Promise<WireAnswer[]> {
   const socket = await dialHttp(system);
   const answered = everything(socket);
@@ -71,7 +71,7 @@ interface Wanted {
   body?: string;
 }
 
-/** One request as text, after which the broker closes. */
+/** Returns one request as text, after which the broker closes the connection. */
 function requestText({ method = 'GET', target, key, headers = {}, body }: Wanted): string {
   const all = {
     Host: 'broker',
@@ -93,7 +93,10 @@ async function ask(system: TestSystem, wanted: Wanted): Promise<WireAnswer> {
 
 const requestId = /^req_[0-9A-Za-z]{22}$/;
 
-/** `400 invalid_request`, once the whole answer is as every refusal must be. */
+/**
+ * Checks that an answer has the form of all refusals. Returns its status and code, such as `400
+ * invalid_request`.
+ */
 function refusal(answer: Answer | WireAnswer): string {
   const body = 'body' in answer ? answer.body : JSON.parse(answer.text || '{}');
   const { code, details } = body?.error ?? {};
@@ -113,7 +116,7 @@ async function expectAlive(system: TestSystem): Promise<void> {
   expect((await call(`${system.url}/readyz`, 'GET')).status).toBe(200);
 }
 
-/** A system and a machine in it that is registered and never comes. */
+/** A system with a registered machine that is never linked. */
 const aSystem = shared(startFarhand);
 
 async function startQuietSystem(): Promise<{ system: TestSystem; machine: string }> {
@@ -154,13 +157,13 @@ test('a path that does not exist is 401 without a key and 404 with one', async (
   expect([head.status, await head.text()]).toEqual([401, '']);
 });
 
-test('a method that a path does not have is 405 with Allow, and 401 without a key that the path needs', async () => {
+test('an unknown method of a path is 405 with Allow, and 401 without a key if the path needs one', async () => {
   const system = await aSystem();
   const methods = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS', 'PROPFIND'];
   const paths = Map.groupBy(allRoutes(), ({ route }) => `${route.base}${route.path}`);
   for (const [path, routes] of paths) {
     const offered = routes.map(({ route }) => route.method as string);
-    // `async` may also be meant as an id.
+    // `async` also matches the parameter of another route.
     const alike = [...paths].filter(([other]) => matches(other, path)).flatMap(([, some]) => some);
     if (alike.length > routes.length) continue;
     const url = system.url + path.replaceAll(/\{\w+\}/g, 'x');
@@ -176,10 +179,10 @@ test('a method that a path does not have is 405 with Allow, and 401 without a ke
   }
 });
 
-test('a path without parameters is its own route, also where it fits the parameters of another', async () => {
+test('a path without parameters is its own route, also if it matches another with parameters', async () => {
   const all = allRoutes().map(({ route }) => ({ method: route.method, path: `${route.base}${route.path}` }));
   for (const { method, path } of all.filter((one) => !one.path.includes('{'))) {
-    // The broker finds it at once, wherever it is in the table.
+    // The broker finds the route wherever it is in the table.
     const first = all.find((one) => one.method === method && matches(one.path, path));
     expect([method, first?.path]).toEqual([method, path]);
   }
@@ -193,7 +196,7 @@ test('a path without parameters is its own route, also where it fits the paramet
   expect(counted.filter((line) => !line.includes(`"${preview}"`))).toEqual([]);
 });
 
-/** Whether a path fits another one's parameters. */
+/** True if a path matches another one by its parameters. */
 function matches(pattern: string, path: string): boolean {
   return new RegExp(`^${pattern.replaceAll(/\{\w+\}/g, '[^/{]+')}$`).test(path) || pattern === path;
 }
@@ -240,11 +243,11 @@ const trickyPaths = [
   'http://broker',
 ];
 
-test('a path that only resembles a route is 401 without a key, 404 with one, and never what it resembles', async () => {
+test('a path that only resembles a route is 401 without a key, 404 with one, and never that route', async () => {
   const { system } = await quietSystem();
   for (const target of trickyPaths) {
     const known = refusal(await ask(system, { target, key: system.key }));
-    // "." and ".." are ids of machines that do not exist.
+    // "." and ".." are treated as ids of unknown machines.
     expect([target, refusal(await ask(system, { target })), known]).toEqual([
       target,
       '401 unauthorized',
@@ -253,7 +256,7 @@ test('a path that only resembles a route is 401 without a key, 404 with one, and
   }
 });
 
-test('an absolute URI in the request line is its plain path and nothing else: the same key, the same query', async () => {
+test('an absolute URI in the request line counts as its path and query, and needs the same key', async () => {
   const { system } = await quietSystem();
   const { key } = await system.keyed(['files:read']);
   for (const origin of ['http://broker', 'HTTPS://elsewhere:99', 'http://user:password@broker']) {
@@ -278,7 +281,7 @@ test('a Host header changes nothing about a request, whatever is in it', async (
     const limit = JSON.parse(known.text || '{}').meta?.limit;
     received.push(`${host}: ${without.status}, ${known.status} with limit ${limit}`);
   }
-  // Refusing such a header is as good; failing over it, or reading a query out of it, is not.
+  // A refusal is right, too. A failure is not, nor a query that is read from the header.
   const good = /^.*: (401, 200 with limit 1|40[01], 400 with limit undefined)$/;
   expect(received.filter((line) => !good.test(line))).toEqual([]);
 });
@@ -330,7 +333,7 @@ const bodyKinds: [what: string, body: string, headers: Record<string, string>][]
   ['a body encoded twice', '{"name":"x"}', { 'Content-Encoding': 'identity, gzip' }],
 ];
 
-test('a body that is not JSON, or says that it is something else, is invalid_request, and nothing changes', async () => {
+test('a body that is not JSON, or has another Content-Type, is invalid_request, and nothing changes', async () => {
   const { system, machine } = await quietSystem();
   const received: unknown[] = [];
   for (const [what, body, headers] of bodyKinds) {
@@ -340,7 +343,7 @@ test('a body that is not JSON, or says that it is something else, is invalid_req
   expect((await system.call('GET', machine)).body.data.name).toBe('quiet');
 });
 
-test('a body that is JSON but no object is refused, also where no field is required', async () => {
+test('a JSON body that is no object is refused, also if no field is required', async () => {
   const { system, machine } = await quietSystem();
   const bodies = ['[]', '[{"name":"x"}]', '5', '"name"', 'true', 'null'];
   const received: unknown[] = [];
@@ -367,7 +370,7 @@ test('bytes that are not UTF-8 are invalid_request, never text with other charac
   expect((await system.call('GET', machine)).body.data.name).toBe('quiet');
 });
 
-test('JSON is taken with any JSON type, without a type, with a charset, and as it is without an encoding', async () => {
+test('JSON is accepted with any JSON type, without a type and with a charset, but not with a content encoding', async () => {
   const { system, machine } = await quietSystem();
   const types = [
     { 'Content-Type': 'application/json' },
@@ -422,7 +425,7 @@ test('a chunked body is 413 as soon as it is over 1 MiB, while the client still 
   expect((await wire(system, head, chunk)).map(refusal)).toEqual(['413 payload_too_large']);
 });
 
-test('a body of exactly 1 MiB is taken, and file content may have 16 MiB', async () => {
+test('a body of exactly 1 MiB is accepted, and file content of up to 16 MiB', async () => {
   const { system, machine } = await quietSystem();
   const full = '{"name":"full"}'.padEnd(mebibyte);
   expect((await system.call('PATCH', machine, { body: full })).body.data.name).toBe('full');
@@ -455,7 +458,7 @@ test.each<[string, [string, string]]>([
     const answer = await system.call('PATCH', machine, { body: body(levels) });
     expect([levels, refusal(answer)]).toEqual([levels, '400 invalid_request']);
   }
-  // 32 levels are read; then it is the schema that says no.
+  // 32 levels are parsed, and then refused by the schema.
   expect(refusal(await system.call('PATCH', machine, { body: body(32) }))).toBe('422 validation_failed');
   await expectAlive(system);
 });
@@ -499,7 +502,7 @@ test('unknown fields of a body are validation_failed, and the details name them'
   expect(issues).toEqual([{ path: '', message: expect.stringMatching(/Name.*hostname/) }]);
 });
 
-test('a body of 1 MB with 80,000 unknown fields is refused in few words before it is parsed', async () => {
+test('a body of 1 MB with 80,000 unknown fields is refused with a short message before it is parsed', async () => {
   const { system } = await quietSystem();
   const many = Object.fromEntries(Array.from({ length: 80_000 }, (_, n) => [`f${n}`, 1]));
   const bodies: [path: string, body: object][] = [
@@ -513,12 +516,12 @@ test('a body of 1 MB with 80,000 unknown fields is refused in few words before i
     expect(answer.body.error.message).toBe('body: has too many fields: send at most 400');
     expect(answer.body.error.details.issues).toHaveLength(1);
   }
-  // Not parsed: else this would be the refusal.
+  // Invalid JSON, to prove that the body is refused before it is parsed.
   const cut = JSON.stringify(many).slice(0, -1);
   expect(refusal(await system.call('POST', '/schedules', { body: cut }))).toBe('422 validation_failed');
 });
 
-test('a refusal names at most 20 of what is wrong, and nothing of it at length', async () => {
+test('a refusal lists at most 20 problems, with short names', async () => {
   const { system, machine } = await quietSystem();
   const id = machine.split('/').at(-1);
   const some = (n: number, name: string) =>
@@ -575,7 +578,7 @@ test('a boolean is true or false and nothing else: in a query invalid_request, i
   }
 });
 
-test('an empty body is accepted where no field is required, with and without Content-Type, declared and chunked', async () => {
+test('an empty body is accepted if no field is required, with and without Content-Type, declared and chunked', async () => {
   const { system, machine } = await quietSystem();
   const kinds: [headers: Record<string, string>, body: string][] = [
     [{}, ''],
@@ -658,7 +661,7 @@ const garbage: [what: string, bytes: string, expected: RegExp][] = [
   ['a path over 16 KiB', `GET /${'x'.repeat(16_400)} HTTP/1.1\r\nHost: b\r\n\r\n`, /^413 payload_too_large$/],
 ];
 
-test.each(garbage)('%s gets an envelope, and the broker lives on', async (_what, bytes, expected) => {
+test.each(garbage)('%s gets an envelope, and the broker goes on', async (_what, bytes, expected) => {
   const system = await aSystem();
   const socket = await dialHttp(system);
   const answered = everything(socket);
@@ -683,8 +686,8 @@ test('headers just under 16 KiB are read', async () => {
   expect([answer.status, answer.text]).toEqual([200, 'ok\n']);
 });
 
-test('reading a query takes a time that grows with its names, not with their square', () => {
-  // Sending one needs no key.
+test('the time to parse a query grows with the number of its names, not with its square', () => {
+  // Such a request can be sent without a key.
   const timed = (names: number): number => {
     const search = Array.from({ length: names }, (_, n) => `n${n}`).join('&');
     const runs = [1, 2, 3].map(() => {
@@ -698,7 +701,7 @@ test('reading a query takes a time that grows with its names, not with their squ
   expect(timed(16_000)).toBeLessThan(24 * few + 10);
 });
 
-test('a refused body is never taken for the next request of its connection', async () => {
+test('a refused body is never read as the next request of its connection', async () => {
   const { system, machine } = await startQuietSystem();
   const inner = requestText({ method: 'DELETE', target: `/api/v1${machine}`, key: system.key });
   const refused = requestText({
@@ -719,7 +722,7 @@ test('a refused body is never taken for the next request of its connection', asy
   expect((await system.call('GET', machine)).body.data.name).toBe('quiet');
 });
 
-test('clients that go away in the middle of headers or a body leave nothing behind', async () => {
+test('clients that disconnect during headers or a body leave nothing behind', async () => {
   const { system, machine } = await startQuietSystem();
   const target = `/api/v1${machine}`;
   const headers = { 'Content-Type': 'application/json', 'Content-Length': '1000' };
@@ -750,7 +753,7 @@ test('clients that go away in the middle of headers or a body leave nothing behi
 
 // ---- Headers of every answer
 
-test('a sane X-Request-Id is kept, in the header and in meta; any other is replaced by one of ours', async () => {
+test('a valid X-Request-Id is returned in the header and in meta; any other is replaced', async () => {
   const system = await aSystem();
   const sane = ['a', 'A-b_c.1', 'x'.repeat(64), '01234567-89ab-cdef-0123-456789abcdef'];
   for (const id of sane) {
@@ -774,7 +777,7 @@ test('a sane X-Request-Id is kept, in the header and in meta; any other is repla
   expect(answer?.headers.get('x-request-id')).toMatch(requestId);
 });
 
-test('no answer lets another origin read it, not even to a preflight', async () => {
+test('no answer may be read by another origin, not even after a preflight', async () => {
   const system = await aSystem();
   const origin = {
     Origin: 'https://evil.example',
@@ -818,7 +821,7 @@ test('HEAD answers every GET route with the same status and type, and without a 
   const { id: key_id } = await system.client.keys.me();
   const ids = { machine_id, command_id, batch_id, session_id, schedule_id, run_id, webhook_id, key_id };
   const values: Record<string, string> = { ...ids, file: 'page.js' };
-  // A WebSocket is no answer to a GET, and a checkout need not have packages.
+  // Leaves out the WebSocket, and the packages, which a checkout may not have.
   const answering = allRoutes().filter(
     ({ noun, route }) => route.method === 'GET' && route.kind !== 'socket' && noun !== 'packages',
   );
@@ -835,7 +838,7 @@ test('HEAD answers every GET route with the same status and type, and without a 
     };
     const wanted = noun === 'files' ? received : (others[operation] ?? {});
     const query = `?${new URLSearchParams(wanted).toString()}`;
-    // A GET of events has no end.
+    // A stream of events has no end.
     const ending = new AbortController();
     const answers = await Promise.all(
       ['GET', 'HEAD'].map((method) =>
@@ -860,7 +863,7 @@ test('HEAD answers every GET route with the same status and type, and without a 
 
 // ---- The pages
 
-test('files of the reference page are a list of ours: no path leads out of it', async () => {
+test('only listed files of the reference page are served, whatever the path', async () => {
   const system = await aSystem();
   for (const target of [
     '/docs/package.json',
@@ -891,7 +894,7 @@ test('files of the reference page are a list of ours: no path leads out of it', 
   }
 });
 
-test('the reference page loads nothing but our own files, and no key is needed for any of them', async () => {
+test('the reference page loads only the broker’s own files, which need no key', async () => {
   const system = await aSystem();
   const page = await call(`${system.url}/docs`, 'GET');
   expect([page.status, page.headers.get('content-type')]).toEqual([200, 'text/html; charset=utf-8']);
@@ -957,11 +960,11 @@ test('/metrics needs a key that may read machines, and paths of unauthenticated 
 
 // ---- Clients that go away, and machines that answer nonsense
 
-/** A call of the system's own key, and a way to hang up. */
+/** Starts a request with the system's key. Returns a function that disconnects. */
 function askAndLeave(system: TestSystem, method: string, path: string, body?: unknown) {
   const gone = new AbortController();
   const answer = system.call(method, path, { signal: gone.signal, ...(body !== undefined && { body }) });
-  // A test may end before its answer.
+  // A test may end before the answer.
   answer.catch(() => undefined);
   const leave = async (): Promise<void> => {
     gone.abort();
@@ -986,13 +989,13 @@ test.each([
 });
 
 test.each(['refuses it', 'has begun'])(
-  'asking for the head of a watch is over when its machine %s, and the connection takes more',
+  'HEAD of a watch ends when its machine %s, and the connection can be used again',
   async (how) => {
     const system = await aSystem();
     const agent = await scriptedMachine(system);
     const asked = (way: string, more: string): string =>
       `${way} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${system.key}\r\n${more}\r\n`;
-    // fetch would hang up after it: the next request of this connection is what waits.
+    // Uses a socket, because fetch would close the connection, and the next request on it is tested.
     const socket = await dialHttp(system);
     const received = everything(socket);
     socket.write(asked(`HEAD /api/v1/machines/${agent.identity.machineId}/files/watch?path=/x`, ''));
@@ -1009,7 +1012,7 @@ test.each(['refuses it', 'has begun'])(
     expect(await statusOf(stream)).toEqual(grpcStatus.CANCELLED);
     expect((await received).match(/HTTP\/1\.1 200/g)).toHaveLength(2);
   },
-  // Less than the quiet time after which a stream says that it lives.
+  // Less than the time after which a silent stream sends a comment.
   5_000,
 );
 
@@ -1019,7 +1022,7 @@ interface StartedCommand {
   leave(): Promise<void>;
 }
 
-/** A command that waits for its end on a scripted machine, as far as `event` has it. */
+/** Starts a command on a scripted machine, which answers with `event`. */
 async function startCommand(
   system: TestSystem,
   agent: ScriptedAgent,
@@ -1028,14 +1031,14 @@ async function startCommand(
   const machine_id = agent.identity.machineId;
   const { leave } = askAndLeave(system, 'POST', '/commands', { machine_id, command: 'x', wait: 50_000 });
   let started = await agent.next('call');
-  // An earlier command may still be on its way to be forgotten.
+  // Skips acknowledgements of earlier commands.
   while (started.method !== 'StartProcess') started = await agent.next('call');
   const stream = agent.answer(started.call_id);
   const send = (one: object): void =>
     void stream.write({ message: agent.encode('StartProcess', { event: one }) });
   if (event) send(event);
   return {
-    // A request of StartProcess names its process.
+    // The cast is safe: a request of StartProcess has an id.
     id: (agent.decode(started) as { id: string }).id,
     leave,
     exit(one) {
@@ -1046,12 +1049,12 @@ async function startCommand(
   };
 }
 
-test('a client that goes away never gives up its command', async () => {
+test('a client that disconnects does not cancel its command', async () => {
   const system = await aSystem();
   const agent = await scriptedMachine(system);
   const command = await startCommand(system, agent, { started: { pid: 1, started_at_ms: Date.now() } });
   await command.leave();
-  // A file call given up after it is cancelled: by then the broker knows that both clients left.
+  // A file call that was started later is cancelled, so the broker has noticed that both clients left.
   const file = askAndLeave(system, 'GET', `/machines/${agent.identity.machineId}/files`);
   const { call_id, method } = await agent.next('call');
   expect(method).toBe('ListFiles');
@@ -1062,7 +1065,7 @@ test('a client that goes away never gives up its command', async () => {
     const { status, exit_code } = (await system.call('GET', `/commands/${command.id}`)).body.data;
     expect([status, exit_code]).toEqual(['completed', 0]);
   });
-  // Nothing but the end of its record was ever asked of the machine.
+  // The machine got no other call than the acknowledgement.
   expect((await agent.next('call')).method).toBe('ForgetProcesses');
   agent.control.cancel();
   await expect(agent.next('call')).rejects.toThrow('the stream ended');
@@ -1131,7 +1134,7 @@ test.each<[string, string, string, unknown, object[]]>([
   },
 );
 
-test('a machine whose report has a time that no calendar has spoils no answer', async () => {
+test('a machine with an impossible time in its report breaks no answer', async () => {
   const system = await aSystem();
   const { identity } = await scriptedMachine(system, {
     metrics: { recorded_at_ms: 9e18, memory: {}, disk: {} },
@@ -1141,7 +1144,7 @@ test('a machine whose report has a time that no calendar has spoils no answer', 
   expect((await system.call('GET', '/machines')).status).toBe(200);
 });
 
-/** Resolves once the event log holds a command's start or end. */
+/** Resolves once the event log has the start or end of a command. */
 async function logged(system: TestSystem, id: string, types: RegExp): Promise<void> {
   await vi.waitFor(async () => {
     const { items } = await system.client.events.list({ limit: 100 });
@@ -1178,7 +1181,7 @@ test.each<[string, object | undefined, object]>([
   expect(received).toEqual(paths.map((path) => [path, 200]));
 });
 
-test('a machine that says its command started at a time that no calendar has cannot keep the broker from starting', async () => {
+test('a machine that reports an impossible start time of a command does not prevent the start of the broker', async () => {
   const system = await aSystem();
   const agent = await scriptedMachine(system);
   const command = await startCommand(system, agent, { started: { pid: 1, started_at_ms: 9e18 } });

@@ -20,7 +20,9 @@ export function frame(
   return Buffer.concat([head, payload]);
 }
 
-/** Header fields as literals that no table remembers (RFC 7541 section 6.2.2), each shorter than 127 bytes. */
+/**
+ * Encodes header fields as literals without indexing (RFC 7541 section 6.2.2), each shorter than 127 bytes.
+ */
 export function fields(all: Record<string, string>): Buffer {
   const text = (value: string): Buffer => Buffer.concat([Buffer.of(value.length), Buffer.from(value)]);
   return Buffer.concat(
@@ -40,7 +42,7 @@ export function callFields(path: string, more: Record<string, string> = {}): Buf
   });
 }
 
-/** The first bytes of a message, which says that it will be so long. */
+/** Returns the head of a message, with its declared length. */
 export function messageHead(length: number, compressed = false): Buffer {
   const head = Buffer.alloc(5);
   head.writeUInt8(compressed ? 1 : 0, 0);
@@ -50,12 +52,12 @@ export function messageHead(length: number, compressed = false): Buffer {
 
 export interface FrameClient {
   socket: TLSSocket;
-  /** Resolves when what was written is on its way, or the connection has gone. */
+  /** Resolves when the frames are written, or the connection is closed. */
   send(...frames: Buffer[]): Promise<void>;
   closed: Promise<void>;
 }
 
-/** Has said its preface and its settings. What the broker sends is read and forgotten. */
+/** Connects a client that has sent its preface and settings. Frames of the broker are read and dropped. */
 export async function frameClient(address: string): Promise<FrameClient> {
   const [host = '', port = ''] = address.split(':');
   const socket = connect({ host, port: Number(port), rejectUnauthorized: false, ALPNProtocols: ['h2'] });

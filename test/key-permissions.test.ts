@@ -15,7 +15,10 @@ import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 
 const day = 86_400_000;
 
-/** The rooms of a broker without its doors: what is asked in one breath is committed together, in this order. */
+/**
+ * The parts of a broker without its servers. Requests that are started together are committed together, in
+ * order.
+ */
 async function startBench() {
   const closers: Closers = [];
   onTestFinished(async () => {
@@ -49,7 +52,7 @@ async function startBench() {
     return id;
   }
 
-  /** A request that has been let in; the result has its handler act. */
+  /** Authorizes a request. Call the returned function to run its handler. */
   function ask(by: Key, action: string, params: object, body: object = {}): () => Promise<unknown> {
     const [noun = '', operation = ''] = action.split('.');
     const route = allRoutes().find((one) => one.noun === noun && one.operation === operation)?.route;
@@ -61,7 +64,7 @@ async function startBench() {
     return async () => handlerOf(rooms.handlers, noun, operation)(input, caller);
   }
 
-  /** Their outcomes, when all are committed at once. */
+  /** Returns the results of requests that are committed together. */
   async function together(...deeds: (() => Promise<unknown>)[]): Promise<unknown[]> {
     const first = rooms.state.change(() => undefined);
     const outcomes = await Promise.allSettled(deeds.map((act) => act()));
@@ -71,7 +74,7 @@ async function startBench() {
   return { rooms, key, machine, ask, together };
 }
 
-describe('in the very commit that takes a right, it is not used any more:', () => {
+describe('a right that is removed cannot be used in the same commit:', () => {
   test('a key that is limited by tags gives its machine no more of them', async () => {
     const { rooms, key, machine, ask, together } = await startBench();
     const [admin, own] = [await key('admin', ['admin']), await key('own', ['admin'])];
@@ -83,7 +86,7 @@ describe('in the very commit that takes a right, it is not used any more:', () =
     expect([...outcomes, rooms.state.machines.get(machine_id)?.tags]).toEqual(['done', 'forbidden', ['a']]);
   });
 
-  test('a key that is revoked, expired or no admin makes, changes and removes nothing', async () => {
+  test('a key that is revoked, expired or not admin creates, changes and removes nothing', async () => {
     const { rooms, key, machine, ask, together } = await startBench();
     const admin = await key('admin', ['admin']);
     const machine_id = await machine('one');
@@ -115,7 +118,7 @@ describe('in the very commit that takes a right, it is not used any more:', () =
     }
   });
 
-  test('a key that is limited makes and removes no join tokens', async () => {
+  test('a limited key creates and removes no join tokens', async () => {
     const { rooms, key, ask, together } = await startBench();
     const admin = await key('admin', ['admin']);
     await ask(admin, 'joinTokens.create', {})();
@@ -130,7 +133,7 @@ describe('in the very commit that takes a right, it is not used any more:', () =
     expect([...rooms.state.join_tokens.keys()]).toEqual([join_token_id]);
   });
 
-  test('a schedule that is moved away is neither changed nor removed by who does not reach it there', async () => {
+  test('a schedule that is moved is neither changed nor removed by a key that may not use its new machine', async () => {
     const { rooms, key, machine, ask, together } = await startBench();
     const [a, b] = [await machine('a', ['a']), await machine('b')];
     const admin = await key('admin', ['admin']);
@@ -167,7 +170,7 @@ describe('in the very commit that takes a right, it is not used any more:', () =
     ]);
   });
 
-  test('what is removed comes back by no change', async () => {
+  test('no change restores what was removed', async () => {
     const { rooms, key, machine, ask, together } = await startBench();
     const admin = await key('admin', ['admin']);
     const machine_id = await machine('one');
@@ -185,7 +188,7 @@ describe('in the very commit that takes a right, it is not used any more:', () =
   });
 });
 
-test('a request under way sees nothing more once its key is revoked', async () => {
+test('a running request reads nothing more once its key is revoked', async () => {
   const { key, machine, ask } = await startBench();
   const [admin, own] = [await key('admin', ['admin']), await key('own', ['machines:read'])];
   await machine('one');
@@ -195,7 +198,7 @@ test('a request under way sees nothing more once its key is revoked', async () =
   await expect(list()).rejects.toMatchObject({ code: 'unauthorized' });
 });
 
-test('a key that expires makes none that lasts beyond the year 9999, though that sorts before it', async () => {
+test('a key that expires creates none that lasts beyond the year 9999, although such a time sorts before it', async () => {
   const { key, ask, together } = await startBench();
   const short = await key('short', ['admin'], { expires_at: new Date(Date.now() + day).toISOString() });
   const { id: key_id } = await key('long', ['files:read'], { expires_at: '+010000-01-01T23:58:59.000Z' });
@@ -216,7 +219,7 @@ test('a key that expires makes none that lasts beyond the year 9999, though that
   }
 });
 
-test('a limited key needs at least one tag, and an older key without any still loads', async () => {
+test('a key limited by tags needs at least one, and an older key without any still loads', async () => {
   const { key, machine, ask, together } = await startBench();
   const admin = await key('admin', ['admin']);
   const writer = await key('writer', ['machines:write']);
@@ -241,13 +244,13 @@ test('a change that was committed is recorded once for each of its machines, tho
   const machines = ['mach_a', 'mach_b'] as MachineId[];
   const recording = recorder.begin('files.copy', who, () => ({ machines, what: {} }));
   await history.write((journal) => recording.commit(journal));
-  // The commit was not confirmed: to its caller it has failed.
+  // The commit was not confirmed, so it has failed for its caller.
   await recording.settle(new Error('the disk was slow to say so'));
   const rows = await history.all('SELECT machine_id, result FROM audit ORDER BY rowid');
   expect(rows).toEqual(machines.map((machine_id) => ({ machine_id, result: 'ok' })));
 });
 
-/** A key that reaches `inside` alone, and a schedule of its own that was moved `outside`. */
+/** A key that may use only the machine `inside`, and a schedule of it that was moved to `outside`. */
 async function movedAway() {
   let history: History | undefined;
   const system = await startFarhand({
@@ -273,12 +276,12 @@ async function movedAway() {
   return { system, inside, outside, ask, schedule_id, move, forget: () => forgetAnswers(history) };
 }
 
-/** As a crash between the commit and the answer leaves it. */
+/** Deletes the stored answers, as after a crash between the commit and the answer. */
 async function forgetAnswers(history: History | undefined): Promise<void> {
   await history?.write((transaction) => transaction.run('UPDATE idempotency SET answer = NULL'));
 }
 
-test('a repeat reveals nothing of a resource that is now on a machine outside the reach of its key', async () => {
+test('a repeat reveals nothing of a resource that is now on a machine that its key may not use', async () => {
   const { ask, schedule_id, move, forget } = await movedAway();
   expect((await ask()).body.data.id).toBe(schedule_id);
   await move();
@@ -305,7 +308,7 @@ test('a repeated batch is answered without the machines that its key has lost', 
   expect(await received()).toEqual([left]);
 });
 
-test('a change that moves something between machines is reported to keys that reach both', async () => {
+test('a change that moves something between machines is reported only to keys that may use both', async () => {
   const { system, inside, outside, schedule_id, move } = await movedAway();
   await move();
   const { key } = await system.keyed(['admin'], { machine_ids: [inside] });
@@ -317,7 +320,7 @@ test('a change that moves something between machines is reported to keys that re
   expect(all.items[0]?.what).toMatchObject({ schedule_id, command: 'theirs' });
 });
 
-test('a request without a machine gets one error where there is none and where there are several', async () => {
+test('a request without a machine gets the same error with no machine and with several', async () => {
   const system = await startFarhand();
   const { key } = await system.keyed(['files:read', 'files:write'], { tags: ['none'] });
   const ask = async (how: { key?: string } = {}): Promise<unknown[]> => {
@@ -332,7 +335,7 @@ test('a request without a machine gets one error where there is none and where t
   expect(new Set(none.map(String)).size).toBe(1);
   expect(await ask()).toEqual(none);
   await system.agent();
-  // Order of checks: a machine outside the key comes before anything else.
+  // A machine that the key may not use is refused before all other checks.
   expect((await ask({ key })).map(String)).toEqual(Array(2).fill(expect.stringMatching(/^403,forbidden,/)));
   expect((await system.call('GET', '/files?path=/')).status).toBe(200);
   await system.agent();

@@ -1,4 +1,4 @@
-// API keys that change: what may be made of them and by whom, new secrets, and when they were used last.
+// API keys that change: which changes are allowed to whom, new secrets, and the time of the last use.
 
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -17,7 +17,7 @@ const refusal = ({ status, body }: Answer): unknown[] => [status, body.error?.co
 const knows = async (system: TestSystem, key: string): Promise<number> =>
   (await system.call('GET', '/auth/me', { key })).status;
 
-/** Two machines, and admin keys that reach the one tagged `a` alone. */
+/** Two machines, and admin keys that may use only the one tagged `a`. */
 async function divided() {
   const system = await startFarhand();
   const [inside, outside] = [await system.agent({ tags: 'a' }), await system.agent({ tags: 'b' })];
@@ -27,7 +27,7 @@ async function divided() {
 }
 
 describe('a change is refused', () => {
-  test('of a key that is stronger than the one that changes it, and so are its new secret and a look at it', async () => {
+  test('of a key that is stronger than the caller’s, and so are a new secret for it and reading it', async () => {
     const { system, inside, outside, byId, byTag } = await divided();
     const wider = [
       await system.client.keys.create({ name: 'all', scopes: ['files:read'] }),
@@ -41,7 +41,7 @@ describe('a change is refused', () => {
     for (const { key } of [byId, byTag]) {
       for (const { id } of wider) {
         const path = `/api-keys/${id}`;
-        // Made as narrow as the one that asks, it still is not its own.
+        // The change would make the key as limited as the caller's, but it is still stronger now.
         const body = { name: 'mine', tags: ['a'] };
         expect(refusal(await system.call('PATCH', path, { key, body }))).toEqual([403, 'forbidden']);
         expect(refusal(await system.call('POST', `${path}/rotate`, { key }))).toEqual([403, 'forbidden']);
@@ -51,7 +51,7 @@ describe('a change is refused', () => {
     for (const { key } of wider) expect(await knows(system, key)).toBe(200);
   });
 
-  test('that makes a key stronger than the one that changes it: itself, or another', async () => {
+  test('that makes a key stronger than the caller’s: itself, or another', async () => {
     const { system, inside, outside, byId, byTag } = await divided();
     const requests = [
       { machine_ids: null, tags: null },
@@ -72,7 +72,7 @@ describe('a change is refused', () => {
     }
   });
 
-  test('that lets a key outlive the one that changes it, by its end or by a new secret', async () => {
+  test('that lets a key outlive the caller’s, by its end or by a new secret', async () => {
     const system = await startFarhand();
     const expires_at = later(1);
     const short = await system.client.keys.create({ name: 'short', scopes: ['admin'], expires_at });
@@ -86,13 +86,13 @@ describe('a change is refused', () => {
         }
       }
     }
-    // As it is it lasts longer, too.
+    // The key also lasts longer now.
     expect(refusal(await ask(long.id, '/rotate', {}))).toEqual([403, 'forbidden']);
     expect(await knows(system, long.key)).toBe(200);
     expect((await ask(long.id, '', { expires_at })).status).toBe(200);
   });
 
-  test('of what is no key, and of what a key has not', async () => {
+  test('of an unknown key, and of unknown fields', async () => {
     const system = await startFarhand();
     const { id } = await system.client.keys.create({ name: 'one', scopes: ['files:read'] });
     for (const [method, path] of [
@@ -118,7 +118,7 @@ describe('a change is refused', () => {
 });
 
 describe('a change', () => {
-  test('holds from its answer on, in both directions, and after a restart', async () => {
+  test('takes effect with its answer, whether it adds or removes rights, and after a restart', async () => {
     const { system, inside, outside } = await divided();
     const made = await system.client.keys.create({
       name: 'one',
@@ -149,7 +149,7 @@ describe('a change', () => {
     expect(await looks(again)).toEqual([401, 401]);
   });
 
-  test('may make an admin weaker by its own hand, and ends it', async () => {
+  test('may remove the rights of the admin key that requests it, with effect at once', async () => {
     const { system, inside, byTag } = await divided();
     const own = await byTag.client.keys.me();
     await byTag.client.keys.update({ key_id: own.id, scopes: ['machines:read'] });
@@ -158,7 +158,7 @@ describe('a change', () => {
   });
 });
 
-test('the last admin key may revoke itself: the broker’s own box makes another', async () => {
+test('the last admin key may revoke itself, because the broker’s own machine can create another', async () => {
   const system = await startFarhand();
   const own = await system.client.keys.me();
   expect(await system.client.keys.remove({ key_id: own.id })).toEqual({
@@ -183,7 +183,7 @@ test('only a request with its secret learns that a key has expired', async () =>
 });
 
 describe('a new secret', () => {
-  test('ends the one before at once, for the same key with the same rights', async () => {
+  test('ends the old secret at once, for the same key with the same rights', async () => {
     const system = await startFarhand();
     const { key, ...made } = await system.client.keys.create({ name: 'ci', scopes: ['admin'], tags: ['a'] });
     const { key: next, ...rotated } = await system.client.keys.rotate({ key_id: made.id });
@@ -194,7 +194,7 @@ describe('a new secret', () => {
     expect([await knows(again, key), await knows(again, next)]).toEqual([401, 200]);
   });
 
-  test('with a grace leaves the one before good until then, but not the one before that', async () => {
+  test('with a grace leaves the old secret valid until then, but not an older one', async () => {
     const clock = leapingClock();
     const system = await startFarhand();
     const first = await system.client.keys.create({ name: 'ci', scopes: ['machines:read'] });
@@ -225,7 +225,7 @@ describe('a new secret', () => {
     expect(printed).not.toMatch(/hash|previous|until/);
   });
 
-  test('leaves the commands, schedules and webhooks of the key as they are', async () => {
+  test('does not affect the commands, schedules and webhooks of the key', async () => {
     const system = await startFarhand();
     const agent = await system.agent();
     const machine_id = agent.machineId;
@@ -258,7 +258,7 @@ describe('a new secret', () => {
   });
 });
 
-test('the last use of a key is listed, written once a minute, and never into the state', async () => {
+test('the last use of a key is listed, written once a minute, and never to state.json', async () => {
   const clock = leapingClock();
   const system = await startFarhand();
   const { id: key_id, key } = await system.client.keys.create({ name: 'ci', scopes: ['machines:read'] });
@@ -292,7 +292,7 @@ test('the last use of a key is listed, written once a minute, and never into the
   });
 });
 
-test('the chapter on keys explains each scope, and metrics of all machines need a key that reaches them all', async () => {
+test('docs/keys.md explains each scope, and metrics of all machines need a key for all of them', async () => {
   const chapter = readFileSync(join(import.meta.dirname, '../docs/keys.md'), 'utf8');
   const received = [...chapter.matchAll(/^\| `([a-z]+(?::[a-z]+)?)` \|/gm)].map(([, scope]) => scope);
   expect(received).toEqual([...scopes]);

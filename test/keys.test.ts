@@ -1,4 +1,4 @@
-// API keys and join tokens: who gets in, how far, how often, and what a repeat gets.
+// API keys and join tokens: authentication, limits of keys, idempotency, and uses of tokens.
 import { createHash, generateKeyPairSync } from 'node:crypto';
 import { once } from 'node:events';
 import { readdirSync, readFileSync } from 'node:fs';
@@ -33,7 +33,7 @@ function moveClock(ms: number): void {
 
 const sha256 = (secret: string): string => createHash('sha256').update(secret).digest('hex');
 
-/** Everything the broker has on disk, as one text. */
+/** Returns everything that the broker has on disk, as one text. */
 function diskOf({ dataDir }: TestSystem): string {
   return readdirSync(dataDir)
     .filter((name) => !['broker.sock', 'spool'].includes(name))
@@ -52,7 +52,7 @@ const refusal = ({ status, body }: Answer): unknown[] => [status, body.error?.co
 
 // ---- Getting in
 
-/** Kinds of invalid credentials; each gets a good key to spoil. */
+/** Kinds of invalid credentials, each made from a valid key. */
 const strangers: Record<string, (key: string) => Record<string, string>> = {
   'no key': () => ({}),
   'an empty Authorization': () => ({ Authorization: '' }),
@@ -92,7 +92,7 @@ describe('401', () => {
     }
   });
 
-  test('for an expired key, from the very moment on', async () => {
+  test('for an expired key, from that moment on', async () => {
     const system = await startFarhand();
     const expires_at = new Date(Date.now() + hour).toISOString();
     const { key } = await system.client.keys.create({ name: 'brief', scopes: ['machines:read'], expires_at });
@@ -104,7 +104,7 @@ describe('401', () => {
     expect((await system.call('GET', '/machines')).status).toBe(200);
   });
 
-  test('for a revoked key, from the answer on and after a restart', async () => {
+  test('for a revoked key, from the answer of the revocation on, and after a restart', async () => {
     const system = await startFarhand();
     const made = await system.client.keys.create({ name: 'brief', scopes: ['machines:read'] });
     expect((await system.call('GET', '/machines', { key: made.key })).status).toBe(200);
@@ -122,7 +122,7 @@ describe('401', () => {
   });
 });
 
-test('GET /auth/me answers the key of the request, and takes any key', async () => {
+test('GET /auth/me returns the key of the request, and works with any key', async () => {
   const system = await startFarhand();
   const agent = await system.agent();
   const expires_at = new Date(Date.now() + hour).toISOString();
@@ -148,7 +148,7 @@ test('GET /auth/me answers the key of the request, and takes any key', async () 
   });
 });
 
-test('a secret is in one answer only: no list, file or log of the broker has it, the state only its hash', async () => {
+test('a secret is in one answer only: no list, file or log of the broker has it, and the state has its hash', async () => {
   const system = await startFarhand();
   const made = await system.call('POST', '/api-keys', {
     body: { name: 'ci', scopes: ['machines:read'] },
@@ -172,7 +172,7 @@ test('a secret is in one answer only: no list, file or log of the broker has it,
 
 // ---- How far a key reaches
 
-/** A system with one machine tagged `a`, one tagged `b`, and admin keys limited to the first. */
+/** A system with a machine tagged `a`, one tagged `b`, and admin keys limited to the first. */
 async function dividedSystem() {
   const system = await startFarhand();
   const [inside, outside] = [await system.agent({ tags: 'a' }), await system.agent({ tags: 'b' })];
@@ -181,8 +181,8 @@ async function dividedSystem() {
   return { system, inside: inside.machineId, outside: outside.machineId, byId, byTag };
 }
 
-describe('a key is no way to a stronger one:', () => {
-  test('one that expires makes none that lasts longer', async () => {
+describe('a key cannot create a stronger one:', () => {
+  test('one that expires creates none that lasts longer', async () => {
     const system = await startFarhand();
     const until = (hours: number): string => new Date(Date.now() + hours * 3_600_000).toISOString();
     const { key } = await system.client.keys.create({
@@ -200,7 +200,7 @@ describe('a key is no way to a stronger one:', () => {
     }
   });
 
-  test('without admin it makes, lists and removes no keys and no join tokens', async () => {
+  test('without admin it creates, lists and removes no keys and no join tokens', async () => {
     const system = await startFarhand();
     const { key } = await system.keyed([
       'machines:read',
@@ -234,7 +234,7 @@ describe('a key is no way to a stronger one:', () => {
     expect(documents(system)).toEqual(before);
   });
 
-  test('limited to machines or tags it makes none that reaches others', async () => {
+  test('limited to machines or tags it creates none for others', async () => {
     const { system, inside, outside, byId, byTag } = await dividedSystem();
     const before = documents(system).keys.length;
     const requests = {
@@ -253,7 +253,7 @@ describe('a key is no way to a stronger one:', () => {
         expect([what, limit, ...refusal(answer)]).toEqual([what, limit, 403, 'forbidden']);
       }
     }
-    // A machine's tags may change, a tag's machines too: neither limit stands for the other.
+    // A limit by id and one by tag do not imply each other, because the tags of machines may change.
     await expect(
       byId.client.keys.create({ name: 'x', scopes: ['admin'], tags: ['a'] }),
     ).rejects.toMatchObject({
@@ -265,7 +265,7 @@ describe('a key is no way to a stronger one:', () => {
     expect(documents(system).keys).toHaveLength(before);
   });
 
-  test('limited it makes one as limited, which reaches no further', async () => {
+  test('a limited key creates only a key with the same limits', async () => {
     const { system, inside, outside, byId, byTag } = await dividedSystem();
     const scopes = ['machines:read' as const];
     for (const { key } of [
@@ -277,7 +277,7 @@ describe('a key is no way to a stronger one:', () => {
     }
   });
 
-  test('limited it neither sees nor removes one that reaches others', async () => {
+  test('a limited key neither sees nor removes keys for other machines', async () => {
     const { system, inside, outside, byId, byTag } = await dividedSystem();
     await system.keyed(['machines:read'], { machine_ids: [inside, outside] });
     await system.keyed(['machines:read'], { tags: ['a', 'b'] });
@@ -298,7 +298,7 @@ describe('a key is no way to a stronger one:', () => {
     expect(await idsOf(system)).toEqual(all.map(({ id }) => id));
   });
 
-  test('limited it changes no tags, for tags decide what keys reach', async () => {
+  test('a limited key changes no tags, because tags decide which machines keys may use', async () => {
     const { system, inside, byId, byTag } = await dividedSystem();
     for (const { client } of [byId, byTag]) {
       await expect(client.machines.update({ machine_id: inside, tags: ['a', 'b'] })).rejects.toMatchObject({
@@ -308,7 +308,7 @@ describe('a key is no way to a stronger one:', () => {
     expect((await system.client.machines.get({ machine_id: inside })).tags).toEqual(['a']);
   });
 
-  test('revoked while its request is under way it makes nothing any more', async () => {
+  test('a key that is revoked during its request creates nothing', async () => {
     const { system, byTag } = await dividedSystem();
     const own = await byTag.client.keys.me();
     const half = await heldRequest(system, byTag.key);
@@ -320,7 +320,7 @@ describe('a key is no way to a stronger one:', () => {
   });
 });
 
-/** A POST /api-keys that is let in before its body is sent: the broker says 100 Continue once it looks at it. */
+/** A POST /api-keys that is authorized before its body is sent, which the broker's 100 Continue proves. */
 async function heldRequest({ url }: TestSystem, key: string) {
   const held = request(`${url}/api/v1/api-keys`, {
     method: 'POST',
@@ -373,11 +373,11 @@ describe('a repeat with the same Idempotency-Key', () => {
     const second = await startFarhand({ dataDir: first.dataDir });
     await repeat(second);
     expect(documents(second).join_tokens).toEqual(before.join_tokens);
-    // The system has made one key more for itself.
+    // The system has created another key for itself.
     expect(documents(second).keys.slice(0, -1)).toEqual(before.keys);
   });
 
-  test('but with another body or path is idempotency_mismatch and makes nothing', async () => {
+  test('but with another body or path is idempotency_mismatch and creates nothing', async () => {
     const system = await startFarhand();
     const body = { name: 'ci', scopes: ['machines:read'] };
     expect((await system.call('POST', '/api-keys', keyed('one', body))).status).toBe(201);
@@ -407,7 +407,7 @@ describe('a repeat with the same Idempotency-Key', () => {
     expect(refusal(answer)).toEqual([400, 'invalid_request']);
   });
 
-  test('after a request that made nothing is a first one again', async () => {
+  test('after a request that created nothing runs as a new request', async () => {
     const system = await startFarhand();
     const agent = await system.agent();
     await agent.close();
@@ -425,7 +425,7 @@ describe('a repeat with the same Idempotency-Key', () => {
     ]);
   });
 
-  test('by another API key is a request of its own', async () => {
+  test('by another API key runs as a new request', async () => {
     const system = await startFarhand();
     const other = await system.keyed(['admin']);
     const body = { name: 'ci' };
@@ -434,7 +434,7 @@ describe('a repeat with the same Idempotency-Key', () => {
     expect(answer.status).toBe(201);
   });
 
-  test('after 24 hours is a first one again, and not before', async () => {
+  test('after 24 hours runs as a new request, and not before', async () => {
     const system = await startFarhand();
     expect((await system.call('POST', '/join-tokens', keyed('one', {}))).status).toBe(201);
     moveClock(24 * hour - 60_000);
@@ -443,7 +443,7 @@ describe('a repeat with the same Idempotency-Key', () => {
     expect((await system.call('POST', '/join-tokens', keyed('one', {}))).status).toBe(201);
   });
 
-  test('on POST /commands runs it once and gives the same record, also after a restart', async () => {
+  test('on POST /commands runs the command once and returns the same record, also after a restart', async () => {
     const first = await startFarhand();
     const agent = await first.agent();
     const body = { machine_id: agent.machineId, command: 'echo ran >> ran.txt', cwd: agent.dataDir };
@@ -468,7 +468,7 @@ describe('a repeat with the same Idempotency-Key', () => {
     expect(readFileSync(join(agent.dataDir, 'ran.txt'), 'utf8')).toBe('ran\n');
   });
 
-  test('on POST /commands gives the first answer, not how things are now', async () => {
+  test('on POST /commands returns the first answer, not the present state', async () => {
     const system = await startFarhand();
     const { machineId } = await system.agent();
     const params = keyed('one', { machine_id: machineId, command: 'sleep 300', wait: 0 });
@@ -480,7 +480,7 @@ describe('a repeat with the same Idempotency-Key', () => {
     expect(answer.body.data.finished_at).toBe(null);
   });
 
-  test('while the first is still under way is a conflict, and the command starts once', async () => {
+  test('while the first is still running is a conflict, and the command starts once', async () => {
     const system = await startFarhand();
     const machine = await scriptedMachine(system);
     const { machineId } = machine.identity;
@@ -496,7 +496,7 @@ describe('a repeat with the same Idempotency-Key', () => {
 
 // ---- Join tokens
 
-/** What an agent sends to join, with a key pair of its own. */
+/** Returns the request of an agent that joins, with its own key pair. */
 function enrolment(token: string, more: Partial<EnrollRequest> = {}): EnrollRequest {
   return {
     token: parseJoinToken(token).secret,
@@ -509,7 +509,7 @@ function enrolment(token: string, more: Partial<EnrollRequest> = {}): EnrollRequ
   };
 }
 
-/** The broker's authority, as an agent would have fetched it. */
+/** Returns the certificate of the broker's authority, as an agent fetches it. */
 function authorityOf({ dataDir }: TestSystem): string {
   const file = readFileSync(join(dataDir, 'authority.json'), 'utf8');
   return (JSON.parse(file) as { certificate: string }).certificate;
@@ -519,7 +519,7 @@ async function enrol(system: TestSystem, params: EnrollRequest): Promise<string>
   return (await enrollWith(system.grpc, authorityOf(system), params)).machine_id;
 }
 
-/** The one text for every reason. */
+/** The same text for every reason. */
 const notGood = {
   name: 'StartError',
   exitCode: 78,
@@ -527,7 +527,7 @@ const notGood = {
 };
 
 describe('a join token is refused', () => {
-  test('when it was never made', async () => {
+  test('when it is unknown', async () => {
     const system = await startFarhand();
     const token = (await system.client.joinTokens.create({})).token;
     const guess = enrolment(token, { token: 'a'.repeat(43) });
@@ -537,7 +537,7 @@ describe('a join token is refused', () => {
     expect((await system.client.machines.list()).total).toBe(0);
   });
 
-  test('when it is used up, also by two that come at once', async () => {
+  test('when it is used up, also by two machines at once', async () => {
     const system = await startFarhand();
     const { token } = await system.client.joinTokens.create({});
     const outcomes = await Promise.allSettled([
@@ -571,7 +571,7 @@ describe('a join token is refused', () => {
     expect((await system.client.machines.list()).total).toBe(0);
   });
 
-  test('for the key pair of a machine that joined with another', async () => {
+  test('for the key pair of a machine that joined with another token', async () => {
     const system = await startFarhand();
     const [first, second] = [await system.joinToken(), await system.joinToken()];
     const params = enrolment(first);
@@ -601,7 +601,7 @@ describe('a join token', () => {
     const { token, install, install_missing, ...made } = await system.client.joinTokens.create({
       ...{ name: 'rack', uses: 2 },
     });
-    // A checkout has packages once somebody has made them.
+    // A checkout has packages only if they were built.
     expect([install, install_missing].filter((text) => text === null)).toHaveLength(1);
     expect(token).toMatch(/^farhand_join_[0-9A-Za-z]{43}\.[0-9a-f]{64}(\.[0-9a-f]{64})?$/);
     expect(made).toMatchObject({ name: 'rack', uses: 2, uses_left: 2, tags: null });
@@ -622,7 +622,7 @@ describe('a join token', () => {
     await system.agent({ joinToken: made.token });
   });
 
-  test('with tags fixes them for every machine, one without leaves them to the agent', async () => {
+  test('with tags sets them for every machine; without tags the agent’s count', async () => {
     const system = await startFarhand();
     const tagsOf = async (tags?: string[]): Promise<string[]> => {
       const { token } = await system.client.joinTokens.create(tags ? { tags } : {});
@@ -651,7 +651,7 @@ describe('a join token', () => {
     await expect(enrol(system, enrolment(token))).rejects.toMatchObject(notGood);
   });
 
-  test('is not needed again, and the machine’s name and tags are the broker’s from then on', async () => {
+  test('is not needed again, and the broker decides the machine’s name and tags from then on', async () => {
     const system = await startFarhand();
     const agent = await system.agent({ name: 'old', tags: 'a' });
     await agent.close();
@@ -664,10 +664,10 @@ describe('a join token', () => {
     });
   });
 
-  test('gives no name and no tags but once: whatever an agent says of itself later', async () => {
+  test('sets name and tags only once, whatever an agent reports later', async () => {
     const system = await startFarhand();
     const identity = await joinScripted(system, 'first');
-    // What no agent of ours sends, an older or a hostile one might.
+    // Fields that our agent does not send, but an older or hostile one may.
     const params = { name: 'renamed', tags: ['prod'], host: { hostname: 'moved', os: 'linux', arch: 'x64' } };
     const agent = await connectScripted(system.grpc, identity, params);
     await agent.next('welcome');

@@ -1,4 +1,5 @@
-// Short answers of streaming calls: they ride on the control stream, and a machine that mixes its two ways up breaks nothing.
+// Short answers of streaming calls, which are sent on the control stream. A machine that confuses its two
+// ways to answer causes no failure.
 import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -18,7 +19,7 @@ const content = ({ identity }: ScriptedAgent): string =>
 const written = { path: '/a', content: 'x' };
 const puts = ({ identity }: ScriptedAgent): string => `/machines/${identity.machineId}/files/content`;
 
-/** The whole answer to ReadFile. */
+/** Returns the whole answer to ReadFile. */
 function whole(agent: ScriptedAgent, text: string): { messages: Buffer[] } {
   const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: text.length };
   const head = { head: { entry, etag: '"1"', length: text.length } };
@@ -27,7 +28,7 @@ function whole(agent: ScriptedAgent, text: string): { messages: Buffer[] } {
   };
 }
 
-test('an error in a reply ends a streaming call, also one whose requests have not been asked for', async () => {
+test('an error in a reply ends a streaming call, also before its requests are read', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const error = { code: 'permission_denied', message: 'no', details: '{"why":"so"}' };
@@ -41,7 +42,7 @@ test('an error in a reply ends a streaming call, also one whose requests have no
   }
 });
 
-test('a reply of the wrong kind is machine_error, and the link lives on', async () => {
+test('a reply of the wrong kind is machine_error, and the link goes on', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const { identity } = agent;
@@ -65,7 +66,7 @@ test('a reply of the wrong kind is machine_error, and the link lives on', async 
   expect((await system.client.machines.get({ machine_id: identity.machineId })).status).toBe('online');
 });
 
-test('whichever way an answer comes first is the answer; the other finds no call', async () => {
+test('the first of two answers, by stream or reply, counts; the other finds no call', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const replied = system.call('GET', content(agent));
@@ -78,7 +79,7 @@ test('whichever way an answer comes first is the answer; the other finds no call
   const streamed = system.call('GET', content(agent));
   const { call_id } = await agent.next('call');
   const stream = agent.answer(call_id);
-  // The broker’s own End proves that it has the stream.
+  // The broker's End frame proves that it has the stream.
   await once(stream, 'data');
   agent.send({ reply: { call_id, error: { code: 'io_error', message: 'too late', details: '{}' } } });
   for (const message of whole(agent, 'stream').messages) stream.write({ message });
@@ -87,7 +88,7 @@ test('whichever way an answer comes first is the answer; the other finds no call
   expect((await streamed).body.data.content).toBe('stream');
 });
 
-test('the agent is notified when a caller has gone, and a reply that comes then is ignored', async () => {
+test('the agent is notified when a caller disconnects, and a later reply is ignored', async () => {
   const system = await startFarhand({ tuning: { link: { openCalls: 1 } } });
   const agent = await scriptedMachine(system);
   const gone = new AbortController();
@@ -98,7 +99,7 @@ test('the agent is notified when a caller has gone, and a reply that comes then 
   await expect(answer).rejects.toThrow();
   expect(await agent.next('cancel')).toMatchObject({ call_id });
   agent.send({ reply: { call_id, messages: whole(agent, 'late') } });
-  // Its place is free again, and a reply frees the next one’s.
+  // The slot of the call is free again, and a reply frees the next one's.
   for (const text of ['one', 'two']) {
     const next = system.call('GET', content(agent));
     agent.send({ reply: { call_id: (await agent.next('call')).call_id, messages: whole(agent, text) } });
@@ -106,7 +107,7 @@ test('the agent is notified when a caller has gone, and a reply that comes then 
   }
 });
 
-test('a link that is lost before the reply costs machine_offline', async () => {
+test('a link that is lost before the reply results in machine_offline', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const answer = system.call('GET', content(agent));
@@ -116,12 +117,12 @@ test('a link that is lost before the reply costs machine_offline', async () => {
   expect((await answer).body.error.code).toBe('machine_offline');
 });
 
-test('a watch that a far machine refuses is refused, however long that takes', async () => {
+test('a watch that a distant machine refuses is refused, however late the refusal arrives', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const answer = system.call('GET', `/machines/${agent.identity.machineId}/files/watch?path=/a`);
   const { call_id } = await agent.next('call');
-  // Longer than the head of an answer waits that may have nothing to say.
+  // Longer than the head of an answer waits for a first item.
   await setTimeout(100);
   agent.send({ reply: { call_id, error: toWire(new AppError('file_not_found', 'no such file')) } });
   expect(await answer).toMatchObject({ status: 404, body: { error: { code: 'file_not_found' } } });
@@ -140,7 +141,7 @@ test('an answer that fails before its first frame throws, after it the failure i
   await expect(gathered.next()).rejects.toBe(failure);
 });
 
-test('answers of too many bytes, frames or turns stay on their stream, and their source is closed', async () => {
+test('answers with too many bytes or frames, or that take too long, use their own stream, and their source is closed', async () => {
   for (const [frames, bytes] of [
     [1, 61 * 1024],
     [100, 1],
@@ -175,7 +176,7 @@ test('answers of too many bytes, frames or turns stay on their stream, and their
   expect((await gathered.next()).done).toBe(true);
 });
 
-test('a real agent’s answers are the same on either way: empty, small, at the edge and large', async () => {
+test('a real agent’s answers are the same by reply and by stream: empty, small, at the limit and large', async () => {
   const system = await startFarhand();
   await system.agent();
   const { items } = await system.client.machines.list();

@@ -1,4 +1,4 @@
-// The link: who gets in, how calls end, and what a far end that misbehaves can and cannot do.
+// The link: authentication, the ends of calls, and limits for agents that break the protocol.
 import { generateKeyPairSync } from 'node:crypto';
 import { once } from 'node:events';
 import { connect } from 'node:net';
@@ -32,7 +32,7 @@ test('an agent that joined one broker does not link to another', async () => {
   await expect(connectScripted(other.grpc, identity)).rejects.toThrow(/before a challenge/);
 });
 
-test('a join token works once, and knowing a machine id is worth nothing', async () => {
+test('a join token works once, and a machine id alone gives no access', async () => {
   const system = await startFarhand();
   const joinToken = await system.joinToken();
   const params = { broker: system.grpc, joinToken, name: 'a', tags: [] };
@@ -41,7 +41,7 @@ test('a join token works once, and knowing a machine id is worth nothing', async
   expect((await system.client.machines.list()).total).toBe(1);
 });
 
-test('a hello signed with another key is unauthenticated, and the machine stays offline', async () => {
+test('a hello signed with another key is refused as unauthenticated, and the machine stays offline', async () => {
   const system = await startFarhand();
   const identity = await joinScripted(system);
   const thief = { ...identity, privateKey: generateKeyPairSync('ed25519').privateKey };
@@ -50,7 +50,7 @@ test('a hello signed with another key is unauthenticated, and the machine stays 
   expect((await system.client.machines.get({ machine_id: identity.machineId })).status).toBe('offline');
 });
 
-test('a signature for another nonce is worth nothing', async () => {
+test('a signature for another nonce is refused', async () => {
   const system = await startFarhand();
   const identity = await joinScripted(system);
   const old = { nonce: Buffer.alloc(32), machine_id: identity.machineId, fingerprint: identity.fingerprint };
@@ -79,7 +79,7 @@ test('a connection that does not authenticate in time is cut: silent, after TLS,
   const identity = await joinScripted(system);
   const challenged = await connectScripted(system.grpc, identity, null);
   await Promise.all([silentEnd, securedEnd, challenged.ended]);
-  // One that did prove itself outlives the deadline.
+  // A connection that has authenticated is not cut at the deadline.
   const proven = await connectScripted(system.grpc, identity);
   await proven.next('welcome');
   const late = connect(Number(port), host);
@@ -122,7 +122,7 @@ test('a refusal of the agent keeps its code, and an unknown code becomes machine
   }
 });
 
-test('an answer that stops without End is no success, however it stops', async () => {
+test('an answer that stops without End is a failure, however it stops', async () => {
   const system = await startFarhand();
   const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
@@ -134,7 +134,7 @@ test('an answer that stops without End is no success, however it stops', async (
     const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 10 };
     stream.write({ message: agent.encode('ReadFile', { head: { entry, etag: '"1"', length: 10 } }) });
     stream.write({ message: agent.encode('ReadFile', { chunk: Buffer.from('half ') }) });
-    // The broker’s own End proves that it has the stream.
+    // The broker's End frame proves that it has the stream.
     await once(stream, 'data');
     if (how === 'half-close') stream.end();
     if (how === 'cancel') stream.cancel();
@@ -144,7 +144,7 @@ test('an answer that stops without End is no success, however it stops', async (
   }
 });
 
-test('bytes that are no message of the method are machine_error, and the link lives on', async () => {
+test('bytes that are no message of the method are machine_error, and the link goes on', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const answer = system.call('GET', files(agent.identity.machineId));
@@ -174,7 +174,7 @@ test('answering one call twice changes nothing: the second stream finds no call'
   expect(await ended).toBe(grpcStatus.OK);
 });
 
-test('an agent that never answers costs its caller a machine_timeout or the caller’s own patience', async () => {
+test('a caller of an agent that never answers gets machine_timeout, or disconnects before', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const gone = new AbortController();
@@ -186,11 +186,11 @@ test('an agent that never answers costs its caller a machine_timeout or the call
   gone.abort();
   await expect(answer).rejects.toThrow();
   expect(await agent.next('cancel')).toMatchObject({ call_id });
-  // Its Answer comes too late and finds nothing.
+  // The agent's Answer comes too late and finds no call.
   expect(await statusOf(agent.answer(call_id))).toBe(grpcStatus.NOT_FOUND);
 });
 
-test('a client that goes away in the middle of a file ends the stream on the agent', async () => {
+test('a client that disconnects during a file ends the stream on the agent', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const gone = new AbortController();
@@ -208,7 +208,7 @@ test('a client that goes away in the middle of a file ends the stream on the age
   expect(await ended).toBe(grpcStatus.CANCELLED);
 });
 
-test('a link that falls silent is ended, and its machine is offline', async () => {
+test('a silent link is ended, and its machine is offline', async () => {
   const system = await startFarhand({ tuning: { link: { heartbeatMs: 50, silenceMs: 200 } } });
   const agent = await scriptedMachine(system);
   await agent.next('heartbeat');
@@ -237,13 +237,13 @@ test('two agents with one identity: the newer replaces the older, frames of the 
   expect(events.items.map(({ data }) => data.machine_id)).toEqual([identity.machineId]);
 });
 
-test('a report that breaks the contract is dropped, and the last good one stays', async () => {
+test('an invalid report is ignored, and the last valid one is retained', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   agent.send({ heartbeat: { metrics: { cpu_usage: 1e9, recorded_at_ms: 2 } } });
   agent.send({ heartbeat: { metrics: { cpu_usage: 7, recorded_at_ms: 3 } } });
   agent.send({ heartbeat: { metrics: { cpu_usage: Number.NaN, recorded_at_ms: 4 } } });
-  // A small answer is taken after what was sent before it.
+  // A small answer is handled after all earlier messages.
   const answer = system.call('GET', files(agent.identity.machineId));
   const stream = agent.answer((await agent.next('call')).call_id);
   stream.write({ error: { code: 'io_error', message: '', details: '' } });
@@ -253,7 +253,7 @@ test('a report that breaks the contract is dropped, and the last good one stays'
   expect(status.cpu.usage).toBe(7);
 });
 
-test('an agent that never stops sending what it was asked for costs one refusal, not the broker’s memory', async () => {
+test('an agent that sends an endless answer causes one refusal, and does not fill the broker’s memory', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 10 };
@@ -277,7 +277,7 @@ test('an agent that never stops sending what it was asked for costs one refusal,
   expect(await directoryEnded).toBe(grpcStatus.CANCELLED);
 });
 
-test('a fenced link loses its connection too, and a proven one that greets no more is not kept waiting', async () => {
+test('the connection of a fenced link is closed, and an authenticated one without a new hello is cut', async () => {
   const system = await startFarhand();
   const identity = await joinScripted(system);
   const older = await connectScripted(system.grpc, identity);
@@ -285,7 +285,7 @@ test('a fenced link loses its connection too, and a proven one that greets no mo
   const newer = await connectScripted(system.grpc, identity);
   await newer.next('welcome');
   await older.next('fenced');
-  // Its connection goes, and with it whatever else it might have opened on it.
+  // Its connection is closed, with all streams on it.
   expect(await statusOf(older.answer('call_x'))).toBeGreaterThan(0);
   expect(await system.client.machines.get({ machine_id: identity.machineId })).toMatchObject({
     status: 'online',

@@ -1,4 +1,4 @@
-// Live updates: one stream of what changes, for each key only what it may read.
+// Live updates: one stream of changes, with only those that a key may read.
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { refusalIn } from './all-routes.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
@@ -9,7 +9,7 @@ interface Update {
   data: any;
 }
 
-/** A stream of updates, read in the background. */
+/** Follows a stream of updates in the background. */
 async function follow(system: TestSystem, topics: string, key = system.key) {
   const ending = new AbortController();
   onTestFinished(() => ending.abort());
@@ -87,7 +87,7 @@ describe('a stream is refused', () => {
   });
 });
 
-test('machines that join, report, are renamed, go offline and are removed come with their last report', async () => {
+test('machines that join, report, are renamed, go offline or are removed are sent with their last report', async () => {
   const system = await startFarhand();
   const live = await follow(system, 'machines');
   await expect.poll(() => live.updates[0]).toEqual({ event: 'ready', data: {} });
@@ -104,7 +104,7 @@ test('machines that join, report, are renamed, go offline and are removed come w
   await expect.poll(() => removedIn(live)).toEqual([id]);
 });
 
-test('a key limited by tag follows its machines only, as they come and go', async () => {
+test('a key limited by tag follows only its machines, also when their tags change', async () => {
   const system = await startFarhand();
   const { machineId: mine } = await system.agent({ tags: 'web' });
   const { machineId: other } = await system.agent({ tags: 'db' });
@@ -122,7 +122,7 @@ test('a key limited by tag follows its machines only, as they come and go', asyn
   await expect.poll(() => removedIn(live)).toEqual([mine]);
 });
 
-test('events, a command and a batch come in the same stream, the last two with their state from the start to the end', async () => {
+test('events, a command and a batch are sent in the same stream, the last two with their state from start to end', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const command = await system.client.commands.create({ machine_id, command: 'cat', input: true, wait: 0 });

@@ -1,4 +1,5 @@
-// Logins of browsers: the cookie that stands for a key, where it counts, how it ends, and what is never stored of it.
+// Logins of browsers: the cookie in place of a key, for which requests it counts, how it ends, and that it is
+// never stored.
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
@@ -14,13 +15,13 @@ const own = { 'Sec-Fetch-Site': 'same-origin', 'X-Farhand-Console': '1' };
 interface Browser {
   id: string;
   cookie: string;
-  /** A request of the console's own page. */
+  /** Sends a request as the console does. */
   ask(
     method: string,
     path: string,
     options?: { body?: unknown; headers?: Record<string, string> },
   ): Promise<Answer>;
-  /** The status and code of such a request. */
+  /** Returns the status and code of such a request. */
   outcome(
     method: string,
     path: string,
@@ -30,11 +31,11 @@ interface Browser {
 
 const said = ({ status, body }: Answer): string => [status, body?.error?.code].join(' ').trim();
 
-/** Headers without those that are empty. */
+/** Leaves out empty headers. */
 const present = (headers: Record<string, string>): Record<string, string> =>
   Object.fromEntries(Object.entries(headers).filter(([, value]) => value !== ''));
 
-/** Logs in with a key, or a ticket, as the console does. */
+/** Logs in with a key or a ticket, as the console does. */
 async function logIn(
   system: TestSystem,
   key = system.key,
@@ -56,7 +57,7 @@ async function logIn(
   return { answer, id: answer.body?.data?.id, cookie, ask, outcome };
 }
 
-/** Ticket of the broker's own user, for the key with this name. */
+/** Makes a ticket for the key with this name, as the broker's own user. */
 async function ticketFor(system: TestSystem, name = 'test'): Promise<string> {
   const { items } = await system.client.keys.list({ limit: 100 });
   const { id = '' } = items.find((key) => key.name === name) ?? {};
@@ -103,7 +104,7 @@ describe('a cookie does not count', () => {
     expect((await system.client.joinTokens.list()).total).toBe(0);
   });
 
-  test('for a WebSocket: without a ticket it opens no terminal, from wherever', async () => {
+  test('for a WebSocket: without a ticket it opens no terminal, from any page', async () => {
     const system = await startFarhand();
     const { machineId } = await system.agent();
     const session = await system.client.sessions.create({ machine_id: machineId });
@@ -124,7 +125,7 @@ describe('a cookie does not count', () => {
     expect(await open({ Origin: system.url, 'Sec-Fetch-Site': 'same-origin' })).toBe(401);
   });
 
-  test('beside a key: a request with both has the rights of the key', async () => {
+  test('with a key in the request, which then has the rights of the key', async () => {
     const system = await startFarhand();
     const { cookie } = await logIn(system);
     const { key } = await system.keyed(['files:read']);
@@ -157,7 +158,8 @@ describe('a cookie does not count', () => {
       '200',
       expect.stringMatching(/^__Host-farhand=; Max-Age=0;/),
     ]);
-    // A console that is open in many tabs asks often: it must learn that its login has ended.
+    // Many requests, as of a console in many tabs. None is rate limited, so that each reports the end of the
+    // login.
     for (let asked = 0; asked < 50; asked += 1)
       expect(await outcome('GET', '/machines')).toBe('401 unauthorized');
   });
@@ -216,7 +218,7 @@ describe('logging in', () => {
     expect([await outcome({}), await outcome({})]).toEqual(['201', '401 unauthorized']);
   });
 
-  test('gives a cookie that only this host gets, and that no script reads', async () => {
+  test('sets a cookie that is sent only to this host, and that no script can read', async () => {
     const system = await startFarhand();
     const { answer, id, ask } = await logIn(system);
     expect(answer.headers.get('set-cookie')).toMatch(
@@ -241,7 +243,7 @@ describe('logging in', () => {
     expect((await system.client.keys.me()).login).toBeUndefined();
   });
 
-  test('works with a ticket once, for 5 minutes and on this machine, and with nothing else that looks like one', async () => {
+  test('works with a ticket once, for 5 minutes and on this machine, but not with similar texts', async () => {
     const clock = fakeClock(Date.parse('2026-11-23T10:00:00Z'));
     const system = await startFarhand({ flags: ['--trusted-proxy', '127.0.0.1'] });
     const ticket = await ticketFor(system);
@@ -258,7 +260,7 @@ describe('logging in', () => {
 });
 
 describe('the rights of a login', () => {
-  test('are those of its key at any moment: narrowed, they end requests and streams within 2 s', async () => {
+  test('are always those of its key: if these are limited, requests and streams end within 2 s', async () => {
     const system = await startFarhand();
     const { key } = await system.keyed(['machines:read', 'commands:read']);
     const { outcome, cookie } = await logIn(system, key);
@@ -423,7 +425,7 @@ test('a login survives a restart of the broker', async () => {
   );
 });
 
-test('neither cookie nor ticket is in any file or log, and the audit names the login of each request', async () => {
+test('neither cookie nor ticket is in any file or log, and audit rows have the id of the login', async () => {
   const system = await startFarhand();
   const ticket = await ticketFor(system);
   const { id, cookie, ask } = await logIn(system, ticket);
@@ -449,7 +451,7 @@ test('neither cookie nor ticket is in any file or log, and the audit names the l
     for (const secret of secrets) expect(text.includes(secret)).toBe(false);
 });
 
-/** An open stream of server-sent events that a page reads. */
+/** Opens a stream of server-sent events as a page does. */
 async function streamOf(system: TestSystem, path: string, cookie: string) {
   const ending = new AbortController();
   const response = await fetch(`${system.url}/api/v1${path}`, {
@@ -469,7 +471,7 @@ async function streamOf(system: TestSystem, path: string, cookie: string) {
   return { ended, open: () => open, close: () => ending.abort() };
 }
 
-/** The status of a request with headers that fetch does not let through. */
+/** Returns the status of a request with headers that fetch does not allow. */
 async function rawStatus(url: string, headers: Record<string, string>): Promise<number | undefined> {
   const { get } = await import('node:http');
   return new Promise((resolve, reject) => {

@@ -61,7 +61,7 @@ test('an item has the values of the machine’s own status, and its last minute'
   expect(Math.abs((item?.hour.memory.at(-1) ?? item?.hour.memory.at(-2) ?? 0) - percent)).toBeLessThan(10);
 });
 
-test('the last hour has a point for each minute and forgets older ones, also after hours without a report', async () => {
+test('the last hour has a point for each minute and drops older ones, also after hours without a report', async () => {
   const clock = fakeClock(0);
   const hour = new LastHour();
   for (let minute = 0; minute < 90; minute += 1) {

@@ -9,7 +9,7 @@ import { fakeClock } from './fake-clock.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 
-/** A report as it comes decoded from the wire. */
+/** Returns a report as it is decoded from the wire. */
 function report(cpu_usage: number) {
   const space = { total: 100, used: 40, free: 60 };
   return {
@@ -69,7 +69,7 @@ test.each([
   expect([status, body.error.code]).toEqual([400, 'invalid_request']);
 });
 
-test('a list item holds exactly the fields of the contract, the detail form three more', async () => {
+test('a list item has exactly the fields of the contract, the detail three more', async () => {
   const system = await startFarhand();
   const agent = await system.agent({ name: 'web-1', tags: 'prod,web' });
   const list = await system.call('GET', '/machines');
@@ -187,7 +187,7 @@ test('list items are exactly the spec’s, and have the version and the clock of
   ]);
 });
 
-test('a machine whose clock is far off is named in the log once, until it was right again, and in its status', async () => {
+test('a machine whose clock is far off is logged once, until the clock was right again, and has the offset in its status', async () => {
   const system = await startFarhand();
   const metrics = { cpu_cores: 1, memory: {}, disk: {} };
   const at = (offset: number) => ({ ...metrics, recorded_at_ms: Date.now() + offset });
@@ -253,7 +253,7 @@ test('the history of metrics is averaged per step and bounded to 48 hours', asyn
   expect(points.slice(1, -1).every(({ cpu_usage }) => cpu_usage === 30)).toBe(true);
 });
 
-test('metrics over REST refuse an instant that is none, and answer what was asked for', async () => {
+test('metrics over REST refuse an invalid instant, and return the requested period', async () => {
   const system = await startFarhand();
   const { machineId } = await system.agent();
   const bad = await system.call('GET', `/machines/${machineId}/metrics?since=yesterday`);
@@ -262,7 +262,7 @@ test('metrics over REST refuse an instant that is none, and answer what was aske
   expect(good.body.data).toMatchObject({ since: '2026-01-01T00:00:00.000Z', step: 60, points: [] });
 });
 
-test('PATCH renames and retags, and what was not sent stays', async () => {
+test('PATCH changes name and tags, and only the fields that were sent', async () => {
   const system = await startFarhand();
   const agent = await system.agent({ name: 'old', tags: 'a' });
   const renamed = await system.client.machines.update({ machine_id: agent.machineId, name: 'new' });
@@ -291,7 +291,7 @@ test('an agent removed while it was offline stops when it reconnects', async () 
   await expect(system.agent({ dataDir: agent.dataDir })).rejects.toMatchObject({ exitCode: 78 });
 });
 
-test('white space around tags is no part of them: in new ones, in those that version 0.1.0 stored, in filters, keys and batches', async () => {
+test('white space around tags is trimmed: in new tags, in those of version 0.1.0, in filters, keys and batches', async () => {
   const first = await startFarhand();
   const body = { tags: [' ', 'x'] };
   const agent = await first.agent({ tags: ' a , b ' });
@@ -325,7 +325,7 @@ test('white space around tags is no part of them: in new ones, in those that ver
   expect(results.map((one) => one.machine_id)).toEqual([machine_id]);
 });
 
-test('tags that decide what a key reaches are changed by admin only', async () => {
+test('tags that decide which machines a key may use are changed by admin only', async () => {
   const system = await startFarhand();
   const agent = await system.agent({ tags: 'dev' });
   const { client } = await system.keyed(['machines:read', 'machines:write']);
@@ -353,7 +353,7 @@ test('a key limited by tag sees the machines with that tag and no others', async
   expect(new Set(events.items.map(({ data }) => data.machine_name))).toEqual(new Set(['in']));
 });
 
-test('a key limited to some machines cannot deal with join tokens, not even with admin', async () => {
+test('a key limited to some machines cannot use join tokens, not even with admin', async () => {
   const system = await startFarhand();
   const token = await system.client.joinTokens.create({});
   const { client } = await system.keyed(['admin'], { tags: ['team-a'] });

@@ -1,4 +1,4 @@
-// The OpenAPI document as a broker serves it: valid by a linter's judgement, complete, and true.
+// The OpenAPI document that a broker serves: without a warning of the linter, complete, and right.
 import { execFile } from 'node:child_process';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -61,7 +61,7 @@ async function served(): Promise<{ url: string; text: string; document: Document
   return { url, text, document: JSON.parse(text) };
 }
 
-/** Every operation with its route. */
+/** Returns every operation with its route. */
 function operationsOf(document: Document) {
   return allRoutes().map(({ noun, operation, route }) => ({
     name: `${noun}.${operation}`,
@@ -70,7 +70,7 @@ function operationsOf(document: Document) {
   }));
 }
 
-/** Every value in a document with the key it stands under. */
+/** Yields every value in a document with its key. */
 function* valuesIn(value: unknown, key = ''): Generator<[key: string, value: unknown]> {
   yield [key, value];
   if (typeof value !== 'object' || value === null) return;
@@ -107,7 +107,7 @@ async function lint(text: string): Promise<Problem[]> {
     REDOCLY_SUPPRESS_UPDATE_NOTICE: 'true',
   };
   const output = await new Promise<string>((resolve, reject) => {
-    // It ends with 1 where there are errors, and says nothing on stdout where it could not run.
+    // The linter exits with 1 if there are errors. It prints nothing on stdout if it could not run.
     execFile(binary, args, { cwd: folder, env, maxBuffer: 2 ** 26 }, (error, stdout, stderr) =>
       stdout ? resolve(stdout) : reject(new Error(stderr, { cause: error })),
     );
@@ -118,7 +118,7 @@ async function lint(text: string): Promise<Problem[]> {
 const line = ({ ruleId, message, location }: Problem): string =>
   `${ruleId}: ${message} (${location[0]?.pointer ?? ''})`;
 
-test('the linter sees what is wrong with a document', async () => {
+test('the linter reports what is wrong with a document', async () => {
   const { document } = await served();
   const { '/api/v1/machines': _, ...paths } = document.paths;
   const broken = { ...document, paths: { ...paths, '/x/{id}': { get: { responses: {} } } } };
@@ -148,7 +148,7 @@ test('the served document is OpenAPI 3.1 and names this broker as its server', a
   expect(body.servers).toMatchObject([{ url: 'https://farhand.example.org' }]);
 });
 
-test('every reference in the document resolves, and every component is referred to', async () => {
+test('every reference in the document resolves, and every component is used', async () => {
   const { document } = await served();
   const references = [...valuesIn(document)]
     .filter(([key]) => key === '$ref')
@@ -181,7 +181,7 @@ test('every route of the table is in the document with its method and status, an
   expect(described.length).toBe(operations.length);
 });
 
-test('each operation names the key and scope it needs, or that it needs none', async () => {
+test('each operation has the scope that it needs, or says that it needs no key', async () => {
   const { document } = await served();
   expect(document.components.securitySchemes).toEqual({
     apiKey: { type: 'http', scheme: 'bearer', description: expect.any(String) },
@@ -197,7 +197,7 @@ test('each operation names the key and scope it needs, or that it needs none', a
   }
 });
 
-test('the parameters of the document are those of the table, and a header is named as it is sent', async () => {
+test('the parameters of the document are those of the table, with the names of headers as they are sent', async () => {
   const { document } = await served();
   for (const { name, route, described } of operationsOf(document)) {
     const places = { path: route.params, query: route.query, header: route.headers };
@@ -245,7 +245,7 @@ test('enum, default and pattern of every parameter match its type', async () => 
   expect(wrong).toEqual([]);
 });
 
-test('a body is described as required exactly where an empty one is refused', async () => {
+test('a body is described as required exactly if an empty one is refused', async () => {
   const { document } = await served();
   for (const { name, route, described } of operationsOf(document)) {
     const required = route.accepts ? true : route.body && !z.safeParse(route.body, {}).success;
@@ -272,7 +272,7 @@ test('every success is described as the envelope of data and meta, with paging f
   }
 });
 
-/** Fields below a schema, or schemas in it, that have no description. */
+/** Returns fields and schemas below a schema that have no description. */
 function undescribed(schema: Json | undefined, at: string): string[] {
   if (typeof schema !== 'object' || schema === null || Array.isArray(schema) || '$ref' in schema) return [];
   const { properties = {}, items, additionalProperties, anyOf = [], oneOf = [], allOf = [] } = schema;
@@ -300,7 +300,7 @@ test('every parameter and every field of the document has a description', async 
   expect([...missing, ...schemas.flatMap(([name, schema]) => undescribed(schema, name))]).toEqual([]);
 });
 
-test('a list names the defaults of limit and offset, and the header of its next page', async () => {
+test('a list has the defaults of limit and offset, and the header of its next page', async () => {
   const { document } = await served();
   for (const { name, route, described } of operationsOf(document)) {
     if (route.kind !== 'list') continue;
@@ -361,7 +361,7 @@ test('every JSON body has an example, and each works when it is sent', async () 
     const url = addressOf(scene, route, { ids: { ...scene.here, command } });
     const { status, body } = await call(url, route.method, { key, body: JSON.parse(text) });
     expect([name, status, body?.error]).toEqual([name, route.status, undefined]);
-    // Nothing may be sent there.
+    // Removed at once, so that nothing is sent to its URL.
     if (name === 'webhooks.create') await client.webhooks.remove({ webhook_id: body.data.id });
   }
 });
@@ -396,7 +396,7 @@ test('the data of every event matches the schema of its delivery, without furthe
   );
 });
 
-test('the document and the parts of the reference page are made once, and answered with 304 to a client that has them', async () => {
+test('the document and the files of the reference page are made once, and answered with 304 to a client that has them', async () => {
   const { url } = await startFarhand();
   for (const path of ['/api/v1/openapi.json', '/docs/redoc.standalone.js', '/docs/page.js']) {
     const first = await fetch(url + path);

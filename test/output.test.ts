@@ -1,4 +1,4 @@
-// The output log: offsets, the sliding window, and what a restart or a full disk leaves of them.
+// The output log: offsets, the sliding window, restarts and a full disk.
 import { randomBytes } from 'node:crypto';
 import { mkdtemp, readdir, rm, stat, truncate, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -39,7 +39,7 @@ async function reopen(options: OutputOptions = {}): Promise<OutputLog> {
   return log;
 }
 
-/** Everything that can be read from `from` on, and where bytes were missing. */
+/** Reads everything from `from` on, with the ranges of missing bytes. */
 async function readAll(log: OutputLog, from = 0): Promise<{ data: Buffer; gaps: [number, number][] }> {
   const pieces: Buffer[] = [];
   const gaps: [number, number][] = [];
@@ -57,7 +57,7 @@ async function bytesOnDisk(): Promise<number> {
   return files.reduce((sum, { size }) => sum + size, 0);
 }
 
-test('a log of very many gaps has no more files than another', async () => {
+test('a log with many gaps has no more files than one without', async () => {
   const log = make();
   for (let n = 0; n < 300; n += 1) {
     await log.skip(log.end + 1);
@@ -84,7 +84,7 @@ test('a gap at the very end is reported too', async () => {
   expect(await log.read(0, 100)).toEqual({ offset: 4, data: Buffer.alloc(0) });
 });
 
-test('a file that somebody shortened or removed becomes a gap and ends no reader', async () => {
+test('a file that was shortened or removed becomes a gap, and no reader ends', async () => {
   const log = make({ windowBytes: 160 });
   for (let i = 0; i < 3; i++) await log.append(Buffer.alloc(10, String(i)));
   await log.close();
@@ -100,7 +100,7 @@ test('a file that somebody shortened or removed becomes a gap and ends no reader
   expect(await readAll(log)).toEqual({ data, gaps });
 });
 
-test('memory that the disk refuses to take stays readable, and goes there with the next bytes', async () => {
+test('bytes in memory that cannot be written stay readable, and are written with the next bytes', async () => {
   await writeFile(directory, 'in the way');
   const log = make({ memoryBytes: 8 });
   await log.append(Buffer.from('abcdef'));
@@ -122,7 +122,7 @@ test('a reader that stops reading stalls the writer once, then loses bytes until
   expect(performance.now() - begun).toBeGreaterThanOrEqual(45);
   expect(performance.now() - begun).toBeLessThan(1000);
   expect(await reader.read(100)).toEqual({ offset: log.start, data: Buffer.alloc(100, 24) });
-  // It counts again.
+  // The reader counts again.
   const again = performance.now();
   await log.append(Buffer.alloc(100));
   expect(performance.now() - again).toBeGreaterThanOrEqual(45);
@@ -147,7 +147,7 @@ test.each<[string, (log: OutputLog, reader: OutputReader) => unknown]>([
 ])('a writer that waits goes on at once when %s', async (_what, free) => {
   const log = make({ windowBytes: 1600, stallMs: 600_000 });
   const reader = log.reader(0);
-  // An eighth of the window.
+  // Appends an eighth of the window.
   await log.append(Buffer.alloc(200));
   let waited = false;
   const held = log.append(Buffer.alloc(1)).then(() => {
@@ -155,7 +155,7 @@ test.each<[string, (log: OutputLog, reader: OutputReader) => unknown]>([
   });
   const woken = log.changed.wait(new AbortController().signal);
   await woken;
-  // A whole append of another log: an append that does not wait is done by then.
+  // Appends to another log, by which time an append that does not wait has ended.
   const other = newOutput(join(home, 'other'));
   logs.push(other);
   await other.append(Buffer.alloc(1));
@@ -171,7 +171,7 @@ test('a log without output makes neither file nor directory', async () => {
   expect(await readdir(home)).toEqual([]);
 });
 
-test('reading beyond the end gives nothing', async () => {
+test('reading beyond the end returns nothing', async () => {
   const log = make();
   await log.append(Buffer.from('abc'));
   expect(await log.read(3, 10)).toEqual({ offset: 3, data: Buffer.alloc(0) });
@@ -200,7 +200,7 @@ test('appends that are not awaited keep their order while others read', async ()
   expect((await readAll(log)).data.equals(Buffer.concat(lines))).toBe(true);
 });
 
-test('the window keeps at least its size of the last bytes and not much more, and reports what is gone', async () => {
+test('the window has at least its size of the last bytes and not much more, and reports deleted bytes', async () => {
   const windowBytes = 160_000;
   const log = make({ windowBytes });
   const all = randomBytes(1_000_000);
@@ -226,7 +226,7 @@ test('a reader that the window overtakes gets a gap, never wrong bytes', async (
     expect(data.equals(all.subarray(offset, offset + data.length))).toBe(true);
 });
 
-test('a log reopened from the disk has the same bytes and goes on at its end', async () => {
+test('a log reopened from the disk has the same bytes and continues at its end', async () => {
   const all = randomBytes(100_000);
   const first = make({ windowBytes: 160_000 });
   await first.append(all.subarray(0, 60_000));
@@ -242,7 +242,7 @@ test('a log that was never written opens empty', async () => {
   expect([log.start, log.end]).toEqual([0, 0]);
 });
 
-test('skipping ahead makes a gap that a restart remembers', async () => {
+test('a skip makes a gap that survives a restart', async () => {
   const first = make();
   await first.append(Buffer.from('abc'));
   await first.skip(10);
@@ -254,7 +254,7 @@ test('skipping ahead makes a gap that a restart remembers', async () => {
   }
 });
 
-test('a removed log leaves nothing behind and shows its readers a gap', async () => {
+test('a removed log leaves no file, and its readers get a gap', async () => {
   const log = make();
   await log.append(Buffer.from('abc'));
   await log.remove();
@@ -281,7 +281,7 @@ test('a slow reader gets every byte of a fast writer', async () => {
   expect(Buffer.concat(pieces).equals(all)).toBe(true);
 });
 
-test('a log that never outgrows its memory makes no file and reads like any other', async () => {
+test('a log that fits in memory makes no file and is read like any other', async () => {
   const log = make({ memoryBytes: 3000 });
   const all = randomBytes(3000);
   for (let at = 0; at < all.length; at += 7) await log.append(all.subarray(at, at + 7));
@@ -297,7 +297,7 @@ test('a log that never outgrows its memory makes no file and reads like any othe
   expect(await readdir(home)).toEqual([]);
 });
 
-test('a log that outgrows its memory is all on the disk, and what was read before stays as it was', async () => {
+test('a log that no longer fits in memory is written to disk completely, and earlier reads stay valid', async () => {
   const options = { memoryBytes: 3000, windowBytes: 16_000 };
   const log = make(options);
   const all = randomBytes(10_000);

@@ -1,4 +1,4 @@
-// Who is believed about where a request comes from, how often a key may ask, and what wrong keys lead to.
+// Rate limits: trusted proxies and client addresses, limits of keys, and limits of wrong keys.
 import { randomBytes } from 'node:crypto';
 import {
   credentials,
@@ -23,7 +23,7 @@ const settingsOf = (...argv: string[]) => readSettings(brokerSettings, { argv, e
 
 const trusting = (...texts: string[]) => createTrustedProxies(texts.flatMap((text) => networkOf(text) ?? []));
 
-/** A call that a proxy on this box passes on for somebody. */
+/** Makes a call as a proxy on this machine, for a client address. */
 function through(
   system: TestSystem,
   address: string,
@@ -33,7 +33,7 @@ function through(
   return system.call('GET', path, { key, headers: { 'X-Forwarded-For': address } });
 }
 
-/** One call over gRPC that a proxy on this box passes on for somebody; its status. */
+/** Makes a gRPC call as a proxy on this machine, for a client address. Resolves with its status. */
 async function grpcCaller(system: TestSystem, service: typeof linkService | typeof streamsService) {
   const Client = makeClientConstructor(service, 'called');
   const ca = credentials.createSsl(Buffer.from(await caOf(system)));
@@ -44,7 +44,7 @@ async function grpcCaller(system: TestSystem, service: typeof linkService | type
     metadata.set('x-forwarded-for', address);
     if (key) metadata.set('authorization', `Bearer ${key}`);
     return new Promise((resolve) => {
-      // The client has one method for each rpc of the service.
+      // The cast is safe: the client has one method for each rpc of the service.
       const call = client[method]?.bind(client) as (...args: unknown[]) => {
         on(...args: unknown[]): unknown;
       };
@@ -96,7 +96,7 @@ test.each([
   expect(trusting(...networks).clientOf(peer, header)).toBe(expected);
 });
 
-test('a scheme is taken from a trusted peer alone, and only one that is one', () => {
+test('X-Forwarded-Proto counts only from a trusted peer, and only if it is a valid scheme', () => {
   const proxies = trusting('10.0.0.0/8');
   expect(proxies.schemeOf('10.0.0.1', 'https')).toBe('https:');
   expect(proxies.schemeOf('10.0.0.1', 'https, http')).toBe('http:');
@@ -105,7 +105,7 @@ test('a scheme is taken from a trusted peer alone, and only one that is one', ()
   expect(proxies.schemeOf('11.0.0.1', 'https')).toBe(undefined);
 });
 
-test('sources of wrong keys are those whom a trusted proxy names; without trust the header is air', async () => {
+test('wrong keys count for the address that a trusted proxy reports; other peers’ headers are ignored', async () => {
   for (const [flags, expected] of [
     [['--trusted-proxy', '127.0.0.1'], 429],
     [[], 401],
@@ -132,11 +132,11 @@ test('after 30 wrong keys a source is rate limited; a good key from there works,
   expect(received(over)).toEqual([429, 'rate_limited', true]);
   expect(over.body.error.details.retry_after).toBe(Number(over.headers.get('retry-after')));
   expect(over.body.error.details.retry_after).toBeLessThanOrEqual(60);
-  // Paths that do not exist and headers that are no key count alike.
+  // Unknown paths and headers without a key count in the same way.
   expect((await through(system, '203.0.113.9', 'x', '/nothing')).status).toBe(429);
   expect((await through(system, '203.0.113.9', system.key)).status).toBe(200);
   expect((await through(system, '203.0.113.10', 'service_apikey_wrong')).status).toBe(401);
-  // Who shows nothing tries nothing, and what needs no key asks for none.
+  // A request without a key is no wrong key, and routes without a key are not limited.
   expect((await through(system, '203.0.113.9', null)).status).toBe(401);
   const health = await call(`${system.url}/healthz`, 'GET', {
     key: 'service_apikey_wrong',
@@ -145,14 +145,14 @@ test('after 30 wrong keys a source is rate limited; a good key from there works,
   expect(health.status).toBe(200);
 });
 
-test('addresses of one IPv6 /64 are one source, of another one they are another', async () => {
+test('addresses of one IPv6 /64 network are one source, and of another network another source', async () => {
   const rates = createRateLimits({});
   for (let n = 0; n < 30; n += 1) await rates.countWrongKey(`2001:db8::${n}:1`);
   await expect(rates.countWrongKey('2001:0db8:0:0:ffff::1')).rejects.toMatchObject({ code: 'rate_limited' });
   await rates.countWrongKey('2001:db8:0:1::1');
 });
 
-test('an address that stands for many has more, but not without end', async () => {
+test('a shared address has a higher limit', async () => {
   const rates = createRateLimits({ isShared: (address) => address === '10.0.0.1' });
   for (const address of ['127.0.0.1', '10.0.0.1']) {
     for (let n = 0; n < 1_000; n += 1) await rates.countWrongKey(address);
@@ -160,9 +160,9 @@ test('an address that stands for many has more, but not without end', async () =
   }
 });
 
-test('however many sources there are, they are counted in so many buckets and no more', async () => {
+test('any number of sources is counted in a fixed number of buckets', async () => {
   const rates = createRateLimits({ buckets: 4 });
-  // No key comes twice, and all buckets together hold 120.
+  // Each address makes one request, and all buckets together allow 120.
   const strikes = Array.from({ length: 121 }, (_, n) => rates.countWrongKey(`10.0.0.${n}`));
   await expect(Promise.all(strikes)).rejects.toMatchObject({ code: 'rate_limited' });
 });
@@ -199,13 +199,13 @@ test('answers have no rate limit headers unless a limit is set', async () => {
   expect([...headers.keys()].filter((name) => name.startsWith('x-ratelimit'))).toEqual([]);
 });
 
-test('a key that has spent its minute is 429 with the time to wait, another key and the socket file are not', async () => {
+test('a key over its limit gets 429 with the time to wait; another key and the socket file do not', async () => {
   const system = await startFarhand({ flags: ['--rate-limit', '5'] });
   const { key } = await withBroker({ dataDir: system.dataDir, url: undefined, apiKey: undefined }, (local) =>
     local.keys.create({ name: 'reader', scopes: ['machines:read'] }),
   );
   const before = Math.floor(Date.now() / 1_000);
-  // Refusals are answers to an authenticated request, too.
+  // Refused requests with a valid key count, too.
   const paths = ['/machines', '/nothing', '/audit', '/machines/mach_x', '/auth/me'];
   const statuses = [200, 404, 403, 404, 200];
   for (const [n, path] of paths.entries()) {
@@ -233,14 +233,14 @@ test('a key that has spent its minute is 429 with the time to wait, another key 
 test('calls over gRPC are counted with those over REST', async () => {
   const system = await startFarhand({ flags: ['--rate-limit', '3'] });
   const client = await streamsOf(system);
-  // That took one to fetch the certificate authority.
+  // One request was used to fetch the certificate authority.
   await system.call('GET', '/machines');
   await system.call('GET', '/machines');
   const refusal = await refusalOf(client.events({}));
   expect([refusal.code, refusal.details.retry_after]).toEqual(['rate_limited', expect.any(Number)]);
 });
 
-test('calls that would change something are on record when their key has spent its minute', async () => {
+test('refused calls of a key over its limit are recorded if they would change something', async () => {
   const system = await startFarhand({ flags: ['--rate-limit', '2'] });
   const client = await streamsOf(system);
   await system.call('GET', '/machines');
@@ -263,7 +263,7 @@ test('each signal of a call over gRPC is counted as a request', async () => {
   const joinToken = (await withBroker(local, (client) => client.joinTokens.create({}))).token;
   const { machineId: machine_id } = await system.agent({ joinToken });
   const client = await streamsOf(system);
-  // With the certificate authority and the call itself that is the limit.
+  // With the fetch of the certificate authority and the call itself, this is the limit.
   const signals = Array.from({ length: 5 }, () => ({ signal: 'SIGCONT' }));
   const asked = line<object>({ start: { machine_id, command: 'cat' } }, ...signals);
   const refusal = await refusalOf(client.exec(asked.requests));

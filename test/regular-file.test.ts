@@ -1,4 +1,4 @@
-// Files that root reads in a directory of another user: that one decides what lies there.
+// Files that root reads in a directory of another user, who may replace them.
 import { execFileSync, spawnSync } from 'node:child_process';
 import { symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -10,7 +10,7 @@ import { temporaryFolder } from './start-farhand.ts';
 const checkout = join(import.meta.dirname, '..');
 
 describe('in a directory that another user owns, root', () => {
-  /** A data directory with something else in the place of a file. */
+  /** Makes a data directory with something else in place of a file. */
   function directoryWith(name: string, what: 'FIFO' | 'link' | 'device'): string {
     const directory = temporaryFolder('foreign');
     const file = join(directory, name);
@@ -33,7 +33,7 @@ describe('in a directory that another user owns, root', () => {
     expect([status, stdout]).toEqual([1, expect.stringMatching(/is not a regular file|other users can use/)]);
   });
 
-  test('refuses a file that is too large for what it should be', async () => {
+  test('refuses a file that is larger than it should be', async () => {
     const file = join(temporaryFolder('foreign'), 'identity.json');
     writeFileSync(file, Buffer.alloc(64 * 1024 + 1, 'x'));
     await expect(readRegularFile(file)).rejects.toThrow('is larger than 65536 bytes');

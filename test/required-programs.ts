@@ -1,11 +1,11 @@
-// Skips tests that need a program which is missing on this machine, and says so in their names.
+// Skips tests that need a program which is missing on this machine. Their names say what they need.
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { type TestFunction, test } from 'vitest';
 
 const directories = [...(process.env.PATH ?? '').split(':'), '/usr/sbin', '/sbin'];
 
-/** Whether a program can be found. */
+/** True if a program is installed. */
 export const has = (program: string): boolean =>
   directories.some((directory) => existsSync(join(directory, program)));
 

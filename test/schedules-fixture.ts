@@ -10,19 +10,19 @@ import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.
 
 export type Run = Awaited<ReturnType<Farhand['schedules']['history']>>['items'][number];
 
-/** Brokers that start anew look at their certificates: near the real day. */
+/** The real date, because restarted brokers check their certificates. */
 export const today = new Date().toISOString().slice(0, 10);
 
-/** After a jump of the clock, until schedules run again. */
+/** Time after a jump of the clock until schedules run again. */
 const settleMs = 90_000;
 
 /**
- * A system with one machine at a time of the tests' own. The clock moves on in steps of `stepMs`: a link hears a
- * heartbeat each time, and is over after 45 s without one.
+ * A system with one machine at a time that the test sets. The clock moves in steps of `stepMs`, with a
+ * heartbeat in each, because a link ends after 45 s without one.
  */
 export async function systemAt(start: string, day = today, stepMs = 30_000) {
   const at = (time: string): number => Date.parse(`${day}T${time}Z`);
-  // A broker that goes sends its agents away for almost five seconds then.
+  // A stopping broker then makes its agents wait almost five seconds.
   vi.spyOn(Math, 'random').mockReturnValue(0.9);
   onTestFinished(() => void vi.restoreAllMocks());
   const clock = leapingClock();
@@ -32,7 +32,8 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
   const { machineId: machine_id } = agent;
   const identity = await joinScripted(system);
   const away = identity.machineId;
-  // Only now: certificates go by the real time. After a clock that is set forward no schedule runs for a minute.
+  // Set only now, because certificates are made with the real time. After a clock is set forward no schedule
+  // runs for a minute.
   clock.set(at(start) - settleMs);
 
   const self = {
@@ -40,9 +41,9 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
     get system(): TestSystem {
       return system;
     },
-    /** A command that counts its runs in a file of this name. */
+    /** Returns a command that counts its runs in a file with this name. */
     counting: (name: string): string => `echo ran >> ${folder}/${name}`,
-    /** A schedule with such a command. */
+    /** Creates a schedule with such a command. */
     make: (name: string, cron: string, more: object = {}) =>
       system.client.schedules.create({
         machine_id,
@@ -51,12 +52,15 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
         command: self.counting(name),
         ...more,
       }),
-    /** How often its command ran. */
+    /** Returns the number of runs of its command. */
     counted(name: string): number {
       const file = join(folder, name);
       return existsSync(file) ? readFileSync(file, 'utf8').split('\n').length - 1 : 0;
     },
-    /** Moves on, so slowly that the link lives and every run is over before the next; `held` ones aside. */
+    /**
+     * Moves the clock slowly enough that the link stays and every run ends before the next, except `held`
+     * ones.
+     */
     until: (time: string, held = 0): Promise<void> => self.pass(at(time) - now(), held),
     async pass(ms: number, held = 0): Promise<void> {
       for (const end = now() + ms; now() < end; ) {
@@ -75,7 +79,10 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
       await system.broker.close();
       await gone;
     },
-    /** The broker is back, and after some seconds the machine too. Those are leapt over; a dial takes its real time. */
+    /**
+     * Starts the broker again. The clock leaps over the seconds until the machine dials; dialing takes real
+     * time.
+     */
     async up(flags: string[] = []): Promise<void> {
       let linked = false;
       const back = agent.linked(true).then(() => {
@@ -94,7 +101,7 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
       }
       await back;
     },
-    /** Every run, oldest first, once none is under way. */
+    /** Resolves with every run, oldest first, once none is running. */
     async runs(schedule_id: string): Promise<Run[]> {
       const all: Run[] = [];
       for (let more = true; more; ) {
@@ -109,7 +116,7 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
       }
       return all.toSorted((a, b) => ((a.scheduled_for ?? '') < (b.scheduled_for ?? '') ? -1 : 1));
     },
-    /** The times of a schedule, each with what became of it. */
+    /** Resolves with the due times of a schedule, each with its status. */
     async fates(schedule_id: string): Promise<string[]> {
       const all = await self.runs(schedule_id);
       const times = all.map(({ scheduled_for }) => scheduled_for);
@@ -121,7 +128,7 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
   return self;
 }
 
-/** `n` minutes from a time on, as fates show them. */
+/** Returns `n` minutes from a time on, in the form of fates(). */
 export function minutes(from: string, n: number): string[] {
   return Array.from({ length: n }, (_, k) =>
     new Date(Date.parse(`${today}T${from}Z`) + k * 60_000).toISOString().slice(11, 16),

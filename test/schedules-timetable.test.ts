@@ -1,10 +1,10 @@
-// When schedules are due: expressions, zones, turned clocks, and what is refused. No broker: the room's own function.
+// Due times of schedules, without a broker: expressions, time zones, daylight saving time, and refusals.
 import { expect, test } from 'vitest';
 import { wordsOf } from '../broker/schedules/cron.ts';
 import { checkedTimetable } from '../broker/schedules/timetable.ts';
 import { AppError } from '../shared/errors.ts';
 
-/** The next times after an instant, short: without seconds and Z where the seconds are 0. */
+/** Returns the next due times after an instant, without seconds and Z if the seconds are 0. */
 function next(cron: string, zone: string, from: string, count = 3): string[] {
   const timetable = checkedTimetable(cron, zone);
   const times: string[] = [];
@@ -25,7 +25,7 @@ function refusalOf(cron: string, zone = 'UTC'): unknown {
   return 'accepted';
 }
 
-/** Milliseconds of the best of three: a busy box may hold up any of them. */
+/** Returns the milliseconds of the fastest of three runs, because a busy machine may delay some. */
 function fastest(run: () => unknown): number {
   const times = [1, 2, 3].map(() => {
     const begun = performance.now();
@@ -86,7 +86,7 @@ test.each([
   '0 0 31 2 *',
   '0 0 30,31 2 *',
   '0 0 31 2,4,6,9,11 */2',
-  // The last Friday is never before the 22nd, a fifth one never before the 29th.
+  // Never due: the last Friday is never before the 22nd, and a fifth one never before the 29th.
   '* * */20 * FRIL',
   '0 0 */8 12 FRI#5',
   '@reboot',
@@ -130,7 +130,7 @@ test('a refusal says which part of the expression is wrong', () => {
   ]);
 });
 
-// Expression, zone, after, and the next times in UTC. The days on which clocks are turned come from the zone's own law.
+// Expression, zone, start, and the next times in UTC. The days of clock changes are those of the zone's law.
 test.each<[what: string, cron: string, zone: string, from: string, times: string[]]>([
   ['a time that is just now is past', '0 12 * * *', 'UTC', '2026-11-21T12:00:00Z', ['2026-11-22T12:00']],
   ['half a second before it is not', '0 12 * * *', 'UTC', '2026-11-21T11:59:59.500Z', ['2026-11-21T12:00']],
@@ -411,7 +411,7 @@ test.each<[what: string, cron: string, zone: string, from: string, times: string
     '2026-10-31T12:00:00Z',
     ['2026-11-01T04:00', '2026-11-02T05:00'],
   ],
-  // Apia had no 30 December 2011: that midnight was the one of the 31st (10:00Z of the 30th).
+  // Apia had no 30 December 2011. Its midnight was that of the 31st (10:00Z on the 30th).
   [
     'Apia, a daily time of the skipped day: once, when it is over',
     '0 9 * * *',
@@ -430,7 +430,7 @@ test.each<[what: string, cron: string, zone: string, from: string, times: string
   expect(next(cron, zone, from, times.length)).toEqual(times);
 });
 
-test('the last time up to an instant is found over ten years of seconds as fast as over one', () => {
+test('the last time up to an instant is found in ten years of seconds as fast as in one', () => {
   const timetable = checkedTimetable('* * * * * *', 'Europe/Berlin');
   const [after, until] = [Date.parse('2016-01-01T00:00:00Z'), Date.parse('2026-11-21T12:00:00.999Z')];
   expect(timetable.last(after, until)).toBe(Date.parse('2026-11-21T12:00:00Z'));
@@ -471,7 +471,7 @@ function pick<T>(random: () => number, from: readonly T[]): T {
   return from[Math.floor(random() * from.length)] as T;
 }
 
-/** Numbers from 0 to 1 that are the same at every run. */
+/** Returns numbers from 0 to 1, the same in every run. */
 function seeded(seed: number): () => number {
   let state = seed;
   return () => {
@@ -515,7 +515,7 @@ function randomFields(random: () => number): Fields {
 
 const minuteMs = 60_000;
 
-/** What the clocks of a zone show, minute by minute. */
+/** Returns the wall times of a zone, minute by minute. */
 function wallsOf(zone: string, from: number, to: number): number[] {
   const format = new Intl.DateTimeFormat('sv-SE', {
     timeZone: zone,
@@ -528,7 +528,7 @@ function wallsOf(zone: string, from: number, to: number): number[] {
   return walls;
 }
 
-/** The instants at which somebody who watches the clock every minute would start it. */
+/** Returns the due times that follow from checking every minute, to compare with. */
 function watched({ matches, hourly }: Fields, walls: readonly number[], from: number): number[] {
   const found: number[] = [];
   let printed = (walls[0] ?? 0) - minuteMs;
@@ -539,7 +539,7 @@ function watched({ matches, hourly }: Fields, walls: readonly number[], from: nu
     if (now || (!hourly && skipped.some((one) => matches(new Date(one)))))
       found.push(from + index * minuteMs);
     printed = Math.max(printed, wall);
-    // By the clock, the past does not count.
+    // An hourly expression ignores earlier wall times.
     if (hourly) printed = wall;
   }
   return found;
@@ -563,7 +563,7 @@ test.each([
 ])('%s from %s to %s: the same times as a walk through every minute', (zone, first, last) => {
   const [from, to] = [Date.parse(`${first}T00:00:00Z`), Date.parse(`${last}T00:00:00Z`)];
   const random = seeded(from / minuteMs);
-  // A day more before: what the clocks showed then counts.
+  // Begins a day earlier, because wall times of that day count.
   const early = from - 1440 * minuteMs;
   const walls = wallsOf(zone, early, to);
   for (let round = 0; round < 60; round += 1) {

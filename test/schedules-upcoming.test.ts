@@ -1,11 +1,11 @@
-// What schedules will run, in the order of time.
+// Upcoming runs of all schedules, in the order of their times.
 import { expect, test } from 'vitest';
 import { refusalIn } from './all-routes.ts';
 import { startFarhand } from './start-farhand.ts';
 
 const year = new Date().getUTCFullYear() + 1;
 
-test('runs of all schedules come in order, with the offset of their zone, up to the limit', async () => {
+test('runs of all schedules are listed in order, with the offset of their zone, up to the limit', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent({ tags: 'web' });
   const { machineId: other } = await system.agent();
@@ -39,7 +39,7 @@ test('runs of all schedules come in order, with the offset of their zone, up to 
   expect((await list({ until: '2001-01-01T00:00:00Z' })).runs).toEqual([]);
 });
 
-test('what is due is refused to a key without schedules:read, and for limits out of range', async () => {
+test('upcoming runs are refused to a key without schedules:read, and for limits out of range', async () => {
   const system = await startFarhand();
   const { key } = await system.keyed(['machines:read']);
   const outcome = async (query: string, by = system.key) =>

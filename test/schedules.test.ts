@@ -1,4 +1,4 @@
-// Schedules from REST to a machine and back: declaring them, running them by hand, their history and their events.
+// Schedules from REST to a machine and back: creating them, manual runs, history and events.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
@@ -6,10 +6,10 @@ import { bench, gate, nextCall, soon } from './commands-fixture.ts';
 import { joinScripted, scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
-/** Far enough away not to fire in a test. */
+/** A time that is not due during a test. */
 const yearly = '0 0 29 2 *';
 
-/** A system with one machine, and schedules on it. */
+/** A system with one machine, and functions for schedules on it. */
 async function scheduled() {
   const { system, machine_id, agent } = await bench();
   const { client } = system;
@@ -18,7 +18,7 @@ async function scheduled() {
     make: (more: object = {}) =>
       client.schedules.create({ machine_id, name: 'nightly', command: 'true', cron: yearly, ...more }),
     runsOf: async (schedule_id: string) => (await client.schedules.history({ schedule_id })).items,
-    /** Runs it by hand and waits for the end. */
+    /** Runs a schedule by hand, and waits for the end. */
     async ranOnce(schedule_id: string) {
       const { command_id } = await client.schedules.run({ schedule_id });
       await soon(async () => (await client.commands.get({ command_id })).finished_at).not.toBeNull();
@@ -52,7 +52,7 @@ const bad: [field: string, params: object][] = [
   ['env', { env: { 'A B': '' } }],
 ];
 
-test('a bad field is 422 with its name, when it is made and when it is changed', async () => {
+test('a bad field is 422 with its name, on create and on update', async () => {
   const { system, machine_id, make } = await scheduled();
   const { id } = await make();
   const before = await system.client.schedules.get({ schedule_id: id });
@@ -85,7 +85,7 @@ test('an expression of 100,000 letters is refused in 10 ms', async () => {
       took.push(performance.now() - begun);
     }
   }
-  // Sending the request and a busy box are in these times.
+  // These times include sending the request, also on a busy machine.
   expect(Math.min(...took)).toBeLessThan(10);
 });
 
@@ -101,7 +101,7 @@ test('a schedule without a required field is 422, on an unknown machine 404', as
   expect([status, answer.error.code]).toEqual([404, 'machine_not_found']);
 });
 
-test('to make, change or run a schedule a key must be one that may run commands', async () => {
+test('creating, changing or running a schedule needs a key that may run commands', async () => {
   const { system, machine_id, make } = await scheduled();
   const { key } = await system.keyed(['schedules:write', 'schedules:read']);
   const { id } = await make();
@@ -121,7 +121,7 @@ test('to make, change or run a schedule a key must be one that may run commands'
   expect((await system.call('DELETE', `/schedules/${id}`, { key })).body.data).toEqual({ deleted: true });
 });
 
-test('a key limited to one machine sees and moves schedules on that one only', async () => {
+test('a key limited to one machine sees and moves only schedules on that machine', async () => {
   const { system, client, make } = await scheduled();
   const other = await system.agent();
   const [here, there] = [
@@ -143,7 +143,7 @@ test('a key limited to one machine sees and moves schedules on that one only', a
   expect(moved.machine_id).toBe(here.machine_id);
 });
 
-test('of a schedule that was moved a key sees only the runs on machines that it reaches', async () => {
+test('of a schedule that was moved, a key sees only the runs on machines that it may use', async () => {
   const { system, client, make, ranOnce, machine_id, runsOf } = await scheduled();
   const { machineId: other } = await system.agent();
   const { id: schedule_id } = await make({ command: 'echo secret' });
@@ -163,7 +163,7 @@ test('of a schedule that was moved a key sees only the runs on machines that it 
   expect(there?.machine_id).toBe(machine_id);
 });
 
-test('the clock of a machine decides neither the order of runs, nor since, nor which one was the last', async () => {
+test('the clock of a machine affects neither the order of runs, nor since, nor the last run', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const { client } = system;
@@ -171,7 +171,7 @@ test('the clock of a machine decides neither the order of runs, nor since, nor w
   const { id: schedule_id } = await client.schedules.create(params);
   const begun = new Date().toISOString();
   const day = 86_400_000;
-  // The first comes from a clock a day ahead, the second from one a year behind.
+  // The first run has a clock a day ahead, the second a year behind.
   for (const [off, exit_code] of [
     [day, 1],
     [-365 * day, 2],
@@ -197,7 +197,7 @@ test('the clock of a machine decides neither the order of runs, nor since, nor w
   expect((await client.schedules.get({ schedule_id })).last_run).toMatchObject({ exit_code: 2 });
 });
 
-test('a schedule has the fields of the interface, in lists fewer than by itself', async () => {
+test('a schedule has the fields of the specification, in lists fewer than alone', async () => {
   const { client, machine_id, make } = await scheduled();
   const made = await make({
     timezone: 'Europe/Berlin',
@@ -280,7 +280,7 @@ test('a preview has the next times and the expression in words', async () => {
   expect(early.next_runs).toEqual(['1971-01-01T00:00:00.000Z']);
 });
 
-test('run by hand: answered as running, then a row of history with its output', async () => {
+test('a manual run is answered as running, and then in history with its output', async () => {
   const { system, client, machine_id, make, runsOf } = await scheduled();
   const { wait, open } = gate();
   const folder = temporaryFolder('cwd');
@@ -298,7 +298,7 @@ test('run by hand: answered as running, then a row of history with its output', 
   expect(running).toMatchObject([
     { command_id, status: 'running', trigger: 'manual', finished_at: null, exit_code: null, duration: null },
   ]);
-  // By hand, a run that is not over is no reason to wait.
+  // A manual run does not wait for an earlier run.
   const second = await client.schedules.run({ schedule_id });
   expect(second.status).toBe('running');
   open();
@@ -355,7 +355,7 @@ test('a repeat with the same Idempotency-Key gets the run whose answer was lost'
   expect((await system.client.schedules.history({ schedule_id })).total).toBe(1);
 });
 
-test('run by hand on a machine that is away: 503, a row that says so, and the event', async () => {
+test('a manual run on an offline machine: 503, a row with the reason, and the event', async () => {
   const { system, client, make, runsOf } = await scheduled();
   const { machineId: machine_id } = await joinScripted(system, 'away');
   const { id } = await make({ machine_id, notify: { on_failure: true } });
@@ -377,7 +377,7 @@ test('run by hand on a machine that is away: 503, a row that says so, and the ev
   ]);
 });
 
-test('a command that the machine does not allow is a row of history', async () => {
+test('a command that the machine does not allow has a row in history', async () => {
   const { system, make, runsOf } = await scheduled();
   const locked = await system.agent({ flags: ['--allow', 'metrics'] });
   const { id } = await make({ machine_id: locked.machineId });
@@ -434,7 +434,7 @@ test('history filters by status and since, page by page, newest first', async ()
   expect((await system.call('GET', `/schedules/${schedule_id}/history?status=queued`)).status).toBe(400);
 });
 
-test('with its machine its schedules go, in the same commit; their history stays', async () => {
+test('the schedules of a removed machine are removed in the same commit; their history is not', async () => {
   const { system, client, make, ranOnce, machine_id } = await scheduled();
   const { machineId: other } = await joinScripted(system);
   const [{ id }, kept] = [await make(), await make({ machine_id: other })];
@@ -464,7 +464,7 @@ test('removing a schedule leaves its running command running', async () => {
   expect((await system.call('POST', `/schedules/${schedule_id}/run`)).status).toBe(404);
 });
 
-test('schedules and their history outlive the broker', async () => {
+test('schedules and their history survive a restart of the broker', async () => {
   const { system, client, make, ranOnce } = await scheduled();
   const { id } = await make({ notify: { on_failure: true }, env: { A: 'b' } });
   const run = await ranOnce(id);

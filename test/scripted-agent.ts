@@ -1,4 +1,4 @@
-// An agent that breaks the protocol as a test asks: wrong Hello, cut answers, two answers, no answer.
+// An agent that breaks the protocol as a test needs: wrong hello, cut answers, two answers, no answer.
 import { once } from 'node:events';
 import { onTestFinished } from 'vitest';
 import { loadIdentity } from '../agent/identity.ts';
@@ -14,7 +14,7 @@ import { type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 type Kind = Exclude<keyof ConnectResponse__Output, 'message'>;
 
-/** The gRPC status code a stream ends with. */
+/** Resolves with the gRPC status code of a stream. */
 export function statusOf(stream: AnswerStream): Promise<number> {
   return new Promise((resolve) => {
     stream.resume();
@@ -26,7 +26,7 @@ export interface ScriptedAgent {
   identity: Identity;
   line: Dial;
   control: ControlStream;
-  /** The next message of a kind, past or future; rejects when the stream ends first. */
+  /** Resolves with the next unread message of a kind. Rejects if the stream ends first. */
   next<K extends Kind>(kind: K): Promise<NonNullable<ConnectResponse__Output[K]>>;
   send(message: ConnectRequest): void;
   /** Opens the stream that answers a call. */
@@ -50,7 +50,7 @@ export async function joinScripted(
   return loadIdentity(temporaryFolder('scripted'), { broker: system.grpc, joinToken, name, tags: [] });
 }
 
-/** Connects with an identity; the hello is a good one, changed by `hello`. Resolves at the challenge. */
+/** Connects with an identity, and a valid hello with the changes in `hello`. Resolves at the challenge. */
 export async function connectScripted(
   broker: string,
   identity: Identity,
@@ -88,7 +88,7 @@ export async function connectScripted(
     },
     send: (message) => void control.write(message),
     answer(callId) {
-      // All on one connection, in order; a real one has two.
+      // All streams are on one connection, in order. A real agent has two.
       const stream = line.answer(callId, true);
       stream.on('error', () => undefined);
       return stream;
@@ -104,7 +104,7 @@ export async function connectScripted(
   return agent;
 }
 
-/** A machine that is linked and does only what the test says. */
+/** A linked machine that does only what the test calls. */
 export async function scriptedMachine(
   system: TestSystem,
   hello: Partial<Hello> = {},

@@ -1,4 +1,4 @@
-// A broker that breaks the rules as a test asks: it makes any call to an agent, allowed or not.
+// A broker that makes any call to an agent, allowed or not.
 import { Server, ServerCredentials } from '@grpc/grpc-js';
 import { onTestFinished } from 'vitest';
 import { agentSettings } from '../agent/config.ts';
@@ -16,13 +16,13 @@ import { readSettings } from '../shared/settings.ts';
 import { quiet, temporaryFolder } from './start-farhand.ts';
 
 export interface Outcome {
-  /** The code of the refusal; "ok" without any. */
+  /** The code of the refusal, or "ok". */
   code: string;
   details: Record<string, unknown>;
 }
 
 export interface ScriptedBroker {
-  /** A real agent, linked when this resolves. */
+  /** Starts a real agent. Resolves once it is linked. */
   agent(flags?: string[], dataDir?: string): Promise<{ agent: Agent; hello: Hello__Output; dataDir: string }>;
   /** Calls the agent that linked last. */
   call(method: Method, request: object, more?: Partial<Call>): Promise<Outcome>;
@@ -57,7 +57,7 @@ export async function scriptedBroker(): Promise<ScriptedBroker> {
         settle?.(outcomeOf(error));
         stream.end();
       });
-      // No request at all: a read of the first throws that there is none.
+      // Sends no request, so the agent's read of the first one fails.
       stream.write({ end: {} });
     },
   };

@@ -1,4 +1,4 @@
-// The SDK in a browser: one bundle that needs nothing of Node, of the size that docs/sdk.md names.
+// The SDK in a browser: one bundle that needs nothing of Node, with the size in docs/sdk.md.
 import { execFileSync } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -11,7 +11,7 @@ import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
 const root = join(import.meta.dirname, '..');
 
-/** The SDK of the package, as a bundler puts it into a page. */
+/** Bundles the SDK of the package for a page. */
 async function bundle(): Promise<string> {
   const folder = temporaryFolder('sdk');
   execFileSync(process.execPath, [join(root, 'scripts/bundle-cli.ts'), folder, 'sdk']);
@@ -29,10 +29,10 @@ async function bundle(): Promise<string> {
   return outputFiles[0]?.text ?? '';
 }
 
-test('it bundles for a browser without a word of Node, works where there is no Node, and is as small as docs/sdk.md says', async () => {
+test('the bundle for a browser has no import of Node, works without Node, and is as small as docs/sdk.md says', async () => {
   const system = await startFarhand();
   const code = await bundle();
-  // What a browser has, and nothing else.
+  // Only the globals of a browser.
   const { fetch, Headers, Response, Blob, FormData, URL, URLSearchParams, AbortController, WebSocket } =
     globalThis;
   const {

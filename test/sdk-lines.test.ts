@@ -1,4 +1,4 @@
-// Bytes of an answer as lines and events, however they are cut.
+// Parses the bytes of an answer as lines and events, in chunks of any size.
 import { expect, test } from 'vitest';
 import { eventsOf, objectsOf } from '../shared/sdk/sse.ts';
 
@@ -15,12 +15,12 @@ async function all<T>(items: AsyncIterable<T>): Promise<T[]> {
   return found;
 }
 
-test('text after the last line break was cut off, and is not a line', async () => {
+test('text after the last line break is incomplete, and is not a line', async () => {
   expect(await all(objectsOf(cut('{"a":1}\n{"a":2}', 4)))).toEqual([{ a: 1 }]);
   expect(await all(eventsOf(cut('data: 1\n\ndata: 2\n', 4)))).toHaveLength(1);
 });
 
-test.each(['\n', '\r\n', '\r'])('lines that end with %j are the same in pieces of any size', async (end) => {
+test.each(['\n', '\r\n', '\r'])('lines that end with %j are the same in chunks of any size', async (end) => {
   const text = ['id: 7', 'event: note', ': a comment', 'data: {"text":', 'data: "Grüße"}', '', ''].join(end);
   for (const size of [1, 2, 3, 5, 1000]) {
     expect(await all(eventsOf(cut(text, size)))).toEqual([
@@ -30,12 +30,12 @@ test.each(['\n', '\r\n', '\r'])('lines that end with %j are the same in pieces o
   }
 });
 
-test('a long line in many pieces takes no longer than its bytes', { timeout: 8_000 }, async () => {
+test('a long line in many chunks takes time in proportion to its length', { timeout: 8_000 }, async () => {
   const [text] = await all(objectsOf(cut(`"${'x'.repeat(16_000_000)}"\n`, 512)));
   expect(String(text)).toHaveLength(16_000_000);
 });
 
-test('a line without an end is given up before it fills the memory', async () => {
+test('an endless line fails before it fills the memory', async () => {
   const piece = encoder.encode('x'.repeat(8 * 1024 * 1024));
   let given = 0;
   async function* endless(): AsyncGenerator<Uint8Array> {

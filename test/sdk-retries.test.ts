@@ -1,4 +1,4 @@
-// What the SDK retries and what it never does, against a server that counts requests and answers as scripted.
+// Retries of the SDK, with a server that counts requests and answers as scripted.
 import { readFileSync } from 'node:fs';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -16,14 +16,14 @@ const refuse =
   (response) =>
     response.writeHead(status).end(JSON.stringify({ error: { code, message: 'no', details } }));
 const cut: Answer = (response) => void response.destroy();
-/** Half of a body, then nothing. */
+/** Sends half of a body, and then nothing. */
 const half: Answer = (response) => {
   response.writeHead(200, { 'Content-Length': 100 }).write('{"data":');
   setImmediate(() => response.destroy());
 };
 const proxyError: Answer = (response) => response.writeHead(502).end('<h1>Bad Gateway</h1>');
 
-/** Gives these answers, then good ones; notes what came. */
+/** A server that gives these answers, then successes, and records its requests. */
 async function scripted(...answers: Answer[]) {
   const came: { method: string; url: string; key: string; body: string }[] = [];
   const server = createServer((request: IncomingMessage, response) => {
@@ -69,7 +69,7 @@ const calls: Calls = {
 };
 
 beforeEach(() => {
-  // No waiting: the share of jitter is none.
+  // Without jitter there is no delay.
   vi.spyOn(Math, 'random').mockReturnValue(0);
   onTestFinished(() => void vi.restoreAllMocks());
 });
@@ -102,7 +102,7 @@ test.each([
   expect(repeated).toEqual(again);
 });
 
-test('a call to an unreachable broker is retried, whatever the call, because nothing was sent', async () => {
+test('every call to an unreachable broker is retried, because nothing was sent', async () => {
   const system = await startFarhand();
   await system.broker.close();
   for (const [name, call] of Object.entries(calls)) {
@@ -116,7 +116,7 @@ test('a call to an unreachable broker is retried, whatever the call, because not
   }
 });
 
-test('a call is retried twice or as often as `retries` says; with 0 never, and without an idempotency key', async () => {
+test('a call is retried twice, or `retries` times; with 0 never, and it has no idempotency key', async () => {
   const always = Array.from({ length: 9 }, () => cut);
   const two = await scripted(...always);
   expect((await failure(two.client.machines.list())).code).toBe('no_answer');
@@ -129,7 +129,7 @@ test('a call is retried twice or as often as `retries` says; with 0 never, and w
   expect(none.came.map(({ key }) => key)).toEqual(['']);
 });
 
-test('every attempt of a POST has the same idempotency key, two calls have two, and a given key is used', async () => {
+test('every attempt of a POST has the same idempotency key, another call another, and a given key is used', async () => {
   const { came, client } = await scripted(cut, cut);
   await calls.run!(client);
   await calls.run!(client);
@@ -141,7 +141,7 @@ test('every attempt of a POST has the same idempotency key, two calls have two, 
   expect(new Set(came.map(({ body }) => body)).size).toBe(1);
 });
 
-test('Retry-After is waited for; more than a minute of it is the caller’s own decision', async () => {
+test('a retry waits for Retry-After; for more than a minute the call rejects', async () => {
   const later = (seconds: string): Answer => {
     return (response) => {
       response.setHeader('Retry-After', seconds);
@@ -171,7 +171,7 @@ test('a signal ends the wait at once', async () => {
   await ended;
 });
 
-test('a stream of content is sent once only', async () => {
+test('a stream of content is sent only once', async () => {
   const { came, client } = await scripted(refuse(429, 'rate_limited'));
   const content = new Blob(['once']).stream();
   const error = await failure(client.files.put({ machine_id, path: '/x', content }));
@@ -195,7 +195,7 @@ test('a command whose answer is lost on the way runs once, and the repeat return
       asked += 1;
       const answer = fetch(...args);
       if (asked > 1) return answer;
-      // The command is there; its answer is not.
+      // The command has run, but its answer has not arrived.
       await vi.waitFor(() => expect(readFileSync(file, 'utf8')).toBe('ran\n'));
       proxy.cut();
       return answer;
@@ -208,7 +208,7 @@ test('a command whose answer is lost on the way runs once, and the repeat return
   expect([readFileSync(file, 'utf8'), asked > 1]).toEqual(['ran\n', true]);
 });
 
-test('no message holds a key, a password or a path: of an address only its origin', async () => {
+test('no message contains a key, a password or a path; of an address only its origin', async () => {
   for (const apiKey of ['service_apikey_secret\n', 'service_apikey_secret x', 'sécret']) {
     expect(() => new Farhand({ baseUrl: 'http://x', apiKey })).toThrow(/^apiKey must be visible ASCII/);
   }

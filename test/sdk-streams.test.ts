@@ -1,4 +1,4 @@
-// Lists, streams and bodies of the SDK: all pages, events that go on after a cut, bodies that are whole.
+// Lists, streams and bodies of the SDK: all pages, events that continue after a cut, complete bodies.
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
@@ -13,7 +13,7 @@ import { startFarhand, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
 import { startWebhookSystem } from './webhook-receivers.ts';
 
-/** A server that answers as the test says; gives a client of it. */
+/** Starts a server that answers as the test says. Returns its client. */
 async function served(answer: (response: ServerResponse, request: IncomingMessage, count: number) => void) {
   let count = 0;
   const server = createServer((request, response) => {
@@ -40,7 +40,7 @@ async function all<T>(items: AsyncIterable<T>): Promise<T[]> {
 
 // ---- Bodies
 
-test('a download that is cut short rejects, however it is read, and a whole one does not', async () => {
+test('an incomplete download rejects, however it is read, and a complete one does not', async () => {
   const { client } = await served((response, _request, count) => {
     response.writeHead(200, { 'Content-Length': 10 });
     if (count === 3) return void response.end('0123456789');
@@ -54,7 +54,7 @@ test('a download that is cut short rejects, however it is read, and a whole one 
   expect(await (await client.files.download(input)).text()).toBe('0123456789');
 });
 
-test('a body that ends in good order, but short of what was announced, rejects too', async () => {
+test('a body that ends properly, but before its declared length, rejects, too', async () => {
   const short = new Response('0123', { headers: { 'Content-Length': '10' } });
   const client = new Farhand({ baseUrl: 'http://broker', fetch: () => Promise.resolve(short) });
   const response = await client.files.download({ machine_id: 'mach_x', path: '/x' });
@@ -64,7 +64,7 @@ test('a body that ends in good order, but short of what was announced, rejects t
   expect(await (await other.files.download({ machine_id: 'mach_x', path: '/x' })).text()).toBe('0123');
 });
 
-test('content goes up as a string, bytes, a Blob or a stream, plain and in a form, and comes down the same', async () => {
+test('content is uploaded as a string, bytes, a Blob or a stream, plain and in a form, and downloaded unchanged', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const { files } = system.client;
@@ -96,7 +96,7 @@ test('content goes up as a string, bytes, a Blob or a stream, plain and in a for
 
 // ---- Lists
 
-test('a list is one page when it is awaited and all of it when it is iterated, and asks nothing before', async () => {
+test('a list is one page when awaited and all items when iterated, and sends no request before', async () => {
   const { client, url, key } = await startFarhand();
   for (let n = 0; n < 7; n += 1) await client.keys.create({ name: `k${n}`, scopes: ['files:read'] });
   let asked = 0;
@@ -123,7 +123,7 @@ test('a list is one page when it is awaited and all of it when it is iterated, a
   await expect(all(counting.keys.list({ limit: 101 }))).rejects.toBeInstanceOf(FarhandError);
 });
 
-test('items created or removed between two pages make no other item come twice or be left out', async () => {
+test('items created or removed between two pages cause no other item to be repeated or left out', async () => {
   const { client } = await startFarhand();
   const make = (name: string) => client.keys.create({ name, scopes: ['files:read'] });
   const made = [];
@@ -131,7 +131,7 @@ test('items created or removed between two pages make no other item come twice o
   const names: string[] = [];
   for await (const { name } of client.keys.list({ limit: 2 })) {
     names.push(name);
-    // Newest first: these push the others back, and pull them forward.
+    // The list is newest first, so new items shift the others, and deletions shift them back.
     if (names.length === 2) for (const late of ['new1', 'new2', 'new3']) await make(late);
     if (names.length === 6) for (const key of made.slice(4)) await client.keys.remove({ key_id: key.id });
   }
@@ -142,7 +142,7 @@ test('items created or removed between two pages make no other item come twice o
 
 // ---- Events
 
-test('events are parsed as the standard says: any line end, split anywhere, comments, data in several lines', async () => {
+test('events are parsed by the standard: any line end, split anywhere, comments, data in several lines', async () => {
   const text =
     '\ufeff: hello\r\nid: 1\r\nevent: output\r\ndata: {"a":\r\ndata: "grü\u{1f600}n"}\r\n\r\n' +
     ':\rid:2\revent:output\rdata:{}\r\r' +
@@ -198,7 +198,7 @@ test('with retries: 0, and for a stream that cannot resume, a cut is an error', 
   await expect(all(watching)).rejects.toEqual(noAnswer);
 });
 
-test('events go on after every cut: none is lost and none comes twice, also before the first has come', async () => {
+test('events continue after every cut without loss or repeats, also before the first event', async () => {
   const system = await startWebhookSystem();
   const proxy = await startProxy(new URL(system.url).host);
   onTestFinished(() => proxy.close());
@@ -223,7 +223,7 @@ test('events go on after every cut: none is lost and none comes twice, also befo
   expect(seen).toEqual([0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5]);
 });
 
-test('a command’s stream goes on to the byte after cuts, and ends with its exit', async () => {
+test('a command’s stream continues at the same byte after cuts, and ends with its exit', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const proxy = await startProxy(new URL(system.url).host);
@@ -247,7 +247,7 @@ test('a command’s stream goes on to the byte after cuts, and ends with its exi
   expect([last, text === lines, cuts]).toEqual(['exit', true, 3]);
 });
 
-test('a silent stream is taken for lost and reconnected', async () => {
+test('a silent stream counts as lost and is reconnected', async () => {
   const clock = fakeClock(1_800_000_000_000);
   const asked: (string | undefined)[] = [];
   const { client } = await served((response, { headers }) => {

@@ -1,4 +1,4 @@
-// The SDK's terminal against the broker's own door: what a program or a page sees of a session.
+// The SDK's terminal with the broker's own WebSocket server: what a program or a page gets of a session.
 import { once } from 'node:events';
 import { Terminal as Screen } from '@xterm/headless';
 import { expect, onTestFinished, test } from 'vitest';
@@ -9,7 +9,7 @@ import { path, startTerminalServer } from './fake-terminal-socket.ts';
 
 const ready = { type: 'ready', client_id: 'cli_one', offset: 100, cols: 80, rows: 24 } as const;
 
-/** A terminal and the room's side of it. */
+/** A terminal and the broker's side of it. */
 async function attach(): Promise<{ terminal: Terminal; port: ClientPort; notes: TerminalNote[] }> {
   const door = await startTerminalServer();
   const notes: TerminalNote[] = [];
@@ -72,13 +72,13 @@ test('a broken connection ends it as lost, and its output with it', async () => 
   door.cut();
   expect(await terminal.ended).toMatchObject({ why: 'lost' });
   for await (const bytes of terminal.output) expect(bytes).toBe('no output');
-  // Nothing that is done to it now does anything.
+  // Its methods now do nothing.
   terminal.resize(1, 1);
   terminal.signal('SIGINT');
   await terminal.write('x');
 });
 
-test('16 MiB of unread output end the terminal; the output held can be read, with the offset to continue at', async () => {
+test('16 MiB of unread output end the terminal; the buffered output can be read, with the offset to continue at', async () => {
   const { terminal, port } = await attach();
   const piece = Buffer.alloc(1024 * 1024, 'z');
   for (let count = 0; count < 17; count += 1) await port.output(piece);
@@ -106,7 +106,7 @@ test.each<CloseReason>([
   expect(await terminal.ended).toEqual(closeReason);
 });
 
-test('detaching closes the connection: the session sees its client leave', async () => {
+test('detaching closes the connection, and the session detaches its client', async () => {
   const { terminal, port } = await attach();
   const gone = once(port.gone, 'abort');
   terminal.detach();
@@ -116,7 +116,7 @@ test('detaching closes the connection: the session sees its client leave', async
 
 // ---- Where it is
 
-test('it is opened where the client has reached the broker, with the ticket of the attach', async () => {
+test('it is opened at the client’s own address of the broker, with the ticket of the attach', async () => {
   const door = await startTerminalServer();
   const asked: string[] = [];
   const webSocket = (url: string): WebSocket => {
@@ -151,7 +151,7 @@ test('input, sizes and signals arrive in order, however long the input is', asyn
   expect(actions.slice(-2)).toEqual([{ size: { cols: 132, rows: 43 } }, { signal: 'SIGTERM' }]);
 });
 
-test('notes are handed on, and the offset counts what was read from where the broker began', async () => {
+test('notes are passed on, and the offset counts the bytes read from the broker’s first one', async () => {
   const { terminal, port, notes } = await attach();
   expect([terminal.client_id, terminal.cols, terminal.rows, terminal.offset]).toEqual([
     'cli_one',
@@ -171,7 +171,7 @@ test('notes are handed on, and the offset counts what was read from where the br
   expect(notes.map(({ type }) => type)).toEqual(['ready', 'status', 'ready']);
 });
 
-test('xterm.js shows it in a few lines, characters split over messages included', async () => {
+test('a few lines connect it to xterm.js, including characters split over messages', async () => {
   const { terminal, port } = await attach();
   const screen = new Screen({ cols: terminal.cols, rows: terminal.rows, allowProposedApi: true });
   onTestFinished(() => screen.dispose());
@@ -179,7 +179,7 @@ test('xterm.js shows it in a few lines, characters split over messages included'
   screen.onResize(({ cols, rows }) => terminal.resize(cols, rows));
   const text = Buffer.from('\x1b[31mgrün\x1b[0m 漢字 ✓');
   for (const byte of text) await port.output(Buffer.from([byte]));
-  // The terminal asks where the cursor is, and the screen answers.
+  // The program asks for the position of the cursor, and the screen answers.
   await port.output(Buffer.from('\x1b[6n'));
   port.close({ why: 'detached' });
   for await (const bytes of terminal.output)
@@ -187,7 +187,7 @@ test('xterm.js shows it in a few lines, characters split over messages included'
   expect(screen.buffer.active.getLine(0)?.translateToString(true)).toBe('grün 漢字 ✓');
 });
 
-test('messages of xterm.js arrive: its own answers and the new size', async () => {
+test('messages of xterm.js arrive: its answers to queries and a new size', async () => {
   const { terminal, port } = await attach();
   const screen = new Screen({ cols: 80, rows: 24, allowProposedApi: true });
   onTestFinished(() => screen.dispose());

@@ -1,4 +1,4 @@
-// verifyWebhook: what a real broker delivers is genuine, and what somebody else made of it is not.
+// verifyWebhook accepts the deliveries of a real broker, and refuses changed ones.
 import { createHmac } from 'node:crypto';
 import { Webhook } from 'standardwebhooks';
 import { expect, onTestFinished, test, vi } from 'vitest';
@@ -9,7 +9,7 @@ import { type Received, startReceiver, startWebhookSystem } from './webhook-rece
 const secrets = ['correct horse ~ battery', `whsec_${Buffer.alloc(32, 7).toString('base64')}`];
 const text = JSON.stringify({ id: 'evt_1', type: 'machine.online', timestamp: 't', data: { text: 'Grüße' } });
 
-/** A delivery as the broker signs it, at a moment. */
+/** A delivery as the broker signs it at a given time. */
 function signed(
   secret: string,
   { payload = text, at = Date.now() } = {},
@@ -27,7 +27,7 @@ function signed(
   return { payload, headers, secret };
 }
 
-test.each(secrets)('with the secret %s nothing but the genuine delivery is taken', async (secret) => {
+test.each(secrets)('with the secret %s only the genuine delivery is accepted', async (secret) => {
   const good = signed(secret);
   const without = (...names: string[]) =>
     Object.fromEntries(Object.entries(good.headers).filter(([name]) => !names.includes(name)));
@@ -86,7 +86,7 @@ test.each(secrets)('with the secret %s nothing but the genuine delivery is taken
 });
 
 test.each(['', 'whsec_', 'whsec_abcde', 'whsec_ab-_', 'whsec_====', 'whsec_a b='])(
-  'the secret "%s", which is none, takes no delivery, and no webhook is made with it',
+  'the invalid secret "%s" accepts no delivery, and no webhook can be created with it',
   async (secret) => {
     const hex = createHmac('sha256', secret).update(text).digest('hex');
     const headers = { ...signed('other').headers, 'x-service-signature': `sha256=${hex}` };
@@ -102,7 +102,7 @@ test('the secret is in no message', async () => {
   expect(String(error)).not.toContain(secret);
 });
 
-test.each(secrets)('what a real broker delivers is genuine, with the secret %s', async (secret) => {
+test.each(secrets)('a delivery of a real broker is genuine, with the secret %s', async (secret) => {
   const system = await startWebhookSystem();
   const receiver = await startReceiver();
   const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'], secret });

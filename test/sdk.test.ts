@@ -1,4 +1,4 @@
-// The SDK against a real broker and a real agent: what its users send arrives, and refusals reach them as errors.
+// The SDK with a real broker and a real agent: requests arrive unchanged, and refusals become errors.
 import { readFileSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -8,7 +8,7 @@ import { Farhand, FarhandError } from '../shared/sdk/index.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
-/** What a call rejected with; fails when it did not. */
+/** Resolves with the error of a call. Fails if the call succeeds. */
 async function failure(call: Promise<unknown>): Promise<FarhandError> {
   const error = await call.then(
     () => undefined,
@@ -19,7 +19,10 @@ async function failure(call: Promise<unknown>): Promise<FarhandError> {
   return error;
 }
 
-/** A server that answers everything alike, as something between client and broker might; gives its address. */
+/**
+ * Starts a server that gives the same answer to every request, like a proxy in front of the broker. Returns
+ * its address.
+ */
 async function between(status: number, type: string, body: string): Promise<string> {
   const server = createServer((_request, response) => {
     response.writeHead(status, { 'Content-Type': type, 'X-Request-Id': 'between' }).end(body);
@@ -33,7 +36,7 @@ function addressOf(request: Parameters<typeof fetch>[0]): string {
   return request instanceof Request ? request.url : request.toString();
 }
 
-/** A client that notes what it sends and what comes back. */
+/** Creates a client that records its requests and their answers. */
 function noting(system: TestSystem, baseUrl = system.url) {
   const sent: { method: string; url: string; headers: Headers; body: unknown }[] = [];
   const answers: Response[] = [];
@@ -72,7 +75,7 @@ test('a refusal is a FarhandError with the code, status, details and request id 
   expect(error.requestId).toBe(answers[0]?.headers.get('x-request-id'));
 });
 
-test('every kind of refusal reaches its caller: no key, no right, no such thing, a bad query, a bad body, a machine away', async () => {
+test('every kind of refusal becomes an error: no key, no right, an unknown id, a bad query, a bad body, an offline machine', async () => {
   const system = await startFarhand();
   const away = await system.agent({ name: 'away' });
   await away.close();
@@ -121,7 +124,7 @@ test('an error that is not the broker’s own is a FarhandError with its status,
   }
 });
 
-test('a success that is not the broker’s own is a FarhandError too, never a result that holds nothing', async () => {
+test('a success that is not the broker’s own is a FarhandError, too, never an empty result', async () => {
   for (const [type, body] of [
     ['text/html', '<h1>Please log in</h1>'],
     ['application/json', '{"ok":true}'],
@@ -141,7 +144,7 @@ test('the error of an unreachable broker names its origin, with the error of fet
   expect(error.message).toBe(`no answer from ${system.url}: ECONNREFUSED`);
 });
 
-test('an id is a piece of a path and stays one, whatever is in it', async () => {
+test('an id stays one segment of a path, whatever characters it has', async () => {
   const system = await startFarhand();
   await system.agent();
   const { client, sent } = noting(system);
@@ -157,25 +160,22 @@ test('an id is a piece of a path and stays one, whatever is in it', async () => 
   expect(sent.every(({ url }) => new URL(url).pathname.split('/').length === 6)).toBe(true);
 });
 
-test.each(['.', '..', ''])(
-  'an id of "%s" names no machine and leads to no other route',
-  async (machine_id) => {
-    const system = await startFarhand();
-    const { client, sent } = noting(system);
-    const calls = [
-      () => client.machines.get({ machine_id }),
-      () => client.machines.remove({ machine_id }),
-      () => client.files.list({ machine_id }),
-      () => client.files.write({ machine_id, path: '/x', content: '' }),
-    ];
-    for (const call of calls) await expect(call()).rejects.toThrow();
-    // A URL drops such a piece: the request would be for the path without it.
-    const paths = sent.map(({ url }) => new URL(url).pathname);
-    expect(paths.filter((path) => !path.startsWith('/api/v1/machines/'))).toEqual([]);
-  },
-);
+test.each(['.', '..', ''])('an id of "%s" is refused, and calls no other route', async (machine_id) => {
+  const system = await startFarhand();
+  const { client, sent } = noting(system);
+  const calls = [
+    () => client.machines.get({ machine_id }),
+    () => client.machines.remove({ machine_id }),
+    () => client.files.list({ machine_id }),
+    () => client.files.write({ machine_id, path: '/x', content: '' }),
+  ];
+  for (const call of calls) await expect(call()).rejects.toThrow();
+  // A URL drops such a segment, so the request would be for another path.
+  const paths = sent.map(({ url }) => new URL(url).pathname);
+  expect(paths.filter((path) => !path.startsWith('/api/v1/machines/'))).toEqual([]);
+});
 
-test('a call whose signal has fired already sends nothing, and one that fires meanwhile is given up', async () => {
+test('a call whose signal has already fired sends nothing, and one whose signal fires later is aborted', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const { machineId: machine_id } = agent.identity;
@@ -289,7 +289,7 @@ test('commands run, are listed and read, and are cancelled', async () => {
   expect([failed.total, failed.items]).toEqual([1, [done]]);
 });
 
-test('a query holds booleans, numbers and Dates as the broker reads them, and nothing that is undefined', async () => {
+test('a query has booleans, numbers and Dates in the broker’s form, and leaves out undefined values', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const folder = temporaryFolder('sdk');
@@ -314,7 +314,7 @@ test('a query holds booleans, numbers and Dates as the broker reads them, and no
   expect((await client.events.list({ since: new Date(Date.now() + 86_400_000) })).items).toEqual([]);
   expect((await client.events.list({ since, type: 'machine.registered' })).total).toBe(1);
   expect((await client.machines.list({ limit: 7, offset: 3 })).limit).toBe(7);
-  // As a caller without types may do.
+  // Like a caller without types.
   const loose = { limit: undefined, search: undefined } as unknown as { limit: number };
   expect((await client.machines.list(loose)).limit).toBe(20);
   expect(sent.map(({ url }) => new URL(url).search).filter((search) => search.includes('undefined'))).toEqual(
@@ -337,7 +337,7 @@ test('a Date in a body is sent as a timestamp', async () => {
   expect((await client.keys.create(loose)).expires_at).toBe(expires_at.toISOString());
 });
 
-test('if_match is sent as If-Match, and not in the body: a file is replaced only where it is the one that was seen', async () => {
+test('if_match is sent as If-Match, and not in the body: a file is replaced only if it is unchanged', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const { client, sent, answers } = noting(system);
@@ -376,7 +376,7 @@ test('a repeat with the same idempotencyKey gets the first answer, and nothing r
   expect(bad.code).toBe('invalid_request');
 });
 
-test('keys and join tokens are created, listed and withdrawn, and a key returns its identity', async () => {
+test('keys and join tokens are created, listed and revoked, and a key returns its identity', async () => {
   const { client, url } = await startFarhand();
   const made = await client.keys.create({ name: 'reader', scopes: ['machines:read'] });
   const reader = new Farhand({ baseUrl: url, apiKey: made.key });
@@ -398,7 +398,7 @@ test('keys and join tokens are created, listed and withdrawn, and a key returns 
   expect((await client.joinTokens.list()).total).toBe(0);
 });
 
-test('routes that answer no JSON envelope give their text', async () => {
+test('routes without a JSON envelope return their text', async () => {
   const { client, grpc } = await startFarhand();
   expect(await client.service.healthz()).toBe('ok\n');
   expect(await client.service.readyz()).toBe('ready\n');

@@ -18,7 +18,7 @@ test('a client gets the offset of the output, all of it, and only then how the s
   line.output(1_000, 'before ');
   kept.exit({ exit_code: 3 });
   await soon(async () => (await one.system.client.sessions.get({ session_id })).status).toBe('DISCONNECTED');
-  // The agent keeps what is still to be read: the note would have come before this.
+  // The agent still has unread output. An acknowledgement would have arrived before this.
   clock.leap(100);
   await begin(one);
   expect(one.machine.waiting('ForgetProcesses')).toBe(0);
@@ -32,7 +32,7 @@ test('a client gets the offset of the output, all of it, and only then how the s
   expect((await one.machine.next('ForgetProcesses')).request).toEqual({ ids: [session_id] });
 });
 
-test('input of two operators arrives whole and in the order of each', async () => {
+test('the input of two operators arrives completely, each in order', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const [first, second] = [await join(one, session_id), await join(one, session_id)];
@@ -59,7 +59,7 @@ test('an observer sees everything and changes nothing', async () => {
   expect(await one.system.client.sessions.get({ session_id })).toMatchObject({ cols: 80, rows: 24 });
 });
 
-test('sizes and signals go to the terminal; the last size of a second is stored, and other clients are notified', async () => {
+test('sizes and signals are sent to the terminal; the last size of a second is stored, and other clients are notified', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const operator = await join(one, session_id);
@@ -90,7 +90,7 @@ test('a client that reads nothing is sent half a MiB, and its agent gets no ackn
   const piece = Buffer.alloc(32 * kib, 'x');
   for (let n = 0; n < 32; n += 1) line.output(n * piece.length, piece);
   await port.gets(512 * kib);
-  // Another client of the same machine is not held up.
+  // Another client of the same machine is not delayed.
   const other = await join(one, session_id);
   other.line.head();
   other.line.output(0, 'y');
@@ -123,9 +123,9 @@ test('a client that reads no notices is sent a limited number of them, whichever
   const typing = { input: Buffer.from('x') };
   port.do(...Array.from({ length: 2500 }, () => typing));
   for (let n = 0; n < 2500; n += 1) line.resized(1 + (n % 1000), 1);
-  // Half a MiB, at 256 bytes each, and the first one.
+  // Half a MiB at 256 bytes each, and the first notice.
   await soon(() => port.notes.length).toBeGreaterThan(2048);
-  // Another client, on the same link, comes after all of that.
+  // Another client on the same link attaches after all of that.
   const other = await join(one, session_id);
   other.line.head();
   await other.note('ready');
@@ -172,7 +172,7 @@ test.each(['revoked', 'retagged', 'expired'])('a client whose key is %s is detac
   const { id } = (await system.client.keys.list({ sort: '-created_at' })).items[0] ?? {};
   if (how === 'revoked') await system.client.keys.remove({ key_id: id ?? '' });
   if (how === 'retagged') await system.client.machines.update({ machine_id, tags: [] });
-  // The link has nothing to say meanwhile, and a second less is not an hour.
+  // The clock leaps by an hour, without messages on the link.
   if (how === 'expired') clock.leap(3_600_000);
   expect(await port.parted()).toEqual({ why: 'forbidden' });
   const { attached_clients } = await system.client.sessions.get({ session_id });
@@ -194,7 +194,7 @@ test('a ticket that is not used within 30 s expires, and its client is detached'
   );
 });
 
-test('a broker that stops notifies its clients, and their sessions live on', async () => {
+test('a stopping broker notifies its clients, and their sessions go on', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const port = await join(one, session_id);
@@ -214,7 +214,7 @@ test('a broker that stops notifies its clients, and their sessions live on', asy
   expect(waiting.client_id).not.toBe(port.client_id);
 });
 
-test('over a lost link a client misses nothing and sees nothing twice, and what it types meanwhile waits', async () => {
+test('over a lost link a client gets all output once, and its input waits meanwhile', async () => {
   const system = await startFarhand();
   const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
@@ -232,7 +232,7 @@ test('over a lost link a client misses nothing and sees nothing twice, and what 
   for (const text of ['a', 'b', 'c']) port.type(text);
   const back = await linkMachine(proxy.address, identity);
   const keep = await back.next('KeepTerminal');
-  // One is held, the others were not even read.
+  // One action waits, and the others were not read.
   expect(port.read() - typed).toBe(1);
   keeper(back, keep).started();
   await port.status('CONNECTED');
@@ -246,7 +246,7 @@ test('over a lost link a client misses nothing and sees nothing twice, and what 
   expect(port.notes.filter(({ type }) => type === 'ready')).toHaveLength(1);
 });
 
-test('a machine that sends another part of the output is not believed', async () => {
+test('output from the wrong offset is refused', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const { line, ...port } = await join(one, session_id);

@@ -15,12 +15,12 @@ export interface Call {
   call_id: string;
 }
 
-/** A machine that is linked, with its calls by method. */
+/** A linked machine, with its calls by method. */
 export interface Machine {
   agent: ScriptedAgent;
   machine_id: MachineId;
   next(method: string): Promise<Call>;
-  /** How many calls of a method wait. */
+  /** Returns the number of unread calls of a method. */
   waiting(method: string): number;
 }
 
@@ -57,7 +57,7 @@ export async function linkMachine(
   };
 }
 
-/** A system with one scripted machine that can come back. */
+/** A system with one scripted machine that can link again. */
 export async function bench(params: { hello?: Partial<Hello>; system?: TestSystem } = {}) {
   const system = params.system ?? (await startFarhand());
   const identity = await joinScripted(system);
@@ -67,7 +67,7 @@ export async function bench(params: { hello?: Partial<Hello>; system?: TestSyste
   return { system, machine, machine_id: machine.machine_id, link };
 }
 
-/** Answers a small call with nothing. */
+/** Answers a small call with an empty message. */
 export function ok({ agent }: Machine, { call_id }: Call): void {
   agent.send({ reply: { call_id, response: Buffer.alloc(0) } });
 }
@@ -77,7 +77,7 @@ export function refuse({ agent }: Machine, { call_id }: Call, code: string): voi
   agent.send({ reply: { call_id, error: { code, message: 'no', details: '{}' } } });
 }
 
-/** The messages that the keeper of a terminal gets. */
+/** Functions that send the reports on a terminal to its session. */
 export function keeper({ agent }: Machine, { call_id }: Call) {
   const stream = agent.answer(call_id);
   const send = (event: object): void =>
@@ -92,7 +92,7 @@ export function keeper({ agent }: Machine, { call_id }: Call) {
   };
 }
 
-/** The agent's end of one client of a terminal. */
+/** The agent's side of one client of a terminal. */
 export function attached({ agent }: Machine, { call_id }: Call) {
   const stream = agent.answer(call_id);
   const seen: Record<string, unknown>[] = [];
@@ -115,7 +115,7 @@ export function attached({ agent }: Machine, { call_id }: Call) {
   return {
     stream,
     open: () => next<{ id: string; client_id: string; offset?: number }>('open'),
-    /** All input so far, once there is so much. */
+    /** Resolves with all input once there is this much. */
     async input(length: number): Promise<string> {
       let text = '';
       while (text.length < length) text += (await next<Buffer>('input')).toString();
@@ -129,14 +129,14 @@ export function attached({ agent }: Machine, { call_id }: Call) {
         if (taken >= at) return taken;
       }
     },
-    /** Whether anything of a kind has come. */
+    /** True if a message of this kind has arrived. */
     has: (kind: string) => seen.some((message) => message.message === kind),
     head: (
       offset = 0,
       size = { cols: 80, rows: 24 },
       { known = false, ...count }: { known?: boolean; input_taken?: number } = {},
     ) => send({ head: { offset, size, known }, ...count }),
-    /** It has so much of the input. */
+    /** Acknowledges this much of the input. */
     confirm: (input_taken: number) => send({ input_taken }),
     output: (offset: number, data: string | Buffer) => send({ output: { offset, data: Buffer.from(data) } }),
     resized: (cols: number, rows: number) => send({ size: { cols, rows } }),
@@ -151,7 +151,7 @@ export function attached({ agent }: Machine, { call_id }: Call) {
   };
 }
 
-/** A client as a transport would carry it. */
+/** A client without a transport, controlled by the test. */
 export function createPort() {
   const gone = new AbortController();
   const happened = new EventEmitter();
@@ -213,12 +213,12 @@ export function createPort() {
       actions.push({ input: Buffer.from(text) });
       happened.emit('change');
     },
-    /** How many of its actions were read. */
+    /** Returns the number of its actions that were read. */
     read: () => read,
-    /** Bytes given to it, taken or not. */
+    /** Returns the bytes that were sent to it, received or not. */
     given: () => given,
     text: () => Buffer.concat(taken).toString(),
-    /** Takes nothing from now on, until release(). */
+    /** Receives nothing until release(). */
     hold() {
       held = [];
     },
@@ -245,7 +245,7 @@ export function ticketIn(url: string): string {
   return new URL(url).searchParams.get('ticket') ?? '';
 }
 
-/** Types of the events of a session, in the order they happened, with what they say. */
+/** Returns the events of a session with their status, oldest first. */
 export async function eventsOf({ client }: TestSystem, session_id: string): Promise<string[]> {
   const { items } = await client.events.list({ limit: 100, sort: 'created_at' });
   return items
@@ -253,7 +253,7 @@ export async function eventsOf({ client }: TestSystem, session_id: string): Prom
     .map(({ type, data }) => [type.replace('session.', ''), data.status, data.mode].join(' ').trim());
 }
 
-/** A session whose terminal runs. */
+/** Starts a session with a running terminal. */
 export async function begin(
   { system, machine }: { system: TestSystem; machine: Machine },
   params: object = {},
@@ -267,7 +267,7 @@ export async function begin(
   return { session, session_id: session.session_id, call, kept };
 }
 
-/** A client that is attached and served. */
+/** Attaches a client, and serves it. */
 export async function join(
   { system, machine }: { system: TestSystem; machine: Machine },
   session_id: string,

@@ -1,4 +1,4 @@
-// Unacknowledged input of a terminal, over lost links and with agents that count it well or badly.
+// Unacknowledged input of a terminal, over lost links, with agents that count it rightly or wrongly.
 import { expect, test } from 'vitest';
 import { leapingClock } from './commands-fixture.ts';
 import { attached, begin, bench, join, keeper } from './sessions-fixture.ts';
@@ -6,7 +6,7 @@ import { attached, begin, bench, join, keeper } from './sessions-fixture.ts';
 const kib = 1024;
 const size = { cols: 80, rows: 24 };
 
-/** An operator of a machine whose agent counts what it is sent. */
+/** An operator on a machine whose agent counts its input. */
 async function typist() {
   const one = await bench();
   const { session_id } = await begin(one);
@@ -17,7 +17,7 @@ async function typist() {
     ...client,
     one,
     session_id,
-    /** The link goes without a word, and the agent is asked again over a new one. */
+    /** Cuts the link. The client is then attached over a new one. */
     async lostLink() {
       machine.agent.control.cancel();
       await client.status('GRACE_PERIOD');
@@ -31,7 +31,7 @@ async function typist() {
   };
 }
 
-/** Resolves once the client has received all that was sent before this call. */
+/** Resolves once the client has received everything that was sent before. */
 async function heard({ line, gets, given }: Awaited<ReturnType<typeof typist>>): Promise<void> {
   const at = given();
   line.output(at, '.');
@@ -59,7 +59,7 @@ test.each([
   },
 );
 
-test('a machine that acknowledges more than it was sent is not believed, and other clients are not affected', async () => {
+test('an acknowledgement of more input than was sent is refused, without effect on other clients', async () => {
   const clock = leapingClock();
   const client = await typist();
   const { machine } = client.one;
@@ -69,7 +69,7 @@ test('a machine that acknowledges more than it was sent is not believed, and oth
   await client.line.input(3);
   client.line.confirm(4);
   for (const lie of [4, 1_000]) {
-    // It is asked again only after a while.
+    // The broker calls again only after a delay.
     const asked = machine.next('AttachTerminal');
     let waits = true;
     void asked.then(() => {
@@ -96,7 +96,7 @@ test('input in flight when a link was lost is sent again from the acknowledged o
   await heard(client);
   const again = await client.lostLink();
   client.type('gh');
-  // The offset is not known yet.
+  // The offset is still unknown.
   await client.one.system.client.sessions.get({ session_id: client.session_id });
   expect(again.has('input')).toBe(false);
   again.head(1, size, { known: true, input_taken: 4 });
@@ -109,7 +109,7 @@ test('input in flight when a link was lost is sent again from the acknowledged o
   expect(client.refusals()).toEqual([]);
 });
 
-test('an agent that never sends its count is sent 64 KiB, and no more is read of its client', async () => {
+test('an agent that never acknowledges is sent 64 KiB, and no more input is read from its client', async () => {
   const client = await typist();
   for (let n = 0; n < 4; n += 1) client.type(String(n).repeat(32 * kib));
   expect(await client.line.input(64 * kib)).toBe('0'.repeat(32 * kib) + '1'.repeat(32 * kib));

@@ -8,7 +8,7 @@ import { createPort, ticketIn } from './sessions-fixture.ts';
 import { type AgentOptions, startFarhand, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
 
-/** A system with one real machine behind a proxy. */
+/** A system with one real machine, connected through a proxy. */
 async function bench(params: AgentOptions = {}) {
   const system = await startFarhand();
   const proxy = await startProxy(system.grpc);
@@ -31,7 +31,7 @@ async function bench(params: AgentOptions = {}) {
   };
 }
 
-test('a program in a terminal is typed to, resized and seen to its end', async () => {
+test('a program in a terminal gets input and sizes, and its output arrives to the end', async () => {
   const { open, join } = await bench();
   const { id, status } = await open('read line; echo "got $line"; stty size; exit 4', { cols: 90, rows: 20 });
   expect(status).toBe('CONNECTED');
@@ -48,7 +48,7 @@ test('a program in a terminal is typed to, resized and seen to its end', async (
   expect(observer.text()).toBe(port.text());
 });
 
-test('a program that cannot start answers as DISCONNECTED with the reason', async () => {
+test('a session with a program that cannot start is DISCONNECTED with the reason', async () => {
   const { open } = await bench();
   const session = await open('true', { cwd: '/nowhere/at/all' });
   expect(session).toMatchObject({ status: 'DISCONNECTED', exit_code: null, reason: expect.any(String) });
@@ -59,12 +59,12 @@ test('the owner of a machine can forbid terminals', async () => {
   await expect(open('true')).rejects.toMatchObject({ code: 'permission_denied' });
 });
 
-test('ending a session ends everything in it, however it hides', async () => {
+test('ending a session ends all of its processes, however they hide', async () => {
   const { open, join, get, system, agent } = await bench();
   const { id } = await open('trap "" HUP TERM; setsid sleep 600 & sleep 600; sleep 600');
   const port = await join(id);
   await port.note('ready');
-  // Processes that carry its mark.
+  // Counts the processes with its mark.
   const left = async (): Promise<number> => {
     const command = `grep -lsz '${id}' /proc/[0-9]*/environ | wc -l`;
     return Number((await system.client.commands.create({ machine_id: agent.machineId, command })).stdout);
@@ -77,7 +77,7 @@ test('ending a session ends everything in it, however it hides', async () => {
   expect((await get(id)).attached_count).toBe(0);
 });
 
-test('links that are cut again and again leave no gap in what a client sees', async () => {
+test('links that are cut repeatedly leave no gap in the output of a client', async () => {
   const { open, join, get, proxy, agent } = await bench();
   const { id } = await open('stty -echo -onlcr; for n in 1 2 3 4; do read go; seq 1 50000; done');
   const port = await join(id);
@@ -85,7 +85,7 @@ test('links that are cut again and again leave no gap in what a client sees', as
   const all = Array.from({ length: 50_000 }, (_, n) => `${n + 1}\n`).join('');
   for (let round = 1; round <= 4; round += 1) {
     port.type('go\r');
-    // In the middle of it, but not before it was typed.
+    // Cut in the middle of the output, after the input was typed.
     await port.gets(all.length * (round - 1) + 1);
     const [off, back] = [agent.linked(false), agent.linked(true)];
     if (round < 4) {
@@ -102,7 +102,7 @@ test('links that are cut again and again leave no gap in what a client sees', as
 }, 30_000);
 
 test.each(['echo', '-echo'])(
-  'a paste over links that stall and are cut arrives whole, with %s',
+  'a paste over links that stall and are cut arrives completely, with %s',
   async (echo) => {
     const { open, join, get, proxy, agent } = await bench();
     const file = path(temporaryFolder('paste'), 'file');
@@ -124,7 +124,7 @@ test.each(['echo', '-echo'])(
       proxy.stall();
       const read = port.read();
       paste(2 * round + 2);
-      // Some of it is on its way when the link is cut.
+      // Some of the input is in transit when the link is cut.
       await soon(() => port.read()).toBeGreaterThan(read + 5);
       proxy.cut();
       proxy.resume();
@@ -139,7 +139,7 @@ test.each(['echo', '-echo'])(
   30_000,
 );
 
-test('a machine that comes back too late has ended its terminal by itself', async () => {
+test('a machine that reconnects too late has ended its terminal by itself', async () => {
   const { open, get, proxy, agent } = await bench();
   const marker = path(temporaryFolder('marker'), 'hung-up');
   const { id } = await open(`trap 'touch ${marker}; exit' HUP; while :; do sleep 0.05; done`, {
@@ -166,7 +166,7 @@ test('a restarted agent has lost its terminals, and reports that', async () => {
   expect((await get(id)).reason).toBe('agent_restarted');
 });
 
-test('a broker that is restarted finds its terminals and their output as they were', async () => {
+test('a restarted broker finds its terminals and their output unchanged', async () => {
   const { system, open, join, proxy, agent } = await bench();
   const { id } = await open('stty -echo; echo first; read go; echo second; read go');
   const before = await join(id);

@@ -1,4 +1,4 @@
-// Sessions over REST: what is refused, each state with its event, who is attached.
+// Sessions over REST: refusals, each state with its event, and attached clients.
 import { expect, test } from 'vitest';
 import type { Caller } from '../shared/api/route-table.ts';
 import { soon } from './commands-fixture.ts';
@@ -17,7 +17,7 @@ import {
 } from './sessions-fixture.ts';
 import { startFarhand } from './start-farhand.ts';
 
-/** `409 conflict` of a refusal. */
+/** Resolves with the code of a refusal. */
 async function refusal(promise: Promise<unknown>): Promise<string> {
   const error = await promise.then(
     () => ({ code: 'nothing was refused' }),
@@ -45,7 +45,7 @@ test('a session that cannot be opened is refused before anything is stored', asy
   expect([events.total, kept.length]).toEqual([0, 0]);
 });
 
-test('a machine has no more than 32 sessions that are open', async () => {
+test('a machine has at most 32 open sessions', async () => {
   const one = await bench();
   const made = [];
   for (let n = 0; n < 32; n += 1) made.push(await begin(one));
@@ -59,7 +59,7 @@ test('a machine has no more than 32 sessions that are open', async () => {
   await begin(one);
 });
 
-test('a terminal is opened as asked for, and events report its states in order', async () => {
+test('a terminal is opened with the requested options, and events report its states in order', async () => {
   const one = await bench();
   const params = { shell: '/bin/dash', args: ['-i'], cwd: '/tmp', env: { A: 'b' }, cols: 100, rows: 30 };
   const { session, session_id, call, kept } = await begin(one, { ...params, grace_period: 5_000 });
@@ -86,7 +86,7 @@ test('a terminal is opened as asked for, and events report its states in order',
     session_id,
     status: 'CONNECTED',
   });
-  // What the broker has on its disk the agent may forget.
+  // The agent may delete what the broker has on disk.
   expect((await one.machine.next('ForgetProcesses')).request).toEqual({ ids: [session_id] });
 });
 
@@ -102,7 +102,7 @@ test.each([
   expect(await eventsOf(system, session.id)).toEqual(['created PENDING', 'disconnected DISCONNECTED']);
 });
 
-test('a shell that could not start answers as DISCONNECTED with the reason', async () => {
+test('a session whose shell could not start is DISCONNECTED with the reason', async () => {
   const { system, machine, machine_id } = await bench();
   const made = system.client.sessions.create({ machine_id, shell: '/nowhere' });
   const call = await machine.next('OpenTerminal');
@@ -122,7 +122,7 @@ test('a repeat with the same Idempotency-Key opens no second terminal', async ()
   expect([machine.waiting('OpenTerminal'), (await system.client.sessions.list()).total]).toEqual([0, 1]);
 });
 
-test('ending a session hangs its terminal up and answers when it is over', async () => {
+test('ending a session hangs up its terminal, and answers when the session has ended', async () => {
   const one = await bench();
   const { session_id, kept } = await begin(one);
   const ended = one.system.client.sessions.end({ session_id });
@@ -135,7 +135,7 @@ test('ending a session hangs its terminal up and answers when it is over', async
   expect(await one.system.client.sessions.end({ session_id })).toMatchObject(end);
 });
 
-test('sessions are listed by status, machine and host name, and only those of machines a key reaches', async () => {
+test('sessions are filtered by status, machine and host name, and a key sees only those of its machines', async () => {
   const system = await startFarhand();
   const [here, there] = [await bench({ system }), await bench({ system })];
   const first = await begin(here);
@@ -153,7 +153,7 @@ test('sessions are listed by status, machine and host name, and only those of ma
   expect(await refusal(limited.client.sessions.get({ session_id: second.session_id }))).toBe('forbidden');
 });
 
-test('attaching to what has ended is a conflict, to what never was 404', async () => {
+test('attaching to an ended session is a conflict, to an unknown one 404', async () => {
   const one = await bench();
   const { session_id, kept } = await begin(one);
   kept.exit();
@@ -162,7 +162,7 @@ test('attaching to what has ended is a conflict, to what never was 404', async (
   expect(await attach('sess_none')).toBe('session_not_found');
 });
 
-test('a ticket is good once, and only the right one', async () => {
+test('a ticket is valid once, and only for its session', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const made = await one.system.client.sessions.attach({ session_id, mode: 'observer' });
@@ -178,7 +178,7 @@ test('a ticket is good once, and only the right one', async () => {
   expect(sessions.redeem(ticket)).toBeUndefined();
 });
 
-test('a ticket says where the broker is reached from outside', async () => {
+test('the address of a ticket is the public address of the broker', async () => {
   const system = await startFarhand({ flags: ['--public-url', 'https://far.example/hand/'] });
   const one = await bench({ system });
   const { session_id } = await begin(one);
@@ -199,7 +199,7 @@ test('attached clients are listed in the session and in events, and detaching ne
       { client_id: second.client_id, key_name: 'test', mode: 'observer' },
     ],
   });
-  // Which of the two?
+  // It does not say which of the two clients.
   expect(await refusal(client.sessions.detach({ session_id }))).toBe('invalid_request');
   expect(await refusal(client.sessions.detach({ session_id, client_id: 'cli_none' }))).toBe(
     'client_not_found',
@@ -221,7 +221,7 @@ test('attached clients are listed in the session and in events, and detaching ne
   ]);
 });
 
-test('a client that goes away is detached', async () => {
+test('a client that disconnects is detached', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const port = await join(one, session_id);
@@ -230,7 +230,7 @@ test('a client that goes away is detached', async () => {
   expect((await eventsOf(one.system, session_id)).at(-1)).toBe('client_detached CONNECTED operator');
 });
 
-test('a machine has no more than 128 clients', async () => {
+test('a machine has at most 128 clients', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const attach = () => one.system.client.sessions.attach({ session_id });
@@ -238,7 +238,7 @@ test('a machine has no more than 128 clients', async () => {
   expect(await refusal(attach())).toBe('unavailable');
 });
 
-test('the record of who did what knows who opened, attached, typed and ended, and nothing of what was typed', async () => {
+test('the audit log records opening, attaching, typing and ending, but no input', async () => {
   const one = await bench();
   const { session_id, kept } = await begin(one);
   const port = await join(one, session_id);
@@ -252,7 +252,7 @@ test('the record of who did what knows who opened, attached, typed and ended, an
   ok(one.machine, await one.machine.next('KillProcess'));
   kept.exit();
   await end;
-  // Keys and tokens were made before.
+  // Leaves out keys and tokens, which were created before.
   const list = (query: object = {}) =>
     one.system.client.audit.list({ sort: 'created_at', machine_id: one.machine_id, ...query });
   await soon(async () => (await list()).items.map(({ action, result }) => `${action} ${result}`)).toEqual([
@@ -283,7 +283,7 @@ test('the record of who did what knows who opened, attached, typed and ended, an
   expect((await list({ key: 'key_none' })).total).toBe(0);
 });
 
-test('gRPC joins without a ticket, as far as its key reaches', async () => {
+test('gRPC clients attach without a ticket, if their key may use the machine', async () => {
   const one = await bench();
   const { session_id } = await begin(one);
   const caller: Caller = {

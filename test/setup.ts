@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll } from 'vitest';
 
-/** What the runner and the programs of a package need; everything else is removed. */
+/** Variables that the test runner and packaged programs need. All others are removed. */
 const stays =
   /^(PATH|TMPDIR|TZ|CI|TEST|TEST_LOG|FARHAND_TEST_(DISK|DATABASE|DATABASE_URL)|MODE|DEV|PROD|SSR|BASE_URL|NODE_(ENV|OPTIONS|EXTRA_CA_CERTS|COMPILE_CACHE)|VITEST.*|npm_.*)$/;
 

@@ -17,7 +17,7 @@ import { databaseFlags } from './postgres.ts';
 
 export const quiet = createLogger('test', process.env.TEST_LOG === 'debug' ? 'debug' : 'silent');
 
-/** A folder that goes with the test, in the temporary folder of the run or elsewhere. */
+/** Makes a folder that is removed with the test, in the temporary folder of the run or in `parent`. */
 export function temporaryFolder(name: string, parent = tmpdir()): string {
   const folder = mkdtempSync(join(parent, `farhand-${name}-`));
   atEnd(() => rmSync(folder, { recursive: true, force: true }));
@@ -26,9 +26,9 @@ export function temporaryFolder(name: string, parent = tmpdir()): string {
 
 export interface AgentHandle extends Agent {
   dataDir: string;
-  /** Its log so far, a line each. */
+  /** The lines of its log so far. */
   logged: readonly string[];
-  /** Resolves at the next time the link comes up or goes down. */
+  /** Resolves when the link is next established or lost. */
   linked(state: boolean): Promise<void>;
 }
 
@@ -36,7 +36,7 @@ export interface AgentOptions {
   name?: string;
   tags?: string;
   dataDir?: string;
-  /** HOST:PORT instead of the broker's own. */
+  /** HOST:PORT of a proxy, in place of the broker's own. */
   through?: string;
   joinToken?: string;
   flags?: string[];
@@ -48,19 +48,19 @@ export interface TestSystem {
   url: string;
   grpc: string;
   key: string;
-  /** Lines of the broker's own log. */
+  /** Lines of the broker's log. */
   log: readonly string[];
-  /** With an admin key. */
+  /** A client with an admin key. */
   client: Farhand;
   joinToken(): Promise<string>;
-  /** A real agent, linked when this resolves. */
+  /** Starts a real agent. Resolves once it is linked. */
   agent(params?: AgentOptions): Promise<AgentHandle>;
-  /** A client with a key of its own. */
+  /** Creates a client with a new key. */
   keyed(
     scopes: Scope[],
     limits?: { machine_ids?: string[]; tags?: string[] },
   ): Promise<{ key: string; client: Farhand }>;
-  /** A call as any HTTP client makes it; `path` starts after /api/v1. */
+  /** Makes a plain HTTP call. `path` starts after /api/v1. */
   call(method: string, path: string, options?: CallOptions): Promise<Answer>;
 }
 
@@ -79,7 +79,7 @@ export interface Answer {
   body: any;
 }
 
-/** Starts a broker; it is closed with the test. */
+/** Starts a broker, which is closed with the test. */
 export async function startFarhand(
   params: { dataDir?: string; tuning?: Tuning; flags?: string[] } = {},
 ): Promise<TestSystem> {
@@ -108,7 +108,7 @@ export async function startFarhand(
     local.keys.create({ name: 'test', scopes: ['admin'] }),
   );
   remember('the first key', key);
-  // Tests see every answer: nothing is tried again behind them.
+  // Without retries, so that tests see every answer.
   const client = new Farhand({ baseUrl: url, apiKey: key, retries: 0, fetch: listening });
   const joinToken = async (): Promise<string> => (await client.joinTokens.create({ uses: 1 })).token;
   return {
@@ -159,7 +159,7 @@ async function startOneAgent(grpc: string, params: AgentOptions, joinToken: stri
   return { ...agent, dataDir, linked, logged: silence.lines };
 }
 
-/** One HTTP call; `key: null` sends none. */
+/** Makes one HTTP call. With `key: null` no key is sent. */
 export async function call(
   url: string,
   method: string,

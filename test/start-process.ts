@@ -7,7 +7,10 @@ import { onTestFinished } from 'vitest';
 
 const root = join(import.meta.dirname, '..');
 
-/** A real program as a process of its own; ended with the test. `under`: a command that becomes it. */
+/**
+ * Starts a real program as a separate process, which is ended with the test. `under` is a command that
+ * executes it.
+ */
 export function program(
   main: string,
   args: string[],
@@ -23,7 +26,7 @@ export function program(
     child.emit('logged');
   });
   return Object.assign(child, {
-    /** The next log line with this message. */
+    /** Resolves with the next log line that has this message. */
     async line(text: string): Promise<Record<string, unknown>> {
       for (;;) {
         const at = seen.findIndex(({ msg }) => msg === text);

@@ -1,4 +1,4 @@
-// Terminals over gRPC: attached to, typed into, resized, watched, and left again.
+// Terminals over gRPC: attaching, input, sizes, observers and detaching.
 import { expect, test } from 'vitest';
 import type { AttachSessionRequest } from '../proto/types/farhand/client/v1/AttachSessionRequest.ts';
 import type { AttachSessionResponse__Output } from '../proto/types/farhand/client/v1/AttachSessionResponse.ts';
@@ -7,7 +7,7 @@ import { soon } from './commands-fixture.ts';
 import { line, refusalOf, streamsOf } from './grpc-fixture.ts';
 import { startFarhand } from './start-farhand.ts';
 
-/** A system with a machine and a session whose shell says nothing by itself. */
+/** A system with a machine and a session whose shell prints nothing by itself. */
 async function scene() {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
@@ -21,7 +21,7 @@ async function scene() {
   return { system, machine_id, session_id, client: await streamsOf(system) };
 }
 
-/** A client of a terminal, and what it has heard. */
+/** Attaches a client, and collects its messages. */
 function attach(client: Streams, session_id: string, more: object = {}) {
   const asked = line<AttachSessionRequest>({ open: { session_id, ...more } });
   const heard: AttachSessionResponse__Output[] = [];
@@ -43,7 +43,7 @@ function attach(client: Streams, session_id: string, more: object = {}) {
   };
 }
 
-test('an attach without permission is refused as over REST: scope, machine, session, and a session that is over', async () => {
+test('an attach is refused as over REST: by scope, machine, unknown session, and ended session', async () => {
   const { system, session_id, client } = await scene();
   const { machineId: elsewhere } = await system.agent();
   const reader = await streamsOf(system, (await system.keyed(['sessions:read'])).key);
@@ -96,7 +96,7 @@ test('an operator sends input and gets output, the input of an observer is refus
   expect((await system.client.sessions.get({ session_id })).attached_count).toBe(0);
 });
 
-test('a client that half-closes its call still gets all output to the end', async () => {
+test('a client that half-closes its call gets all output to the end', async () => {
   const { session_id, client } = await scene();
   const [typing, watching] = [attach(client, session_id), attach(client, session_id)];
   watching.type('echo $((1+1))watched\n');
@@ -108,7 +108,7 @@ test('a client that half-closes its call still gets all output to the end', asyn
   expect(watching.heard.at(-1)?.end).toMatchObject({ exit_code: 3 });
 });
 
-test('a client that is detached, or whose key is revoked, gets that reason, and the session goes on', async () => {
+test('a client that is detached, or whose key is revoked, gets the reason, and the session goes on', async () => {
   const { system, session_id, client } = await scene();
   const { key, client: own } = await system.keyed(['sessions:attach', 'sessions:read']);
   const theirs = attach(await streamsOf(system, key), session_id);

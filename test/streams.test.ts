@@ -1,4 +1,5 @@
-// The streams of clients over gRPC: refusals as over REST, commands with input and output, files, and what ends a call.
+// The gRPC streams of clients: the same refusals as over REST, commands with input and output, files, and the
+// ends of calls.
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -30,7 +31,7 @@ async function scene(opened = sharedScene()) {
   return { system, machine_id, client: await streamsOf(system) };
 }
 
-/** A client for each key, made when it is first wanted. */
+/** Returns a client for each key, created at its first use. */
 async function clientsOf(system: TestSystem): Promise<(apiKey: string) => Streams> {
   const ca = await caOf(system);
   const made = new Map<string, Streams>();
@@ -44,11 +45,11 @@ async function clientsOf(system: TestSystem): Promise<(apiKey: string) => Stream
 
 // ---- Refusals
 
-/** An rpc beside the route that says the same: both must refuse the same way. */
+/** An rpc and the route that does the same. Both must refuse in the same way. */
 interface Twin {
   rpc: keyof Streams;
   scope: Scope;
-  /** Whose id it takes. */
+  /** The noun of the id that the rpc takes. */
   noun: 'machine' | 'command';
   stream(client: Streams, id: string, wrong: boolean): Promise<unknown> | AsyncIterable<unknown>;
   rest(id: string, wrong: boolean): { method: string; path: string } & CallOptions;
@@ -227,7 +228,7 @@ test('a command is accepted, gets its input, and sends both outputs to the byte 
   expect(end).toMatchObject({ status: 'failed', exit_code: 3 });
 });
 
-test('half a character is sent at once, for output is bytes', async () => {
+test('half a character is sent at once, because output is bytes', async () => {
   const { client, machine_id } = await scene();
   const asked = line<ExecRequest>({
     start: { machine_id, command: "printf '\\303'; head -c 1 >/dev/null" },
@@ -241,7 +242,7 @@ test('half a character is sent at once, for output is bytes', async () => {
   }
 });
 
-test('with arguments it is the program itself, in its directory, with its variables', async () => {
+test('with arguments the command is a program, with its directory and variables', async () => {
   const { client, machine_id } = await scene();
   const folder = temporaryFolder('cwd');
   const { heard, take } = hearing();
@@ -276,7 +277,7 @@ test('a program that does not read its input stops the reading of the call, and 
   const { heard, take } = hearing();
   for await (const { accepted, output } of client.exec(requests())) {
     if (accepted) {
-      // It stands still once pipe, agent, broker and the windows between are full.
+      // The output stops once the pipe, agent, broker and all windows are full.
       await soon(standsStill, 400).toBe(true);
       expect(asked).toBeLessThan(pieces);
       held.open();
@@ -286,7 +287,7 @@ test('a program that does not read its input stops the reading of the call, and 
   expect(Number(heard.stdout.toString())).toBe(pieces * piece.length);
 });
 
-test('a signal reaches a command, and one for a command that is over is harmless', async () => {
+test('a signal is sent to a command, and is ignored if the command has ended', async () => {
   const { client, machine_id } = await scene();
   const asked = line<ExecRequest>({
     start: {
@@ -305,7 +306,7 @@ test('a signal reaches a command, and one for a command that is over is harmless
   expect(end).toMatchObject({ status: 'completed' });
 });
 
-test('a client that leaves keeps its command running, with its input open, unless it set otherwise', async () => {
+test('the command of a client that leaves goes on, with its input open, unless the client set cancel_on_disconnect', async () => {
   const { client, system, machine_id } = await scene();
   const leave = async (more: object): Promise<string> => {
     const asked = line({ start: { machine_id, command: 'cat', ...more } });
@@ -320,7 +321,7 @@ test('a client that leaves keeps its command running, with its input open, unles
   await soon(async () => (await system.client.commands.get({ command_id: stays })).stdout).toBe('late');
 });
 
-test('a cancellation that arrives in two parts still ends no input', async () => {
+test('a cancellation that arrives in two parts does not end the input', async () => {
   const { system, machine_id } = await scene();
   const ca = await caOf(system);
   const session = connectHttp2(`https://${system.grpc}`, { ca, checkServerIdentity: () => undefined });
@@ -339,7 +340,7 @@ test('a cancellation that arrives in two parts still ends no input', async () =>
   await once(call, 'data');
   call.end();
   await once(call, 'finish');
-  // The broker, in this process too, takes up the first part.
+  // The broker, which runs in this process, too, handles the first part.
   for (let turns = 0; turns < 8; turns += 1) await new Promise((resolve) => setImmediate(resolve));
   call.close(constants.NGHTTP2_CANCEL);
   await once(call, 'close');
@@ -373,7 +374,7 @@ test('a repeat with the same idempotency key finds the same command, and its inp
   expect((await system.client.commands.list()).total).toBe(1);
 });
 
-test('a command is followed from offsets on, during its life and after it', async () => {
+test('a command is followed from any offset, while it runs and later', async () => {
   const { client, system, machine_id } = await scene();
   const { id: command_id } = await system.client.commands.create({
     machine_id,
@@ -391,7 +392,7 @@ test('a command is followed from offsets on, during its life and after it', asyn
 
 // ---- Files
 
-test('a file is read whole and in part, from its end too, with what there is to know of it first', async () => {
+test('a file is read whole and in part, also from its end, after a head with its properties', async () => {
   const { client, machine_id } = await scene();
   const path = join(temporaryFolder('read'), 'file');
   const content = randomBytes(1_500_000);
@@ -418,7 +419,7 @@ test('a file is read whole and in part, from its end too, with what there is to 
   });
 });
 
-test('a refusal names a file as it is, and what is too long for metadata is left out', async () => {
+test('a refusal has the exact name of a file, and leaves out details that are too long for metadata', async () => {
   const { client, machine_id } = await scene();
   const path = '/nowhere/ä€😀';
   expect((await refusalOf(client.readFile({ machine_id, path }))).details).toMatchObject({ path });
@@ -427,7 +428,7 @@ test('a refusal names a file as it is, and what is too long for metadata is left
   expect([code, details]).toEqual(['file_not_found', {}]);
 });
 
-test('a file is written whole at its commit, and not without one, nor with another checksum', async () => {
+test('a file is written at its commit, and not without a commit or with a wrong checksum', async () => {
   const { client, machine_id } = await scene();
   const folder = temporaryFolder('write');
   const path = join(folder, 'file');
@@ -459,7 +460,7 @@ test('a write that is cancelled in the middle leaves nothing', async () => {
   await soon(() => readdirSync(folder)).toEqual([]);
 });
 
-test('changes are sent as they happen, after a first message that says it watches', async () => {
+test('changes are sent as they happen, after a first message that the watch has begun', async () => {
   const { client, machine_id } = await scene();
   const folder = temporaryFolder('watch');
   for await (const { change, path, type } of client.watchFiles({ machine_id, path: folder })) {

@@ -3,20 +3,20 @@ import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 
 export interface Proxy {
   address: string;
-  /** Bytes wait from now on, in both directions, until resume(). */
+  /** Stops all bytes, in both directions, until resume(). */
   stall(): void;
   resume(): void;
-  /** Ends every connection; new ones are taken. */
+  /** Ends every connection. New ones are accepted. */
   cut(): void;
-  /** Takes no more connections until allow(); those that are there go on. */
+  /** Refuses new connections until allow(). Open ones go on. */
   refuse(): void;
-  /** Ends every connection and takes no more until allow(). */
+  /** Ends every connection, and refuses new ones until allow(). */
   forbid(): void;
   allow(): void;
   close(): Promise<void>;
 }
 
-/** Forwards to HOST:PORT; each chunk arrives `delayMs` later. */
+/** Forwards connections to HOST:PORT. Each chunk arrives `delayMs` later. */
 export async function startProxy(target: string, { delayMs = 0 } = {}): Promise<Proxy> {
   const [host = '', port = ''] = target.split(':');
   const sockets = new Set<Socket>();

@@ -12,7 +12,7 @@ import { type AgentCall, gaveUp } from '../shared/agent-rpcs.ts';
 import { newId } from '../shared/ids.ts';
 import { createLogger } from '../shared/logger.ts';
 
-/** Why a call is cut when the link goes. */
+/** The error of a call whose link is lost. */
 const linkLost = new Error('the link to the broker was lost');
 
 export function call(signal: AbortSignal = new AbortController().signal): AgentCall {
@@ -20,10 +20,10 @@ export function call(signal: AbortSignal = new AbortController().signal): AgentC
 }
 
 export interface Keeper {
-  /** Pid of the shell. */
+  /** Resolves with the pid of the shell. */
   started(): Promise<number>;
   exit(): Promise<ProcessExit>;
-  /** Its call ends. */
+  /** Ends its call. */
   leave(): void;
 }
 
@@ -32,28 +32,28 @@ type Doing = Partial<Omit<AttachTerminalRequest__Output, 'message'>>;
 export interface Viewer {
   text(): string;
   bytes(): Buffer;
-  /** Of the first byte it was given. */
+  /** Offset of the first byte it was sent, and the size. */
   head(): { offset: number; cols: number; rows: number };
-  /** The reported count of its input: how much is taken, and whether that was counted on from an earlier call. */
+  /** The reported count of its input, and whether it continues an earlier call. */
   input(): { taken: number; known: boolean };
   sizes: { cols: number; rows: number }[];
-  /** One past the last byte it has. */
+  /** Offset of the byte after the last one that it has. */
   position(): number;
   do(doing: Doing): void;
   type(text: string | Uint8Array): void;
-  /** Until it has seen that in what came since the last one; what follows is kept. */
+  /** Waits for a text in the output since the last call. Output after the text is left for the next call. */
   sees(what: string | RegExp): Promise<void>;
-  /** Until so many bytes came in all. */
+  /** Waits until this many bytes have arrived in all. */
   reaches(position: number): Promise<void>;
-  /** It answers `taken` for everything from now on, or no longer. */
+  /** Turns acknowledgements of output on or off. */
   taking(on: boolean): void;
-  /** It reads nothing any more. */
+  /** Stops reading. */
   stop(): void;
-  /** The link goes. */
+  /** Cuts its link. */
   lose(): void;
-  /** It goes on purpose. */
+  /** Detaches. */
   leave(): void;
-  /** Resolves at the end of its call, rejects with its failure. */
+  /** Resolves at the end of its call. Rejects with its error. */
   ended: Promise<void>;
 }
 
@@ -63,12 +63,12 @@ export interface Bench {
   open(spec?: Partial<TerminalSpec__Output>, id?: string): Keeper;
   keep(id: string): Keeper;
   attach(id: string, options?: { client?: string; offset?: number; taking?: boolean }): Viewer;
-  /** The agent stops, another one opens the same directory. */
+  /** Stops the agent, and starts another on the same directory. */
   again(): Promise<void>;
 }
 
 const plain = { program: '/bin/sh', args: [] as string[], env: { PS1: '$ ' } };
-/** A program that runs this line of shell. */
+/** A spec that runs this line of shell. */
 export const sh = (line: string): Partial<TerminalSpec__Output> => ({
   program: '/bin/sh',
   args: ['-c', line],

@@ -1,4 +1,5 @@
-// TLS of the REST API: certificates from files and of the broker's own authority, pins, renewal, and what is refused.
+// TLS of the REST API: certificates from files and of the broker's own authority, pins, renewal, and
+// refusals.
 import { execFile } from 'node:child_process';
 import { KeyObject, webcrypto, type X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
@@ -24,7 +25,7 @@ import { program } from './start-process.ts';
 
 const day = 86_400_000;
 
-/** A certificate for loopback that only its own key has signed, and that key, as files. */
+/** Makes a self-signed certificate for loopback and its key, as files. */
 async function pair(folder: string, name: string): Promise<{ cert: string; key: string }> {
   const [cert, key] = [join(folder, `${name}.crt`), join(folder, `${name}.key`)];
   const algorithm = { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' };
@@ -47,7 +48,10 @@ async function pair(folder: string, name: string): Promise<{ cert: string; key: 
   return { cert, key };
 }
 
-/** A system whose REST API goes over TLS; its own client, which trusts no such certificate, is of no use. */
+/**
+ * Starts a system with TLS for REST. Its own client cannot be used, because it does not trust the
+ * certificate.
+ */
 const startSecure = (flags: string[], tuning = {}, dataDir?: string) =>
   startFarhand({ flags, tuning, ...(dataDir && { dataDir }) });
 
@@ -83,7 +87,7 @@ async function curl(...args: string[]): Promise<string> {
   return (await run('curl', ['-sS', '--max-time', '10', ...args])).stdout;
 }
 
-/** A clock that goes as the real one does, moved; timers of a minute and more wait for the test. */
+/** A clock that runs like the real one with an offset. Timers of a minute and more fire only by tick(). */
 function movedClock(): { move(ms: number): void; tick(): void } {
   let shift = 0;
   const waiting = new Set<() => void>();
@@ -115,7 +119,7 @@ function movedClock(): { move(ms: number): void; tick(): void } {
 
 // ---- What does not start
 
-test('an address that others can reach needs TLS or the word that it goes without', async () => {
+test('an address other than loopback needs TLS or --insecure-http', async () => {
   const start = (...flags: string[]) =>
     startBroker(
       readSettings(brokerSettings, {
@@ -136,7 +140,7 @@ test('an address that others can reach needs TLS or the word that it goes withou
   for (const flags of [['--tls'], ['--insecure-http']]) await (await start(...flags)).close();
 });
 
-test('half a pair, two keys that do not belong together, no PEM, no file: 78 and a sentence that says which', async () => {
+test('a missing key, a wrong key, no PEM and no file: exit code 78 and a message that says which', async () => {
   const folder = temporaryFolder('pair');
   const [one, two] = [await pair(folder, 'one'), await pair(folder, 'two')];
   const nonsense = join(folder, 'nonsense');
@@ -156,7 +160,7 @@ test('half a pair, two keys that do not belong together, no PEM, no file: 78 and
   }
 });
 
-test('a damaged key of the REST API stops the start and is named', async () => {
+test('a damaged key of the REST API stops the start, with its file in the error', async () => {
   const dataDir = temporaryFolder('broker');
   const system = await startSecure(['--tls'], {}, dataDir);
   await system.broker.close();
@@ -166,7 +170,7 @@ test('a damaged key of the REST API stops the start and is named', async () => {
 
 // ---- What is refused
 
-test('TLS older than 1.2 and other protocols than HTTP/1.1 are not agreed on', async () => {
+test('TLS before 1.2 and other protocols than HTTP/1.1 are refused', async () => {
   const { url } = await startSecure(['--tls']);
   await expect(
     securely(url, { maxVersion: 'TLSv1.1', minVersion: 'TLSv1', ciphers: 'ALL:@SECLEVEL=0' }),
@@ -176,7 +180,7 @@ test('TLS older than 1.2 and other protocols than HTTP/1.1 are not agreed on', a
   expect((await securely(url, { maxVersion: 'TLSv1.2' })).getProtocol()).toBe('TLSv1.2');
 });
 
-test('plain HTTP on the TLS port gets an error that says so in the envelope; noise and silence are cut', async () => {
+test('plain HTTP on the TLS port gets an error in the envelope; other bytes and silent connections are cut', async () => {
   const { url } = await startSecure(['--tls'], { silentMs: 300 });
   const { hostname, port } = new URL(url);
   const say = async (bytes: string): Promise<string> => {
@@ -208,7 +212,7 @@ needs('curl')(
   },
 );
 
-test('the leaf names every way to this broker, and the agents’ own authority stands for it', async () => {
+test('the leaf has every name and address of this broker, and is issued by the authority that agents trust', async () => {
   const system = await startSecure(['--tls', '--public-url', 'https://farhand.example.org:8443']);
   const leaf = await certificateOf(system.url);
   for (const name of ['farhand.example.org', 'localhost']) expect(leaf.checkHost(name)).toBe(name);
@@ -219,7 +223,7 @@ test('the leaf names every way to this broker, and the agents’ own authority s
   await expect(get(`${system.url}/healthz`, undefined)).rejects.toThrow();
 });
 
-test('the key is private, and outlives restarts and renewal: the pin stays, the leaf does not', async () => {
+test('the key is private and survives restarts and renewal, so the pin stays the same with a new leaf', async () => {
   const clock = movedClock();
   clock.move(-35 * day);
   const dataDir = temporaryFolder('broker');
@@ -234,7 +238,7 @@ test('the key is private, and outlives restarts and renewal: the pin stays, the 
   );
   const renewed = await certificateOf(first.url);
   expect(renewed.validToDate.getTime() - Date.now()).toBeLessThanOrEqual(90 * day);
-  // The connection of before goes on.
+  // The earlier connection goes on.
   kept.write('GET /healthz HTTP/1.1\r\nHost: b\r\nConnection: close\r\n\r\n');
   expect(await text(kept)).toMatch(/^HTTP\/1\.1 200/);
   await first.broker.close();
@@ -245,7 +249,7 @@ test('the key is private, and outlives restarts and renewal: the pin stays, the 
 
 // ---- Files
 
-test('a certificate that is replaced is used without a restart; one that is no pair changes nothing', async () => {
+test('a replaced certificate is used without a restart; one that does not match its key is ignored', async () => {
   const folder = temporaryFolder('pair');
   const [one, two] = [await pair(folder, 'one'), await pair(folder, 'two')];
   const { url, key, log } = await startSecure(['--tls-cert', one.cert, '--tls-key', one.key], {
@@ -265,13 +269,13 @@ test('a certificate that is replaced is used without a restart; one that is no p
   expect(await text(kept)).toMatch(/^HTTP\/1\.1 200/);
 });
 
-test('only a certificate from files makes browsers keep to TLS', async () => {
+test('only with a certificate from files answers have HSTS', async () => {
   const { url, dataDir } = await startSecure(['--tls']);
   const { certificate: ca } = JSON.parse(readFileSync(join(dataDir, 'authority.json'), 'utf8'));
   expect((await get(`${url}/healthz`, ca)).headers).not.toHaveProperty('strict-transport-security');
 });
 
-test('a terminal goes over TLS, and only pages that came over TLS may open it', async () => {
+test('a terminal works over TLS, and only pages over TLS may open it', async () => {
   const system = await startSecure(['--tls']);
   const headers = { Authorization: `Bearer ${system.key}`, 'Content-Type': 'application/json' };
   const post = async (path: string, body: object) => {
@@ -297,11 +301,11 @@ test('a terminal goes over TLS, and only pages that came over TLS may open it', 
 
 // ---- The link's leaf
 
-test('a leaf of the link is renewed by wall time while agents stay linked, and those that dial later get in', async () => {
+test('a leaf of the link is renewed by wall time while agents stay linked, and agents that dial later link with the new one', async () => {
   const clock = movedClock();
   clock.move(-35 * day);
   const system = await startFarhand();
-  // As after a long sleep: wall time has gone on, the timers have not.
+  // As after a long sleep: the wall time has moved, but not the timers.
   clock.move(35 * day);
   const identity = await joinScripted(system);
   const linked = await connectScripted(system.grpc, identity);
@@ -319,7 +323,7 @@ test('a leaf of the link is renewed by wall time while agents stay linked, and t
   const left = ((await leaf())?.validToDate.getTime() ?? 0) - Date.now();
   expect(left).toBeGreaterThan(89 * day);
   expect(left).toBeLessThanOrEqual(90 * day);
-  // That one has its time.
+  // The new leaf has its whole time.
   const fresh = await leaf();
   clock.tick();
   await new Promise((resolve) => setImmediate(resolve));
@@ -330,7 +334,7 @@ test('a leaf of the link is renewed by wall time while agents stay linked, and t
   await late.next('welcome');
 });
 
-test('a clock that is set back makes a new leaf, too: one from the future is not valid yet', async () => {
+test('a clock that is set back causes a new leaf, too, because one from the future is not valid yet', async () => {
   const clock = movedClock();
   const system = await startSecure(['--tls']);
   clock.move(-2 * day);
@@ -341,7 +345,7 @@ test('a clock that is set back makes a new leaf, too: one from the future is not
   );
 });
 
-test('a broker that is started as a program says https in its log', async () => {
+test('a broker that is started as a program logs its https address', async () => {
   const flags = ['--data-dir', temporaryFolder('broker'), '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
   const broker = program('broker/main.ts', [...flags, '--tls']);
   expect((await broker.line('broker is up')).http).toMatch(/^https:\/\/127\.0\.0\.1:\d+$/);

@@ -32,7 +32,7 @@ async function onMachine(opened = machine()) {
   return { system, machineId, folder, files, headers, send };
 }
 
-/** A form with its parts in the order given. */
+/** Makes a form with its parts in this order. */
 function formOf(...parts: [string, string | Buffer][]): FormData {
   const form = new FormData();
   for (const [name, value] of parts) {
@@ -44,7 +44,7 @@ function formOf(...parts: [string, string | Buffer][]): FormData {
 
 const post = (body: FormData, headers = {}) => ({ method: 'POST', body, headers });
 
-test('a form that says too little, or what it does not know, is refused and writes nothing', async () => {
+test('a form with missing or unknown fields is refused and writes nothing', async () => {
   const { folder, send } = await onMachine();
   const path = join(folder, 'a');
   const file = Buffer.from('x');
@@ -93,7 +93,7 @@ test.each([0.01, 0.5, 0.99, 1])(
           `--${boundary}\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n`,
       ),
       randomBytes(4_000_000),
-      // Whole but for its last boundary.
+      // Complete except for its last boundary.
       Buffer.from('\r\n'),
     ]);
     const last = `--${boundary}--\r\n`;
@@ -102,7 +102,8 @@ test.each([0.01, 0.5, 0.99, 1])(
       `Content-Type: multipart/form-data; boundary=${boundary}\r\nContent-Length: ${length}\r\n\r\n`;
     const { hostname, port } = new URL(system.url);
     const socket = connect(Number(port), hostname);
-    // The whole announced: the connection breaks. Just this much announced: the form itself is short.
+    // With the whole length declared, the connection breaks. With the shorter length, the form itself is
+    // incomplete.
     const short = body.subarray(0, Math.floor(body.length * share));
     for (const announced of [body.length + last.length, short.length]) {
       const one = announced === short.length ? connect(Number(port), hostname) : socket;
@@ -116,7 +117,7 @@ test.each([0.01, 0.5, 0.99, 1])(
       }
       if (announced === short.length) expect(Buffer.concat(answer).toString()).toContain('400 Bad Request');
     }
-    // The next upload to that place is answered after the last one was cleared away, or else it would be seen.
+    // The next upload to this path is answered after the last one was removed, so leftovers would be found.
     const after = await system.client.files.put({
       machine_id: machineId,
       path: join(folder, 'b'),
@@ -145,7 +146,7 @@ test('a plain body that is cut off changes nothing', async () => {
   expect(readFileSync(path, 'utf8')).toBe('old');
 });
 
-test('a machine that refuses early is heard while the client still sends', async () => {
+test('an early refusal of the machine is answered while the client still sends', async () => {
   const { system, folder, files, headers } = await onMachine();
   const answer = await fetch(`${files}/raw?path=${folder}`, {
     method: 'PUT',
@@ -159,7 +160,7 @@ test('a machine that refuses early is heard while the client still sends', async
   expect((await system.call('GET', '/machines')).status).toBe(200);
 });
 
-test('a refused upload with Expect: 100-continue is never asked for', async () => {
+test('a refused upload with Expect: 100-continue gets no 100 Continue', async () => {
   const { system, machineId, folder } = await onMachine();
   for (const [key, path, status] of [
     ['service_apikey_wrong', join(folder, 'a'), 401],
@@ -184,7 +185,7 @@ test('a refused upload with Expect: 100-continue is never asked for', async () =
   }
 });
 
-test('overwrite=false keeps what is there, before and after the file', async () => {
+test('overwrite=false leaves an existing file unchanged, as a field before or after the file', async () => {
   const { folder, send } = await onMachine();
   const path = join(folder, 'a');
   writeFileSync(path, 'old');
@@ -203,7 +204,7 @@ test('overwrite=false keeps what is there, before and after the file', async () 
   expect(readdirSync(folder)).toEqual(['a']);
 });
 
-test('a form is taken in either order, with its fields anywhere and its path in the query', async () => {
+test('a form is accepted in either order, with its fields anywhere and its path in the query', async () => {
   const { folder, send, system } = await onMachine(startMachine());
   const content = randomBytes(3_000_000);
   const sha256 = createHash('sha256').update(content).digest('hex');
@@ -223,7 +224,7 @@ test('a form is taken in either order, with its fields anywhere and its path in 
     expect(readFileSync(at(name)).equals(content)).toBe(true);
     expect(statSync(at(name)).mode & 0o777).toBe(0o600);
   }
-  // What waited on the broker has no name there, and is gone.
+  // Spooled files have no names, and are gone.
   expect(readdirSync(join(system.dataDir, 'spool'))).toEqual([]);
   const { items } = await system.client.events.list({ type: 'file.uploaded' });
   expect(items.map(({ data }) => String(data.path)).sort()).toEqual(
@@ -285,7 +286,7 @@ test('a repeat with the same Idempotency-Key gets the first answer and writes no
   expect([other.status, other.body.error.code]).toEqual([422, 'idempotency_mismatch']);
 });
 
-test('an upload slower than the machine’s patience is none of the machine’s business', async () => {
+test('a slow upload does not count toward the machine’s idle timeout', async () => {
   const system = await startFarhand({ tuning: { link: { callIdleMs: 200 } } });
   const { machineId } = await system.agent();
   const path = join(temporaryFolder('slow'), 'a');
@@ -297,7 +298,7 @@ test('an upload slower than the machine’s patience is none of the machine’s 
     upload.on('response', (r) => resolve(r.statusCode)),
   );
   upload.write('abc');
-  // Another machine is out of patience first, which began later and is no longer.
+  // The idle timeout of another machine ends first, although it began later.
   const silent = await scriptedMachine(system);
   const never = system.client.files.read({ machine_id: silent.identity.machineId, path: '/a' });
   silent.answer((await silent.next('call')).call_id);
@@ -307,7 +308,7 @@ test('an upload slower than the machine’s patience is none of the machine’s 
   expect(readFileSync(path, 'utf8')).toBe('abcdef');
 });
 
-test('a machine that never answers a whole upload is machine_timeout', async () => {
+test('a machine that never answers a complete upload is machine_timeout', async () => {
   const system = await startFarhand({ tuning: { link: { callIdleMs: 200 } } });
   const agent = await scriptedMachine(system);
   const answer = system.client.files.put({ machine_id: agent.identity.machineId, path: '/a', content: 'x' });

@@ -12,7 +12,7 @@ import { startFarhand, type TestSystem } from './start-farhand.ts';
 export interface Received {
   headers: IncomingHttpHeaders;
   body: Buffer;
-  /** Milliseconds of performance.now(). */
+  /** Time of arrival, in milliseconds of performance.now(). */
   at: number;
 }
 
@@ -20,15 +20,15 @@ export interface Receiver {
   url: string;
   port: number;
   got: Received[];
-  /** Types of the events that came, in order. */
+  /** Returns the types of the received events, in order. */
   types(): string[];
-  /** Resolves when so many have come. */
+  /** Resolves when this many requests have arrived. */
   heard(count: number): Promise<Received[]>;
 }
 
 type Answer = (response: ServerResponse, request: IncomingMessage, count: number) => void;
 
-/** Answers 200 by default; closed with the test. */
+/** Starts a receiver, which is closed with the test. Answers 200 by default. */
 export async function startReceiver(answer: Answer = (response) => response.end()): Promise<Receiver> {
   const got: Received[] = [];
   const arrived = new EventEmitter();
@@ -60,7 +60,7 @@ export async function startReceiver(answer: Answer = (response) => response.end(
   };
 }
 
-/** Answers these statuses one after another, then the last for ever. */
+/** Answers with these statuses one after another, then always with the last. */
 export function answering(...statuses: number[]): Answer {
   return (response, _request, count) => {
     response.statusCode = statuses[Math.min(count, statuses.length) - 1] ?? 200;
@@ -71,7 +71,7 @@ export function answering(...statuses: number[]): Answer {
 const machine = { id: 'mach_of_no_agent_at_all00', name: 'web 🚀\u2028one' };
 
 export interface WebhookSystem extends TestSystem {
-  /** Records an event; resolves when it is on disk. */
+  /** Records an event. Resolves when it is on disk. */
   happen(
     type: EventType,
     data?: Record<string, unknown>,
@@ -81,7 +81,7 @@ export interface WebhookSystem extends TestSystem {
   events: Events;
 }
 
-/** A broker whose webhooks may call loopback, and retry within milliseconds. */
+/** Starts a broker whose webhooks may call loopback, and retry within milliseconds. */
 export async function startWebhookSystem(
   options: { flags?: string[]; dataDir?: string; tuning?: Tuning } = {},
 ): Promise<WebhookSystem> {

@@ -1,4 +1,4 @@
-// Addresses that webhooks must not call, in every form an address can have, and names that resolve to them.
+// Addresses that webhooks must not call, in every form of an address, and names that resolve to them.
 import { once } from 'node:events';
 import { connect, createServer, isIPv4 } from 'node:net';
 import { networkInterfaces } from 'node:os';
@@ -98,7 +98,7 @@ test.each([
 });
 
 test.each(['', 'example.org', '127.1', '0x7f000001', '1', '999.1.1.1', 'fe80::1%eth0', '::ffff:7f00:1%1'])(
-  'an answer of a resolver that is no public address (%s) is refused',
+  'a resolved address that is not public (%s) is refused',
   (text) => {
     expect(() => guardOf().assertAddress(text)).toThrow('not public');
   },
@@ -116,7 +116,7 @@ test('every form of such an address is refused when a webhook is created, with t
   expect(status).toBe(422);
 });
 
-/** A port on loopback that must never be called; counts its connections. */
+/** A port on loopback that must never be called. Counts its connections. */
 async function startTrap() {
   let calls = 0;
   const server = createServer((socket) => {
@@ -195,7 +195,7 @@ test('an internal receiver is no longer called once the broker starts without it
   expect(trap.calls()).toBe(0);
 });
 
-/** Places of a broker's listeners, also where only all addresses of this machine are named. */
+/** Returns the addresses of a broker's listeners, also for a listener on all addresses of this machine. */
 function listenersOf(system: TestSystem, hosts: readonly string[]): string[] {
   const ports = [new URL(system.url).port, system.grpc.split(':')[1]];
   return ports.flatMap((port) =>
@@ -205,7 +205,7 @@ function listenersOf(system: TestSystem, hosts: readonly string[]): string[] {
 
 const everywhere = ['--webhook-allow', '0.0.0.0/0,::/0', '--http', '0.0.0.0:0', '--insecure-http'];
 
-test('the broker’s own listeners are refused when a webhook is created or changed, by address and by name, though --webhook-allow names them', async () => {
+test('the broker’s own listeners are refused when a webhook is created or changed, by address and by name, even if --webhook-allow names them', async () => {
   const answers: Record<string, string[]> = {
     'here.example': ['93.184.215.14', '127.0.0.1'],
     'there.example': ['93.184.215.14'],
@@ -247,7 +247,7 @@ test('the broker’s own listeners are refused when a webhook is created or chan
   }
 });
 
-test('the broker’s own listeners are refused at the delivery, though --webhook-allow names their address', async () => {
+test('the broker’s own listeners are refused at the delivery, even if --webhook-allow names their address', async () => {
   let addresses: string[] = [];
   const system = await startFarhand({ flags: everywhere, tuning: { resolve: async () => addresses } });
   for (const url of listenersOf(system, ['turns.example'])) {
@@ -264,7 +264,7 @@ test('the broker’s own listeners are refused at the delivery, though --webhook
   }
 });
 
-test('a connection to a listener of the broker itself is destroyed, whatever the interfaces say', async () => {
+test('a connection to a listener of the broker itself is destroyed, whatever the network interfaces', async () => {
   const { port } = await startTrap();
   const socket = connect({ host: '127.0.0.1', port: Number(port) });
   await once(socket, 'connect');
@@ -275,7 +275,7 @@ test('a connection to a listener of the broker itself is destroyed, whatever the
   expect(socket.destroyed).toBe(true);
 });
 
-test('the address of a name is in no answer: not of a test, a delivery, or a change', async () => {
+test('the resolved address of a name is in no answer: of a test, a delivery, or a change', async () => {
   const secret = '10.11.12.13';
   const resolve = async () => [secret, '93.184.215.14'];
   const system = await startWebhookSystem({ flags: ['--webhook-retry', '1h'], tuning: { resolve } });

@@ -1,4 +1,4 @@
-// The recipes of docs/webhooks.md and the example receiver verify what a real broker sends.
+// The code in docs/webhooks.md and the example receiver verify deliveries of a real broker.
 import { spawn, spawnSync } from 'node:child_process';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -11,7 +11,7 @@ import { type Received, startReceiver, startWebhookSystem } from './webhook-rece
 const root = join(import.meta.dirname, '..');
 const secret = 'a "secret" with $igns ~ and \\';
 
-/** The code of a language in that chapter. */
+/** Returns the code of a language in that page. */
 function recipe(language: string): string {
   const chapter = readFileSync(join(root, 'docs/webhooks.md'), 'utf8');
   const code = new RegExp(`\`\`\`${language}\n([^]*?)\`\`\``).exec(chapter)?.[1];
@@ -19,7 +19,7 @@ function recipe(language: string): string {
   return code;
 }
 
-/** A delivery as it came over the wire. */
+/** Returns a delivery as it was received. */
 async function delivered(): Promise<{ body: Buffer; header: string }> {
   const system = await startWebhookSystem();
   const receiver = await startReceiver();
@@ -29,7 +29,7 @@ async function delivered(): Promise<{ body: Buffer; header: string }> {
   return { body, header: String(headers['x-service-signature']) };
 }
 
-/** What the program says of a body and a header; the body goes in as it is. */
+/** Returns the output of a program for a body and a header. The body is passed unchanged. */
 function says(command: string, args: string[], body: Buffer, header: string): string {
   const { stdout, stderr } = spawnSync(command, [...args, header, secret], { input: body, encoding: 'utf8' });
   return stdout.trim() || stderr;
@@ -66,7 +66,7 @@ test.for([
   },
 );
 
-test('the example receiver takes what is signed and refuses what is not', async () => {
+test('the example receiver accepts signed deliveries and refuses others', async () => {
   const system = await startWebhookSystem();
   const child = spawn(process.execPath, [join(root, 'scripts/examples/receiver.ts'), '0'], {
     env: { ...process.env, SECRET: secret },
@@ -77,7 +77,7 @@ test('the example receiver takes what is signed and refuses what is not', async 
   const line = async (): Promise<string> => String((await lines.next()).value);
   const url = /http\S+/.exec(await line())?.[0] ?? '';
   const signed = await system.client.webhooks.create({ url, events: ['machine.online'], secret });
-  // A name without a line separator: the lines are read one by one.
+  // A name without a line separator, because the output is read line by line.
   await system.happen('machine.online', { n: 1 }, { id: 'mach_1', name: 'web' });
   expect(await line()).toMatch(/^new machine\.online evt_\w+ .*"n":1/);
   const { items } = await system.client.webhooks.deliveries({ webhook_id: signed.id });

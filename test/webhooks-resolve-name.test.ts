@@ -1,4 +1,5 @@
-// Names of receivers: the hosts file comes before the name servers, and a dead name delays no other one.
+// Resolving names of receivers: the hosts file comes before the name servers, and a name without an answer
+// delays no other.
 import { createSocket } from 'node:dgram';
 import { once } from 'node:events';
 import { renameSync, rmSync, writeFileSync } from 'node:fs';
@@ -7,7 +8,7 @@ import { expect, onTestFinished, test } from 'vitest';
 import { resolveName } from '../broker/webhooks/resolve-name.ts';
 import { temporaryFolder } from './start-farhand.ts';
 
-/** Asks a name server that does with a query what the test says: answer with this code, or nothing. */
+/** Starts a name server that answers a query with the code that the test chooses, or not at all. */
 async function startNameServer({ hosts = '', answer = (_query: string): number | undefined => undefined }) {
   const server = createSocket('udp4');
   server.on('message', (message, { port, address }) => {
@@ -50,7 +51,7 @@ test('a hundred names that no server answers for delay no other name', async () 
   expect(dead).toHaveLength(100);
 });
 
-test('the hosts file is read in all its forms, also when no name server answers', async () => {
+test('all forms of lines in the hosts file are read, also when no name server answers', async () => {
   const { resolve } = await startNameServer({
     hosts: '127.0.0.1\tlocalhost\n  10.0.0.1   Intra.Corp intra  # ours\r\nfd00::1 intra\n\n',
   });
@@ -58,7 +59,7 @@ test('the hosts file is read in all its forms, also when no name server answers'
   expect(await resolve('intra')).toEqual(['10.0.0.1', 'fd00::1']);
 });
 
-test('a hosts file that is changed, replaced or removed counts at once', async () => {
+test('a changed, replaced or removed hosts file takes effect at once', async () => {
   const { file, resolve } = await startNameServer({ answer: () => noSuchName });
   await expect(resolve('intra')).rejects.toThrow();
   writeFileSync(file, '10.0.0.1 intra\n');

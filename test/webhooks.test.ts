@@ -1,4 +1,4 @@
-// Webhooks over REST: who may create and change one for which events, and how it is stored.
+// Webhooks over REST: the rights to create and change them, and how they are stored.
 import { readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
@@ -112,7 +112,7 @@ test('every type of the specification and schedule.failed is accepted, each by i
   expect(made.events).toEqual(types);
 });
 
-test('a secret that is changed to other characters than printable ASCII is refused, and the old one stays', async () => {
+test('a new secret with other characters than printable ASCII is refused, and the old one stays', async () => {
   const system = await startFarhand();
   const { id } = await system.client.webhooks.create({ url, events: ['*'], secret: 'old' });
   const { status, body } = await system.call('PATCH', `/webhooks/${id}`, { body: { secret: '🔑' } });
@@ -132,7 +132,7 @@ test('a POST repeated with its Idempotency-Key creates one webhook', async () =>
 });
 
 describe('a key uses only webhooks whose events it may read', () => {
-  test('it neither sees nor changes one of a key with more scopes or more machines, nor its URL', async () => {
+  test('it neither reads nor changes a webhook of a key with more scopes or machines', async () => {
     const system = await startFarhand();
     const { machineId } = await system.agent({ tags: 'web' });
     const { id } = await system.client.webhooks.create({ url, events: ['file.*'] });
@@ -160,7 +160,7 @@ describe('a key uses only webhooks whose events it may read', () => {
     expect((await equal.client.webhooks.list({})).total).toBe(1);
   });
 
-  test('it adds no events that it may not read, though the key of that webhook may', async () => {
+  test('it adds no events that it may not read, even if the key of that webhook may', async () => {
     const system = await startFarhand();
     const { id } = await system.client.webhooks.create({ url, events: ['machine.*'] });
     const { key } = await system.keyed(['webhooks:read', 'webhooks:write', 'machines:read']);
@@ -176,7 +176,7 @@ describe('a key uses only webhooks whose events it may read', () => {
     expect((await patch({ events: ['machine.offline'] })).status).toBe(200);
   });
 
-  test('one of a limited key stays within the limits of that key, also when another key changes it', async () => {
+  test('a webhook of a limited key stays within the limits of that key, also when another key changes it', async () => {
     const system = await startFarhand();
     const [here, there] = [await system.agent({ name: 'here' }), await system.agent({ name: 'there' })];
     const limited = await system.keyed(['webhooks:write', 'machines:read'], {
@@ -208,7 +208,7 @@ test('a webhook belongs to the key that set its URL: it sends what that key may 
   const made = await system.call('POST', '/webhooks', { key: maker.key, body: asked });
   const webhook_id = made.body.data.id;
   const patch = (key: string, body: object) => system.call('PATCH', `/webhooks/${webhook_id}`, { key, body });
-  // With the same URL it still belongs to its key, also when another key removes events.
+  // With the same URL the webhook still belongs to its key, also when another key removes events.
   await patch(mover.key, { ...asked, events: ['machine.online', 'machine.offline'] });
   await patch(mover.key, { url: second.url });
   await patch(maker.key, { events: ['machine.*'] });
@@ -247,7 +247,7 @@ test('a webhook whose key was revoked is disabled, and belongs to the key that e
   expect(receiver.types()).toEqual(['machine.offline']);
 });
 
-test('a broker that lost its key file starts, delivers nothing unsigned, and takes a new secret', async () => {
+test('a broker that lost its key file starts, delivers nothing unsigned, and accepts a new secret', async () => {
   const first = await startWebhookSystem();
   const receiver = await startReceiver();
   const { id } = await first.client.webhooks.create({ url: receiver.url, events: ['*'], secret: 'old' });
@@ -296,7 +296,7 @@ const notNetworks = [
   '2002::/16',
 ];
 
-test('a broker does not start with a --webhook-allow that is no network in full', async () => {
+test('a broker does not start with a --webhook-allow that is no complete network', async () => {
   const dataDir = temporaryFolder('broker');
   for (const range of notNetworks) {
     await expect(startFarhand({ dataDir, flags: ['--webhook-allow', range] })).rejects.toMatchObject({

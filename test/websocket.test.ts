@@ -1,4 +1,4 @@
-// The transport of terminals: who is let in, and what passes between a WebSocket and the room of sessions.
+// Terminals over WebSocket: admission, and messages between a WebSocket and its session.
 import { once } from 'node:events';
 import { type IncomingMessage, request } from 'node:http';
 import { connect } from 'node:net';
@@ -32,7 +32,7 @@ async function leftBy({ gone }: ClientPort): Promise<void> {
 
 // ---- Who is let in
 
-test('a ticket that is wrong, used, missing or for another session is 401, and none of them keeps a socket', async () => {
+test('a ticket that is wrong, used, missing or for another session is 401, and leaves no open socket', async () => {
   const door = await startTerminalServer();
   for (const query of ['', '?ticket=', '?ticket=wrong', '?ticket=one%00']) {
     expect([query, await door.status({ path: path + query })]).toEqual([query, 401]);
@@ -41,7 +41,7 @@ test('a ticket that is wrong, used, missing or for another session is 401, and n
   expect(await door.status({})).toBe(401);
   expect(door.left).toEqual([]);
   expect(await door.status({ path: '/api/v1/sessions/sess_two/stream?ticket=two' })).toBe(401);
-  // Looking at it has used it up.
+  // The ticket is used up by the check.
   expect([door.left, door.tickets.size, door.ports.length]).toEqual([['left'], 0, 1]);
 });
 
@@ -67,13 +67,13 @@ test('an invalid handshake is 400 and leaves the ticket valid', async () => {
   expect([await door.status({}), door.ports.length]).toEqual([101, 1]);
 });
 
-test('a handshake that only the library refuses gives its attachment back', async () => {
+test('a handshake that only the library refuses releases its attachment', async () => {
   const door = await startTerminalServer();
   expect(await door.status({ headers: { 'Sec-WebSocket-Protocol': 'a,,b' } })).toBe(400);
   expect([door.left, door.ports]).toEqual([['left'], []]);
 });
 
-test('pages of another origin are 403, those of the broker’s own host or public address are let in', async () => {
+test('pages of another origin get 403, and those of the broker’s own host or public address are accepted', async () => {
   const door = await startTerminalServer('https://farhand.example.org');
   const host = `127.0.0.1:${door.port}`;
   const foreign = [
@@ -143,7 +143,7 @@ test('a session that reads slowly slows its client: unread input stays in the ne
   const sent = Promise.all(
     Array.from({ length: pieces }, () => new Promise((resolve) => client.send(piece, resolve))),
   );
-  // All of it would be gone in a fraction of this.
+  // Without backpressure, all of it would be read in a fraction of this time.
   const soon = new Promise((resolve) => setTimeout(resolve, 500, 'held'));
   expect(await Promise.race([sent, soon])).toBe('held');
   const taken = await take(port.actions, pieces);
@@ -152,7 +152,7 @@ test('a session that reads slowly slows its client: unread input stays in the ne
 
 // ---- Messages to a client
 
-test('output and notes arrive as they were given, and output waits until the socket has taken it', async () => {
+test('output and notices arrive unchanged, and output resolves once the socket has sent it', async () => {
   const { client, port } = await (await startTerminalServer()).enter();
   const got: unknown[] = [];
   client.on('message', (data, binary) => got.push(binary ? data : jsonOf(data)));
@@ -168,7 +168,7 @@ test('output and notes arrive as they were given, and output waits until the soc
   ]);
 });
 
-test('a client that does not read delays its own output only, and gets all of it later', async () => {
+test('a client that does not read delays only its own output, and gets all of it later', async () => {
   const { client, port } = await (await startTerminalServer()).enter();
   client.pause();
   const piece = Buffer.alloc(64 * 1024, 'y');
@@ -193,7 +193,7 @@ test('a client that does not read delays its own output only, and gets all of it
   expect(received).toBe(400 * piece.length);
 });
 
-test('output and notes to a client that has gone resolve', async () => {
+test('output and notices to a disconnected client resolve', async () => {
   const { client, port } = await (await startTerminalServer()).enter();
   client.terminate();
   await leftBy(port);
@@ -202,7 +202,7 @@ test('output and notes to a client that has gone resolve', async () => {
   port.close({ why: 'detached' });
 });
 
-test('notes wait until the socket has taken them, as output does', async () => {
+test('notices resolve once the socket has sent them, like output', async () => {
   const { client, port } = await (await startTerminalServer()).enter();
   client.pause();
   const note = { type: 'refused', message: 'x'.repeat(64 * 1024) } as const;
@@ -220,7 +220,7 @@ test('notes wait until the socket has taken them, as output does', async () => {
   await giving;
 });
 
-test('a client that pings on and on and does not read is answered as often as it reads', async () => {
+test('a client that sends pings without reading gets an answer only as often as it reads', async () => {
   const { client, port } = await (await startTerminalServer()).enter();
   client.pause();
   const pings = 100_000;
@@ -231,7 +231,7 @@ test('a client that pings on and on and does not read is answered as often as it
   for (let count = 0; count < pings; count += 1) client.ping(Buffer.alloc(125));
   client.send(Buffer.from('after them'));
   await take(port.actions, 1);
-  // Behind all answers there are.
+  // Sent after all pongs.
   void port.output(Buffer.from('.'));
   const answered = once(client, 'message');
   client.resume();
@@ -256,7 +256,7 @@ test.each<[CloseReason, number]>([
   expect((await closed)[0]).toBe(code);
   const { why: _, ...ending } = closeReason;
   expect(got).toEqual(code === 1000 ? [{ type: 'end', ...ending }] : []);
-  // It did not leave: it was closed.
+  // The client was closed, it did not leave.
   await door.empty();
   expect(port.gone.aborted).toBe(false);
   expect(await take(port.actions, 1)).toEqual([]);
@@ -264,7 +264,7 @@ test.each<[CloseReason, number]>([
 
 // ---- Who is still there
 
-test('a client that answers no ping is gone within 45 s, one that answers stays', async () => {
+test('a client that answers no ping is disconnected within 45 s, and one that answers is not', async () => {
   const clock = fakeClock(0);
   const quick = await (await startTerminalServer()).enter();
   const dead = await (await startTerminalServer()).enter({ autoPong: false });
@@ -273,7 +273,7 @@ test('a client that answers no ping is gone within 45 s, one that answers stays'
     const answered = once(quick.client, 'ping');
     await clock.advance(15_000);
     await Promise.all([pong, answered]);
-    // The pong is on its way to the broker: whatever is said after it has come after it.
+    // A message after the pong proves that the broker has received the pong.
     quick.client.send(Buffer.from('x'));
     await take(quick.port.actions, 1);
   }
@@ -281,7 +281,7 @@ test('a client that answers no ping is gone within 45 s, one that answers stays'
   expect(quick.port.gone.aborted).toBe(false);
 });
 
-test('a client whose input is not read is closed within 45 s, for it may have died', async () => {
+test('a client whose input is not read is closed within 45 s, because it may be dead', async () => {
   const clock = fakeClock(0);
   const { client, closed, port } = await (await startTerminalServer()).enter();
   client.send(Buffer.alloc(100 * 1024));
@@ -300,7 +300,7 @@ test('a client whose input is not read is closed within 45 s, for it may have di
 
 // ---- In the broker
 
-/** A session that runs cat, and a client of it. */
+/** Opens a session that runs cat, and attaches a client. */
 async function openSession(system: TestSystem) {
   const { machineId: machine_id } = await system.agent();
   const { session_id } = await system.client.sessions.create({ machine_id, shell: '/bin/cat' });
@@ -308,7 +308,7 @@ async function openSession(system: TestSystem) {
   return { session_id, stream_url };
 }
 
-/** What a request gets that would become a WebSocket. */
+/** Resolves with the answer to a request for a WebSocket. */
 async function upgrade(
   url: string,
   headers: Record<string, string> = {},
@@ -357,7 +357,7 @@ test('a refusal is in the envelope with a request id, and a path without a termi
   expect((await upgrade(url)).status).toBe(101);
 });
 
-test('tickets are in no log line, whether good or not', async () => {
+test('tickets are in no log line, valid or not', async () => {
   const lines: string[] = [];
   const dataDir = temporaryFolder('broker');
   const log = pino({ level: 'trace' }, { write: (line: string) => void lines.push(line) });
@@ -370,16 +370,16 @@ test('tickets are in no log line, whether good or not', async () => {
   expect(lines.join('')).not.toContain('verysecret');
 });
 
-test('a quiet terminal outlives the time after which a silent request is cut', async () => {
+test('a quiet terminal is not cut after the time limit of silent requests', async () => {
   const door = await startTerminalServer();
   door.cutSilent(100);
   const { client } = await door.enter();
-  // Both have come after it, and each is cut for its silence.
+  // Both connections came later, and are cut for their silence.
   for (const _ of [1, 2]) await once(connect(door.port, '127.0.0.1'), 'close');
   expect(client.readyState).toBe(WebSocket.OPEN);
 });
 
-test('a broker that stops parts its terminals with 1001, and does not wait for one that does not answer', async () => {
+test('a stopping broker closes its terminals with 1001, and does not wait for one that does not answer', async () => {
   const system = await startFarhand();
   const { session_id, stream_url } = await openSession(system);
   const good = new WebSocket(stream_url);

@@ -1,4 +1,4 @@
-// What we put on the wire, held against proto-loader: other people's clients are made with such as it.
+// The encoding of messages, compared with proto-loader, with which other clients are made.
 import { join } from 'node:path';
 import { loadSync, type ServiceDefinition } from '@grpc/proto-loader';
 import protobuf from 'protobufjs/light.js';
@@ -24,7 +24,7 @@ const samples: Record<string, unknown> = {
   double: 0.5,
 };
 
-/** Something in every field, the last one of each oneof winning. */
+/** A message with a value in every field; the last field of each oneof counts. */
 function sampleOf(type: protobuf.Type, depth = 0): Record<string, unknown> {
   const entries = type.fieldsArray.map((field) => {
     const resolved = field.resolve().resolvedType;
@@ -40,7 +40,7 @@ function sampleOf(type: protobuf.Type, depth = 0): Record<string, unknown> {
   return Object.fromEntries(entries.filter(([, value]) => value !== false));
 }
 
-test.each(services)('%s speaks as proto-loader would', (path) => {
+test.each(services)('%s is encoded as by proto-loader', (path) => {
   const loaded = theirs[path] as ServiceDefinition;
   const ours = serviceOf(path);
   expect(Object.keys(ours)).toEqual(Object.keys(loaded));
@@ -62,7 +62,7 @@ test.each(services)('%s speaks as proto-loader would', (path) => {
   }
 });
 
-test('the protos in packages are those of the files', () => {
+test('the protos in packages are the same as the files', () => {
   const packed = protobuf.Root.fromJSON(JSON.parse(JSON.stringify(protos.toJSON()))).resolveAll();
   expect(packed.toJSON()).toEqual(protos.toJSON());
   for (const path of services) {

@@ -1,11 +1,11 @@
-// What a key learns by changing things that it may not read: no output, no environment, and nothing by changing nothing.
+// Keys that may change but not read: their changes reveal no output and no environment.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test, vi } from 'vitest';
 import type { Scope } from '../shared/api/route.ts';
 import { startFarhand } from './start-farhand.ts';
 
-test('a change of nothing changes nothing, takes nothing over, and shows no environment', async () => {
+test('an empty change changes nothing, not even the owner, and reveals no environment', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const params = { machine_id, name: 'yearly', command: 'true', cron: '@yearly', env: { PIN: '1234' } };
@@ -38,7 +38,7 @@ test('a change of nothing changes nothing, takes nothing over, and shows no envi
   expect((await system.client.schedules.get({ schedule_id })).requested_by).toBe(requested_by);
 });
 
-test('a key that may not read schedules gives what a schedule runs, or where, only together with env', async () => {
+test('a key that may not read schedules may change what a schedule runs, or where, only together with env', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const params = {
@@ -79,7 +79,7 @@ test('a key that may not read schedules gives what a schedule runs, or where, on
   });
 });
 
-test('a key that may not read schedules sees of an environment what it set itself', async () => {
+test('a key that may not read schedules sees only an environment that it set itself', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const params = { machine_id, name: 'yearly', command: 'true', cron: '@yearly', env: { PIN: '1234' } };
@@ -93,7 +93,7 @@ test('a key that may not read schedules sees of an environment what it set itsel
   expect((await system.client.schedules.get({ schedule_id })).env).toEqual(own);
 });
 
-test('a key that may not read commands sees the output only of commands that it ran itself', async () => {
+test('a key that may not read commands sees only the output of commands that it ran itself', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const { client } = await system.keyed(['commands:execute']);

@@ -1,4 +1,4 @@
-// What the agent keeps to itself, whatever the roots: every way in that is known, over every operation.
+// Files that the agent protects, whatever the roots: every known way to them, with every operation.
 import { createHook } from 'node:async_hooks';
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -30,12 +30,12 @@ interface Ground {
   machineId: string;
   /** Another machine, to copy to. */
   other: string;
-  /** Holds the data directory and something harmless. */
+  /** A directory with the data directory and a harmless file. */
   holder: string;
   data: string;
   identity: string;
   config: string;
-  /** For links and the like. */
+  /** A directory for links and mounts. */
   folder: string;
 }
 
@@ -51,7 +51,7 @@ async function createProtectedFiles(): Promise<Ground> {
   return { system, machineId, other, holder, data, identity: join(data, 'identity.json'), config, folder };
 }
 
-/** A process of somebody else that stands in a directory and holds a file open as its standard input. */
+/** Starts another process in a directory, with a file as its standard input. */
 async function bystander(cwd: string, file: string): Promise<number> {
   const fd = openSync(file, 'r');
   const child = spawn('sleep', ['600'], { cwd, stdio: [fd, 'ignore', 'ignore'] });
@@ -72,7 +72,7 @@ function mounted(from: string, at: string): string {
 
 type Way = [name: string, lead: (ground: Ground) => string | Promise<string>];
 
-/** Ways to the file that holds the agent's key. */
+/** Paths that lead to the file with the agent's key. */
 const waysToFile: Way[] = [
   ['its path', ({ identity }) => identity],
   ['its path with dots', ({ data }) => `${data}/./processes/..//identity.json`],
@@ -158,7 +158,7 @@ const on =
     });
 const at = (path: string): string => `path=${encodeURIComponent(path)}`;
 
-/** Those that follow a symlink. */
+/** Operations that follow a symlink. */
 const reading: Operation[] = [
   ['content', on('GET', (path) => `/content?${at(path)}`)],
   ['download', on('GET', (path) => `/download?${at(path)}`)],
@@ -210,7 +210,7 @@ const reading: Operation[] = [
     ),
   ],
 ];
-/** Those that are about the name. */
+/** Operations on the name itself. */
 const naming: Operation[] = [
   ['stat', on('GET', (path) => `/stat?${at(path)}`)],
   [
@@ -258,7 +258,7 @@ const naming: Operation[] = [
 
 const denied = { status: 403, body: { error: { code: 'permission_denied' } } };
 
-/** Nothing was taken, nothing was changed, nothing is left. */
+/** Expects that every operation is refused, and that nothing was read, changed or left. */
 async function expectSafe(ground: Ground, ways: Way[], operations: Operation[]): Promise<void> {
   const { identity, config, folder, data } = ground;
   const state = () => [
@@ -277,7 +277,7 @@ async function expectSafe(ground: Ground, ways: Way[], operations: Operation[]):
       if (answer.status !== denied.status) answers.push([way, name, answer.status]);
     }
     expect(existsSync(join(folder, 'stolen'))).toBe(false);
-    // Names are used again by the next way.
+    // The names are used again by the next path.
     for (const name of readdirSync(folder))
       if (name !== 'mount') execFileSync('rm', ['-r', join(folder, name)]);
   }
@@ -290,7 +290,7 @@ describe('every file operation that the wire has', () => {
     requiredCapabilities[name].some((capability) => capability.startsWith('files:')),
   );
 
-  /** A request as it comes from the wire: all fields that an operation may have, each naming the paths. */
+  /** Makes a request with all fields that an operation may have, each with one of the paths. */
   function requestOf(shape: MethodShape, path: string, destination: string): unknown {
     const paths = {
       path: Buffer.from(path),
@@ -307,7 +307,7 @@ describe('every file operation that the wire has', () => {
   }
 
   async function outcomeOf(files: Files, shape: MethodShape, request: unknown): Promise<unknown> {
-    // Which handler takes which request, the wire's own table says.
+    // The cast is safe: the table of methods pairs each handler with its request.
     const handler = files[shape.key as keyof Files] as (request: unknown, call: AgentCall) => unknown;
     try {
       const answer = handler(request, asCall());
@@ -319,7 +319,7 @@ describe('every file operation that the wire has', () => {
     }
   }
 
-  test('is refused at the agent’s own places, as a source and as a destination', async () => {
+  test('is refused for protected paths, as a source and as a destination', async () => {
     const base = temporaryFolder('every');
     const secret = join(base, 'secret');
     mkdirSync(join(secret, 'sub'), { recursive: true });
@@ -347,15 +347,15 @@ describe('every file operation that the wire has', () => {
 });
 
 describe('the file with the agent’s key', () => {
-  test('cannot be had, changed or moved under any of its names', async () => {
+  test('cannot be read, changed or moved under any of its names', async () => {
     await expectSafe(await createProtectedFiles(), waysToFile, [...reading, ...naming]);
   });
 
-  test('is not behind a link that leads there', async () => {
+  test('cannot be used through a link', async () => {
     await expectSafe(await createProtectedFiles(), waysByLink, reading);
   });
 
-  test.runIf(mayMount)('is not behind a mount', async () => {
+  test.runIf(mayMount)('cannot be used through a mount', async () => {
     for (const way of waysByMount)
       await expectSafe(await createProtectedFiles(), [way], [...reading, ...naming]);
   });
@@ -416,11 +416,11 @@ describe('the data directory', () => {
     ],
   ];
 
-  test('is closed to whatever comes', async () => {
+  test('is closed to every operation', async () => {
     await expectSafe(await createProtectedFiles(), ways, operations);
   });
 
-  test('goes with nothing above it: not moved, not replaced, not removed; not in archive, search or watch', async () => {
+  test('is not moved, replaced or removed with a parent, and is in no archive, search or watch', async () => {
     const ground = await createProtectedFiles();
     const { system, machineId, holder, identity, folder, data } = ground;
     const moves: Operation[] = [
@@ -456,8 +456,8 @@ describe('the data directory', () => {
   });
 });
 
-describe('what the kernel shows of the agent', () => {
-  /** The process that starts the commands of an agent in this one. */
+describe('files of the kernel about the agent', () => {
+  /** Returns the pid of the process that starts the commands of the agent in this process. */
   function spawnerPid(): number {
     const children = readFileSync(`/proc/self/task/${process.pid}/children`, 'latin1').trim().split(' ');
     const found = children.find((pid) => {
@@ -467,7 +467,7 @@ describe('what the kernel shows of the agent', () => {
     return Number(found);
   }
 
-  test('is closed: memory, environment, arguments and open files, of its threads and its spawner too', async () => {
+  test('are closed: memory, environment, arguments and open files, also of its threads and its spawner', async () => {
     const ground = await createProtectedFiles();
     const { system, machineId, folder, data } = ground;
     const tid = readdirSync('/proc/self/task').find((one) => Number(one) !== process.pid) ?? '';
@@ -499,7 +499,7 @@ describe('what the kernel shows of the agent', () => {
       }
     }
     expect(open).toEqual([]);
-    // Others' are files like any, but for their memory.
+    // Files of other processes in /proc are ordinary files, except their memory.
     const other = await bystander(folder, '/dev/null');
     expect((await system.call('GET', `${files}/content?path=/proc/${other}/cmdline`)).status).toBe(200);
     expect((await system.call('GET', `${files}/content?path=/proc/${other}/mem`)).status).not.toBe(200);
@@ -507,7 +507,7 @@ describe('what the kernel shows of the agent', () => {
     expect(searched.body).not.toContain('"line"');
   });
 
-  test('a command is given no variable of the agent’s own', async () => {
+  test('a command gets no variable of the agent’s own environment', async () => {
     process.env.FARHAND_JOIN_TOKEN = 'S3CRET';
     onTestFinished(() => void delete process.env.FARHAND_JOIN_TOKEN);
     const system = await startFarhand();
@@ -519,7 +519,7 @@ describe('what the kernel shows of the agent', () => {
   });
 });
 
-/** Where systemd itself says that it looks, if it is here. */
+/** Returns the paths that systemd reports for units, if it is installed. */
 function unitPaths(): string[] {
   try {
     return execFileSync('systemd-analyze', ['unit-paths'], { encoding: 'utf8', stdio: 'pipe' })
@@ -561,7 +561,7 @@ describe('the program', () => {
     ],
   ];
 
-  test('can be read and copied, and never changed', async () => {
+  test('can be read and copied, but not changed', async () => {
     const base = temporaryFolder('program');
     const program = join(base, 'bin');
     mkdirSync(program);
@@ -591,7 +591,7 @@ describe('the program', () => {
     expect(found).toHaveLength(1);
   });
 
-  test('and the service are known by where packages put them', () => {
+  test('and the service are protected at the paths of the packages', () => {
     const { secret, program } = protectedPathsOf({
       data_dir: '/var/lib/farhand-agent',
       config: '/etc/farhand/agent.toml',
@@ -615,7 +615,7 @@ describe('the program', () => {
   });
 });
 
-test('a file call after a second of quiet asks the disk a few dozen times where the protected paths lie', async () => {
+test('a file call after a second without calls needs a few dozen system calls to check the protected paths', async () => {
   const clock = leapingClock();
   const base = temporaryFolder('quiet');
   const { secret, program } = protectedPathsOf({
@@ -651,6 +651,6 @@ test('a file call after a second of quiet asks the disk a few dozen times where 
   clock.leap(1_500);
   const afterQuiet = await once();
   expect(afterQuiet).toBeGreaterThan(busy);
-  // Four hundred, were each path asked about by itself with all that is above it.
+  // It would be four hundred if each path were checked separately with its parents.
   expect(afterQuiet - busy).toBeLessThan(100);
 });

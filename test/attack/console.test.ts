@@ -15,7 +15,7 @@ async function logIn(system: TestSystem): Promise<{ id: string; cookie: string }
   return { id: body.data.id, cookie: headers.get('set-cookie')?.split(';')[0] ?? '' };
 }
 
-/** The answer to a GET request whose headers go out as they are, each character a byte. */
+/** Returns the answer to a GET request whose headers are sent unchanged, each character as a byte. */
 async function answerTo(system: TestSystem, path: string, headers: Record<string, string>) {
   const request = get(`${system.url}/api/v1${path}`, { headers });
   onTestFinished(() => void request.destroy());
@@ -23,7 +23,7 @@ async function answerTo(system: TestSystem, path: string, headers: Record<string
   return response;
 }
 
-/** The events of a stream, as text that grows. */
+/** Follows a stream of events. `text` has all events so far. */
 async function follow(system: TestSystem, topics: string, key: string): Promise<{ text: string }> {
   const headers = { Authorization: `Bearer ${key}` };
   const response = await answerTo(system, `/live?topics=${topics}`, headers);
@@ -162,7 +162,7 @@ test('clients without a key that request assets and do not read cost little memo
   const before = process.memoryUsage().arrayBuffers;
   await Promise.all(Array.from({ length: 60 }, answered));
   const grown = process.memoryUsage().arrayBuffers - before;
-  // Each file read anew would need 370 MB.
+  // If each request read the file again, 370 MB would be needed.
   expect(grown).toBeLessThan(40 * 2 ** 20);
   expect(await (await fetch(`${system.url}/console/assets/main-ABCD1234.js`)).text()).toBe(script);
 });

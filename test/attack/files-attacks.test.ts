@@ -1,4 +1,4 @@
-// Attacks on the file API over HTTP: what each of them once got, it must never get again.
+// Attacks on the file API over HTTP, each of which succeeded once.
 import { mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { connect } from 'node:net';
 import { homedir } from 'node:os';
@@ -18,7 +18,7 @@ async function onMachine(flags: string[] = []) {
   return { system, machineId, folder, files: `/machines/${machineId}/files` };
 }
 
-/** A request as bytes, of which the rest may follow; `answer` is all that comes back. */
+/** Sends a request as bytes, which can be continued. `answer` is all that the broker sends. */
 function raw(system: TestSystem, head: string[], begin: Buffer | string) {
   const { hostname, port } = new URL(system.url);
   const socket = connect(Number(port), hostname);
@@ -38,7 +38,7 @@ const part = (name: string, value: string, charset: BufferEncoding = 'utf8') =>
   Buffer.from(`--XX\r\nContent-Disposition: form-data; name="${name}"\r\n\r\n${value}\r\n`, charset);
 const formType = 'Content-Type: multipart/form-data; boundary=XX';
 
-/** A form whose fields after the file are sent only when the machine has begun to write. */
+/** Sends a form whose fields after the file are sent only when the machine has begun to write. */
 async function lateForm(
   system: TestSystem,
   files: string,
@@ -81,7 +81,7 @@ test('a revoked key’s watch is closed and sends nothing more', async () => {
   expect(await Promise.race([received, watching.answer.then(() => 'closed')])).toBe('closed');
 });
 
-test('an upload whose key is revoked under way is not written', async () => {
+test('an upload whose key is revoked meanwhile is not written', async () => {
   const { system, folder, files } = await onMachine();
   const { key, client } = await system.keyed(readsAndWrites);
   const { id } = await client.keys.me();
@@ -115,7 +115,7 @@ test('an Idempotency-Key with another content is idempotency_mismatch, not the f
   expect(readFileSync(join(folder, 'a'), 'utf8')).toBe('first');
 });
 
-test('a path that is no base64 is refused, and does not mean the home', async () => {
+test('a path that is no base64 is refused, and does not become the home', async () => {
   const { system, files } = await onMachine();
   const answer = await system.call('GET', `${files}/stat?path=!!!!&path_encoding=base64`);
   expect(answer.body.data?.path).not.toBe(homedir());
@@ -144,7 +144,7 @@ test('a path whose bytes are not UTF-8 is refused, never written under another n
   expect(readdirSync(folder)).toEqual([]);
 });
 
-/** The temporary file of a refused upload goes right after the refusal. */
+/** Waits until the temporary file of a refused upload is removed. */
 async function cleared(folder: string): Promise<void> {
   for (let left = readdirSync(folder); left.length > 0; left = readdirSync(folder)) {
     expect(left).toEqual([expect.stringMatching(/^\.farhand-/)]);
@@ -159,8 +159,8 @@ test('create_parents after the file is refused, never ignored', async () => {
   await cleared(folder);
 });
 
-test('a path_encoding after the file is heard or refused, never ignored', async () => {
-  // What is read as text is relative, and would lie there.
+test('a path_encoding after the file is used or refused, never ignored', async () => {
+  // A path that is read as text would be relative, and so be in this directory.
   const home = temporaryFolder('home');
   vi.stubEnv('HOME', home);
   onTestFinished(() => void vi.unstubAllEnvs());
@@ -184,7 +184,7 @@ test('a path after the file that contradicts the one in the query is refused', a
   await cleared(folder);
 });
 
-test('details of an agent’s error nested without end do not cost the envelope', async () => {
+test('deeply nested details of an agent’s error do not break the envelope', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const answer = system.call('GET', `/machines/${agent.identity.machineId}/files/stat?path=/a`);
@@ -216,7 +216,7 @@ test('a directory with symlinks to absolute paths is copied to another machine',
   expect([copied.status, copied.body.error?.message]).toEqual([201, undefined]);
 });
 
-test('HEAD of an empty file is no download', async () => {
+test('HEAD of an empty file does not count as a download', async () => {
   const { system, folder, files } = await onMachine();
   writeFileSync(join(folder, 'empty'), '');
   writeFileSync(join(folder, 'full'), 'x');
@@ -233,7 +233,7 @@ test('HEAD of an empty file is no download', async () => {
   }
 });
 
-test('an unprefixed route answers an outsider 403 before it checks the rest', async () => {
+test('a route without a machine in the path refuses a key without rights with 403 before all other checks', async () => {
   const { system } = await onMachine();
   const { key } = await system.keyed(readsAndWrites, { tags: ['elsewhere'] });
   const read = await system.call('GET', '/files?path=/&limit=0', { key });
@@ -241,7 +241,7 @@ test('an unprefixed route answers an outsider 403 before it checks the rest', as
   expect([read.status, write.status]).toEqual([403, 403]);
 });
 
-test('an unprefixed write that names two machines is refused', async () => {
+test('a write without a machine in the path that names two machines is refused', async () => {
   const { system, machineId, folder } = await onMachine();
   const other = await system.agent();
   const body = { machine_id: other.machineId, path: `${folder}/a`, content: 'x' };
@@ -264,7 +264,7 @@ test('a symlink that leads out of the roots does not reveal its target', async (
   expect(codes).toEqual(['there', 'missing', 'there/below'].map((name) => [name, 'permission_denied']));
 });
 
-test('a part of a file in a PUT is refused, and does not become the whole', async () => {
+test('a PUT with Content-Range is refused, and does not replace the file by a part', async () => {
   const { system, folder, files } = await onMachine();
   writeFileSync(join(folder, 'a'), '0123456789');
   const answer = await fetch(`${system.url}/api/v1${files}/raw?path=${folder}/a`, {

@@ -1,4 +1,4 @@
-// Floods of connections and requests at both ports: clients with keys are served meanwhile, and memory does not grow.
+// Floods of connections and requests at both ports: clients with keys are served, and memory does not grow.
 import { once } from 'node:events';
 import { IncomingMessage, ServerResponse } from 'node:http';
 import { connect as connectHttp2 } from 'node:http2';
@@ -37,7 +37,7 @@ async function dial(system: TestSystem): Promise<Socket> {
 const closed = (socket: Socket): Promise<void> =>
   new Promise((resolve) => socket.resume().once('close', () => resolve()));
 
-/** A request that has a key, on a connection that stays; resolves at the first bytes of its answer. */
+/** Sends a request with a key on an open connection. Resolves at the first bytes of the answer. */
 async function askOn(socket: Socket, system: TestSystem, path: string): Promise<string> {
   socket.write(`GET /api/v1${path} HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer ${system.key}\r\n\r\n`);
   const [bytes] = await Promise.race([
@@ -49,7 +49,7 @@ async function askOn(socket: Socket, system: TestSystem, path: string): Promise<
 
 const ok = 'HTTP/1.1 200 OK';
 
-test('a connection that says nothing, or its headers too slowly, is cut in time', async () => {
+test('a silent connection, and one that sends its headers too slowly, are cut in time', async () => {
   const system = await startFarhand({ tuning: { silentMs: 300 } });
   const silent = await dial(system);
   const slow = await dial(system);
@@ -63,9 +63,9 @@ test('a connection that says nothing, or its headers too slowly, is cut in time'
 
 const connections: Tuning['connections'] = { connections: 12, unauthenticated: 6 };
 
-test('unauthenticated connections are cut for new ones, the longest silent first; those with a key stay', async () => {
+test('unauthenticated connections are cut for new ones, the longest silent first; those with a key are not', async () => {
   const system = await startFarhand({ tuning: { connections } });
-  // One is idle, one hears events.
+  // One connection is idle, the other follows events.
   const [idle, busy] = [await dial(system), await dial(system)];
   expect(await askOn(idle, system, '/machines')).toBe(ok);
   expect(await askOn(busy, system, '/events/stream')).toBe(ok);
@@ -83,7 +83,7 @@ test('unauthenticated connections are cut for new ones, the longest silent first
   expect((await system.call('GET', '/machines')).status).toBe(200);
 });
 
-test('a new connection is cut when keys with open requests hold all slots; an idle one loses its slot', async () => {
+test('a new connection is cut if all others have open requests with keys; an idle connection is cut for a new one', async () => {
   const system = await startFarhand({ tuning: { connections: { connections: 3, unauthenticated: 3 } } });
   const busy = [await dial(system), await dial(system)];
   for (const socket of busy) expect(await askOn(socket, system, '/events/stream')).toBe(ok);
@@ -99,7 +99,7 @@ test('a new connection is cut when keys with open requests hold all slots; an id
   await vi.waitFor(async () => expect(await askOn(await dial(system), system, '/machines')).toBe(ok));
 });
 
-test('sixteen requests in one breath are answered in order; more than may wait end their connection', async () => {
+test('sixteen requests sent at once are answered in order; more end their connection', async () => {
   const system = await startFarhand();
   const one = (n: number) => `GET /healthz HTTP/1.1\r\nHost: b\r\nX-Request-Id: n${n}\r\n\r\n`;
   const breath = (count: number): string => Array.from({ length: count }, (_, n) => one(n)).join('');
@@ -120,7 +120,7 @@ test('sixteen requests in one breath are answered in order; more than may wait e
   expect((await system.call('GET', '/machines')).status).toBe(200);
 });
 
-test('connections that never read the reference page hold little of it in memory', async () => {
+test('connections that never read the reference page use little memory', async () => {
   const system = await startFarhand();
   const before = process.memoryUsage().arrayBuffers;
   const sockets = await Promise.all(Array.from({ length: 20 }, () => dial(system)));
@@ -152,7 +152,7 @@ test('requests without a key begin 16 in a turn of the event loop, one with a ke
   expect(begun.at(-1)).toBe('late');
 });
 
-test('one source has a quarter of the connections without a key, and takes none from another', async () => {
+test('one source may have a quarter of the connections without a key, and does not displace another', async () => {
   const limiter = new ConnectionLimiter({ connections: 100, unauthenticated: 8, isShared: () => false });
   const server = createServer((socket) => limiter.accept(socket));
   await once(server.listen(0, '127.0.0.1'), 'listening');
@@ -177,7 +177,7 @@ test('one source has a quarter of the connections without a key, and takes none 
   expect(quiet.destroyed).toBe(false);
 });
 
-test('half a million array elements are refused without half a million sentences about them', async () => {
+test('half a million invalid array elements are refused with a short answer', async () => {
   const system = await startFarhand();
   const tags = `[${'0,'.repeat(500_000)}0]`;
   const { status, body } = await system.call('POST', '/join-tokens', { body: `{"tags":${tags}}` });
@@ -219,7 +219,7 @@ test('every answer forbids browsers to store it, frame it or load anything from 
     });
     const page = path === '/docs';
     for (const [name, value] of Object.entries(wanted)) {
-      // The document and the parts of the page may be stored, and are asked for again before each use.
+      // Browsers may store the document and the files of the page, but must revalidate them.
       if (headers.has('etag') && name === 'cache-control') expect(headers.get(name)).toBe('no-cache');
       else if (page && name === 'content-security-policy') {
         expect(headers.get(name)).toMatch(/^default-src 'none';.*; frame-ancestors 'none';/);
@@ -236,7 +236,7 @@ test('every answer forbids browsers to store it, frame it or load anything from 
   }
 });
 
-test('a page elsewhere can send a simple POST, and nothing comes of it', async () => {
+test('a simple POST of a page of another origin has no effect', async () => {
   const system = await startFarhand();
   for (const type of ['text/plain', 'application/x-www-form-urlencoded', 'multipart/form-data; boundary=x']) {
     const headers = { 'Content-Type': type, Origin: 'https://evil.example' };
@@ -251,7 +251,7 @@ test('a page elsewhere can send a simple POST, and nothing comes of it', async (
 
 const enrolPath = '/farhand.link.v1.Link/Enroll';
 
-/** A system with a machine, and the promise that it is served in the end as at the start. */
+/** A system with a machine. At its end the test expects that a request is still answered. */
 async function besieged(tuning: Tuning = {}) {
   const system = await startFarhand({ tuning });
   const { machineId: machine_id } = await system.agent();
@@ -266,7 +266,7 @@ async function besieged(tuning: Tuning = {}) {
   };
 }
 
-/** Sends what `next` makes until the broker closes, or `count` are sent. */
+/** Sends the frames of `next` until the broker closes the connection, or `count` times. */
 async function pour(client: FrameClient, count: number, next: (n: number) => Buffer[]): Promise<number> {
   let sent = 0;
   while (sent < count && !client.socket.destroyed) {
@@ -278,7 +278,7 @@ async function pour(client: FrameClient, count: number, next: (n: number) => Buf
   return sent;
 }
 
-test('streams that are opened and reset at once end their connection, and cost other clients nothing', async () => {
+test('streams that are opened and reset at once end their connection, without effect on other clients', async () => {
   const { system, standing } = await besieged();
   const client = await frameClient(system.grpc);
   const head = callFields(enrolPath);
@@ -322,7 +322,7 @@ test.each([
   await Promise.all([reading.closed, deaf.closed]);
 });
 
-test('a connection without a key has 32 calls; the 33rd ends it, with a key it may have 512 at once', async () => {
+test('a connection without a key may make 32 calls, and the 33rd ends it; with a key it may have 512 at once', async () => {
   const { system, standing } = await besieged();
   const client = await frameClient(system.grpc);
   const open = (n: number) => frame(kinds.headers, endHeaders, 2 * n + 1, callFields(enrolPath));
@@ -339,7 +339,7 @@ test('a connection without a key has 32 calls; the 33rd ends it, with a key it m
     session.once('remoteSettings', resolve),
   );
   expect(settings.maxConcurrentStreams).toBe(512);
-  // All at once on one fresh connection: the first shows the key before any message is there.
+  // All calls at once on one new connection. The key of the first is there before any message.
   const streams = await streamsOf(system);
   const command_id = `cmd_${'0'.repeat(22)}`;
   const refusals = Array.from({ length: 100 }, () => refusalOf(streams.followCommand({ command_id })));
@@ -354,7 +354,7 @@ test('messages of unauthenticated calls end their connection at 256 KiB', async 
   const chunk = Buffer.alloc(16 * 1024);
   await client.send(frame(kinds.headers, endHeaders, 1, callFields(enrolPath)));
   await client.send(frame(kinds.data, 0, 1, messageHead(1024 * 1024)));
-  // Fifteen of them are borne, two more are too many.
+  // Fifteen are accepted, two more are too many.
   const answered = async (): Promise<void> => {
     const data = once(client.socket, 'data');
     await client.send(frame(kinds.ping, 0, 0, Buffer.alloc(8)));
@@ -370,7 +370,7 @@ test('messages of unauthenticated calls end their connection at 256 KiB', async 
 
 const bomb = () => gzipSync(Buffer.alloc(64 * 1024 * 1024));
 
-test('a connection without a key that announces packed messages is cut before any is unpacked', async () => {
+test('a connection without a key that sends compressed messages is cut before they are decompressed', async () => {
   const { system, standing } = await besieged({ proofMs: 60_000 });
   const client = await frameClient(system.grpc);
   await client.send(frame(kinds.headers, endHeaders, 1, callFields(enrolPath, { 'grpc-encoding': 'gzip' })));
@@ -410,7 +410,7 @@ test.each([
   await standing();
 });
 
-test('silent connections at the port of agents are cut for an agent', async () => {
+test('silent connections at the port of agents are cut in favour of an agent', async () => {
   const { system, standing } = await besieged();
   const [host = '', port = ''] = system.grpc.split(':');
   const sockets = Array.from({ length: 700 }, () => connect(Number(port), host));

@@ -8,10 +8,12 @@ import { ConnectionLimiter } from '../../broker/connection-limiter.ts';
 import { HandshakeQueue } from '../../broker/link/handshake-queue.ts';
 import { startFarhand } from '../start-farhand.ts';
 
-/** The type, version and length of a TLS record whose content does not come (RFC 8446 section 5.1). */
+/** The head of a TLS record (type, version, length) whose content is never sent (RFC 8446 section 5.1). */
 const recordHead = Buffer.of(22, 3, 1, 1, 0);
 
-/** A queue behind a port, and the first bytes of each connection whose handshake has begun, in order. */
+/**
+ * A queue behind a port. `begun` has the first bytes of each connection whose handshake has begun, in order.
+ */
 async function startQueue(limits: { atOnce: number; perTurn: number; stalledMs: number }) {
   const options = { connections: 100, unauthenticated: 50, deadlineMs: 60_000, isShared: () => true };
   const limiter = new ConnectionLimiter(options);
@@ -58,14 +60,14 @@ test('sources take turns, however many connections one of them has', async () =>
     ['a1', 'a2', 'b1', 'a3'],
   ]) {
     const [last] = sockets.slice(-1);
-    // One leaves, the next has proven itself: both make a place.
+    // One connection leaves, the next has authenticated. Both let another begin.
     if (expected.length % 2 === 0) last?.destroy();
     else if (last) limiter.authenticate(last);
     await vi.waitFor(() => expect(begun).toEqual(expected));
   }
 });
 
-test('a connection that leaves while it waits costs no handshake, and a silent one takes no place', async () => {
+test('a connection that leaves while it waits begins no handshake, and a silent one does not delay others', async () => {
   const { from, begun, sockets } = await startQueue(oneAtATime);
   await from('127.0.0.2', '');
   await from('127.0.0.2', 'first');
@@ -109,7 +111,7 @@ test('1,200 connections at once all end their handshake', async () => {
   await Promise.all(Array.from({ length: 1_200 }, handshake));
 });
 
-test('an agent links while more connections than may prove themselves at once stall in their handshake', async () => {
+test('an agent links while more connections than may authenticate at once stall in their handshake', async () => {
   const system = await startFarhand();
   const [host = '', port = ''] = system.grpc.split(':');
   const sockets = Array.from({ length: 600 }, () => connect(Number(port), host));

@@ -1,4 +1,5 @@
-// A hostile agent hurts only itself: whatever it says, sends or leaves unread, its neighbour is served as ever.
+// A hostile agent harms only itself. Whatever it sends, or does not read, another machine is served as
+// before.
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { status as grpcStatus } from '@grpc/grpc-js';
@@ -20,7 +21,7 @@ interface Bench {
   system: TestSystem;
   neighbour: AgentHandle;
   hostile: ScriptedAgent;
-  /** The neighbour's file and command are answered, soon. */
+  /** Expects that a file and a command of the other machine are answered soon. */
   served(): Promise<void>;
 }
 
@@ -36,7 +37,7 @@ async function bench(): Promise<Bench> {
     expect(read.body.data.content).toBe('as ever');
     const ran = await system.call('POST', '/commands', { body: { machine_id, command: 'echo as ever' } });
     expect(ran.body.data).toMatchObject({ status: 'completed', stdout: 'as ever\n' });
-    // Some milliseconds on an idle box.
+    // It takes some milliseconds on an idle machine.
     expect(performance.now() - begun).toBeLessThan(10_000);
   };
   return { system, neighbour, hostile: await scriptedMachine(system), served };
@@ -53,7 +54,7 @@ const fileOf = (text: string) => ({
   length: text.length,
 });
 
-/** Resolves when a stream takes more, or is over. */
+/** Resolves when a stream accepts more data, or has ended. */
 function room(stream: ScriptedAgent['control'] | AnswerStream): Promise<void> {
   return new Promise((resolve) => {
     const done = (): void => {
@@ -64,7 +65,7 @@ function room(stream: ScriptedAgent['control'] | AnswerStream): Promise<void> {
   });
 }
 
-/** The whole answer to ReadFile. */
+/** Returns the whole answer to ReadFile. */
 function whole(agent: ScriptedAgent, text: string) {
   const chunk = { chunk: Buffer.from(text) };
   return { messages: [agent.encode('ReadFile', { head: fileOf(text) }), agent.encode('ReadFile', chunk)] };
@@ -77,7 +78,7 @@ test('an answer to a call of another machine or to an old call is ignored', asyn
   const { call_id } = await victim.next('call');
   hostile.send({ reply: { call_id, messages: whole(hostile, 'forged') } });
   hostile.send({ reply: { call_id, error: { code: 'file_not_found', message: 'forged' } } });
-  // What it says next is heard after what it said before.
+  // The broker handles its next message after the earlier ones.
   const own = system.call('GET', content(hostile));
   hostile.send({ reply: { call_id: (await hostile.next('call')).call_id, messages: whole(hostile, 'own') } });
   expect((await own).body.data.content).toBe('own');
@@ -114,7 +115,7 @@ test('ids of another machine’s commands and sessions in a hello or a report ch
     .toBe('mine\n');
 });
 
-test('output without end is kept within its window, and the record says from where', async () => {
+test('endless output is limited to its window, and the record has its start', async () => {
   const all = await bench();
   const { system, hostile, served } = all;
   await served();
@@ -156,7 +157,7 @@ test('output without end is kept within its window, and the record says from whe
   expect(largest - before).toBeLessThan(400 * 1024 * 1024);
 });
 
-test('an agent that never reads its calls gets no more of them than may wait for it', async () => {
+test('an agent that never reads its calls gets only as many as may wait for it', async () => {
   const { system, hostile, served } = await bench();
   hostile.control.pause();
   const body = { path: `/${'x'.repeat(15_000)}` };
@@ -165,7 +166,7 @@ test('an agent that never reads its calls gets no more of them than may wait for
     const answer = await system.call('POST', `/machines/${machineOf(hostile)}/files/mkdir`, { body });
     statuses.push(answer.status);
   });
-  // 64 are sent and 256 wait for their turn; the others are refused at once.
+  // 64 calls are sent and 256 wait; all others are refused at once.
   await expect.poll(() => statuses.length).toBe(900 - 64 - 256);
   await served();
   expect(new Set(statuses)).toEqual(new Set([503]));
@@ -173,7 +174,7 @@ test('an agent that never reads its calls gets no more of them than may wait for
   await Promise.all(asked);
 });
 
-test('a flood of reports, of replies or of heartbeats ends its own link only', async () => {
+test('a flood of reports, replies or heartbeats ends only its own link', async () => {
   const all = await bench();
   const { system, served } = all;
   const disks = Array.from({ length: 200 }, (_, index) => ({
@@ -212,7 +213,7 @@ test('thousands of answers to calls that were never made are ignored', async () 
   await served();
 });
 
-test('a hello with what cannot be is refused, and what was known of the machine stays', async () => {
+test('a hello with impossible facts is refused, and the stored facts are not changed', async () => {
   const { system, hostile, served } = await bench();
   const host = { hostname: 'scripted', os: 'linux', arch: 'x64' };
   for (const hello of [
@@ -230,14 +231,14 @@ test('a hello with what cannot be is refused, and what was known of the machine 
   await served();
 });
 
-test('a machine joins under no name that a terminal would obey', async () => {
+test('a machine cannot join with control characters in its name', async () => {
   const system = await startFarhand();
   for (const name of ['a\u001b[2J', 'a\u0000', '', 'x'.repeat(1_000)])
     await expect(joinScripted(system, name)).rejects.toThrow(/refused/);
   expect((await system.client.machines.list()).total).toBe(0);
 });
 
-test('a report with what cannot be is dropped', async () => {
+test('a report with impossible values is ignored', async () => {
   const { system, hostile, served } = await bench();
   for (const wrong of [
     { cpu_usage: Number.NaN, uptime_s: Number.POSITIVE_INFINITY },
@@ -260,7 +261,7 @@ test('a report with what cannot be is dropped', async () => {
   await served();
 });
 
-/** What a machine may say of a file, and what a client is answered then. */
+/** Impossible answers of a machine about a file. */
 const absurd: [what: string, answer: (agent: ScriptedAgent) => Buffer[]][] = [
   [
     'a size of 2^63',
@@ -291,7 +292,7 @@ const absurd: [what: string, answer: (agent: ScriptedAgent) => Buffer[]][] = [
   ['bytes that are no message', () => [Buffer.from([0xff, 0xff, 0xff, 0xff, 0xff, 0xff])]],
 ];
 
-test('an impossible file is refused, cut off or passed on as it came, and the link lives on', async () => {
+test('an impossible file is refused, cut off or passed on unchanged, and the link goes on', async () => {
   const { system, hostile, served } = await bench();
   for (const [what, answer] of absurd) {
     for (const path of [content(hostile), content(hostile).replace('content', 'download')]) {
@@ -305,7 +306,7 @@ test('an impossible file is refused, cut off or passed on as it came, and the li
   expect((await system.call('GET', `/machines/${machineOf(hostile)}`)).body.data.status).toBe('online');
 });
 
-test('a listing with names that no file has, and without end, costs its own reader alone', async () => {
+test('an endless listing with impossible names affects only its own reader', async () => {
   const { system, hostile, served } = await bench();
   const asked = fetch(`${system.url}/api/v1/machines/${machineOf(hostile)}/files?path=/a`, {
     headers: { Authorization: `Bearer ${system.key}` },
@@ -348,7 +349,7 @@ const wrongEvents: [string, object][] = [
   ['a reason without end', { exit: { outcome: 'PROCESS_OUTCOME_LOST', reason: 'x'.repeat(50_000) } }],
 ];
 
-test('a command with an impossible report is lost, and nothing else is', async () => {
+test('a command with an impossible report is lost, without other effects', async () => {
   const all = await bench();
   const { hostile, served } = all;
   for (const [what, event] of wrongEvents) {
@@ -361,7 +362,7 @@ test('a command with an impossible report is lost, and nothing else is', async (
   await served();
 });
 
-/** The next call of a method; others, such as to forget what is over, are left unanswered. */
+/** Resolves with the next call of a method. Other calls, such as acknowledgements, get no answer. */
 async function calledFor(agent: ScriptedAgent, method: string): Promise<Call__Output> {
   for (;;) {
     const call = await agent.next('call');
@@ -369,12 +370,12 @@ async function calledFor(agent: ScriptedAgent, method: string): Promise<Call__Ou
   }
 }
 
-test('a frame of a size that no frame may have ends one stream', async () => {
+test('a frame that is too large ends one stream', async () => {
   const { system, hostile, served } = await bench();
   const asked = system.call('GET', content(hostile));
   const stream = hostile.answer((await hostile.next('call')).call_id);
   const status = statusOf(stream);
-  // The client's own limit is above the broker's.
+  // The client's limit is above the broker's.
   stream.write(frameOf(Buffer.alloc(1_900_000)) as never);
   expect((await asked).status).toBe(503);
   expect(await status).not.toBe(grpcStatus.OK);

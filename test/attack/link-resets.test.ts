@@ -1,4 +1,4 @@
-// More failed and abandoned calls than HTTP/2 allows resets on a connection: the link goes on.
+// The link goes on after more failed and cancelled calls than HTTP/2 allows resets on a connection.
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test } from 'vitest';
 import { type ScriptedAgent, scriptedMachine, statusOf } from '../scripted-agent.ts';
@@ -7,11 +7,12 @@ import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 const content = ({ identity }: ScriptedAgent): string =>
   `/machines/${identity.machineId}/files/content?path=/a`;
 
-test('more failures than HTTP/2 allows resets leave the link as it was', async () => {
+test('more failed calls than HTTP/2 allows resets do not affect the link', async () => {
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const error = { code: 'file_not_found', message: '', details: '{}' };
-  // HTTP/2 ends a connection that resets more than a thousand streams at once: an error is no reason for one.
+  // HTTP/2 ends a connection that resets more than a thousand streams at once, so an error must not cause a
+  // reset.
   for (let n = 0; n < 1_200; n += 1) {
     const answer = system.call('GET', content(agent));
     const stream = agent.answer((await agent.next('call')).call_id);
@@ -22,7 +23,7 @@ test('more failures than HTTP/2 allows resets leave the link as it was', async (
   }
 });
 
-test('more callers that went away than HTTP/2 allows resets leave the link as it was', async () => {
+test('more cancelled calls than HTTP/2 allows resets do not affect the link', async () => {
   const system = await startFarhand();
   await system.agent();
   const { items } = await system.client.machines.list();

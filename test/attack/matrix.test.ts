@@ -1,5 +1,5 @@
-// Wrong keys get in nowhere: every REST route and every gRPC method with every kind of wrong key, each
-// request such that it would succeed if its check were missing. Refusals change nothing and no machine hears of them.
+// Every REST route and every gRPC method with every kind of wrong key. Each request would succeed if its
+// check were missing. Refusals change nothing, and no machine gets a call.
 import { createHash, generateKeyPairSync } from 'node:crypto';
 import { dirname } from 'node:path';
 import { Client, credentials, status as grpcStatus, Metadata } from '@grpc/grpc-js';
@@ -28,14 +28,14 @@ import {
 } from '../all-routes.ts';
 import { caOf } from '../grpc-fixture.ts';
 
-// Some thousand requests: a busy machine is slow, not wrong.
+// The test makes some thousand requests, which take long on a busy machine.
 vi.setConfig({ testTimeout: 60_000 });
 
 // ---- Keys that are no good
 
 type Stranger = [what: string, authorization: string | undefined];
 
-/** What somebody may send who has no good key, by what it is. */
+/** Kinds of wrong credentials, by name. */
 async function strangers({ system }: Scene): Promise<Stranger[]> {
   const { client, key } = system;
   const expired = await client.keys.create({
@@ -56,7 +56,7 @@ async function strangers({ system }: Scene): Promise<Stranger[]> {
   ];
 }
 
-/** More of them: how a key is read is the same for every route, so that some routes stand for all. */
+/** Further kinds, tested on a few routes only, because all routes read the key in the same way. */
 async function oddities({ system, here }: Scene): Promise<Stranger[]> {
   const { client, key } = system;
   const { token } = await client.joinTokens.create({ name: 'no key' });
@@ -78,7 +78,7 @@ async function oddities({ system, here }: Scene): Promise<Stranger[]> {
   ];
 }
 
-/** For each scope a key with all others; admin holds every scope, so that it lacks admin too. */
+/** Makes for each scope a key with all others, except admin, which includes every scope. */
 async function keysWithout({ system }: Scene): Promise<Map<string, string>> {
   const made = scopes.map(async (needed) => {
     const others = scopes.filter((scope) => scope !== needed && scope !== 'admin');
@@ -89,7 +89,7 @@ async function keysWithout({ system }: Scene): Promise<Map<string, string>> {
 
 const limits = ['machine_ids', 'tags'] as const;
 
-/** For each scope a key that lacks nothing but reach: it reaches one machine only. */
+/** Makes for each scope a key that has it, but may use only one machine. */
 async function limitedKeys({ limited }: Scene): Promise<(scope: string, by: Limit) => string> {
   const every = scopes.filter((scope) => scope !== 'admin');
   const of = async (by: Limit) => ({ plain: await limited(every, by), admin: await limited(['admin'], by) });
@@ -100,7 +100,7 @@ async function limitedKeys({ limited }: Scene): Promise<(scope: string, by: Limi
 // ---- REST
 
 interface Case {
-  /** `files.read with an expired key`. */
+  /** Name of the case, such as `files.read with an expired key`. */
   asked: string;
   route: Route;
   params: Ask;
@@ -162,7 +162,7 @@ async function withoutReach(scene: Scene, routes: Named[]): Promise<Case[]> {
       .filter(({ noun }) => onMachine[noun])
       .flatMap(({ at, noun }) =>
         limits.flatMap((by) => {
-          // A route that any key may call names no machine.
+          // A route for any key names no machine.
           const params = { key: keyOf(route.access, by), ids: here };
           const refused = { route, expected: '403 forbidden' };
           const foreign = { swap: { at, id: there[noun] } };
@@ -180,7 +180,7 @@ async function withoutReach(scene: Scene, routes: Named[]): Promise<Case[]> {
                     params: { ...params, ...foreign, body: malformed },
                   },
                 ]),
-            // To an outsider a machine that exists looks like one that does not.
+            // A key without rights cannot distinguish an existing machine from an unknown one.
             ...(noun === 'machine'
               ? [
                   {
@@ -198,7 +198,7 @@ async function withoutReach(scene: Scene, routes: Named[]): Promise<Case[]> {
 }
 
 test.each(inParts(2))(
-  'every route refuses every kind of wrong key, changes nothing, and asks no machine',
+  'every route refuses every kind of wrong key, changes nothing, and calls no machine',
   async (...routes) => {
     const scene = await startScene();
     const cases = [
@@ -225,7 +225,9 @@ test.each(inParts(2))(
   },
 );
 
-/** What the schema of a route does not say: what is created must not exist yet, a search needs a query. */
+/**
+ * Values that the schema of a route does not describe: a created path must not exist, a search needs a query.
+ */
 function placesOf({
   known,
   here,
@@ -234,14 +236,14 @@ function placesOf({
   const { path = '' } = known;
   const write = () => system.client.files.write({ machine_id: here.machine, path, content: '' });
   return {
-    // A change of nothing is none.
+    // A request without a change would not be recorded.
     'machines.update': { params: { body: { name: 'renamed' } } },
     'files.change': { params: { body: { path, mode: '0644' } } },
     'files.mkdir': { params: { body: { path: `${path}.made` } } },
     'files.copy': { params: { body: { source: path, destination: `${path}.copy` } } },
     'files.search': { params: { query: { name: '*', path: dirname(path) } } },
     'files.extract': { params: { query: { path: dirname(path) } } },
-    // Reading comes before writing in the table; here the file must be there first.
+    // Reading comes before writing in the table, so the file is written first.
     'files.read': { first: write },
     // The login of the scene was made with the first key.
     'logins.confirm': { params: { key: system.key } },
@@ -249,9 +251,9 @@ function placesOf({
   };
 }
 
-test('each of the same requests succeeds with the right key, and reaches its machine', async () => {
+test('each of the same requests succeeds with the right key, and its machine gets the call', async () => {
   const scene = await startScene();
-  // What removes something comes last; a machine takes all that lies on it along.
+  // Removals come last, machines after all others, because their objects are removed with them.
   const order = (name: string): number =>
     Number(/remove|cancel|sessions\.end/.test(name)) + Number(name === 'machines.remove');
   const sorted = keyed.toSorted((a, b) => order(a.name) - order(b.name));
@@ -270,7 +272,7 @@ test('each of the same requests succeeds with the right key, and reaches its mac
     recorded.push([name, items.map(({ action, result, address }) => [action, result, address])]);
   }
   expect(received).toEqual(sorted.map(({ name, route }) => [name, route.status, undefined]));
-  // What changes or runs something is on record, once; what only reads is not.
+  // Requests that change or run something are recorded once, and those that only read are not.
   expect(recorded).toEqual(
     sorted
       .filter(({ route }) => route.kind !== 'events')
@@ -279,7 +281,7 @@ test('each of the same requests succeeds with the right key, and reaches its mac
   expect(reached(scene, scene.requestIds).length).toBeGreaterThan(20);
 });
 
-/** Events have no end: their first answer decides. */
+/** A stream of events has no end, so its head decides. */
 async function outcomeOf(scene: Scene, route: Route, params: Ask): Promise<[status: number, code: unknown]> {
   const enough = new AbortController();
   if (route.kind !== 'events') {
@@ -302,7 +304,7 @@ interface Rpc {
   messages(ids: Ids, scene: Scene): object[];
 }
 
-/** The route whose right each rpc needs, and a call that would do something. */
+/** Each rpc with the route whose rights it needs, and a call that would have an effect. */
 const rpcs: Record<string, Rpc> = {
   Exec: {
     route: api.commands.create,
@@ -348,7 +350,7 @@ interface Received {
   code: grpcStatus;
   farhand: string;
   details: Record<string, unknown>;
-  /** Messages that came. */
+  /** Messages received. */
   came: Buffer[];
 }
 
@@ -356,13 +358,13 @@ interface Ring {
   path: string;
   messages: Buffer[];
   headers: Record<string, string>;
-  /** Enough once it has begun. */
+  /** If true, the call may be ended once it has begun. */
   begun?: boolean;
-  /** The client would send more. */
+  /** If true, the client does not half-close. */
   open?: boolean;
 }
 
-/** Calls as bytes, so that nothing of ours stands between; each on a connection of its own. */
+/** Makes calls as bytes, without a client library, each on its own connection. */
 async function dialler(scene: Scene): Promise<(ring: Ring) => Promise<Received>> {
   const ca = credentials.createSsl(Buffer.from(await caOf(scene.system)));
   const options = { 'grpc.ssl_target_name_override': linkServerName, 'grpc.use_local_subchannel_pool': 1 };
@@ -397,7 +399,7 @@ async function dialler(scene: Scene): Promise<(ring: Ring) => Promise<Received>>
   };
 }
 
-/** The definitions that the broker serves, as grpc-js keeps them. */
+/** The definitions of the broker's services, in the form of grpc-js. */
 interface Definition {
   path: string;
   requestStream: boolean;
@@ -484,7 +486,7 @@ async function rpcCases(scene: Scene): Promise<RpcCase[]> {
   });
 }
 
-test('every rpc of clients refuses every kind of wrong key, changes nothing, and asks no machine', async () => {
+test('every rpc of clients refuses every kind of wrong key, changes nothing, and calls no machine', async () => {
   const scene = await startScene();
   const ring = await dialler(scene);
   const cases = await rpcCases(scene);
@@ -495,7 +497,7 @@ test('every rpc of clients refuses every kind of wrong key, changes nothing, and
   });
 });
 
-test('with the right key the very same calls begin', async () => {
+test('with the right key the same calls begin', async () => {
   const scene = await startScene();
   const ring = await dialler(scene);
   for (const [name, { path, requestSerialize, requestStream }] of streams) {
@@ -510,7 +512,7 @@ test('with the right key the very same calls begin', async () => {
 
 // ---- The services of machines
 
-/** What somebody may send to a method of the link who is no machine, and what he gets; complete, by name. */
+/** Messages to each method of the link from a client that is no machine, with the expected refusal. */
 async function linkMessages({ system, there }: Scene): Promise<Record<string, [object, string][]>> {
   const used = await system.joinToken();
   await system.agent({ name: 'joined', joinToken: used });

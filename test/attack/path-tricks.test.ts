@@ -1,5 +1,5 @@
-// Ways to write a request that make proxies and frameworks see two different ones: whatever the path, the method or the
-// headers pretend, who may do what stays the same. Every route is tried, as bytes, for clients would tidy them up.
+// Requests that proxies and frameworks may read differently: disguised paths, methods and headers do not
+// change the rights. Every route is tested with bytes, because clients would normalize them.
 import { once } from 'node:events';
 import { Agent, type IncomingMessage, request } from 'node:http';
 import { connect } from 'node:net';
@@ -16,18 +16,18 @@ import {
   startScene,
 } from '../all-routes.ts';
 
-// Some thousand requests: a busy machine is slow, not wrong.
+// The test makes some thousand requests, which take long on a busy machine.
 vi.setConfig({ testTimeout: 60_000 });
 
 interface Sent {
   method: string;
   target: string;
-  /** Names and values, in order and as often as given. */
+  /** Names and values in order, with repetitions. */
   headers: string[];
   body?: string | undefined;
 }
 
-/** Sends requests as they are, over connections that are kept. */
+/** Sends requests unchanged, over persistent connections. */
 function sender(scene: Scene): (sent: Sent) => Promise<number> {
   const agent = new Agent({ keepAlive: true, maxSockets: 4 });
   onTestFinished(() => agent.destroy());
@@ -45,7 +45,7 @@ function sender(scene: Scene): (sent: Sent) => Promise<number> {
   };
 }
 
-/** A path, and how else it may be written. */
+/** Returns other ways to write a path. */
 function disguises(path: string): string[] {
   const last = path.lastIndexOf('/') + 1;
   return [
@@ -91,12 +91,12 @@ const pretences: string[][] = [
   ],
 ];
 
-/** HEAD is GET without its body: the matrix asks it. */
+/** HEAD is left out, because matrix.test.ts tests it. */
 const strangeMethods = ['OPTIONS', 'TRACE', 'PROPFIND', 'PURGE'];
 
 const bearer = (key: string): string[] => ['Authorization', `Bearer ${key}`];
 
-/** A route with every id of a real thing: what would happen if a check were missing. */
+/** A request of a route with existing ids, which would succeed if a check were missing. */
 function genuine(
   scene: Scene,
   route: Route,
@@ -112,7 +112,7 @@ function genuine(
   };
 }
 
-/** For each scope a key with all the others. */
+/** Makes for each scope a key with all others. */
 async function weakKeys({ system }: Scene): Promise<Map<string, string>> {
   const made = scopes.map(async (needed) => {
     const others = scopes.filter((scope) => scope !== needed && scope !== 'admin');
@@ -123,11 +123,11 @@ async function weakKeys({ system }: Scene): Promise<Map<string, string>> {
 
 interface Case extends Sent {
   asked: string;
-  /** Statuses that refuse. */
+  /** Statuses that count as a refusal. */
   refused: number[];
 }
 
-/** Somebody without a key, and where something could be changed somebody with every scope but the one it needs. */
+/** Clients without a key, and, for routes that change something, with every scope except the required one. */
 function askersOf({ access, method }: Route, weak: Map<string, string>) {
   const stranger = { who: 'a stranger', refused: [400, 401], own: [] as string[] };
   const key = method === 'GET' ? undefined : weak.get(access);
@@ -149,7 +149,7 @@ const casesOf = (scene: Scene, routes: Named[], weak: Map<string, string>): Case
           ...plain,
           asked: `${name} as ${disguise} by ${who}`,
           target: disguise + query,
-          // A file of the reference page, which anybody may ask for.
+          // A file of the reference page needs no key.
           refused: /^\/docs\/[^/]+$/.test(disguise) ? [404] : refused,
         })),
         ...pretences.map((pretence) => ({
@@ -167,7 +167,7 @@ const casesOf = (scene: Scene, routes: Named[], weak: Map<string, string>): Case
   });
 
 test.each(inParts(4))(
-  'no disguise of a path, a method or a key lets anybody do more, on any route',
+  'no disguise of a path, a method or a key gives a client more rights, on any route',
   async (...routes) => {
     const scene = await startScene();
     const send = sender(scene);
@@ -192,7 +192,7 @@ test('unknown methods do nothing, even with an admin key', async () => {
   });
 });
 
-/** Statuses of all that is answered until the broker closes the connection. */
+/** Returns the statuses of all answers until the broker closes the connection. */
 async function wire({ system }: Scene, text: string): Promise<number[]> {
   const { hostname, port } = new URL(system.url);
   const socket = connect(Number(port), hostname);
@@ -208,7 +208,7 @@ async function wire({ system }: Scene, text: string): Promise<number[]> {
   ].map(([, status]) => Number(status));
 }
 
-test('a request hidden in the body of another is never carried out, however its length is given', async () => {
+test('a request hidden in the body of another is never executed, however its length is declared', async () => {
   const scene = await startScene();
   const { key } = await scene.system.keyed(['machines:read']);
   const target = `/api/v1/machines/${scene.there.machine}`;
@@ -239,7 +239,7 @@ test('a request hidden in the body of another is never carried out, however its 
   });
 });
 
-test('the older protocol asks for the same key', async () => {
+test('HTTP/1.0 needs the same key', async () => {
   const scene = await startScene();
   const weak = await weakKeys(scene);
   const changing = keyed.filter(({ route }) => route.method !== 'GET');

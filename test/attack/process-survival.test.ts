@@ -1,4 +1,5 @@
-// What must not end a process: no files left to open, a connection that is reset, standard error on a full disk.
+// Failures that must not end a process: too many open files, a reset connection, standard error on a full
+// disk.
 import { execFile } from 'node:child_process';
 import { once } from 'node:events';
 import { readdirSync } from 'node:fs';
@@ -16,7 +17,7 @@ import { program } from '../start-process.ts';
 const fileLimit = 256;
 const limited = ['sh', '-c', `ulimit -n ${fileLimit}; exec "$@"`, 'sh'];
 
-/** A broker in a process of its own, which may open so many files. */
+/** Starts a broker in a separate process with a limit of open files. */
 async function limitedBroker() {
   const dataDir = temporaryFolder('broker');
   const args = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
@@ -38,7 +39,7 @@ function dial(address: string): Socket {
   return socket.on('error', () => undefined);
 }
 
-/** What a program of a few lines prints; it may open 64 files, and its standard error is `stderr`. */
+/** Returns the output of a short program, which may open 64 files and whose standard error is `stderr`. */
 async function printed(lines: string, stderr = '/dev/null'): Promise<string> {
   const command = `ulimit -n 64; exec "$@" 2>${stderr}`;
   const node = [process.execPath, '--input-type=module-typescript', '-e', lines];
@@ -47,7 +48,7 @@ async function printed(lines: string, stderr = '/dev/null'): Promise<string> {
 
 const shared = (name: string): string => JSON.stringify(join(import.meta.dirname, '../../shared', name));
 
-test('a process that has no file left to open looks at its memory all the same', async () => {
+test('a process that cannot open more files still reads its memory usage', async () => {
   const said = await printed(`
     import { openSync } from 'node:fs';
     import { setTimeout } from 'node:timers/promises';
@@ -87,14 +88,17 @@ test('errors of a listener are logged once a minute and end nothing', async () =
   expect(lines).toEqual(['a connection could not be accepted; its client has to connect again']);
 });
 
-test.each([64, 256, 1_024, 20_000, 524_288])('connections leave some of %i files to the broker', (files) => {
-  const { http, grpc } = connectionLimits(files);
-  expect(http.connections + grpc.connections).toBeLessThanOrEqual(files - Math.min(1_024, files / 4));
-  for (const { connections, unauthenticated } of [http, grpc]) {
-    expect(unauthenticated).toBeGreaterThan(0);
-    expect(unauthenticated).toBeLessThan(connections);
-  }
-});
+test.each([64, 256, 1_024, 20_000, 524_288])(
+  'the limit of connections leaves some of %i files to the broker',
+  (files) => {
+    const { http, grpc } = connectionLimits(files);
+    expect(http.connections + grpc.connections).toBeLessThanOrEqual(files - Math.min(1_024, files / 4));
+    for (const { connections, unauthenticated } of [http, grpc]) {
+      expect(unauthenticated).toBeGreaterThan(0);
+      expect(unauthenticated).toBeLessThan(connections);
+    }
+  },
+);
 
 test('a broker that may open 256 files outlives 800 connections without a key; its agent stays linked', async () => {
   const { broker, http, grpc, joinToken, client } = await limitedBroker();
@@ -117,7 +121,7 @@ test('a broker that may open 256 files outlives 800 connections without a key; i
   expect([broker.exitCode, agent.exitCode]).toEqual([null, null]);
 });
 
-test('a CONNECT whose connection is reset before its refusal ends nothing', async () => {
+test('a CONNECT whose connection is reset before its refusal does not end the broker', async () => {
   const { broker, http, client } = await limitedBroker();
   for (let n = 0; n < 100; n += 1) {
     const socket = dial(http);

@@ -1,4 +1,5 @@
-// Slow readers of a command that writes more than the 64 MiB window: each gets every byte, or learns what it missed.
+// Slow readers of a command that writes more than the 64 MiB window. Each gets every byte, or a report of
+// what it missed.
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
@@ -7,7 +8,7 @@ import { expect, onTestFinished, test } from 'vitest';
 import { bench, gate, leapingClock, output, soon } from '../commands-fixture.ts';
 import type { TestSystem } from '../start-farhand.ts';
 
-/** GET output as a client that reads only when the test resumes it: until then its socket fills. */
+/** GET output of a client that reads only when the test resumes it. Until then its socket fills. */
 async function pausedOutput({ url, key }: TestSystem, path: string): Promise<IncomingMessage> {
   const request = httpGet(`${url}/api/v1${path}`, { headers: { Authorization: `Bearer ${key}` } });
   onTestFinished(() => void request.destroy());
@@ -16,7 +17,7 @@ async function pausedOutput({ url, key }: TestSystem, path: string): Promise<Inc
   return response;
 }
 
-test('a fast reader beside one that stands still gets every byte; the other one finds a gap', async () => {
+test('a fast reader gets every byte beside a stalled one, which gets a gap', async () => {
   const { system, begin } = await bench();
   const { wait, open } = gate();
   const numbers = 'seq 1 15000000';
@@ -32,7 +33,7 @@ test('a fast reader beside one that stands still gets every byte; the other one 
       .toString()
       .slice(0, 64),
   );
-  // Cut, for a part must not look like the whole.
+  // The answer is cut, because a part must not look complete.
   const cut = once(slowBytes, 'error');
   slowBytes.resume();
   expect(await cut).toMatchObject([{ code: 'ECONNRESET' }]);
@@ -43,7 +44,7 @@ test('a fast reader beside one that stands still gets every byte; the other one 
   expect(text).toContain('event: exit');
 }, 40_000);
 
-test('a lone slow reader gets every byte of more than the window holds, for the command waits for it', async () => {
+test('a single slow reader gets every byte of more than the window, because the command waits for it', async () => {
   const { system, begin, get } = await bench();
   const { wait, open } = gate();
   const numbers = 'seq 1 14000000';
@@ -57,7 +58,7 @@ test('a lone slow reader gets every byte of more than the window holds, for the 
     hash.update(piece);
     seen += piece.length;
     if (seen < next) continue;
-    // It goes on only when the command has come to a halt, which is sooner than a stalled reader is given up.
+    // It continues only when the command has stopped writing, which is before a stalled reader is cut.
     next += 40 * 2 ** 20;
     let before = -1;
     await soon(async () => {
@@ -74,13 +75,14 @@ test('a lone slow reader gets every byte of more than the window holds, for the 
   );
 }, 40_000);
 
-test('a lone reader that stands still does not stop the command for ever, and is cut', async () => {
+test('a single stalled reader delays the command only for a while, and is cut', async () => {
   const { system, begin, get } = await bench();
   const { wait, open } = gate();
   const id = await begin(`${wait}; head -c 200000000 /dev/zero`);
   const still = await pausedOutput(system, `/commands/${id}/output?follow=true`);
   open();
-  // Its end is polled: who listens for events would be a reader of its own. That one is given up takes real time.
+  // The end is polled, because following events would be another reader. Cutting the stalled reader takes
+  // real time.
   const status = async () => (await get(id)).status;
   await expect.poll(status, { interval: 200, timeout: 35_000 }).toBe('completed');
   expect(await get(id)).toMatchObject({ status: 'completed', stdout_bytes: 200_000_000 });
@@ -89,8 +91,8 @@ test('a lone reader that stands still does not stop the command for ever, and is
   expect(await cut).toMatchObject([{ code: 'ECONNRESET' }]);
 }, 40_000);
 
-test('a lone reader that goes away no longer stalls the command', async () => {
-  // No durations pass: who still counts as a reader holds it up for ever.
+test('a single reader that disconnects no longer delays the command', async () => {
+  // The clock stands still, so a connected reader would delay the command forever.
   leapingClock({ still: true });
   const { system, begin, get } = await bench();
   const { wait, open } = gate();

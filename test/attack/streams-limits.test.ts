@@ -1,4 +1,5 @@
-// What a client of the streams cannot do to the broker: never prove itself, never read, vanish without a word.
+// Limits for clients of the gRPC streams: clients that never authenticate, never read, or vanish without a
+// close.
 import { createHash, randomBytes } from 'node:crypto';
 import { readdirSync, readlinkSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -15,7 +16,7 @@ import { caOf, line, refusalOf, streamsOf } from '../grpc-fixture.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
 
-/** Whether this process has a file open. */
+/** True if this process has a file open. */
 function isOpen(path: string): boolean {
   return readdirSync('/proc/self/fd').some((fd) => {
     try {
@@ -61,7 +62,7 @@ test('health needs no key, and reports NOT_SERVING before the broker is gone', a
   await soon(() => received).toEqual(['SERVING', 'NOT_SERVING']);
 });
 
-test('a connection without a good key is cut, one with a key stays', async () => {
+test('a connection without a valid key is cut, and one with a key is not', async () => {
   const system = await startFarhand({ tuning: { proofMs: 500 } });
   const { machineId: machine_id } = await system.agent();
   const good = (await streamsOf(system)).watchFiles({ machine_id, path: temporaryFolder('watched') });
@@ -76,13 +77,13 @@ test('a connection without a good key is cut, one with a key stays', async () =>
     watch.on('data', () => undefined).on('error', (error: { code: number }) => resolve(error.code));
   });
   expect(await cut).toBe(grpcStatus.UNAVAILABLE);
-  // It came before, and would have gone before.
+  // It was connected earlier, so it would have been cut earlier.
   expect(open).toBe(true);
   await system.broker.close();
   await heard;
 });
 
-test('a reader that stops reading holds neither memory nor another reader', async () => {
+test('a reader that stops reading uses little memory and delays no other reader', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const path = join(temporaryFolder('large'), 'file');
@@ -97,12 +98,12 @@ test('a reader that stops reading holds neither memory nor another reader', asyn
   let read = 0;
   for await (const { chunk } of quick.readFile({ machine_id, path })) read += chunk?.length ?? 0;
   expect(read).toBe(size);
-  // Broker, agent and both clients live in this process: some windows, far from the whole file.
+  // Broker, agent and both clients run in this process: some windows of memory, much less than the file.
   expect(process.memoryUsage().arrayBuffers - before).toBeLessThan(64 * 1024 * 1024);
   await stalled.return(undefined);
 });
 
-test('a client that stops reading or writing a file does not keep its place from others', async () => {
+test('a client that stops reading or writing a file is cut, so that others can transfer files', async () => {
   const system = await startFarhand({ tuning: { stalledMs: 300 } });
   const { machineId: machine_id } = await system.agent();
   const folder = temporaryFolder('stalled');
@@ -115,12 +116,12 @@ test('a client that stops reading or writing a file does not keep its place from
   const writing = line<WriteFileRequest>({ open: { machine_id, path: join(folder, 'new') } });
   expect(await refusalOf(client.writeFile(writing.requests))).toMatchObject({ code: 'unavailable' });
   await soon(() => readdirSync(folder)).toEqual(['file']);
-  // The agent, which lives in this process, has the file open no more.
+  // The agent, which runs in this process, has closed the file.
   await soon(() => isOpen(path)).toBe(false);
   expect(await refusalOf(reading)).toMatchObject({ code: 'unavailable' });
 });
 
-test('a client that is cut off in the middle of a write leaves nothing, and a command keeps its open input', async () => {
+test('a client that is cut off during a write leaves nothing, and the input of a command stays open', async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const proxy = await startProxy(system.grpc);
@@ -147,7 +148,7 @@ test('a client that is cut off in the middle of a write leaves nothing, and a co
   await soon(async () => (await commandOf())?.stdout).toBe('first second');
 });
 
-test('a link that is lost while input comes takes none of it away and gives none of it twice', async () => {
+test('input is neither lost nor repeated if the link is lost meanwhile', async () => {
   const system = await startFarhand();
   const proxy = await startProxy(system.grpc);
   onTestFinished(() => proxy.close());
@@ -176,7 +177,7 @@ test('a link that is lost while input comes takes none of it away and gives none
   expect(text).toBe(`ready\n${createHash('sha256').update(input).digest('hex')}  -\n`);
 });
 
-test('a client that is frozen is gone when it answers no ping', async () => {
+test('a frozen client is disconnected when it answers no ping', async () => {
   const system = await startFarhand({ tuning: { pings: { pingMs: 200, pongMs: 300 } } });
   const { machineId: machine_id } = await system.agent();
   const proxy = await startProxy(system.grpc);

@@ -1,4 +1,5 @@
-// An agent in another language: Python's gRPC with what protoc makes of link.proto and agent.proto, on a real broker.
+// An agent in another language: Python's gRPC with the code that protoc generates from link.proto and
+// agent.proto, on a real broker.
 import { execFileSync, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
@@ -22,7 +23,7 @@ function missing(): boolean {
   }
 }
 
-/** What protoc makes of the two protos, in a folder that goes with the test. */
+/** Runs protoc on both protos, into a temporary folder. */
 function generate(): string {
   const folder = temporaryFolder('python');
   const plugin = execFileSync('sh', ['-c', 'command -v grpc_python_plugin'], { encoding: 'utf8' }).trim();
@@ -32,7 +33,7 @@ function generate(): string {
   return folder;
 }
 
-/** The agent as a process of its own, ended with the test. */
+/** Starts the agent as a separate process, which is ended with the test. */
 function startAgent(generated: string, system: TestSystem, joinToken: string) {
   const args = [join(import.meta.dirname, 'agent.py'), system.grpc, temporaryFolder('agent'), joinToken];
   const env = { ...process.env, PYTHONPATH: generated, PYTHONDONTWRITEBYTECODE: '1' };
@@ -41,14 +42,14 @@ function startAgent(generated: string, system: TestSystem, joinToken: string) {
   let waiting: Record<string, unknown>[] = [];
   const lines = createInterface({ input: child.stderr });
   lines.on('line', (line) => {
-    // What is no JSON is a failure of Python's own.
+    // A line that is no JSON is an error of Python.
     waiting.push(line.startsWith('{') ? JSON.parse(line) : { msg: line });
     child.emit('logged');
   });
   child.once('close', () => child.emit('logged'));
   return {
     ended: once(child, 'close'),
-    /** The next line of its log with this message. */
+    /** Resolves with the next line of its log that has this message. */
     async line(text: string): Promise<Record<string, unknown>> {
       for (;;) {
         const at = waiting.findIndex(({ msg }) => msg === text);
@@ -63,7 +64,7 @@ function startAgent(generated: string, system: TestSystem, joinToken: string) {
   };
 }
 
-/** A broker with that agent, linked. */
+/** A broker with the linked Python agent. */
 async function linkedSystem() {
   const system = await startFarhand();
   const agent = startAgent(generate(), system, await system.joinToken());
@@ -124,7 +125,7 @@ testPython(
       { name: 'new', type: 'directory' },
       { name: 'large', type: 'file', size: bytes.length },
     ]);
-    // More than a reply on the control stream may hold.
+    // More than fits in a reply on the control stream.
     for (let number = 0; number < 1_000; number += 1) writeFileSync(at(`new/${number}`.padEnd(100, '-')), '');
     const long = await client.files.list({ machine_id, path: at('new') });
     expect(long.files.map(({ name }) => name)).toEqual(readdirSync(at('new')).sort());

@@ -1,4 +1,4 @@
-// Commands as another user: what their caller chose takes effect only once root's rights are gone.
+// Commands as another user: settings of the caller take effect only after root's rights were dropped.
 import { execFileSync } from 'node:child_process';
 import {
   chmodSync,
@@ -25,7 +25,7 @@ const has = (program: string): boolean => {
   }
 };
 
-/** A folder where every user may write. */
+/** Makes a folder with write access for every user. */
 function createFolder(): string {
   const folder = temporaryFolder('everybody');
   chmodSync(folder, 0o777);
@@ -80,7 +80,7 @@ test.runIf(asRoot && has('gcc'))(
     }`,
     );
     execFileSync('gcc', ['-shared', '-fPIC', '-o', library!, source!]);
-    // Made by us, so that root and the user can both append.
+    // Created before, so that both root and the user can append.
     writeFileSync(out!, '');
     chmodSync(out!, 0o666);
     for (const args of [undefined, ['-c', 'true']]) {
@@ -93,7 +93,7 @@ test.runIf(asRoot && has('gcc'))(
   },
 );
 
-test.runIf(asRoot)('the dynamic loader hears of LD_ variables as the other user only', async (context) => {
+test.runIf(asRoot)('the dynamic loader gets LD_ variables only as the other user', async (context) => {
   const { run, uid } = await machine();
   const folder = createFolder();
   const env = { LD_DEBUG: 'libs', LD_DEBUG_OUTPUT: join(folder, 'trace') };
@@ -104,7 +104,7 @@ test.runIf(asRoot)('the dynamic loader hears of LD_ variables as the other user 
 });
 
 test.runIf(asRoot)(
-  'the process that is still root has only the mark of the command, and no values are readable in its arguments',
+  'the process that still runs as root has only the mark of the command, and no values in its arguments',
   async () => {
     const spec = { direct: true, command: '/bin/true', args: ['argument'], cwd: '/tmp', user, timeout_ms: 0 };
     const env = {
@@ -121,7 +121,7 @@ test.runIf(asRoot)(
   },
 );
 
-test.runIf(asRoot)('the environment arrives as it was given, and nothing beside it', async () => {
+test.runIf(asRoot)('the environment has exactly the requested variables', async () => {
   const { run } = await machine();
   const odd = `it's "$HOME" \`id\` \\ a=b\n* line\n`;
   const env = {

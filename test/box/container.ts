@@ -1,4 +1,5 @@
-// Boots a Debian in a container, for tests that need a real systemd. Its base is stored beside the checkout.
+// Boots a Debian in a container, for tests that need a real systemd. Its base system is stored beside the
+// checkout.
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import {
   chmodSync,
@@ -27,16 +28,16 @@ export interface Ran {
 }
 
 export interface Container {
-  /** Its file system, seen from here. */
+  /** Path of its file system on this machine. */
   root: string;
   /** Runs a program inside, as root. */
   run(...command: string[]): Promise<Ran>;
-  /** Resolves when it is up again. */
+  /** Resolves when it has booted again. */
   reboot(): Promise<void>;
   close(): Promise<void>;
 }
 
-/** Runs to the end, whatever that is. */
+/** Runs a program to its end. Never rejects. */
 export function execute(file: string, args: string[], timeout = 120_000): Promise<Ran> {
   return new Promise((resolve) => {
     execFile(file, args, { timeout, maxBuffer: 64 * 1024 * 1024 }, (error, stdout, stderr) => {
@@ -46,7 +47,9 @@ export function execute(file: string, args: string[], timeout = 120_000): Promis
   });
 }
 
-/** One for all tests of a file; where there is none they are skipped with the reason. */
+/**
+ * Returns one container for all tests of a file. If it cannot boot, the tests are skipped with the reason.
+ */
 export function containerOfFile(): Omit<Container, 'close'> {
   let found: Container | string = 'is not booted yet';
   const box = (): Container => {
@@ -72,7 +75,10 @@ export function containerOfFile(): Omit<Container, 'close'> {
   };
 }
 
-/** Boots one with this checkout at /opt/farhand, read-only, on the network of this machine; or says why it cannot. */
+/**
+ * Boots a container with this checkout at /opt/farhand, read-only, on the network of this machine. Returns
+ * the reason if that fails.
+ */
 async function bootContainer(): Promise<Container | string> {
   if (process.getuid?.() !== 0) return 'needs root';
   const cgroup = cgroupMount();
@@ -95,7 +101,7 @@ function cgroupMount(): string | undefined {
   return lines.find((line) => line.includes(' - cgroup2 '))?.split(' ')[4];
 }
 
-/** Forty seconds, once a machine. */
+/** Makes the base system, which takes forty seconds, once for each machine. */
 async function makeBase(): Promise<string | undefined> {
   if (existsSync(base)) return undefined;
   const fresh = mkdtempSync(`${base}-`);
@@ -108,7 +114,7 @@ async function makeBase(): Promise<string | undefined> {
   try {
     if (code === 0) renameSync(fresh, base);
   } catch {
-    // Another run was quicker.
+    // Another run has made it meanwhile.
   }
   rmSync(fresh, { recursive: true, force: true });
   return existsSync(base) ? undefined : `debootstrap failed: ${(stderr || stdout).trim().slice(-200)}`;
@@ -131,7 +137,7 @@ class Box implements Container {
     for (const directory of [upper, work, this.root]) mkdirSync(directory);
     const layers = `lowerdir=${base},upperdir=${upper},workdir=${work}`;
     const mounted = await execute('mount', ['-t', 'overlay', 'overlay', '-o', layers, this.root]);
-    // An overlay cannot lie on an overlay, as in a container.
+    // An overlay on an overlay is not possible, as inside a container.
     if (mounted.code !== 0) await execute('cp', ['-a', `${base}/.`, this.root]);
     mkdirSync(this.#cgroup);
     return await this.#boot();
@@ -146,7 +152,7 @@ class Box implements Container {
   async reboot(): Promise<void> {
     const ended = new Promise((resolve) => this.#nspawn?.once('exit', resolve));
     await this.run('systemctl', 'reboot');
-    // Its exit code asks its supervisor to start it again.
+    // The exit code of a reboot asks for another start.
     await ended;
     const failed = await this.#boot();
     if (failed) throw new Error(failed);
@@ -155,7 +161,7 @@ class Box implements Container {
   async close(): Promise<void> {
     const [nspawn, init] = [this.#nspawn, this.#init()];
     const ended = new Promise((resolve) => nspawn?.once('exit', resolve));
-    // With the first process all others of its namespace go.
+    // Killing the first process ends all others of its namespace.
     if (init) process.kill(init, 'SIGKILL');
     if (nspawn && nspawn.exitCode === null && nspawn.signalCode === null) {
       await Promise.race([ended, sleep(5_000, undefined, { ref: false })]);
@@ -167,11 +173,11 @@ class Box implements Container {
     try {
       rmdirSync(`/run/systemd/nspawn/propagate/box${process.pid}`);
     } catch {
-      // It went by itself.
+      // It has ended by itself.
     }
   }
 
-  /** The first process inside: the only child of nspawn. */
+  /** Returns the first process inside, which is the only child of nspawn. */
   #init(): number | undefined {
     try {
       const text = readFileSync(`/proc/${this.#nspawn?.pid}/task/${this.#nspawn?.pid}/children`, 'utf8');
@@ -195,7 +201,7 @@ class Box implements Container {
       `--machine=box${process.pid}`,
       `--bind-ro=${checkout}:/opt/farhand`,
     ];
-    // In a cgroup of its own, for it makes others with fixed names below the one it is in.
+    // In a separate cgroup, because nspawn creates cgroups with fixed names below its own.
     const script = 'echo $$ > "$0/cgroup.procs" && exec systemd-nspawn "$@"';
     this.#nspawn = spawn('/bin/sh', ['-c', script, this.#cgroup, ...options, ...own], {
       env: { ...process.env, SYSTEMD_NSPAWN_UNIFIED_HIERARCHY: '1' },

@@ -1,5 +1,5 @@
-// Whatever a broker or an agent makes in its data directory is private from the moment it is made, whatever the umask:
-// seen in the system calls of real programs, for a later chmod would leave a moment.
+// All files that broker and agent create in their data directories are private from their creation on,
+// whatever the umask. System calls of the real programs are traced, because a later chmod would be too late.
 import { spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import { readdirSync, readFileSync, statSync } from 'node:fs';
@@ -14,22 +14,22 @@ const calls = 'open,openat,creat,mkdir,mkdirat,mknod,mknodat,chmod,fchmod,fchmod
 const traceable = spawnSync('strace', ['-o', '/dev/null', 'true']).status === 0;
 const why = traceable ? '' : ' (skipped: strace is missing, or may not trace here)';
 
-/** A system call that names something below a directory. */
+/** A system call with a path below a directory. */
 interface Seen {
   call: string;
-  /** Below the directory; empty is the directory itself. */
+  /** Relative to the directory; empty for the directory itself. */
   path: string;
   mode: number;
   flags: string;
 }
 
-/** Becomes the program, with a umask, and writes down what it asks of the kernel. */
+/** Arguments that run a program with a umask, and trace its system calls. */
 const traced = (umask: string, file: string): string[] => [
   ...['/bin/sh', '-c', 'umask "$0"; exec "$@"', umask],
   ...['strace', '-D', '-f', '-qq', '-s', '4096', '-o', file, '-e', `trace=${calls}`],
 ];
 
-/** What was asked below a directory, in order; what failed made nothing. */
+/** Returns the successful calls on paths below a directory, in order. */
 function seenIn(file: string, directory: string): Seen[] {
   return readFileSync(file, 'utf8')
     .split('\n')
@@ -42,7 +42,7 @@ function seenIn(file: string, directory: string): Seen[] {
     });
 }
 
-/** What a call made, or gave, more rights than its owner's; `known` are the names that are there already. */
+/** Returns the path to which a call gave rights beyond its owner's. `known` has the existing names. */
 function leak({ call, path, mode, flags }: Seen, umask: number, known: Set<string>): string | undefined {
   const isNew = !known.has(path);
   const received = `${call} of ${path} with ${mode.toString(8)}`;
@@ -51,7 +51,7 @@ function leak({ call, path, mode, flags }: Seen, umask: number, known: Set<strin
     return (mode & ~umask) === 0o700 ? undefined : received;
   }
   if (call.includes('chmod')) return mode & 0o077 ? received : undefined;
-  // Its mode is that of the umask until it is changed: the directory around it must keep others away.
+  // The mode of a socket is set by the umask until it is changed, so its directory must be private.
   if (call === 'bind') return known.has('') ? undefined : received;
   if (!call.startsWith('creat') && !call.startsWith('mknod') && !/O_CREAT|O_TMPFILE/.test(flags))
     return undefined;
@@ -64,7 +64,7 @@ const leaksIn = (seen: Seen[], umask: number): string[] => {
   return seen.flatMap((one) => leak(one, umask, known) ?? []);
 };
 
-/** Everything there is at last, with its mode. */
+/** Returns all files at the end, with their modes. */
 function modesIn(directory: string): string[] {
   const names = ['', ...(readdirSync(directory, { recursive: true }) as string[])];
   return names.flatMap((name) => {
@@ -74,7 +74,7 @@ function modesIn(directory: string): string[] {
   });
 }
 
-/** A little of everything that leaves a file behind; short output does not. */
+/** Uses everything that leaves a file, such as long output. */
 async function use(
   client: Farhand,
   url: string,
@@ -96,7 +96,7 @@ async function use(
   const session = await client.sessions.create({ machine_id, shell: 'cat' });
   await client.sessions.end({ session_id: session.id });
   await client.files.write({ machine_id, path: join(folder, 'written'), content: 'x' });
-  // The path comes late: the broker must spool.
+  // The path comes after the file, so the broker must spool it.
   const form = new FormData();
   form.append('file', new Blob(['x'.repeat(100_000)]), 'x');
   form.append('path', join(folder, 'uploaded'));
@@ -115,7 +115,7 @@ async function end(child: ReturnType<typeof program>): Promise<void> {
   await exited;
 }
 
-/** Runs both programs under a umask, and gives back what each asked of the kernel in its directory. */
+/** Runs both programs under a umask. Returns the system calls of each in its directory. */
 async function watched(umask: string) {
   const folder = temporaryFolder('modes');
   const [dataDir, agentDir] = [join(folder, 'broker/data'), join(folder, 'agent/data')];
@@ -143,13 +143,13 @@ async function watched(umask: string) {
 }
 
 test.skipIf(!traceable).each(['0000', '0022'])(
-  `all that broker and agent make is private at once, under a umask of %s${why}`,
+  `all files of broker and agent are private from the start, under a umask of %s${why}`,
   async (umask) => {
     const { broker, agent, left } = await watched(umask);
     expect(leaksIn(broker, Number.parseInt(umask, 8))).toEqual([]);
     expect(leaksIn(agent, Number.parseInt(umask, 8))).toEqual([]);
     expect(left).toEqual([]);
-    // The trace is of what it should be of.
+    // Checks that the trace has the expected calls.
     const named = (seen: Seen[], name: RegExp): boolean => seen.some(({ path }) => name.test(path));
     const brokers = [
       /^\.state\.json-/,
@@ -168,7 +168,7 @@ test.skipIf(!traceable).each(['0000', '0022'])(
   60_000,
 );
 
-test('a file, a directory or a socket that others could reach for a moment is found in a trace', () => {
+test('a trace reveals a file, a directory or a socket that others could open for a moment', () => {
   const made = { call: 'openat', path: 'x', mode: 0o600, flags: 'O_WRONLY|O_CREAT' };
   expect(leaksIn([made, { ...made, mode: 0o644 }], 0)).toEqual([]);
   expect(leaksIn([{ ...made, mode: 0o644 }], 0)).toEqual(['openat of x with 644']);

@@ -1,4 +1,5 @@
-// Packages as people get them: unpacked where there is no node_modules and no Node, installed by the one line, from npm.
+// Packages as users get them: unpacked without node_modules and Node, installed by the install line, and from
+// npm.
 import { type ChildProcess, execFile, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import {
@@ -32,7 +33,7 @@ const agentName = `farhand-agent-${version}-linux-${arch}`;
 const brokerName = `farhand-broker-${version}-linux-${arch}`;
 const agentHome = join(made, agentName);
 const brokerHome = join(made, brokerName);
-/** No Node of ours in it. */
+/** Without our Node in PATH. */
 const plain = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', HOME: made };
 
 beforeAll(async () => {
@@ -51,7 +52,7 @@ interface Box {
   farhand(...args: string[]): Promise<string>;
 }
 
-/** A broker from its package. */
+/** Starts a broker from its package. */
 async function startBox(...flags: string[]): Promise<Box> {
   const dataDir = temporaryFolder('packaged-broker');
   const where = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
@@ -80,7 +81,7 @@ function run(file: string, args: string[]): ChildProcess {
   return child;
 }
 
-/** The first line of its log with this message. */
+/** Resolves with the first line of its log that has this message. */
 async function received(child: ChildProcess, message: string): Promise<Record<string, unknown>> {
   let text = '';
   for await (const chunk of child.stderr ?? []) {
@@ -94,7 +95,7 @@ async function received(child: ChildProcess, message: string): Promise<Record<st
 }
 
 describe('a broker from its package', () => {
-  test('refuses names of packages that it does not hand out, whatever way they are written', async () => {
+  test('refuses names of files that it does not serve, however they are written', async () => {
     const { url } = await startBox();
     for (const name of [
       'nothing.tar.gz',
@@ -109,7 +110,7 @@ describe('a broker from its package', () => {
     }
   });
 
-  test('hands out its agents to everybody, each as SHA256SUMS names it, and only once to who has it', async () => {
+  test('serves its agents without a key, each as in SHA256SUMS, with 304 for a client that has it', async () => {
     const { url } = await startBox();
     const sums = await (await fetch(`${url}/packages/SHA256SUMS`)).text();
     const [hash, name] = sums.trim().split(/\s+/);
@@ -124,7 +125,7 @@ describe('a broker from its package', () => {
     expect(again.status).toBe(304);
   });
 
-  test('shows its reference page and its document', async () => {
+  test('serves its reference page and its OpenAPI document', async () => {
     const { url } = await startBox();
     for (const path of ['/docs', '/docs/page.js', '/docs/redoc.standalone.js', '/api/v1/openapi.json']) {
       expect([path, (await fetch(`${url}${path}`)).status]).toEqual([path, 200]);
@@ -146,7 +147,7 @@ describe('a broker from its package', () => {
     const command_line = 'cat /proc/$PPID/comm; readlink /proc/$PPID/exe';
     const spawner = await client.commands.create({ machine_id, command: command_line });
     expect(spawner.stdout).toBe(`farhand-spawner\n${agentHome}/node\n`);
-    // What starts commands has the addon that does so fast.
+    // The spawner has loaded the addon for fast starts.
     const maps = await client.commands.create({ machine_id, command: 'cat /proc/$PPID/maps' });
     expect(maps.stdout).toContain('/koffi.node\n');
     const session = await client.sessions.create({ machine_id, shell: '/bin/sh' });
@@ -161,7 +162,7 @@ describe('a broker from its package', () => {
     expect(token.install).toBeNull();
   });
 
-  test('gives no line to whom others could give another script', async () => {
+  test('makes no install line for an unencrypted address', async () => {
     const { client } = await startBox('--public-url', 'http://farhand.example.org');
     const { install, install_missing } = await client.joinTokens.create({});
     expect(install).toBeNull();
@@ -178,14 +179,14 @@ describe('a broker from its package', () => {
     expect(said.includes(`curl -fsSL --proto '=https' ${url}/install.sh`)).toBe(url.startsWith('https'));
   });
 
-  test('gives no line where it does not know how it is reached', async () => {
+  test('makes no install line without a public address', async () => {
     const { farhand, dataDir } = await startBox('--http', '0.0.0.0:0', '--tls');
     const made = await farhand('join-tokens', 'create', '--data-dir', dataDir, '-o', 'json');
     const { install, install_missing } = JSON.parse(made);
     expect([install, install_missing]).toEqual([null, expect.stringContaining('--public-url')]);
   });
 
-  test('names the machine in the line of a token that is for one, whatever the name', async () => {
+  test('puts the name of the machine into the line of a token for one machine, whatever the name', async () => {
     const { client } = await startBox();
     const name = "it's $(one) --broker";
     const many = await client.joinTokens.create({ name: 'web', uses: 2 });
@@ -228,7 +229,7 @@ function canMount(): boolean {
   }
 }
 
-/** Runs lines of a shell where /opt and /usr/local/bin are empty and private. */
+/** Runs shell lines with an empty, private /opt and /usr/local/bin. */
 async function elsewhere(lines: string): Promise<{ code: number; text: string }> {
   const mounts = 'mount -t tmpfs none /opt; mount -t tmpfs none /usr/local/bin';
   const child = spawn('unshare', ['--mount', 'sh', '-c', `${mounts}; exec 2>&1; ${lines}`], { env: plain });
@@ -240,11 +241,11 @@ async function elsewhere(lines: string): Promise<{ code: number; text: string }>
   return { code: Number(code), text };
 }
 
-describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
+describe.skipIf(!mayMount)('the install line (needs root that may mount)', () => {
   const asRoot = (line: string, options: string): string =>
     line.replace(/ \| sudo sh$/, ` | sh -s -- ${options}`);
 
-  test('refuses a token of other packages, one without their hash, and an agent that was changed on its way', async () => {
+  test('refuses a token for other packages, one without their hash, and a changed agent', async () => {
     const packages = join(temporaryFolder('changed'), 'packages');
     cpSync(join(made, 'packages'), packages, { recursive: true });
     const { client, url } = await startBox('--packages', packages);
@@ -260,7 +261,7 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
     appendFileSync(join(packages, `${agentName}.tar.gz`), 'more');
     const { text } = await attempt(token);
     expect(text).toMatch(/is damaged: its SHA-256/);
-    // Nothing was left.
+    // Nothing is left.
     expect(text.trim().split('\n')).toHaveLength(1);
   });
 
@@ -269,7 +270,7 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
     cpSync(join(made, 'packages'), packages, { recursive: true });
     const { client } = await startBox('--packages', packages);
     const { token, install } = await client.joinTokens.create({});
-    // Another list, as of another version.
+    // Another list of packages, as in another version.
     const sums = readFileSync(join(packages, 'SHA256SUMS'), 'utf8');
     const [sum] = sums.split(' ');
     copyFileSync(join(packages, `${agentName}.tar.gz`), join(packages, 'farhand-agent-other.tar.gz'));
@@ -299,11 +300,12 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
     expect(text).toContain(`farhand-agent ${version} is installed`);
   }, 60_000);
 
-  test('runs nothing of a script that was cut off on its way, wherever that was', async () => {
+  test('runs nothing of a script that was cut off, wherever that was', async () => {
     const { url } = await startBox();
     const script = await (await fetch(`${url}/install.sh`)).text();
     const file = join(temporaryFolder('cut'), 'install.sh');
-    // Here and there, and at every byte of what is behind the last function; its last brace makes it whole.
+    // Cut at some places, and at every byte after the last function. Only the last brace completes the
+    // script.
     const end = script.lastIndexOf('}');
     const last = script.lastIndexOf('\n}\n');
     const cuts = Array.from({ length: 12 }, (_, n) => Math.floor((last * (n + 1)) / 12));
@@ -315,7 +317,7 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
     }
   });
 
-  test('installs the agent, and once more over itself', async () => {
+  test('installs the agent, and installs it again over itself', async () => {
     const { client } = await startBox();
     const { install } = await client.joinTokens.create({});
     expect(install).toMatch(/^\{ echo FARHAND_JOIN_TOKEN=/);
@@ -334,7 +336,7 @@ describe.skipIf(!mayMount)('the one line (needs root that may mount)', () => {
     ]);
   });
 
-  test('puts the old version back when the new one cannot become a service', async () => {
+  test('restores the old version if the new one cannot become a service', async () => {
     const { client } = await startBox();
     const { install } = await client.joinTokens.create({});
     const good = asRoot(install ?? '', '--no-service');
@@ -352,7 +354,7 @@ describe('the Debian packages', () => {
   const debArch = arch === 'x64' ? 'amd64' : 'arm64';
 
   test.each(['farhand-agent', 'farhand-broker'])(
-    '%s holds its programs, belongs to root and runs where it is put',
+    '%s contains its programs, belongs to root and runs where it is installed',
     async (name) => {
       const deb = join(made, `${name}_${version}_${debArch}.deb`);
       const { stdout: fields } = await execute('dpkg-deb', [
@@ -391,7 +393,7 @@ describe('the Debian packages', () => {
 describe('the npm tarball', () => {
   const isCheckout = has('git') && existsSync(join(root, '.git'));
   test.skipIf(!isCheckout)(
-    'is made in a fresh clone, where nothing was generated before (needs git)',
+    'is built in a fresh clone without generated files (needs git)',
     async () => {
       const clone = temporaryFolder('clone');
       const { stdout } = await execute('git', ['ls-files', '-z'], { cwd: root });
@@ -405,7 +407,7 @@ describe('the npm tarball', () => {
     60_000,
   );
 
-  test('installs without a network, runs, and gives a program its types', async () => {
+  test('installs without a network, runs, and has types', async () => {
     const folder = temporaryFolder('npm');
     writeFileSync(join(folder, 'package.json'), '{"name": "consumer", "private": true, "type": "module"}');
     const env = { ...process.env, npm_config_cache: join(folder, 'cache') };
@@ -433,7 +435,7 @@ describe('the npm tarball', () => {
       const { stdout } = await execute(join(folder, 'node_modules/.bin', name), ['--version'], { env });
       expect([name, stdout.trim()]).toEqual([name, version]);
     }
-    // As an older Node is, which has not what the programs load.
+    // Simulates an older Node, without modules that the programs load.
     const old = ['--no-experimental-sqlite', '--import', `data:text/javascript,${olderNode}`];
     for (const name of ['farhand', 'farhand-agent', 'farhand-broker']) {
       const bin = join(folder, 'node_modules/.bin', name);
@@ -443,7 +445,7 @@ describe('the npm tarball', () => {
           new RegExp(`^${name}: Node v20.20.2 is not supported; install Node 22.*\\n$`),
         ),
       });
-      // They are loaded by it, and have no word of its own time.
+      // The older Node parses these files, so they must not have newer syntax.
       expect(readFileSync(bin, 'utf8')).not.toMatch(/\bawait\b|\?\?|^import /m);
     }
     mkdirSync(join(folder, 'node_modules/@types'), { recursive: true });
@@ -473,7 +475,7 @@ describe('the npm tarball', () => {
     expect(stdout).toBe('true\n');
   }, 60_000);
 
-  test('holds no test, no source and no path of this machine', async () => {
+  test('contains no test, no source and no path of this machine', async () => {
     const { stdout } = await execute('tar', ['-tzf', join(made, `farhand-${version}.tgz`)]);
     const names = stdout
       .trim()
@@ -506,7 +508,7 @@ describe('the npm tarball', () => {
 
 const olderNode = "Object.defineProperty(process,'version',{value:'v20.20.2'})";
 
-/** What a user of the package writes; the commented line proves that the types say something. */
+/** A program of a user of the package. The line with a comment proves that the types are checked. */
 const consumer = `import { Farhand, FarhandError } from 'farhand';
 import { connect, FarhandError as Same } from 'farhand/grpc';
 

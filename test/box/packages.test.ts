@@ -1,4 +1,5 @@
-// Packages that a running broker serves: a download that is not read holds no file open, and rebuilt packages are served.
+// Packages that a running broker serves: a stalled download has no file open, and rebuilt packages are
+// served.
 import { createHash } from 'node:crypto';
 import { readdirSync, readlinkSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -12,7 +13,7 @@ function sha256(text: string): string {
   return createHash('sha256').update(text).digest('hex');
 }
 
-/** As `npm run package` leaves them, with this content; answers the hash of the list. */
+/** Makes packages with this content, as `npm run package` does. Returns the hash of the list. */
 function pack(directory: string, content: string): string {
   const list = `${sha256(content)}  ${name}\n`;
   rmSync(join(directory, 'SHA256SUMS'), { force: true });
@@ -21,19 +22,19 @@ function pack(directory: string, content: string): string {
   return sha256(list);
 }
 
-/** Files below a directory that this process has open. */
+/** Returns the files below a directory that this process has open. */
 function filesInUseBelow(directory: string): string[] {
   return readdirSync('/proc/self/fd').flatMap((fd) => {
     try {
       const target = readlinkSync(`/proc/self/fd/${fd}`);
       return target.startsWith(directory) ? [target] : [];
     } catch {
-      return []; // Closed meanwhile.
+      return []; // The file was closed meanwhile.
     }
   });
 }
 
-test('asking for the head of a package opens none, also when it goes meanwhile', async () => {
+test('HEAD of a package opens no file, also if the package is removed meanwhile', async () => {
   const directory = temporaryFolder('packages');
   pack(directory, 'x'.repeat(100_000));
   const system = await startFarhand({ flags: ['--packages', directory] });
@@ -48,7 +49,7 @@ test('asking for the head of a package opens none, also when it goes meanwhile',
   expect((await call(`${system.url}/healthz`, 'GET')).status).toBe(200);
 });
 
-test('a download that is not read holds no file open', async () => {
+test('a download that is not read has no file open', async () => {
   const directory = temporaryFolder('packages');
   pack(directory, 'x'.repeat(32 * 1024 * 1024));
   const system = await startFarhand({ flags: ['--packages', directory] });
@@ -58,7 +59,7 @@ test('a download that is not read holds no file open', async () => {
   expect(sha256(await download.text())).toBe(sha256('x'.repeat(32 * 1024 * 1024)));
 });
 
-test('packages that are made anew beside a running broker are those that it offers, and tokens name them', async () => {
+test('a running broker serves rebuilt packages, and new tokens have their hash', async () => {
   const directory = temporaryFolder('packages');
   const first = pack(directory, 'old');
   const system = await startFarhand({ flags: ['--packages', directory] });
@@ -67,7 +68,7 @@ test('packages that are made anew beside a running broker are those that it offe
   const { headers, body } = await call(`${system.url}/packages/${name}`, 'GET');
   expect([headers.get('etag'), body]).toEqual([`"${sha256('new and longer')}"`, 'new and longer']);
   expect(await system.joinToken()).toContain(`.${second}`);
-  // While they are being made there are none.
+  // While packages are being built, there are none.
   writeFileSync(join(directory, 'SHA256SUMS'), `${sha256('x')}  farhand-agent-other.tar.gz\n`);
   expect((await call(`${system.url}/packages/${name}`, 'GET')).status).toBe(404);
   expect((await system.client.joinTokens.create({})).install_missing).toContain('npm run package');
@@ -75,7 +76,7 @@ test('packages that are made anew beside a running broker are those that it offe
   expect((await call(`${system.url}/packages/farhand-agent-other.tar.gz`, 'GET')).body).toBe('x');
 });
 
-test('the line takes nothing but https where the broker speaks it', () => {
+test('the install line accepts only https if the broker uses it', () => {
   const line = (url: string) =>
     installLineFor('TOKEN', undefined, { url, grpc: '', publicGrpc: '', pin: '' }).install;
   expect(line('https://broker.example.org')).toContain(

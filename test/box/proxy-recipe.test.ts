@@ -1,4 +1,5 @@
-// Our recipe for nginx, word for word but for its addresses: REST, a terminal and an agent's link through it.
+// The nginx configuration of the docs, unchanged except for its addresses: REST, a terminal and an agent's
+// link through it.
 import { execFileSync, spawn, spawnSync } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
@@ -22,7 +23,7 @@ async function freePort(): Promise<number> {
   return port;
 }
 
-/** Each pair exactly once: a recipe that has changed is a test that has to. */
+/** Replaces each pair exactly once, so that the test fails if the docs have changed. */
 function replaced(config: string, pairs: [from: string, to: string][]): string {
   return pairs.reduce((done, [from, to]) => {
     expect([from, done.split(from).length]).toEqual([from, 2]);
@@ -39,7 +40,7 @@ function recipes(): [http: string, stream: string] {
   return [http, stream];
 }
 
-/** nginx in the foreground as the user who runs this, everything of it in a folder. */
+/** Starts nginx in the foreground as the present user, with all of its files in a folder. */
 async function nginx(folder: string, http: string, stream: string): Promise<void> {
   const paths = ['client_body', 'proxy', 'fastcgi', 'uwsgi', 'scgi'].map(
     (name) => `${name}_temp_path ${join(folder, name)};`,
@@ -65,7 +66,7 @@ async function nginx(folder: string, http: string, stream: string): Promise<void
 }
 
 test.skipIf(!isHere)(
-  'the recipe’s nginx passes on REST, streams, a terminal and an agent (Debian: nginx-light, libnginx-mod-stream)',
+  'nginx with the documented configuration forwards REST, streams, a terminal and an agent (Debian: nginx-light, libnginx-mod-stream)',
   async () => {
     const folder = temporaryFolder('nginx');
     const [cert, key] = [join(folder, 'crt'), join(folder, 'key')];
@@ -92,7 +93,7 @@ test.skipIf(!isHere)(
     const ca = readFileSync(cert);
     const ask = async (method: string, path: string, headers = {}, body?: Buffer | string) => {
       const bearer = { Authorization: `Bearer ${system.key}`, 'Content-Type': 'application/json' };
-      // Not the proxy's own address, which is trusted.
+      // Another address than the proxy's own, which is trusted.
       const options = { method, ca, localAddress: '127.0.0.2', headers: { ...bearer, ...headers } };
       const asked = request(`${url}/api/v1${path}`, options).end(body);
       const [response] = await once(asked, 'response');
@@ -104,7 +105,7 @@ test.skipIf(!isHere)(
     const { machineId: machine_id } = await system.agent({ through: `127.0.0.1:${linkPort}` });
     expect(await json('GET', `/machines/${machine_id}`)).toMatchObject({ status: 'online' });
 
-    // A client that names another address is not believed: no 30 wrong keys came from there.
+    // A client cannot claim another address: no wrong keys were counted for that one.
     const lie = { 'X-Forwarded-For': '203.0.113.9', Authorization: 'Bearer service_apikey_wrong' };
     for (let n = 0; n < 31; n += 1) {
       const { statusCode } = (await ask('GET', '/machines', lie)).resume();

@@ -1,4 +1,5 @@
-// Broker and agent as services of a real systemd, in a booted container: the tests below build on each other.
+// Broker and agent as services of a real systemd, in a booted container. Each test uses the state that
+// earlier ones left.
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
@@ -32,7 +33,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     );
   const property = async (unit: string, name: string): Promise<string> =>
     (await box.run('systemctl', 'show', unit, '--value', `--property=${name}`)).stdout.trim();
-  /** Files named after Farhand, but for journals and the sources. */
+  /** Finds files named after Farhand, except journals and sources. */
   const traces = async (name: string): Promise<string[]> => {
     const { stdout } = await box.run(
       'find',
@@ -48,7 +49,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     );
     return stdout.split('\n').filter((path) => path !== '');
   };
-  /** Pids of programs in the container with that argument, seen from outside. */
+  /** Finds pids of `sleep` with this argument in the container, from outside. */
   const sleepers = (seconds: number): number[] =>
     readdirSync('/proc')
       .filter((pid) => /^\d+$/.test(pid))
@@ -65,7 +66,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     [http, grpc] = [await freeAddress(), await freeAddress()];
   });
 
-  test('a broker that cannot start is not left behind', async () => {
+  test('a failed installation of a broker leaves nothing', async () => {
     const refused = await broker('install', '--http', '0.0.0.0:8420');
     expect(refused.code).toBe(1);
     expect(refused.stderr).toContain('--insecure-http');
@@ -78,7 +79,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(unread.stderr).toContain('farhand-broker, must be able to read both');
   });
 
-  test('a program that the service would not see is refused', async () => {
+  test('a program that the service could not read is refused', async () => {
     const launcher = 'printf "#!/bin/sh\\n" > /root/farhand && chmod +x /root/farhand';
     await box.run('sh', '-c', launcher);
     const where = ['FARHAND_PROGRAM=/root/farhand', node, '/opt/farhand/broker/main.ts', 'install'];
@@ -90,8 +91,8 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     await box.run('rm', '/root/farhand');
   });
 
-  test('the broker is installed, runs as a user of its own, and says where it listens', async () => {
-    // By a root who is private.
+  test('the broker is installed, runs as its own user, and reports its addresses', async () => {
+    // With a restrictive umask of root.
     const line = `umask 077; ${node} /opt/farhand/broker/main.ts install --http ${http} --grpc ${grpc} | head -n 1`;
     const installed = await box.run('sh', '-c', line);
     expect(installed).toMatchObject({ code: 0, stderr: '' });
@@ -140,7 +141,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(await property('farhand-broker', 'LimitNOFILE')).toBe('65536');
   });
 
-  test('an agent whose token is refused is not left behind', async () => {
+  test('a failed installation of an agent, with a refused token, leaves nothing', async () => {
     const token = (await joinToken()).replace(/_[0-9A-Za-z]{43}\./, `_${'A'.repeat(43)}.`);
     const refused = await agent('install', '--broker', grpc, '--join-token', token);
     expect(refused.code).toBe(1);
@@ -153,7 +154,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect((await box.run('getent', 'passwd', 'farhand-agent')).code).toBe(2);
   });
 
-  test('an agent is installed and linked, and its token is nowhere', async () => {
+  test('an agent is installed and linked, and its token is in no file', async () => {
     const token = await joinToken();
     const installed = await box.run(
       'env',
@@ -187,7 +188,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(await property('farhand-agent', 'Environment')).toBe('');
   });
 
-  test('a FIFO that the agent’s user put in the place of a file makes install fail, not wait', async () => {
+  test('a FIFO of the agent’s user in place of a file makes install fail instead of wait', async () => {
     const asAgent = (line: string): Promise<Ran> =>
       box.run('runuser', '-u', 'farhand-agent', '--', 'sh', '-c', line);
     await asAgent('cd /var/lib/farhand-agent && mkfifo join-token');
@@ -226,7 +227,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(sleepers(87_002)).toEqual([]);
   });
 
-  test('an agent that is killed, or hangs, is back by itself', async () => {
+  test('an agent that is killed, or hangs, is restarted', async () => {
     await exec('setsid sleep 87003 & sleep 87003', { wait: 300 });
     await box.run('systemctl', 'kill', '--signal=KILL', '--kill-whom=main', 'farhand-agent');
     await vi.waitFor(async () => expect(await property('farhand-agent', 'NRestarts')).toBe('1'), 20_000);
@@ -249,7 +250,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     await box.run('systemctl', 'daemon-reload');
   });
 
-  test('install again changes settings, keeps the others, and a bad one leaves the old installation', async () => {
+  test('a second install changes only its own settings, and a bad one leaves the old installation unchanged', async () => {
     const bad = await agent('install', '--allow', 'everything');
     expect(bad.code).toBe(78);
     const nowhere = await agent('install', '--root', '/none');
@@ -262,7 +263,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(lost.stderr).toContain('The previous installation was restored.');
     expect(lost.stderr).not.toContain('broker is up');
     await online();
-    // A file has its own say, setting by setting: the lock stays.
+    // A file changes only its own settings, so the lock is unchanged.
     await box.run('sh', '-c', 'printf \'log_level = "debug"\\n\' > /root/more.toml');
     expect(await agent('install', '--config', '/root/more.toml')).toMatchObject({ code: 0, stderr: '' });
     const kept = await box.run('cat', '/etc/farhand/agent.toml');
@@ -270,7 +271,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(kept.stdout).toContain('log_level = "debug"');
   });
 
-  test('rights that were given stay until they are taken back, and what an administrator added does as well', async () => {
+  test('granted rights stay until they are revoked, and so does what an administrator added', async () => {
     const dropIn = '/etc/systemd/system/farhand-agent.service.d/own.conf';
     await box.run('sh', '-c', `mkdir -p ${dropIn.replace('/own.conf', '')} && echo '[Service]' > ${dropIn}`);
     expect(await agent('install', '--allow-sudo')).toMatchObject({ code: 0 });
@@ -281,7 +282,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect((await box.run('cat', dropIn)).stdout).toBe('[Service]\n');
   });
 
-  test('status lines that a command forges are printed without control characters', async () => {
+  test('forged status lines of a command are printed without control characters', async () => {
     await online();
     await exec(
       'NOTIFY_SOCKET=/run/systemd/notify systemd-notify --status="$(printf \'evil\\033[2Jtext\')"; sleep 1',
@@ -293,14 +294,14 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     await online();
   });
 
-  test('after a reboot broker and agent are back, the same', async () => {
+  test('after a reboot broker and agent are linked again, with the same identity', async () => {
     await box.reboot();
     await online();
     expect(await exec('id -un')).toMatchObject({ stdout: 'farhand-agent\n', status: 'completed' });
   });
 
   test('running as root needs a flag, and then commands run as root', async () => {
-    // What its user left there would lead root elsewhere.
+    // Files of the agent's user that would lead root to other files.
     const line = 'cd /var/lib/farhand-agent && ln -s /etc/passwd link && rm lock.db && mkfifo lock.db';
     await box.run('runuser', '-u', 'farhand-agent', '--', 'sh', '-c', line);
     const rooted = await agent('install', '--user', 'root');
@@ -312,7 +313,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(await property('farhand-agent', 'NotifyAccess')).toBe('main');
   });
 
-  test('a machine that the broker has removed stays down and says why', async () => {
+  test('the agent of a removed machine stays stopped and reports why', async () => {
     expect((await api('DELETE', `/machines/${machine}`)).status).toBe(200);
     await vi.waitFor(
       async () => expect(await property('farhand-agent', 'ActiveState')).toBe('failed'),
@@ -338,7 +339,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect((await box.run('ls', '/var/lib/farhand-agent')).code).toBe(2);
     for (const pid of sleepers(87_004)) process.kill(pid);
     await left;
-    // Whatever lies there, and whosever it is.
+    // Also with unexpected files of other users.
     await box.run('sh', '-c', 'mkdir /var/lib/farhand-agent && mkfifo /var/lib/farhand-agent/identity.json');
     expect(await agent('uninstall')).toMatchObject({ code: 0, stderr: '' });
     expect(await traces('farhand-agent')).toEqual([]);
@@ -353,7 +354,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
   });
 });
 
-/** A free HOST:PORT. */
+/** Returns a free HOST:PORT. */
 function freeAddress(): Promise<string> {
   return new Promise((resolve) => {
     const server = createServer().listen(0, '127.0.0.1', () => {

@@ -1,4 +1,5 @@
-// The Debian packages and the one-line install on a booted Debian: the tests below build on each other.
+// The Debian packages and the install line on a booted Debian. Each test uses the state that earlier ones
+// left.
 import { copyFileSync, readdirSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
@@ -26,14 +27,14 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     (await box.run('systemctl', 'show', 'farhand-agent', '--value', `--property=${name}`)).stdout.trim();
   const machineId = async (): Promise<string> =>
     JSON.parse((await box.run('farhand-agent', 'status', '-o', 'json')).stdout).machine_id;
-  /** But what the broker's package carries. */
+  /** Leaves out the agent packages inside the broker's package. */
   const traces = async (name: string): Promise<string> => {
     const places = ['/etc', '/home', '/opt/farhand-agent', '/root', '/run', '/usr', '/var'];
     const carried = ['!', '-path', '/usr/lib/farhand-broker/*', '!', '-path', '/root/*.deb'];
     return (await box.run('find', ...places, '-name', `*${name}*`, ...carried)).stdout;
   };
 
-  test('the packages are made and the broker’s becomes a service', async () => {
+  test('the packages are built, and the broker’s becomes a service', async () => {
     const folder = temporaryFolder('packages');
     const make = ['scripts/package.ts', '--arch', process.arch, '--only', 'deb', '--fast', '--to', folder];
     expect(await execute(process.execPath, make)).toMatchObject({ code: 0 });
@@ -65,7 +66,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(await property('ExecStart')).toContain('path=/usr/bin/farhand-agent ;');
   });
 
-  test('an upgrade restarts the service with the unit of its version, and it is the same machine', async () => {
+  test('an upgrade restarts the service with its new unit, as the same machine', async () => {
     const before = await property('MainPID');
     const unit = '/etc/systemd/system/farhand-agent.service';
     await box.run('sed', '-i', 's/^Description=.*/Description=old/', unit);
@@ -76,7 +77,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(await machineId()).toBe(machine);
   });
 
-  test('a removed package keeps what it knew, a purged one nothing', async () => {
+  test('a removed package leaves its data, a purged one nothing', async () => {
     expect(await box.run('dpkg', '--remove', 'farhand-agent')).toMatchObject({ code: 0 });
     expect((await box.run('systemctl', 'is-active', 'farhand-agent')).stdout.trim()).toBe('inactive');
     expect(await traces('identity.json')).toBe('/var/lib/farhand-agent/identity.json\n');
@@ -84,19 +85,19 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(back).toMatchObject({ code: 0, stderr: expect.not.stringContaining('try-restart') });
     expect(await box.run('farhand-agent', 'install')).toMatchObject({ code: 0 });
     expect(await machineId()).toBe(machine);
-    // The one line over it: the service starts what that has brought, with the settings it had.
+    // The install line over the package: the service starts the new program with the old settings.
     const settings = await box.run('cat', '/etc/farhand/agent.toml');
     const moved = await box.run('sh', '-c', `curl -fsSL http://${http}/install.sh | sh`);
     expect(moved).toMatchObject({ code: 0 });
     expect(await property('ExecStart')).toContain('path=/usr/local/bin/farhand-agent ;');
     expect((await box.run('cat', '/etc/farhand/agent.toml')).stdout).toBe(settings.stdout);
-    // The package leaves alone what is not its own any more.
+    // The package does not remove what is no longer its own.
     expect(await box.run('dpkg', '--purge', 'farhand-agent')).toMatchObject({ code: 0 });
     await online();
     expect(await machineId()).toBe(machine);
     expect(await box.run('dpkg', '--install', '/root/farhand-agent.deb')).toMatchObject({ code: 0 });
     expect(await box.run('/usr/bin/farhand-agent', 'install')).toMatchObject({ code: 0 });
-    // Another program in /opt goes with the service, whichever of the two takes it away.
+    // The other program in /opt is removed with the service, by either uninstall.
     expect(await box.run('/usr/bin/farhand-agent', 'uninstall', '--keep-data')).toMatchObject({ code: 0 });
     expect((await box.run('ls', '/opt/farhand-agent', '/usr/local/bin/farhand-agent')).code).toBe(2);
     expect(await box.run('farhand-agent', 'install')).toMatchObject({ code: 0 });
@@ -105,9 +106,9 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect((await box.run('getent', 'passwd', 'farhand-agent')).code).toBe(2);
   });
 
-  test('one line installs the agent from the broker, the same again upgrades it, and uninstall leaves nothing', async () => {
+  test('the install line installs the agent, run again upgrades it, and uninstall leaves nothing', async () => {
     const { install } = (await api('POST', '/join-tokens', { name: 'web-1' })).body.data;
-    // There is no sudo in there, and no need for it.
+    // The container has no sudo, and needs none.
     const line = install.replace('sudo sh', 'sh');
     const installed = await box.run('sh', '-c', line);
     expect(installed).toMatchObject({ code: 0 });
@@ -120,7 +121,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(again).toMatchObject({ code: 0 });
     expect(await property('MainPID')).not.toBe(before);
     await online();
-    // The very same line, after an upgrade of the broker has changed its packages.
+    // The same line, after an upgrade of the broker has changed its packages.
     const packages = '/usr/lib/farhand-broker/packages';
     const other =
       'cp farhand-agent-*.tar.gz farhand-agent-other.tar.gz && sha256sum *.tar.gz > new && mv new SHA256SUMS';
@@ -145,7 +146,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(await traces('farhand-agent')).toBe('');
   });
 
-  test('of a purged broker nothing is left', async () => {
+  test('a purged broker leaves nothing', async () => {
     expect(await box.run('dpkg', '--purge', 'farhand-broker')).toMatchObject({ code: 0 });
     expect(await traces('farhand')).toBe('');
     expect((await box.run('grep', '-l', 'farhand', '/etc/passwd', '/etc/group', '/etc/shadow')).stdout).toBe(
@@ -154,7 +155,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
   });
 });
 
-/** A free HOST:PORT. */
+/** Returns a free HOST:PORT. */
 function freeAddress(): Promise<string> {
   return new Promise((resolve) => {
     const server = createServer().listen(0, '127.0.0.1', () => {
