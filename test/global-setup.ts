@@ -11,7 +11,7 @@ const root = join(import.meta.dirname, '..');
 const enoughBytes = 4 * 1024 ** 3;
 
 export default async function setup(): Promise<(() => Promise<void>) | undefined> {
-  // It runs once per tier, but the folder and the message are of the run.
+  // This function runs once per tier, but folder and message are made once per run.
   if (process.env.FARHAND_TEST_DISK) return undefined;
   if (!existsSync(join(root, 'proto/types')))
     execFileSync(process.execPath, [join(root, 'scripts/generate.ts')]);

@@ -357,7 +357,10 @@ test('a power cut that loses a line of the journal loses no id accepted after it
   await again.close();
 });
 
-/** Leaves what an agent of 0.1.0 left that was killed with -9 while cmd_ran ran; only a ring of its spawner has that id. */
+/**
+ * Leaves the files of an agent of version 0.1.0 that was killed while cmd_ran ran. Only a ring of its spawner
+ * has that id.
+ */
 async function leave010(directory: string): Promise<void> {
   await mkdir(directory, { recursive: true });
   for (const name of ['journal', 'promises-0']) {
