@@ -224,7 +224,7 @@ export function privateMebibytes(pid: number): number {
   );
 }
 
-export function mebibytes(pid: number, field: 'VmRSS' | 'VmHWM'): number {
+export function mebibytes(pid: number, field: 'VmRSS' | 'VmHWM' | 'RssAnon'): number {
   const status = readFileSync(`/proc/${pid}/status`, 'utf8');
   return Number(new RegExp(`${field}:\\s+(\\d+)`).exec(status)?.[1]) / 1024;
 }

@@ -97,17 +97,20 @@ function send({ id, machine, path, file }: Upload): void {
 
 const responseOf = ({ status }: XMLHttpRequest): Response => new Response(null, { status });
 
+// Chromium has no global classes for entries, so their fields say what they are.
+const isFile = (entry: FileSystemEntry): entry is FileSystemFileEntry => entry.isFile;
+const isFolder = (entry: FileSystemEntry): entry is FileSystemDirectoryEntry => entry.isDirectory;
+
 /** The files of a drop, those in folders with their path inside of it. */
 export async function droppedFiles(items: DataTransferItemList): Promise<{ path: string; file: File }[]> {
   // The entries must be taken before the first await: afterwards the list is empty.
   const entries = [...items].flatMap((item) => item.webkitGetAsEntry() ?? []);
   const found: { path: string; file: File }[] = [];
   const walk = async (entry: FileSystemEntry): Promise<void> => {
-    if (entry instanceof FileSystemFileEntry) {
+    if (isFile(entry)) {
       const file = await new Promise<File>((resolve, reject) => entry.file(resolve, reject));
       found.push({ path: entry.fullPath.slice(1), file });
-    } else if (entry instanceof FileSystemDirectoryEntry)
-      for (const child of await childrenOf(entry)) await walk(child);
+    } else if (isFolder(entry)) for (const child of await childrenOf(entry)) await walk(child);
   };
   for (const entry of entries) await walk(entry);
   return found;

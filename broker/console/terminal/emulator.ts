@@ -67,7 +67,7 @@ export interface Emulator {
   /** Makes the terminal as large as its element. */
   fit(): void;
   paint(isDark: boolean): void;
-  /** Resolves when the bytes are drawn, so that a fast program does not fill the memory of the page. */
+  /** Resolves once at most 256 KiB wait to be drawn, so that a fast program does not fill the memory of the page. */
   write(bytes: Uint8Array): Promise<void>;
   close(): void;
 }
@@ -103,7 +103,24 @@ export function createEmulator(element: HTMLElement, isDark: boolean): Emulator 
     paint: (darkNow) => {
       terminal.options.theme = darkNow ? dark : light;
     },
-    write: (bytes) => new Promise((resolve) => terminal.write(bytes, resolve)),
+    write: writerOf(terminal),
     close: () => terminal.dispose(),
   };
+}
+
+const mostWaiting = 256 * 1024;
+
+/** The emulator draws many small pieces of output at once; waiting for each of them would cost 4 ms apiece. */
+function writerOf(terminal: Terminal): Emulator['write'] {
+  let waiting = 0;
+  return (bytes) =>
+    new Promise((resolve) => {
+      waiting += bytes.length;
+      const enough = waiting > mostWaiting;
+      terminal.write(bytes, () => {
+        waiting -= bytes.length;
+        if (enough) resolve();
+      });
+      if (!enough) resolve();
+    });
 }

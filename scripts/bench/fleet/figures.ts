@@ -5,11 +5,12 @@ import { rounded, Table } from '../race.ts';
 import type { Probed } from './http-load.ts';
 
 export class Figures {
-  readonly #table = new Table(['what', 'Farhand', 'beside it', 'ratio']);
+  readonly #table: Table;
   readonly #out: string | undefined;
 
   /** `out`: file for the raw output, which is replaced. */
-  constructor(out: string | undefined) {
+  constructor(out: string | undefined, head?: ConstructorParameters<typeof Table>[0]) {
+    this.#table = new Table(head);
     this.#out = out;
     if (out === undefined) return;
     mkdirSync(dirname(out), { recursive: true });

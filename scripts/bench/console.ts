@@ -1,0 +1,117 @@
+// The console in Chromium: loads, paints, long tasks, frames and memory, beside what was promised of them.
+//
+//   npx node scripts/bench/console.ts --out scripts/bench/results/console.txt     all parts, 4 to 5 minutes
+//   npx node scripts/bench/console.ts --only actions,terminal
+//
+// Parts: memory, loads, slow, actions, uploads, terminal, fleet. Needs Linux and Debian's package chromium.
+// Everything happens on loopback, in one temporary folder that goes with everything that was started, also on Ctrl-C.
+//
+// The rules: machines are simulated as in scripts/bench/fleet.ts, but for the one of files and terminals, whose agent is
+// real. Browser, broker and agents share the same cores. Those of 10,000 machines need `ulimit -n 15000`.
+import { mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+import type { Browser } from 'playwright-core';
+import { Farhand as Client } from '../../shared/sdk/index.ts';
+import { buildConsole } from '../console.ts';
+import { act } from './console/actions.ts';
+import { measureBrokerMemory, measureLoads } from './console/loads.ts';
+import { openLargeFleet, openSlowly } from './console/machines-page.ts';
+import { launchChromium, Tab } from './console/tab.ts';
+import { floodTerminal } from './console/terminal.ts';
+import { uploadFiles } from './console/uploads.ts';
+import { Limits, type World } from './console/world.ts';
+import { BrokerProcess } from './fleet/broker-process.ts';
+import { FleetOfAgents } from './fleet/fleet-of-agents.ts';
+import { bench, startAgent } from './programs.ts';
+
+const { values } = parseArgs({
+  options: {
+    only: { type: 'string', default: 'memory,loads,slow,actions,uploads,terminal,fleet' },
+    scale: { type: 'string', default: '10000' },
+    out: { type: 'string' },
+  },
+});
+const wanted = values.only.split(',');
+const large = Number(values.scale);
+const few = 100;
+const agentsPerProcess = 2_500;
+
+/** The parts on a hundred machines, in their order. */
+const parts: [name: string, measure: (world: World) => Promise<void>][] = [
+  ['loads', measureLoads],
+  ['slow', openSlowly],
+  ['actions', act],
+  ['uploads', uploadFiles],
+  ['terminal', floodTerminal],
+];
+
+const startFleet = ({ grpc, joinToken }: BrokerProcess, agents: number): Promise<FleetOfAgents> =>
+  FleetOfAgents.start({
+    brokers: [grpc],
+    agents,
+    processes: Math.ceil(agents / agentsPerProcess),
+    dialsAtOnce: 0,
+    joinToken,
+  });
+
+async function main(folder: string): Promise<void> {
+  const figures = new Limits(values.out);
+  figures.line(`${new Date().toISOString()} node ${process.version} ${process.argv.slice(2).join(' ')}`);
+  await buildConsole();
+  const browser = await launchChromium();
+  figures.line(`Chromium ${browser.version()}`);
+  try {
+    if (wanted.some((name) => name !== 'fleet')) await measureFew(folder, figures, browser);
+    if (wanted.includes('fleet')) await measureMany(folder, figures, browser);
+  } finally {
+    await browser.close();
+  }
+  figures.print();
+}
+
+async function measureFew(folder: string, figures: Limits, browser: Browser): Promise<void> {
+  const broker = await BrokerProcess.start({ dataDir: join(folder, 'few'), machines: few + 1, profiled: false });
+  const writable = join(folder, 'writable');
+  mkdirSync(writable);
+  const agent = await startAgent(folder, 'real', broker.grpc, broker.joinToken);
+  const client = new Client({ baseUrl: broker.http, apiKey: broker.key, retries: 0 });
+  const { items } = await client.machines.list({ name: 'real' });
+  const real = { id: items[0]?.id ?? '', folder: writable };
+  const openTab = (): Promise<Tab> => Tab.open(browser, broker.http, broker.key);
+  const world = { broker, figures, machines: few, real, folder };
+  if (wanted.includes('memory')) await measureBrokerMemory(world, openTab).catch(failed(figures, 'memory'));
+  const agents = await startFleet(broker, few);
+  try {
+    for (const [name, measure] of parts) {
+      if (!wanted.includes(name)) continue;
+      const tab = await openTab();
+      await measure({ ...world, tab }).catch(failed(figures, name));
+      await tab.close();
+    }
+  } finally {
+    await agents.close();
+    process.kill(agent.pid);
+    await broker.stop('SIGTERM');
+  }
+}
+
+async function measureMany(folder: string, figures: Limits, browser: Browser): Promise<void> {
+  const broker = await BrokerProcess.start({ dataDir: join(folder, 'many'), machines: large, profiled: false });
+  const agents = await startFleet(broker, large);
+  try {
+    const tab = await Tab.open(browser, broker.http, broker.key);
+    const world = { broker, figures, machines: large, real: { id: '', folder }, folder, tab };
+    await openLargeFleet(world).catch(failed(figures, 'fleet'));
+    await tab.close();
+  } finally {
+    await agents.close();
+  }
+}
+
+const failed =
+  (figures: Limits, part: string) =>
+  (error: unknown): void =>
+    figures.failure(part, error);
+
+await bench(main);

@@ -1,0 +1,45 @@
+// The page of machines: how soon it has its first rows, whether it stays quick while machines report, and how it scrolls.
+import { setTimeout as sleep } from 'node:timers/promises';
+import { at } from '../programs.ts';
+import type { World } from './world.ts';
+
+const settledMs = 1_500;
+/** Machines report every 10 s: each of them once or twice in this time. */
+const watchedMs = 12_000;
+const rowHeight = 44;
+
+/** A hundred machines on a processor four times slower. */
+export async function openSlowly({ tab, figures }: World): Promise<void> {
+  await tab.throttle(4);
+  await tab.goto('/machines');
+  figures.most('100 machines, CPU 4 times slower: first rows', await tab.firstRows(), 1_000, 'ms');
+  await sleep(watchedMs);
+  const longest = await tab.longestTask(settledMs);
+  figures.most('the same: longest task after 1.5 s, over 12 s', longest, 100, 'ms');
+  await tab.throttle(1);
+}
+
+export async function openLargeFleet({ tab, figures, machines }: World): Promise<void> {
+  const count = machines.toLocaleString('en');
+  for (const rate of [4, 1]) {
+    await tab.throttle(rate);
+    await tab.goto('/machines');
+    const first = await tab.firstRows();
+    figures.most(`${count} machines${rate > 1 ? `, CPU ${rate} times slower` : ''}: first rows`, first, 1_000, 'ms');
+  }
+  const near = await tab.frames(() => tab.scroll(12_000, 2_000));
+  figures.most(`${count} machines: p95 frame of scrolling, 2,000 px/s`, at(near.ms, 0.95), 20, 'ms');
+  figures.line(`frames with a blank row: ${(near.blank * 100).toFixed(0)} %; ${near.ms.length} frames`);
+  const fast = await tab.frames(() => tab.scroll(60_000, 20_000));
+  figures.most(`${count} machines: p95 frame of scrolling, 20,000 px/s`, at(fast.ms, 0.95), 20, 'ms');
+  figures.line(`frames with a blank row: ${(fast.blank * 100).toFixed(0)} %; ${fast.ms.length} frames`);
+  // Every row has been read once: no larger state is possible.
+  const end = machines * rowHeight;
+  for (let pixels = 0; pixels < end; pixels += 50 * rowHeight) {
+    await tab.page.evaluate(`document.querySelector('.rows-body').scrollTop = ${pixels}`);
+    await tab.when(`document.querySelector('.machine-row.blank') === null`);
+  }
+  figures.most(`${count} machines, all of them read: JavaScript heap`, await tab.heap(), 60, 'MiB');
+  const longest = await tab.longestTask(settledMs);
+  figures.line(`longest task of the large fleet: ${longest.toFixed(0)} ms`);
+}

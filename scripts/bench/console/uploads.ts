@@ -1,0 +1,101 @@
+// Uploads: a thousand files in folders and one of 2 GiB; whether the progress is true, what the tab needs, and cancelling.
+import { type Dirent, mkdirSync, readdirSync, rmSync, statSync, truncateSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import type { World } from './world.ts';
+
+const smallFiles = 1_000;
+const smallBytes = 10_000;
+const perFolder = 25;
+const largeBytes = 2 * 1024 ** 3;
+const sampleMs = 100;
+const longestMs = 60_000;
+
+const entries = (folder: string): Dirent[] =>
+  readdirSync(folder, { recursive: true, withFileTypes: true }).filter((one) => one.isFile());
+
+/** Bytes of all files below a folder, those that are being written among them. */
+function bytesBelow(folder: string): number {
+  let sum = 0;
+  for (const { parentPath, name } of entries(folder)) {
+    // A temporary file gets its final name meanwhile.
+    sum += statSync(join(parentPath, name), { throwIfNoEntry: false })?.size ?? 0;
+  }
+  return sum;
+}
+
+function createTree(folder: string): string {
+  const tree = join(folder, 'tree');
+  for (let n = 0; n < smallFiles; n += 1) {
+    const below = join(tree, `folder-${Math.floor(n / perFolder)}`, 'inner');
+    mkdirSync(below, { recursive: true });
+    writeFileSync(join(below, `file-${n}`), Buffer.alloc(smallBytes, n));
+  }
+  return tree;
+}
+
+interface Progress {
+  value: number;
+  title: string;
+}
+
+const progress = `({
+  value: document.querySelector('.upload-tray progress')?.value ?? 0,
+  title: document.querySelector('.upload-tray strong')?.textContent ?? '',
+})`;
+
+/** Compares the tray with the disk until the upload is over; the largest difference as a share of all bytes. */
+async function followProgress({ tab, real }: World, bytes: number): Promise<{ off: number; title: string }> {
+  let off = 0;
+  const end = performance.now() + longestMs;
+  while (performance.now() < end) {
+    const { value, title } = await tab.page.evaluate<Progress>(progress);
+    if (title !== '' && !title.startsWith('Uploading')) return { off, title };
+    if (title !== '') off = Math.max(off, Math.abs(value - bytesBelow(real.folder)) / bytes);
+    await sleep(sampleMs);
+  }
+  throw new Error(`the upload is not over after ${longestMs / 1000} s`);
+}
+
+async function upload(world: World, what: string, path: string, bytes: number): Promise<void> {
+  const { tab, figures, real } = world;
+  await tab.goto(`/machines/${real.id}/files?path=${encodeURIComponent(real.folder)}`);
+  await tab.page.locator('.drop-zone').waitFor();
+  const begun = performance.now();
+  let result = { off: 0, title: '' };
+  const peak = await tab.peakMemory(async () => {
+    await tab.drop([path]);
+    result = await followProgress(world, bytes);
+  });
+  const seconds = (performance.now() - begun) / 1_000;
+  figures.line(`${what}: "${result.title}" after ${seconds.toFixed(1)} s, ${entries(real.folder).length} files`);
+  if (bytesBelow(real.folder) !== bytes) throw new Error(`${what}: not all bytes have arrived`);
+  figures.most(`${what}: largest difference of the progress from the disk`, result.off * 100, 2, '%');
+  figures.most(`${what}: memory of the tab`, peak, 100, 'MiB');
+  figures.most(`${what}: longest task`, await tab.longestTask(0), 100, 'ms');
+  empty(real.folder);
+}
+
+function empty(folder: string): void {
+  for (const name of readdirSync(folder)) rmSync(join(folder, name), { recursive: true });
+}
+
+export async function uploadFiles(world: World): Promise<void> {
+  const { tab, figures, real, folder } = world;
+  const tree = createTree(folder);
+  await upload(world, 'upload of 1,000 files in folders', tree, smallFiles * smallBytes);
+  const large = join(folder, 'large');
+  writeFileSync(large, '');
+  truncateSync(large, largeBytes);
+  await upload(world, 'upload of 2 GiB', large, largeBytes);
+  await tab.goto(`/machines/${real.id}/files?path=${encodeURIComponent(real.folder)}`);
+  await tab.page.locator('.drop-zone').waitFor();
+  await tab.drop([large]);
+  await tab.when(`${progress}.value > ${largeBytes / 10}`);
+  await tab.page.getByRole('button', { name: 'Cancel' }).click();
+  await tab.page.getByText('Uploads cancelled').waitFor();
+  const cancelled = performance.now();
+  while (entries(real.folder).length > 0 && performance.now() - cancelled < 5_000) await sleep(20);
+  figures.line(`empty ${(performance.now() - cancelled).toFixed(0)} ms after the cancel`);
+  figures.most('cancelled upload of 2 GiB: files left on the machine', entries(real.folder).length, 0, 'files');
+}
