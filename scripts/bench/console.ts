@@ -71,7 +71,11 @@ async function main(folder: string): Promise<void> {
 }
 
 async function measureFew(folder: string, figures: Limits, browser: Browser): Promise<void> {
-  const broker = await BrokerProcess.start({ dataDir: join(folder, 'few'), machines: few + 1, profiled: false });
+  const broker = await BrokerProcess.start({
+    dataDir: join(folder, 'few'),
+    machines: few + 1,
+    profiled: false,
+  });
   const writable = join(folder, 'writable');
   mkdirSync(writable);
   const agent = await startAgent(folder, 'real', broker.grpc, broker.joinToken);
@@ -97,7 +101,11 @@ async function measureFew(folder: string, figures: Limits, browser: Browser): Pr
 }
 
 async function measureMany(folder: string, figures: Limits, browser: Browser): Promise<void> {
-  const broker = await BrokerProcess.start({ dataDir: join(folder, 'many'), machines: large, profiled: false });
+  const broker = await BrokerProcess.start({
+    dataDir: join(folder, 'many'),
+    machines: large,
+    profiled: false,
+  });
   const agents = await startFleet(broker, large);
   try {
     const tab = await Tab.open(browser, broker.http, broker.key);

@@ -49,7 +49,12 @@ export async function act(world: World): Promise<void> {
   const missing = Math.max(0, contents.length - recorded.length);
   const paints = [...recorded, ...Array<number>(missing).fill(16)].sort((a, b) => a - b);
   contents.sort((a, b) => a - b);
-  figures.most(`key or click to the next paint, p95 of ${paints.length} (Event Timing)`, at(paints, 0.95), 50, 'ms');
+  figures.most(
+    `key or click to the next paint, p95 of ${paints.length} (Event Timing)`,
+    at(paints, 0.95),
+    50,
+    'ms',
+  );
   figures.line(`longest ${paints.at(-1)} ms; ${missing} were under 16 ms`);
   figures.row(
     'the same actions until what was asked for is painted (two frames later): p50 / p95',

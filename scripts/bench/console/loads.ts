@@ -29,7 +29,8 @@ export async function measureLoads({ tab, figures }: World): Promise<void> {
   await sleep(1_000);
   await client.detach();
   const kilobytes = (type: string): number =>
-    [...requests.values()].filter((one) => one.type === type).reduce((sum, { bytes }) => sum + bytes, 0) / 1_000;
+    [...requests.values()].filter((one) => one.type === type).reduce((sum, { bytes }) => sum + bytes, 0) /
+    1_000;
   figures.line(`requests: ${[...requests.values()].map(({ path }) => path).join(' ')}`);
   figures.most('first load of Machines: requests', requests.size, 6, 'requests');
   figures.most('the same: script', kilobytes('Script'), 60, 'KB');
@@ -40,7 +41,19 @@ export async function measureLoads({ tab, figures }: World): Promise<void> {
   figures.most('scripts of all pages together, gzip', sum, 340, 'KB');
 }
 
-const tour = ['/machines', '/run', '/commands', '/batches', '/join', '/schedules', '/events', '/webhooks', '/audit', '/keys', '/profile'];
+const tour = [
+  '/machines',
+  '/run',
+  '/commands',
+  '/batches',
+  '/join',
+  '/schedules',
+  '/events',
+  '/webhooks',
+  '/audit',
+  '/keys',
+  '/profile',
+];
 
 /** Memory of the broker at rest before the first login, and after a tour of the pages. */
 export async function measureBrokerMemory(
@@ -62,7 +75,14 @@ export async function measureBrokerMemory(
   await tab.close();
   await sleep(restMs);
   const after = broker.memory();
-  figures.line(`broker: ${before.toFixed(1)} MiB before, ${open.toFixed(1)} with an open page, ${after.toFixed(1)} after`);
-  figures.most('private memory of the broker at rest: after a tour of all pages, over before', after - before, 5, 'MiB');
+  figures.line(
+    `broker: ${before.toFixed(1)} MiB before, ${open.toFixed(1)} with an open page, ${after.toFixed(1)} after`,
+  );
+  figures.most(
+    'private memory of the broker at rest: after a tour of all pages, over before',
+    after - before,
+    5,
+    'MiB',
+  );
   figures.row('the same, while the page of machines is open', `${(open - before).toFixed(1)} MiB`);
 }

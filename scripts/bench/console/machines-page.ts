@@ -25,7 +25,12 @@ export async function openLargeFleet({ tab, figures, machines }: World): Promise
     await tab.throttle(rate);
     await tab.goto('/machines');
     const first = await tab.firstRows();
-    figures.most(`${count} machines${rate > 1 ? `, CPU ${rate} times slower` : ''}: first rows`, first, 1_000, 'ms');
+    figures.most(
+      `${count} machines${rate > 1 ? `, CPU ${rate} times slower` : ''}: first rows`,
+      first,
+      1_000,
+      'ms',
+    );
   }
   const near = await tab.frames(() => tab.scroll(12_000, 2_000));
   figures.most(`${count} machines: p95 frame of scrolling, 2,000 px/s`, at(near.ms, 0.95), 20, 'ms');

@@ -36,7 +36,10 @@ export async function floodTerminal({ tab, figures, real }: World): Promise<void
     await page.locator('.xterm-rows').getByText('the-end', { exact: true }).waitFor({ timeout: longestMs });
   });
   const seconds = (performance.now() - begun) / 1_000;
-  figures.row('terminal, `yes | head -c 40M`: time until its end marker was there', `${seconds.toFixed(1)} s`);
+  figures.row(
+    'terminal, `yes | head -c 40M`: time until its end marker was there',
+    `${seconds.toFixed(1)} s`,
+  );
   figures.most('the same: longest task', await tab.longestTask(from), 100, 'ms');
   figures.line(`memory of the tab: ${peak.toFixed(0)} MiB at most`);
   await page.evaluate(watchEchoes);
@@ -47,6 +50,11 @@ export async function floodTerminal({ tab, figures, real }: World): Promise<void
   }
   await sleep(betweenKeysMs * 5);
   const echoes = (await page.evaluate<number[]>('probe.echoes')).sort((a, b) => a - b);
-  figures.most(`the same: key to its painted echo afterwards, p50 of ${echoes.length}`, at(echoes, 0.5), 20, 'ms');
+  figures.most(
+    `the same: key to its painted echo afterwards, p50 of ${echoes.length}`,
+    at(echoes, 0.5),
+    20,
+    'ms',
+  );
   figures.line(`p95 ${at(echoes, 0.95).toFixed(1)} ms`);
 }

@@ -68,7 +68,9 @@ async function upload(world: World, what: string, path: string, bytes: number): 
     result = await followProgress(world, bytes);
   });
   const seconds = (performance.now() - begun) / 1_000;
-  figures.line(`${what}: "${result.title}" after ${seconds.toFixed(1)} s, ${entries(real.folder).length} files`);
+  figures.line(
+    `${what}: "${result.title}" after ${seconds.toFixed(1)} s, ${entries(real.folder).length} files`,
+  );
   if (bytesBelow(real.folder) !== bytes) throw new Error(`${what}: not all bytes have arrived`);
   figures.most(`${what}: largest difference of the progress from the disk`, result.off * 100, 2, '%');
   figures.most(`${what}: memory of the tab`, peak, 100, 'MiB');
@@ -97,5 +99,10 @@ export async function uploadFiles(world: World): Promise<void> {
   const cancelled = performance.now();
   while (entries(real.folder).length > 0 && performance.now() - cancelled < 5_000) await sleep(20);
   figures.line(`empty ${(performance.now() - cancelled).toFixed(0)} ms after the cancel`);
-  figures.most('cancelled upload of 2 GiB: files left on the machine', entries(real.folder).length, 0, 'files');
+  figures.most(
+    'cancelled upload of 2 GiB: files left on the machine',
+    entries(real.folder).length,
+    0,
+    'files',
+  );
 }
