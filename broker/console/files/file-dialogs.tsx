@@ -114,12 +114,12 @@ export function ReplaceDialog({
 }) {
   return (
     <Confirm
-      title={names.length === 1 ? 'Replace a file?' : `Replace ${names.length} files?`}
+      title={names.length === 1 ? `Replace ${names[0]}?` : `Replace ${names.length} files or folders?`}
       action="Replace"
       onClose={close}
       run={() => Promise.resolve(run())}
     >
-      <p>The folder has files of these names:</p>
+      <p>These are here already. Of a folder, files that have the same names are replaced:</p>
       <ul class="names">
         {names.slice(0, mostNames).map((name) => (
           <li key={name}>{name}</li>

@@ -13,12 +13,11 @@ import { EntryList } from './entry-list.tsx';
 import { NewFolder, ReplaceDialog } from './file-dialogs.tsx';
 import { crumbsOf, parentOf } from './paths.ts';
 import { UploadTray } from './upload-tray.tsx';
-import { arrivals, droppedFiles, upload } from './uploads.ts';
+import { arrivals, type Chosen, droppedFiles, upload } from './uploads.ts';
 
 const EditFile = later(async () => (await import('../editor/edit-file.tsx')).EditFile);
 
 type Listing = Awaited<ReturnType<typeof client.files.list>>;
-type Chosen = readonly { path: string; file: File }[];
 
 /** Entries that are read at first; a folder with more has a button for the rest. */
 const mostAtFirst = 1_000;
@@ -92,7 +91,7 @@ interface ToolbarProps {
 function Toolbar({ machine, listing, path, hidden, setHidden, reload }: ToolbarProps) {
   const [creating, setCreating] = useState(false);
   const picker = useRef<HTMLInputElement>(null);
-  const [chosen, setChosen] = useState<Chosen | undefined>(undefined);
+  const [chosen, setChosen] = useState<readonly Chosen[] | undefined>(undefined);
   const here = listing?.path ?? path;
   return (
     <div class="file-bar">
@@ -194,23 +193,26 @@ function PathBar({ path }: { path: string }) {
 interface SendingProps {
   machine: string;
   listing: Listing;
-  files: Chosen;
+  files: readonly Chosen[];
   close: () => void;
 }
 
-/** Starts uploads; asks before any replaces a file of the folder. */
+/** The first part of a path in the folder: a file, or the folder that was dropped. */
+const topOf = ({ path }: Chosen): string => path.split('/', 1)[0] ?? '';
+
+/** Starts uploads; asks before any replaces something that is listed. */
 function Sending({ machine, listing, files, close }: SendingProps) {
   const there = new Set(listing.files.map(({ name }) => name));
-  const replaced = files.filter(({ path }) => there.has(path));
+  const replaced = new Set(files.map(topOf).filter((name) => there.has(name)));
   const start = (): void => {
-    upload(machine, listing.path, files);
+    upload(machine, listing.path, files, (file) => replaced.has(topOf(file)));
     close();
   };
   useEffect(() => {
-    if (replaced.length === 0) start();
+    if (replaced.size === 0) start();
   }, []);
-  if (replaced.length === 0) return null;
-  return <ReplaceDialog names={replaced.map(({ path }) => path)} close={close} run={start} />;
+  if (replaced.size === 0) return null;
+  return <ReplaceDialog names={[...replaced]} close={close} run={start} />;
 }
 
 interface DropZoneProps {
@@ -222,7 +224,7 @@ interface DropZoneProps {
 function DropZone({ machine, listing, children }: DropZoneProps) {
   const [over, setOver] = useState(false);
   const [reading, setReading] = useState(false);
-  const [dropped, setDropped] = useState<Chosen | undefined>(undefined);
+  const [dropped, setDropped] = useState<readonly Chosen[] | undefined>(undefined);
   const drop = async (event: DragEvent): Promise<void> => {
     event.preventDefault();
     setOver(false);

@@ -36,7 +36,7 @@ export function UploadTray() {
           <>
             {failed.length > 0 && (
               <button type="button" onClick={retryFailed}>
-                Try again
+                {failed.every(({ exists }) => exists) ? 'Replace' : 'Try again'}
               </button>
             )}
             <button type="button" class="quiet icon-only" aria-label="Close" onClick={dismissUploads}>

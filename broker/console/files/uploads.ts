@@ -2,6 +2,7 @@
 import { signal } from '@preact/signals';
 import { failureOf } from '../../../shared/sdk/error.ts';
 import { consoleHeader, messageOf } from '../client.ts';
+import { after } from '../time.ts';
 import { joined } from './paths.ts';
 
 export interface Upload {
@@ -12,26 +13,41 @@ export interface Upload {
   state: 'waiting' | 'sending' | 'done' | 'failed' | 'cancelled';
   /** Bytes that were sent. */
   sent: number;
+  /** Whether it may replace a file. */
+  replace: boolean;
   error?: string;
+  /** Whether it failed because the file exists. */
+  exists?: boolean;
 }
 
 export const uploads = signal<readonly Upload[]>([]);
-/** Changes whenever uploads end, so that open folders are listed again. */
+/** Changes when uploads have ended, so that open folders are listed again. */
 export const arrivals = signal(0);
 
-const atOnce = 2;
+const atOnce = 3;
+/** Milliseconds between two listings while many small files arrive. */
+const betweenListings = 2_000;
 const running = new Map<number, XMLHttpRequest>();
 let lastId = 0;
 
-/** Adds files to the queue; `path` of each is relative to the folder. */
+/** A file with its path relative to a folder. */
+export interface Chosen {
+  path: string;
+  file: File;
+}
+
+/** Adds files to the queue. `replace`: whether a file may replace one that exists. */
 export function upload(
   machine: string,
   folder: string,
-  files: readonly { path: string; file: File }[],
+  files: readonly Chosen[],
+  replace: (file: Chosen) => boolean,
 ): void {
-  const added = files.map(({ path, file }): Upload => {
+  const added = files.map((chosen): Upload => {
     lastId += 1;
-    return { id: lastId, machine, path: joined(folder, path), file, state: 'waiting', sent: 0 };
+    const { path, file } = chosen;
+    const to = { machine, path: joined(folder, path), replace: replace(chosen) };
+    return { id: lastId, ...to, file, state: 'waiting', sent: 0 };
   });
   const isOver = ({ state }: Upload): boolean => state === 'done' || state === 'cancelled';
   const before = uploads.value.every(isOver) ? [] : uploads.value;
@@ -46,10 +62,14 @@ export function cancelUploads(): void {
   for (const request of [...running.values()]) request.abort();
 }
 
+/** Sends what failed once more; what failed because the file exists replaces it now. */
 export function retryFailed(): void {
-  uploads.value = uploads.value.map(({ error: _, ...one }) =>
-    one.state === 'failed' ? { ...one, state: 'waiting', sent: 0 } : one,
-  );
+  uploads.value = uploads.value.map((one) => {
+    const { error: _, exists = false, ...again } = one;
+    return one.state === 'failed'
+      ? { ...again, state: 'waiting', sent: 0, replace: one.replace || exists }
+      : one;
+  });
   next();
 }
 
@@ -69,24 +89,39 @@ function next(): void {
   }
 }
 
+let cancelListing: (() => void) | undefined;
+
+/** Has open folders listed again: at once after the last upload, else once in a while. */
+function listAgain(): void {
+  if (running.size === 0) cancelListing?.();
+  else if (cancelListing) return;
+  cancelListing = after(running.size === 0 ? 0 : betweenListings, () => {
+    cancelListing = undefined;
+    arrivals.value += 1;
+  });
+}
+
 /** Sends a file; only XMLHttpRequest reports how much of a body was sent. */
-function send({ id, machine, path, file }: Upload): void {
+function send({ id, machine, path, file, replace }: Upload): void {
   const request = new XMLHttpRequest();
   running.set(id, request);
   change(id, { state: 'sending' });
-  const query = new URLSearchParams({ path, create_parents: 'true' });
+  const query = new URLSearchParams({ path, create_parents: 'true', overwrite: String(replace) });
   request.open('PUT', `/api/v1/machines/${encodeURIComponent(machine)}/files/raw?${query}`);
   request.setRequestHeader(...consoleHeader);
   request.upload.addEventListener('progress', ({ loaded }) => change(id, { sent: loaded }));
   const end = (changes: Partial<Upload>): void => {
     running.delete(id);
     change(id, changes);
-    arrivals.value += 1;
     next();
+    listAgain();
   };
   request.addEventListener('load', () => {
     if (request.status < 300) end({ state: 'done', sent: file.size });
-    else end({ state: 'failed', error: messageOf(failureOf(responseOf(request), request.responseText)) });
+    else {
+      const failure = failureOf(responseOf(request), request.responseText);
+      end({ state: 'failed', error: messageOf(failure), exists: failure.code === 'already_exists' });
+    }
   });
   request.addEventListener('error', () =>
     end({ state: 'failed', error: 'the connection broke, or the file changed or cannot be read' }),
@@ -102,10 +137,10 @@ const isFile = (entry: FileSystemEntry): entry is FileSystemFileEntry => entry.i
 const isFolder = (entry: FileSystemEntry): entry is FileSystemDirectoryEntry => entry.isDirectory;
 
 /** The files of a drop, those in folders with their path inside of it. */
-export async function droppedFiles(items: DataTransferItemList): Promise<{ path: string; file: File }[]> {
+export async function droppedFiles(items: DataTransferItemList): Promise<Chosen[]> {
   // The entries must be taken before the first await: afterwards the list is empty.
   const entries = [...items].flatMap((item) => item.webkitGetAsEntry() ?? []);
-  const found: { path: string; file: File }[] = [];
+  const found: Chosen[] = [];
   const walk = async (entry: FileSystemEntry): Promise<void> => {
     if (isFile(entry)) {
       const file = await new Promise<File>((resolve, reject) => entry.file(resolve, reject));

@@ -1,0 +1,127 @@
+// Uploads and downloads in the browser: whole folders, progress, cancelling, and connections that break.
+import { mkdirSync, readdirSync, readFileSync, statSync, truncateSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect } from 'vitest';
+import { shared } from '../close-after-tests.ts';
+import { temporaryFolder } from '../start-farhand.ts';
+import {
+  browserTest,
+  type ConsolePage,
+  newLogin,
+  type Page,
+  startMachine,
+  startWithConsole,
+} from './browser.ts';
+
+const oneMachine = shared(async () => {
+  const system = await startWithConsole();
+  return { system, machine: await startMachine(system, 'web-1') };
+});
+
+/** The page of a folder on the machine, as soon as something can be dropped there. */
+async function newFolderPage(folder: string): Promise<ConsolePage> {
+  const { system, machine } = await oneMachine();
+  const window = await newLogin(system);
+  await window.open(`/machines/${machine}/files?path=${encodeURIComponent(folder)}`);
+  await window.page.locator('.drop-zone').waitFor();
+  return window;
+}
+
+/** Drops files and folders of the disk onto the page, as from a window beside the browser. */
+async function drop({ page, context }: ConsolePage, ...paths: string[]): Promise<void> {
+  const client = await context.newCDPSession(page);
+  const { x, y } = (await page.locator('.drop-zone').boundingBox()) ?? { x: 0, y: 0 };
+  const data = { items: [], files: paths, dragOperationsMask: 1 };
+  for (const type of ['dragEnter', 'dragOver', 'drop'] as const)
+    await client.send('Input.dispatchDragEvent', { type, x: x + 50, y: y + 50, data });
+}
+
+/** The files below a folder by their paths in it, with their content. */
+function contentOf(folder: string): Map<string, string> {
+  const files = readdirSync(folder, { recursive: true, withFileTypes: true }).filter((one) => one.isFile());
+  return new Map(
+    files
+      .map(({ parentPath, name }) => join(parentPath, name))
+      .sort()
+      .map((path) => [path.slice(folder.length), readFileSync(path, 'latin1')]),
+  );
+}
+
+/** Bytes that the tray reports as sent. */
+const sent = (page: Page): Promise<number> =>
+  page.getByRole('progressbar', { name: 'Bytes sent' }).evaluate((bar: { value?: number }) => bar.value ?? 0);
+
+browserTest('a thousand files in folders arrive byte for byte', async () => {
+  const [source, folder] = [join(temporaryFolder('source'), 'tree'), temporaryFolder('files')];
+  for (let n = 0; n < 1_000; n += 1) {
+    const inner = join(source, `a${n % 20}`, `b${n % 3}`, 'ä "c"');
+    mkdirSync(inner, { recursive: true });
+    // Files of 0 bytes, too, and every byte.
+    writeFileSync(join(inner, `${n}.bin`), Buffer.alloc(n % 2_000, n));
+  }
+  const window = await newFolderPage(folder);
+  await drop(window, source);
+  await window.page.getByText('1000 uploaded').waitFor();
+  expect(contentOf(join(folder, 'tree'))).toEqual(contentOf(source));
+  await window.page.getByRole('button', { name: 'tree', exact: true }).waitFor();
+  expect(window.faults).toEqual([]);
+});
+
+browserTest('progress is true to 2 %, and cancelling leaves nothing on the machine', async () => {
+  const [source, folder] = [join(temporaryFolder('source'), 'large'), temporaryFolder('files')];
+  const bytes = 2 * 1024 ** 3;
+  writeFileSync(source, '');
+  truncateSync(source, bytes);
+  const window = await newFolderPage(folder);
+  const { page } = window;
+  await drop(window, source);
+  const arrived = (): number =>
+    readdirSync(folder).reduce(
+      (sum, name) => sum + (statSync(join(folder, name), { throwIfNoEntry: false })?.size ?? 0),
+      0,
+    );
+  await expect.poll(() => sent(page), { interval: 10 }).toBeGreaterThan(bytes / 20);
+  for (let sample = 0; sample < 5; sample += 1)
+    expect(Math.abs((await sent(page)) - arrived()) / bytes).toBeLessThan(0.02);
+  await page.getByRole('button', { name: 'Cancel' }).click();
+  await page.getByText('Uploads cancelled').waitFor();
+  await expect.poll(() => readdirSync(folder)).toEqual([]);
+  expect(window.faults).toEqual([]);
+});
+
+browserTest('a folder that exists is replaced only after a question', async () => {
+  const [source, folder] = [join(temporaryFolder('source'), 'tree'), temporaryFolder('files')];
+  for (const [at, content] of [
+    [source, 'new'],
+    [join(folder, 'tree'), 'old'],
+  ] as const) {
+    mkdirSync(at);
+    writeFileSync(join(at, 'a'), content);
+  }
+  const window = await newFolderPage(folder);
+  await window.page.getByRole('button', { name: 'tree', exact: true }).waitFor();
+  await drop(window, source);
+  const question = window.page.getByRole('dialog', { name: 'Replace tree?' });
+  await question.getByRole('button', { name: 'Cancel' }).click();
+  await drop(window, source);
+  expect(readFileSync(join(folder, 'tree/a'), 'utf8')).toBe('old');
+  await question.getByRole('button', { name: 'Replace' }).click();
+  await window.page.getByText('1 uploaded').waitFor();
+  expect(readFileSync(join(folder, 'tree/a'), 'utf8')).toBe('new');
+  expect(window.faults).toEqual([]);
+});
+
+browserTest('a file that appeared since the listing is not replaced unasked', async () => {
+  const [source, folder] = [join(temporaryFolder('source'), 'a'), temporaryFolder('files')];
+  writeFileSync(source, 'new');
+  const window = await newFolderPage(folder);
+  writeFileSync(join(folder, 'a'), 'old');
+  await drop(window, source);
+  const tray = window.page.getByRole('region', { name: 'Uploads' });
+  await tray.getByText('1 of 1 uploads failed').waitFor();
+  expect(readFileSync(join(folder, 'a'), 'utf8')).toBe('old');
+  await tray.getByRole('button', { name: 'Replace' }).click();
+  await tray.getByText('1 uploaded').waitFor();
+  expect(readFileSync(join(folder, 'a'), 'utf8')).toBe('new');
+  expect(window.faults).toEqual([]);
+});
