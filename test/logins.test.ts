@@ -67,6 +67,26 @@ async function ticketFor(system: TestSystem, name = 'test'): Promise<string> {
   });
 }
 
+test('a browser resumes a download by itself, with the cookie', async () => {
+  const system = await startFarhand();
+  const { outcome } = await logIn(system);
+  const resumed = { 'Sec-Fetch-Site': 'none', 'Sec-Fetch-Dest': 'empty' };
+  const rest = { ...resumed, Range: 'bytes=5-' };
+  const refused: [method: string, headers: Record<string, string>][] = [
+    ['GET', resumed],
+    ['GET', { ...rest, 'Sec-Fetch-Site': 'cross-site' }],
+    ['GET', { ...rest, 'Sec-Fetch-Dest': 'document' }],
+    ['DELETE', rest],
+  ];
+  for (const [method, headers] of refused)
+    expect([method, headers, await outcome(method, '/machines', { headers })]).toEqual([
+      method,
+      headers,
+      '403 forbidden',
+    ]);
+  expect(await outcome('GET', '/machines', { headers: rest })).toBe('200');
+});
+
 describe('a cookie does not count', () => {
   test('for pages of another site or origin, whatever the method', async () => {
     const system = await startFarhand();

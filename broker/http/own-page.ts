@@ -65,9 +65,19 @@ export function assertOwnPage(request: IncomingMessage, services: OriginServices
     );
   const site = headers['sec-fetch-site'];
   const own = site === undefined ? isOwnOrigin(request, services) : site === 'same-origin';
-  if (!own) throw refusal('the cookie of a login counts only for pages of this broker: send an API key');
+  if (!own && !resumesDownload(request))
+    throw refusal('the cookie of a login counts only for pages of this broker: send an API key');
   if (['GET', 'HEAD'].includes(method) || headers[consoleHeader] === '1') return;
   throw refusal('with the cookie of a login this request needs the header X-Farhand-Console: 1');
+}
+
+/**
+ * True if the browser itself asks for the rest of a download that broke off. No page can send such a request, and none
+ * gets its answer, which goes into the file on the disk.
+ */
+function resumesDownload({ method, headers }: IncomingMessage): boolean {
+  const byBrowser = headers['sec-fetch-site'] === 'none' && headers['sec-fetch-dest'] === 'empty';
+  return method === 'GET' && byBrowser && headers.range !== undefined;
 }
 
 function refusal(message: string): AppError {

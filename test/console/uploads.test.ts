@@ -1,7 +1,8 @@
 // Uploads and downloads in the browser: whole folders, progress, cancelling, and connections that break.
 import { mkdirSync, readdirSync, readFileSync, statSync, truncateSync, writeFileSync } from 'node:fs';
+import { connect, createServer } from 'node:net';
 import { join } from 'node:path';
-import { expect } from 'vitest';
+import { expect, onTestFinished } from 'vitest';
 import { shared } from '../close-after-tests.ts';
 import { temporaryFolder } from '../start-farhand.ts';
 import {
@@ -61,7 +62,7 @@ browserTest('a thousand files in folders arrive byte for byte', async () => {
   }
   const window = await newFolderPage(folder);
   await drop(window, source);
-  await window.page.getByText('1000 uploaded').waitFor();
+  await window.page.getByText('1000 uploaded').waitFor({ timeout: 80_000 });
   expect(contentOf(join(folder, 'tree'))).toEqual(contentOf(source));
   await window.page.getByRole('button', { name: 'tree', exact: true }).waitFor();
   expect(window.faults).toEqual([]);
@@ -124,4 +125,65 @@ browserTest('a file that appeared since the listing is not replaced unasked', as
   await tray.getByText('1 uploaded').waitFor();
   expect(readFileSync(join(folder, 'a'), 'utf8')).toBe('new');
   expect(window.faults).toEqual([]);
+});
+
+/** A proxy that ends the connection of the first download after 4 MiB; `ranges` are those of the requests after it. */
+async function startBreakingProxy(
+  host: string,
+  port: number,
+): Promise<{ address: string; ranges: string[] }> {
+  const ranges: string[] = [];
+  let broken = false;
+  const server = createServer((client) => {
+    const broker = connect(port, host);
+    let [isDownload, bytes] = [false, 0];
+    client.on('data', (chunk) => {
+      const request = chunk.toString('latin1');
+      isDownload ||= request.includes('/files/download');
+      ranges.push(...(/^range: .*/im.exec(request) ?? []));
+      broker.write(chunk);
+    });
+    broker.on('data', (chunk) => {
+      bytes += chunk.length;
+      if (isDownload && !broken && bytes > 4 * 1024 ** 2) {
+        broken = true;
+        broker.destroy();
+      } else client.write(chunk);
+    });
+    for (const [one, other] of [
+      [client, broker],
+      [broker, client],
+    ] as const)
+      one.on('error', () => one.destroy()).on('close', () => other.destroy());
+    onTestFinished(() => void client.destroy());
+  });
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  onTestFinished(() => void server.close());
+  const address = server.address();
+  return { address: typeof address === 'object' ? `http://127.0.0.1:${address?.port}` : '', ranges };
+}
+
+/** Stores downloads as a browser for people does. Playwright would report one that breaks off as cancelled. */
+async function storeDownloads(page: Page, folder: string): Promise<void> {
+  const { targetInfo } = await (await page.context().newCDPSession(page)).send('Target.getTargetInfo');
+  const browser = await page.context().browser()?.newBrowserCDPSession();
+  const of =
+    targetInfo.browserContextId === undefined ? {} : { browserContextId: targetInfo.browserContextId };
+  await browser?.send('Browser.setDownloadBehavior', { behavior: 'allow', downloadPath: folder, ...of });
+}
+
+browserTest('a download whose connection broke goes on at the same byte', async () => {
+  const [folder, downloads] = [temporaryFolder('files'), temporaryFolder('downloads')];
+  const content = Buffer.from(Array.from({ length: 1_500_000 }, (_, n) => `${n}\n`).join(''));
+  writeFileSync(join(folder, 'large.log'), content);
+  const { system, machine } = await oneMachine();
+  const { hostname, port } = new URL(system.url);
+  const { address, ranges } = await startBreakingProxy(hostname, Number(port));
+  const { page, open } = await newLogin({ ...system, url: address });
+  await open(`/machines/${machine}/files?path=${encodeURIComponent(folder)}`);
+  await storeDownloads(page, downloads);
+  await page.getByRole('link', { name: 'Download large.log' }).click();
+  await expect.poll(() => readdirSync(downloads), { timeout: 30_000 }).toEqual(['large.log']);
+  expect(readFileSync(join(downloads, 'large.log')).equals(content)).toBe(true);
+  expect(ranges).toHaveLength(1);
 });

@@ -24,7 +24,8 @@ export const uploads = signal<readonly Upload[]>([]);
 /** Changes when uploads have ended, so that open folders are listed again. */
 export const arrivals = signal(0);
 
-const atOnce = 3;
+/** A browser has six connections: one is for live updates, and one must remain for the pages. */
+const atOnce = 4;
 /** Milliseconds between two listings while many small files arrive. */
 const betweenListings = 2_000;
 const running = new Map<number, XMLHttpRequest>();
