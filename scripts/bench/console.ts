@@ -16,7 +16,7 @@ import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { buildConsole } from '../console.ts';
 import { act } from './console/actions.ts';
 import { measureBrokerMemory, measureLoads } from './console/loads.ts';
-import { openLargeFleet, openSlowly } from './console/machines-page.ts';
+import { measureLargeFleet, measureSlowPage } from './console/machines-page.ts';
 import { launchChromium, Tab } from './console/tab.ts';
 import { floodTerminal } from './console/terminal.ts';
 import { uploadFiles } from './console/uploads.ts';
@@ -40,7 +40,7 @@ const agentsPerProcess = 2_500;
 /** The parts on a hundred machines, in their order. */
 const parts: [name: string, measure: (world: World) => Promise<void>][] = [
   ['loads', measureLoads],
-  ['slow', openSlowly],
+  ['slow', measureSlowPage],
   ['actions', act],
   ['uploads', uploadFiles],
   ['terminal', floodTerminal],
@@ -82,14 +82,14 @@ async function measureFew(folder: string, figures: Limits, browser: Browser): Pr
   const client = new Client({ baseUrl: broker.http, apiKey: broker.key, retries: 0 });
   const { items } = await client.machines.list({ name: 'real' });
   const real = { id: items[0]?.id ?? '', folder: writable };
-  const openTab = (): Promise<Tab> => Tab.open(browser, broker.http, broker.key);
+  const newTab = (): Promise<Tab> => Tab.open(browser, broker.http, broker.key);
   const world = { broker, figures, machines: few, real, folder };
-  if (wanted.includes('memory')) await measureBrokerMemory(world, openTab).catch(failed(figures, 'memory'));
+  if (wanted.includes('memory')) await measureBrokerMemory(world, newTab).catch(failed(figures, 'memory'));
   const agents = await startFleet(broker, few);
   try {
     for (const [name, measure] of parts) {
       if (!wanted.includes(name)) continue;
-      const tab = await openTab();
+      const tab = await newTab();
       await measure({ ...world, tab }).catch(failed(figures, name));
       await tab.close();
     }
@@ -110,7 +110,7 @@ async function measureMany(folder: string, figures: Limits, browser: Browser): P
   try {
     const tab = await Tab.open(browser, broker.http, broker.key);
     const world = { broker, figures, machines: large, real: { id: '', folder }, folder, tab };
-    await openLargeFleet(world).catch(failed(figures, 'fleet'));
+    await measureLargeFleet(world).catch(failed(figures, 'fleet'));
     await tab.close();
   } finally {
     await agents.close();

@@ -58,12 +58,12 @@ const tour = [
 /** Memory of the broker at rest before the first login, and after a tour of the pages. */
 export async function measureBrokerMemory(
   world: Omit<World, 'tab'>,
-  openTab: () => Promise<World['tab']>,
+  newTab: () => Promise<World['tab']>,
 ): Promise<void> {
   const { broker, figures, real } = world;
   await sleep(restMs);
   const before = broker.memory();
-  const tab = await openTab();
+  const tab = await newTab();
   const files = `/machines/${real.id}/files?path=${encodeURIComponent(real.folder)}`;
   for (const path of [...tour, `/machines/${real.id}`, files, `/machines/${real.id}/terminals`]) {
     await tab.goto(path);

@@ -9,7 +9,7 @@ const watchedMs = 12_000;
 const rowHeight = 44;
 
 /** A hundred machines on a processor four times slower. */
-export async function openSlowly({ tab, figures }: World): Promise<void> {
+export async function measureSlowPage({ tab, figures }: World): Promise<void> {
   await tab.throttle(4);
   await tab.goto('/machines');
   figures.most('100 machines, CPU 4 times slower: first rows', await tab.firstRows(), 1_000, 'ms');
@@ -19,7 +19,7 @@ export async function openSlowly({ tab, figures }: World): Promise<void> {
   await tab.throttle(1);
 }
 
-export async function openLargeFleet({ tab, figures, machines }: World): Promise<void> {
+export async function measureLargeFleet({ tab, figures, machines }: World): Promise<void> {
   const count = machines.toLocaleString('en');
   for (const rate of [4, 1]) {
     await tab.throttle(rate);
