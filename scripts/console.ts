@@ -19,7 +19,9 @@ const root = join(import.meta.dirname, '..');
 const source = join(root, 'broker/console');
 export const consoleFolder = join(root, 'generated/console');
 
-/** Loads an icon of lucide-static as a list of its elements, since the page may not parse markup from text. */
+/**
+ * Loads an icon of lucide-static as a list of its elements, because the page's policy forbids parsing markup.
+ */
 const icons: Plugin = {
   name: 'icons',
   setup(esbuild) {
@@ -60,8 +62,8 @@ const styledByProperty: Plugin = {
 const main = join(source, 'main.tsx');
 
 /**
- * Makes each part that is loaded later import the main script. All that the first page needs then is one file:
- * esbuild would split what the parts share into several, each a request of its own.
+ * Makes each part that is loaded later import the main script. The first page then needs one file. Otherwise
+ * esbuild would split shared code into several files, each with its own request.
  */
 function partsImportMain(): Plugin {
   const parts = new Set<string>();

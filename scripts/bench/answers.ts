@@ -1,4 +1,5 @@
-// The part of the files bench that times answers rather than bytes: long lists, and small requests beside stalled ones.
+// The part of the files bench that measures times of answers: long lists, and small requests beside stalled
+// downloads.
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
@@ -12,10 +13,10 @@ const veryLongList = 200_000;
 const page = 1_000;
 const readers = 32;
 const asks = 500;
-/** MiB that surely do not fit into all the buffers on the way. */
+/** MiB of a download, more than all buffers on its way have. */
 const unfitting = 32;
 
-/** GETs over one connection; every answer must be a 200. */
+/** Sends GET requests over one connection. Every answer must be a 200. */
 function asker({ farhand }: Ground): { get(url: string): Promise<string>; close(): Promise<void> } {
   const pool = new Pool(farhand.http, { connections: 1 });
   return {
@@ -124,7 +125,7 @@ export function privateMemory(programs: Running[]): () => string {
   };
 }
 
-/** Asks for a file, reads the head of the answer, and then no more. */
+/** Requests a file, and reads only the head of the answer. */
 function startReading(url: URL, key: string): Promise<Socket> {
   const socket = connect(Number(url.port), url.hostname);
   const ask = [

@@ -1,4 +1,4 @@
-// A small process that attacks a broker in one of the ways, as fast as it can, until SIGTERM.
+// A process that attacks a broker in one way, as fast as possible, until SIGTERM.
 import { connect as connectHttp2, constants } from 'node:http2';
 import { connect, type Socket } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -23,7 +23,7 @@ const enrol = {
 const closed = (socket: Socket): Promise<void> =>
   new Promise((resolve) => void socket.on('error', () => undefined).once('close', () => resolve()));
 
-/** So many at once, each begun again when it is cut. */
+/** Makes `count` connections at once. Each begins again when it is cut. */
 async function crowd(count: number, one: () => Promise<void>): Promise<void> {
   const again = async (): Promise<void> => {
     for (;;) {
@@ -34,7 +34,7 @@ async function crowd(count: number, one: () => Promise<void>): Promise<void> {
   await Promise.all(Array.from({ length: count }, again));
 }
 
-/** Writes what `next` makes for as long as somebody reads it. */
+/** Writes the results of `next` until the connection is closed. */
 function pouring(socket: Socket, next: () => Buffer | string): Promise<void> {
   const pour = (): void => {
     while (!socket.destroyed && socket.write(next()));
@@ -60,7 +60,7 @@ function session({ grpc }: Target) {
   return opened;
 }
 
-/** Calls `work` in turns on a connection until that is cut. */
+/** Calls `work` repeatedly on a connection until it is cut. */
 async function onSession(target: Target, work: (opened: ReturnType<typeof session>) => void): Promise<void> {
   const opened = session(target);
   const over = new Promise<void>((resolve) => opened.once('close', () => resolve()));
@@ -86,11 +86,11 @@ const preface = Buffer.concat([
   Buffer.from('PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n'),
   Buffer.of(0, 0, 0, 4, 0, 0, 0, 0, 0),
 ]);
-/** HEADERS that do not end, then CONTINUATION with one literal field of 100 bytes. */
+/** A HEADERS frame without its end. CONTINUATION frames follow, each with a literal field of 100 bytes. */
 const unending = Buffer.of(0, 0, 1, 1, 0, 0, 0, 0, 1, 0x83);
 const more = Buffer.concat([Buffer.of(0, 0, 104, 9, 0, 0, 0, 0, 1, 0, 1, 0x78, 100), Buffer.alloc(100, 'x')]);
 
-/** 64 MiB in 64 KiB. */
+/** 64 MiB that are compressed to 64 KiB. */
 const bomb = (): Buffer => gzipSync(Buffer.alloc(64 * 1024 * 1024));
 
 export const assaults: Record<string, Assault> = {

@@ -1,9 +1,10 @@
-// Attacks on a broker, one after another, while somebody reads every 20 ms: what that reader feels, and what stays in memory.
+// Attacks on a broker, one after another, while a client reads every 20 ms. Measures the times of that client, and the
+// memory.
 //
 //   npx node scripts/bench/attack.ts                            eight minutes
 //   npx node scripts/bench/attack.ts --seconds 3 --rest 5 --only "rapid reset"
 //
-// The attacker is a process of its own on the same machine, so that it takes CPU from the broker as well.
+// The attacker is another process on the same machine, so it also uses CPU that the broker needs.
 import { Agent, get } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
@@ -12,7 +13,7 @@ import { at, bench, cost, type Farhand, program, startFarhand } from './programs
 import { rounded, Table } from './race.ts';
 
 const everyMs = 20;
-/** What a reader gives up after. */
+/** Time after which the reader gives up. */
 const patienceMs = 5_000;
 
 const { values } = parseArgs({
@@ -23,7 +24,7 @@ const { values } = parseArgs({
   },
 });
 
-/** One read over a connection that is kept; milliseconds, or those of its patience. */
+/** Makes one request over a persistent connection. Returns its milliseconds, at most `patienceMs`. */
 function read({ http, key }: Farhand, agent: Agent): Promise<number> {
   const begun = performance.now();
   return new Promise((resolve) => {
@@ -41,7 +42,7 @@ interface Felt {
   peak: number;
 }
 
-/** Reads for a while; each is due at its own time, so that a slow one delays none. */
+/** Reads for a while. Each request has its own time, so that a slow one delays no other. */
 async function reading(farhand: Farhand, seconds: number): Promise<Felt> {
   const agent = new Agent({ keepAlive: true });
   const reads: Promise<number>[] = [];
@@ -79,7 +80,7 @@ await bench(async (folder) => {
     table.row(name, felt, `${was}, ${most} MiB`, `${is} MiB`);
     console.error(`${name}: ${felt}, ${was}, ${most}, ${is} MiB`);
   };
-  // What its start has left goes back first: the rest is measured against a broker that has been up for a while.
+  // Waits until the broker has released the memory of its start.
   await sleep(Number(values.rest) * 1_000);
   row('none', await reading(farhand, seconds), cost(farhand.broker.pid).rss);
   for (const name of Object.keys(assaults).filter((one) => one.includes(values.only))) {

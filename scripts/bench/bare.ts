@@ -1,4 +1,4 @@
-// The ceiling for a REST answer: bare koa and router that send the same bytes as JSON, with no checks at all.
+// The upper limit of REST answers: bare koa and router send the same bytes as JSON, without any checks.
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import Router from '@koa/router';

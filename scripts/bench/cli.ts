@@ -1,4 +1,4 @@
-// How long `farhand exec MACHINE -- true` takes from the shell: from source and as it is shipped, beside bare Node.
+// Measures `farhand exec MACHINE -- true` from the shell: from source and as shipped, beside bare Node.
 // npx node scripts/bench/cli.ts
 import { execFileSync, spawnSync } from 'node:child_process';
 import { join } from 'node:path';

@@ -1,4 +1,4 @@
-// A small process that runs commands in one of the ways and prints what it saw as JSON.
+// A small process that runs commands in one of the ways, and prints its measurements as JSON.
 import { type Read, startWay, type Targets, type WayName } from './ways.ts';
 
 /** Runs `true` a number of times, with a number of commands at once. */
@@ -15,19 +15,19 @@ export interface Stream {
 export type Ask = { way: WayName; targets: Targets } & (Trues | Stream);
 
 export interface Seen {
-  /** Milliseconds of each that was answered well. */
+  /** Milliseconds of each command that succeeded. */
   times: number[];
   seconds: number;
-  /** How many were not, and the first reason. */
+  /** Number of commands that failed, and the first reason. */
   failed: number;
   reason: string;
 }
 
-/** What is answered later than this counts as unanswered. */
+/** An answer after this time counts as missing. */
 const patienceMs = 30_000;
-/** The same for a long output. */
+/** An answer with much output counts as missing after this time. */
 const streamPatienceMs = 120_000;
-/** Not timed: connections are opened and code is compiled meanwhile. */
+/** Commands that are not measured, during which connections are opened and code is compiled. */
 const warmUp = 200;
 
 async function trues({ way: name, targets, count, width }: Ask & Trues): Promise<Seen> {
@@ -51,7 +51,7 @@ async function trues({ way: name, targets, count, width }: Ask & Trues): Promise
     return Promise.all(Array.from({ length: width }, lane));
   };
   await lanes(warmUp + width);
-  // What failed stays counted.
+  // Failures are still counted.
   seen.times = [];
   const started = performance.now();
   await lanes(count);
@@ -81,7 +81,7 @@ async function stream({ way: name, targets, command }: Ask & Stream): Promise<Re
 try {
   const ask = JSON.parse(process.argv[2] ?? '') as Ask;
   const seen = JSON.stringify('command' in ask ? await stream(ask) : await trues(ask));
-  // What never answered may hold its connection.
+  // A command without an answer may have its connection open.
   process.stdout.write(seen, () => process.exit());
 } catch (error) {
   console.error(error instanceof Error ? error.message : error);

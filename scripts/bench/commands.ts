@@ -39,7 +39,7 @@ type Part = keyof typeof parts;
 interface Ground {
   folder: string;
   runs: number;
-  /** How many commands history holds in the part of that name. */
+  /** Number of commands in history in the part `history`. */
   kept: number;
   table: Table;
   started: Farhand;
@@ -53,7 +53,7 @@ const names: Record<WayName, string> = {
   master: 'ssh -S, master connection',
 };
 const oneByOne = 150;
-/** How many commands a run has at each width. */
+/** Commands in a run, by the number at once. */
 const widths = new Map([
   [1, 100],
   [8, 300],
@@ -77,7 +77,7 @@ async function main(folder: string): Promise<void> {
   await settle();
   const ground: Ground = { folder, runs, kept, table, started, targets };
   console.error('warming up …');
-  // As in a broker that has been up for a while: by then V8 has compiled what commands use, in all three programs.
+  // Warms up all three programs, so that V8 has compiled the code of commands.
   await trues('farhand', targets, { count: 40 * oneByOne, width: 4 });
   for (const part of only) {
     console.error(`${part} …`);
@@ -106,7 +106,7 @@ function flags(): { runs: number; kept: number; only: Part[] } {
 
 // ---- Asking, in turns
 
-/** What a small process says that has done this. */
+/** Runs a small process, and returns its measurements. */
 async function client<T>(ask: Ask): Promise<T> {
   const program = join(import.meta.dirname, 'client.ts');
   const { output } = await run(`${process.execPath} ${program} '${JSON.stringify(ask)}'`);
@@ -120,7 +120,10 @@ async function trues(way: WayName, targets: Targets, wanted: Trues): Promise<See
   return seen;
 }
 
-/** Every way in turn, `runs` times, each time another one first. A way that fails is left out and reported. */
+/**
+ * Runs every way in turn, `runs` times, each time with another one first. A way that fails is left out and
+ * reported.
+ */
 async function inTurns<Way extends string, T>(
   { runs, table }: Ground,
   ways: Way[],
@@ -143,7 +146,7 @@ async function inTurns<Way extends string, T>(
   return seen;
 }
 
-/** Those that lead somewhere; without sshd only two. */
+/** Returns the ways that are available. Without sshd there are only two. */
 const reachable = ({ targets }: Ground, ways: WayName[]): WayName[] =>
   ways.filter((way) => targets.ssh || way === 'farhand' || way === 'spawn');
 
@@ -152,7 +155,7 @@ const p50 = (seen: Seen[]): number => median(seen.map(({ times }) => median(time
 const p99 = (seen: Seen[]): number => at(sorted(seen.flatMap(({ times }) => times)), 0.99);
 const bothOf = (seen: Seen[]): string => `${rounded(p50(seen))} / ${rounded(p99(seen))} ms`;
 
-/** How many of how many were not answered, or not with an exit code of 0. */
+/** Returns the number of commands, of all, without an answer or with another exit code than 0. */
 function unanswered({ table }: Ground, way: WayName, seen: Seen[]): string {
   const failed = seen.reduce((sum, one) => sum + one.failed, 0);
   const total = seen.reduce((sum, one) => sum + one.times.length + one.failed, 0);
@@ -166,7 +169,7 @@ function unanswered({ table }: Ground, way: WayName, seen: Seen[]): string {
 async function latency(ground: Ground): Promise<void> {
   const ways = reachable(ground, ['farhand', 'spawn', 'ssh2', 'master']);
   const what = '`true`, one at a time: p50 / p99';
-  // The shortest part, and the one that drifts most with the machine.
+  // Three times as many runs, because this part is the shortest, and varies most with the machine.
   const seen = await inTurns({ ...ground, runs: 3 * ground.runs }, ways, what, (way) =>
     trues(way, ground.targets, { count: oneByOne, width: 1 }),
   );
@@ -243,7 +246,7 @@ async function output(ground: Ground): Promise<void> {
   await trueBeside(ground, what);
 }
 
-/** MB/s; every byte must have come. */
+/** Returns MB/s. Every byte must have arrived. */
 async function streamed(way: WayName, targets: Targets): Promise<number> {
   const { bytes, seconds } = await client<Read>({ way, targets, command: writer });
   if (bytes !== outputBytes) throw new Error(`${bytes} of ${outputBytes} bytes came`);
@@ -252,7 +255,7 @@ async function streamed(way: WayName, targets: Targets): Promise<number> {
   return speed;
 }
 
-/** How much later other commands of the same machine are answered meanwhile. */
+/** Measures the delay of other commands on the same machine meanwhile. */
 async function trueBeside({ table, targets, runs }: Ground, what: string): Promise<void> {
   const way = await startWay('farhand', targets, 1);
   const ask = (): Promise<void> => way.run('true');
@@ -276,7 +279,7 @@ async function trueBeside({ table, targets, runs }: Ground, what: string): Promi
   table.row(row, both(sorted(beside)), `without it: ${both(calm)}`, `${ratio} (p99)`);
 }
 
-/** On a broker of its own, whose history is empty when it begins, beside the one that has seen little more. */
+/** Uses another broker, whose history is filled, beside the first one. */
 async function history(ground: Ground): Promise<void> {
   const { table, kept } = ground;
   const folder = join(ground.folder, 'history');
@@ -318,7 +321,7 @@ async function completedOf({ http, key }: Targets): Promise<number> {
   return (await commands.list({ status: 'completed', limit: 1 })).total;
 }
 
-/** What the steps of one `true` cost at least; what is left is ours, and waiting for one another. */
+/** Measures the least cost of each step of a `true`. The rest of its time is our code, and waiting. */
 async function steps(ground: Ground): Promise<void> {
   const { folder, targets, runs } = ground;
   const floors = await createFloors(folder, targets);

@@ -1,4 +1,4 @@
-// The core figures: a command beside a local spawn, a list beside bare koa, and what idle programs cost.
+// The core figures: a command beside a local spawn, a list beside bare koa, and the cost of idle programs.
 // Quote the ratios: absolute times belong to the machine they were taken on.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -15,7 +15,7 @@ async function spawnTrue(): Promise<void> {
   await once(spawn('/bin/sh', ['-c', 'true'], { stdio: 'ignore' }), 'close');
 }
 
-/** Requests a second with `width` at once for some seconds; every answer must be 200. */
+/** Measures requests per second with `width` at once for some seconds. Every answer must be 200. */
 async function perSecond(
   origin: string,
   path: string,

@@ -1,14 +1,14 @@
-// A far link: a TCP proxy that hands on every chunk some milliseconds after it came, as many at once as come.
+// A distant link: a TCP proxy that forwards every chunk some milliseconds after its arrival.
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 
 const [target = '', delay = ''] = process.argv.slice(2);
 const [host = '', port = ''] = target.split(':');
 const delayMs = Number(delay);
-/** Bytes on their way in one direction; a sender that is further ahead waits. */
+/** Most bytes in transit in one direction. A sender that is further ahead waits. */
 const most = 64 * 1024 * 1024;
 
 function forward(from: Socket, to: Socket): void {
-  // One timer for each, all of the same length: they go off in order.
+  // Each chunk has a timer of the same length, so they fire in order.
   const waiting: (Buffer | undefined)[] = [];
   let held = 0;
   const handOn = (): void => {
@@ -42,7 +42,7 @@ const server = createServer({ allowHalfOpen: true }, (near) => {
   forward(far, near);
 });
 server.listen(0, '127.0.0.1', () => {
-  // A listening TCP server has an address and a port.
+  // The cast is safe: a listening TCP server has an address and a port.
   const { port } = server.address() as AddressInfo;
   process.stderr.write(`${JSON.stringify({ msg: 'delay is up', address: `127.0.0.1:${port}` })}\n`);
 });

@@ -1,4 +1,4 @@
-// A broker in which events happen at a steady rate once it gets SIGUSR2: more than any machines of a bench could cause.
+// A broker that emits events at a steady rate after SIGUSR2, more than the machines of a bench could cause.
 import { brokerSettings } from '../../broker/config.ts';
 import type { Events } from '../../broker/events.ts';
 import type { History } from '../../broker/history/history.ts';
@@ -10,7 +10,7 @@ const [rate = '', seconds = '', ...argv] = process.argv.slice(2);
 const machine = { id: 'mach_0000000000000000000000', name: 'web-1' };
 const tickMs = 10;
 
-/** The event of a command of some length. */
+/** Data of an event of a command, with a typical length. */
 const data = {
   command_id: 'cmd_0000000000000000000000',
   command: `sh -c ${'x'.repeat(200)}`,
@@ -28,7 +28,7 @@ function emit(): void {
   const timer = setInterval(() => {
     const due = Math.min(Number(rate) * Number(seconds), ((performance.now() - begun) / 1000) * Number(rate));
     for (; received < due; received += 1) {
-      // A transaction of its own for each, as it would be.
+      // Each event has its own transaction, as usual.
       void rooms?.history.write((journal) => rooms?.events.emit(journal, 'command.completed', machine, data));
     }
     if (received >= Number(rate) * Number(seconds)) clearInterval(timer);

@@ -170,7 +170,7 @@ const metersOf = ({ farhand, plain, idle }: Ground): Meters => ({
   plain: new Meter([plain], idle),
 });
 
-/** What the race has cost the programs that served it. */
+/** Adds the CPU and memory of the serving programs to the table. */
 function spent({ table, size }: Ground, way: string, { ours, plain }: Meters): void {
   const perGib = (meter: Meter): string => {
     const seconds = meter.cpu().map((cpu) => (cpu * 1024) / size);

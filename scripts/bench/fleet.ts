@@ -1,4 +1,4 @@
-// One broker and a fleet of simulated agents: what lists, changes, commands, rest and the return of all of them cost.
+// Measures one broker and a fleet of simulated agents: lists, changes, commands, idle time and the return of all agents.
 //
 //   npx node scripts/bench/fleet.ts                                     100 machines, all parts
 //   npx node scripts/bench/fleet.ts --scale 10000 --only rest,kill,batch --profile
@@ -45,7 +45,9 @@ const { values } = parseArgs({
 const agentsPerProcess = 2_500;
 const baseMs = 22_000;
 
-/** The parts that need a fleet, in their order. Load changes memory, so rest comes early, and what is cold first. */
+/**
+ * The parts that need a fleet, in their order: cold first, and idle memory early, because load changes it.
+ */
 const parts: [name: string, measure: (fleet: Fleet) => Promise<void>][] = [
   ['cold', runColdCommands],
   ['rest', measureRest],

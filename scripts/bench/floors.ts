@@ -1,4 +1,4 @@
-// What the steps of one command cannot cost less than, each measured by itself: for the commands bench.
+// The least cost of each step of a command, measured separately, for the commands bench.
 import { mkdirSync } from 'node:fs';
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -18,11 +18,11 @@ export interface Floors {
   close(): Promise<void>;
 }
 
-/** About what the record of a `true` takes. */
+/** About the size of the record of a `true`. */
 const rowText = 'x'.repeat(400);
 const lineText = `${'x'.repeat(80)}\n`;
 
-/** Writes beside what the broker and the agent write. */
+/** Creates functions that measure each step, with files beside those of broker and agent. */
 export async function createFloors(folder: string, { http, key, machine }: Targets): Promise<Floors> {
   const place = join(folder, 'floors');
   mkdirSync(place);

@@ -1,4 +1,4 @@
-// What the parts of the files bench stand on: what was started for them, and where they read and write.
+// What all parts of the files bench use: the started programs, and the paths that they read and write.
 import type { Farhand, Running } from './programs.ts';
 import type { Table } from './race.ts';
 import type { Ssh } from './ssh.ts';
@@ -10,16 +10,16 @@ export interface Ground {
   runs: number;
   table: Table;
   farhand: Farhand;
-  /** Its routes for files on its first machine. */
+  /** URL of the file routes of its first machine. */
   files: string;
-  /** The large file, and where copies are made. */
+  /** The large file, and the directory of its copies. */
   source: string;
   copy: string;
-  /** The bare server, whose folder is that of source and copy. */
+  /** The bare server, which serves the folder of source and copies. */
   plain: Running;
   /** Resident MiB of each program before any work. */
   idle: Map<Running, number>;
   ssh: Ssh | undefined;
-  /** Programs of the system that are there. */
+  /** Programs of the system that are installed. */
   has: Set<string>;
 }

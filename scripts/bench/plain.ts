@@ -1,4 +1,4 @@
-// The ceiling for a file over HTTP: bare node:http that streams the files of one folder, down by GET and up by PUT.
+// The upper limit of files over HTTP: bare node:http streams the files of one folder, by GET and PUT.
 import { createReadStream, createWriteStream, statSync } from 'node:fs';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -25,7 +25,7 @@ const server = createServer((request, response) => {
   });
 });
 server.listen(0, '127.0.0.1', () => {
-  // A listening TCP server has an address and a port.
+  // The cast is safe: a listening TCP server has an address and a port.
   const { port } = server.address() as AddressInfo;
   process.stderr.write(`${JSON.stringify({ msg: 'plain is up', url: `http://127.0.0.1:${port}` })}\n`);
 });

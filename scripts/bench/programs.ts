@@ -1,4 +1,4 @@
-// What every bench shares: programs that are started, timed, measured, and ended with the bench whatever happens.
+// Functions that all benches share: they start and measure programs, which are always ended with the bench.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { mkdtempSync, readdirSync, readFileSync, readlinkSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -9,7 +9,7 @@ import { Farhand as Client } from '../../shared/sdk/index.ts';
 
 export interface Running {
   pid: number;
-  /** The log line that reported that it is up. */
+  /** The log line by which it reported its start. */
   line: Record<string, string>;
 }
 
@@ -24,14 +24,14 @@ export interface Farhand {
 
 const root = join(import.meta.dirname, '../..');
 const children = new Set<ChildProcess>();
-/** Once the bench ends, nothing new starts, and who waits for a program waits in vain. */
+/** True once the bench ends. Then no program is started any more. */
 let ending = false;
 const patienceMs = 5_000;
 const longestRunMs = 15 * 60_000;
 
 /**
- * Runs a bench in a temporary folder of its own. Whatever it starts is ended and the folder removed when it is done,
- * fails, or is stopped.
+ * Runs a bench in a temporary folder. All of its programs are ended and the folder is removed when it ends,
+ * fails or is stopped.
  */
 export async function bench(main: (folder: string) => Promise<void>): Promise<void> {
   const folder = mkdtempSync(join(tmpdir(), 'farhand-bench-'));
@@ -40,7 +40,7 @@ export async function bench(main: (folder: string) => Promise<void>): Promise<vo
     process.once(signal, () => logged.reject(new Error(`ended by ${signal}`)));
   }
   try {
-    // It is pasted into commands and addresses.
+    // The path becomes part of commands and addresses.
     if (!/^[\w/.-]+$/.test(folder))
       throw new Error(`${folder}: TMPDIR must be a path of letters, digits, _, . and -`);
     await Promise.race([main(folder), logged.promise]);
@@ -52,11 +52,11 @@ export async function bench(main: (folder: string) => Promise<void>): Promise<vo
     await Promise.all([...children].map(end));
     rmSync(folder, { recursive: true, force: true });
   }
-  // What was interrupted may still hold timers and sockets.
+  // Interrupted work may still have timers and sockets open.
   process.exit();
 }
 
-/** Remembers a child, which must have been spawned as the leader of its own group. */
+/** Registers a child, which must be the leader of its own process group. */
 function keep<Child extends ChildProcess>(child: Child): Child {
   children.add(child);
   child.once('close', () => children.delete(child));
@@ -103,7 +103,7 @@ export function until(
   const child = keep(spawn(command, args, { stdio: ['ignore', 'ignore', 'pipe'], detached: true }));
   return new Promise((resolve, reject) => {
     let last = '';
-    // Read to the end: later lines must not fill the pipe.
+    // Reads to the end, so that later lines do not fill the pipe.
     createInterface({ input: child.stderr }).on('line', (text) => {
       last = text;
       const line = says(text);
@@ -114,7 +114,7 @@ export function until(
   });
 }
 
-/** Runs a shell command to its end; `seconds` are those of the whole process. Rejects when it fails. */
+/** Runs a shell command to its end. `seconds` is the time of the whole process. Rejects if it fails. */
 export function run(command: string): Promise<{ seconds: number; output: string }> {
   if (ending) return never();
   const started = process.hrtime.bigint();
@@ -141,7 +141,7 @@ export function run(command: string): Promise<{ seconds: number; output: string 
 
 const never = <T>(): Promise<T> => new Promise(() => undefined);
 
-/** A key that may do everything, and a join token, of a broker that runs in this data directory. */
+/** Creates an admin key and a join token of the broker in this data directory. */
 export function firstSecrets(dataDir: string, uses: number): Promise<{ key: string; token: string }> {
   return withBroker({ dataDir, url: undefined, apiKey: undefined }, async (client) => ({
     key: (await client.keys.create({ name: 'bench', scopes: ['admin'] })).key,
@@ -149,7 +149,7 @@ export function firstSecrets(dataDir: string, uses: number): Promise<{ key: stri
   }));
 }
 
-/** A broker and its first agent of a checkout, as real processes; the key may do everything. */
+/** Starts a broker and its first agent of a checkout as processes. The key has the scope admin. */
 export async function startFarhand(folder: string, checkout?: string): Promise<Farhand> {
   const dataDir = join(folder, 'broker');
   const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
@@ -165,7 +165,7 @@ export async function startFarhand(folder: string, checkout?: string): Promise<F
   };
 }
 
-/** Joins one more machine of this name, over the broker's address or a proxy's. */
+/** Starts another agent with this name, at the address of the broker or of a proxy. */
 export function startAgent(
   folder: string,
   name: string,
@@ -177,7 +177,7 @@ export function startAgent(
   return program('agent/main.ts', flags, 'linked', checkout);
 }
 
-/** The id of the nth machine that joined. */
+/** Returns the id of the nth machine that joined. */
 export async function machineId({ http, key }: Farhand, nth: number): Promise<string> {
   const { items } = await new Client({ baseUrl: http, apiKey: key, retries: 0 }).machines.list({});
   const id = items.toSorted((a, b) => a.created_at.localeCompare(b.created_at))[nth]?.id;
@@ -185,7 +185,7 @@ export async function machineId({ http, key }: Farhand, nth: number): Promise<st
   return id;
 }
 
-/** The Node processes that a program has started for itself. */
+/** Returns the Node processes that a program has started. */
 export function helpers({ pid }: Running): Running[] {
   const children = readdirSync(`/proc/${pid}/task`).flatMap((thread) =>
     readFileSync(`/proc/${pid}/task/${thread}/children`, 'utf8').split(' '),
@@ -204,7 +204,7 @@ function executable(pid: number | string): string | undefined {
   }
 }
 
-/** Resident MiB and CPU seconds so far of a process. */
+/** Returns the resident MiB and the CPU seconds of a process so far. */
 export function cost(pid: number): { rss: number; cpu: number } {
   const fields = readFileSync(`/proc/${pid}/stat`, 'utf8')
     .replace(/^.*\) /, '')
@@ -215,7 +215,7 @@ export function cost(pid: number): { rss: number; cpu: number } {
   };
 }
 
-/** MiB that a process shares with no other (proc(5), smaps_rollup). */
+/** Returns the MiB that a process shares with no other (proc(5), smaps_rollup). */
 export function privateMebibytes(pid: number): number {
   const text = readFileSync(`/proc/${pid}/smaps_rollup`, 'utf8');
   return (
@@ -229,7 +229,7 @@ export function mebibytes(pid: number, field: 'VmRSS' | 'VmHWM' | 'RssAnon'): nu
   return Number(new RegExp(`${field}:\\s+(\\d+)`).exec(status)?.[1]) / 1024;
 }
 
-/** Milliseconds of each of `count` runs, one after another, sorted. */
+/** Returns the milliseconds of `count` runs, one after another, sorted. */
 export async function timed(count: number, once: () => Promise<unknown>): Promise<number[]> {
   const times: number[] = [];
   for (let n = 0; n < count; n += 1) {
@@ -240,7 +240,7 @@ export async function timed(count: number, once: () => Promise<unknown>): Promis
   return times.sort((a, b) => a - b);
 }
 
-/** The value below which this share of a sorted list lies. */
+/** Returns the value below which this share of a sorted list is. */
 export const at = (sorted: number[], share: number): number =>
   sorted[Math.floor(sorted.length * share)] ?? Number.NaN;
 

@@ -1,4 +1,5 @@
-// Peers that do the same work in turns, the cost of the programs behind them, and the table of what came out.
+// Runs peers that do the same work in turns, measures the cost of their programs, and makes the table of
+// results.
 import { writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -6,7 +7,7 @@ import { cost, mebibytes, median, type Running, run } from './programs.ts';
 
 export interface Peer {
   name: string;
-  /** A shell command that makes `made`, of which nothing is there when it starts. */
+  /** A shell command that creates `made`, which does not exist before. */
   command: string;
   made: string;
   meter?: Meter;
@@ -14,9 +15,9 @@ export interface Peer {
 
 export interface Work {
   what: string;
-  /** What every peer must have made an exact copy of. */
+  /** The file or directory of which every peer must make an exact copy. */
   source: string;
-  /** How much one run moves, and in what. */
+  /** Amount of work in a run, and its unit. */
   amount: number;
   unit: string;
 }
@@ -59,8 +60,8 @@ export class Table {
 }
 
 /**
- * Every peer in turn, `runs` times, each time another one first; then a row for each of ours beside each of the others.
- * A peer that fails, or makes something else than a copy, is out.
+ * Runs every peer in turn, `runs` times, each time with another one first. Then adds a row for each of ours
+ * beside each other peer. A peer that fails, or whose copy is wrong, is left out.
  */
 export async function race(
   table: Table,
@@ -97,7 +98,7 @@ export async function race(
 }
 
 async function turn(work: Work, peer: Peer): Promise<number> {
-  // What the one before left to write is not this one's to wait for.
+  // Writes out the data of the previous peer, so that this one does not wait for it.
   await run(`rm -rf ${peer.made} && sync -f ${dirname(peer.made)}`);
   const timing = (): Promise<{ seconds: number }> => run(peer.command);
   const { seconds } = await (peer.meter ? peer.meter.around(timing) : timing());
@@ -114,7 +115,7 @@ export function rounded(value: number): string {
   return value >= 0.1 ? value.toFixed(2) : value.toPrecision(1);
 }
 
-/** What some programs spend while they work: CPU seconds of each piece of work, and resident memory at its highest. */
+/** Measures programs while they work: CPU seconds of each piece of work, and the highest resident memory. */
 export class Meter {
   readonly #programs: Running[];
   readonly #cpu: number[][];
@@ -139,7 +140,7 @@ export class Meter {
     return done;
   }
 
-  /** CPU seconds of one piece of work, a median for each program. */
+  /** Returns the median CPU seconds of a piece of work, for each program. */
   cpu(): number[] {
     return this.#cpu.map(median);
   }
@@ -148,14 +149,14 @@ export class Meter {
     return this.#idle;
   }
 
-  /** MiB over idle, at the worst moment of all the work. */
+  /** Returns the highest MiB above idle memory, for each program. */
   peak(): number[] {
     return this.#peak.map((peak, n) => peak - (this.#idle[n] ?? 0));
   }
 }
 
-/** Waits until programs that have just started are done with it. */
+/** Waits until programs have finished their start. */
 export const settle = (): Promise<void> => sleep(2_000);
 
-/** Waits until programs that were busy have given back what they no longer need: they do once they rested for 15 s. */
+/** Waits until programs have released unused memory, which they do after 15 s of rest. */
 export const rest = (): Promise<void> => sleep(30_000);

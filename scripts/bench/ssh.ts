@@ -1,4 +1,4 @@
-// An sshd of the bench's own, on loopback, with keys and settings that exist only in the bench's folder.
+// Starts an sshd on loopback, with keys and settings in the folder of the bench.
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { type AddressInfo, createServer } from 'node:net';
 import { userInfo } from 'node:os';
@@ -8,14 +8,14 @@ import type { Table } from './race.ts';
 
 export interface Ssh {
   port: number;
-  /** Options that lead ssh and scp to the server, which they then call `bench`. */
+  /** Options of ssh and scp for the server, whose host name is then `bench`. */
   options: string;
-  /** What ssh2 needs instead of options. */
+  /** Parameters for the library ssh2. */
   user: string;
   privateKey: string;
 }
 
-/** What the server and its clients are made of, and the Debian package of each. */
+/** Programs of the server and its clients, with the Debian package of each. */
 export const sshPackages = {
   ssh: 'openssh-client',
   scp: 'openssh-client',
@@ -23,16 +23,16 @@ export const sshPackages = {
   sshd: 'openssh-server',
 };
 
-// sshd wants it when root starts it, and Debian's service makes it only when it starts.
+// A directory that sshd needs as root. Debian's service creates it only at its start.
 const separation = '/run/sshd';
 
-/** The full path of a program, also of one that only root's PATH would find. */
+/** Returns the full path of a program, also if it is only in root's PATH. */
 export function programPath(name: string): string | undefined {
   const folders = [...(process.env.PATH ?? '').split(delimiter), '/usr/local/sbin', '/usr/sbin', '/sbin'];
   return folders.map((folder) => join(folder, name)).find((path) => existsSync(path));
 }
 
-/** Which of these programs are there; the table says what to install for the others. */
+/** Returns the programs that are installed. Notes in the table what to install for the others. */
 export function present(packages: Record<string, string>, table: Table): Set<string> {
   const has = new Set(Object.keys(packages).filter((name) => programPath(name)));
   for (const [name, debian] of Object.entries(packages)) {
@@ -41,7 +41,9 @@ export function present(packages: Record<string, string>, table: Table): Set<str
   return has;
 }
 
-/** The server, or nothing where a program is missing or it does not come up, which the table says. */
+/**
+ * Starts the server. Returns undefined if a program is missing or the start fails, with a note in the table.
+ */
 export async function startSsh(folder: string, table: Table, has: Set<string>): Promise<Ssh | undefined> {
   const sshd = programPath('sshd');
   if (!sshd || !Object.keys(sshPackages).every((name) => has.has(name))) return undefined;
@@ -53,7 +55,7 @@ export async function startSsh(folder: string, table: Table, has: Set<string>): 
   }
 }
 
-/** Starts the server and proves that a command runs over it. */
+/** Starts the server, and checks that a command runs over it. */
 async function startSshd(sshd: string, room: string): Promise<Ssh> {
   mkdirSync(room, { mode: 0o700 });
   if (process.getuid?.() === 0) mkdirSync(separation, { recursive: true, mode: 0o755 });
@@ -74,7 +76,7 @@ async function startSshd(sshd: string, room: string): Promise<Ssh> {
     PermitRootLogin: 'prohibit-password',
     // The default of 10 would refuse commands that run at once over one connection.
     MaxSessions: 64,
-    // Else bash would read the .bashrc of the user who runs the bench before every command.
+    // Otherwise bash would read the user's .bashrc before every command.
     SetEnv: 'SHLVL=1',
     Subsystem: 'sftp internal-sftp',
   };
@@ -103,10 +105,10 @@ async function startSshd(sshd: string, room: string): Promise<Ssh> {
   return { port, options, user, privateKey };
 }
 
-/** Opens a connection for others to share; resolves with the socket that `ssh -S` wants. */
+/** Opens a master connection. Resolves with the socket for `ssh -S`. */
 export async function startMaster({ options }: Ssh, folder: string): Promise<string> {
   const socket = join(folder, 'master');
-  // ssh runs its local command once others may come.
+  // ssh runs its local command once the connection can be shared.
   const report = ['-o', 'PermitLocalCommand=yes', '-o', 'LocalCommand=echo master is up >&2'];
   const flags = [...options.split(' '), '-M', '-N', '-S', socket, ...report, 'bench'];
   await until('ssh', flags, (text) => (text === 'master is up' ? {} : undefined));
@@ -126,7 +128,7 @@ function freePort(): Promise<number> {
   return new Promise((resolve, reject) => {
     server.once('error', reject);
     server.listen(0, '127.0.0.1', () => {
-      // A listening TCP server has an address and a port.
+      // The cast is safe: a listening TCP server has an address and a port.
       const { port } = server.address() as AddressInfo;
       server.close(() => resolve(port));
     });

@@ -37,7 +37,7 @@ interface Ground {
 const keys = 1000;
 const crowdSize = 20;
 const largeMiB = 1024;
-/** Beyond the window of a terminal, all sockets and buffers. */
+/** More bytes than the window of a terminal and all buffers have. */
 const floodBytes = 40_000_000;
 
 async function main(folder: string): Promise<void> {
@@ -109,7 +109,7 @@ async function crowd({ table, client, machine }: Ground): Promise<void> {
   await flooded({ table, client, machine });
 }
 
-/** A client that never reads, while the program writes and another client reads all of it. */
+/** Attaches a client that never reads, while the program writes and another client reads everything. */
 async function flooded({
   table,
   client,
@@ -176,7 +176,7 @@ async function download({ folder, table, started, client, machine, has }: Ground
 
 const printed = (sorted: number[]): string => `${rounded(at(sorted, 0.5))} / ${rounded(at(sorted, 0.99))} ms`;
 
-/** Opens its stream and never reads from it. */
+/** Attaches a client, and never reads its stream. */
 async function neverReading(client: Client, id: string): Promise<Socket> {
   const { stream_url } = await client.sessions.attach({ session_id: id });
   const { host, hostname, port, pathname, search } = new URL(stream_url);

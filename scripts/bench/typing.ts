@@ -1,21 +1,21 @@
-// Pressing keys in a terminal that echoes them, and waiting for each to come back.
+// Measures key presses in a terminal, from each press to its echo.
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Farhand as Client } from '../../shared/sdk/index.ts';
 
 const patienceMs = 10_000;
-/** What runs in the terminal. */
+/** The command in the terminal. */
 export const echo = 'stty raw -echo; echo ready; exec cat';
 
-/** A terminal in which `cat` runs, as one who types sees it. */
+/** A terminal with a running `cat`, as its user sees it. */
 export interface Typist {
   /** Sends one byte. */
   press(text?: string): unknown;
-  /** Calls back for the bytes that come. */
+  /** Calls `listener` with the number of received bytes. */
   hear(listener: (bytes: number) => void): void;
   close(): void;
 }
 
-/** Milliseconds of each press, sorted. */
+/** Returns the milliseconds of each press, sorted. */
 export async function echoes(typist: Typist, count: number): Promise<number[]> {
   const times: number[] = [];
   for (let key = 0; key < count; key += 1) {
@@ -43,7 +43,7 @@ export async function inTime(work: Promise<void>, complaint: () => string): Prom
   await Promise.race([work, failed]).finally(() => late.abort());
 }
 
-/** A session whose terminal sends every byte back. */
+/** Starts a session whose terminal echoes every byte. */
 export async function startEcho(client: Client, machine: string): Promise<string> {
   const { id } = await client.sessions.create({ machine_id: machine, shell: '/bin/sh', args: ['-c', echo] });
   return id;
@@ -60,7 +60,7 @@ export async function attached(client: Client, id: string): Promise<Typist> {
     }
   })();
   reading.catch((error: unknown) => begun.reject(error));
-  // The word that its program is there.
+  // The program has printed that it is ready.
   await begun.promise;
   return {
     press: (text = 'x') => terminal.write(text),

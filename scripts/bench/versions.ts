@@ -1,4 +1,4 @@
-// Two checkouts of this project in turns, the first one twice: what a change costs, and how firm that figure is.
+// Compares two checkouts of this project in turns, the first one twice: the cost of a change, and how firm the figure is.
 //
 //   npx node scripts/bench/versions.ts --before DIR                     this checkout beside another, fifteen turns
 //   npx node scripts/bench/versions.ts --before DIR --turns 3 --only commands,files
@@ -52,12 +52,12 @@ interface Side {
   client: Client;
   machine: string;
   typist: Typist;
-  /** Two files on its machine: what is sent down, and where uploads go. */
+  /** Two paths on its machine: a file to download, and the target of uploads. */
   large: string;
   copy: string;
 }
 
-/** Values of every round, by what was measured and the side. */
+/** Values of every round, by measurement and side. */
 type Results = Map<string, Map<SideName, number[]>>;
 
 async function main(folder: string): Promise<void> {
@@ -132,7 +132,7 @@ async function commands({ started, machine }: Side): Promise<Record<string, numb
   for (let n = 0; n < oneByOne + 10; n += 1) {
     const begun = performance.now();
     await way.run('true');
-    // The first ones open the connection.
+    // The first requests open the connection.
     if (n >= 10) times.push(performance.now() - begun);
   }
   times.sort((a, b) => a - b);

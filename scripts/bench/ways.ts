@@ -1,5 +1,5 @@
-// The ways to run a command that the commands bench compares, each behind the same two questions. What one way needs
-// is imported by that way alone: a process that forks should be small, for a fork costs what the process is.
+// The ways to run a command that the commands bench compares, behind one interface. Each way imports its own
+// libraries, because the cost of a fork grows with the process.
 import { spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -7,12 +7,12 @@ import type { Ssh } from './ssh.ts';
 
 export type WayName = 'farhand' | 'spawn' | 'ssh2' | 'master';
 
-/** Where the ways lead. */
+/** The servers to which the ways connect. */
 export interface Targets {
   http: string;
   key: string;
   machine: string;
-  /** With the socket of its master connection. */
+  /** An sshd, with the socket of its master connection. */
   ssh: (Ssh & { master: string }) | undefined;
 }
 
@@ -22,9 +22,9 @@ export interface Read {
 }
 
 export interface Way {
-  /** Runs a command to its end; rejects unless its exit code is known to be 0. */
+  /** Runs a command to its end. Rejects unless its exit code is 0. */
   run(command: string): Promise<void>;
-  /** Runs one and reads what it writes, as it writes it. */
+  /** Runs a command, and reads its output as it is written. */
   read(command: string): Promise<Read>;
   close(): Promise<void>;
 }
@@ -36,10 +36,10 @@ interface Answer {
   exit_code: number | null;
 }
 
-/** How long the record may lag behind the end of the output. */
+/** Time in which the record must be complete after the end of the output. */
 const recordedMs = 5_000;
 
-/** `width`: how many commands will be open at once. */
+/** Connects one of the ways. `width` is the number of commands at once. */
 export async function startWay(name: WayName, targets: Targets, width: number): Promise<Way> {
   if (name === 'farhand') return farhandWay(targets, width);
   if (name === 'spawn') return childWay('/bin/sh', (command) => ['-c', command]);
@@ -128,7 +128,7 @@ function completed({ id, status, exit_code }: Answer): void {
   if (status !== 'completed' || exit_code !== 0) throw new Error(`${id} is ${status} with ${exit_code}`);
 }
 
-/** One connection for all, with TCP_NODELAY. */
+/** One connection for all commands, with TCP_NODELAY. */
 async function ssh2Way({ port, user, privateKey }: Ssh): Promise<Way> {
   const { Client } = await import('ssh2');
   const client = new Client();

@@ -1,9 +1,9 @@
-// Webhooks under load: events at a steady rate to five receivers, and what REST feels meanwhile.
+// Webhooks under load: events at a steady rate to five receivers, and the times of REST requests meanwhile.
 //
 //   npx node scripts/bench/webhooks.ts                          half a minute
 //   npx node scripts/bench/webhooks.ts --rate 500 --seconds 5
 //
-// Each event is a transaction of its own with its five deliveries; each delivery is signed twice, sent to another
+// Each event is one transaction with its five deliveries; each delivery is signed twice, sent to another
 // process on loopback and recorded. Beside it: bare undici, which sends the same bytes and records nothing.
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -29,7 +29,7 @@ async function heardBy({ line }: Running): Promise<Heard> {
   return (await (await fetch(line.url ?? '')).json()) as Heard;
 }
 
-/** How many a second bare undici delivers, as many at once as our lanes do together. */
+/** Measures how many requests a second bare undici sends, with as many at once as our webhooks together. */
 async function bare(url: string, seconds: number): Promise<number> {
   const dispatcher = new Agent({ connections: width });
   const end = performance.now() + seconds * 1000;
@@ -47,7 +47,7 @@ async function bare(url: string, seconds: number): Promise<number> {
   return done / seconds;
 }
 
-/** Times of small reads, one after another, until stopped. */
+/** Returns the times of small reads, one after another, until stopped. */
 async function reads(http: string, key: string, going: () => boolean): Promise<number[]> {
   const client = new Client({ baseUrl: http, apiKey: key, retries: 0 });
   const times: number[] = [];

@@ -1,4 +1,4 @@
-// Helpers of all packaging steps: root and version of the checkout, running programs, reading JSON.
+// Functions of all packaging steps: root and version of the checkout, running programs, reading JSON.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { execa } from 'execa';

@@ -9,7 +9,7 @@ import { Prober } from './http-load.ts';
 
 /** The most machines of one batch. */
 const mostOfBatch = 10_000;
-/** Commands of the cold row: nothing that runs them is compiled yet. */
+/** Commands of the row `cold`, before V8 has compiled their code. */
 const firstCommands = 50;
 const oneByOne = 200;
 const commandsAtOnce = 128;

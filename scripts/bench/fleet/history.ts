@@ -13,7 +13,7 @@ import { fillHistory } from './history-rows.ts';
 import { Prober } from './http-load.ts';
 
 const machines = 100;
-/** Every list is asked so often, but not for longer than `longestMs`. */
+/** Requests of each list, but not for longer than `longestMs`. */
 const mostRequests = 20;
 const fewestRequests = 3;
 const longestMs = 500;
@@ -44,7 +44,7 @@ interface Context {
   rows: number;
 }
 
-/** Runs a broker of its own, whose history gets `rows` rows in each of five tables. */
+/** Starts another broker, whose history gets `rows` rows in each of five tables. */
 export async function listHistory(
   folder: string,
   figures: Figures,
@@ -136,7 +136,7 @@ async function measureList(context: Context, list: List): Promise<void> {
     await measureOrFail(context, list, `machine_id and ${what}`, `machine_id=${context.machineId}&${query}`);
 }
 
-/** Goes on with the next query where one fails. */
+/** Measures a query. If it fails, the bench goes on with the next. */
 async function measureOrFail(context: Context, list: List, what: string, query: string): Promise<void> {
   await measureQuery(context, list, what, query).catch((error: unknown) =>
     context.figures.failure(`${list.noun}, ${what}`, error),

@@ -56,7 +56,7 @@ async function loop(
 
 const headEnd = Buffer.from('\r\n\r\n');
 
-/** One keep-alive connection: the next request leaves when the answer to the one before is complete. */
+/** One keep-alive connection. The next request is sent when the previous answer is complete. */
 class Lane {
   readonly failed: Promise<never>;
   readonly #socket: Socket;
@@ -139,7 +139,7 @@ export class Prober {
     this.#path = path;
     this.#headers = { authorization: `Bearer ${key}` };
     this.#timer = setInterval(() => this.#send(), probeEveryMs);
-    // What is measured may be over before the first tick.
+    // The measured work may end before the first tick.
     this.#send();
   }
 

@@ -1,4 +1,5 @@
-// What lists and changes of machines cost: GET /machines beside bare koa and router, and PATCH of one machine.
+// The cost of lists and changes of machines: GET /machines beside bare koa and router, and PATCH of one
+// machine.
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { at, program } from '../programs.ts';
@@ -49,7 +50,7 @@ export async function listMachines({ broker, client, figures, settings }: Fleet)
     );
   };
   figures.line(`requests by ${byWrk ? 'wrk' : 'a loop of this bench'}, 32 connections`);
-  // Both programs compile what is hot before the first figure.
+  // Warms up both programs before the first figure.
   for (const url of [floor, `${broker.http}${path}`])
     await perSecond(url, broker.key, settings.seconds, byWrk);
   for (const [what, query] of selections) await beside(what, query, broker.key);

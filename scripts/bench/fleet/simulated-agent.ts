@@ -1,5 +1,5 @@
-// One simulated agent: enrols, links, reports, answers, and links again, as docs/agent-protocol.md demands. An agent
-// has no timer of its own: its process calls tick() every few milliseconds.
+// One simulated agent: enrols, links, reports, answers and reconnects by docs/agent-protocol.md. An agent has
+// no timer of its own: its process calls tick() every few milliseconds.
 import { type KeyObject, sign } from 'node:crypto';
 import {
   type ClientHttp2Session,
@@ -66,7 +66,9 @@ export class SimulatedAgent {
   #phase: Phase = 'waiting';
   #session: ClientHttp2Session | undefined;
   #stream: ClientHttp2Stream | undefined;
-  /** When the present phase gives up, or a waiting agent dials. In milliseconds of performance.now(). */
+  /**
+   * Time when the present phase times out, or a waiting agent dials, in milliseconds of performance.now().
+   */
   #dueAt = 0;
   #ceilingMs = firstCeilingMs;
   #heardAt = 0;
@@ -90,7 +92,7 @@ export class SimulatedAgent {
     return this.#phase === 'dialling' || this.#phase === 'greeting';
   }
 
-  /** Does what is due. An agent that waits dials only if `mayDial`. */
+  /** Does the work that is due. A waiting agent dials only if `mayDial` is true. */
   tick(now: number, mayDial: boolean): void {
     if (this.#phase === 'ended') return;
     if (this.#phase === 'linked') this.#watch(now);
@@ -105,7 +107,7 @@ export class SimulatedAgent {
     if (this.#phase === 'linked') this.#lose('cut');
   }
 
-  /** Links on a connection that exists already, that of its enrolment. */
+  /** Links over the connection of its enrolment. */
   linkOver(session: ClientHttp2Session): void {
     this.#begin(session, performance.now());
   }
@@ -265,7 +267,7 @@ export function dialSession({ host, port, source, context: secureContext }: Way)
         minVersion: 'TLSv1.3',
       }),
   });
-  // Later errors of a session that was given up must not end the process.
+  // Later errors of an abandoned session must not end the process.
   session.on('error', () => undefined);
   return session;
 }

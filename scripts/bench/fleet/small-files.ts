@@ -13,7 +13,7 @@ const rounds = 20;
 /** Rounds of both peers that do not count. */
 const warmUp = 10;
 
-/** Reads all files at once; rejects if one is not what was written. */
+/** Reads all files at once. Rejects if the content of one is wrong. */
 type ReadAll = () => Promise<void>;
 
 export async function readSmallFiles(fleet: Fleet): Promise<void> {

@@ -47,7 +47,7 @@ export function frame(message: Uint8Array): Buffer {
 export class FrameReader {
   #rest: Buffer = Buffer.alloc(0);
 
-  /** The messages that are complete with this chunk. */
+  /** Returns the messages that are complete with this chunk. */
   push(chunk: Buffer): Buffer[] {
     this.#rest = this.#rest.length === 0 ? chunk : Buffer.concat([this.#rest, chunk]);
     const messages: Buffer[] = [];
