@@ -16,19 +16,47 @@ const cells = {
   tags: ({ tags }: Pick<Machine, 'tags'>) => tags.join(','),
 };
 
+type Listed = Awaited<ReturnType<Farhand['machines']['statuses']>>['items'][number];
+
+const loads = {
+  cpu: ({ latest }: Listed) => latest && `${Math.round(latest.cpu.usage)} %`,
+  memory: ({ latest }: Listed) => latest && `${percent(latest.memory.used, latest.memory.total)} %`,
+  disk: ({ latest }: Listed) => latest && `${percent(latest.disk.used, latest.disk.total)} %`,
+  load: ({ latest }: Listed) => latest?.load_average[0]?.toFixed(2),
+  up: ({ latest }: Listed) => latest && span(latest.uptime * 1000),
+};
+
+const selection = {
+  '--tags <list>': 'only machines with all of these tags, comma-separated',
+  '--status <online|offline>': 'only machines with this status',
+  '--search <text>': 'only machines with this text in their name',
+};
+
 export function addMachines(program: Command): void {
   const machines = program.command('machines').description('manage machines, by name or id');
   routeVerb(machines, 'list', 'machines', 'list', {
     examples: ['--tags web --status online', '-o json'],
-    flags: {
-      '--tags <list>': 'only machines with all of these tags, comma-separated',
-      '--status <online|offline>': 'only machines with this status',
-      '--search <text>': 'only machines with this text in their name',
-    },
+    flags: selection,
     defaults: { include: 'agent_version', sort: 'name' },
     view: { fields: 'name id status os=system version=agent_version tags last_seen=seen', cells },
   });
   routeVerb(machines, 'get', 'machines', 'get');
+  routeVerb(machines, 'statuses', 'machines', 'statuses', {
+    about: 'list machines with CPU, memory and disk in use',
+    examples: ['--sort -cpu --limit 10', '--tags web'],
+    flags: {
+      ...selection,
+      '--sort <field>': 'field to sort by, such as -cpu, -memory, -disk or name (default: name)',
+      '--limit <count>': 'print at most COUNT machines (default: 50)',
+    },
+    defaults: { sort: 'name' },
+    view: { fields: 'name status cpu memory disk load up last_seen=seen', cells: { ...cells, ...loads } },
+  });
+  routeVerb(machines, 'tags', 'tags', 'list', {
+    about: 'list the tags of machines',
+    flags: { '--search <text>': 'only tags that contain this text' },
+    view: { fields: 'name machines' },
+  });
   routeVerb(machines, 'status', 'machines', 'status', { text: statusText });
   const tag = {
     about: 'add, remove or replace the tags of a machine',

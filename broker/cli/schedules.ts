@@ -1,8 +1,9 @@
 // The verbs of farhand schedules: manage commands that run by cron expressions, and list their runs.
 import type { Command } from 'commander';
+import { iso, now } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { when } from './print.ts';
-import { latest, ofMachine, routeVerb, since } from './route-verb.ts';
+import { latest, ofMachine, routeVerb, since, viewText } from './route-verb.ts';
 
 type Schedule = Awaited<ReturnType<Farhand['schedules']['get']>>;
 
@@ -86,6 +87,20 @@ function addRuns(schedules: Command): void {
     view: {
       fields:
         'started=started_at due=scheduled_for trigger status exit=exit_code took=duration command=command_id reason',
+    },
+  });
+  routeVerb(schedules, 'upcoming', 'schedules', 'upcoming', {
+    about: 'list what schedules will run, in the order of time',
+    examples: ['--within 7d --machine db-1'],
+    flags: {
+      ...ofMachine,
+      '--within <duration>': 'how far ahead to look (default: 1d)',
+      '--limit <count>': 'print at most COUNT runs (default: 50)',
+    },
+    input: ({ within }) => (typeof within === 'number' ? { until: iso(now() + within) } : {}),
+    text: async ({ runs, more }, client) => {
+      const text = await viewText(client, runs, { fields: 'at name machine', cells: { at: ({ at }) => at } });
+      return more ? `${text}\nThere are more; raise --limit to print them.` : text;
     },
   });
   routeVerb(schedules, 'preview <cron>', 'schedules', 'preview', {

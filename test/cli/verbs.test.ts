@@ -164,6 +164,14 @@ test('machines are listed, inspected, tagged, renamed and removed, by id or by n
   expect(status.out).toMatch(/^status +online$/m);
   expect(status.out).toMatch(/^memory +[\d.]+ GiB of [\d.]+ GiB \(\d+ %\)$/m);
   expect(status.out).toMatch(/^disk \/ +[\d.]+ \w+ used, [\d.]+ \w+ available of [\d.]+ \w+ \(\d+ %\)$/m);
+  const [statuses, fewest, tags] = await Promise.all([
+    farhand('machines statuses', ['--tags', 'web']),
+    farhand.json('machines statuses', ['--sort', '-memory', '--limit', '1']),
+    farhand('machines tags'),
+  ]);
+  expect(statuses.out).toMatch(/^web-1 +online +\d+ % +\d+ % +\d+ % +[\d.]+ +\S.* now$/m);
+  expect(fewest).toEqual([expect.objectContaining({ latest: expect.any(Object) })]);
+  expect(tags.out).toMatch(/^NAME +MACHINES\ndb +1\nweb +1$/m);
   expect((await farhand.json('machines tag', ['add', 'web-1', 'eu,prod'])).tags).toEqual([
     'web',
     'eu',
@@ -315,6 +323,9 @@ test('schedules are created, changed, enabled, disabled, run, inspected and remo
     farhand.json('schedules history', [made.id]),
     farhand('schedules preview', ['0 9 * * mon', '--count', '2']),
   ]);
+  const upcoming = await farhand('schedules upcoming', ['--within', '3h', '--limit', '2']);
+  expect(upcoming.out).toMatch(/^\d{4}-\S+Z +backup +web-1$/m);
+  expect(upcoming.out).toMatch(/^There are more; raise --limit/m);
   expect(list.out).toMatch(new RegExp(`^backup +${made.id} +web-1 +@hourly \\(Europe/Berlin\\) +yes`, 'm'));
   expect(one.out).toMatch(/^command +echo done$/m);
   expect(one.out).toMatch(/^machine +web-1$/m);
