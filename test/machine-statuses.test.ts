@@ -1,9 +1,12 @@
 // Statuses of many machines at once, with the last hour of each, and the tags of all.
-import { expect, test } from 'vitest';
+import { join } from 'node:path';
+import { expect, onTestFinished, test } from 'vitest';
+import { openHistory } from '../broker/history/open-history.ts';
 import { LastHour } from '../broker/presence/last-hour.ts';
+import { MachineFacts } from '../broker/presence/machine-facts.ts';
 import { refusalIn } from './all-routes.ts';
 import { fakeClock } from './fake-clock.ts';
-import { startFarhand } from './start-farhand.ts';
+import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 
 test('a machine whose owner no longer allows metrics has no report in the list, and sorts last', async () => {
   const system = await startFarhand();
@@ -98,4 +101,32 @@ test('tags are listed with the number of their machines that the key may use', a
   ]);
   const { key } = await system.keyed(['files:read']);
   expect(refusalIn(await system.call('GET', '/tags', { key }))).toBe('403 forbidden');
+});
+
+test('after a restart of the broker the last hour is that of the stored metrics', async () => {
+  const history = openHistory(join(temporaryFolder('hour'), 'history.db'), 'install', quiet);
+  const clock = fakeClock(1_800_000_000_000);
+  const before = await MachineFacts.open(history);
+  const host = { hostname: 'a', os: 'linux', arch: 'x64', ip: '::1', agent_version: '1' };
+  await before.hello('mach_a', { ...host, capabilities: ['metrics'] }, null);
+  for (const cpu_usage of [10, 20]) {
+    before.heard('mach_a', reportWith(cpu_usage));
+    await clock.advance(300_000);
+  }
+  await before.close();
+  await clock.advance(120_000);
+  const after = await MachineFacts.open(history);
+  onTestFinished(async () => {
+    await after.close();
+    await history.close();
+  });
+  const { cpu, memory } = after.lastHour('mach_a');
+  expect(cpu.slice(-13)).toEqual([null, ...Array(5).fill(10), ...Array(5).fill(20), null, null]);
+  expect(memory.slice(-4)).toEqual([50, 50, null, null]);
+});
+
+const reportWith = (cpu_usage: number) => ({
+  ...{ recorded_at_ms: 1_800_000_000_000, uptime_s: 1, cpu_usage, cpu_cores: 1, load_average: [1] },
+  ...{ memory: { total: 4, used: 2, free: 2 }, disk: { total: 4, used: 1, free: 3 }, disks: [], network: [] },
+  ...{ agent_rss: 1, agent_uptime_s: 1 },
 });

@@ -23,6 +23,23 @@ export class LastHour {
     this.#values[at + minutes] = Math.round(memory);
   }
 
+  /**
+   * Fills in a stored sample, which stands for the `spanMs` milliseconds before it. Minutes that have a value
+   * are left as they are.
+   */
+  fill(machineId: string, agoMs: number, spanMs: number, cpu: number, memory: number): void {
+    this.#advance();
+    const start = this.#rowOf(machineId) * bytes;
+    const last = Math.floor(agoMs / minuteMs);
+    const first = Math.min(minutes, last + Math.max(1, Math.round(spanMs / minuteMs)));
+    for (let ago = Math.max(0, last); ago < first; ago += 1) {
+      const at = start + ((this.#minute - ago + minutes) % minutes);
+      if (this.#values[at] !== none) continue;
+      this.#values[at] = Math.round(cpu);
+      this.#values[at + minutes] = Math.round(memory);
+    }
+  }
+
   /** Returns a value for each minute, oldest first; null for a minute without a report. */
   of(machineId: string | undefined): { cpu: (number | null)[]; memory: (number | null)[] } {
     this.#advance();

@@ -101,6 +101,7 @@ const metricsPoint = [
 export type MetricsPoint = Record<'at' | (typeof metricsPoint)[number], number>;
 
 const flushMs = 60_000;
+const hourMs = 3_600_000;
 /** Machines whose rows one transaction writes: some 5 ms. */
 const rowsAtOnce = 250;
 
@@ -150,7 +151,23 @@ export class MachineFacts {
     history.retain({ table: 'metrics', column: 'at', keepMs });
     const rows = await history.all('SELECT machine_id, facts, report FROM machine_facts');
     const facts = new Map(rows.map((row) => [textIn(row, 'machine_id'), factsIn(row)]));
-    return new MachineFacts(history, facts, sampleMs);
+    const made = new MachineFacts(history, facts, sampleMs);
+    await made.#fillHour(sampleMs);
+    return made;
+  }
+
+  /** Takes the last hour from the stored samples, since its own values do not outlive a restart. */
+  async #fillHour(sampleMs: number): Promise<void> {
+    const samples = await this.#history.all(
+      'SELECT machine_id, at, cpu_usage, memory_used AS used, memory_total AS total FROM metrics WHERE at >= ?',
+      now() - hourMs,
+    );
+    for (const row of samples) {
+      const machineId = textIn(row, 'machine_id');
+      if (!this.#facts.has(machineId)) continue;
+      const memory = percentOf({ used: Number(row.used), total: Number(row.total) });
+      this.#lastHour.fill(machineId, now() - Number(row.at), sampleMs, Number(row.cpu_usage), memory);
+    }
   }
 
   /** Changes whenever a machine reports another host name, operating system or architecture. */

@@ -96,7 +96,7 @@ export const liveMachine = machine
 const percent = z.array(z.number().nullable());
 const listedStatus = liveMachine
   .extend({
-    hour: group('The last hour, a point for each minute, oldest first; empty at first after a restart', {
+    hour: group('The last hour, a point for each minute, oldest first; those before a restart as stored', {
       cpu: percent.describe('CPU in percent; null: no report in that minute'),
       memory: percent.describe('Memory in use in percent; null: no report in that minute'),
     }),
