@@ -1,21 +1,12 @@
-// Dark or light: the system's choice, or the person's own, which is the only thing the console stores.
+// Dark or light: the system's choice, or the person's own, which the browser stores.
 import { effect, signal } from '@preact/signals';
+import { storedText, storeText } from './stored.ts';
 
 export const themes = ['system', 'light', 'dark'] as const;
 export type Theme = (typeof themes)[number];
-const stored = 'farhand-theme';
 const system = matchMedia('(prefers-color-scheme: dark)');
 
-function read(): Theme {
-  try {
-    const value = localStorage.getItem(stored);
-    return themes.find((name) => name === value) ?? 'system';
-  } catch {
-    return 'system';
-  }
-}
-
-export const theme = signal<Theme>(read());
+export const theme = signal<Theme>(themes.find((name) => name === storedText('theme')) ?? 'system');
 const systemDark = signal(system.matches);
 system.addEventListener('change', ({ matches }) => {
   systemDark.value = matches;
@@ -26,11 +17,7 @@ export const isDark = (): boolean => (theme.value === 'system' ? systemDark.valu
 
 export function chooseTheme(chosen: Theme): void {
   theme.value = chosen;
-  try {
-    localStorage.setItem(stored, chosen);
-  } catch {
-    // A browser may forbid storage; the choice then lasts until the page is closed.
-  }
+  storeText('theme', chosen);
 }
 
 effect(() => {

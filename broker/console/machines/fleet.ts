@@ -1,11 +1,16 @@
 // The machines that a page shows: parts of a long list, read as they come into view, and changed as they report.
-import { useCallback, useEffect, useReducer, useRef } from 'preact/hooks';
+import { signal } from '@preact/signals';
+import { useCallback, useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { listen, onReturn, useTopic } from '../live.ts';
-import { after, every } from '../time.ts';
+import { after, every, now } from '../time.ts';
 
 type Statuses = Awaited<ReturnType<typeof client.machines.statuses>>;
-export type MachineRow = Statuses['items'][number];
+type Listed = Statuses['items'][number];
+export type MachineRow = Listed & {
+  /** Time of the last message of the machine, by this browser's clock, in milliseconds since 1970. */
+  heardAt: number;
+};
 export type MachineQuery = NonNullable<Parameters<typeof client.machines.statuses>[0]>;
 
 /** Machines per request, the most that the broker answers. */
@@ -15,11 +20,13 @@ const refreshMs = 60_000;
 /** Milliseconds until machines that have just joined are read, so that many of them are one request. */
 const joinedMs = 500;
 
-class Fleet {
-  total: number | undefined;
-  error: unknown;
+export class Fleet {
   readonly #query: MachineQuery;
-  readonly #changed: () => void;
+  readonly #arrived: () => void;
+  /** Grows with each change, so that what reads the machines is drawn again. */
+  readonly #version = signal(0);
+  #total: number | undefined;
+  #error: unknown;
   readonly #stop = new AbortController();
   readonly #rows = new Map<number, MachineRow>();
   readonly #indexes = new Map<string, number>();
@@ -30,18 +37,32 @@ class Fleet {
   readonly #foreign = new Set<string>();
   #view = { first: 0, last: pageSize - 1 };
 
-  constructor(query: MachineQuery, changed: () => void) {
+  /** `arrived` is called after each answer of the broker. */
+  constructor(query: MachineQuery, arrived: () => void) {
     this.#query = query;
-    this.#changed = changed;
+    this.#arrived = arrived;
+  }
+
+  get total(): number | undefined {
+    this.#subscribe();
+    return this.#total;
+  }
+
+  get error(): unknown {
+    this.#subscribe();
+    return this.#error;
   }
 
   row(index: number): MachineRow | undefined {
+    this.#subscribe();
     return this.#rows.get(index);
   }
 
-  /** The machines that have been read so far. */
-  known(): MachineRow[] {
-    return [...this.#rows.values()];
+  /** Whether this is true for every machine that has been read so far. */
+  every(holds: (machine: MachineRow) => boolean): boolean {
+    this.#subscribe();
+    for (const machine of this.#rows.values()) if (!holds(machine)) return false;
+    return true;
   }
 
   /** Reads the rows in view that are not here yet. */
@@ -58,16 +79,16 @@ class Fleet {
   }
 
   /** Takes over the values of machines that reported. The order stays until the next refresh. */
-  update(changed: readonly Omit<MachineRow, 'hour'>[], removed: readonly string[]): void {
+  update(changed: readonly Omit<Listed, 'hour'>[], removed: readonly string[]): void {
     for (const machine of changed) {
       const index = this.#indexes.get(machine.id);
       const before = index === undefined ? undefined : this.#rows.get(index);
-      if (index !== undefined && before) this.#rows.set(index, { ...before, ...machine });
+      if (index !== undefined && before) this.#rows.set(index, { ...before, ...heard(machine) });
     }
     const unknown = changed.filter(({ id }) => !this.#indexes.has(id) && !this.#foreign.has(id));
-    const isNew = unknown.length > 0 && this.total !== undefined && this.total < pageSize;
+    const isNew = unknown.length > 0 && this.#total !== undefined && this.#total < pageSize;
     if (isNew) for (const { id } of unknown) this.#foreign.add(id);
-    if (isNew || this.error !== undefined || removed.some((id) => this.#indexes.has(id))) this.refresh();
+    if (isNew || this.#error !== undefined || removed.some((id) => this.#indexes.has(id))) this.refresh();
     this.#changed();
   }
 
@@ -89,19 +110,28 @@ class Fleet {
       const input = { ...this.#query, limit: pageSize, offset };
       const { items, total } = await client.machines.statuses(input, { signal: this.#stop.signal });
       if (this.#stop.signal.aborted || this.#asked.get(page) !== request) return;
-      if (total < (this.total ?? 0)) this.#forget(total);
-      this.total = total;
-      this.error = undefined;
+      if (total < (this.#total ?? 0)) this.#forget(total);
+      this.#total = total;
+      this.#error = undefined;
       for (const [index, machine] of items.entries()) {
-        this.#rows.set(offset + index, machine);
+        this.#rows.set(offset + index, heard(machine));
         this.#indexes.set(machine.id, offset + index);
       }
     } catch (error) {
       if (this.#stop.signal.aborted) return;
       this.#asked.delete(page);
-      this.error = error;
+      this.#error = error;
     }
+    this.#arrived();
     this.#changed();
+  }
+
+  #changed(): void {
+    this.#version.value += 1;
+  }
+
+  #subscribe(): void {
+    void this.#version.value;
   }
 
   #forget(total: number): void {
@@ -113,20 +143,19 @@ class Fleet {
   }
 }
 
+const heard = <T extends { stale_ms: number }>(machine: T): T & { heardAt: number } => ({
+  ...machine,
+  heardAt: now() - machine.stale_ms,
+});
+
 /** The machines of a query. The old ones stay until the first of the new are here. */
 export function useFleet(query: MachineQuery): { fleet: Fleet; show: (first: number, last: number) => void } {
-  const [, count] = useReducer((drawn: number, _: undefined) => drawn + 1, 0);
-  const draw = (): void => count(undefined);
   useTopic('machines');
   const text = JSON.stringify(query);
-  const visible = useRef<Fleet | undefined>(undefined);
+  const [visible, setVisible] = useState(() => new Fleet(query, () => {}));
   const next = useRef<Fleet | undefined>(undefined);
-  visible.current ??= new Fleet(query, draw);
   useEffect(() => {
-    const fleet = new Fleet(query, () => {
-      visible.current = fleet;
-      draw();
-    });
+    const fleet = new Fleet(query, () => setVisible(fleet));
     next.current = fleet;
     fleet.show(0, 0);
     let cancel: (() => void) | undefined;
@@ -151,5 +180,5 @@ export function useFleet(query: MachineQuery): { fleet: Fleet; show: (first: num
     };
   }, [text]);
   const show = useCallback((first: number, last: number) => next.current?.show(first, last), []);
-  return { fleet: visible.current, show };
+  return { fleet: visible, show };
 }

@@ -1,5 +1,6 @@
 // The machines that a person has selected to run a command on.
 import { signal } from '@preact/signals';
+import { client } from '../client.ts';
 
 export interface Selected {
   id: string;
@@ -7,6 +8,8 @@ export interface Selected {
 }
 
 export const selected = signal<ReadonlyMap<string, Selected>>(new Map());
+/** Number of machines that are read so far while all that match are selected; undefined otherwise. */
+export const selecting = signal<number | undefined>(undefined);
 
 export function toggle({ id, name }: Selected): void {
   const next = new Map(selected.value);
@@ -19,6 +22,27 @@ export function selectAll(machines: readonly Selected[]): void {
     ...selected.value,
     ...machines.map(({ id, name }) => [id, { id, name }] as const),
   ]);
+}
+
+type Filter = Pick<NonNullable<Parameters<typeof client.machines.list>[0]>, 'search' | 'tags' | 'status'>;
+
+/** Machines per request, the most that the broker answers. */
+const pageSize = 100;
+
+/** Selects every machine that matches, also those that no page has read. */
+export async function selectMatching({ search, tags, status }: Filter): Promise<void> {
+  const filter = { ...(search && { search }), ...(tags && { tags }), ...(status && { status }) };
+  const found: Selected[] = [];
+  selecting.value = 0;
+  try {
+    for await (const machine of client.machines.list({ ...filter, sort: 'name', limit: pageSize })) {
+      found.push(machine);
+      if (found.length % pageSize === 0) selecting.value = found.length;
+    }
+    selectAll(found);
+  } finally {
+    selecting.value = undefined;
+  }
 }
 
 export function clearSelection(): void {

@@ -1,43 +1,23 @@
-// The list of machines, live: search, filters and order stand in the address.
-import { useMemo, useState } from 'preact/hooks';
-import { client } from '../client.ts';
-import { lost } from '../live.ts';
-import { type MachineQuery, type MachineRow, useFleet } from '../machines/fleet.ts';
-import { clearSelection, selectAll, selected, toggle } from '../machines/selection.ts';
-import { Ago, State, Tags } from '../parts/basics.tsx';
-import { Bar, Sparkline, share } from '../parts/gauges.tsx';
+// The list of machines, live, as a table or as cards: search, filters, order and view stand in the address.
+import { useMemo } from 'preact/hooks';
+import { MachineCards } from '../machines/cards.tsx';
+import { Filters, viewOf } from '../machines/filters.tsx';
+import { useFleet } from '../machines/fleet.ts';
+import { filterNames, queryOf } from '../machines/query.ts';
+import { clearSelection, selected, selecting } from '../machines/selection.ts';
+import { MachineTable, SelectAll } from '../machines/table.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Failed, Page, Placeholder } from '../parts/page.tsx';
-import { SearchField } from '../parts/search-field.tsx';
-import { sayError } from '../parts/toasts.tsx';
-import { VirtualRows } from '../parts/virtual-rows.tsx';
 import { place, setQuery, to } from '../routes.ts';
 import { may } from '../session.ts';
-import { durationText } from '../time.ts';
-
-const sorts = ['name', 'status', 'cpu', 'memory', 'disk', 'last_seen'] as const;
-type SortField = (typeof sorts)[number];
-const rowHeight = 44;
-/** Milliseconds without a message after which values count as old: agents report every 10 s. */
-const staleMs = 30_000;
-
-function queryOf(given: URLSearchParams): MachineQuery {
-  const [search, tags, status, sort] = ['q', 'tags', 'status', 'sort'].map((name) => given.get(name) ?? '');
-  const field = sorts.find((name) => name === sort?.replace('-', ''));
-  return {
-    sort: field === undefined ? 'name' : sort?.startsWith('-') ? `-${field}` : field,
-    ...(search && { search }),
-    ...(tags && { tags }),
-    ...((status === 'online' || status === 'offline') && { status }),
-  };
-}
 
 export function Machines() {
   const given = place.value.query;
   const query = useMemo(() => queryOf(given), [given.toString()]);
   const { fleet, show } = useFleet(query);
-  const filtered = ['q', 'tags', 'status'].some((name) => given.get(name));
+  const filtered = filterNames.some((name) => given.get(name));
+  const isCards = viewOf(given) === 'cards';
   const { total } = fleet;
   const body = (): preact.ComponentChildren => {
     if (total === undefined)
@@ -47,16 +27,15 @@ export function Machines() {
         <Failed error={fleet.error} retry={() => fleet.refresh()} />
       );
     if (total === 0) return filtered ? <NoneFound /> : <NoMachines />;
+    if (!isCards) return <MachineTable fleet={fleet} query={query} show={show} />;
     return (
-      <VirtualRows
-        class="machines"
-        label="Machines"
-        count={total}
-        rowHeight={rowHeight}
-        header={<Head query={query} known={() => fleet.known()} />}
-        row={(index) => <Row key={index} index={index} machine={fleet.row(index)} />}
-        onRange={show}
-      />
+      <>
+        <p class="check">
+          <SelectAll fleet={fleet} query={query} />
+          <span aria-hidden="true">Select all</span>
+        </p>
+        <MachineCards fleet={fleet} show={show} />
+      </>
     );
   };
   return (
@@ -64,184 +43,23 @@ export function Machines() {
       title="Machines"
       full
       beside={total !== undefined && <span class="count">{total.toLocaleString()}</span>}
-      actions={
-        may('admin') && (
-          <a class="button primary" href={to('/join')}>
-            <Icon of={icons.join} />
-            Join a machine
-          </a>
-        )
-      }
+      actions={<JoinButton />}
     >
       <Filters />
       {body()}
-      <SelectionBar />
+      <SelectionBar total={total ?? 0} />
     </Page>
   );
 }
 
-function Filters() {
-  const { query } = place.value;
-  const status = query.get('status') ?? '';
+function JoinButton() {
+  if (!may('admin')) return null;
   return (
-    <div class="filters">
-      <SearchField label="Search by name" name="q" />
-      <label class="select">
-        <span class="only-read">Status</span>
-        <select value={status} onChange={({ currentTarget }) => setQuery({ status: currentTarget.value })}>
-          <option value="">Any status</option>
-          <option value="online">Online</option>
-          <option value="offline">Offline</option>
-        </select>
-      </label>
-      <TagFilter value={query.get('tags') ?? ''} />
-    </div>
+    <a class="button primary" href={to('/join')}>
+      <Icon of={icons.join} />
+      Join a machine
+    </a>
   );
-}
-
-/** A field for tags that proposes those in use, which are read when it is first used. */
-function TagFilter({ value }: { value: string }) {
-  const [tags, setTags] = useState<readonly { name: string; machines: number }[] | undefined>(undefined);
-  const read = (): void => {
-    if (tags === undefined) client.tags.list({ limit: 100 }).then(({ items }) => setTags(items), sayError);
-  };
-  return (
-    <label class="select">
-      <span class="only-read">Tags</span>
-      <input
-        list="tags"
-        placeholder="Any tag"
-        value={value}
-        autoComplete="off"
-        onFocus={read}
-        onInput={({ currentTarget }) => setQuery({ tags: currentTarget.value })}
-      />
-      <datalist id="tags">
-        {tags?.map(({ name, machines }) => (
-          <option key={name} value={name}>
-            {machines === 1 ? '1 machine' : `${machines} machines`}
-          </option>
-        ))}
-      </datalist>
-    </label>
-  );
-}
-
-function Head({ query, known }: { query: MachineQuery; known: () => readonly MachineRow[] }) {
-  const columns: readonly (readonly [field: SortField, text: string])[] = [
-    ['name', 'Name'],
-    ['status', 'Status'],
-    ['cpu', 'CPU'],
-    ['memory', 'Memory'],
-    ['disk', 'Disk'],
-    ['last_seen', 'Last seen'],
-  ];
-  const all = known();
-  const every = all.length > 0 && all.every(({ id }) => selected.value.has(id));
-  return (
-    <div role="row" class="machine-row head" aria-rowindex={1}>
-      <span role="columnheader" class="c-select">
-        <input
-          type="checkbox"
-          aria-label="Select all loaded machines"
-          checked={every}
-          onChange={() => (every ? clearSelection() : selectAll(all))}
-        />
-      </span>
-      {columns.map(([field, text]) => (
-        <SortHead
-          key={field}
-          field={field}
-          text={text}
-          sort={typeof query.sort === 'string' ? query.sort : 'name'}
-        />
-      ))}
-      <span role="columnheader" class="c-hour">
-        Last hour
-      </span>
-    </div>
-  );
-}
-
-function SortHead({ field, text, sort }: { field: SortField; text: string; sort: string }) {
-  const isSorted = sort.replace('-', '') === field;
-  const descending = sort.startsWith('-');
-  // The largest value is what one looks for; of names the first.
-  const first = ['cpu', 'memory', 'disk', 'last_seen'].includes(field) ? `-${field}` : field;
-  const next = !isSorted ? first : descending ? field : `-${field}`;
-  return (
-    <span
-      role="columnheader"
-      class={`c-${field}`}
-      aria-sort={isSorted ? (descending ? 'descending' : 'ascending') : undefined}
-    >
-      <button type="button" class="sort" onClick={() => setQuery({ sort: next === 'name' ? '' : next })}>
-        {text}
-        {isSorted && <Icon of={descending ? icons.down : icons.arrowUp} size={12} />}
-      </button>
-    </span>
-  );
-}
-
-function Row({ machine, index }: { machine: MachineRow | undefined; index: number }) {
-  if (!machine) {
-    return (
-      <div role="row" class="machine-row blank" aria-rowindex={index + 2}>
-        <span role="cell" class="only-read">
-          Loading
-        </span>
-      </div>
-    );
-  }
-  const { id, name, status, tags, latest, hour } = machine;
-  const isSelected = selected.value.has(id);
-  const old = status === 'offline' || machine.stale_ms > staleMs || lost.value;
-  return (
-    <div
-      role="row"
-      class={`machine-row ${old ? 'old' : ''}`}
-      aria-rowindex={index + 2}
-      aria-selected={isSelected}
-    >
-      <span role="cell" class="c-select">
-        <input
-          type="checkbox"
-          aria-label={`Select ${name}`}
-          checked={isSelected}
-          onChange={() => toggle(machine)}
-        />
-      </span>
-      <span role="cell" class="c-name">
-        <a href={to('/machines', id)} class="cut">
-          {name}
-        </a>
-        <Tags of={tags} />
-      </span>
-      <span role="cell" class="c-status">
-        <State of={status} />
-      </span>
-      <span role="cell" class="c-cpu">
-        <Bar percent={latest?.cpu.usage} title={latest ? `${latest.cpu.cores} cores` : undefined} />
-      </span>
-      <span role="cell" class="c-memory">
-        <Bar percent={latest ? share(latest.memory) : undefined} />
-      </span>
-      <span role="cell" class="c-disk">
-        <Bar percent={latest ? share(latest.disk) : undefined} />
-      </span>
-      <span role="cell" class="c-last_seen">
-        <LastSeen machine={machine} />
-      </span>
-      <span role="cell" class="c-hour">
-        <Sparkline values={hour.cpu} label={`CPU of ${name} in the last hour`} />
-      </span>
-    </div>
-  );
-}
-
-function LastSeen({ machine: { status, stale_ms, last_seen } }: { machine: MachineRow }) {
-  if (status === 'offline') return <Ago at={last_seen} />;
-  return <span class="muted">{stale_ms <= staleMs ? 'now' : `silent for ${durationText(stale_ms)}`}</span>;
 }
 
 function NoneFound() {
@@ -261,26 +79,24 @@ function NoMachines() {
       <p>
         A machine joins with one line in its shell. The broker needs no access to it: its agent dials out.
       </p>
-      {may('admin') ? (
-        <a class="button primary" href={to('/join')}>
-          <Icon of={icons.join} />
-          Join a machine
-        </a>
-      ) : (
-        <p>Joining needs a key with the scope admin.</p>
-      )}
+      {may('admin') ? <JoinButton /> : <p>Joining needs a key with the scope admin.</p>}
     </Empty>
   );
 }
 
 /** What to do with the selected machines. */
-function SelectionBar() {
+function SelectionBar({ total }: { total: number }) {
   const count = selected.value.size;
-  if (count === 0) return null;
+  const read = selecting.value;
+  if (count === 0 && read === undefined) return null;
   return (
-    <section class="selection" aria-label="Selected machines">
-      <strong>{count} selected</strong>
-      {may('commands:execute') && (
+    <section class="selection" aria-label="Selected machines" aria-live="polite">
+      <strong>
+        {read === undefined
+          ? `${count.toLocaleString()} selected`
+          : `Selecting ${read.toLocaleString()} of ${total.toLocaleString()}`}
+      </strong>
+      {may('commands:execute') && read === undefined && (
         <a class="button primary" href={to('/run')}>
           <Icon of={icons.play} />
           Run a command

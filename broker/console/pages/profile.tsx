@@ -130,6 +130,7 @@ function Shortcuts() {
     ['Ctrl Shift F', 'search in a terminal'],
     ['Ctrl Shift C', 'copy from a terminal'],
     ['Ctrl S', 'save a file'],
+    ['Space F2 Delete', 'select, rename, delete files'],
   ];
   return (
     <section class="card">

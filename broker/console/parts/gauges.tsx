@@ -40,6 +40,7 @@ export function Sparkline({ values, label }: { values: readonly (number | null)[
       width={width}
       height={height}
       viewBox={`0 0 ${width} ${height}`}
+      preserveAspectRatio="none"
       role="img"
       aria-label={label}
     >

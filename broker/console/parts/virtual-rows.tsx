@@ -6,7 +6,12 @@ interface VirtualRowsProps {
   count: number;
   rowHeight: number;
   label: string;
-  header: ComponentChildren;
+  /** Above the rows of a table. */
+  header?: ComponentChildren;
+  /** Whether the rows are parts of a list, instead of the rows of a table. */
+  isList?: boolean;
+  /** Pixels below which the rows scroll sideways, together with the header. */
+  leastWidth?: number;
   row: (index: number) => ComponentChildren;
   /** Called with the first and the last row that are drawn. */
   onRange?: (first: number, last: number) => void;
@@ -21,6 +26,8 @@ export function VirtualRows({
   rowHeight,
   label,
   header,
+  isList = false,
+  leastWidth,
   row,
   onRange,
   class: name,
@@ -47,18 +54,27 @@ export function VirtualRows({
     if (last > range.first) onRange?.(range.first, last - 1);
   }, [range.first, last, onRange]);
   const indexes = Array.from({ length: Math.max(0, last - range.first) }, (_, index) => range.first + index);
+  const width = leastWidth === undefined ? {} : { minWidth: `${leastWidth}px` };
+  const named = { 'aria-label': label };
   return (
     <div
       class={`rows ${name ?? ''}`}
-      role="table"
-      aria-label={label}
-      aria-rowcount={count + 1}
-      style={{ flexBasis: `${(count + 1) * rowHeight}px` }}
+      {...(!isList && { role: 'table', 'aria-rowcount': count + 1, ...named })}
+      style={{ flexBasis: `${(isList ? count : count + 1) * rowHeight}px` }}
     >
-      <div role="rowgroup" class="rows-head">
-        {header}
-      </div>
-      <div role="rowgroup" class="rows-body" ref={scroller} onScroll={measure} tabIndex={0}>
+      {!isList && (
+        <div role="rowgroup" class="rows-head" style={width}>
+          {header}
+        </div>
+      )}
+      <div
+        class="rows-body"
+        {...(isList ? { role: 'list', ...named } : { role: 'rowgroup' })}
+        ref={scroller}
+        onScroll={measure}
+        tabIndex={0}
+        style={width}
+      >
         <div class="rows-space" role="presentation" style={{ height: `${count * rowHeight}px` }}>
           <div role="presentation" style={{ transform: `translateY(${range.first * rowHeight}px)` }}>
             {indexes.map(row)}

@@ -1,0 +1,22 @@
+// How old the values of a machine are, in words.
+import { lost } from '../live.ts';
+import { Ago } from '../parts/basics.tsx';
+import { clock, durationText } from '../time.ts';
+import type { MachineRow } from './fleet.ts';
+
+/** Milliseconds without a message after which values count as old: agents report every 10 s. */
+const staleMs = 30_000;
+
+const silenceOf = ({ heardAt }: MachineRow): number => Math.max(0, clock.value - heardAt);
+
+/** Whether the values of a machine are no longer those of now. */
+export const isOld = (machine: MachineRow): boolean =>
+  machine.status === 'offline' || lost.value || silenceOf(machine) > staleMs;
+
+export function LastSeen({ machine }: { machine: MachineRow }) {
+  if (machine.status === 'offline') return <Ago at={machine.last_seen} />;
+  const silence = silenceOf(machine);
+  if (lost.value) return <span class="warn-text">{durationText(silence)} old</span>;
+  if (silence > staleMs) return <span class="warn-text">silent for {durationText(silence)}</span>;
+  return <span class="muted">now</span>;
+}

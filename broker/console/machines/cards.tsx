@@ -1,0 +1,93 @@
+// The list of machines as cards, as many beside each other as fit.
+import { useLayoutEffect, useRef, useState } from 'preact/hooks';
+import { State, Tags } from '../parts/basics.tsx';
+import { Bar, Sparkline, share } from '../parts/gauges.tsx';
+import { VirtualRows } from '../parts/virtual-rows.tsx';
+import { to } from '../routes.ts';
+import { isOld, LastSeen } from './age.tsx';
+import type { MachineRow } from './fleet.ts';
+import { type FleetProps, SelectOne } from './table.tsx';
+
+/** Pixels: the least width of a card, and the height of a row of cards with its gap. */
+const [leastWidth, rowHeight] = [270, 186];
+
+export function MachineCards({ fleet, show }: Pick<FleetProps, 'fleet' | 'show'>) {
+  const frame = useRef<HTMLDivElement>(null);
+  const [beside, setBeside] = useState(1);
+  useLayoutEffect(() => {
+    const element = frame.current;
+    if (!element) return undefined;
+    const measure = (): void => setBeside(Math.max(1, Math.floor(element.clientWidth / leastWidth)));
+    measure();
+    const sizes = new ResizeObserver(measure);
+    sizes.observe(element);
+    return () => sizes.disconnect();
+  }, []);
+  const { total = 0 } = fleet;
+  return (
+    <div class="machine-cards" ref={frame}>
+      <VirtualRows
+        isList
+        label="Machines"
+        count={Math.ceil(total / beside)}
+        rowHeight={rowHeight}
+        row={(row) => (
+          <div
+            key={row}
+            class="card-row"
+            role="presentation"
+            style={{ gridTemplateColumns: `repeat(${beside}, minmax(0, 1fr))` }}
+          >
+            {Array.from({ length: Math.min(beside, total - row * beside) }, (_, column) => {
+              const index = row * beside + column;
+              return <Card key={index} index={index} total={total} machine={fleet.row(index)} />;
+            })}
+          </div>
+        )}
+        onRange={(first, last) => show(first * beside, Math.min(total, (last + 1) * beside) - 1)}
+      />
+    </div>
+  );
+}
+
+interface CardProps {
+  index: number;
+  total: number;
+  machine: MachineRow | undefined;
+}
+
+function Card({ index, total, machine }: CardProps) {
+  const position = { role: 'listitem' as const, 'aria-posinset': index + 1, 'aria-setsize': total };
+  if (!machine) return <div {...position} class="card machine-card" />;
+  const { id, name, status, tags, latest, hour } = machine;
+  return (
+    <div {...position} class={isOld(machine) ? 'card machine-card old' : 'card machine-card'}>
+      <header>
+        <SelectOne machine={machine} />
+        <a href={to('/machines', id)} class="cut">
+          {name}
+        </a>
+        <State of={status} />
+      </header>
+      <Sparkline values={hour.cpu} label={`CPU of ${name} in the last hour`} />
+      <dl>
+        <dt>CPU</dt>
+        <dd>
+          <Bar percent={latest?.cpu.usage} />
+        </dd>
+        <dt>Memory</dt>
+        <dd>
+          <Bar percent={latest ? share(latest.memory) : undefined} />
+        </dd>
+        <dt>Disk</dt>
+        <dd>
+          <Bar percent={latest ? share(latest.disk) : undefined} />
+        </dd>
+      </dl>
+      <footer>
+        <LastSeen machine={machine} />
+        <Tags of={tags} />
+      </footer>
+    </div>
+  );
+}

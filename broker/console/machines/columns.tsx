@@ -1,0 +1,165 @@
+// The columns of the list of machines: their cells, their widths, and which of them a person has chosen.
+import { computed, signal } from '@preact/signals';
+import type { ComponentChildren } from 'preact';
+import { Ago, State } from '../parts/basics.tsx';
+import { Bar, Sparkline, share } from '../parts/gauges.tsx';
+import { storedText, storeText } from '../stored.ts';
+import { durationText } from '../time.ts';
+import { LastSeen } from './age.tsx';
+import type { MachineRow } from './fleet.ts';
+import type { SortField } from './query.ts';
+
+export interface Column {
+  name: string;
+  text: string;
+  /** Least width in pixels, and the share of the space that is left. */
+  width: readonly [least: number, share: number];
+  sort?: SortField;
+  cell: (machine: MachineRow) => ComponentChildren;
+}
+
+export const columns: readonly Column[] = [
+  {
+    name: 'status',
+    text: 'Status',
+    width: [76, 0.6],
+    sort: 'status',
+    cell: ({ status }) => <State of={status} />,
+  },
+  {
+    name: 'cpu',
+    text: 'CPU',
+    width: [92, 1],
+    sort: 'cpu',
+    cell: ({ latest }) => (
+      <Bar percent={latest?.cpu.usage} title={latest ? `${latest.cpu.cores} cores` : undefined} />
+    ),
+  },
+  {
+    name: 'memory',
+    text: 'Memory',
+    width: [92, 1],
+    sort: 'memory',
+    cell: ({ latest }) => <Bar percent={latest ? share(latest.memory) : undefined} />,
+  },
+  {
+    name: 'disk',
+    text: 'Disk',
+    width: [92, 1],
+    sort: 'disk',
+    cell: ({ latest }) => <Bar percent={latest ? share(latest.disk) : undefined} />,
+  },
+  {
+    name: 'last_seen',
+    text: 'Last seen',
+    width: [112, 0.6],
+    sort: 'last_seen',
+    cell: (machine) => <LastSeen machine={machine} />,
+  },
+  {
+    name: 'hour',
+    text: 'Last hour',
+    width: [104, 0.4],
+    cell: ({ name, hour }) => <Sparkline values={hour.cpu} label={`CPU of ${name} in the last hour`} />,
+  },
+  {
+    name: 'memory_hour',
+    text: 'Memory, last hour',
+    width: [112, 0.4],
+    cell: ({ name, hour }) => <Sparkline values={hour.memory} label={`Memory of ${name} in the last hour`} />,
+  },
+  {
+    name: 'load',
+    text: 'Load',
+    width: [64, 0.3],
+    cell: ({ latest }) => <span class="number muted">{latest?.load_average[0]?.toFixed(2)}</span>,
+  },
+  {
+    name: 'uptime',
+    text: 'Up for',
+    width: [72, 0.3],
+    cell: ({ latest }) => <span class="muted">{latest && durationText(latest.uptime * 1000)}</span>,
+  },
+  {
+    name: 'hostname',
+    text: 'Host name',
+    width: [110, 1],
+    sort: 'hostname',
+    cell: ({ hostname }) => <span class="muted">{hostname}</span>,
+  },
+  {
+    name: 'system',
+    text: 'System',
+    width: [92, 0.5],
+    cell: ({ os, arch }) => <span class="muted">{`${os} ${arch}`}</span>,
+  },
+  {
+    name: 'version',
+    text: 'Agent',
+    width: [72, 0.3],
+    cell: ({ agent_version }) => <span class="muted">{agent_version}</span>,
+  },
+  {
+    name: 'created_at',
+    text: 'Joined',
+    width: [92, 0.4],
+    sort: 'created_at',
+    cell: ({ created_at }) => (
+      <span class="muted">
+        <Ago at={created_at} />
+      </span>
+    ),
+  },
+];
+
+/** Whether the window is at most this wide, in pixels. */
+function isNarrow(pixels: number) {
+  const query = matchMedia(`(max-width: ${pixels}px)`);
+  const narrow = signal(query.matches);
+  query.addEventListener('change', ({ matches }) => {
+    narrow.value = matches;
+  });
+  return narrow;
+}
+
+const phone = isNarrow(800);
+const medium = isNarrow(1100);
+
+/** The columns that a window of this width has until a person chooses. */
+const byWidth = computed(() => {
+  if (phone.value) return ['status', 'cpu'];
+  const most = ['status', 'cpu', 'memory', 'disk', 'last_seen'];
+  return medium.value ? most : [...most, 'hour'];
+});
+
+const chosen = signal(storedText('columns')?.split(','));
+
+/** Shows these columns from now on; undefined: those that fit the window. */
+export function chooseColumns(names: readonly string[] | undefined): void {
+  chosen.value = names && [...names];
+  storeText('columns', names?.join());
+}
+
+export const isChosen = computed(() => chosen.value !== undefined);
+export const shownColumns = computed(() => {
+  const names = chosen.value ?? byWidth.value;
+  return columns.filter(({ name }) => names.includes(name));
+});
+
+const selectWidth = 40;
+const gap = 8;
+const nameWidth = computed(() => (phone.value ? 92 : 170));
+
+/** The widths of a row: the checkbox, the name, and the columns. */
+export const template = computed(() => {
+  const tracks = shownColumns.value.map(({ width: [least, part] }) =>
+    phone.value ? `${least}px` : `minmax(${least}px, ${part}fr)`,
+  );
+  return [`${selectWidth}px`, `minmax(${nameWidth.value}px, 2.2fr)`, ...tracks].join(' ');
+});
+
+/** Pixels below which the table scrolls sideways. */
+export const leastWidth = computed(() => {
+  const widths = shownColumns.value.map(({ width: [least] }) => least + gap);
+  return widths.reduce((sum, width) => sum + width, selectWidth + nameWidth.value + gap + 12);
+});

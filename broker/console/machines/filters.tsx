@@ -1,0 +1,146 @@
+// What stands above the list of machines: search, filters, and how the list is drawn.
+import { useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { Choice, Dialog } from '../parts/basics.tsx';
+import { CheckField } from '../parts/form.tsx';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { SearchField } from '../parts/search-field.tsx';
+import { sayError } from '../parts/toasts.tsx';
+import { place, setQuery } from '../routes.ts';
+import { chooseColumns, columns, isChosen, shownColumns } from './columns.tsx';
+import { firstSort, sorts } from './query.ts';
+
+const views = [
+  ['', 'Table'],
+  ['cards', 'Cards'],
+] as const;
+export type View = (typeof views)[number][0];
+
+/** How the address says that the list is drawn. */
+export const viewOf = (query: URLSearchParams): View => (query.get('view') === 'cards' ? 'cards' : '');
+
+export function Filters() {
+  const { query } = place.value;
+  const view = viewOf(query);
+  return (
+    <div class="filters">
+      <SearchField label="Search by name" name="q" />
+      <Select
+        label="Status"
+        name="status"
+        options={[
+          ['', 'Any status'],
+          ['online', 'Online'],
+          ['offline', 'Offline'],
+        ]}
+      />
+      <TagFilter value={query.get('tags') ?? ''} />
+      <span class="view-choice">
+        {view === 'cards' ? (
+          <Select
+            label="Order"
+            name="sort"
+            options={sorts.map(([field, text]) => [
+              field === 'name' ? '' : firstSort(field),
+              `By ${field === 'cpu' ? text : text.toLowerCase()}`,
+            ])}
+          />
+        ) : (
+          <ColumnChoice />
+        )}
+        <Choice label="View" options={views} value={view} choose={(name) => setQuery({ view: name })} />
+      </span>
+    </div>
+  );
+}
+
+interface SelectProps {
+  label: string;
+  /** Parameter of the address. */
+  name: string;
+  options: readonly (readonly [value: string, text: string])[];
+}
+
+function Select({ label, name, options }: SelectProps) {
+  return (
+    <label class="select">
+      <span class="only-read">{label}</span>
+      <select
+        value={place.value.query.get(name) ?? ''}
+        onChange={({ currentTarget }) => setQuery({ [name]: currentTarget.value })}
+      >
+        {options.map(([value, text]) => (
+          <option key={value} value={value}>
+            {text}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+/** A field for tags that proposes those in use, which are read when it is first used. */
+function TagFilter({ value }: { value: string }) {
+  const [tags, setTags] = useState<readonly { name: string; machines: number }[] | undefined>(undefined);
+  const read = (): void => {
+    if (tags === undefined) client.tags.list({ limit: 100 }).then(({ items }) => setTags(items), sayError);
+  };
+  return (
+    <label class="select">
+      <span class="only-read">Tags</span>
+      <input
+        list="tags"
+        placeholder="Any tag"
+        value={value}
+        autoComplete="off"
+        onFocus={read}
+        onInput={({ currentTarget }) => setQuery({ tags: currentTarget.value })}
+      />
+      <datalist id="tags">
+        {tags?.map(({ name, machines }) => (
+          <option key={name} value={name}>
+            {machines === 1 ? '1 machine' : `${machines} machines`}
+          </option>
+        ))}
+      </datalist>
+    </label>
+  );
+}
+
+function ColumnChoice() {
+  const [open, setOpen] = useState(false);
+  const close = (): void => setOpen(false);
+  const names = shownColumns.value.map(({ name }) => name);
+  return (
+    <>
+      <button type="button" onClick={() => setOpen(true)}>
+        <Icon of={icons.columns} />
+        Columns
+      </button>
+      {open && (
+        <Dialog title="Columns" onClose={close}>
+          <div class="fields">
+            {columns.map(({ name, text }) => (
+              <CheckField
+                key={name}
+                label={text}
+                value={names.includes(name)}
+                change={(on) => chooseColumns(on ? [...names, name] : names.filter((one) => one !== name))}
+              />
+            ))}
+          </div>
+          <p class="hint">This browser remembers them.</p>
+          <footer>
+            <button type="button" disabled={!isChosen.value} onClick={() => chooseColumns(undefined)}>
+              As the window allows
+            </button>
+            <button type="button" class="primary" onClick={close}>
+              Done
+            </button>
+          </footer>
+        </Dialog>
+      )}
+    </>
+  );
+}

@@ -1,0 +1,31 @@
+// Search, filters and order of the list of machines, as they stand in the address.
+import type { MachineQuery } from './fleet.ts';
+
+export const sorts = [
+  ['name', 'Name'],
+  ['status', 'Status'],
+  ['cpu', 'CPU'],
+  ['memory', 'Memory'],
+  ['disk', 'Disk'],
+  ['last_seen', 'Last seen'],
+  ['hostname', 'Host name'],
+  ['created_at', 'Joined'],
+] as const;
+export type SortField = (typeof sorts)[number][0];
+
+export const filterNames = ['q', 'tags', 'status'] as const;
+
+export function queryOf(given: URLSearchParams): MachineQuery {
+  const [search, tags, status, sort] = [...filterNames, 'sort'].map((name) => given.get(name) ?? '');
+  const field = sorts.find(([name]) => name === sort?.replace('-', ''))?.[0];
+  return {
+    sort: field === undefined ? 'name' : sort?.startsWith('-') ? `-${field}` : field,
+    ...(search && { search }),
+    ...(tags && { tags }),
+    ...((status === 'online' || status === 'offline') && { status }),
+  };
+}
+
+/** The order by a field that was not the order before: of numbers and times the largest is looked for first. */
+export const firstSort = (field: SortField): string =>
+  ['name', 'hostname', 'status'].includes(field) ? field : `-${field}`;
