@@ -1,5 +1,5 @@
-// The entries of a folder, with a click to open and buttons for the rest.
-import { useState } from 'preact/hooks';
+// The entries of a folder: open by a click or keys, select several, and what can be done with them.
+import { useEffect, useRef, useState } from 'preact/hooks';
 import type { client } from '../client.ts';
 import { Ago } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
@@ -9,8 +9,11 @@ import { Empty } from '../parts/page.tsx';
 import { setQuery } from '../routes.ts';
 import { may } from '../session.ts';
 import { bytesText } from '../time.ts';
-import { ChangeEntry, RemoveEntry } from './file-dialogs.tsx';
-import { downloadAddress, type FileEntry, nameToRead } from './paths.ts';
+import { focusFirst, onEntryKey } from './entry-keys.ts';
+import { RemoveEntries, RenameEntry } from './file-dialogs.tsx';
+import { downloadAddress, type FileEntry, isEditable, nameToRead } from './paths.ts';
+import { Permissions, wholeMode } from './permissions-dialog.tsx';
+import { TransferEntries } from './transfer-dialog.tsx';
 
 interface EntryListProps {
   machine: string;
@@ -18,88 +21,200 @@ interface EntryListProps {
   reload: () => void;
 }
 
-/** Largest file that the editor opens. */
-const mostToEdit = 2 * 1024 * 1024;
+type Action = 'rename' | 'transfer' | 'permissions' | 'remove';
 
 export function EntryList({ machine, listing: { files, path: folder }, reload }: EntryListProps) {
-  const [open, setOpen] = useState<{ what: 'change' | 'remove'; entry: FileEntry } | undefined>(undefined);
-  const close = (): void => setOpen(undefined);
-  if (files.length === 0) {
-    return (
-      <Empty icon={icons.folder} title="This folder is empty">
-        <p>
-          {may('files:write')
-            ? 'Drop files and folders here to upload them.'
-            : 'Hidden files are not listed.'}
-        </p>
-      </Empty>
-    );
-  }
+  const [open, setOpen] = useState<{ what: Action; entries: readonly FileEntry[] } | undefined>(undefined);
+  const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
+  const frame = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    setChosen(new Set());
+    focusFirst(frame.current);
+  }, [folder]);
+  if (files.length === 0) return <EmptyFolder />;
+  const toggle = (entry: FileEntry): void => {
+    const next = new Set(chosen);
+    if (!next.delete(entry.path)) next.add(entry.path);
+    setChosen(next);
+  };
+  const selected = files.filter(({ path }) => chosen.has(path));
+  const act = (what: Action, entries: readonly FileEntry[]): void => setOpen({ what, entries });
+  const all = selected.length === files.length;
+  const at = (index: number): readonly FileEntry[] => files.slice(index, index + 1);
   return (
     <>
-      <List
-        label="Entries"
-        head={
-          <>
-            <th class="wide">Name</th>
-            <th class="right">Size</th>
-            <th class="phone-off">Mode</th>
-            <th class="phone-off">Owner</th>
-            <th class="phone-off">Changed</th>
-            <th>
-              <span class="only-read">Actions</span>
-            </th>
-          </>
+      <div
+        class="entries"
+        ref={frame}
+        onKeyDown={(event) =>
+          onEntryKey(event, folder, {
+            toggle: (index) => at(index).forEach(toggle),
+            rename: (index) => may('files:write') && act('rename', at(index)),
+            remove: (index) =>
+              may('files:write') && act('remove', selected.length > 0 ? selected : at(index)),
+          })
         }
       >
-        {files.map((entry) => (
-          <Entry key={entry.path} machine={machine} entry={entry} open={(what) => setOpen({ what, entry })} />
-        ))}
-      </List>
-      {open?.what === 'change' && (
-        <ChangeEntry machine={machine} folder={folder} entry={open.entry} close={close} reload={reload} />
+        <List
+          label="Entries"
+          head={
+            <>
+              {may('files:write') && (
+                <th class="check-cell">
+                  <input
+                    type="checkbox"
+                    aria-label="Select all entries"
+                    checked={all}
+                    indeterminate={selected.length > 0 && !all}
+                    onChange={() => setChosen(new Set(all ? [] : files.map(({ path }) => path)))}
+                  />
+                </th>
+              )}
+              <th class="wide">Name</th>
+              <th class="right">Size</th>
+              <th class="phone-off">Mode</th>
+              <th class="phone-off">Owner</th>
+              <th class="phone-off">Changed</th>
+              <th>
+                <span class="only-read">Actions</span>
+              </th>
+            </>
+          }
+        >
+          {files.map((entry, index) => (
+            <Entry
+              key={entry.path}
+              machine={machine}
+              entry={entry}
+              index={index}
+              isChosen={chosen.has(entry.path)}
+              toggle={() => toggle(entry)}
+              act={(what) => act(what, [entry])}
+            />
+          ))}
+        </List>
+      </div>
+      {selected.length > 0 && (
+        <SelectedEntries
+          count={selected.length}
+          act={(what) => act(what, selected)}
+          clear={() => setChosen(new Set())}
+        />
       )}
-      {open?.what === 'remove' && (
-        <RemoveEntry machine={machine} entry={open.entry} close={close} reload={reload} />
+      {open && (
+        <EntryDialog
+          {...open}
+          machine={machine}
+          folder={folder}
+          reload={reload}
+          close={() => setOpen(undefined)}
+        />
       )}
     </>
+  );
+}
+
+function EmptyFolder() {
+  return (
+    <Empty icon={icons.folder} title="This folder is empty">
+      <p>
+        {may('files:write')
+          ? 'Drop files and folders here to upload them. Hidden files are listed by their checkbox above.'
+          : 'Hidden files are listed by their checkbox above.'}
+      </p>
+    </Empty>
+  );
+}
+
+interface EntryDialogProps {
+  what: Action;
+  entries: readonly FileEntry[];
+  machine: string;
+  folder: string;
+  reload: () => void;
+  close: () => void;
+}
+
+function EntryDialog({ what, entries, folder, ...shared }: EntryDialogProps) {
+  const [first] = entries;
+  if (what === 'remove') return <RemoveEntries {...shared} entries={entries} />;
+  if (what === 'permissions') return <Permissions {...shared} entries={entries} />;
+  if (what === 'transfer') return <TransferEntries {...shared} folder={folder} entries={entries} />;
+  return first ? <RenameEntry {...shared} folder={folder} entry={first} /> : null;
+}
+
+interface SelectedProps {
+  count: number;
+  act: (what: Action) => void;
+  clear: () => void;
+}
+
+function SelectedEntries({ count, act, clear }: SelectedProps) {
+  return (
+    <section class="selection" aria-label="Selected entries">
+      <strong>{count} selected</strong>
+      <button type="button" onClick={() => act('transfer')}>
+        <Icon of={icons.copy} />
+        <span class="phone-off">Copy or move</span>
+        <span class="phone-only">Copy</span>
+      </button>
+      <button type="button" class="icon-only" aria-label="Permissions" onClick={() => act('permissions')}>
+        <Icon of={icons.lock} />
+      </button>
+      <button type="button" class="danger icon-only" aria-label="Delete" onClick={() => act('remove')}>
+        <Icon of={icons.trash} />
+      </button>
+      <button type="button" onClick={clear}>
+        Clear
+      </button>
+    </section>
   );
 }
 
 interface EntryProps {
   machine: string;
   entry: FileEntry;
-  open: (what: 'change' | 'remove') => void;
+  index: number;
+  isChosen: boolean;
+  toggle: () => void;
+  act: (what: Action) => void;
 }
 
-function Entry({ machine, entry, open }: EntryProps) {
-  const { type, size = 0, mode, owner, group, modified_at, link_target, special, name_encoding } = entry;
+function Entry({ machine, entry, index, isChosen, toggle, act }: EntryProps) {
+  const { type, size = 0, owner, group, modified_at, link_target, special } = entry;
   const name = nameToRead(entry);
   const isFolder = type === 'directory';
-  const isText = !isFolder && special === undefined && size <= mostToEdit && name_encoding === undefined;
-  const canOpen = name_encoding === undefined && (isFolder || isText);
   return (
-    <tr>
+    <tr aria-selected={isChosen}>
+      {may('files:write') && (
+        <td class="check-cell">
+          <input type="checkbox" aria-label={`Select ${name}`} checked={isChosen} onChange={toggle} />
+        </td>
+      )}
       <td class="wide">
         <span class="entry">
           <Icon of={isFolder ? icons.folder : icons.file} />
-          {canOpen ? (
-            <button
-              type="button"
-              class="link cut"
-              onClick={() => setQuery(isFolder ? { path: entry.path } : { edit: entry.path })}
-            >
-              {name}
-            </button>
-          ) : (
-            <span class="cut">{name}</span>
-          )}
+          <EntryName machine={machine} entry={entry} index={index} />
           {link_target !== undefined && <span class="muted cut">→ {link_target}</span>}
           {special !== undefined && <span class="tag">{special}</span>}
         </span>
       </td>
       <td class="right number">{isFolder ? '' : bytesText(size)}</td>
-      <td class="mono muted phone-off">{mode}</td>
+      <td class="mono muted phone-off">
+        {may('files:write') ? (
+          <button
+            type="button"
+            class="link"
+            aria-label={`Permissions of ${name}: ${wholeMode(entry)}`}
+            title="Change permissions"
+            onClick={() => act('permissions')}
+          >
+            {wholeMode(entry)}
+          </button>
+        ) : (
+          wholeMode(entry)
+        )}
+      </td>
       <td class="muted phone-off">
         {owner}
         {group !== owner && `:${group}`}
@@ -108,13 +223,37 @@ function Entry({ machine, entry, open }: EntryProps) {
         <Ago at={modified_at} />
       </td>
       <td class="row-buttons">
-        <EntryActions machine={machine} entry={entry} open={open} />
+        <EntryButtons machine={machine} entry={entry} act={act} />
       </td>
     </tr>
   );
 }
 
-function EntryActions({ machine, entry, open }: EntryProps) {
+/** The name: it opens a folder or the editor, and downloads what the editor does not open. */
+function EntryName({ machine, entry, index }: Pick<EntryProps, 'machine' | 'entry' | 'index'>) {
+  const name = nameToRead(entry);
+  const isFolder = entry.type === 'directory';
+  if (entry.name_encoding === undefined && (isFolder || isEditable(entry))) {
+    return (
+      <button
+        type="button"
+        class="link cut"
+        data-entry={index}
+        onClick={() => setQuery(isFolder ? { path: entry.path } : { edit: entry.path })}
+      >
+        {name}
+      </button>
+    );
+  }
+  if (isFolder || entry.special !== undefined) return <span class="cut">{name}</span>;
+  return (
+    <a class="cut" data-entry={index} href={downloadAddress(machine, entry)} download={name}>
+      {name}
+    </a>
+  );
+}
+
+function EntryButtons({ machine, entry, act }: Pick<EntryProps, 'machine' | 'entry' | 'act'>) {
   const name = nameToRead(entry);
   const isFolder = entry.type === 'directory';
   return (
@@ -136,18 +275,27 @@ function EntryActions({ machine, entry, open }: EntryProps) {
             type="button"
             class="quiet icon-only"
             aria-label={`Rename ${name}`}
-            title="Rename, move, change the mode"
+            title="Rename (F2)"
             disabled={entry.name_encoding !== undefined}
-            onClick={() => open('change')}
+            onClick={() => act('rename')}
           >
             <Icon of={icons.edit} />
+          </button>
+          <button
+            type="button"
+            class="quiet icon-only phone-off"
+            aria-label={`Copy or move ${name}`}
+            title="Copy or move, also to another machine"
+            onClick={() => act('transfer')}
+          >
+            <Icon of={icons.copy} />
           </button>
           <button
             type="button"
             class="quiet icon-only"
             aria-label={`Delete ${name}`}
             title="Delete"
-            onClick={() => open('remove')}
+            onClick={() => act('remove')}
           >
             <Icon of={icons.trash} />
           </button>

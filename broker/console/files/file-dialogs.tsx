@@ -1,4 +1,4 @@
-// Dialogs about files: a new folder, rename and mode, delete, and the question before files are replaced.
+// Dialogs about files: a new folder, rename, delete, and the question before files are replaced.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { Confirm, Dialog } from '../parts/basics.tsx';
@@ -6,7 +6,7 @@ import { Form, TextField } from '../parts/form.tsx';
 import { say } from '../parts/toasts.tsx';
 import { type FileEntry, joined, nameToRead, pathOf } from './paths.ts';
 
-interface DialogProps {
+export interface DialogProps {
   machine: string;
   close: () => void;
   reload: () => void;
@@ -39,8 +39,8 @@ export function NewFolder({ machine, folder, close, reload }: DialogProps & { fo
   );
 }
 
-/** Renames or moves an entry, and changes its mode. */
-export function ChangeEntry({
+/** Renames an entry, or moves it on its machine. */
+export function RenameEntry({
   machine,
   folder,
   entry,
@@ -48,55 +48,53 @@ export function ChangeEntry({
   reload,
 }: DialogProps & { folder: string; entry: FileEntry }) {
   const [name, setName] = useState(entry.name);
-  const [mode, setMode] = useState(entry.mode);
-  const save = async (): Promise<void> => {
-    const path = joined(folder, entry.name);
-    const destination = name.startsWith('/') ? name : joined(folder, name);
-    if (mode !== entry.mode) await client.files.change({ machine_id: machine, path, mode });
-    if (destination !== path) await client.files.move({ machine_id: machine, source: path, destination });
-    reload();
-    close();
-  };
   return (
-    <Dialog title={`Change ${entry.name}`} onClose={close}>
-      <Form submit="Save" cancel={close} run={save} disabled={name === ''}>
-        <TextField
-          label="Name"
-          value={name}
-          change={setName}
-          hint="A whole path moves it there"
-          required
-          autoFocus
-        />
-        <TextField
-          label="Mode"
-          value={mode}
-          change={setMode}
-          hint="Permission bits in octal, such as 0644"
-          mono
-        />
+    <Dialog title={`Rename ${entry.name}`} onClose={close}>
+      <Form
+        submit="Rename"
+        cancel={close}
+        disabled={name === '' || name === entry.name}
+        run={async () => {
+          const destination = name.startsWith('/') ? name : joined(folder, name);
+          await client.files.move({ machine_id: machine, source: entry.path, destination });
+          reload();
+          close();
+        }}
+      >
+        <TextField label="Name" value={name} change={setName} required autoFocus />
       </Form>
     </Dialog>
   );
 }
 
-export function RemoveEntry({ machine, entry, close, reload }: DialogProps & { entry: FileEntry }) {
-  const isFolder = entry.type === 'directory' && entry.link_target === undefined;
-  const name = nameToRead(entry);
+export function RemoveEntries({
+  machine,
+  entries,
+  close,
+  reload,
+}: DialogProps & { entries: readonly FileEntry[] }) {
+  const [only] = entries;
+  const what = entries.length === 1 && only ? nameToRead(only) : `${entries.length} entries`;
+  const isFolder = ({ type, link_target }: FileEntry): boolean =>
+    type === 'directory' && link_target === undefined;
+  const folders = entries.some(isFolder);
   return (
     <Confirm
-      title={`Delete ${name}?`}
-      action={isFolder ? 'Delete with its content' : 'Delete'}
+      title={`Delete ${what}?`}
+      action={folders ? 'Delete with its content' : 'Delete'}
       onClose={close}
       run={async () => {
-        await client.files.remove({ machine_id: machine, ...pathOf(entry), recursive: isFolder });
-        say(`${name} is deleted`);
-        reload();
+        try {
+          for (const entry of entries)
+            await client.files.remove({ machine_id: machine, ...pathOf(entry), recursive: isFolder(entry) });
+          say(`${what} deleted`);
+        } finally {
+          reload();
+        }
       }}
     >
-      <p>
-        {isFolder ? 'The folder and everything in it are deleted for good.' : 'The file is deleted for good.'}
-      </p>
+      {entries.length > 1 && <Names names={entries.map(nameToRead)} />}
+      <p>{folders ? 'Folders and everything in them are deleted for good.' : 'This is for good.'}</p>
     </Confirm>
   );
 }
@@ -120,12 +118,18 @@ export function ReplaceDialog({
       run={() => Promise.resolve(run())}
     >
       <p>These are here already. Of a folder, files that have the same names are replaced:</p>
-      <ul class="names">
-        {names.slice(0, mostNames).map((name) => (
-          <li key={name}>{name}</li>
-        ))}
-        {names.length > mostNames && <li>and {names.length - mostNames} more</li>}
-      </ul>
+      <Names names={names} />
     </Confirm>
+  );
+}
+
+function Names({ names }: { names: readonly string[] }) {
+  return (
+    <ul class="names">
+      {names.slice(0, mostNames).map((name) => (
+        <li key={name}>{name}</li>
+      ))}
+      {names.length > mostNames && <li>and {names.length - mostNames} more</li>}
+    </ul>
   );
 }

@@ -1,10 +1,12 @@
 // The files of a machine: folders, uploads by drag and drop, and what can be done with each entry.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../client.ts';
+import { Choice } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { later } from '../parts/later.tsx';
 import { Empty, Failed, Placeholder, Show } from '../parts/page.tsx';
+import { SearchField } from '../parts/search-field.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { type Params, place, setQuery } from '../routes.ts';
@@ -12,12 +14,18 @@ import { may } from '../session.ts';
 import { EntryList } from './entry-list.tsx';
 import { NewFolder, ReplaceDialog } from './file-dialogs.tsx';
 import { crumbsOf, parentOf } from './paths.ts';
+import { type SearchBy, SearchResults } from './search-results.tsx';
 import { UploadTray } from './upload-tray.tsx';
 import { arrivals, type Chosen, droppedFiles, upload } from './uploads.ts';
 
 const EditFile = later(async () => (await import('../editor/edit-file.tsx')).EditFile);
 
 type Listing = Awaited<ReturnType<typeof client.files.list>>;
+
+const searches = [
+  ['name', 'Names'],
+  ['content', 'Content'],
+] as const;
 
 /** Entries that are read at first; a folder with more has a button for the rest. */
 const mostAtFirst = 1_000;
@@ -26,6 +34,8 @@ export function Files({ params: { machine = '', status } }: { params: Params }) 
   const { query } = place.value;
   const path = query.get('path') ?? '';
   const editing = query.get('edit');
+  const text = query.get('find') ?? '';
+  const by: SearchBy = query.get('in') === 'content' ? 'content' : 'name';
   const [hidden, setHidden] = useState(false);
   const [limit, setLimit] = useState(mostAtFirst);
   const listing = useData(
@@ -55,7 +65,27 @@ export function Files({ params: { machine = '', status } }: { params: Params }) 
         setHidden={setHidden}
         reload={listing.reload}
       />
-      {listing.error !== undefined ? (
+      <div class="filters">
+        <SearchField label="Search below this folder" name="find" />
+        {text !== '' && (
+          <Choice
+            label="Search in"
+            options={searches}
+            value={by}
+            choose={(name) => setQuery({ in: name === 'name' ? '' : name })}
+          />
+        )}
+        {by === 'name' && text !== '' && <span class="hint">* and ? stand for other letters</span>}
+      </div>
+      {text !== '' ? (
+        <SearchResults
+          machine={machine}
+          folder={listing.data?.path ?? path}
+          hidden={hidden}
+          text={text}
+          by={by}
+        />
+      ) : listing.error !== undefined ? (
         <Failed error={listing.error} retry={listing.reload} />
       ) : (
         <Show of={listing}>

@@ -39,3 +39,10 @@ export function downloadAddress(machine: string, entry: FileEntry): string {
   });
   return `/api/v1/machines/${encodeURIComponent(machine)}/files/download?${query}`;
 }
+
+/** Largest file that the editor opens. */
+const mostToEdit = 2 * 1024 * 1024;
+
+/** Whether the editor opens an entry. */
+export const isEditable = ({ type, size = 0, special, name_encoding }: FileEntry): boolean =>
+  type === 'file' && special === undefined && size <= mostToEdit && name_encoding === undefined;

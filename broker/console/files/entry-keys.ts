@@ -1,0 +1,43 @@
+// Keys on the list of entries: arrows move, Backspace goes up, and others do what the buttons do.
+import { setQuery } from '../routes.ts';
+import { parentOf } from './paths.ts';
+
+export interface EntryActions {
+  toggle: (index: number) => void;
+  rename: (index: number) => void;
+  remove: (index: number) => void;
+}
+
+const isName = (element: Element | null): element is HTMLElement =>
+  element instanceof HTMLElement && element.dataset.entry !== undefined;
+
+const namesIn = (list: Element): HTMLElement[] => [...list.querySelectorAll('[data-entry]')].filter(isName);
+
+/** Focuses the first name, when the element that had the focus went with the folder before. */
+export function focusFirst(list: Element | null): void {
+  if (list && document.activeElement === document.body) namesIn(list)[0]?.focus();
+}
+
+/** Handles a key that is pressed on a name; all other keys work as everywhere. */
+export function onEntryKey(event: KeyboardEvent, folder: string, actions: EntryActions): void {
+  const { currentTarget: list, target, key } = event;
+  if (!(list instanceof Element) || !(target instanceof Element) || !isName(target)) return;
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const names = namesIn(list);
+  const at = names.indexOf(target);
+  const index = Number(target.dataset.entry);
+  const moves: Readonly<Record<string, number>> = {
+    ArrowDown: at + 1,
+    ArrowUp: at - 1,
+    Home: 0,
+    End: names.length - 1,
+  };
+  const next = moves[key];
+  if (next !== undefined) names[Math.min(Math.max(0, next), names.length - 1)]?.focus();
+  else if (key === 'Backspace') setQuery({ path: parentOf(folder) });
+  else if (key === ' ') actions.toggle(index);
+  else if (key === 'F2') actions.rename(index);
+  else if (key === 'Delete') actions.remove(index);
+  else return;
+  event.preventDefault();
+}

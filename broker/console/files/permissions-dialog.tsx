@@ -1,0 +1,115 @@
+// Permissions of entries: the bits as checkboxes and in octal, the owner and the group.
+import { useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { Dialog } from '../parts/basics.tsx';
+import { Form, TextField } from '../parts/form.tsx';
+import type { DialogProps } from './file-dialogs.tsx';
+import { type FileEntry, nameToRead, pathOf } from './paths.ts';
+
+const classes = [
+  ['Owner', 6],
+  ['Group', 3],
+  ['Others', 0],
+] as const;
+const rights = [
+  ['Read', 4],
+  ['Write', 2],
+  ['Execute', 1],
+] as const;
+
+/** The mode with the bits that a listing names one by one. */
+export function wholeMode({ mode, setuid, setgid, sticky }: FileEntry): string {
+  return `${(setuid ? 4 : 0) + (setgid ? 2 : 0) + (sticky ? 1 : 0)}${mode.slice(-3)}`;
+}
+
+interface PermissionsProps extends DialogProps {
+  entries: readonly FileEntry[];
+}
+
+export function Permissions({ machine, entries, close, reload }: PermissionsProps) {
+  const [first] = entries;
+  const before = {
+    mode: first ? wholeMode(first) : '',
+    owner: first?.owner ?? '',
+    group: first?.group ?? '',
+  };
+  const [mode, setMode] = useState(before.mode);
+  const [owner, setOwner] = useState(before.owner);
+  const [group, setGroup] = useState(before.group);
+  const isMode = /^[0-7]{3,4}$/.test(mode);
+  const same = entries.length === 1;
+  // Of several entries everything is set, because they may differ.
+  const changes = {
+    ...((!same || mode !== before.mode) && { mode }),
+    ...(owner !== before.owner && { owner }),
+    ...(group !== before.group && { group }),
+  };
+  const save = async (): Promise<void> => {
+    try {
+      for (const entry of entries)
+        await client.files.change({ machine_id: machine, ...pathOf(entry), ...changes });
+    } finally {
+      reload();
+    }
+    close();
+  };
+  const title = same && first ? nameToRead(first) : `${entries.length} entries`;
+  return (
+    <Dialog title={`Permissions of ${title}`} onClose={close}>
+      <Form
+        submit="Save"
+        cancel={close}
+        run={save}
+        disabled={!isMode || !owner || !group || Object.keys(changes).length === 0}
+      >
+        <Bits mode={isMode ? mode : '0'} change={setMode} />
+        <div class="fields">
+          <TextField label="In octal" value={mode} change={setMode} mono numeric />
+          <TextField label="Owner" value={owner} change={setOwner} />
+          <TextField label="Group" value={group} change={setGroup} />
+        </div>
+        <p class="hint">
+          {entries.some(({ type }) => type === 'directory')
+            ? 'Of a folder itself, not of what is in it. '
+            : ''}
+          Another owner or group needs an agent that runs as root.
+        </p>
+      </Form>
+    </Dialog>
+  );
+}
+
+function Bits({ mode, change }: { mode: string; change: (mode: string) => void }) {
+  const bits = Number.parseInt(mode, 8);
+  return (
+    <table class="bits">
+      <thead>
+        <tr>
+          <td />
+          {rights.map(([right]) => (
+            <th key={right} scope="col">
+              {right}
+            </th>
+          ))}
+        </tr>
+      </thead>
+      <tbody>
+        {classes.map(([name, shift]) => (
+          <tr key={name}>
+            <th scope="row">{name}</th>
+            {rights.map(([right, bit]) => (
+              <td key={right}>
+                <input
+                  type="checkbox"
+                  aria-label={`${name}: ${right.toLowerCase()}`}
+                  checked={(bits & (bit << shift)) !== 0}
+                  onChange={() => change((bits ^ (bit << shift)).toString(8).padStart(4, '0'))}
+                />
+              </td>
+            ))}
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}

@@ -1,0 +1,107 @@
+// Copies or moves entries, also to another machine.
+import { useEffect, useRef, useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { MachinePicker } from '../machines/machine-picker.tsx';
+import { nameOf } from '../machines/names.ts';
+import { Choice, Dialog } from '../parts/basics.tsx';
+import { CheckField, Form, TextField } from '../parts/form.tsx';
+import { say } from '../parts/toasts.tsx';
+import type { DialogProps } from './file-dialogs.tsx';
+import { type FileEntry, joined, pathOf } from './paths.ts';
+
+const ways = [
+  ['copy', 'Copy'],
+  ['move', 'Move'],
+] as const;
+type Way = (typeof ways)[number][0];
+
+interface Transfer {
+  way: Way;
+  from: string;
+  to: string;
+  entry: FileEntry;
+  destination: string;
+  overwrite: boolean;
+}
+
+/** Copies or moves one entry. A move to another machine is a copy, which is checked by SHA-256, then a removal. */
+async function transfer({ way, from, to, entry, ...there }: Transfer, signal: AbortSignal): Promise<void> {
+  const { path: source, path_encoding } = pathOf(entry);
+  const what = {
+    machine_id: from,
+    source,
+    ...(path_encoding && { source_encoding: path_encoding }),
+    ...there,
+  };
+  if (way === 'move' && from === to) await client.files.move(what, { signal });
+  else await client.files.copy({ ...what, destination_machine_id: to }, { signal });
+  if (way === 'copy' || from === to) return;
+  const recursive = entry.type === 'directory' && entry.link_target === undefined;
+  await client.files.remove({ machine_id: from, ...pathOf(entry), recursive }, { signal });
+}
+
+interface TransferProps extends DialogProps {
+  folder: string;
+  entries: readonly FileEntry[];
+}
+
+export function TransferEntries({ machine, folder, entries, close, reload }: TransferProps) {
+  const [only] = entries;
+  const single = entries.length === 1 && only !== undefined && only.name_encoding === undefined;
+  const [way, setWay] = useState<Way>('copy');
+  const [to, setTo] = useState(machine);
+  const [path, setPath] = useState(single ? joined(folder, only.name) : folder);
+  const [overwrite, setOverwrite] = useState(false);
+  const [done, setDone] = useState<number | undefined>(undefined);
+  const stop = useRef(new AbortController());
+  useEffect(() => () => stop.current.abort(), []);
+  const run = async (): Promise<void> => {
+    try {
+      for (const [index, entry] of entries.entries()) {
+        setDone(index);
+        const destination = single && !path.endsWith('/') ? path : joined(path, entry.name);
+        await transfer({ way, from: machine, to, entry, destination, overwrite }, stop.current.signal);
+      }
+    } finally {
+      setDone(undefined);
+      reload();
+    }
+    say(
+      `${entries.length === 1 ? path : `${entries.length} entries`} ${way === 'copy' ? 'copied' : 'moved'}`,
+    );
+    close();
+  };
+  const unchanged = single && to === machine && path === only.path;
+  return (
+    <Dialog title={`Copy or move ${single ? only.name : `${entries.length} entries`}`} onClose={close}>
+      <Form
+        submit={way === 'copy' ? 'Copy' : 'Move'}
+        cancel={close}
+        run={run}
+        disabled={!path.startsWith('/') || unchanged}
+      >
+        <Choice label="What to do" options={ways} value={way} choose={setWay} />
+        <div class="field">
+          <p>
+            {to === machine ? 'On this machine' : 'To the machine'} <strong>{nameOf(to)}</strong>
+          </p>
+          <MachinePicker label="Another machine" choose={({ id }) => setTo(id)} />
+        </div>
+        <TextField
+          label={single ? 'Path there' : 'Folder there'}
+          value={path}
+          change={setPath}
+          hint={single ? 'With a slash at the end: the folder for it' : 'The entries are put into it'}
+          mono
+          required
+        />
+        <CheckField label="Replace files that exist" value={overwrite} change={setOverwrite} />
+        {done !== undefined && (
+          <p class="muted" role="status">
+            {done + 1} of {entries.length}: {entries[done]?.name}
+          </p>
+        )}
+      </Form>
+    </Dialog>
+  );
+}
