@@ -5,7 +5,9 @@ import { after } from '../time.ts';
 import type { Emulator } from './emulator.ts';
 
 export type Phase =
-  | { name: 'connecting' | 'connected' | 'offline' }
+  | { name: 'connecting' | 'offline' }
+  /** `client`: the id of this attachment. */
+  | { name: 'connected'; client: string }
   | { name: 'lost'; text: string }
   | { name: 'ended'; text: string };
 
@@ -17,18 +19,21 @@ interface Attachment {
   emulator: Emulator;
   signal: AbortSignal;
   onPhase: (phase: Phase) => void;
+  /** Changes what is typed before it is sent. */
+  typed: (text: string) => string;
 }
 
 const retryMs = 1_500;
 
 /** Runs until the session ends, the login may not use it any more, or the signal fires. */
-export async function keepAttached({ session, mode, emulator, signal, onPhase }: Attachment): Promise<void> {
+export async function keepAttached(attachment: Attachment): Promise<void> {
+  const { session, mode, emulator, signal, onPhase, typed } = attachment;
   let offset: number | undefined;
   let terminal: Terminal | undefined;
   const { terminal: screen } = emulator;
   const send = (input: string | Uint8Array): void => void terminal?.write(input);
   const listeners = [
-    screen.onData(send),
+    screen.onData((text) => send(typed(text))),
     screen.onBinary((text) => send(Uint8Array.from(text, (letter) => letter.charCodeAt(0)))),
     screen.onResize(({ cols, rows }) => terminal?.resize(cols, rows)),
   ];
@@ -37,15 +42,17 @@ export async function keepAttached({ session, mode, emulator, signal, onPhase }:
       onPhase({ name: 'connecting' });
       const phase = await once(async () => {
         const input = { session_id: session, mode, ...(offset !== undefined && { offset }) };
-        terminal = await client.sessions.terminal(await client.sessions.attach(input), {
+        const attached = await client.sessions.attach(input);
+        const connected: Phase = { name: 'connected', client: attached.client_id };
+        terminal = await client.sessions.terminal(attached, {
           signal,
           onNote(note) {
             if (note.type === 'status')
-              onPhase({ name: note.status === 'CONNECTED' ? 'connected' : 'offline' });
+              onPhase(note.status === 'CONNECTED' ? connected : { name: 'offline' });
             if (note.type === 'size' && mode === 'observer') screen.resize(note.cols, note.rows);
           },
         });
-        onPhase({ name: 'connected' });
+        onPhase(connected);
         if (mode === 'operator') terminal.resize(screen.cols, screen.rows);
         else screen.resize(terminal.cols, terminal.rows);
         for await (const bytes of terminal.output) {

@@ -10,6 +10,8 @@ import { may } from '../session.ts';
 import { isDark } from '../theme.ts';
 import { keepAttached, type Mode, type Phase } from './attach.ts';
 import type { Emulator } from './emulator.ts';
+import { Participants } from './participants.tsx';
+import { afterCtrl, TouchKeys } from './touch-keys.tsx';
 
 const phaseTexts = {
   connecting: ['pending', 'connecting'],
@@ -18,16 +20,6 @@ const phaseTexts = {
   lost: ['GRACE_PERIOD', 'connection lost'],
   ended: ['ended', 'ended'],
 } as const;
-
-/** Keys that a touch screen lacks, as the bytes that terminals send for them. */
-const touchKeys: readonly (readonly [text: string, bytes: string])[] = [
-  ['Esc', '\u001b'],
-  ['Tab', '\t'],
-  ['Ctrl-C', '\u0003'],
-  ['Ctrl-D', '\u0004'],
-  ['↑', '\u001b[A'],
-  ['↓', '\u001b[B'],
-];
 
 /** Attaches a new emulator to a session for as long as the element is on the page. */
 function useTerminal(session: string, mode: Mode) {
@@ -49,7 +41,8 @@ function useTerminal(session: string, mode: Mode) {
         sizes = new ResizeObserver(() => opened?.fit());
         sizes.observe(element.current);
       }
-      await keepAttached({ session, mode, emulator: opened, signal: stop.signal, onPhase: setPhase });
+      const shared = { session, mode, emulator: opened, signal: stop.signal };
+      await keepAttached({ ...shared, onPhase: setPhase, typed: afterCtrl });
     };
     start().catch(sayError);
     return () => {
@@ -83,6 +76,7 @@ export function TerminalView({ session, reload }: { session: string; reload: () 
       <div class="terminal-bar">
         <State of={state} text={text} />
         {mode === 'observer' && <span class="tag">only watching</span>}
+        <Participants session={session} own={phase.name === 'connected' ? phase.client : undefined} />
         <Tools
           session={session}
           emulator={emulator}
@@ -97,13 +91,7 @@ export function TerminalView({ session, reload }: { session: string; reload: () 
         </p>
       )}
       <div class="screen" ref={element} />
-      <div class="touch-keys">
-        {touchKeys.map(([label, bytes]) => (
-          <button key={label} type="button" onClick={() => emulator?.terminal.input(bytes)}>
-            {label}
-          </button>
-        ))}
-      </div>
+      {mode === 'operator' && <TouchKeys emulator={emulator} />}
     </div>
   );
 }
@@ -130,7 +118,7 @@ function Tools({ session, emulator, search, reload }: ToolsProps) {
   const share = (): Promise<boolean> =>
     attempt(
       () => navigator.clipboard.writeText(`${location.origin}${location.pathname}?observe`),
-      'A link to watch this terminal is copied; it needs a login',
+      'A link to watch this terminal is copied; it needs a login with the scope sessions:attach',
     );
   const watching = place.value.query.get('observe') !== null;
   return (
@@ -201,6 +189,17 @@ function SearchBar({ emulator, close }: { emulator: Emulator; close: () => void 
           if (event.key === 'Escape') close();
         }}
       />
+      <button
+        type="button"
+        class="quiet icon-only"
+        aria-label="Find the one before"
+        onClick={() => find(true)}
+      >
+        <Icon of={icons.arrowUp} />
+      </button>
+      <button type="button" class="quiet icon-only" aria-label="Find the next" onClick={() => find(false)}>
+        <Icon of={icons.down} />
+      </button>
       <button type="button" class="quiet icon-only" aria-label="Close the search" onClick={close}>
         <Icon of={icons.close} />
       </button>

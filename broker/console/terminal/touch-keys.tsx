@@ -1,0 +1,60 @@
+// Keys that a touch screen lacks, below the terminal.
+import { signal } from '@preact/signals';
+import { attempt } from '../parts/toasts.tsx';
+import type { Emulator } from './emulator.ts';
+
+/** Whether the next letter is typed with Ctrl. */
+const withCtrl = signal(false);
+
+/** What is typed, with Ctrl if its key was pressed before. */
+export function afterCtrl(text: string): string {
+  if (!withCtrl.peek() || text.length !== 1) return text;
+  withCtrl.value = false;
+  return String.fromCharCode(text.toUpperCase().charCodeAt(0) & 31);
+}
+
+/** Text, name for screen readers, and bytes; of arrows the last letter of their sequence. */
+const keys: readonly (readonly [text: string, name: string, bytes: string])[] = [
+  ['Esc', 'Escape', '\u001b'],
+  ['Tab', 'Tab', '\t'],
+  ['^C', 'Ctrl C', '\u0003'],
+  ['←', 'Left', 'D'],
+  ['↑', 'Up', 'A'],
+  ['↓', 'Down', 'B'],
+  ['→', 'Right', 'C'],
+];
+
+export function TouchKeys({ emulator }: { emulator: Emulator | undefined }) {
+  const press = (bytes: string): void => {
+    if (!emulator) return;
+    const { terminal } = emulator;
+    const arrow = terminal.modes.applicationCursorKeysMode ? '\u001bO' : '\u001b[';
+    terminal.input(/[A-D]/.test(bytes) ? arrow + bytes : bytes);
+    terminal.focus();
+  };
+  const paste = (): Promise<boolean> =>
+    attempt(async () => emulator?.terminal.paste(await navigator.clipboard.readText()));
+  return (
+    // A press takes no focus, so that the keyboard of a phone stays open.
+    <div class="touch-keys" onMouseDown={(event) => event.preventDefault()}>
+      <button
+        type="button"
+        aria-pressed={withCtrl.value}
+        onClick={() => {
+          withCtrl.value = !withCtrl.value;
+          emulator?.terminal.focus();
+        }}
+      >
+        Ctrl
+      </button>
+      {keys.map(([text, name, bytes]) => (
+        <button key={text} type="button" aria-label={name} onClick={() => press(bytes)}>
+          {text}
+        </button>
+      ))}
+      <button type="button" onClick={() => void paste()}>
+        Paste
+      </button>
+    </div>
+  );
+}

@@ -1,0 +1,141 @@
+// What a person does on the pages of the console, beyond opening them.
+import { mkdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect } from 'vitest';
+import { joinScripted } from '../scripted-agent.ts';
+import { temporaryFolder } from '../start-farhand.ts';
+import { browserTest, logIn, newLogin, newWindow, startMachine, startWithConsole } from './browser.ts';
+
+browserTest('cards and columns survive a reload, and cards select machines', async () => {
+  const system = await startWithConsole();
+  await system.agent({ name: 'web-1', tags: 'web' });
+  const { page, faults } = await newLogin(system);
+  await page.getByRole('button', { name: 'Columns' }).click();
+  await page.getByLabel('Host name').check();
+  await page.getByLabel('Disk', { exact: true }).uncheck();
+  await page.getByRole('button', { name: 'Done' }).click();
+  await page.reload();
+  await page.getByRole('columnheader', { name: 'Host name' }).waitFor();
+  expect(await page.getByRole('columnheader', { name: 'Disk' }).count()).toBe(0);
+  await page.getByRole('button', { name: 'Cards' }).click();
+  await page.reload();
+  const card = page.getByRole('listitem').filter({ hasText: 'web-1' });
+  await card.getByText(/\d+ %/).first().waitFor();
+  await card.getByLabel('Select web-1').check();
+  await page.getByText('1 selected').waitFor();
+  expect(faults).toEqual([]);
+});
+
+browserTest('select all is every machine that matches, also those that are not loaded', async () => {
+  const system = await startWithConsole();
+  const names = Array.from({ length: 130 }, (_, n) => `${n < 120 ? 'web' : 'db'}-${n}`);
+  for (let n = 0; n < names.length; n += 10)
+    await Promise.all(names.slice(n, n + 10).map((name) => joinScripted(system, name)));
+  const { page, open } = await newLogin(system);
+  await open('/machines?q=web');
+  await page.getByLabel('Select all 120 machines of this list').click();
+  await page.getByText('120 selected').waitFor();
+  await page.getByRole('link', { name: 'Run a command' }).click();
+  await page.getByLabel('Command').fill('true');
+  await page.keyboard.press('Control+Enter');
+  await page.getByRole('heading', { name: 'Batch' }).waitFor();
+  const { items } = await system.client.batches.list();
+  expect(items.map(({ total }) => total)).toEqual([120]);
+});
+
+browserTest('files are searched, selected, moved to another machine, and get other permissions', async () => {
+  const system = await startWithConsole();
+  const machine = await startMachine(system, 'web-1');
+  await startMachine(system, 'db-1');
+  const folder = temporaryFolder('files');
+  mkdirSync(join(folder, 'logs/old'), { recursive: true });
+  mkdirSync(join(folder, 'there'));
+  for (const name of ['a.txt', 'b.txt', 'logs/old/app.log']) writeFileSync(join(folder, name), name);
+  const { page, faults, open } = await newLogin(system);
+  await open(`/machines/${machine}/files?path=${encodeURIComponent(folder)}`);
+  await page.getByLabel('Search below this folder').fill('APP');
+  await page.getByRole('button', { name: 'app.log', exact: true }).waitFor();
+  await page.getByRole('button', { name: join(folder, 'logs/old'), exact: true }).click();
+  await page.getByRole('button', { name: 'app.log', exact: true }).waitFor();
+  await page.goBack();
+  await page.getByLabel('Search below this folder').fill('');
+  await page.getByRole('button', { name: 'Permissions of a.txt: 0644' }).click();
+  await page.getByLabel('Group: write').check();
+  await page.getByRole('button', { name: 'Save' }).click();
+  await page.getByRole('button', { name: 'Permissions of a.txt: 0664' }).waitFor();
+  expect(statSync(join(folder, 'a.txt')).mode & 0o777).toBe(0o664);
+  await page.getByLabel('Select a.txt').check();
+  await page.getByLabel('Select b.txt').check();
+  await page.getByRole('region', { name: 'Selected entries' }).getByRole('button', { name: /Copy/ }).click();
+  await page.getByRole('button', { name: 'Move', exact: true }).click();
+  await page.getByLabel('Another machine').fill('db');
+  await page.getByRole('option', { name: /db-1/ }).click();
+  await page.getByLabel('Folder there').fill(join(folder, 'there'));
+  await page.getByRole('button', { name: 'Move', exact: true }).last().click();
+  await page.getByText('2 entries moved').waitFor();
+  await page.getByRole('button', { name: 'a.txt', exact: true }).waitFor({ state: 'detached' });
+  expect(readFileSync(join(folder, 'there/b.txt'), 'utf8')).toBe('b.txt');
+  expect(faults).toEqual([]);
+});
+
+browserTest('keys alone open, select, rename and delete files', async () => {
+  const system = await startWithConsole();
+  const machine = await startMachine(system, 'web-1');
+  const folder = temporaryFolder('files');
+  mkdirSync(join(folder, 'a'));
+  for (const name of ['a/1', 'a/2', 'a/3']) writeFileSync(join(folder, name), '');
+  const { page, open } = await newLogin(system);
+  await open(`/machines/${machine}/files?path=${encodeURIComponent(folder)}`);
+  const name = (text: string) => page.getByRole('button', { name: text, exact: true });
+  await name('a').focus();
+  await page.keyboard.press('Enter');
+  await name('1').waitFor();
+  await expect.poll(() => page.evaluate<string>('document.activeElement.textContent')).toBe('1');
+  await page.keyboard.press('F2');
+  await page.getByRole('textbox', { name: 'Name' }).fill('0');
+  await page.keyboard.press('Enter');
+  await name('0').waitFor();
+  await name('0').focus();
+  await page.keyboard.press('Space');
+  await page.keyboard.press('ArrowDown');
+  await page.keyboard.press('Space');
+  await page.keyboard.press('Delete');
+  await page.getByRole('heading', { name: 'Delete 2 entries?' }).waitFor();
+  await page.getByRole('button', { name: 'Delete', exact: true }).last().click();
+  await name('2').waitFor({ state: 'detached' });
+  await name('3').focus();
+  await page.keyboard.press('Backspace');
+  await name('a').waitFor();
+});
+
+browserTest('a terminal lists who is in it, and a phone has Ctrl, Esc and arrows', async () => {
+  const system = await startWithConsole();
+  const machine = await startMachine(system, 'web-1');
+  const { page, faults, open } = await newLogin(system, { width: 375 });
+  await open(`/machines/${machine}/terminals`);
+  await page.getByRole('button', { name: 'Open a terminal' }).click();
+  await page.getByText('connected').waitFor();
+  const { key } = await system.keyed(['machines:read', 'sessions:read', 'sessions:attach']);
+  const watcher = await newWindow(system);
+  await logIn(watcher, key);
+  await expect.poll(() => page.url()).toMatch(/sess_/);
+  await watcher.page.goto(`${page.url()}?observe`);
+  await page.getByLabel('2 in this terminal').click();
+  const list = page.getByRole('list', { name: 'In this terminal' });
+  expect(await list.getByRole('listitem').allTextContents()).toEqual([
+    expect.stringMatching(/you.*types/),
+    expect.stringMatching(/watches/),
+  ]);
+  await page.locator('.screen').click();
+  await page.keyboard.type('cat');
+  await page.keyboard.press('Enter');
+  await page.getByRole('button', { name: 'Ctrl', exact: true }).click();
+  await page.keyboard.type('c');
+  await page.locator('.xterm-rows').getByText('^C').waitFor();
+  for (const name of ['Escape', 'Tab', 'Up', 'Left']) await page.getByRole('button', { name }).waitFor();
+  await page.getByRole('button', { name: 'Up', exact: true }).click();
+  await expect.poll(() => page.locator('.xterm-rows').getByText(/cat/).count()).toBeGreaterThan(1);
+  await watcher.page.close();
+  await page.getByLabel('1 in this terminal').waitFor();
+  expect([...faults, ...watcher.faults]).toEqual([]);
+});
