@@ -37,15 +37,15 @@ export function go(address: string, { replace = false } = {}): void {
   if (!replace) scrollTo(0, 0);
 }
 
-/** Changes parameters of the query in place; an empty value removes its parameter. */
-export function setQuery(changes: Record<string, string>): void {
+/** Changes parameters of the query; an empty value removes its parameter. `push`: as a page of its own, for Back. */
+export function setQuery(changes: Record<string, string>, { push = false } = {}): void {
   const query = new URLSearchParams(location.search);
   for (const [name, value] of Object.entries(changes)) {
     if (value === '') query.delete(name);
     else query.set(name, value);
   }
   const text = query.toString();
-  go(location.pathname + (text && `?${text}`), { replace: true });
+  go(location.pathname + (text && `?${text}`), { replace: !push });
 }
 
 /** Follows clicks on links to pages of the console without loading a new document. */

@@ -58,6 +58,7 @@ browserTest('files are searched, selected, moved to another machine, and get oth
   await page.getByRole('button', { name: join(folder, 'logs/old'), exact: true }).click();
   await page.getByRole('button', { name: 'app.log', exact: true }).waitFor();
   await page.goBack();
+  await page.getByText('1 found').waitFor();
   await page.getByLabel('Search below this folder').fill('');
   await page.getByRole('button', { name: 'Permissions of a.txt: 0644' }).click();
   await page.getByLabel('Group: write').check();
@@ -68,7 +69,7 @@ browserTest('files are searched, selected, moved to another machine, and get oth
   await page.getByLabel('Select b.txt').check();
   await page.getByRole('region', { name: 'Selected entries' }).getByRole('button', { name: /Copy/ }).click();
   await page.getByRole('button', { name: 'Move', exact: true }).click();
-  await page.getByLabel('Another machine').fill('db');
+  await page.getByRole('combobox', { name: 'Another machine' }).fill('db');
   await page.getByRole('option', { name: /db-1/ }).click();
   await page.getByLabel('Folder there').fill(join(folder, 'there'));
   await page.getByRole('button', { name: 'Move', exact: true }).last().click();

@@ -1,6 +1,5 @@
 // Keys on the list of entries: arrows move, Backspace goes up, and others do what the buttons do.
-import { setQuery } from '../routes.ts';
-import { parentOf } from './paths.ts';
+import { openPath, parentOf } from './paths.ts';
 
 export interface EntryActions {
   toggle: (index: number) => void;
@@ -34,7 +33,7 @@ export function onEntryKey(event: KeyboardEvent, folder: string, actions: EntryA
   };
   const next = moves[key];
   if (next !== undefined) names[Math.min(Math.max(0, next), names.length - 1)]?.focus();
-  else if (key === 'Backspace') setQuery({ path: parentOf(folder) });
+  else if (key === 'Backspace') openPath({ path: parentOf(folder) });
   else if (key === ' ') actions.toggle(index);
   else if (key === 'F2') actions.rename(index);
   else if (key === 'Delete') actions.remove(index);

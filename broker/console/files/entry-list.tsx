@@ -6,12 +6,11 @@ import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { List } from '../parts/lists.tsx';
 import { Empty } from '../parts/page.tsx';
-import { setQuery } from '../routes.ts';
 import { may } from '../session.ts';
 import { bytesText } from '../time.ts';
 import { focusFirst, onEntryKey } from './entry-keys.ts';
 import { RemoveEntries, RenameEntry } from './file-dialogs.tsx';
-import { downloadAddress, type FileEntry, isEditable, nameToRead } from './paths.ts';
+import { downloadAddress, type FileEntry, isEditable, nameToRead, openPath } from './paths.ts';
 import { Permissions, wholeMode } from './permissions-dialog.tsx';
 import { TransferEntries } from './transfer-dialog.tsx';
 
@@ -239,7 +238,7 @@ function EntryName({ machine, entry, index }: Pick<EntryProps, 'machine' | 'entr
         type="button"
         class="link cut"
         data-entry={index}
-        onClick={() => setQuery(isFolder ? { path: entry.path } : { edit: entry.path })}
+        onClick={() => openPath(isFolder ? { path: entry.path } : { edit: entry.path })}
       >
         {name}
       </button>

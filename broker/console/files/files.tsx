@@ -13,7 +13,7 @@ import { type Params, place, setQuery } from '../routes.ts';
 import { may } from '../session.ts';
 import { EntryList } from './entry-list.tsx';
 import { NewFolder, ReplaceDialog } from './file-dialogs.tsx';
-import { crumbsOf, parentOf } from './paths.ts';
+import { crumbsOf, openPath, parentOf } from './paths.ts';
 import { type SearchBy, SearchResults } from './search-results.tsx';
 import { UploadTray } from './upload-tray.tsx';
 import { arrivals, type Chosen, droppedFiles, upload } from './uploads.ts';
@@ -179,7 +179,7 @@ function PathBar({ path }: { path: string }) {
         onSubmit={(event) => {
           event.preventDefault();
           setTyped(undefined);
-          setQuery({ path: typed.trim() });
+          openPath({ path: typed.trim() });
         }}
       >
         <input
@@ -202,13 +202,13 @@ function PathBar({ path }: { path: string }) {
         class="quiet icon-only"
         aria-label="Parent folder"
         disabled={path === '/' || path === ''}
-        onClick={() => setQuery({ path: parentOf(path) })}
+        onClick={() => openPath({ path: parentOf(path) })}
       >
         <Icon of={icons.up} />
       </button>
       <nav aria-label="Path">
         {crumbsOf(path).map((crumb) => (
-          <button key={crumb.path} type="button" class="quiet" onClick={() => setQuery({ path: crumb.path })}>
+          <button key={crumb.path} type="button" class="quiet" onClick={() => openPath({ path: crumb.path })}>
             {crumb.name}
           </button>
         ))}

@@ -1,8 +1,13 @@
 // Paths on machines: their parts, and names that are no UTF-8, which travel as base64.
 import type { client } from '../client.ts';
+import { setQuery } from '../routes.ts';
 
 type Listing = Awaited<ReturnType<typeof client.files.list>>;
 export type FileEntry = Listing['files'][number];
+
+/** Shows a folder, or a file in the editor, without a search. */
+export const openPath = (place: { path: string } | { edit: string }): void =>
+  setQuery({ ...('path' in place && { find: '', in: '' }), ...place }, { push: true });
 
 /** A path as requests name it. */
 export interface WirePath {

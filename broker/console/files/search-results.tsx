@@ -6,9 +6,8 @@ import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { List } from '../parts/lists.tsx';
 import { Empty, Failed, Placeholder } from '../parts/page.tsx';
-import { setQuery } from '../routes.ts';
 import { after, bytesText } from '../time.ts';
-import { baseOf, downloadAddress, isEditable, nameToRead, parentOf } from './paths.ts';
+import { baseOf, downloadAddress, isEditable, nameToRead, openPath, parentOf } from './paths.ts';
 
 type Line = Awaited<ReturnType<typeof client.files.search>> extends AsyncIterable<infer T> ? T : never;
 type Match = Extract<Line, { entry: unknown }>;
@@ -120,7 +119,6 @@ function FoundRow({ machine, match: { entry, line, text } }: { machine: string; 
   const name = nameToRead(entry);
   const isFolder = entry.type === 'directory';
   const folder = parentOf(entry.path);
-  const nowhere = { find: '', in: '' };
   return (
     <tr>
       <td class="wide">
@@ -130,7 +128,7 @@ function FoundRow({ machine, match: { entry, line, text } }: { machine: string; 
             <button
               type="button"
               class="link cut"
-              onClick={() => setQuery(isFolder ? { ...nowhere, path: entry.path } : { edit: entry.path })}
+              onClick={() => openPath(isFolder ? { path: entry.path } : { edit: entry.path })}
             >
               {name}
             </button>
@@ -148,7 +146,7 @@ function FoundRow({ machine, match: { entry, line, text } }: { machine: string; 
       </td>
       <td class="phone-off">
         {entry.name_encoding === undefined && (
-          <button type="button" class="link" onClick={() => setQuery({ ...nowhere, path: folder })}>
+          <button type="button" class="link" onClick={() => openPath({ path: folder })}>
             {folder}
           </button>
         )}
