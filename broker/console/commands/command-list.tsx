@@ -16,6 +16,20 @@ export function commandLine({ command, args }: Pick<CommandRecord, 'command' | '
   return [command, ...quoted].join(' ');
 }
 
+/** The page that runs a command again, with the same folder and user; `machine`: also on the same machine. */
+export function runAgain(
+  { cwd, user, ...line }: Pick<CommandRecord, 'command' | 'args' | 'cwd' | 'user'>,
+  machine?: string,
+): string {
+  const query = new URLSearchParams({
+    ...(machine !== undefined && { machine }),
+    command: commandLine(line),
+    ...(cwd && { cwd }),
+    ...(user && { user }),
+  });
+  return `${to('/run')}?${query}`;
+}
+
 /** How a command ended, in a word or two. */
 export function outcome({ exit_code, signal }: Pick<CommandRecord, 'exit_code' | 'signal'>): string {
   if (signal) return signal;

@@ -1,26 +1,33 @@
 // One batch: a row for each machine with the end of its output, live, and again on those that failed.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
-import { commandLine, outcome } from '../commands/command-list.tsx';
+import { BatchCards, type Result } from '../commands/batch-cards.tsx';
+import { commandLine, outcome, runAgain } from '../commands/command-list.tsx';
 import { Counts } from '../commands/counts.tsx';
-import { readable } from '../commands/output.ts';
+import { readable } from '../commands/output-text.tsx';
 import { listen, useTopic } from '../live.ts';
 import { nameOf } from '../machines/names.ts';
 import { clearSelection, selectAll } from '../machines/selection.ts';
-import { Choice, Confirm, State } from '../parts/basics.tsx';
+import { CancelButton } from '../parts/actions.tsx';
+import { Choice, State } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { List } from '../parts/lists.tsx';
 import { Page, Show } from '../parts/page.tsx';
 import { useData } from '../parts/use-data.ts';
-import { go, type Params, to } from '../routes.ts';
+import { go, type Params, place, setQuery, to } from '../routes.ts';
 import { may } from '../session.ts';
 import { after, durationText } from '../time.ts';
 
 type BatchRecord = Awaited<ReturnType<typeof client.batches.get>>;
-type Result = BatchRecord['results'][number];
 
 const bad = ['failed', 'timeout', 'lost', 'expired', 'cancelled'];
+/** Most machines that are drawn as cards until the address says otherwise. */
+const mostAsCards = 60;
+const views = [
+  ['cards', 'Cards'],
+  ['table', 'Table'],
+] as const;
 const filters = [
   ['all', 'All'],
   ['open', 'Open'],
@@ -79,13 +86,32 @@ export function Batch({ params: { batch = '' } }: { params: Params }) {
             </section>
             <div class="filters">
               <Choice label="Machines" options={filters} value={filter} choose={setFilter} />
+              <Choice
+                label="View"
+                options={views}
+                value={viewOf(record)}
+                choose={(view) => setQuery({ view })}
+              />
             </div>
-            <Results results={record.results.filter((result) => matches(result, filter))} />
+            {viewOf(record) === 'cards' ? (
+              <BatchCards
+                batch={record.id}
+                results={record.results.filter((result) => matches(result, filter))}
+              />
+            ) : (
+              <Results results={record.results.filter((result) => matches(result, filter))} />
+            )}
           </>
         )}
       </Show>
     </Page>
   );
+}
+
+function viewOf({ total }: BatchRecord): 'cards' | 'table' {
+  const given = place.value.query.get('view');
+  if (given === 'cards' || given === 'table') return given;
+  return total <= mostAsCards ? 'cards' : 'table';
 }
 
 /** Rows that are drawn at first: a batch may have 10,000 machines. */
@@ -142,13 +168,12 @@ function lastLine({ stdout, stderr, reason }: Result): string {
 }
 
 function Actions({ batch, reload }: { batch: BatchRecord; reload: () => void }) {
-  const [asking, setAsking] = useState(false);
   if (!may('commands:execute')) return null;
   const failed = batch.results.filter(({ status }) => bad.includes(status));
   const again = (): void => {
     clearSelection();
     selectAll(failed.map(({ machine_id: id }) => ({ id, name: nameOf(id) })));
-    go(`${to('/run')}?${new URLSearchParams({ command: commandLine(batch) })}`);
+    go(runAgain(batch));
   };
   return (
     <>
@@ -159,23 +184,11 @@ function Actions({ batch, reload }: { batch: BatchRecord; reload: () => void }) 
         </button>
       )}
       {batch.status === 'running' && (
-        <button type="button" class="danger" onClick={() => setAsking(true)}>
-          <Icon of={icons.stop} />
-          Cancel
-        </button>
-      )}
-      {asking && (
-        <Confirm
-          title="Cancel this batch?"
-          action="Cancel the batch"
-          onClose={() => setAsking(false)}
-          run={async () => {
-            await client.batches.cancel({ batch_id: batch.id });
-            reload();
-          }}
-        >
-          <p>Commands that wait never run; those that run are killed with their process tree.</p>
-        </Confirm>
+        <CancelButton
+          what="batch"
+          text="Commands that wait never run; those that run are killed with their process tree."
+          run={() => client.batches.cancel({ batch_id: batch.id }).then(reload)}
+        />
       )}
     </>
   );

@@ -1,10 +1,12 @@
 // One command: its two outputs as they are written, how it ended, and what can be done with it.
 import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
 import { client } from '../client.ts';
-import { type CommandRecord, commandLine, outcome } from '../commands/command-list.tsx';
-import { followOutput, Output, type OutputPart } from '../commands/output.ts';
+import { type CommandRecord, commandLine, outcome, runAgain } from '../commands/command-list.tsx';
+import { followOutput, Output, OutputText } from '../commands/output-text.tsx';
+import { listen, useTopic } from '../live.ts';
 import { nameOf } from '../machines/names.ts';
-import { Ago, Choice, Confirm, CopyButton, State } from '../parts/basics.tsx';
+import { CancelButton } from '../parts/actions.tsx';
+import { Ago, Choice, CopyButton, State } from '../parts/basics.tsx';
 import { TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
@@ -21,7 +23,9 @@ export function Command({ params: { command = '' } }: { params: Params }) {
     [command],
     ({ data }) => data.command_id === command,
   );
-  const { data, reload } = loaded;
+  const { data, reload, replace } = loaded;
+  useTopic(`commands:${command}`);
+  useEffect(() => listen(({ command: changed }) => changed?.id === command && replace(changed)), [command]);
   return (
     <Page
       title="Command"
@@ -84,12 +88,10 @@ function CommandFacts({ command }: { command: CommandRecord }) {
 }
 
 function Actions({ command, reload }: { command: CommandRecord; reload: () => void }) {
-  const [asking, setAsking] = useState(false);
   if (!may('commands:execute')) return null;
   if (!isOpen(command)) {
-    const query = new URLSearchParams({ machine: command.machine_id, command: commandLine(command) });
     return (
-      <a class="button" href={`${to('/run')}?${query}`}>
+      <a class="button" href={runAgain(command, command.machine_id)}>
         <Icon of={icons.refresh} />
         Run again
       </a>
@@ -109,23 +111,11 @@ function Actions({ command, reload }: { command: CommandRecord; reload: () => vo
       >
         Interrupt
       </button>
-      <button type="button" class="danger" onClick={() => setAsking(true)}>
-        <Icon of={icons.stop} />
-        Cancel
-      </button>
-      {asking && (
-        <Confirm
-          title="Cancel this command?"
-          action="Cancel the command"
-          onClose={() => setAsking(false)}
-          run={async () => {
-            await client.commands.cancel({ command_id: command.id });
-            reload();
-          }}
-        >
-          <p>Its whole process tree gets TERM, and KILL 10 seconds later.</p>
-        </Confirm>
-      )}
+      <CancelButton
+        what="command"
+        text="Its whole process tree gets TERM, and KILL 10 seconds later."
+        run={() => client.commands.cancel({ command_id: command.id }).then(reload)}
+      />
     </>
   );
 }
@@ -167,12 +157,29 @@ function OutputView({ command, ended }: { command: CommandRecord; ended: () => v
     if (element && stays.current) element.scrollTop = element.scrollHeight;
   }, [output.parts]);
   const parts = output.parts.filter(({ stream }) => view === 'both' || stream === view);
+  const hasErrors = view !== 'stdout' && parts.some(({ stream }) => stream === 'stderr');
+  /** Shows the first line of errors below what is in view; after the last the first of all. */
+  const nextError = (): void => {
+    const element = end.current;
+    if (!element) return;
+    const errors = [...element.querySelectorAll<HTMLElement>('.stderr')];
+    const top = element.scrollTop + 1;
+    const next = errors.find(({ offsetTop }) => offsetTop > top) ?? errors[0];
+    stays.current = false;
+    if (next) element.scrollTop = next.offsetTop;
+  };
   if (error !== undefined) return <Failed error={error} />;
   return (
     <section class="card output">
       <div class="card-head spread">
         <Choice label="Outputs" options={views} value={view} choose={setView} />
         <span class="output-links">
+          {hasErrors && (
+            <button type="button" onClick={nextError}>
+              <Icon of={icons.down} />
+              Next error
+            </button>
+          )}
           {(['stdout', 'stderr'] as const).map((stream) => {
             const bytes = command[`${stream}_bytes`];
             const address = `/api/v1/commands/${encodeURIComponent(command.id)}/output?stream=${stream}`;
@@ -203,18 +210,6 @@ function OutputView({ command, ended }: { command: CommandRecord; ended: () => v
         {parts.length === 0 && <p class="muted">{over ? 'It wrote nothing.' : 'No output yet.'}</p>}
       </section>
     </section>
-  );
-}
-
-function OutputText({ parts }: { parts: readonly OutputPart[] }) {
-  return (
-    <pre>
-      {parts.map(({ id, stream, text, gap }) => (
-        <span key={id} class={stream}>
-          {gap ? '[output that is no longer stored]\n' : text}
-        </span>
-      ))}
-    </pre>
   );
 }
 

@@ -1,13 +1,12 @@
 // Runs a command on one machine or on many, by selection or by tags.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
+import { Chips } from '../machines/chips.tsx';
 import { MachinePicker } from '../machines/machine-picker.tsx';
-import { learnNames, nameOf } from '../machines/names.ts';
+import { learnNames } from '../machines/names.ts';
 import { clearSelection, selected, toggle } from '../machines/selection.ts';
 import { Choice } from '../parts/basics.tsx';
 import { CheckField, Form, TextField } from '../parts/form.tsx';
-import { Icon } from '../parts/icon.tsx';
-import { close, machines as machinesIcon } from '../parts/icons.ts';
 import { Page } from '../parts/page.tsx';
 import { go, place, to } from '../routes.ts';
 
@@ -22,6 +21,10 @@ interface Options {
   concurrency: string;
   failures: string;
   queue: boolean;
+  /** Text for its standard input. */
+  stdin: string;
+  /** Whether its input stays open for lines from its page. */
+  input: boolean;
 }
 
 const nothing: Options = {
@@ -32,6 +35,8 @@ const nothing: Options = {
   concurrency: '',
   failures: '',
   queue: false,
+  stdin: '',
+  input: false,
 };
 
 /** A field's number; undefined if it is empty. Throws if it is no whole number. */
@@ -43,7 +48,7 @@ function numberOf(text: string, name: string): number | undefined {
 
 /** Starts the command and resolves with the address of the page that follows it. */
 async function start(options: Options, ids: readonly string[], tags: readonly string[]): Promise<string> {
-  const { command, cwd, user, timeout, concurrency, failures, queue } = options;
+  const { command, cwd, user, timeout, concurrency, failures, queue, stdin, input } = options;
   const seconds = numberOf(timeout, 'The timeout');
   const spec = {
     command,
@@ -51,10 +56,11 @@ async function start(options: Options, ids: readonly string[], tags: readonly st
     ...(user && { user }),
     ...(seconds !== undefined && { timeout: seconds * secondMs }),
     ...(queue && { queue_for: dayMs }),
+    ...(stdin && { stdin }),
   };
   const [only, ...others] = ids;
   if (tags.length === 0 && only !== undefined && others.length === 0) {
-    const { id } = await client.commands.async({ machine_id: only, ...spec });
+    const { id } = await client.commands.async({ machine_id: only, ...spec, ...(input && { input }) });
     return to('/commands', id);
   }
   const atOnce = numberOf(concurrency, 'Machines at once');
@@ -73,7 +79,10 @@ export function Run() {
   const { query } = place.value;
   const [by, setBy] = useState<'machines' | 'tags'>(query.get('tags') ? 'tags' : 'machines');
   const [tags, setTags] = useState(query.get('tags') ?? '');
-  const [options, setOptions] = useState<Options>({ ...nothing, command: query.get('command') ?? '' });
+  const [options, setOptions] = useState<Options>(() => ({
+    ...nothing,
+    ...Object.fromEntries(['command', 'cwd', 'user'].map((name) => [name, query.get(name) ?? ''])),
+  }));
   const set = (changes: Partial<Options>): void => setOptions((before) => ({ ...before, ...changes }));
   const named = query.get('machine');
   useEffect(() => {
@@ -163,25 +172,7 @@ function Targets() {
   const all = [...selected.value.values()];
   return (
     <>
-      {all.length > 0 && (
-        <ul class="chips" aria-label="Selected machines">
-          {all.slice(0, 40).map((machine) => (
-            <li key={machine.id} class="chip">
-              <Icon of={machinesIcon} size={13} />
-              <span class="cut">{machine.name || nameOf(machine.id)}</span>
-              <button
-                type="button"
-                class="quiet"
-                aria-label={`Leave out ${machine.name}`}
-                onClick={() => toggle(machine)}
-              >
-                <Icon of={close} size={13} />
-              </button>
-            </li>
-          ))}
-          {all.length > 40 && <li class="chip">and {all.length - 40} more</li>}
-        </ul>
-      )}
+      <Chips label="Selected machines" machines={all} remove={toggle} />
       <MachinePicker
         label="Add a machine"
         choose={(machine) => !selected.value.has(machine.id) && toggle(machine)}
@@ -198,7 +189,7 @@ interface MoreOptionsProps {
 
 function MoreOptions({ options, set, many }: MoreOptionsProps) {
   return (
-    <details>
+    <details open={options.cwd !== '' || options.user !== ''}>
       <summary>More options</summary>
       <div class="fields">
         <TextField
@@ -240,6 +231,21 @@ function MoreOptions({ options, set, many }: MoreOptionsProps) {
           </>
         )}
       </div>
+      <TextField
+        label="Standard input"
+        value={options.stdin}
+        change={(stdin) => set({ stdin })}
+        hint="Text that the command reads; empty: it reads nothing"
+        rows={2}
+        mono
+      />
+      {!many && (
+        <CheckField
+          label="Leave its input open, to write to it from its page"
+          value={options.input}
+          change={(input) => set({ input })}
+        />
+      )}
       <CheckField
         label="If a machine is offline, wait a day for it"
         value={options.queue}

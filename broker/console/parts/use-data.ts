@@ -8,6 +8,8 @@ export interface Loaded<T> {
   error: unknown;
   loading: boolean;
   reload(): void;
+  /** Takes over data that arrived in another way. */
+  replace(data: T): void;
 }
 
 /** Milliseconds between two loads because of events, however many events there are. */
@@ -22,13 +24,14 @@ export function useData<T>(
   inputs: readonly unknown[],
   when?: (event: Happened) => boolean,
 ): Loaded<T> {
-  const [state, setState] = useState<Omit<Loaded<T>, 'reload'>>({
+  const [state, setState] = useState<Omit<Loaded<T>, 'reload' | 'replace'>>({
     data: undefined,
     error: undefined,
     loading: true,
   });
   const [round, setRound] = useState(0);
   const reload = useCallback(() => setRound((before) => before + 1), []);
+  const replace = useCallback((data: T) => setState({ data, error: undefined, loading: false }), []);
   useEffect(() => {
     const stop = new AbortController();
     setState((before) => ({ ...before, loading: true }));
@@ -39,7 +42,7 @@ export function useData<T>(
     return () => stop.abort();
   }, [...inputs, round]);
   useEvents(reload, when);
-  return { ...state, reload };
+  return { ...state, reload, replace };
 }
 
 /** Calls `run` after events for which `when` is true, at most once a second. */

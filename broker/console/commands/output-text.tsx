@@ -1,4 +1,4 @@
-// The output of a command as it arrives: both streams in their order, bounded in memory.
+// The output of a command as it arrives, and as text: both streams in their order, bounded in memory.
 import { client, FarhandError } from '../client.ts';
 
 export interface OutputPart {
@@ -9,7 +9,7 @@ export interface OutputPart {
   gap?: boolean;
 }
 
-/** Most characters that a page draws; the whole output is a download. */
+/** Most characters that the page of a command draws; the whole output is a download. */
 const mostCharacters = 1024 * 1024;
 
 // biome-ignore lint/suspicious/noControlCharactersInRegex: escape sequences are what is removed
@@ -25,9 +25,15 @@ export class Output {
   parts: readonly OutputPart[] = [];
   /** Whether the beginning is left out because there is too much. */
   cut = false;
+  readonly #most: number;
   #length = 0;
   #nextId = 0;
   readonly #decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
+
+  /** `most`: characters that are stored; the oldest beyond them are dropped. */
+  constructor(most = mostCharacters) {
+    this.#most = most;
+  }
 
   /** Adds a piece of output; pieces of one stream that follow each other become one part. */
   add(stream: OutputPart['stream'], data: string, encoding: 'utf-8' | 'base64'): void {
@@ -35,11 +41,11 @@ export class Output {
       encoding === 'base64' ? Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0)) : undefined;
     const text = readable(bytes ? this.#decoders[stream].decode(bytes, { stream: true }) : data);
     const last = this.parts.at(-1);
-    if (last?.stream === stream && last.text.length < 16_384) {
+    if (last?.stream === stream && last.text.length < Math.min(16_384, this.#most / 4)) {
       this.parts = [...this.parts.slice(0, -1), { ...last, text: last.text + text }];
     } else this.#push({ stream, text });
     this.#length += text.length;
-    while (this.#length > mostCharacters && this.parts.length > 1) {
+    while (this.#length > this.#most && this.parts.length > 1) {
       this.#length -= this.parts[0]?.text.length ?? 0;
       this.parts = this.parts.slice(1);
       this.cut = true;
@@ -82,4 +88,16 @@ export async function followOutput(
     if (signal.aborted) return;
     if (!(error instanceof FarhandError && error.code === 'range_not_satisfiable')) throw error;
   }
+}
+
+export function OutputText({ parts }: { parts: readonly OutputPart[] }) {
+  return (
+    <pre>
+      {parts.map(({ id, stream, text, gap }) => (
+        <span key={id} class={stream}>
+          {gap ? '[output that is no longer stored]\n' : text}
+        </span>
+      ))}
+    </pre>
+  );
 }

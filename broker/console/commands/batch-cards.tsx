@@ -1,0 +1,111 @@
+// The machines of a batch as cards with the end of their output, as it is written: one stream for all of them.
+import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
+import { type client, FarhandError, streams } from '../client.ts';
+import { nameOf } from '../machines/names.ts';
+import { State } from '../parts/basics.tsx';
+import { to } from '../routes.ts';
+import { after, clock, durationText } from '../time.ts';
+import { outcome } from './command-list.tsx';
+import { Output, OutputText } from './output-text.tsx';
+
+export type Result = Awaited<ReturnType<typeof client.batches.get>>['results'][number];
+
+/** Bytes of earlier output, and characters that each card stores. */
+const [tail, mostCharacters] = [4_096, 16_384];
+/** Milliseconds between two drawings, and until a lost stream is opened again. */
+const [drawMs, retryMs] = [250, 2_000];
+const mostCards = 100;
+
+type Outputs = Map<string, Output>;
+
+/** Follows all commands of a batch until its end. A new connection starts over. */
+async function follow(
+  batch: string,
+  outputs: Outputs,
+  signal: AbortSignal,
+  changed: () => void,
+): Promise<void> {
+  while (!signal.aborted) {
+    outputs.clear();
+    try {
+      for await (const { event, data } of streams.batches.stream({ batch_id: batch, tail }, { signal })) {
+        if (event === 'end') return;
+        if (!('command_id' in data)) continue;
+        const output = outputs.get(data.command_id) ?? new Output(mostCharacters);
+        outputs.set(data.command_id, output);
+        if ('data' in data) output.add(data.stream, data.data, data.encoding);
+        else if ('from' in data) output.addGap(data.stream);
+        changed();
+      }
+    } catch (error) {
+      // The batch is gone, too large to follow, or no longer allowed: the cards then have the end of each result.
+      if (error instanceof FarhandError && error.status >= 400 && error.status < 500) return;
+    }
+    await new Promise<void>((resolve) => after(retryMs, resolve));
+  }
+}
+
+function useOutputs(batch: string): Outputs {
+  const outputs = useRef<Outputs>(new Map());
+  const [, draw] = useReducer((count: number, _: undefined) => count + 1, 0);
+  useEffect(() => {
+    const stop = new AbortController();
+    let cancel: (() => void) | undefined;
+    const soon = (): void => {
+      cancel ??= after(drawMs, () => {
+        cancel = undefined;
+        draw(undefined);
+      });
+    };
+    void follow(batch, outputs.current, stop.signal, soon);
+    return () => {
+      stop.abort();
+      cancel?.();
+    };
+  }, [batch]);
+  return outputs.current;
+}
+
+export function BatchCards({ batch, results }: { batch: string; results: readonly Result[] }) {
+  const [most, setMost] = useState(mostCards);
+  const outputs = useOutputs(batch);
+  if (results.length === 0) return <p class="muted">No machine is in this state.</p>;
+  return (
+    <>
+      <ul class="batch-cards" aria-label="Machines">
+        {results.slice(0, most).map((result) => (
+          <Card key={result.id} result={result} parts={outputs.get(result.id)?.parts} />
+        ))}
+      </ul>
+      {results.length > most && (
+        <p class="more">
+          {most} of {results.length.toLocaleString()}
+          <button type="button" onClick={() => setMost(most * 2)}>
+            More
+          </button>
+        </p>
+      )}
+    </>
+  );
+}
+
+function Card({ result, parts }: { result: Result; parts: Output['parts'] | undefined }) {
+  const { id, machine_id, status, duration, started_at, reason, stdout, stderr } = result;
+  const runs = status === 'running' && started_at !== null;
+  const ms = runs ? Math.max(0, clock.value - Date.parse(started_at)) : duration;
+  return (
+    <li class="card batch-card">
+      <header>
+        <a href={to('/commands', id)} class="cut">
+          {nameOf(machine_id)}
+        </a>
+        <span class="muted">{outcome(result)}</span>
+        <span class="muted number">{ms === null ? '' : durationText(ms)}</span>
+        <State of={status} />
+      </header>
+      <section class="batch-output" aria-label={`Output of ${nameOf(machine_id)}`} tabIndex={0}>
+        {parts ? <OutputText parts={parts} /> : <pre>{stdout || stderr || reason}</pre>}
+      </section>
+    </li>
+  );
+}

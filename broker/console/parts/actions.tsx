@@ -1,0 +1,63 @@
+// Buttons that several pages have: something new, and the end of something that runs.
+import { useState } from 'preact/hooks';
+import { Confirm } from './basics.tsx';
+import { Icon } from './icon.tsx';
+import { join, stop } from './icons.ts';
+
+interface NewButtonProps {
+  text: string;
+  /** Whether the key may make one; if not, there is no button. */
+  allowed?: boolean;
+  /** A page, or what a click does. */
+  opens: string | (() => void);
+}
+
+export function NewButton({ text, allowed = true, opens }: NewButtonProps) {
+  if (!allowed) return null;
+  const content = (
+    <>
+      <Icon of={join} />
+      {text}
+    </>
+  );
+  return typeof opens === 'string' ? (
+    <a class="button primary" href={opens}>
+      {content}
+    </a>
+  ) : (
+    <button type="button" class="primary" onClick={opens}>
+      {content}
+    </button>
+  );
+}
+
+interface CancelButtonProps {
+  /** What is cancelled, such as `command`. */
+  what: string;
+  /** What happens then. */
+  text: string;
+  run: () => Promise<unknown>;
+}
+
+/** Cancels something that runs, after a question. */
+export function CancelButton({ what, text, run }: CancelButtonProps) {
+  const [asking, setAsking] = useState(false);
+  return (
+    <>
+      <button type="button" class="danger" onClick={() => setAsking(true)}>
+        <Icon of={stop} />
+        Cancel
+      </button>
+      {asking && (
+        <Confirm
+          title={`Cancel this ${what}?`}
+          action={`Cancel the ${what}`}
+          onClose={() => setAsking(false)}
+          run={run}
+        >
+          <p>{text}</p>
+        </Confirm>
+      )}
+    </>
+  );
+}
