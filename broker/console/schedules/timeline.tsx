@@ -1,49 +1,130 @@
-// What will run in the next 24 hours, hour by hour; a change of a time zone's clock is marked.
+// What will run in the next day or week, on a line per schedule; a change of a time zone's clock is marked.
 import { client } from '../client.ts';
 import { nameOf } from '../machines/names.ts';
+import { Choice } from '../parts/basics.tsx';
 import { useData } from '../parts/use-data.ts';
-import { to } from '../routes.ts';
+import { place, setQuery, to } from '../routes.ts';
+import { fullTime, now } from '../time.ts';
+
+type Upcoming = Awaited<ReturnType<typeof client.schedules.upcoming>>;
+type Run = Upcoming['runs'][number];
 
 const mostRuns = 1_000;
-/** Runs of one schedule that are listed; a schedule for each minute would fill the page. */
-const mostTimes = 6;
+const dayMs = 86_400_000;
+const spans = [
+  ['1', '24 hours'],
+  ['7', '7 days'],
+] as const;
+/** Labels below the lines. */
+const labels = 6;
+/** Runs closer than this are one dot, in percent of the line. */
+const dotPercent = 0.4;
 
-const shortTime = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', hour12: false });
+const hour = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', hour12: false });
+const day = new Intl.DateTimeFormat(undefined, { weekday: 'short', day: 'numeric', month: 'short' });
 
 export function Timeline() {
+  const given = place.value.query.get('days');
+  const days = spans.find(([name]) => name === given)?.[0] ?? '1';
   const { data } = useData(
-    (signal) => client.schedules.upcoming({ limit: mostRuns }, { signal }),
-    [],
-    ({ type }) => type.startsWith('schedule.'),
+    (signal) => {
+      const until = new Date(now() + Number(days) * dayMs);
+      return client.schedules.upcoming({ limit: mostRuns, until }, { signal });
+    },
+    [days],
+    ({ type }) => type.startsWith('schedule.') || type.startsWith('command.'),
   );
-  if (!data || data.runs.length === 0) return null;
-  const rows = Map.groupBy(data.runs, ({ schedule_id }) => schedule_id);
+  if (!data || (data.runs.length === 0 && days === '1')) return null;
+  const rows = [...Map.groupBy(data.runs, ({ schedule_id }) => schedule_id).values()];
   return (
     <section class="card">
-      <h2>Next 24 hours</h2>
+      <div class="card-head spread">
+        <h2>What will run</h2>
+        <Choice
+          label="Period"
+          options={spans}
+          value={days}
+          choose={(name) => setQuery({ days: name === '1' ? '' : name })}
+        />
+      </div>
       <ul class="timeline">
-        {[...rows.values()].map((runs) => {
-          const [first] = runs;
-          if (!first) return null;
-          const turns = runs.some(({ utc_offset }) => utc_offset !== first.utc_offset);
-          return (
-            <li key={first.schedule_id}>
-              <a class="cut" href={to('/schedules', first.schedule_id)}>
-                {first.name}
-              </a>
-              <span class="muted cut">{nameOf(first.machine_id)}</span>
-              <span class="number cut">
-                {runs
-                  .slice(0, mostTimes)
-                  .map(({ at }) => shortTime.format(new Date(at)))
-                  .join('  ')}
-                {runs.length > mostTimes && <span class="muted"> and {runs.length - mostTimes} more</span>}
-              </span>
-              {turns && <span class="tag">clock changes</span>}
-            </li>
-          );
-        })}
+        {rows.map((runs) => (
+          <Line key={runs[0]?.schedule_id} runs={runs} data={data} />
+        ))}
       </ul>
+      <Labels data={data} format={days === '1' ? hour : day} />
+      {data.more && (
+        <p class="hint timeline-more">
+          There are more than {mostRuns.toLocaleString()}; the first are drawn.
+        </p>
+      )}
     </section>
+  );
+}
+
+/** Where an instant is on the line, in percent. */
+function percentAt(at: string, { from, until }: Upcoming): number {
+  const start = Date.parse(from);
+  return (100 * (Date.parse(at) - start)) / (Date.parse(until) - start);
+}
+
+const offsetText = (minutes: number): string => {
+  const part = (value: number): string => String(value).padStart(2, '0');
+  const size = Math.abs(minutes);
+  return `UTC${minutes < 0 ? '−' : '+'}${part(Math.floor(size / 60))}:${part(size % 60)}`;
+};
+
+function Line({ runs, data }: { runs: readonly Run[]; data: Upcoming }) {
+  const [first] = runs;
+  if (!first) return null;
+  const turns = runs.filter((run, index) => {
+    const before = runs[index - 1];
+    return before !== undefined && before.utc_offset !== run.utc_offset;
+  });
+  const times = runs.slice(0, 3).map(({ at }) => fullTime(at));
+  const label = `${runs.length} runs of ${first.name}; next ${times.join(', ')}`;
+  return (
+    <li>
+      <span class="cut">
+        <a href={to('/schedules', first.schedule_id)}>{first.name}</a>{' '}
+        <span class="muted">{nameOf(first.machine_id)}</span>
+      </span>
+      <span class="track" role="img" aria-label={label}>
+        {dotsOf(runs, data).map(({ percent, title }) => (
+          <i key={percent} style={{ left: `${percent}%` }} title={title} />
+        ))}
+        {turns.map(({ at }) => (
+          <b key={at} style={{ left: `${percentAt(at, data)}%` }} />
+        ))}
+      </span>
+      {turns.map(({ at, utc_offset }) => (
+        <span key={at} class="tag warn-text">
+          clock changes to {offsetText(utc_offset)} before {fullTime(at)}
+        </span>
+      ))}
+    </li>
+  );
+}
+
+/** A dot for each run, or for several that are too close to tell apart. */
+function dotsOf(runs: readonly Run[], data: Upcoming): { percent: number; title: string }[] {
+  const dots: { percent: number; title: string }[] = [];
+  for (const { at } of runs) {
+    const percent = percentAt(at, data);
+    const last = dots.at(-1);
+    if (!last || percent - last.percent >= dotPercent) dots.push({ percent, title: fullTime(at) });
+  }
+  return dots;
+}
+
+function Labels({ data, format }: { data: Upcoming; format: Intl.DateTimeFormat }) {
+  const start = Date.parse(data.from);
+  const step = (Date.parse(data.until) - start) / labels;
+  return (
+    <div class="timeline-labels muted" aria-hidden="true">
+      {Array.from({ length: labels }, (_, index) => (
+        <span key={index}>{index === 0 ? 'now' : format.format(new Date(start + index * step))}</span>
+      ))}
+    </div>
   );
 }
