@@ -6,6 +6,7 @@ import { useFleet } from '../machines/fleet.ts';
 import { filterNames, queryOf } from '../machines/query.ts';
 import { clearSelection, selected, selecting } from '../machines/selection.ts';
 import { MachineTable, SelectAll } from '../machines/table.tsx';
+import { NewButton } from '../parts/actions.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Failed, Page, Placeholder } from '../parts/page.tsx';
@@ -43,7 +44,7 @@ export function Machines() {
       title="Machines"
       full
       beside={total !== undefined && <span class="count">{total.toLocaleString()}</span>}
-      actions={<JoinButton />}
+      actions={joinButton()}
     >
       <Filters />
       {body()}
@@ -52,15 +53,7 @@ export function Machines() {
   );
 }
 
-function JoinButton() {
-  if (!may('admin')) return null;
-  return (
-    <a class="button primary" href={to('/join')}>
-      <Icon of={icons.join} />
-      Join a machine
-    </a>
-  );
-}
+const joinButton = () => <NewButton text="Join a machine" allowed={may('admin')} opens={to('/join')} />;
 
 function NoneFound() {
   return (
@@ -79,7 +72,7 @@ function NoMachines() {
       <p>
         A machine joins with one line in its shell. The broker needs no access to it: its agent dials out.
       </p>
-      {may('admin') ? <JoinButton /> : <p>Joining needs a key with the scope admin.</p>}
+      {may('admin') ? joinButton() : <p>Joining needs a key with the scope admin.</p>}
     </Empty>
   );
 }

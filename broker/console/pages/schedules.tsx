@@ -1,6 +1,7 @@
 // The schedules: when each runs next, how it ended last, and a button to run it now.
 import { client } from '../client.ts';
 import { nameOf } from '../machines/names.ts';
+import { NewButton } from '../parts/actions.tsx';
 import { Ago, State } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
@@ -15,19 +16,13 @@ type Schedule = Awaited<ReturnType<typeof client.schedules.list>>['items'][numbe
 
 const mayWrite = (): boolean => may('schedules:write') && may('commands:execute');
 
-function NewButton() {
-  if (!mayWrite()) return null;
-  return (
-    <a class="button primary" href={to('/schedules', 'new')}>
-      <Icon of={icons.join} />
-      New schedule
-    </a>
-  );
-}
+const newButton = () => (
+  <NewButton text="New schedule" allowed={mayWrite()} opens={to('/schedules', 'new')} />
+);
 
 export function Schedules() {
   return (
-    <Page title="Schedules" actions={<NewButton />}>
+    <Page title="Schedules" actions={newButton()}>
       <Timeline />
       <LongList
         read={(paging, signal) => client.schedules.list({ sort: 'name', ...paging }, { signal })}
@@ -38,7 +33,7 @@ export function Schedules() {
             <p>
               A schedule runs a command on a machine by a cron expression, and keeps the result of each run.
             </p>
-            <NewButton />
+            {newButton()}
           </Empty>
         }
       >

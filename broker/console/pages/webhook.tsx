@@ -1,20 +1,21 @@
-// One webhook: its deliveries with every attempt, a test, and sending again.
+// One webhook: its deliveries, a test, a new secret, and sending again.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
-import { Ago, Confirm, Dialog, State, Tags } from '../parts/basics.tsx';
+import { Confirm, Dialog, State, Tags } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { LongList } from '../parts/lists.tsx';
-import { Empty, Page, Show } from '../parts/page.tsx';
+import { Page, Show } from '../parts/page.tsx';
+import { Secret } from '../parts/secret.tsx';
 import { attempt, say, sayError } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../routes.ts';
 import { may } from '../session.ts';
-import { durationText, fullTime } from '../time.ts';
+import { durationText } from '../time.ts';
+import { Deliveries } from '../webhooks/deliveries.tsx';
+import { SendMissed } from '../webhooks/send-missed.tsx';
 import { WebhookForm } from '../webhooks/webhook-form.tsx';
 
 type WebhookDetail = Awaited<ReturnType<typeof client.webhooks.get>>;
-type Delivery = Awaited<ReturnType<typeof client.webhooks.deliveries>>['items'][number];
 
 export function Webhook({ params: { webhook = '' } }: { params: Params }) {
   const loaded = useData((signal) => client.webhooks.get({ webhook_id: webhook }, { signal }), [webhook]);
@@ -55,7 +56,8 @@ export function Webhook({ params: { webhook = '' } }: { params: Params }) {
 }
 
 function Actions({ webhook, changed }: { webhook: WebhookDetail; changed: () => void }) {
-  const [open, setOpen] = useState<'edit' | 'remove' | undefined>(undefined);
+  const [open, setOpen] = useState<'edit' | 'remove' | 'rotate' | 'missed' | undefined>(undefined);
+  const [secret, setSecret] = useState<string | undefined>(undefined);
   const { id, enabled, url } = webhook;
   const test = async (): Promise<void> => {
     const { delivered, status_code, duration, error } = await client.webhooks.test({ webhook_id: id });
@@ -77,6 +79,13 @@ function Actions({ webhook, changed }: { webhook: WebhookDetail; changed: () => 
       >
         {enabled ? 'Turn off' : 'Turn on'}
       </button>
+      <button type="button" onClick={() => setOpen('missed')}>
+        Send missed
+      </button>
+      <button type="button" onClick={() => setOpen('rotate')}>
+        <Icon of={icons.key} />
+        New secret
+      </button>
       <button type="button" onClick={() => setOpen('edit')}>
         <Icon of={icons.edit} />
         Edit
@@ -96,6 +105,25 @@ function Actions({ webhook, changed }: { webhook: WebhookDetail; changed: () => 
           />
         </Dialog>
       )}
+      {open === 'missed' && <SendMissed webhook={id} close={() => setOpen(undefined)} changed={changed} />}
+      {open === 'rotate' && (
+        <Confirm
+          title="Replace the secret?"
+          action="Replace the secret"
+          onClose={() => setOpen(undefined)}
+          run={async () => {
+            const made = newSecret();
+            await client.webhooks.update({ webhook_id: id, secret: made });
+            setSecret(made);
+            changed();
+          }}
+        >
+          <p>From the next delivery on, the new secret signs. Give it to the receiver at once.</p>
+        </Confirm>
+      )}
+      {secret !== undefined && (
+        <Secret title="The new secret" secret={secret} close={() => setSecret(undefined)} />
+      )}
       {open === 'remove' && (
         <Confirm
           title="Delete this webhook?"
@@ -113,66 +141,6 @@ function Actions({ webhook, changed }: { webhook: WebhookDetail; changed: () => 
   );
 }
 
-function Deliveries({ webhook, round, changed }: { webhook: string; round: number; changed: () => void }) {
-  return (
-    <LongList
-      read={(paging, signal) => client.webhooks.deliveries({ webhook_id: webhook, ...paging }, { signal })}
-      inputs={[webhook, round]}
-      when={() => true}
-      empty={
-        <Empty icon={icons.webhooks} title="Nothing was sent yet">
-          <p>Each event appears here with every attempt. Send a test to see whether the receiver answers.</p>
-        </Empty>
-      }
-    >
-      {(items) => (
-        <ul class="deliveries card" aria-label="Deliveries">
-          {items.map((delivery) => (
-            <DeliveryRow key={delivery.id} delivery={delivery} changed={changed} />
-          ))}
-        </ul>
-      )}
-    </LongList>
-  );
-}
-
-function DeliveryRow({ delivery, changed }: { delivery: Delivery; changed: () => void }) {
-  const { id, webhook_id, type, status, reason, attempts, created_at, next_attempt_at } = delivery;
-  const again = (): Promise<unknown> => client.webhooks.redeliver({ webhook_id, delivery_id: id });
-  return (
-    <li>
-      <details>
-        <summary>
-          <State of={status} />
-          <span class="cut">{type}</span>
-          <span class="muted">
-            {attempts.length === 1 ? '1 attempt' : `${attempts.length} attempts`}, <Ago at={created_at} />
-          </span>
-        </summary>
-        <div class="attempts">
-          {reason && <p class="bad-text">{reason.replaceAll('_', ' ')}</p>}
-          <ol>
-            {attempts.map(({ at, status_code, duration, error, answer }) => (
-              <li key={at}>
-                {fullTime(at)}: {status_code === null ? (error ?? 'no answer') : `answer ${status_code}`} in{' '}
-                {durationText(duration)}
-                {answer && <pre class="answer">{answer}</pre>}
-              </li>
-            ))}
-          </ol>
-          {next_attempt_at && (
-            <p class="muted">
-              Next attempt <Ago at={next_attempt_at} />
-            </p>
-          )}
-          {may('webhooks:write') && (
-            <button type="button" onClick={() => void attempt(again, 'It is sent again').then(changed)}>
-              <Icon of={icons.refresh} />
-              Send again
-            </button>
-          )}
-        </div>
-      </details>
-    </li>
-  );
-}
+/** A secret of 256 random bits, in the form of Standard Webhooks. */
+const newSecret = (): string =>
+  `whsec_${btoa(String.fromCharCode(...crypto.getRandomValues(new Uint8Array(32))))}`;

@@ -1,8 +1,8 @@
 // Webhooks: where events are sent, and how the last delivery went.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
+import { NewButton } from '../parts/actions.tsx';
 import { Ago, Dialog, State } from '../parts/basics.tsx';
-import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { List, LongList } from '../parts/lists.tsx';
 import { Empty, Page } from '../parts/page.tsx';
@@ -14,11 +14,8 @@ type Webhook = Awaited<ReturnType<typeof client.webhooks.list>>['items'][number]
 
 export function Webhooks() {
   const [creating, setCreating] = useState(false);
-  const newButton = may('webhooks:write') && (
-    <button type="button" class="primary" onClick={() => setCreating(true)}>
-      <Icon of={icons.join} />
-      New webhook
-    </button>
+  const newButton = (
+    <NewButton text="New webhook" allowed={may('webhooks:write')} opens={() => setCreating(true)} />
   );
   return (
     <Page title="Webhooks" actions={newButton}>

@@ -1,0 +1,79 @@
+// What a key may do, in words, and which machines that reaches now.
+import { client } from '../client.ts';
+import { learnNames, nameOf } from '../machines/names.ts';
+import { Dialog } from '../parts/basics.tsx';
+import { Show } from '../parts/page.tsx';
+import { useData } from '../parts/use-data.ts';
+import { to } from '../routes.ts';
+import type { Key } from './key-form.tsx';
+import { scopeTexts } from './scopes.ts';
+
+/** Machines that are read for each tag, and links that are drawn. */
+const [mostRead, mostLinks] = [1_000, 100];
+
+interface Reached {
+  ids: readonly string[];
+  total: number;
+}
+
+async function machinesOf({ machine_ids, tags }: Key, signal: AbortSignal): Promise<Reached> {
+  if (machine_ids === null && tags === null) {
+    const { items, total } = await client.machines.list({ sort: 'name', limit: mostLinks }, { signal });
+    learnNames(items);
+    return { ids: items.map(({ id }) => id), total };
+  }
+  const found = new Set<string>(machine_ids ?? []);
+  for (const tag of tags ?? []) {
+    let read = 0;
+    for await (const machine of client.machines.list({ tags: tag, sort: 'name', limit: 100 }, { signal })) {
+      found.add(machine.id);
+      learnNames([machine]);
+      read += 1;
+      if (read === mostRead) break;
+    }
+  }
+  return { ids: [...found], total: found.size };
+}
+
+export function Reach({ apiKey, close }: { apiKey: Key; close: () => void }) {
+  const { name, scopes, tags, machine_ids } = apiKey;
+  const loaded = useData((signal) => machinesOf(apiKey, signal), [apiKey.id]);
+  const everything = machine_ids === null && tags === null;
+  return (
+    <Dialog title={`What ${name} may do`} onClose={close}>
+      <div class="dialog-body">
+        <ul class="rights">
+          {scopes.map((scope) => (
+            <li key={scope}>
+              {scopeTexts[scope]} <code>{scope}</code>
+            </li>
+          ))}
+        </ul>
+        <h3>On these machines</h3>
+        <Show of={loaded}>
+          {({ ids, total }) => (
+            <>
+              <p class="muted">
+                {total.toLocaleString()} now
+                {everything && '; every machine, also those that join later'}
+                {tags && `; machines that get the tag ${tags.join(' or ')} later belong to them`}
+              </p>
+              <p class="reached">
+                {ids.slice(0, mostLinks).map((id) => (
+                  <a key={id} href={to('/machines', id)}>
+                    {nameOf(id)}
+                  </a>
+                ))}
+                {total > Math.min(ids.length, mostLinks) && (
+                  <span class="muted">
+                    and {(total - Math.min(ids.length, mostLinks)).toLocaleString()} more
+                  </span>
+                )}
+              </p>
+            </>
+          )}
+        </Show>
+      </div>
+    </Dialog>
+  );
+}

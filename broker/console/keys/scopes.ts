@@ -1,0 +1,21 @@
+// Every scope of a key with what it allows, in words.
+import type { Scope } from '../../../shared/api/route.ts';
+
+/** The type makes the list complete. */
+export const scopeTexts: Readonly<Record<Scope, string>> = {
+  'machines:read': 'See machines, their metrics and events',
+  'machines:write': 'Rename, tag and remove machines',
+  'files:read': 'Read, download and search files',
+  'files:write': 'Write, upload and delete files',
+  'commands:read': 'See commands and their output',
+  'commands:execute': 'Run and cancel commands',
+  'sessions:read': 'See terminals',
+  'sessions:attach': 'Open and use terminals',
+  'schedules:read': 'See schedules and their runs',
+  'schedules:write': 'Create and change schedules',
+  'webhooks:read': 'See webhooks and deliveries',
+  'webhooks:write': 'Create and change webhooks',
+  admin: 'Everything, with keys, join tokens and the audit log',
+};
+// The cast is safe: the record has exactly these keys.
+export const allScopes = Object.keys(scopeTexts) as Scope[];

@@ -1,0 +1,25 @@
+// A secret that only this dialog has.
+import { CopyButton, Dialog } from './basics.tsx';
+
+interface SecretProps {
+  title: string;
+  secret: string;
+  close: () => void;
+}
+
+export function Secret({ title, secret, close }: SecretProps) {
+  return (
+    <Dialog title={title} onClose={close}>
+      <p class="muted">Copy it now: no other page has it.</p>
+      <div class="secret">
+        <pre>{secret}</pre>
+        <CopyButton text={secret} />
+      </div>
+      <footer>
+        <button type="button" class="primary" onClick={close}>
+          Done
+        </button>
+      </footer>
+    </Dialog>
+  );
+}

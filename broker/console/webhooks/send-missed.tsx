@@ -1,0 +1,43 @@
+// Sends all events again that a receiver has missed since a time.
+import { useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { Dialog } from '../parts/basics.tsx';
+import { Form, SelectField } from '../parts/form.tsx';
+import { say } from '../parts/toasts.tsx';
+import { now } from '../time.ts';
+
+const hourMs = 3_600_000;
+
+interface SendMissedProps {
+  webhook: string;
+  close: () => void;
+  changed: () => void;
+}
+
+export function SendMissed({ webhook, close, changed }: SendMissedProps) {
+  const [hours, setHours] = useState('24');
+  const run = async (): Promise<void> => {
+    const since = new Date(now() - Number(hours) * hourMs).toISOString();
+    const { redelivered } = await client.webhooks.redeliverSince({ webhook_id: webhook, since });
+    say(redelivered === 0 ? 'Nothing was missed' : `${redelivered} deliveries are sent again`);
+    changed();
+    close();
+  };
+  return (
+    <Dialog title="Send missed events" onClose={close}>
+      <Form submit="Send again" cancel={close} run={run}>
+        <SelectField
+          label="Events of the last"
+          value={hours}
+          change={setHours}
+          options={[
+            ['1', 'hour'],
+            ['24', '24 hours'],
+            ['72', '3 days'],
+          ]}
+          hint="Those that were delivered are left out"
+        />
+      </Form>
+    </Dialog>
+  );
+}
