@@ -1,10 +1,10 @@
 // Keys on the list of entries: arrows move, Backspace goes up, and others do what the buttons do.
-import { openPath, parentOf } from './paths.ts';
+import { goToPath, parentOf } from './paths.ts';
 
 export interface EntryActions {
-  toggle: (index: number) => void;
-  rename: (index: number) => void;
-  remove: (index: number) => void;
+  toggle: (index: number) => unknown;
+  rename: (index: number) => unknown;
+  remove: (index: number) => unknown;
 }
 
 const isName = (element: Element | null): element is HTMLElement =>
@@ -33,7 +33,7 @@ export function onEntryKey(event: KeyboardEvent, folder: string, actions: EntryA
   };
   const next = moves[key];
   if (next !== undefined) names[Math.min(Math.max(0, next), names.length - 1)]?.focus();
-  else if (key === 'Backspace') openPath({ path: parentOf(folder) });
+  else if (key === 'Backspace') goToPath({ path: parentOf(folder) });
   else if (key === ' ') actions.toggle(index);
   else if (key === 'F2') actions.rename(index);
   else if (key === 'Delete') actions.remove(index);

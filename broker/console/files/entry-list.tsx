@@ -8,9 +8,9 @@ import { List } from '../parts/lists.tsx';
 import { Empty } from '../parts/page.tsx';
 import { may } from '../session.ts';
 import { bytesText } from '../time.ts';
-import { focusFirst, onEntryKey } from './entry-keys.ts';
+import { type EntryActions, focusFirst, onEntryKey } from './entry-keys.ts';
 import { RemoveEntries, RenameEntry } from './file-dialogs.tsx';
-import { downloadAddress, type FileEntry, isEditable, nameToRead, openPath } from './paths.ts';
+import { downloadAddress, type FileEntry, goToPath, isEditable, nameToRead } from './paths.ts';
 import { Permissions, wholeMode } from './permissions-dialog.tsx';
 import { TransferEntries } from './transfer-dialog.tsx';
 
@@ -22,71 +22,50 @@ interface EntryListProps {
 
 type Action = 'rename' | 'transfer' | 'permissions' | 'remove';
 
+/** The entries that a person has selected; none in another folder. */
+function useChosen(files: readonly FileEntry[], folder: string) {
+  const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
+  const clear = (): void => setChosen(new Set());
+  useEffect(clear, [folder]);
+  return {
+    selected: files.filter(({ path }) => chosen.has(path)),
+    clear,
+    all: () => setChosen(new Set(files.map(({ path }) => path))),
+    toggle({ path }: FileEntry): void {
+      const next = new Set(chosen);
+      if (!next.delete(path)) next.add(path);
+      setChosen(next);
+    },
+  };
+}
+
 export function EntryList({ machine, listing: { files, path: folder }, reload }: EntryListProps) {
   const [open, setOpen] = useState<{ what: Action; entries: readonly FileEntry[] } | undefined>(undefined);
-  const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
+  const { selected, toggle, all, clear } = useChosen(files, folder);
   const frame = useRef<HTMLDivElement>(null);
-  useEffect(() => {
-    setChosen(new Set());
-    focusFirst(frame.current);
-  }, [folder]);
+  useEffect(() => focusFirst(frame.current), [folder]);
   if (files.length === 0) return <EmptyFolder />;
-  const toggle = (entry: FileEntry): void => {
-    const next = new Set(chosen);
-    if (!next.delete(entry.path)) next.add(entry.path);
-    setChosen(next);
-  };
-  const selected = files.filter(({ path }) => chosen.has(path));
   const act = (what: Action, entries: readonly FileEntry[]): void => setOpen({ what, entries });
-  const all = selected.length === files.length;
   const at = (index: number): readonly FileEntry[] => files.slice(index, index + 1);
+  const isSelected = new Set(selected);
+  const isAll = selected.length === files.length;
+  const select = { all: isAll, some: selected.length > 0, press: isAll ? clear : all };
+  const keys: EntryActions = {
+    toggle: (index) => at(index).forEach(toggle),
+    rename: (index) => may('files:write') && act('rename', at(index)),
+    remove: (index) => may('files:write') && act('remove', selected.length > 0 ? selected : at(index)),
+  };
   return (
     <>
-      <div
-        class="entries"
-        ref={frame}
-        onKeyDown={(event) =>
-          onEntryKey(event, folder, {
-            toggle: (index) => at(index).forEach(toggle),
-            rename: (index) => may('files:write') && act('rename', at(index)),
-            remove: (index) =>
-              may('files:write') && act('remove', selected.length > 0 ? selected : at(index)),
-          })
-        }
-      >
-        <List
-          label="Entries"
-          head={
-            <>
-              {may('files:write') && (
-                <th class="check-cell">
-                  <input
-                    type="checkbox"
-                    aria-label="Select all entries"
-                    checked={all}
-                    indeterminate={selected.length > 0 && !all}
-                    onChange={() => setChosen(new Set(all ? [] : files.map(({ path }) => path)))}
-                  />
-                </th>
-              )}
-              <th class="wide">Name</th>
-              <th class="right">Size</th>
-              <th class="phone-off">Mode</th>
-              <th class="phone-off">Owner</th>
-              <th class="phone-off">Changed</th>
-              <th>
-                <span class="only-read">Actions</span>
-              </th>
-            </>
-          }
-        >
+      <div class="entries" ref={frame} onKeyDown={(event) => onEntryKey(event, folder, keys)}>
+        <List label="Entries" head={<Head {...select} />}>
           {files.map((entry, index) => (
             <Entry
               key={entry.path}
               machine={machine}
               entry={entry}
               index={index}
-              isChosen={chosen.has(entry.path)}
+              isChosen={isSelected.has(entry)}
               toggle={() => toggle(entry)}
               act={(what) => act(what, [entry])}
             />
@@ -94,21 +73,35 @@ export function EntryList({ machine, listing: { files, path: folder }, reload }:
         </List>
       </div>
       {selected.length > 0 && (
-        <SelectedEntries
-          count={selected.length}
-          act={(what) => act(what, selected)}
-          clear={() => setChosen(new Set())}
-        />
+        <SelectedEntries count={selected.length} act={(what) => act(what, selected)} clear={clear} />
       )}
-      {open && (
-        <EntryDialog
-          {...open}
-          machine={machine}
-          folder={folder}
-          reload={reload}
-          close={() => setOpen(undefined)}
-        />
+      {open && <EntryDialog {...open} {...{ machine, folder, reload }} close={() => setOpen(undefined)} />}
+    </>
+  );
+}
+
+function Head({ all, some, press }: { all: boolean; some: boolean; press: () => void }) {
+  return (
+    <>
+      {may('files:write') && (
+        <th class="check-cell">
+          <input
+            type="checkbox"
+            aria-label="Select all entries"
+            checked={all}
+            indeterminate={some && !all}
+            onChange={press}
+          />
+        </th>
       )}
+      <th class="wide">Name</th>
+      <th class="right">Size</th>
+      <th class="phone-off">Mode</th>
+      <th class="phone-off">Owner</th>
+      <th class="phone-off">Changed</th>
+      <th>
+        <span class="only-read">Actions</span>
+      </th>
     </>
   );
 }
@@ -238,7 +231,7 @@ function EntryName({ machine, entry, index }: Pick<EntryProps, 'machine' | 'entr
         type="button"
         class="link cut"
         data-entry={index}
-        onClick={() => openPath(isFolder ? { path: entry.path } : { edit: entry.path })}
+        onClick={() => goToPath(isFolder ? { path: entry.path } : { edit: entry.path })}
       >
         {name}
       </button>

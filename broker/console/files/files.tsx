@@ -13,7 +13,7 @@ import { type Params, place, setQuery } from '../routes.ts';
 import { may } from '../session.ts';
 import { EntryList } from './entry-list.tsx';
 import { NewFolder, ReplaceDialog } from './file-dialogs.tsx';
-import { crumbsOf, openPath, parentOf } from './paths.ts';
+import { crumbsOf, goToPath, parentOf } from './paths.ts';
 import { type SearchBy, SearchResults } from './search-results.tsx';
 import { UploadTray } from './upload-tray.tsx';
 import { arrivals, type Chosen, droppedFiles, upload } from './uploads.ts';
@@ -47,13 +47,7 @@ export function Files({ params: { machine = '', status } }: { params: Params }) 
   useEffect(() => {
     if (arrived > 0) listing.reload();
   }, [arrived]);
-  if (status !== 'online' && listing.data === undefined && listing.error !== undefined) {
-    return (
-      <Empty icon={icons.folder} title="The machine is offline">
-        <p>Its files can be read when it is back.</p>
-      </Empty>
-    );
-  }
+  if (status !== 'online' && listing.data === undefined && listing.error !== undefined) return <Offline />;
   if (editing !== null) return <EditFile params={{ machine, path: editing }} />;
   return (
     <div class="files">
@@ -65,18 +59,7 @@ export function Files({ params: { machine = '', status } }: { params: Params }) 
         setHidden={setHidden}
         reload={listing.reload}
       />
-      <div class="filters">
-        <SearchField label="Search below this folder" name="find" />
-        {text !== '' && (
-          <Choice
-            label="Search in"
-            options={searches}
-            value={by}
-            choose={(name) => setQuery({ in: name === 'name' ? '' : name })}
-          />
-        )}
-        {by === 'name' && text !== '' && <span class="hint">* and ? stand for other letters</span>}
-      </div>
+      <SearchBar text={text} by={by} />
       {text !== '' ? (
         <SearchResults
           machine={machine}
@@ -90,21 +73,64 @@ export function Files({ params: { machine = '', status } }: { params: Params }) 
       ) : (
         <Show of={listing}>
           {(data) => (
-            <DropZone machine={machine} listing={data}>
-              <EntryList machine={machine} listing={data} reload={listing.reload} />
-              {data.has_more && (
-                <p class="more">
-                  {data.files.length.toLocaleString()} of {data.total.toLocaleString()}
-                  <button type="button" onClick={() => setLimit(limit * 10)}>
-                    More
-                  </button>
-                </p>
-              )}
-            </DropZone>
+            <Listed
+              machine={machine}
+              listing={data}
+              reload={listing.reload}
+              more={() => setLimit(limit * 10)}
+            />
           )}
         </Show>
       )}
       <UploadTray />
+    </div>
+  );
+}
+
+function Offline() {
+  return (
+    <Empty icon={icons.folder} title="The machine is offline">
+      <p>Its files can be read when it is back. Check that it runs and that its agent is started.</p>
+    </Empty>
+  );
+}
+
+interface ListedProps {
+  machine: string;
+  listing: Listing;
+  reload: () => void;
+  more: () => void;
+}
+
+function Listed({ machine, listing, reload, more }: ListedProps) {
+  return (
+    <DropZone machine={machine} listing={listing}>
+      <EntryList machine={machine} listing={listing} reload={reload} />
+      {listing.has_more && (
+        <p class="more">
+          {listing.files.length.toLocaleString()} of {listing.total.toLocaleString()}
+          <button type="button" onClick={more}>
+            More
+          </button>
+        </p>
+      )}
+    </DropZone>
+  );
+}
+
+function SearchBar({ text, by }: { text: string; by: SearchBy }) {
+  return (
+    <div class="filters">
+      <SearchField label="Search below this folder" name="find" />
+      {text !== '' && (
+        <Choice
+          label="Search in"
+          options={searches}
+          value={by}
+          choose={(name) => setQuery({ in: name === 'name' ? '' : name })}
+        />
+      )}
+      {by === 'name' && text !== '' && <span class="hint">* and ? stand for other letters</span>}
     </div>
   );
 }
@@ -179,7 +205,7 @@ function PathBar({ path }: { path: string }) {
         onSubmit={(event) => {
           event.preventDefault();
           setTyped(undefined);
-          openPath({ path: typed.trim() });
+          goToPath({ path: typed.trim() });
         }}
       >
         <input
@@ -202,13 +228,13 @@ function PathBar({ path }: { path: string }) {
         class="quiet icon-only"
         aria-label="Parent folder"
         disabled={path === '/' || path === ''}
-        onClick={() => openPath({ path: parentOf(path) })}
+        onClick={() => goToPath({ path: parentOf(path) })}
       >
         <Icon of={icons.up} />
       </button>
       <nav aria-label="Path">
         {crumbsOf(path).map((crumb) => (
-          <button key={crumb.path} type="button" class="quiet" onClick={() => openPath({ path: crumb.path })}>
+          <button key={crumb.path} type="button" class="quiet" onClick={() => goToPath({ path: crumb.path })}>
             {crumb.name}
           </button>
         ))}

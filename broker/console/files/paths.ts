@@ -6,7 +6,7 @@ type Listing = Awaited<ReturnType<typeof client.files.list>>;
 export type FileEntry = Listing['files'][number];
 
 /** Shows a folder, or a file in the editor, without a search. */
-export const openPath = (place: { path: string } | { edit: string }): void =>
+export const goToPath = (place: { path: string } | { edit: string }): void =>
   setQuery({ ...('path' in place && { find: '', in: '' }), ...place }, { push: true });
 
 /** A path as requests name it. */

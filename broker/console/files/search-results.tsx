@@ -7,7 +7,7 @@ import * as icons from '../parts/icons.ts';
 import { List } from '../parts/lists.tsx';
 import { Empty, Failed, Placeholder } from '../parts/page.tsx';
 import { after, bytesText } from '../time.ts';
-import { baseOf, downloadAddress, isEditable, nameToRead, openPath, parentOf } from './paths.ts';
+import { baseOf, downloadAddress, goToPath, isEditable, nameToRead, parentOf } from './paths.ts';
 
 type Line = Awaited<ReturnType<typeof client.files.search>> extends AsyncIterable<infer T> ? T : never;
 type Match = Extract<Line, { entry: unknown }>;
@@ -128,7 +128,7 @@ function FoundRow({ machine, match: { entry, line, text } }: { machine: string; 
             <button
               type="button"
               class="link cut"
-              onClick={() => openPath(isFolder ? { path: entry.path } : { edit: entry.path })}
+              onClick={() => goToPath(isFolder ? { path: entry.path } : { edit: entry.path })}
             >
               {name}
             </button>
@@ -146,7 +146,7 @@ function FoundRow({ machine, match: { entry, line, text } }: { machine: string; 
       </td>
       <td class="phone-off">
         {entry.name_encoding === undefined && (
-          <button type="button" class="link" onClick={() => openPath({ path: folder })}>
+          <button type="button" class="link" onClick={() => goToPath({ path: folder })}>
             {folder}
           </button>
         )}

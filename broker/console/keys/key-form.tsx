@@ -13,6 +13,8 @@ import { allScopes, scopeTexts } from './scopes.ts';
 export type Key = Awaited<ReturnType<typeof client.keys.list>>['items'][number];
 
 const dayMs = 86_400_000;
+/** The choice that leaves the expiry of a key as it is. */
+const asBefore = 'same';
 const expiries = [
   ['', 'never'],
   ['1', 'in a day'],
@@ -27,83 +29,133 @@ interface KeyFormProps {
   saved: (created?: { name: string; key: string }) => void;
 }
 
-export function KeyForm({ apiKey, close, saved }: KeyFormProps) {
-  const [name, setName] = useState(apiKey?.name ?? '');
-  const [tags, setTags] = useState(apiKey?.tags?.join(', ') ?? '');
-  const [machines, setMachines] = useState<readonly string[]>(apiKey?.machine_ids ?? []);
-  const [days, setDays] = useState(apiKey ? 'same' : '');
-  const [scopes, setScopes] = useState<ReadonlySet<Scope>>(new Set(apiKey?.scopes ?? ['machines:read']));
-  const flip = (scope: Scope, on: boolean): void => {
-    const next = new Set(scopes);
-    if (on) next.add(scope);
-    else next.delete(scope);
-    setScopes(next);
-  };
-  const save = async (): Promise<void> => {
-    const limits = tags.split(',').flatMap((tag) => tag.trim() || []);
-    const rights = { name, scopes: allScopes.filter((scope) => scopes.has(scope)) };
-    const expires_at = days && days !== 'same' ? new Date(now() + Number(days) * dayMs).toISOString() : null;
-    if (apiKey) {
-      await client.keys.update({
-        key_id: apiKey.id,
-        ...rights,
-        tags: limits.length > 0 ? limits : null,
-        machine_ids: machines.length > 0 ? [...machines] : null,
-        ...(days !== 'same' && { expires_at }),
-      });
-      return saved();
-    }
-    const made = await client.keys.create({
+interface Draft {
+  name: string;
+  scopes: ReadonlySet<Scope>;
+  /** Separated by commas. */
+  tags: string;
+  machines: readonly string[];
+  /** Days until it expires; empty: never. */
+  days: string;
+}
+
+/** Creates or changes a key; resolves with the secret of a new one. */
+async function save(
+  draft: Draft,
+  id: string | undefined,
+): Promise<{ name: string; key: string } | undefined> {
+  const { name, scopes, days, machines } = draft;
+  const tags = draft.tags.split(',').flatMap((tag) => tag.trim() || []);
+  const rights = { name, scopes: allScopes.filter((scope) => scopes.has(scope)) };
+  const expires_at = days && days !== asBefore ? new Date(now() + Number(days) * dayMs).toISOString() : null;
+  if (id === undefined)
+    return client.keys.create({
       ...rights,
-      ...(limits.length > 0 && { tags: limits }),
+      ...(tags.length > 0 && { tags }),
       ...(machines.length > 0 && { machine_ids: [...machines] }),
       ...(expires_at !== null && { expires_at }),
     });
-    saved({ name: made.name, key: made.key });
-  };
+  await client.keys.update({
+    key_id: id,
+    ...rights,
+    tags: tags.length > 0 ? tags : null,
+    machine_ids: machines.length > 0 ? [...machines] : null,
+    ...(days !== asBefore && { expires_at }),
+  });
+  return undefined;
+}
+
+export function KeyForm({ apiKey, close, saved }: KeyFormProps) {
+  const [draft, setDraft] = useState<Draft>({
+    name: apiKey?.name ?? '',
+    scopes: new Set(apiKey?.scopes ?? ['machines:read']),
+    tags: apiKey?.tags?.join(', ') ?? '',
+    machines: apiKey?.machine_ids ?? [],
+    days: apiKey ? asBefore : '',
+  });
+  const set = (changes: Partial<Draft>): void => setDraft((before) => ({ ...before, ...changes }));
+  const { name, scopes, days } = draft;
   return (
     <Dialog title={apiKey ? `Change ${apiKey.name}` : 'New API key'} onClose={close}>
       <Form
         submit={apiKey ? 'Save' : 'Create'}
         cancel={close}
-        run={save}
+        run={async () => saved(await save(draft, apiKey?.id))}
         disabled={!name || scopes.size === 0}
       >
-        <TextField label="Name" value={name} change={setName} placeholder="deploy" required autoFocus />
-        <fieldset class="field scopes">
-          <legend>It may</legend>
-          {allScopes.map((scope) => (
-            <CheckField
-              key={scope}
-              label={scopeTexts[scope]}
-              value={scopes.has(scope)}
-              change={(on) => flip(scope, on)}
-            />
-          ))}
-        </fieldset>
         <TextField
-          label="Only machines tagged"
-          value={tags}
-          change={setTags}
-          placeholder="web, db"
-          hint="Any of these tags. Without tags and machines: every machine"
+          label="Name"
+          value={name}
+          change={(text) => set({ name: text })}
+          placeholder="deploy"
+          required
+          autoFocus
         />
-        <Chips
-          label="Machines of the key"
-          machines={machines.map((id) => ({ id, name: nameOf(id) }))}
-          remove={({ id }) => setMachines(machines.filter((one) => one !== id))}
-        />
-        <MachinePicker
-          label="And these machines"
-          choose={({ id }) => setMachines([...new Set([...machines, id])])}
-        />
+        <Scopes scopes={scopes} change={(chosen) => set({ scopes: chosen })} />
+        <Limits draft={draft} set={set} />
         <SelectField
           label="Expires"
           value={days}
-          change={setDays}
-          options={apiKey ? [['same', 'as before'], ...expiries] : expiries}
+          change={(text) => set({ days: text })}
+          options={apiKey ? [[asBefore, 'as before'], ...expiries] : expiries}
         />
       </Form>
     </Dialog>
+  );
+}
+
+interface ScopesProps {
+  scopes: ReadonlySet<Scope>;
+  change: (scopes: ReadonlySet<Scope>) => void;
+}
+
+function Scopes({ scopes, change }: ScopesProps) {
+  const flip = (scope: Scope, on: boolean): void => {
+    const next = new Set(scopes);
+    if (on) next.add(scope);
+    else next.delete(scope);
+    change(next);
+  };
+  return (
+    <fieldset class="field scopes">
+      <legend>It may</legend>
+      {allScopes.map((scope) => (
+        <CheckField
+          key={scope}
+          label={scopeTexts[scope]}
+          value={scopes.has(scope)}
+          change={(on) => flip(scope, on)}
+        />
+      ))}
+    </fieldset>
+  );
+}
+
+function Limits({
+  draft: { tags, machines },
+  set,
+}: {
+  draft: Draft;
+  set: (changes: Partial<Draft>) => void;
+}) {
+  return (
+    <>
+      <TextField
+        label="Only machines tagged"
+        value={tags}
+        change={(text) => set({ tags: text })}
+        placeholder="web, db"
+        hint="Any of these tags. Without tags and machines: every machine"
+      />
+      <Chips
+        label="Machines of the key"
+        machines={machines.map((id) => ({ id, name: nameOf(id) }))}
+        remove={({ id }) => set({ machines: machines.filter((one) => one !== id) })}
+      />
+      <MachinePicker
+        label="And these machines"
+        choose={({ id }) => set({ machines: [...new Set([...machines, id])] })}
+      />
+    </>
   );
 }

@@ -141,7 +141,7 @@ export function chooseColumns(names: readonly string[] | undefined): void {
 }
 
 export const isChosen = computed(() => chosen.value !== undefined);
-export const shownColumns = computed(() => {
+export const visibleColumns = computed(() => {
   const names = chosen.value ?? byWidth.value;
   return columns.filter(({ name }) => names.includes(name));
 });
@@ -152,7 +152,7 @@ const nameWidth = computed(() => (phone.value ? 92 : 170));
 
 /** The widths of a row: the checkbox, the name, and the columns. */
 export const template = computed(() => {
-  const tracks = shownColumns.value.map(({ width: [least, part] }) =>
+  const tracks = visibleColumns.value.map(({ width: [least, part] }) =>
     phone.value ? `${least}px` : `minmax(${least}px, ${part}fr)`,
   );
   return [`${selectWidth}px`, `minmax(${nameWidth.value}px, 2.2fr)`, ...tracks].join(' ');
@@ -160,6 +160,6 @@ export const template = computed(() => {
 
 /** Pixels below which the table scrolls sideways. */
 export const leastWidth = computed(() => {
-  const widths = shownColumns.value.map(({ width: [least] }) => least + gap);
+  const widths = visibleColumns.value.map(({ width: [least] }) => least + gap);
   return widths.reduce((sum, width) => sum + width, selectWidth + nameWidth.value + gap + 12);
 });

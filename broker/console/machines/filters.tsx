@@ -8,7 +8,7 @@ import * as icons from '../parts/icons.ts';
 import { SearchField } from '../parts/search-field.tsx';
 import { sayError } from '../parts/toasts.tsx';
 import { place, setQuery } from '../routes.ts';
-import { chooseColumns, columns, isChosen, shownColumns } from './columns.tsx';
+import { chooseColumns, columns, isChosen, visibleColumns } from './columns.tsx';
 import { firstSort, sorts } from './query.ts';
 
 const views = [
@@ -111,7 +111,7 @@ function TagFilter({ value }: { value: string }) {
 function ColumnChoice() {
   const [open, setOpen] = useState(false);
   const close = (): void => setOpen(false);
-  const names = shownColumns.value.map(({ name }) => name);
+  const names = visibleColumns.value.map(({ name }) => name);
   return (
     <>
       <button type="button" onClick={() => setOpen(true)}>

@@ -7,7 +7,7 @@ import { attempt } from '../parts/toasts.tsx';
 import { VirtualRows } from '../parts/virtual-rows.tsx';
 import { setQuery, to } from '../routes.ts';
 import { isOld } from './age.tsx';
-import { leastWidth, shownColumns, template } from './columns.tsx';
+import { leastWidth, template, visibleColumns } from './columns.tsx';
 import type { Fleet, MachineQuery, MachineRow } from './fleet.ts';
 import { firstSort, type SortField } from './query.ts';
 import { clearSelection, selected, selecting, selectMatching, toggle } from './selection.ts';
@@ -48,7 +48,7 @@ function Head({ fleet, query }: Pick<FleetProps, 'fleet' | 'query'>) {
         <SelectAll fleet={fleet} query={query} />
       </span>
       <SortHead field="name" text="Name" sort={sort} />
-      {shownColumns.value.map((column) =>
+      {visibleColumns.value.map((column) =>
         column.sort ? (
           <SortHead key={column.name} field={column.sort} text={column.text} sort={sort} />
         ) : (
@@ -123,7 +123,7 @@ function Row({ machine, index }: { machine: MachineRow | undefined; index: numbe
         </a>
         <Tags of={tags} />
       </span>
-      {shownColumns.value.map((column) => (
+      {visibleColumns.value.map((column) => (
         <span key={column.name} role="cell" class="cut">
           {column.cell(machine)}
         </span>

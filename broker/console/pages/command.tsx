@@ -180,18 +180,7 @@ function OutputView({ command, ended }: { command: CommandRecord; ended: () => v
               Next error
             </button>
           )}
-          {(['stdout', 'stderr'] as const).map((stream) => {
-            const bytes = command[`${stream}_bytes`];
-            const address = `/api/v1/commands/${encodeURIComponent(command.id)}/output?stream=${stream}`;
-            return (
-              bytes > 0 && (
-                <a key={stream} class="button" href={address} download={`${command.id}.${stream}.txt`}>
-                  <Icon of={icons.download} />
-                  {stream}, {bytesText(bytes)}
-                </a>
-              )
-            );
-          })}
+          <Downloads command={command} />
         </span>
       </div>
       <section
@@ -211,6 +200,21 @@ function OutputView({ command, ended }: { command: CommandRecord; ended: () => v
       </section>
     </section>
   );
+}
+
+function Downloads({ command }: { command: CommandRecord }) {
+  return (['stdout', 'stderr'] as const).map((stream) => {
+    const bytes = command[`${stream}_bytes`];
+    const address = `/api/v1/commands/${encodeURIComponent(command.id)}/output?stream=${stream}`;
+    return (
+      bytes > 0 && (
+        <a key={stream} class="button" href={address} download={`${command.id}.${stream}.txt`}>
+          <Icon of={icons.download} />
+          {stream}, {bytesText(bytes)}
+        </a>
+      )
+    );
+  });
 }
 
 /** Writes lines to the standard input of a command that was started with one. */

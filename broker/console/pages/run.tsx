@@ -212,24 +212,7 @@ function MoreOptions({ options, set, many }: MoreOptionsProps) {
           hint="Then the whole process tree is killed"
           numeric
         />
-        {many && (
-          <>
-            <TextField
-              label="Machines at once"
-              value={options.concurrency}
-              change={(concurrency) => set({ concurrency })}
-              hint="Default: all"
-              numeric
-            />
-            <TextField
-              label="Stop after failures"
-              value={options.failures}
-              change={(failures) => set({ failures })}
-              hint="After this number of failures no further machine starts"
-              numeric
-            />
-          </>
-        )}
+        {many && <BatchOptions options={options} set={set} />}
       </div>
       <TextField
         label="Standard input"
@@ -252,5 +235,26 @@ function MoreOptions({ options, set, many }: MoreOptionsProps) {
         change={(queue) => set({ queue })}
       />
     </details>
+  );
+}
+
+function BatchOptions({ options, set }: Omit<MoreOptionsProps, 'many'>) {
+  return (
+    <>
+      <TextField
+        label="Machines at once"
+        value={options.concurrency}
+        change={(concurrency) => set({ concurrency })}
+        hint="Default: all"
+        numeric
+      />
+      <TextField
+        label="Stop after failures"
+        value={options.failures}
+        change={(failures) => set({ failures })}
+        hint="After this number of failures no further machine starts"
+        numeric
+      />
+    </>
   );
 }

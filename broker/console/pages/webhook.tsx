@@ -55,10 +55,12 @@ export function Webhook({ params: { webhook = '' } }: { params: Params }) {
   );
 }
 
+type What = 'edit' | 'remove' | 'rotate' | 'missed';
+
 function Actions({ webhook, changed }: { webhook: WebhookDetail; changed: () => void }) {
-  const [open, setOpen] = useState<'edit' | 'remove' | 'rotate' | 'missed' | undefined>(undefined);
+  const [open, setOpen] = useState<What | undefined>(undefined);
   const [secret, setSecret] = useState<string | undefined>(undefined);
-  const { id, enabled, url } = webhook;
+  const { id, enabled } = webhook;
   const test = async (): Promise<void> => {
     const { delivered, status_code, duration, error } = await client.webhooks.test({ webhook_id: id });
     if (delivered) say(`The receiver answered ${status_code} in ${durationText(duration)}`);
@@ -93,51 +95,73 @@ function Actions({ webhook, changed }: { webhook: WebhookDetail; changed: () => 
       <button type="button" class="danger icon-only" aria-label="Delete" onClick={() => setOpen('remove')}>
         <Icon of={icons.trash} />
       </button>
-      {open === 'edit' && (
-        <Dialog title="Edit the webhook" onClose={() => setOpen(undefined)}>
-          <WebhookForm
-            webhook={webhook}
-            cancel={() => setOpen(undefined)}
-            saved={() => {
-              setOpen(undefined);
-              changed();
-            }}
-          />
-        </Dialog>
-      )}
-      {open === 'missed' && <SendMissed webhook={id} close={() => setOpen(undefined)} changed={changed} />}
-      {open === 'rotate' && (
-        <Confirm
-          title="Replace the secret?"
-          action="Replace the secret"
-          onClose={() => setOpen(undefined)}
-          run={async () => {
-            const made = newSecret();
-            await client.webhooks.update({ webhook_id: id, secret: made });
-            setSecret(made);
-            changed();
-          }}
-        >
-          <p>From the next delivery on, the new secret signs. Give it to the receiver at once.</p>
-        </Confirm>
+      {open && (
+        <ActionDialog
+          what={open}
+          webhook={webhook}
+          close={() => setOpen(undefined)}
+          changed={changed}
+          reveal={setSecret}
+        />
       )}
       {secret !== undefined && (
         <Secret title="The new secret" secret={secret} close={() => setSecret(undefined)} />
       )}
-      {open === 'remove' && (
-        <Confirm
-          title="Delete this webhook?"
-          action="Delete the webhook"
-          onClose={() => setOpen(undefined)}
-          run={async () => {
-            await client.webhooks.remove({ webhook_id: id });
-            go(to('/webhooks'));
-          }}
-        >
-          <p>Nothing is sent to {url} any more, and its deliveries are deleted.</p>
-        </Confirm>
-      )}
     </>
+  );
+}
+
+interface ActionDialogProps {
+  what: What;
+  webhook: WebhookDetail;
+  close: () => void;
+  changed: () => void;
+  reveal: (secret: string) => void;
+}
+
+function ActionDialog({ what, webhook, close, changed, reveal }: ActionDialogProps) {
+  const { id, url } = webhook;
+  if (what === 'missed') return <SendMissed webhook={id} close={close} changed={changed} />;
+  if (what === 'edit') {
+    const saved = (): void => {
+      close();
+      changed();
+    };
+    return (
+      <Dialog title="Edit the webhook" onClose={close}>
+        <WebhookForm webhook={webhook} cancel={close} saved={saved} />
+      </Dialog>
+    );
+  }
+  if (what === 'rotate') {
+    return (
+      <Confirm
+        title="Replace the secret?"
+        action="Replace the secret"
+        onClose={close}
+        run={async () => {
+          const secret = newSecret();
+          await client.webhooks.update({ webhook_id: id, secret });
+          reveal(secret);
+          changed();
+        }}
+      >
+        <p>From the next delivery on, the new secret signs. Give it to the receiver at once.</p>
+      </Confirm>
+    );
+  }
+  return (
+    <Confirm
+      title="Delete this webhook?"
+      action="Delete the webhook"
+      onClose={close}
+      run={async () => {
+        await client.webhooks.remove({ webhook_id: id });
+        go(to('/webhooks'));
+      }}
+    >
+      <p>Nothing is sent to {url} any more, and its deliveries are deleted.</p>
+    </Confirm>
   );
 }
 

@@ -14,24 +14,15 @@ interface VirtualRowsProps {
   leastWidth?: number;
   row: (index: number) => ComponentChildren;
   /** Called with the first and the last row that are drawn. */
-  onRange?: (first: number, last: number) => void;
+  onRange?: ((first: number, last: number) => void) | undefined;
   class?: string;
 }
 
 /** Rows drawn above and below those in view, so that a small scroll shows no blanks. */
 const margin = 8;
 
-export function VirtualRows({
-  count,
-  rowHeight,
-  label,
-  header,
-  isList = false,
-  leastWidth,
-  row,
-  onRange,
-  class: name,
-}: VirtualRowsProps) {
+/** The rows that are drawn: those in view, and some above and below. */
+function useRange({ count, rowHeight, onRange }: Pick<VirtualRowsProps, 'count' | 'rowHeight' | 'onRange'>) {
   const scroller = useRef<HTMLDivElement>(null);
   const [range, setRange] = useState({ first: 0, last: Math.min(count, 40) });
   const measure = useCallback(() => {
@@ -53,6 +44,21 @@ export function VirtualRows({
   useEffect(() => {
     if (last > range.first) onRange?.(range.first, last - 1);
   }, [range.first, last, onRange]);
+  return { scroller, range, measure, last };
+}
+
+export function VirtualRows({
+  count,
+  rowHeight,
+  label,
+  header,
+  isList = false,
+  leastWidth,
+  row,
+  onRange,
+  class: name,
+}: VirtualRowsProps) {
+  const { scroller, range, measure, last } = useRange({ count, rowHeight, onRange });
   const indexes = Array.from({ length: Math.max(0, last - range.first) }, (_, index) => range.first + index);
   const width = leastWidth === undefined ? {} : { minWidth: `${leastWidth}px` };
   const named = { 'aria-label': label };

@@ -106,7 +106,7 @@ function Line({ runs, data }: { runs: readonly Run[]; data: Upcoming }) {
   );
 }
 
-/** A dot for each run, or for several that are too close to tell apart. */
+/** A dot for each run, or for several that are so close that they would be one. */
 function dotsOf(runs: readonly Run[], data: Upcoming): { percent: number; title: string }[] {
   const dots: { percent: number; title: string }[] = [];
   for (const { at } of runs) {
