@@ -53,7 +53,8 @@ describe('a stream is refused', () => {
       '',
       'x',
       'machines,',
-      'commands',
+      'commands:',
+      'batches',
       'batches:',
       'machines:mach_1',
       'events:*',
@@ -78,6 +79,7 @@ describe('a stream is refused', () => {
       refusalIn(await system.call('GET', `/live?topics=${topics}`, { key }));
     expect(await outcome(`machines,commands:${id}`, reader)).toBe('403 forbidden');
     expect(await outcome('events', limited)).toBe('403 forbidden');
+    expect(await outcome('commands', reader)).toBe('403 forbidden');
     expect(await outcome(`commands:${id}`, limited)).toBe('403 forbidden');
     expect(await outcome(`batches:${batch}`, limited)).toBe('403 forbidden');
     expect([await outcome('commands:cmd_x'), await outcome('batches:batch_x')]).toEqual([
@@ -154,6 +156,36 @@ test('a stream ends when its key loses the scope of a topic, and not when it los
   expect([machines.isOpen(), events.isOpen()]).toEqual([true, true]);
   await system.client.keys.update({ key_id, scopes: ['files:read'] });
   await expect.poll(() => [machines.isOpen(), events.isOpen()]).toEqual([false, false]);
+});
+
+test('commands are named when they are created, started and end, to keys that may use their machine', async () => {
+  const system = await startFarhand();
+  const agent = await system.agent({ tags: 'web' });
+  const { machineId: machine_id } = agent;
+  const { key } = await system.keyed(['commands:read'], { tags: ['web'] });
+  const { key: other } = await system.keyed(['commands:read'], { tags: ['db'] });
+  const [live, none] = [await follow(system, 'commands', key), await follow(system, 'commands', other)];
+  const times = (stream: Stream, id: string) =>
+    seen(stream, 'commands').filter(({ commands }) => commands.includes(id)).length;
+  const { id: first } = await system.client.commands.create({
+    machine_id,
+    command: 'cat',
+    input: true,
+    wait: 0,
+  });
+  await expect.poll(() => times(live, first)).toBeGreaterThan(0);
+  const before = times(live, first);
+  await system.client.commands.cancel({ command_id: first });
+  await expect.poll(() => times(live, first)).toBeGreaterThan(before);
+  await agent.close();
+  const { id: queued } = await system.client.commands.create({
+    ...{ machine_id, command: 'true', wait: 0, queue_for: 60_000 },
+  });
+  await expect.poll(() => times(live, queued)).toBe(1);
+  await system.client.machines.update({ machine_id, tags: ['db'] });
+  await system.client.commands.cancel({ command_id: queued });
+  await expect.poll(() => times(none, queued)).toBe(1);
+  expect([times(live, queued), times(none, first)]).toEqual([1, 0]);
 });
 
 test('a stream ends with its key, and when the broker stops', async () => {

@@ -161,6 +161,11 @@ export class Commands {
     return new Map(found.map((command) => [command.id, command]));
   }
 
+  /** Calls back with the id and the machine of each command that was created, started or ended. */
+  watch(watcher: (id: CommandId, machine: MachineId) => void): () => void {
+    return this.#parts.store.watch(({ id, machine_id }) => watcher(id, machine_id));
+  }
+
   /**
    * Finds the machine that a command belongs to. `open` knows the open commands, `stored` those in history.
    */

@@ -126,6 +126,7 @@ export class CommandStore {
   /** Bytes in the output files of all ended commands. */
   #storedBytes: number;
   #dropping = false;
+  readonly #watchers = new Set<(command: Command) => void>();
 
   private constructor(
     services: CommandServices,
@@ -168,6 +169,7 @@ export class CommandStore {
    */
   insert(command: Command, spec: Spec | undefined, transaction: HistoryTransaction): void {
     transaction.put('commands', 'id', { ...rowOf(command), spec: spec ? JSON.stringify(spec) : null });
+    transaction.committed(() => this.#changed(command));
   }
 
   /** Writes the changing columns of a command. */
@@ -186,6 +188,7 @@ export class CommandStore {
   announce(command: Command, journal: Journal): void {
     const then = { status: 'running', exit_code: null, finished_at: null } as const;
     this.#emit(journal, 'command.started', { ...command, ...then });
+    this.#changed(command);
   }
 
   /** Writes the end of a command and its event. Call it once for each command. */
@@ -194,7 +197,18 @@ export class CommandStore {
     this.update(command, transaction);
     const type = status === 'completed' || status === 'timeout' ? status : 'failed';
     this.#emit(transaction, `command.${type}`, command);
+    transaction.committed(() => this.#changed(command));
     return this.#services.ended(command, transaction);
+  }
+
+  /** Calls back with each command that was created, started or ended. The returned function stops this. */
+  watch(watcher: (command: Command) => void): () => void {
+    this.#watchers.add(watcher);
+    return () => void this.#watchers.delete(watcher);
+  }
+
+  #changed(command: Command): void {
+    for (const watcher of this.#watchers) watcher(command);
   }
 
   #emit(journal: Journal, type: EventType, command: Command): void {

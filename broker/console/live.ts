@@ -5,7 +5,9 @@ import { FarhandError, streams } from './client.ts';
 import { identify, loggedIn, may } from './session.ts';
 import { after } from './time.ts';
 
-type Update = typeof streams.live.follow extends (...input: never[]) => AsyncIterable<{ data: infer T }>
+export type Update = typeof streams.live.follow extends (
+  ...input: never[]
+) => AsyncIterable<{ data: infer T }>
   ? T
   : never;
 export type Happened = NonNullable<Update['event']>;

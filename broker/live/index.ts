@@ -1,6 +1,6 @@
 // Live updates: one stream with the changes that a client follows, of machines, events, commands and batches.
 import type { Topic } from '../../shared/api/live.ts';
-import type { MachineId, Scope } from '../../shared/api/route.ts';
+import type { CommandId, MachineId, Scope } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
 import { Wake } from '../../shared/backpressure.ts';
 import { sleep } from '../../shared/clock.ts';
@@ -20,11 +20,13 @@ interface LiveServices {
   events: Events;
   presence: Presence;
   machineFacts: MachineFacts;
-  commands: Pick<Commands, 'batches' | 'listed' | 'machineOf'>;
+  commands: Pick<Commands, 'batches' | 'listed' | 'machineOf' | 'watch'>;
 }
 
 /** Shortest time between two updates of the same topic, except events. */
 const betweenMs = 1_000;
+/** Most commands in one update; a batch can start thousands in a second, and a client reads its list anew anyway. */
+const mostCommands = 200;
 
 const scopeOf: Readonly<Record<Topic['kind'], Scope>> = {
   machines: 'machines:read',
@@ -105,6 +107,7 @@ export class LiveUpdates {
   #follow({ kind, id }: Topic, caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
     if (kind === 'machines') return this.#machines(caller, signal);
     if (kind === 'events') return this.#events(caller);
+    if (kind === 'commands' && id === '') return this.#commands(caller, signal);
     return kind === 'commands' ? this.#command(id, caller, signal) : this.#batch(id, caller, signal);
   }
 
@@ -129,6 +132,32 @@ export class LiveUpdates {
       for await (const { data } of events) {
         if (!caller.may('machines:read')) return;
         yield { event: 'event', data: { event: data } };
+      }
+    })();
+  }
+
+  /** Yields ids of the commands that were created, started or ended since this call. */
+  #commands(caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
+    const changed = new Map<CommandId, MachineId>();
+    const woken = new Wake();
+    const stop = this.#services.commands.watch((id, machine) => {
+      if (!caller.reaches(machine)) return;
+      changed.delete(id);
+      changed.set(id, machine);
+      const [oldest] = changed.keys();
+      if (changed.size > mostCommands && oldest !== undefined) changed.delete(oldest);
+      woken.wake();
+    });
+    if (signal.aborted) stop();
+    else signal.addEventListener('abort', stop, { once: true });
+    return (async function* () {
+      for (;;) {
+        if (changed.size === 0) await woken.wait(signal);
+        if (signal.aborted || !caller.may('commands:read')) return;
+        const commands = [...changed].flatMap(([id, machine]) => (caller.reaches(machine) ? id : []));
+        changed.clear();
+        if (commands.length > 0) yield { event: 'commands', data: { commands } };
+        await sleep(betweenMs, signal);
       }
     })();
   }

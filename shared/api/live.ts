@@ -5,12 +5,12 @@ import { command } from './commands.ts';
 import { outgoing } from './define-route.ts';
 import { event } from './events.ts';
 import { liveMachine } from './machines.ts';
-import { machineId, named, parsedText } from './route.ts';
+import { commandId, machineId, named, parsedText } from './route.ts';
 
 const kinds = ['machines', 'events', 'commands', 'batches'] as const;
 const mostTopics = 20;
 
-/** What a client follows: every machine or event, or the command or batch with an id. */
+/** What a client follows: every machine, event or command, or the command or batch with an id. */
 export interface Topic {
   kind: (typeof kinds)[number];
   id: string;
@@ -20,8 +20,8 @@ function topicOf(text: string): Topic | undefined {
   const [, kind, id = ''] =
     /^(machines|events|commands|batches)(?::([A-Za-z0-9_]{1,200}))?$/.exec(text) ?? [];
   const found = kinds.find((one) => one === kind);
-  const named = found === 'commands' || found === 'batches';
-  return found && named === (id !== '') ? { kind: found, id } : undefined;
+  const fits = found === 'commands' || (found === 'batches') === (id !== '');
+  return found && fits ? { kind: found, id } : undefined;
 }
 
 /** The topics of a comma-separated text, each once; undefined if any is unknown, or if there are too many. */
@@ -35,13 +35,17 @@ function topicsIn(text: string): Topic[] | undefined {
 const topics = parsedText(
   4096,
   topicsIn,
-  `must be at most ${mostTopics} of machines, events, commands:ID and batches:ID, separated by commas`,
+  `must be at most ${mostTopics} of machines, events, commands, commands:ID and batches:ID, separated by commas`,
 );
 
 const update = named('LiveUpdate', {
   machines: z.array(liveMachine).optional().describe('In `machines`: machines that changed, or were added'),
   removed: z.array(machineId).optional().describe('In `machines`: removed, or no longer allowed for the key'),
   event: event.optional().describe('In `event`: the event'),
+  commands: z
+    .array(commandId)
+    .optional()
+    .describe('In `commands`: commands that were created, started or ended; the newest, if there are many'),
   command: command.optional().describe('In `command`: the command, as in lists'),
   batch: batch.optional().describe('In `batch`: the batch'),
 });
@@ -50,9 +54,11 @@ export const live = {
   follow: outgoing('events', '/live', 'any key', {
     summary: 'Follow machines, events, commands and batches in one stream',
     description:
-      'Events: `ready` first, then `machines` (at most once a second), `event`, `command` and `batch`. Each topic needs its read scope. After `ready` read what you show: a new connection does not repeat what was missed.',
+      'Events: `ready` first, then `machines` and `commands` (at most once a second), `event`, `command` and `batch`. Each topic needs its read scope. After `ready` read what you show: a new connection does not repeat what was missed.',
     query: {
-      topics: topics.describe('`machines`, `events`, `commands:ID` and `batches:ID`, comma-separated'),
+      topics: topics.describe(
+        '`machines`, `events`, `commands`, `commands:ID` and `batches:ID`, comma-separated',
+      ),
     },
     reply: update,
     errors: ['command_not_found', 'batch_not_found'],

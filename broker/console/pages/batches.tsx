@@ -15,7 +15,7 @@ export function Batches() {
       <LongList
         read={(paging, signal) => client.batches.list(paging, { signal })}
         inputs={[]}
-        when={({ type }) => type.startsWith('command.')}
+        topic="commands"
         empty={
           <Empty icon={icons.batches} title="No command has run on many machines yet">
             <p>Select machines in their list, or name tags, and run one command on all of them.</p>

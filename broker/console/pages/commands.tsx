@@ -43,7 +43,7 @@ export function Commands() {
       <LongList
         read={(paging, signal) => client.commands.list({ ...(status && { status }), ...paging }, { signal })}
         inputs={[status]}
-        when={({ type }) => type.startsWith('command.')}
+        topic="commands"
         empty={
           <Empty icon={icons.command} title={status ? `No command is ${status}` : 'No command has run yet'}>
             <p>A command runs on one machine or on many, and its output stays here.</p>

@@ -14,6 +14,8 @@ interface LongListProps<T> {
   /** The list is read anew when one of these changes. */
   inputs: readonly unknown[];
   when?: (event: Happened) => boolean;
+  /** Instead of `when`: the list is read anew after updates of this topic. */
+  topic?: 'commands';
   /** What stands there instead of an empty list. */
   empty: ComponentChildren;
   children: (items: readonly T[], reload: () => void) => ComponentChildren;
@@ -25,11 +27,12 @@ export function LongList<T extends { id: string }>({
   read,
   inputs,
   when,
+  topic,
   empty,
   children,
 }: LongListProps<T>) {
   const [further, setFurther] = useState<readonly T[]>([]);
-  const first = useData((signal) => read({ limit: pageSize, offset: 0 }, signal), inputs, when);
+  const first = useData((signal) => read({ limit: pageSize, offset: 0 }, signal), inputs, when, topic);
   useEffect(() => setFurther([]), inputs);
   const more = async (offset: number): Promise<void> => {
     const { items } = await read({ limit: pageSize, offset }, new AbortController().signal);

@@ -1,6 +1,6 @@
 // Loads data for a page: the old data stays while the new is loaded, and a left page cancels its requests.
 import { useCallback, useEffect, useRef, useState } from 'preact/hooks';
-import { type Happened, listen, onReturn } from '../live.ts';
+import { type Happened, listen, onReturn, type Update, useTopic } from '../live.ts';
 import { after } from '../time.ts';
 
 export interface Loaded<T> {
@@ -17,12 +17,13 @@ const restMs = 1_000;
 
 /**
  * Loads data again whenever one of `inputs` changes. `when`: also after an event for which it is true, and after
- * the stream of events was interrupted.
+ * the stream of events was interrupted. `topic`: instead after its updates.
  */
 export function useData<T>(
   load: (signal: AbortSignal) => Promise<T>,
   inputs: readonly unknown[],
   when?: (event: Happened) => boolean,
+  topic?: 'commands',
 ): Loaded<T> {
   const [state, setState] = useState<Omit<Loaded<T>, 'reload' | 'replace'>>({
     data: undefined,
@@ -41,12 +42,18 @@ export function useData<T>(
     );
     return () => stop.abort();
   }, [...inputs, round]);
-  useEvents(reload, when);
+  useTopic(topic);
+  useEvents(
+    reload,
+    topic
+      ? ({ commands }) => commands !== undefined
+      : when && (({ event }) => event !== undefined && when(event)),
+  );
   return { ...state, reload, replace };
 }
 
-/** Calls `run` after events for which `when` is true, at most once a second. */
-function useEvents(run: () => void, when: ((event: Happened) => boolean) | undefined): void {
+/** Calls `run` after updates for which `when` is true, at most once a second. */
+function useEvents(run: () => void, when: ((update: Update) => boolean) | undefined): void {
   const wanted = useRef(when);
   wanted.current = when;
   useEffect(() => {
@@ -58,7 +65,7 @@ function useEvents(run: () => void, when: ((event: Happened) => boolean) | undef
         run();
       });
     };
-    const stop = [listen(({ event }) => event && wanted.current?.(event) && soon()), onReturn(soon)];
+    const stop = [listen((update) => wanted.current?.(update) && soon()), onReturn(soon)];
     return () => {
       cancel?.();
       for (const end of stop) end();
