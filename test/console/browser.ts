@@ -25,8 +25,8 @@ const connect = (): Promise<Browser> => {
 };
 
 /** Starts a broker that serves the built console. */
-export const startWithConsole = (): Promise<TestSystem> =>
-  startFarhand({ tuning: { console: inject('consoleFolder') } });
+export const startWithConsole = (flags: string[] = []): Promise<TestSystem> =>
+  startFarhand({ flags, tuning: { console: inject('consoleFolder') } });
 
 /** Starts a broker again after its end, with the same data and at the same addresses. */
 export const restart = ({ dataDir, url, grpc }: TestSystem): Promise<TestSystem> =>

@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import { expect } from 'vitest';
 import { joinScripted } from '../scripted-agent.ts';
 import { temporaryFolder } from '../start-farhand.ts';
+import { answering, startReceiver } from '../webhook-receivers.ts';
 import { browserTest, logIn, newLogin, newWindow, startMachine, startWithConsole } from './browser.ts';
 
 browserTest('cards and columns survive a reload, and cards select machines', async () => {
@@ -139,4 +140,110 @@ browserTest('a terminal lists who is in it, and a phone has Ctrl, Esc and arrows
   await watcher.page.close();
   await page.getByLabel('1 in this terminal').waitFor();
   expect([...faults, ...watcher.faults]).toEqual([]);
+});
+
+browserTest('a batch has a live card per machine, and runs again where it failed', async () => {
+  const system = await startWithConsole();
+  const online = await startMachine(system, 'web-1');
+  const { machineId: offline } = await joinScripted(system, 'web-2');
+  const folder = temporaryFolder('batch');
+  const { client } = system;
+  const { id } = await client.batches.create({
+    machine_ids: [online, offline],
+    command: 'echo first; echo second >&2; echo last',
+    cwd: folder,
+    wait: 0,
+  });
+  const { page, faults, open } = await newLogin(system);
+  await open(`/batches/${id}`);
+  const card = (name: string) => page.getByRole('listitem').filter({ hasText: name });
+  await card('web-1').getByText('last').waitFor();
+  await card('web-1').getByText('exit 0').waitFor();
+  expect(await card('web-1').locator('.stderr').textContent()).toBe('second\n');
+  await card('web-2').getByText('offline').waitFor();
+  await page.getByRole('button', { name: 'Again on the 1 failed' }).click();
+  await page.getByRole('list', { name: 'Selected machines' }).getByText('web-2').waitFor();
+  expect(await page.getByLabel('Folder').inputValue()).toBe(folder);
+  expect(faults).toEqual([]);
+});
+
+browserTest('a command that waits for its machine appears by itself, and errors are jumped to', async () => {
+  const system = await startWithConsole();
+  const online = await startMachine(system, 'web-1');
+  const { machineId: machine_id } = await joinScripted(system, 'web-2');
+  const { page, faults, open } = await newLogin(system);
+  await open('/commands');
+  await page.getByText('No command has run yet').waitFor();
+  await system.client.commands.create({ machine_id, command: 'make it', queue_for: 60_000, wait: 0 });
+  await page
+    .getByRole('row', { name: /make it/ })
+    .getByText('queued')
+    .waitFor();
+  const { id } = await system.client.commands.create({
+    machine_id: online,
+    command: 'seq 1 300; sleep 0.1; echo wrong >&2; sleep 0.1; seq 301 600',
+  });
+  await open(`/commands/${id}`);
+  await page.getByText('600').waitFor();
+  const isInView = (): Promise<boolean> =>
+    page.evaluate<boolean>(`(() => {
+      const line = document.querySelector('.stderr').getBoundingClientRect();
+      const frame = document.querySelector('.output-text').getBoundingClientRect();
+      return line.top >= frame.top - 1 && line.bottom <= frame.bottom;
+    })()`);
+  await page.evaluate(`document.querySelector('.output-text').scrollTop = 0`);
+  expect(await isInView()).toBe(false);
+  await page.getByRole('button', { name: 'Next error' }).click();
+  expect(await isInView()).toBe(true);
+  expect(faults).toEqual([]);
+});
+
+browserTest('a key lists the machines that it reaches, and is changed in place', async () => {
+  const system = await startWithConsole();
+  await startMachine(system, 'web-1', 'web');
+  await startMachine(system, 'db-1', 'db');
+  await system.client.keys.create({ name: 'deploy', scopes: ['files:write'], tags: ['web'] });
+  const { page, faults, open } = await newLogin(system);
+  await open('/keys');
+  await page.getByRole('button', { name: 'deploy', exact: true }).click();
+  const dialog = page.getByRole('dialog', { name: 'What deploy may do' });
+  await dialog.getByRole('link', { name: 'web-1' }).waitFor();
+  expect(await dialog.getByRole('link').allTextContents()).toEqual(['web-1']);
+  await dialog.getByText('Write, upload and delete files').waitFor();
+  await page.keyboard.press('Escape');
+  await page.getByRole('button', { name: 'Change deploy' }).click();
+  await page.getByLabel('Only machines tagged').fill('');
+  await page.getByRole('combobox', { name: 'And these machines' }).fill('db');
+  await page.getByRole('option', { name: /db-1/ }).click();
+  await page.getByRole('button', { name: 'Save' }).click();
+  await page
+    .getByRole('row', { name: /deploy/ })
+    .getByText('db-1')
+    .waitFor();
+  const { items } = await system.client.keys.list({ name: 'deploy' });
+  expect(items[0]).toMatchObject({ tags: null, scopes: ['files:write'], machine_ids: [expect.any(String)] });
+  expect(faults).toEqual([]);
+});
+
+browserTest('a delivery has its event and the answer; a new secret is shown once', async () => {
+  const receiver = await startReceiver(answering(500, 200));
+  const system = await startWithConsole(['--webhook-allow', '127.0.0.0/8', '--webhook-retry', '50ms']);
+  const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
+  await startMachine(system, 'web-1');
+  await receiver.heard(2);
+  const { page, faults, open } = await newLogin(system);
+  await open(`/webhooks/${id}`);
+  await page.getByText('machine.registered').click();
+  await page
+    .getByText(/^answer \d$/)
+    .filter({ visible: true })
+    .waitFor();
+  await page.getByText('What is sent').click();
+  await page.getByText('"type": "machine.registered"').waitFor();
+  await page.getByRole('button', { name: 'New secret' }).click();
+  await page.getByRole('button', { name: 'Replace the secret' }).click();
+  await page.getByText(/^whsec_.{44}$/).waitFor();
+  await page.getByRole('button', { name: 'Done' }).click();
+  expect(await page.getByText(/whsec_/).count()).toBe(0);
+  expect(faults).toEqual([]);
 });

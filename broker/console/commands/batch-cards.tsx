@@ -30,11 +30,11 @@ async function follow(
     try {
       for await (const { event, data } of streams.batches.stream({ batch_id: batch, tail }, { signal })) {
         if (event === 'end') return;
-        if (!('command_id' in data)) continue;
+        if (!('command_id' in data) || !('stream' in data)) continue;
         const output = outputs.get(data.command_id) ?? new Output(mostCharacters);
         outputs.set(data.command_id, output);
         if ('data' in data) output.add(data.stream, data.data, data.encoding);
-        else if ('from' in data) output.addGap(data.stream);
+        else output.addGap(data.stream);
         changed();
       }
     } catch (error) {
