@@ -43,7 +43,11 @@ export function EntryList({ machine, listing: { files, path: folder }, reload }:
   const [open, setOpen] = useState<{ what: Action; entries: readonly FileEntry[] } | undefined>(undefined);
   const { selected, toggle, all, clear } = useChosen(files, folder);
   const frame = useRef<HTMLDivElement>(null);
-  useEffect(() => focusFirst(frame.current), [folder]);
+  const before = useRef(folder);
+  useEffect(() => {
+    if (before.current !== folder) focusFirst(frame.current);
+    before.current = folder;
+  }, [folder]);
   if (files.length === 0) return <EmptyFolder />;
   const act = (what: Action, entries: readonly FileEntry[]): void => setOpen({ what, entries });
   const at = (index: number): readonly FileEntry[] => files.slice(index, index + 1);
@@ -284,7 +288,7 @@ function EntryButtons({ machine, entry, act }: Pick<EntryProps, 'machine' | 'ent
           </button>
           <button
             type="button"
-            class="quiet icon-only"
+            class="quiet icon-only phone-off"
             aria-label={`Delete ${name}`}
             title="Delete"
             onClick={() => act('remove')}
