@@ -77,5 +77,7 @@ export function clientWithEtag(report: (etag: string | null) => void): Farhand {
 
 /** An error in words for people: the broker's message, which names the next step. */
 export function messageOf(error: unknown): string {
+  // A TypeError is what fetch throws when no answer comes at all.
+  if (error instanceof TypeError) return 'The broker does not answer. Check that it runs, then try again.';
   return error instanceof Error ? error.message : String(error);
 }

@@ -48,6 +48,17 @@ function actions(): Found[] {
       icon: dark ? icons.sun : icons.moon,
       run: () => chooseTheme(dark ? 'light' : 'dark'),
     },
+    ...(may('schedules:write')
+      ? [
+          {
+            id: 'new-schedule',
+            text: 'New schedule',
+            hint: '',
+            icon: icons.join,
+            run: () => go(to('/schedules', 'new')),
+          },
+        ]
+      : []),
     { id: 'docs', text: 'API reference', hint: '', icon: icons.docs, run: () => location.assign('/docs') },
     { id: 'out', text: 'Log out', hint: '', icon: icons.logOut, run: () => void logOut().catch(sayError) },
   ];

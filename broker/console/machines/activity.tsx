@@ -1,12 +1,15 @@
-// The tabs of a machine that list what happened on it: commands and events.
+// The tabs of a machine that list what happens on it: commands, schedules and events.
 import { client } from '../client.ts';
 import { CommandList } from '../commands/command-list.tsx';
+import type { Happened } from '../live.ts';
+import { NewButton } from '../parts/actions.tsx';
 import { EventList } from '../parts/event-list.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { LongList } from '../parts/lists.tsx';
 import { Empty } from '../parts/page.tsx';
 import { to } from '../routes.ts';
+import { mayWrite, ScheduleList } from '../schedules/schedule-list.tsx';
 import { may } from '../session.ts';
 
 export function MachineCommands({ machine }: { machine: string }) {
@@ -14,7 +17,7 @@ export function MachineCommands({ machine }: { machine: string }) {
     <LongList
       read={(paging, signal) => client.commands.ofMachine({ machine_id: machine, ...paging }, { signal })}
       inputs={[machine]}
-      when={({ type, data }) => type.startsWith('command.') && data.machine_id === machine}
+      topic="commands"
       empty={
         <Empty icon={icons.command} title="No command has run here">
           <p>
@@ -30,6 +33,40 @@ export function MachineCommands({ machine }: { machine: string }) {
       }
     >
       {(items) => <CommandList items={items} />}
+    </LongList>
+  );
+}
+
+export function MachineSchedules({ machine }: { machine: string }) {
+  const isNews = ({ type, data }: Happened): boolean =>
+    data.machine_id === machine && (type.startsWith('schedule.') || typeof data.schedule_id === 'string');
+  const newButton = (
+    <NewButton
+      text="New schedule"
+      allowed={mayWrite()}
+      opens={`${to('/schedules', 'new')}?machine=${encodeURIComponent(machine)}`}
+    />
+  );
+  return (
+    <LongList
+      read={(paging, signal) =>
+        client.schedules.list({ machine_id: machine, sort: 'name', ...paging }, { signal })
+      }
+      inputs={[machine]}
+      when={isNews}
+      empty={
+        <Empty icon={icons.schedules} title="Nothing is scheduled on this machine">
+          <p>A schedule runs a command here by a cron expression, and stores the result of each run.</p>
+          {newButton}
+        </Empty>
+      }
+    >
+      {(items, reload) => (
+        <>
+          <div class="filters">{newButton}</div>
+          <ScheduleList items={items} reload={reload} />
+        </>
+      )}
     </LongList>
   );
 }

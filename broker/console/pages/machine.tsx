@@ -1,7 +1,7 @@
 // One machine: its tabs, and what stands above them.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
-import { MachineActivity, MachineCommands } from '../machines/activity.tsx';
+import { MachineActivity, MachineCommands, MachineSchedules } from '../machines/activity.tsx';
 import { Ago, Confirm, Dialog, State, type Tab, Tabs, Tags } from '../parts/basics.tsx';
 import { Form, TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
@@ -31,6 +31,7 @@ function tabsOf(id: string): Tab[] {
     ...(may('sessions:read') ? [tab('terminals', 'Terminals', icons.terminal)] : []),
     ...(may('files:read') ? [tab('files', 'Files', icons.folder)] : []),
     ...(may('commands:read') ? [tab('commands', 'Commands', icons.command)] : []),
+    ...(may('schedules:read') ? [tab('schedules', 'Schedules', icons.schedules)] : []),
     tab('activity', 'Activity', icons.events),
   ];
 }
@@ -79,6 +80,7 @@ function TabBody({ machine, tab, params }: { machine: MachineDetail; tab: string
   if (tab === 'terminals') return <Terminals params={given} />;
   if (tab === 'files') return <Files params={given} />;
   if (tab === 'commands') return <MachineCommands machine={machine.id} />;
+  if (tab === 'schedules') return <MachineSchedules machine={machine.id} />;
   if (tab === 'activity') return <MachineActivity machine={machine.id} />;
   return <Overview params={given} />;
 }

@@ -9,9 +9,12 @@ import { Choice } from '../parts/basics.tsx';
 import { CheckField, Form, TextField } from '../parts/form.tsx';
 import { Page } from '../parts/page.tsx';
 import { go, place, to } from '../routes.ts';
+import { may } from '../session.ts';
+import { after } from '../time.ts';
 
 const secondMs = 1_000;
 const dayMs = 86_400_000;
+const typingMs = 200;
 
 interface Options {
   command: string;
@@ -155,16 +158,40 @@ function Where({ by, setBy, tags, setTags }: WhereProps) {
         {by === 'machines' ? (
           <Targets />
         ) : (
-          <TextField
-            label="Tags"
-            value={tags}
-            change={setTags}
-            placeholder="web, eu"
-            hint="Every machine that has all of these tags when the command starts"
-          />
+          <>
+            <TextField
+              label="Tags"
+              value={tags}
+              change={setTags}
+              placeholder="web, eu"
+              hint="Every machine that has all of these tags when the command starts"
+            />
+            <Tagged tags={tags} />
+          </>
         )}
       </div>
     </section>
+  );
+}
+
+/** How many machines have the tags now. */
+function Tagged({ tags }: { tags: string }) {
+  const [total, setTotal] = useState<number | undefined>(undefined);
+  useEffect(() => {
+    setTotal(undefined);
+    if (tags.trim() === '' || !may('machines:read')) return undefined;
+    return after(typingMs, () => {
+      client.machines.list({ tags, limit: 1 }).then(
+        (found) => setTotal(found.total),
+        () => {},
+      );
+    });
+  }, [tags]);
+  if (total === undefined) return null;
+  return (
+    <p class={total === 0 ? 'warn-text' : 'muted'} role="status">
+      {total === 1 ? '1 machine has' : `${total.toLocaleString()} machines have`} {tags} now.
+    </p>
   );
 }
 

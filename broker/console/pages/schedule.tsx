@@ -12,7 +12,7 @@ import { List, LongList } from '../parts/lists.tsx';
 import { Empty, Page, Show } from '../parts/page.tsx';
 import { attempt, say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
-import { go, type Params, to } from '../routes.ts';
+import { go, type Params, place, to } from '../routes.ts';
 import { CronField } from '../schedules/cron-field.tsx';
 import { may } from '../session.ts';
 import { durationText } from '../time.ts';
@@ -156,7 +156,7 @@ function History({ schedule }: { schedule: string }) {
       when={({ data }) => data.schedule_id === schedule}
       empty={
         <Empty icon={icons.schedules} title="It has not run yet">
-          <p>Each run appears here with its result and its output.</p>
+          <p>Each run appears here with its result and its output. Run now does not wait for its time.</p>
         </Empty>
       }
     >
@@ -211,7 +211,9 @@ type Rules = Pick<Detail, 'timezone' | 'overlap' | 'catch_up'>;
 
 function ScheduleForm({ schedule, reload }: { schedule?: Detail; reload?: () => void }) {
   const [name, setName] = useState(schedule?.name ?? '');
-  const [machine, setMachine] = useState<string | undefined>(schedule?.machine_id);
+  const [machine, setMachine] = useState<string | undefined>(
+    schedule?.machine_id ?? place.value.query.get('machine') ?? undefined,
+  );
   const [command, setCommand] = useState(schedule?.command ?? '');
   const [cron, setCron] = useState(schedule?.cron ?? '30 2 * * *');
   const [rules, setRules] = useState<Rules>({

@@ -1,0 +1,88 @@
+// Schedules as a list: on their own page, and on the page of a machine.
+import { client } from '../client.ts';
+import { nameOf } from '../machines/names.ts';
+import { Ago, State } from '../parts/basics.tsx';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { List } from '../parts/lists.tsx';
+import { attempt } from '../parts/toasts.tsx';
+import { to } from '../routes.ts';
+import { may } from '../session.ts';
+
+type Schedule = Awaited<ReturnType<typeof client.schedules.list>>['items'][number];
+
+/** Whether the key may create, change and run schedules. */
+export const mayWrite = (): boolean => may('schedules:write') && may('commands:execute');
+
+interface ScheduleListProps {
+  items: readonly Schedule[];
+  reload: () => void;
+  /** Whether each row names its machine. */
+  withMachine?: boolean;
+}
+
+export function ScheduleList({ items, reload, withMachine = false }: ScheduleListProps) {
+  return (
+    <List
+      label="Schedules"
+      head={
+        <>
+          <th class="wide">Name</th>
+          {withMachine && <th>Machine</th>}
+          <th>When</th>
+          <th>Next run</th>
+          <th>Last run</th>
+          <th>
+            <span class="only-read">Actions</span>
+          </th>
+        </>
+      }
+    >
+      {items.map((schedule) => (
+        <ScheduleRow key={schedule.id} schedule={schedule} reload={reload} withMachine={withMachine} />
+      ))}
+    </List>
+  );
+}
+
+interface RowProps {
+  schedule: Schedule;
+  reload: () => void;
+  withMachine: boolean;
+}
+
+function ScheduleRow({ schedule, reload, withMachine }: RowProps) {
+  const { id, name, machine_id, cron, timezone, enabled, next_run, last_run } = schedule;
+  return (
+    <tr>
+      <td class="wide">
+        <a href={to('/schedules', id)}>{name}</a>
+      </td>
+      {withMachine && (
+        <td>
+          <a href={to('/machines', machine_id)}>{nameOf(machine_id)}</a>
+        </td>
+      )}
+      <td>
+        <code>{cron}</code> <span class="muted small">{timezone}</span>
+      </td>
+      <td class="muted">{enabled ? <Ago at={next_run} /> : 'off'}</td>
+      <td>{last_run ? <State of={last_run.status} /> : <span class="muted">never</span>}</td>
+      <td>
+        {mayWrite() && (
+          <button
+            type="button"
+            class="quiet icon-only"
+            aria-label={`Run ${name} now`}
+            title="Run now"
+            onClick={() =>
+              void attempt(() => client.schedules.run({ schedule_id: id }), `${name} is started`).then(reload)
+            }
+          >
+            <Icon of={icons.play} />
+          </button>
+        )}
+      </td>
+    </tr>
+  );
+}
