@@ -2,15 +2,22 @@
 import { mkdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect } from 'vitest';
+import { shared } from '../close-after-tests.ts';
 import { joinScripted } from '../scripted-agent.ts';
 import { temporaryFolder } from '../start-farhand.ts';
 import { answering, startReceiver } from '../webhook-receivers.ts';
 import { browserTest, logIn, newLogin, newWindow, startMachine, startWithConsole } from './browser.ts';
 
-browserTest('cards and columns survive a reload, and cards select machines', async () => {
+/** A broker with two machines that are online. */
+const fleet = shared(async () => {
   const system = await startWithConsole();
-  await system.agent({ name: 'web-1', tags: 'web' });
-  const { page, faults } = await newLogin(system);
+  const machine = await startMachine(system, 'web-1', 'web');
+  await startMachine(system, 'db-1', 'db');
+  return { ...system, machine };
+});
+
+browserTest('cards and columns survive a reload, and cards select machines', async () => {
+  const { page, faults } = await newLogin(await fleet());
   await page.getByRole('button', { name: 'Columns' }).click();
   await page.getByLabel('Host name').check();
   await page.getByLabel('Disk', { exact: true }).uncheck();
@@ -45,9 +52,8 @@ browserTest('select all is every machine that matches, also those that are not l
 });
 
 browserTest('files are searched, selected, moved to another machine, and get other permissions', async () => {
-  const system = await startWithConsole();
-  const machine = await startMachine(system, 'web-1');
-  await startMachine(system, 'db-1');
+  const system = await fleet();
+  const { machine } = system;
   const folder = temporaryFolder('files');
   mkdirSync(join(folder, 'logs/old'), { recursive: true });
   mkdirSync(join(folder, 'there'));
@@ -81,8 +87,8 @@ browserTest('files are searched, selected, moved to another machine, and get oth
 });
 
 browserTest('keys alone open, select, rename and delete files', async () => {
-  const system = await startWithConsole();
-  const machine = await startMachine(system, 'web-1');
+  const system = await fleet();
+  const { machine } = system;
   const folder = temporaryFolder('files');
   mkdirSync(join(folder, 'a'));
   for (const name of ['a/1', 'a/2', 'a/3']) writeFileSync(join(folder, name), '');
@@ -111,8 +117,8 @@ browserTest('keys alone open, select, rename and delete files', async () => {
 });
 
 browserTest('a terminal lists who is in it, and a phone has Ctrl, Esc and arrows', async () => {
-  const system = await startWithConsole();
-  const machine = await startMachine(system, 'web-1');
+  const system = await fleet();
+  const { machine } = system;
   const { page, faults, open } = await newLogin(system, { width: 375 });
   await open(`/machines/${machine}/terminals`);
   await page.getByRole('button', { name: 'Open a terminal' }).click();
@@ -199,9 +205,7 @@ browserTest('a command that waits for its machine appears by itself, and errors 
 });
 
 browserTest('a key lists the machines that it reaches, and is changed in place', async () => {
-  const system = await startWithConsole();
-  await startMachine(system, 'web-1', 'web');
-  await startMachine(system, 'db-1', 'db');
+  const system = await fleet();
   await system.client.keys.create({ name: 'deploy', scopes: ['files:write'], tags: ['web'] });
   const { page, faults, open } = await newLogin(system);
   await open('/keys');
@@ -225,7 +229,7 @@ browserTest('a key lists the machines that it reaches, and is changed in place',
   expect(faults).toEqual([]);
 });
 
-browserTest('a delivery has its event and the answer; a new secret is shown once', async () => {
+browserTest('a delivery has its event and the answer; a new secret is on the page once', async () => {
   const receiver = await startReceiver(answering(500, 200));
   const system = await startWithConsole(['--webhook-allow', '127.0.0.0/8', '--webhook-retry', '50ms']);
   const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['machine.*'] });
