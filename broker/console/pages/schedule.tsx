@@ -211,9 +211,7 @@ type Rules = Pick<Detail, 'timezone' | 'overlap' | 'catch_up'>;
 
 function ScheduleForm({ schedule, reload }: { schedule?: Detail; reload?: () => void }) {
   const [name, setName] = useState(schedule?.name ?? '');
-  const [machine, setMachine] = useState<string | undefined>(
-    schedule?.machine_id ?? place.value.query.get('machine') ?? undefined,
-  );
+  const [machine, setMachine] = useState(schedule?.machine_id ?? place.value.query.get('machine') ?? '');
   const [command, setCommand] = useState(schedule?.command ?? '');
   const [cron, setCron] = useState(schedule?.cron ?? '30 2 * * *');
   const [rules, setRules] = useState<Rules>({
@@ -223,7 +221,6 @@ function ScheduleForm({ schedule, reload }: { schedule?: Detail; reload?: () => 
   });
   const [onFailure, setOnFailure] = useState(schedule?.notify?.on_failure ?? true);
   const save = async (): Promise<void> => {
-    if (machine === undefined) throw new Error('choose the machine');
     const notify = { on_success: schedule?.notify?.on_success ?? false, on_failure: onFailure };
     const input = { name, machine_id: machine, command, cron, ...rules, notify };
     if (schedule) {
@@ -244,13 +241,13 @@ function ScheduleForm({ schedule, reload }: { schedule?: Detail; reload?: () => 
       >
         <TextField label="Name" value={name} change={setName} required autoFocus={!schedule} />
         <div class="field">
-          {machine !== undefined && (
+          {machine && (
             <p>
               Runs on <strong>{nameOf(machine)}</strong>
             </p>
           )}
           <MachinePicker
-            label={machine === undefined ? 'Machine' : 'Another machine'}
+            label={machine ? 'Another machine' : 'Machine'}
             choose={({ id }) => setMachine(id)}
           />
         </div>
