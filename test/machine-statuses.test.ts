@@ -81,6 +81,23 @@ test('the last hour has a point for each minute and drops older ones, also after
   expect(hour.of('unknown')).toEqual({ cpu: Array(60).fill(null), memory: Array(60).fill(null) });
 });
 
+test('a removed machine has no last hour, and its bytes are those of the next machine', () => {
+  const hour = new LastHour();
+  for (const id of ['a', 'b', 'c']) hour.add(id, 50, 60);
+  hour.remove('b');
+  expect(hour.of('b').cpu.at(-1)).toBeNull();
+  hour.add('d', 10, 20);
+  hour.add('e', 30, 40);
+  const last = ['a', 'b', 'c', 'd', 'e'].map((id) => [hour.of(id).cpu.at(-1), hour.of(id).memory.at(-1)]);
+  expect(last).toEqual([
+    [50, 60],
+    [null, null],
+    [50, 60],
+    [10, 20],
+    [30, 40],
+  ]);
+});
+
 test('tags are listed with the number of their machines that the key may use', async () => {
   const system = await startFarhand();
   const { machineId } = await system.agent({ tags: 'web,eu' });

@@ -96,6 +96,7 @@ function changeHandlers(services: MachineServices): Pick<Handlers['machines'], '
         events.emit(transaction, 'machine.removed', machine, { last_seen });
       });
       presence.remove(machine_id);
+      machineFacts.remove(machine_id);
       return { deleted: true };
     },
   };

@@ -12,6 +12,8 @@ const none = 255;
 export class LastHour {
   /** The index of each machine in `#values`. */
   readonly #rows = new Map<string, number>();
+  /** Indexes of removed machines. */
+  readonly #free: number[] = [];
   #values = new Uint8Array(0);
   #minute = minuteNow();
 
@@ -53,10 +55,19 @@ export class LastHour {
     return { cpu: ring(start), memory: ring(start + minutes) };
   }
 
+  /** Forgets a machine; the next new one gets its bytes. */
+  remove(machineId: string): void {
+    const row = this.#rows.get(machineId);
+    if (row === undefined) return;
+    this.#rows.delete(machineId);
+    this.#values.fill(none, row * bytes, (row + 1) * bytes);
+    this.#free.push(row);
+  }
+
   #rowOf(machineId: string): number {
     const known = this.#rows.get(machineId);
     if (known !== undefined) return known;
-    const row = this.#rows.size;
+    const row = this.#free.pop() ?? this.#rows.size;
     this.#rows.set(machineId, row);
     if ((row + 1) * bytes > this.#values.length) {
       const larger = new Uint8Array(Math.max(16 * bytes, 2 * this.#values.length)).fill(none);
