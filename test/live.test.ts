@@ -1,7 +1,9 @@
 // Live updates: one stream of changes, with only those that a key may read.
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { refusalIn } from './all-routes.ts';
-import { startFarhand, type TestSystem } from './start-farhand.ts';
+import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
 
 interface Update {
   event: string;
@@ -142,6 +144,18 @@ test('events, a command and a batch are sent in the same stream, the last two wi
       .map(({ event }) => event.data.command_id);
   await expect.poll(ended).toContain(command.id);
   expect(live.isOpen()).toBe(true);
+});
+
+test('a batch comes again when its member starts and when that ends', async () => {
+  const system = await startFarhand();
+  const { machineId } = await system.agent();
+  const gate = join(temporaryFolder('gate'), 'open');
+  const command = `until [ -e ${gate} ]; do sleep 0.05; done`;
+  const batch = await system.client.batches.create({ machine_ids: [machineId], command, wait: 0 });
+  const live = await follow(system, `batches:${batch.id}`);
+  await expect.poll(() => seen(live, 'batch').at(-1)?.batch.counts.running).toBe(1);
+  writeFileSync(gate, '');
+  await expect.poll(() => seen(live, 'batch').at(-1)?.batch.status).toBe('completed');
 });
 
 test('a stream ends when its key loses the scope of a topic, and not when it loses another', async () => {

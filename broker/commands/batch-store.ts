@@ -74,7 +74,7 @@ export class BatchStore {
   async open(): Promise<BatchProgress[]> {
     const members = 'SELECT count(*) FROM commands WHERE batch_id = batches.id';
     const sql = `SELECT id, concurrency, max_failures, cancel, 0 AS running, (${members} AND finished_at IS NULL) AS open,
-        (${members} AND finished_at IS NOT NULL AND status <> 'completed') AS failures
+        (${members} AND finished_at IS NOT NULL AND status <> 'completed') AS failures, 0 AS changes
       FROM batches WHERE id IN (SELECT batch_id FROM commands WHERE ${isOpen})`;
     const rows = await this.#history.all(sql);
     return rows.map((row) => ({ ...(row as unknown as BatchProgress), cancel: row.cancel === 1 }));
@@ -96,11 +96,11 @@ export class BatchStore {
 
   /** Counts the members of a batch by status, on these machines or on all. */
   async tally(batchId: string, machines?: readonly MachineId[]): Promise<Tally[]> {
-    const rows = await this.#history.all(
-      `SELECT status, count(*) AS n, max(finished_at) AS finished_at FROM commands
-       WHERE batch_id = ?1 AND (CAST(?2 AS TEXT) IS NULL OR machine_id IN (SELECT value FROM json_each(?2))) GROUP BY status`,
-      ...[batchId, machines ? JSON.stringify(machines) : null],
-    );
+    // On the thread for lists, because a batch can have 10,000 members.
+    const sql = `SELECT status, count(*) AS n, max(finished_at) AS finished_at FROM commands
+       WHERE batch_id = ?1 AND (CAST(?2 AS TEXT) IS NULL OR machine_id IN (SELECT value FROM json_each(?2))) GROUP BY status`;
+    const values = [batchId, machines ? JSON.stringify(machines) : null];
+    const [rows = []] = await this.#history.read([{ sql, values }]);
     return rows.map((row) => row as unknown as Tally);
   }
 

@@ -104,6 +104,11 @@ export class Batches {
     yield { event: 'end', data: await this.summary(id, caller.reachable()) };
   }
 
+  /** How often members of a batch have changed; undefined if none of them is open. */
+  changesOf(id: string): number | undefined {
+    return this.#context.scheduler.batch(id)?.changes;
+  }
+
   /** Returns a batch with the counts of its commands on these machines, or on all. */
   async summary(id: string, reachable: readonly MachineId[] | undefined) {
     const { store } = this.#context;
@@ -119,7 +124,7 @@ export class Batches {
     const { id: batch_id, created_at } = batch;
     const { key_id, request_id } = caller;
     const machines = this.#machinesFor(params, caller);
-    const progress = { ...batch, open: machines.length, running: 0, failures: 0 };
+    const progress = { ...batch, open: machines.length, running: 0, failures: 0, changes: 0 };
     try {
       while (members.length < machines.length) {
         const slice = machines.slice(members.length, members.length + sliceSize).map((machine_id) => {

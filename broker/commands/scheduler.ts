@@ -135,6 +135,12 @@ export class Scheduler {
     return this.#open.get(id);
   }
 
+  /** The progress of a batch that has open commands. */
+  batch(id: string): BatchProgress | undefined {
+    for (const { batch } of this.#open.values()) if (batch?.id === id) return batch;
+    return undefined;
+  }
+
   all(): OpenCommand[] {
     return [...this.#open.values()];
   }

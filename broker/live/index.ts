@@ -178,11 +178,20 @@ export class LiveUpdates {
 
   /** Yields a batch whenever its counts have changed, until its end. */
   async *#batch(id: string, caller: Caller, signal: AbortSignal): AsyncGenerator<Update> {
+    const { batches } = this.#services.commands;
+    const machines = await this.#machinesOf(id);
+    let counted: { changes: number | undefined; reachable: readonly MachineId[] | undefined } | undefined;
     for (let last = ''; ; await sleep(betweenMs, signal)) {
-      const machines = await this.#machinesOf(id);
-      const allowed = caller.may('commands:read') && machines.some((one) => caller.reaches(one));
-      if (signal.aborted || !allowed) return;
-      const batch = await this.#services.commands.batches.summary(id, caller.reachable());
+      if (signal.aborted || !caller.may('commands:read')) return;
+      const now = { changes: batches.changesOf(id), reachable: caller.reachable() };
+      // Counting reads every member, so it is done only after a change.
+      const isKnown =
+        now.changes !== undefined && now.changes === counted?.changes && now.reachable === counted?.reachable;
+      if (isKnown) continue;
+      if (!machines.some((one) => caller.reaches(one))) return;
+      counted = now;
+      const batch = await batches.summary(id, now.reachable);
+      if (signal.aborted) return;
       const text = JSON.stringify(batch);
       if (text !== last) yield { event: 'batch', data: { batch } };
       if (batch.finished_at !== null) return;
