@@ -381,6 +381,23 @@ describe('a write', () => {
     ]);
   });
 
+  test('serves others between two groups of the changes of one turn, which stay in order', async () => {
+    const { history, note, committed } = await createBench();
+    const ids = Array.from({ length: 350 }, (_, n) => `note_${n}`);
+    const seen = new Set<number>();
+    let going = true;
+    const look = (): void => {
+      seen.add(committed().length);
+      if (going) setImmediate(look);
+    };
+    const writes = ids.map((id) => history.write((transaction) => note(transaction, id)));
+    look();
+    await Promise.all(writes);
+    going = false;
+    expect(committed()).toEqual(ids);
+    expect([...seen]).toEqual(expect.arrayContaining([0, 100, 200, 300]));
+  });
+
   test('is not seen by others before its commit, even while it waits for its reads', async () => {
     const { history, note } = await createBench();
     const seen: Promise<unknown>[] = [];

@@ -20,6 +20,12 @@ interface Pending {
 }
 
 /**
+ * Most changes of a group, which then takes some 10 ms. After a failure of the network, thousands of machines go
+ * offline in one turn.
+ */
+const mostOfGroup = 100;
+
+/**
  * Commits the changes of a turn as a group. They run one after another, in their order. A change that arrives
  * meanwhile is in the next group.
  */
@@ -29,7 +35,7 @@ export class WriteQueue {
   readonly #writer: Writer;
   readonly #appliers: ReadonlyMap<string, Applier>;
   readonly #log: Logger;
-  #queue: Pending[] = [];
+  readonly #queue: Pending[] = [];
   /** The group that is running; it never rejects. */
   #running: Promise<void> | undefined;
   #isClosed = false;
@@ -67,14 +73,15 @@ export class WriteQueue {
   /** Commits what is queued. From now on, writes reject. */
   async close(): Promise<void> {
     this.#isClosed = true;
-    await this.#flush();
+    while (this.#queue.length > 0) await this.#flush();
     while (this.#running) await this.#running;
   }
 
   async #flush(): Promise<void> {
     while (this.#running) await this.#running;
-    const group = this.#queue;
-    this.#queue = [];
+    const group = this.#queue.splice(0, mostOfGroup);
+    // Other requests are served between two groups.
+    if (this.#queue.length > 0) setImmediate(() => void this.#flush());
     const [first, second] = group;
     if (!first) return;
     this.#running = (second ? this.#commitAll(group) : this.#commitOne(first)).finally(() => {
