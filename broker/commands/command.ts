@@ -57,8 +57,6 @@ export interface BatchProgress extends Pick<Batch, 'id' | 'concurrency' | 'max_f
   running: number;
   /** Members that ended with a status other than completed. */
   failures: number;
-  /** Changes of the status of a member since the broker started that are on disk. */
-  changes: number;
 }
 
 /** How many commands of a batch have a status, and when the last of these commands ended. */

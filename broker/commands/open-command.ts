@@ -329,10 +329,7 @@ export class OpenCommand {
     this.#cancelAnnouncement = after(announceMs, () => {
       if (stopping.aborted) return;
       store.history
-        .write((transaction) => {
-          this.#announce(transaction);
-          transaction.committed(() => this.#countChange());
-        })
+        .write((transaction) => this.#announce(transaction))
         .catch((error: unknown) => {
           this.#announced = false;
           log.error(
@@ -383,10 +380,6 @@ export class OpenCommand {
     }
   }
 
-  #countChange(): void {
-    if (this.batch) this.batch.changes += 1;
-  }
-
   #close(end: Command): void {
     const { store, scheduler, acknowledgements } = this.#context;
     const { batch } = this;
@@ -394,7 +387,6 @@ export class OpenCommand {
     this.ended = end;
     scheduler.remove(this);
     this.#leaveSlot();
-    this.#countChange();
     if (batch) {
       batch.open -= 1;
       if (end.status !== 'completed') batch.failures += 1;

@@ -105,11 +105,20 @@ async function measureFleet(folder: string, figures: Figures): Promise<void> {
     const fleet: Fleet = { broker, agents, client, figures, settings, baseMiB, folder };
     for (const [name, measure] of parts) {
       if (!wanted.includes(name)) continue;
-      await measure(fleet).catch((error: unknown) => figures.failure(name, error));
+      await profiled(name, fleet, measure).catch((error: unknown) => figures.failure(name, error));
     }
   } finally {
     await agents.close();
   }
+}
+
+/** Parts that take their profiles themselves, because they restart the broker or only a section is of interest. */
+const ownProfiles = ['rest', 'batch', 'kill', 'cut'];
+
+async function profiled(name: string, fleet: Fleet, measure: (fleet: Fleet) => Promise<void>): Promise<void> {
+  if (ownProfiles.includes(name)) return measure(fleet);
+  const { top } = await fleet.broker.profile(() => measure(fleet));
+  fleet.figures.profile(name, top);
 }
 
 await bench(main);

@@ -119,7 +119,7 @@ interface Profile {
   samples: number[];
 }
 
-const topFunctions = 12;
+const topFunctions = 5;
 
 /**
  * Functions by the samples that found them running, each with its share of all samples in JavaScript. Samples are

@@ -24,6 +24,13 @@ const selections: [what: string, query: string][] = [
   ['offset in the middle', 'offset=50'],
 ];
 
+/** The same of GET /machines/statuses, with what every machine has reported. */
+const ofStatuses: [what: string, query: string][] = [
+  ['plain', ''],
+  ['status=online', 'status=online'],
+  ['sort=-cpu', 'sort=-cpu'],
+];
+
 export async function listMachines({ broker, client, figures, settings }: Fleet): Promise<void> {
   const byWrk = (await wrkVersion()) !== undefined;
   const limited = await client.keys.create({
@@ -31,29 +38,31 @@ export async function listMachines({ broker, client, figures, settings }: Fleet)
     scopes: ['machines:read'],
     tags: ['limited'],
   });
-  const path = '/api/v1/machines';
-  const bare = await program(
-    'scripts/bench/bare.ts',
-    [`${broker.http}${path}?limit=20`, broker.key],
-    'bare is up',
-  );
-  const floor = `${bare.line.url}${path}`;
-  const beside = async (what: string, query: string, key: string): Promise<void> => {
-    const bareRate = await perSecond(floor, key, settings.seconds, byWrk);
+  const lists = '/api/v1/machines';
+  const statuses = `${lists}/statuses`;
+  const bareOf = async (path: string): Promise<string> => {
+    const url = `${broker.http}${path}?limit=20`;
+    const { line } = await program('scripts/bench/bare.ts', [url, broker.key], 'bare is up');
+    return `${line.url}${lists}`;
+  };
+  const floors: Record<string, string> = { [lists]: await bareOf(lists), [statuses]: await bareOf(statuses) };
+  const beside = async (what: string, query: string, key: string, path = lists): Promise<void> => {
+    const bareRate = await perSecond(floors[path] ?? '', key, settings.seconds, byWrk);
     const rate = await perSecond(`${broker.http}${path}?${query}`, key, settings.seconds, byWrk);
     const ratio = (rate / bareRate).toFixed(3);
     figures.row(
-      `\`GET /machines\`, ${what}`,
+      `\`GET ${path.slice('/api/v1'.length)}\`, ${what}`,
       `${rounded(rate)}/s`,
       `bare koa and router: ${rounded(bareRate)}/s`,
       ratio,
     );
   };
   figures.line(`requests by ${byWrk ? 'wrk' : 'a loop of this bench'}, 32 connections`);
-  // Warms up both programs before the first figure.
-  for (const url of [floor, `${broker.http}${path}`])
+  // All programs compile what is hot before the first figure.
+  for (const url of [...Object.values(floors), `${broker.http}${lists}`, `${broker.http}${statuses}`])
     await perSecond(url, broker.key, settings.seconds, byWrk);
   for (const [what, query] of selections) await beside(what, query, broker.key);
+  for (const [what, query] of ofStatuses) await beside(what, query, broker.key, statuses);
   await beside('key limited to machines with a tag', '', limited.key);
   await beside('the same key, sort=name', 'sort=name', limited.key);
   const stop = changeNames(client);
