@@ -21,6 +21,8 @@ export const isOpen = "status IN ('queued', 'running')";
 export class BatchStore {
   readonly #history: History;
   readonly #log: Logger;
+  /** How often members of each open batch have changed since the broker started. */
+  readonly #changes = new Map<string, number>();
 
   constructor(history: History, log: Logger) {
     this.#history = history;
@@ -74,10 +76,19 @@ export class BatchStore {
   async open(): Promise<BatchProgress[]> {
     const members = 'SELECT count(*) FROM commands WHERE batch_id = batches.id';
     const sql = `SELECT id, concurrency, max_failures, cancel, 0 AS running, (${members} AND finished_at IS NULL) AS open,
-        (${members} AND finished_at IS NOT NULL AND status <> 'completed') AS failures, 0 AS changes
+        (${members} AND finished_at IS NOT NULL AND status <> 'completed') AS failures
       FROM batches WHERE id IN (SELECT batch_id FROM commands WHERE ${isOpen})`;
     const rows = await this.#history.all(sql);
     return rows.map((row) => ({ ...(row as unknown as BatchProgress), cancel: row.cancel === 1 }));
+  }
+
+  /** Counts a change of a member that is on disk. */
+  countChange(id: string): void {
+    this.#changes.set(id, this.changesOf(id) + 1);
+  }
+
+  changesOf(id: string): number {
+    return this.#changes.get(id) ?? 0;
   }
 
   async cancel(id: BatchId): Promise<void> {
@@ -87,6 +98,7 @@ export class BatchStore {
 
   /** Removes the spec of a batch, which can contain secrets, once none of its members will start any more. */
   dropSpec(id: BatchId): void {
+    this.#changes.delete(id);
     this.#history
       .write((transaction) => transaction.run('UPDATE batches SET spec = NULL WHERE id = ?', id))
       .catch((err: unknown) =>

@@ -104,9 +104,10 @@ export class Batches {
     yield { event: 'end', data: await this.summary(id, caller.reachable()) };
   }
 
-  /** How often members of a batch have changed; undefined if none of them is open. */
+  /** How often members of a batch have changed on disk; undefined if none of them is open. */
   changesOf(id: string): number | undefined {
-    return this.#context.scheduler.batch(id)?.changes;
+    const { scheduler, store } = this.#context;
+    return scheduler.hasBatch(id) ? store.batches.changesOf(id) : undefined;
   }
 
   /** Returns a batch with the counts of its commands on these machines, or on all. */
@@ -124,7 +125,7 @@ export class Batches {
     const { id: batch_id, created_at } = batch;
     const { key_id, request_id } = caller;
     const machines = this.#machinesFor(params, caller);
-    const progress = { ...batch, open: machines.length, running: 0, failures: 0, changes: 0 };
+    const progress = { ...batch, open: machines.length, running: 0, failures: 0 };
     try {
       while (members.length < machines.length) {
         const slice = machines.slice(members.length, members.length + sliceSize).map((machine_id) => {

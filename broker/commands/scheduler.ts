@@ -135,10 +135,10 @@ export class Scheduler {
     return this.#open.get(id);
   }
 
-  /** The progress of a batch that has open commands. */
-  batch(id: string): BatchProgress | undefined {
-    for (const { batch } of this.#open.values()) if (batch?.id === id) return batch;
-    return undefined;
+  /** True if a batch has open commands. */
+  hasBatch(id: string): boolean {
+    for (const { record } of this.#open.values()) if (record.batch_id === id) return true;
+    return false;
   }
 
   all(): OpenCommand[] {

@@ -174,8 +174,9 @@ export class CommandStore {
 
   /** Writes the changing columns of a command. */
   update(command: Command, transaction: HistoryTransaction): void {
-    const { id, stdout, stderr, status } = command;
+    const { id, stdout, stderr, status, batch_id } = command;
     const row = rowOf(command);
+    if (batch_id !== null) transaction.committed(() => this.batches.countChange(batch_id));
     transaction.run(
       `UPDATE commands SET ${assignments}, spec = CASE WHEN ? THEN spec ELSE NULL END WHERE id = ?`,
       ...[...changing.map((column) => row[column]), status === 'queued' ? 1 : 0, id],
