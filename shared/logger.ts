@@ -18,16 +18,47 @@ export function isJournal({ JOURNAL_STREAM: stream }: Record<string, string | un
   return stream === `${dev}:${ino}`;
 }
 
-/** Most bytes of log lines that wait in memory while the disk is full; further lines are dropped. */
-const mostWaiting = 1024 * 1024;
+/**
+ * Most bytes of log lines that wait in memory, because the disk is full or standard error is a pipe that is read too
+ * slowly; further lines are dropped.
+ */
+const mostWaiting = 8 * 1024 * 1024;
+/** Delay of another try to write lines that wait. */
+const retryMs = 50;
+/** Most tries when the program ends, 100 ms apart. */
+const triesAtExit = 20;
+
+/** Standard error for log lines, which are written at once. A pipe that is full delays no other work. */
+function createStderr() {
+  let triesLeft = 0;
+  // When the program runs, sonic-boom must not try again: it would stop the whole thread for 100 ms.
+  const retryEAGAIN = (): boolean => {
+    triesLeft -= 1;
+    return triesLeft > 0;
+  };
+  const stderr = destination({ fd: 2, sync: true, maxLength: mostWaiting, retryEAGAIN });
+  let retry: NodeJS.Timeout | undefined;
+  // Without a listener a full disk would end the program at its next log line.
+  stderr.on('error', (error: NodeJS.ErrnoException) => {
+    if (error.code !== 'EAGAIN' || triesLeft > 0) return;
+    retry ??= setTimeout(() => {
+      retry = undefined;
+      // Writes the lines that wait, too.
+      stderr.write('');
+    }, retryMs).unref();
+  });
+  process.once('exit', () => {
+    triesLeft = triesAtExit;
+    stderr.write('');
+  });
+  return stderr;
+}
 
 /**
  * Creates the logger of a program. It writes synchronously, so that the last line before a crash is written.
  */
 export function createLogger(program: string, level: LogLevel, journal = false): Logger {
-  const stderr = destination({ fd: 2, sync: true, maxLength: mostWaiting });
-  // Without a listener a full disk would end the program at its next log line.
-  stderr.on('error', () => {});
+  const stderr = createStderr();
   const readable = {
     write(line: string): void {
       const entry: unknown = JSON.parse(line);

@@ -4,6 +4,7 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { closeSync, fstatSync, openSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
 import { describe, expect, test } from 'vitest';
 import { temporaryFolder } from '../start-farhand.ts';
 
@@ -53,6 +54,21 @@ describe('the log of a program', () => {
       expect.stringMatching(/^<3> {4}at .*eval/),
     ]);
     expect(lines.filter((line) => !/^<\d>/.test(line))).toEqual([]);
+  });
+
+  test('delays no other work while its reader is slow, and loses no line', async () => {
+    const source = `import { createLogger } from './shared/logger.ts';
+      const log = createLogger('x', 'info');
+      // This makes a pipe non-blocking.
+      process.stderr;
+      for (let n = 0; n < 5_000; n += 1) log.info({ n, text: 'x'.repeat(100) }, 'line');
+      console.log('done');`;
+    const args = ['--input-type=module', '--eval', source];
+    const child = spawn(process.execPath, args, { cwd: checkout, stdio: ['ignore', 'pipe', 'pipe'] });
+    // The pipe is read only now: with a logger that waits for its reader, this would never come.
+    await once(child.stdout, 'data');
+    const lines = (await text(child.stderr)).trim().split('\n');
+    expect(lines.map((line) => JSON.parse(line).n)).toEqual(Array.from({ length: 5_000 }, (_, n) => n));
   });
 
   test.each(['agent', 'broker'])(
