@@ -1,7 +1,15 @@
 // The capabilities by which a machine's owner limits what the broker may do, and which rpc needs which.
 import type { Method } from '../shared/agent-rpcs.ts';
 
-export const allCapabilities = ['metrics', 'files:read', 'files:write', 'exec', 'terminal', 'user'] as const;
+export const allCapabilities = [
+  'metrics',
+  'inventory',
+  'files:read',
+  'files:write',
+  'exec',
+  'terminal',
+  'user',
+] as const;
 /** `user` allows commands to run as another user than the agent's own. */
 export type Capability = (typeof allCapabilities)[number];
 
@@ -11,6 +19,7 @@ export type Capability = (typeof allCapabilities)[number];
  */
 export const requiredCapabilities: Record<Method, readonly [Capability, ...Capability[]]> = {
   GetMetrics: ['metrics'],
+  GetInventory: ['inventory'],
   ListFiles: ['files:read'],
   ReadFile: ['files:read'],
   WriteFile: ['files:write'],

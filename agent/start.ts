@@ -11,6 +11,7 @@ import { AuditLog } from './audit-log/index.ts';
 import type { AgentSettings } from './config.ts';
 import { checkRoots, createFiles } from './files/index.ts';
 import { loadIdentity, markRemoved, readTokenFile } from './identity.ts';
+import { createInventory } from './inventory/index.ts';
 import { type Identity, keepLinked, type LinkOptions, Removed } from './link/index.ts';
 import { MetricsReader } from './metrics.ts';
 import { startProcesses } from './processes/index.ts';
@@ -106,7 +107,7 @@ async function startServices(settings: AgentSettings, log: Logger, closers: Clos
   const metrics = new MetricsReader();
   const getMetrics = async () => ({ metrics: await metrics.report() });
   return {
-    handlers: { ...files, ...processes, getMetrics },
+    handlers: { ...files, ...processes, ...createInventory(), getMetrics },
     missing: processes.missing,
     journalId: processes.journalId,
     processIds: () => processes.ids(),

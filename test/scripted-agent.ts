@@ -125,7 +125,7 @@ function goodHello(identity: Identity, nonce: Buffer): Hello {
     instance_id: 'scripted',
     journal_id: 'journal',
     methods: [...methods.keys()],
-    capabilities: ['metrics', 'files:read', 'files:write', 'exec', 'terminal', 'user'],
+    capabilities: ['metrics', 'inventory', 'files:read', 'files:write', 'exec', 'terminal', 'user'],
     roots: ['/'],
     host: { hostname: 'scripted', os: 'linux', arch: 'x64' },
     metrics,

@@ -1,0 +1,27 @@
+// The rpc GetInventory. The code that collects is loaded by the first call: until then it costs no memory.
+import type { GetInventoryResponse } from '../../proto/types/farhand/agent/v1/GetInventoryResponse.ts';
+import type { AgentMethods } from '../../shared/agent-rpcs.ts';
+import { Semaphore } from '../../shared/semaphore.ts';
+
+/** Most items of each list in one frame, so that a frame stays far below the largest message. */
+const itemsPerFrame = 500;
+
+/** Returns the handler. One collection runs at a time, because each starts programs of the machine. */
+export function createInventory(): Pick<AgentMethods, 'getInventory'> {
+  const turn = new Semaphore(1);
+  return {
+    async *getInventory(_request, { signal }) {
+      const { collect } = await import('./collect.ts');
+      yield* framesOf(await turn.run(signal, () => collect(signal)));
+    },
+  };
+}
+
+/** Splits an inventory into frames. The first one has `system`. */
+function* framesOf({ system, ...lists }: GetInventoryResponse): Generator<GetInventoryResponse> {
+  if (system) yield { system };
+  for (const [name, items = []] of Object.entries<readonly object[] | undefined>(lists)) {
+    for (let at = 0; at < items.length; at += itemsPerFrame)
+      yield { [name]: items.slice(at, at + itemsPerFrame) };
+  }
+}

@@ -1,0 +1,190 @@
+// Lists installed packages and pending updates of dpkg, rpm, apk and pacman. Only reads: package lists are never
+// refreshed, and no lock is taken.
+import { access, readFile } from 'node:fs/promises';
+import type { InventoryPackage } from '../../proto/types/farhand/agent/v1/InventoryPackage.ts';
+import type { InventoryUpdate } from '../../proto/types/farhand/agent/v1/InventoryUpdate.ts';
+import { PartFailed, runProgram } from './run-program.ts';
+
+type Signal = AbortSignal;
+
+interface PackageManager {
+  /** The rule by which versions are compared. */
+  format: 'deb' | 'rpm' | 'apk' | 'pacman';
+  /** Files and directories of which one exists where this manager is in use. */
+  databases: readonly string[];
+  installed(signal: Signal): Promise<InventoryPackage[]>;
+  updates(signal: Signal): Promise<InventoryUpdate[]>;
+}
+
+/** Returns the package manager of this machine; undefined if it is unknown. */
+export async function findPackageManager(): Promise<PackageManager | undefined> {
+  for (const manager of managers) {
+    for (const database of manager.databases) if (await exists(database)) return manager;
+  }
+  return undefined;
+}
+
+export const exists = (path: string): Promise<boolean> =>
+  access(path).then(
+    () => true,
+    () => false,
+  );
+
+const linesOf = (text: string): string[] => text.split('\n').filter((line) => line.trim() !== '');
+
+/** Lines of three fields between tabs: name, version, architecture. */
+function threeFields(text: string): InventoryPackage[] {
+  return linesOf(text).map((line) => {
+    const [name = '', version = '', arch = ''] = line.split('\t');
+    return { name, version, arch };
+  });
+}
+
+// ---- dpkg and apt
+
+async function installedByDpkg(signal: Signal): Promise<InventoryPackage[]> {
+  // biome-ignore lint/suspicious/noTemplateCurlyInString: dpkg-query replaces these names
+  const format = '${db:Status-Status}\\t${Package}\\t${Version}\\t${Architecture}\\n';
+  const text = await runProgram('dpkg-query', ['-W', '-f', format], { signal });
+  const present = linesOf(text).filter((line) => line.startsWith('installed\t'));
+  return threeFields(present.map((line) => line.slice('installed\t'.length)).join('\n'));
+}
+
+async function updatesOfApt(signal: Signal): Promise<InventoryUpdate[]> {
+  // Root would lock the lists and write the caches even for a simulation.
+  const settings = ['Debug::NoLocking=true', 'Dir::Cache::pkgcache=', 'Dir::Cache::srcpkgcache='];
+  const options = settings.flatMap((setting) => ['-o', setting]);
+  return parseAptSimulation(await runProgram('apt-get', ['-s', ...options, 'dist-upgrade'], { signal }));
+}
+
+/** Parses lines such as `Inst libc6 [2.36-9] (2.36-10 Debian:12 [amd64])`. New packages have no version in brackets. */
+export function parseAptSimulation(text: string): InventoryUpdate[] {
+  return [...text.matchAll(/^Inst (\S+) \[(\S+)\] \((\S+) /gm)].map(
+    ([, name = '', installed = '', available = '']) => ({ name, installed, available }),
+  );
+}
+
+// ---- rpm with dnf or zypper
+
+async function installedByRpm(signal: Signal): Promise<InventoryPackage[]> {
+  const format = '%{NAME}\\t%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\\t%{ARCH}\\n';
+  return threeFields(await runProgram('rpm', ['-qa', '--qf', format], { signal }));
+}
+
+async function updatesOfRpm(signal: Signal): Promise<InventoryUpdate[]> {
+  if (await exists('/usr/bin/zypper')) {
+    // With this variable libzypp takes no lock.
+    const env = { ZYPP_READONLY_HACK: '1' };
+    const args = ['--non-interactive', '--no-refresh', '--quiet', 'list-updates'];
+    return parseZypperTable(await runProgram('zypper', args, { signal, env }));
+  }
+  // Exit code 100 means that there are updates.
+  const text = await runProgram('dnf', ['-q', '-C', 'check-update'], { signal, codes: [100] });
+  const installed = new Map(
+    (await installedByRpm(signal)).map((one) => [`${one.name}.${one.arch}`, one.version]),
+  );
+  return parseDnfList(text).map(({ id, available }) => ({
+    name: id.replace(/\.[^.]*$/, ''),
+    installed: installed.get(id) ?? '',
+    available,
+  }));
+}
+
+/** Parses lines such as `bash.x86_64   5.2.26-4.fc40   updates`, up to the list of obsolete packages. */
+export function parseDnfList(text: string): { id: string; available: string }[] {
+  const [list = ''] = text.split(/^Obsoleting Packages/m);
+  return [...list.matchAll(/^(\S+\.\w+)\s+(\S*\d\S*)\s+\S+\s*$/gm)].map(([, id = '', available = '']) => ({
+    id,
+    available,
+  }));
+}
+
+/** Parses the table `S | Repository | Name | Current Version | Available Version | Arch`. */
+export function parseZypperTable(text: string): InventoryUpdate[] {
+  const rows = linesOf(text).map((line) => line.split('|').map((cell) => cell.trim()));
+  return rows
+    .filter((cells) => cells.length === 6 && cells[0] === 'v')
+    .map(([, , name = '', installed = '', available = '']) => ({ name, installed, available }));
+}
+
+// ---- apk
+
+const apkDatabases = ['/lib/apk/db/installed', '/usr/lib/apk/db/installed'];
+
+async function installedByApk(): Promise<InventoryPackage[]> {
+  for (const file of apkDatabases)
+    if (await exists(file)) return parseApkDatabase(await readFile(file, 'utf8'));
+  throw new PartFailed('the database of apk has gone');
+}
+
+/** Parses paragraphs with lines such as `P:musl`, `V:1.2.4-r2` and `A:x86_64`. */
+export function parseApkDatabase(text: string): InventoryPackage[] {
+  const field = (paragraph: string, letter: string): string =>
+    new RegExp(`^${letter}:(.*)$`, 'm').exec(paragraph)?.[1] ?? '';
+  return text
+    .split('\n\n')
+    .map((one) => ({ name: field(one, 'P'), version: field(one, 'V'), arch: field(one, 'A') }))
+    .filter(({ name }) => name !== '');
+}
+
+async function updatesOfApk(signal: Signal): Promise<InventoryUpdate[]> {
+  const text = await runProgram('apk', ['version', '--no-network', '-l', '<'], { signal });
+  return parseApkVersions(text, await installedByApk());
+}
+
+/** Parses lines such as `musl-1.2.4-r0   < 1.2.4-r2`. A name may contain hyphens, so the installed packages decide. */
+export function parseApkVersions(text: string, packages: readonly InventoryPackage[]): InventoryUpdate[] {
+  const byId = new Map(packages.map((one) => [`${one.name}-${one.version}`, one]));
+  return [...text.matchAll(/^(\S+)\s+<\s+(\S+)/gm)].flatMap(([, id = '', available = '']) => {
+    const { name = '', version: installed = '' } = byId.get(id) ?? {};
+    return name ? [{ name, installed, available }] : [];
+  });
+}
+
+// ---- pacman
+
+async function installedByPacman(signal: Signal): Promise<InventoryPackage[]> {
+  const text = await runProgram('pacman', ['-Q'], { signal });
+  return linesOf(text).map((line) => {
+    const [name = '', version = ''] = line.split(' ');
+    return { name, version, arch: '' };
+  });
+}
+
+async function updatesOfPacman(signal: Signal): Promise<InventoryUpdate[]> {
+  // Exit code 1 means that there are no updates.
+  return parsePacmanUpdates(await runProgram('pacman', ['-Qu'], { signal, codes: [1] }));
+}
+
+/** Parses lines such as `linux 6.6.1-1 -> 6.6.2-1`, also with `[ignored]` at the end. */
+export function parsePacmanUpdates(text: string): InventoryUpdate[] {
+  return [...text.matchAll(/^(\S+) (\S+) -> (\S+)/gm)].map(
+    ([, name = '', installed = '', available = '']) => ({
+      name,
+      installed,
+      available,
+    }),
+  );
+}
+
+const managers: readonly PackageManager[] = [
+  { format: 'apk', databases: apkDatabases, installed: installedByApk, updates: updatesOfApk },
+  {
+    format: 'pacman',
+    databases: ['/var/lib/pacman/local'],
+    installed: installedByPacman,
+    updates: updatesOfPacman,
+  },
+  {
+    format: 'deb',
+    databases: ['/var/lib/dpkg/status'],
+    installed: installedByDpkg,
+    updates: updatesOfApt,
+  },
+  {
+    format: 'rpm',
+    databases: ['/usr/lib/sysimage/rpm', '/var/lib/rpm'],
+    installed: installedByRpm,
+    updates: updatesOfRpm,
+  },
+];

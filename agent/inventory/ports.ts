@@ -1,0 +1,78 @@
+// Lists the ports on which programs of this machine listen, with the process of each where the agent may see it.
+import { readdir, readFile, readlink } from 'node:fs/promises';
+import type { InventoryPort } from '../../proto/types/farhand/agent/v1/InventoryPort.ts';
+
+interface Socket {
+  protocol: 'tcp' | 'udp';
+  address: string;
+  port: number;
+  inode: string;
+}
+
+/** Most open files whose targets are read while looking for the processes of sockets. */
+const mostFiles = 200_000;
+
+export async function readPorts(): Promise<InventoryPort[]> {
+  const tables = await Promise.all(
+    ['tcp', 'tcp6', 'udp', 'udp6'].map(async (name) => {
+      // Without IPv6 the kernel has no tables of it.
+      const text = await readFile(`/proc/net/${name}`, 'utf8').catch(() => '');
+      return parseSockets(text, name.startsWith('tcp') ? 'tcp' : 'udp');
+    }),
+  );
+  const sockets = tables.flat();
+  const owners = await findOwners(new Set(sockets.map(({ inode }) => inode)));
+  const ports = sockets.map(({ inode, ...socket }) => ({
+    ...socket,
+    ...(owners.get(inode) ?? { process: '', pid: 0 }),
+  }));
+  // Several sockets of one process may share a port (SO_REUSEPORT).
+  const unique = new Map(ports.map((one) => [JSON.stringify(one), one]));
+  return [...unique.values()].sort((a, b) => a.port - b.port || (a.protocol < b.protocol ? -1 : 1));
+}
+
+/** States of /proc/net: a listening TCP socket, and a UDP socket without a peer. */
+const listening = { tcp: '0A', udp: '07' };
+
+/** Parses a table of /proc/net (proc_net_tcp(5)). */
+export function parseSockets(text: string, protocol: 'tcp' | 'udp'): Socket[] {
+  return text
+    .split('\n')
+    .slice(1)
+    .flatMap((line) => {
+      const [, local = '', , state, , , , , , inode = ''] = line.trim().split(/\s+/);
+      const [address = '', port = ''] = local.split(':');
+      if (state !== listening[protocol]) return [];
+      return [{ protocol, address: addressOf(address), port: Number.parseInt(port, 16), inode }];
+    });
+}
+
+/** Each four bytes of an address are a number in the order of the processor, which is little-endian on Linux hosts. */
+function addressOf(hex: string): string {
+  const bytes = Buffer.from(hex, 'hex');
+  if (bytes.length % 4 === 0) bytes.swap32();
+  if (bytes.length === 4) return bytes.join('.');
+  const groups = Array.from({ length: 8 }, (_, n) => bytes.readUInt16BE(2 * n).toString(16)).join(':');
+  // The URL parser shortens an address as RFC 5952 asks.
+  return new URL(`http://[${groups}]`).hostname.slice(1, -1);
+}
+
+/** The processes that have the sockets open; only those whose files the agent may see. */
+async function findOwners(
+  inodes: ReadonlySet<string>,
+): Promise<Map<string, { process: string; pid: number }>> {
+  const owners = new Map<string, { process: string; pid: number }>();
+  let files = 0;
+  for (const pid of (await readdir('/proc')).filter((name) => /^\d+$/.test(name))) {
+    const open = await readdir(`/proc/${pid}/fd`).catch(() => []);
+    files += open.length;
+    if (files > mostFiles) break;
+    const targets = await Promise.all(open.map((fd) => readlink(`/proc/${pid}/fd/${fd}`).catch(() => '')));
+    const own = targets.flatMap((target) => /^socket:\[(\d+)\]$/.exec(target)?.[1] ?? []);
+    const found = own.filter((inode) => inodes.has(inode) && !owners.has(inode));
+    if (found.length === 0) continue;
+    const process = (await readFile(`/proc/${pid}/comm`, 'utf8').catch(() => '')).trim();
+    for (const inode of found) owners.set(inode, { process, pid: Number(pid) });
+  }
+  return owners;
+}

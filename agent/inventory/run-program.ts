@@ -1,0 +1,79 @@
+// Runs a program of the machine to its end, with limits of time and output, and returns what it printed.
+import { spawn } from 'node:child_process';
+import { constants } from 'node:os';
+import { after } from '../../shared/clock.ts';
+import { errnoOf } from '../../shared/errors.ts';
+
+interface ProgramOptions {
+  /** When it fires, the program is killed. */
+  signal: AbortSignal;
+  /** Exit codes, besides 0, that are no failure. */
+  codes?: readonly number[];
+  env?: Readonly<Record<string, string>>;
+}
+
+/** Milliseconds that a program may run. */
+const programMs = 30_000;
+const mostOutput = 8 * 1024 * 1024;
+/** Directories of programs, also of those that only root has in its PATH. */
+const path = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
+
+/** The reason why a part of the inventory could not be read. */
+export class PartFailed extends Error {}
+
+/**
+ * Returns the text that a program prints to stdout. Throws PartFailed if it cannot start, fails, prints too much or
+ * takes too long. The program leads a process group of its own, which is then killed as a whole. A grandchild that keeps the
+ * output open delays nothing but the end of the time.
+ */
+export function runProgram(
+  program: string,
+  args: readonly string[],
+  { signal, codes = [], env = {} }: ProgramOptions,
+): Promise<string> {
+  const child = spawn(program, args, {
+    cwd: '/',
+    detached: true,
+    env: { PATH: path, LC_ALL: 'C', HOME: '/nonexistent', ...env },
+    stdio: ['ignore', 'pipe', 'pipe'],
+  });
+  const { promise, resolve, reject } = Promise.withResolvers<string>();
+  const fail = (reason: string): void => reject(new PartFailed(`${program} ${reason}`));
+  const chunks: Buffer[] = [];
+  let size = 0;
+  let complaint = '';
+  child.stdout.on('data', (chunk: Buffer) => {
+    size += chunk.length;
+    if (size > mostOutput) return fail(`printed more than ${mostOutput} bytes`);
+    chunks.push(chunk);
+  });
+  child.stderr.setEncoding('utf8').on('data', (text: string) => {
+    complaint = (complaint + text).slice(0, 500);
+  });
+  child.on('error', (error) => fail(errnoOf(error) === 'ENOENT' ? 'is not installed' : 'could not start'));
+  child.on('close', (code, name) => {
+    if (code === 0 || (code !== null && codes.includes(code)))
+      return resolve(Buffer.concat(chunks).toString());
+    const lines = complaint.trim().split('\n');
+    fail(`ended with ${code ?? name}${complaint ? `: ${lines[0]}` : ''}`);
+  });
+  const stop = (): void => fail('was stopped');
+  signal.addEventListener('abort', stop, { once: true });
+  const cancelTimeout = after(programMs, () => fail(`did not end within ${programMs / 1000} s`));
+  return promise.finally(() => {
+    cancelTimeout();
+    signal.removeEventListener('abort', stop);
+    // A process that has ended may have passed its id to another.
+    if (child.exitCode === null && child.signalCode === null) killGroup(child.pid);
+    child.stdout.destroy();
+    child.stderr.destroy();
+  });
+}
+
+function killGroup(pid: number | undefined): void {
+  try {
+    if (pid !== undefined) process.kill(-pid, constants.signals.SIGKILL);
+  } catch {
+    // The whole group has ended.
+  }
+}
