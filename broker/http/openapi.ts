@@ -19,6 +19,7 @@ import { version } from '../../shared/version.ts';
 /** Display name and description of each resource, by its name in the route table. */
 const tags: Readonly<Record<string, readonly [name: string, description: string]>> = {
   machines: ['Machines', 'The computers that run an agent: list, inspect, rename, tag and remove them.'],
+  inventory: ['Inventory', 'What machines are, and the packages, ports and containers on them.'],
   tags: ['Tags', 'The names that machines are tagged with.'],
   joinTokens: ['Join tokens', 'The secrets that new machines join with.'],
   files: ['Files', 'Files and directories on machines: read, write, transfer, search and watch them.'],

@@ -19,6 +19,7 @@ import { Events } from '../events.ts';
 import { fileHandlers } from '../files/index.ts';
 import type { History } from '../history/history.ts';
 import { createMetrics, type Status, serviceHandlers } from '../http/about-routes.ts';
+import { Inventories } from '../inventory/index.ts';
 import { JoinTokens } from '../join-tokens.ts';
 import { Keys } from '../keys/index.ts';
 import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
@@ -169,6 +170,7 @@ async function createNouns(
   const output = { directory: join(settings.data_dir, 'output'), keepMs, keepBytes: settings.keep_output };
   const commands = await createCommands(commandServices, output, log);
   closers.push(() => commands.close());
+  const inventories = await Inventories.open(stores, log);
   const sessionServices = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
   const sessions = await Sessions.open(sessionServices, { keepMs, publicUrl }, log);
   // Done before any schedule runs, because changes of an earlier broker process may not be in history yet.
@@ -182,13 +184,14 @@ async function createNouns(
   // With --local no agent can connect, so schedules wait for the next normal start.
   if (settings.local) schedules.stop();
   const live = new LiveUpdates({ ...stores, commands });
-  return { keys, logins, live, packages, joinTokens, commands, schedules, sessions, audit };
+  return { keys, logins, live, inventories, packages, joinTokens, commands, schedules, sessions, audit };
 }
 
 function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service'> {
   const contents = new Quota(maxContents, 'file contents are being sent as JSON');
   return {
     machines: machineHandlers(parts),
+    inventory: parts.inventories.handlers,
     tags: tagHandlers(parts.state),
     packages: parts.packages.handlers,
     joinTokens: parts.joinTokens.handlers,

@@ -5,6 +5,7 @@ import { batches } from './batches.ts';
 import { commands } from './commands.ts';
 import { events } from './events.ts';
 import { files } from './files.ts';
+import { inventory } from './inventory.ts';
 import { joinTokens } from './join-tokens.ts';
 import { keys } from './keys.ts';
 import { live } from './live.ts';
@@ -21,6 +22,7 @@ import { webhooks } from './webhooks.ts';
 
 export const api = {
   machines,
+  inventory,
   tags,
   joinTokens,
   files,

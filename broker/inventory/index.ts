@@ -1,0 +1,170 @@
+// Inventories: what machines are and what runs on them. A machine collects when a request asks for it; the last collection is
+// stored.
+import type { MachineId } from '../../shared/api/route.ts';
+import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
+import { after, now } from '../../shared/clock.ts';
+import { AppError, fieldError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { Semaphore } from '../../shared/semaphore.ts';
+import type { Events } from '../events.ts';
+import type { History } from '../history/history.ts';
+import type { Presence } from '../presence/index.ts';
+import type { MachineFacts } from '../presence/machine-facts.ts';
+import type { Machine, State } from '../state/state.ts';
+import { collectInventory } from './collect.ts';
+import { type Inventory, InventoryRecords, type Package } from './records.ts';
+import { isBelow } from './versions/index.ts';
+
+interface InventoryServices {
+  state: State;
+  history: History;
+  events: Events;
+  presence: Presence;
+  machineFacts: MachineFacts;
+}
+
+type ListInput = Input<Api['inventory']['list']>;
+type List = Reply<Api['inventory']['list']>;
+
+/** Machines that collect at once for a list. */
+const mostAtOnce = 16;
+/** Milliseconds that a list waits for collections. */
+const refreshMs = 120_000;
+
+export class Inventories {
+  readonly #services: InventoryServices;
+  readonly #records: InventoryRecords;
+  readonly #log: Logger;
+  /** Collections that have not ended, by machine. Requests that come meanwhile share them. */
+  readonly #collecting = new Map<string, Promise<void>>();
+  readonly #turns = new Semaphore(mostAtOnce);
+
+  private constructor(services: InventoryServices, records: InventoryRecords, log: Logger) {
+    this.#services = services;
+    this.#records = records;
+    this.#log = log;
+  }
+
+  static async open(services: InventoryServices, log: Logger): Promise<Inventories> {
+    const records = await InventoryRecords.open(services.history);
+    services.events.within(async ({ type }, machineId, transaction) => {
+      if (type === 'machine.removed' && machineId) records.remove(transaction, machineId);
+    });
+    return new Inventories(services, records, log);
+  }
+
+  readonly handlers: Handlers['inventory'] = {
+    get: async ({ machine_id, refresh = false }, caller) => {
+      const stored = refresh ? undefined : await this.#stored(machine_id);
+      if (stored) return stored;
+      await this.#collect(machine_id, caller);
+      const collected = await this.#records.get(machine_id);
+      if (collected) return collected;
+      throw new AppError('machine_not_found', `no machine has the id ${machine_id}`, { machine_id });
+    },
+    list: (input, caller) => this.#list(input, caller),
+  };
+
+  /** The last inventory. Throws permission_denied if the machine's owner no longer allows it. */
+  async #stored(machine_id: MachineId): Promise<Inventory | undefined> {
+    const stored = await this.#records.get(machine_id);
+    if (stored) this.#services.machineFacts.assertAllows(machine_id, ['inventory']);
+    return stored;
+  }
+
+  /** Resolves once a new collection is stored. A collection goes on if the request that began it is cancelled. */
+  #collect(machineId: MachineId, { request_id, key_id, key_name }: Caller): Promise<void> {
+    const running = this.#collecting.get(machineId);
+    if (running) return running;
+    const asked = { request_id, caller: { key_id, key_name } };
+    const collection = this.#collectNow(machineId, asked).finally(() => this.#collecting.delete(machineId));
+    this.#collecting.set(machineId, collection);
+    return collection;
+  }
+
+  async #collectNow(machineId: MachineId, asked: Parameters<typeof collectInventory>[1]): Promise<void> {
+    const { presence, history, state } = this.#services;
+    const collected = await collectInventory(presence.get(machineId).stub, asked);
+    await history.write(async (transaction) => {
+      // The machine may have been removed meanwhile.
+      if (state.machines.has(machineId)) await this.#records.save(transaction, machineId, now(), collected);
+    });
+  }
+
+  async #list(input: ListInput, caller: Caller): Promise<List> {
+    const { package: name, version_below: limit, offset, refresh } = input;
+    if (limit !== undefined && name === undefined)
+      throw fieldError('query', 'package', 'is missing: version_below needs it', 'invalid_request');
+    if (refresh && offset === 0) await this.#refresh(this.#machines(input, caller), caller);
+    const packages = name === undefined ? undefined : await this.#findPackages(name, limit);
+    // Taken again, because the rights of the key may have changed during a refresh.
+    const machines = this.#machines(input, caller);
+    const matching = packages ? machines.filter(({ id }) => packages.has(id)) : machines;
+    const sorted = await this.#sort(matching, input.sort);
+    const page = sorted.slice(offset, offset + input.limit);
+    const visible = page.filter(({ id }) => this.#isAllowed(id)).map(({ id }) => id);
+    const summaries = await this.#records.summaries(visible);
+    const items = page.map(({ id, name: machine_name, tags }) => ({
+      ...{ machine_id: id, machine_name, tags, ip: this.#services.machineFacts.of(id)?.ip ?? '' },
+      ...(summaries.get(id) ?? { collected_at: null, facts: null, updates: null }),
+      packages: packages?.get(id) ?? [],
+    }));
+    return { items, total: matching.length };
+  }
+
+  /** The machines with all tags that the key may use. */
+  #machines({ tags = '' }: ListInput, caller: Caller): Machine[] {
+    const wanted = tags.split(',').flatMap((tag) => tag.trim() || []);
+    const all = [...this.#services.state.machines.values()];
+    return all.filter(
+      (machine) => caller.reaches(machine.id) && wanted.every((tag) => machine.tags.includes(tag)),
+    );
+  }
+
+  async #sort(machines: Machine[], sort: string): Promise<Machine[]> {
+    const direction = sort.startsWith('-') ? -1 : 1;
+    const times = sort.endsWith('collected_at') ? await this.#records.times() : undefined;
+    const keyed = machines.map((one) => ({ one, key: times ? (times.get(one.id) ?? 0) : one.name }));
+    keyed.sort((a, b) => direction * (a.key < b.key ? -1 : a.key > b.key ? 1 : a.one.id < b.one.id ? -1 : 1));
+    return keyed.map(({ one }) => one);
+  }
+
+  /** The packages of this name by machine: all of them, or those below a version. */
+  async #findPackages(name: string, limit: string | undefined): Promise<Map<string, Package[]>> {
+    const found = await this.#records.packagesNamed(name);
+    const matching = found.filter(
+      (one) =>
+        this.#isAllowed(one.machine_id) &&
+        (limit === undefined ||
+          (one.package_format !== undefined && isBelow(one.package_format, one.package.version, limit))),
+    );
+    const byMachine = Map.groupBy(matching, (one) => one.machine_id);
+    return new Map([...byMachine].map(([id, some]) => [id, some.map((one) => one.package)]));
+  }
+
+  /** False if the machine's owner no longer allows the inventory. Then the stored one is not sent either. */
+  #isAllowed(machineId: string): boolean {
+    const { capabilities = [] } = this.#services.machineFacts.of(machineId) ?? {};
+    return capabilities.length === 0 || capabilities.includes('inventory');
+  }
+
+  /** Lets connected machines collect. A machine that fails keeps its last inventory. Ends after `refreshMs`. */
+  async #refresh(machines: readonly Machine[], caller: Caller): Promise<void> {
+    const ending = new AbortController();
+    const cancel = after(refreshMs, () => ending.abort());
+    const signal = AbortSignal.any([ending.signal, caller.signal]);
+    const ended = new Promise<void>((resolve) =>
+      signal.addEventListener('abort', () => resolve(), { once: true }),
+    );
+    const online = machines.filter(({ id }) => this.#services.presence.online(id));
+    const collections = online.map(({ id }) =>
+      this.#turns
+        .run(signal, () => this.#collect(id, caller))
+        .catch((err: unknown) => {
+          this.#log.debug({ err, machine_id: id }, 'a machine did not send its inventory');
+        }),
+    );
+    await Promise.race([Promise.all(collections), ended]);
+    cancel();
+  }
+}

@@ -1,0 +1,22 @@
+// Compares versions of packages by the rule of their distribution.
+import type { PackageFormat } from '../../../shared/api/inventory.ts';
+import { compareApk } from './apk.ts';
+import { compareDeb } from './deb.ts';
+import { comparePacman } from './pacman.ts';
+import { compareRpm } from './rpm.ts';
+
+const rules: Readonly<Record<PackageFormat, (a: string, b: string) => number>> = {
+  deb: compareDeb,
+  rpm: compareRpm,
+  apk: compareApk,
+  pacman: comparePacman,
+};
+
+/**
+ * True if `version` is older than `limit`. An epoch counts only if the limit has one: people who know the fixed release
+ * 3.0.15 need not know that a distribution calls it 1:3.0.15.
+ */
+export function isBelow(format: PackageFormat, version: string, limit: string): boolean {
+  const compared = /^\d+:/.test(limit) ? version : version.replace(/^\d+:/, '');
+  return rules[format](compared, limit) < 0;
+}

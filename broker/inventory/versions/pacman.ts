@@ -1,0 +1,40 @@
+// Compares versions as pacman does (vercmp(8)). It looks like rpm's rule, but 1.0beta is older than 1.0, and the number of
+// signs between segments counts.
+import { compareNumbers } from './deb.ts';
+import { compareWithEpoch } from './rpm.ts';
+
+/** As compareDeb(). A release counts only if both versions have one. */
+export const comparePacman = (a: string, b: string): number => compareWithEpoch(a, b, compareSegments);
+
+/** Signs, followed by a segment of digits or letters; or signs at the end. */
+const pieces = /([^0-9a-z]*)(\d+|[a-z]+)|([^0-9a-z]+)$/gi;
+
+function compareSegments(a: string, b: string): number {
+  const [x, y] = [[...a.matchAll(pieces)], [...b.matchAll(pieces)]];
+  for (let at = 0; ; at += 1) {
+    const [one, two] = [x[at], y[at]];
+    const [, signs = '', segment] = one ?? [];
+    const [, others = '', other] = two ?? [];
+    if (segment === undefined || other === undefined) return compareRests(one?.[0] ?? '', two?.[0] ?? '');
+    if (signs.length !== others.length) return signs.length - others.length;
+    const order = compareSegment(segment, other);
+    if (order !== 0) return order;
+  }
+}
+
+function compareSegment(x: string, y: string): number {
+  const [isNumber, isOther] = [/^\d/.test(x), /^\d/.test(y)];
+  if (isNumber !== isOther) return isNumber ? 1 : -1;
+  if (isNumber) return compareNumbers(x, y);
+  return x < y ? -1 : Number(x > y);
+}
+
+/** Compares what is left when one text has no further segment. Letters are older than nothing. */
+function compareRests(a: string, b: string): number {
+  // If both have something left, signs before a segment do not count.
+  const [x, y] = a && b ? [withoutSigns(a), withoutSigns(b)] : [a, b];
+  if (x === y) return 0;
+  return (x === '' && !/^[a-z]/i.test(y)) || /^[a-z]/i.test(x) ? -1 : 1;
+}
+
+const withoutSigns = (text: string): string => text.replace(/^[^0-9a-z]+/i, '');

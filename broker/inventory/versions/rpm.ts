@@ -1,0 +1,49 @@
+// Compares versions as rpm does (rpm-version(7)): epoch, version and release, each in segments.
+import { compareNumbers } from './deb.ts';
+
+/** Compares one segment text, such as a version, with another. */
+type CompareText = (a: string, b: string) => number;
+
+/** As compareDeb(). A release counts only if both versions have one. */
+export const compareRpm = (a: string, b: string): number => compareWithEpoch(a, b, compareSegments);
+
+/** Compares [EPOCH:]VERSION[-RELEASE], the form that rpm and pacman have in common. */
+export function compareWithEpoch(a: string, b: string, compare: CompareText): number {
+  const [x, y] = [partsOf(a), partsOf(b)];
+  const order = compareNumbers(x.epoch, y.epoch) || compare(x.version, y.version);
+  if (order !== 0 || x.release === undefined || y.release === undefined) return order;
+  return compare(x.release, y.release);
+}
+
+function partsOf(text: string): { epoch: string; version: string; release: string | undefined } {
+  const [, epoch = '0', rest = ''] = /^(?:(\d+):)?(.*)$/s.exec(text) ?? [];
+  const dash = rest.lastIndexOf('-');
+  if (dash < 0) return { epoch, version: rest, release: undefined };
+  return { epoch, version: rest.slice(0, dash), release: rest.slice(dash + 1) };
+}
+
+/** rpmvercmp(): signs only separate, except that a tilde sorts before the end and a caret after it. */
+function compareSegments(a: string, b: string): number {
+  const segment = /~|\^|\d+|[a-z]+/gi;
+  const x: readonly string[] = a.match(segment) ?? [];
+  const y: readonly string[] = b.match(segment) ?? [];
+  for (let at = 0; at < Math.max(x.length, y.length); at += 1) {
+    const order = compareSegment(x[at], y[at]);
+    if (order !== 0) return order;
+  }
+  return 0;
+}
+
+function compareSegment(x: string | undefined, y: string | undefined): number {
+  if (x === y) return 0;
+  if (x === '~' || y === '~') return x === '~' ? -1 : 1;
+  // A caret is newer than the end, and older than any other segment.
+  if (x === '^') return y === undefined ? 1 : -1;
+  if (y === '^') return x === undefined ? -1 : 1;
+  if (x === undefined || y === undefined) return x === undefined ? -1 : 1;
+  const [isNumber, isOther] = [/^\d/.test(x), /^\d/.test(y)];
+  // A number is newer than letters.
+  if (isNumber !== isOther) return isNumber ? 1 : -1;
+  if (isNumber) return compareNumbers(x, y);
+  return x < y ? -1 : 1;
+}

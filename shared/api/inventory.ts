@@ -1,0 +1,163 @@
+// REST routes of inventories: what machines are and what runs on them. Also the limits of what agents may send.
+import * as z from 'zod';
+import { paging } from './define-list-route.ts';
+import { build, inPieces, single } from './define-route.ts';
+import { machineErrors, machineId, named, queryBoolean, text, timestamp } from './route.ts';
+
+const word = (about: string) => text(256).describe(about);
+const amount = (about: string) => z.number().min(0).max(Number.MAX_SAFE_INTEGER).describe(about);
+
+const packageFormat = z.enum(['deb', 'rpm', 'apk', 'pacman']);
+export type PackageFormat = z.output<typeof packageFormat>;
+
+/** Facts whose form on the wire is the same. */
+export const systemFacts = z.object({
+  os_id: word('Distribution, as ID of os-release: `debian`'),
+  os_version: word('Its version, as VERSION_ID of os-release; empty if it has none'),
+  os_name: word('Its full name, as PRETTY_NAME of os-release'),
+  kernel: word('Release of the kernel, as `uname -r`'),
+  arch: word('Architecture, as `uname -m`'),
+  hostname: word('Host name'),
+  cpu_model: word('Model of the processor; empty if the kernel does not name it'),
+  cpu_cores: amount('Number of logical processors'),
+  memory_bytes: amount('Bytes of memory'),
+  swap_bytes: amount('Bytes of swap space'),
+  virtualization: word('As systemd-detect-virt names it: `kvm`, `docker`; `none` on a physical machine'),
+});
+
+const facts = systemFacts.extend({
+  booted_at: timestamp.describe('Time of the last boot, by the machine’s clock'),
+  reboot_required: z.boolean().nullable().describe('Whether a restart is due; null: nothing there says it'),
+  package_format: packageFormat
+    .nullable()
+    .describe('Its rule compares versions; null: no known package manager'),
+});
+
+const installed = z.object({
+  name: word('Name of the package'),
+  version: word('Version, with epoch and release if it has them'),
+  arch: word('Architecture of the package; empty if the package manager does not name it'),
+});
+
+/** The lists of an inventory, with the most items of each. */
+export const inventoryLists = z.object({
+  disks: z
+    .array(
+      z.object({
+        name: word('Name of the device: `sda`'),
+        size_bytes: amount('Size in bytes'),
+        model: word('Model; empty if it has none'),
+        rotational: z.boolean().describe('True for a disk that rotates'),
+      }),
+    )
+    .max(256)
+    .describe('Disks, without partitions'),
+  interfaces: z
+    .array(
+      z.object({
+        name: word('Name: `eth0`'),
+        mac: word('Hardware address'),
+        addresses: z.array(text(64)).max(64).describe('Addresses with the length of their prefix'),
+        state: word('`up`, `down` or `unknown`'),
+      }),
+    )
+    .max(256)
+    .describe('Network interfaces, without the loopback'),
+  packages: z.array(installed).max(20_000).describe('Installed packages'),
+  updates: z
+    .array(
+      z.object({
+        name: word('Name of the package'),
+        installed: word('Installed version'),
+        available: word('Version that the machine’s package lists offer'),
+      }),
+    )
+    .max(5_000)
+    .describe('Pending updates, by the package lists as the machine last fetched them'),
+  ports: z
+    .array(
+      z.object({
+        protocol: z.enum(['tcp', 'udp']).describe('Protocol'),
+        address: word('Address listened on; `0.0.0.0` and `::` are all'),
+        port: z.number().min(0).max(65_535).describe('Port'),
+        process: word('Name of the process; empty if the agent may not see it'),
+        pid: amount('Id of the process; 0 if the agent may not see it'),
+      }),
+    )
+    .max(2_000)
+    .describe('Ports that programs listen on'),
+  failed_units: z
+    .array(z.object({ name: word('Name of the unit'), description: word('Its description') }))
+    .max(500)
+    .describe('Units of systemd that have failed'),
+  containers: z
+    .array(
+      z.object({
+        id: word('First characters of its id'),
+        name: word('Name'),
+        image: word('Image'),
+        state: word('Such as `running` or `exited`'),
+      }),
+    )
+    .max(1_000)
+    .describe('Containers of Docker and Podman, if the agent may use their socket'),
+  incomplete: z
+    .array(z.object({ part: word('Part of the inventory'), reason: word('Why it is not complete') }))
+    .max(64)
+    .describe('Parts that could not be read, or not all of them'),
+});
+
+const collectedAt = timestamp.describe('Time of the collection');
+
+const machineInventory = named('Inventory', {
+  machine_id: machineId,
+  collected_at: collectedAt,
+  ...facts.shape,
+  ...inventoryLists.shape,
+});
+
+const listItem = named('ListedInventory', {
+  machine_id: machineId,
+  machine_name: z.string().describe('Name of the machine'),
+  ip: z.string().describe('Address the agent connected from'),
+  tags: z.array(z.string()).describe('Tags of the machine'),
+  collected_at: collectedAt.nullable().describe('Time of the collection; null: there is none yet'),
+  facts: facts.nullable().describe('What the machine is; null: there is no collection yet'),
+  updates: z.number().nullable().describe('Number of pending updates; null: there is no collection yet'),
+  packages: z.array(installed).describe('Packages that the parameter `package` selected'),
+});
+
+const sort = z
+  .enum(['machine_name', '-machine_name', 'collected_at', '-collected_at'])
+  .default('machine_name');
+
+export const inventory = {
+  get: single('GET', '/machines/{machine_id}/inventory', 'machines:read', {
+    summary: 'Get the inventory of a machine',
+    description:
+      'Answers the last collection, with its `collected_at`. If there is none yet, or with `refresh=true`, the machine collects now.',
+    query: { refresh: queryBoolean.optional().describe('True to collect now') },
+    ...inPieces(machineInventory, 'packages'),
+    errors: machineErrors,
+    waits: true,
+  }),
+  list: build('list', 'GET', '/inventory', 'machines:read', {
+    summary: 'List machines with their inventory, or find a package on them',
+    description:
+      'Answers the last collections. With `package` only machines that have this package. Versions are compared by the rule of each machine’s distribution; an epoch counts only if `version_below` has one.',
+    query: {
+      package: text(256).min(1).optional().describe('Only machines with the package of this name'),
+      version_below: text(256)
+        .min(1)
+        .optional()
+        .describe('With `package`: only versions older than this one'),
+      tags: z.string().max(4096).optional().describe('Only machines with all of these tags, comma-separated'),
+      refresh: queryBoolean
+        .optional()
+        .describe('True to let connected machines collect first, for at most 2 minutes; only at offset 0'),
+      ...paging(sort),
+    },
+    reply: listItem,
+    waits: true,
+  }),
+};
