@@ -3,6 +3,7 @@ import type { Command } from 'commander';
 import { mostSkewMs } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { findMachine } from './find-by-name.ts';
+import { addMachineInventory } from './inventory.ts';
 import { record, size, span, when } from './print.ts';
 import { printView, routeVerb } from './route-verb.ts';
 import { list, verb } from './verb.ts';
@@ -58,6 +59,7 @@ export function addMachines(program: Command): void {
     view: { fields: 'name machines' },
   });
   routeVerb(machines, 'status', 'machines', 'status', { text: statusText });
+  addMachineInventory(machines);
   const tag = {
     about: 'add, remove or replace the tags of a machine',
     examples: ['add web-1 web,eu', 'remove web-1 eu', 'set web-1 db'].map(

@@ -12,6 +12,7 @@ const modules: Readonly<Record<string, () => Promise<Add>>> = {
   exec: async () => (await import('./exec/index.ts')).addExec,
   shell: async () => (await import('./shell.ts')).addShell,
   files: async () => (await import('./files/index.ts')).addFiles,
+  inventory: async () => (await import('./inventory.ts')).addInventory,
   machines: async () => (await import('./machines.ts')).addMachines,
   commands: async () => (await import('./commands.ts')).addCommands,
   batches: async () => (await import('./commands.ts')).addBatches,

@@ -199,6 +199,42 @@ test('machines are listed, inspected, tagged, renamed and removed, by id or by n
   expect((await system.client.machines.list()).total).toBe(1);
 });
 
+test('an inventory is printed, searched for a package, and exported without formulas and templates', async () => {
+  const system = await startFarhand();
+  const farhand = createLine(system);
+  const machine = await scriptedMachine(system);
+  const { machineId: machine_id } = machine.identity;
+  await system.client.machines.update({ machine_id, name: '=web-{{1}}', tags: ['web'] });
+  const asked = farhand('machines inventory', ['=web-{{1}}']);
+  const { call_id } = await machine.next('call');
+  const answer = {
+    system: { os_id: '{{7*7}}', os_name: 'Debian', kernel: '6.1', package_format: 'deb' },
+    packages: [{ name: 'openssl', version: '3.0.9' }],
+    ports: [{ protocol: 'tcp', address: '::', port: 22, process: 'sshd' }],
+  };
+  machine.send({ reply: { call_id, messages: { messages: [machine.encode('GetInventory', answer)] } } });
+  const { out } = await asked;
+  for (const line of [/^kernel +6\.1$/m, /^packages +1 \(deb\)$/m, /^port tcp :: 22 +sshd$/m])
+    expect(out).toMatch(line);
+  const [wrong, list, csv, ansible] = await Promise.all([
+    farhand('inventory', ['--version-below', '1']),
+    farhand('inventory', ['--tags', 'web', '--package', 'openssl', '--version-below', '3.0.15']),
+    farhand('inventory', ['--format', 'csv', '--package', 'openssl']),
+    farhand.json('inventory', ['--format', 'ansible']),
+  ]);
+  expect([wrong.code, wrong.err]).toEqual([1, expect.stringContaining('version_below needs it')]);
+  expect(list.out).toMatch(/^=web-\{\{1\}\} +Debian +6\.1 .* 3\.0\.9 /m);
+  const [heading = '', row] = csv.out.split('\r\n');
+  expect(heading).toMatch(/^"machine_id","machine_name","ip",.*,"packages"$/);
+  expect(row).toContain(`"${machine_id}","'=web-{{1}}","127.0.0.1","web",`);
+  const host = '_web-__1__';
+  expect(ansible.all.hosts[host]).toMatchObject({ ansible_host: '127.0.0.1', farhand_os: '__7*7__' });
+  expect(ansible.all.children).toEqual({
+    tag_web: { hosts: { [host]: {} } },
+    os___7_7__: { hosts: { [host]: {} } },
+  });
+});
+
 test('API keys are created with limits, listed, rotated and revoked; join tokens created, listed and revoked', async () => {
   const { system, agent, farhand } = await startScene();
   const flags = [
