@@ -3,6 +3,8 @@
 //   npx node scripts/bench/files.ts                            1 GiB, five runs of each: half an hour or so
 //   npx node scripts/bench/files.ts --size 64 --runs 1         a quick look
 //   npx node scripts/bench/files.ts --only down,up             some parts: down, up, tree, far, list, stalled
+//   npx node scripts/bench/files.ts --only up --beside scp     only beside the peers of these names
+//   npx node scripts/bench/files.ts --only up --busy           while two other programs use all the CPU they get
 //   TMPDIR=/dev/shm npx node scripts/bench/files.ts            in memory, without a disk's part in it
 //
 // Needs Linux, and Debian's curl, openssh-client, openssh-server and rsync; what is missing is skipped and named.
@@ -11,8 +13,8 @@
 // The rules: every peer copies between the same two places of the same file system, with the page cache warm. They
 // take turns. A time is that of the whole client process, ssh's handshake included. An uploaded file counts when it
 // is on disk: our uploads and the bare server fsync; after the others `sync FILE` does, or `sync -f` after many files,
-// in their time. Downloads are not synced. Every copy is compared with its source, outside the time. Figures are
-// medians; read the ratios.
+// in their time, except for "scp without sync". Downloads are not synced. Every copy is compared with its source, outside the time. Figures are
+// medians; read the ratios. Behind a ratio stand the least and the greatest of one round.
 import { randomFillSync } from 'node:crypto';
 import { closeSync, mkdirSync, openSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
@@ -32,7 +34,7 @@ const oneWayMs = 25;
 const packages = { ...sshPackages, curl: 'curl', rsync: 'rsync' };
 
 async function main(folder: string): Promise<void> {
-  const { size, runs, only } = flags();
+  const { size, runs, only, beside, busy } = flags();
   const table = new Table();
   const has = present(packages, table);
   const ssh = await startSsh(folder, table, has);
@@ -48,8 +50,9 @@ async function main(folder: string): Promise<void> {
   await settle();
   const idle = new Map([plain, started.broker, started.agent].map((one) => [one, cost(one.pid).rss]));
   const places = { folder, source, copy, files };
-  const ground: Ground = { size, runs, table, farhand: started, plain, idle, ssh, has, ...places };
+  const ground: Ground = { size, runs, beside, table, farhand: started, plain, idle, ssh, has, ...places };
 
+  if (busy) for (let n = 0; n < 2; n += 1) void run('while :; do :; done').catch(() => undefined);
   if (ssh) await handshake(ground, ssh);
   for (const part of only) {
     if (part !== 'list' && part !== 'stalled' && !has.has('curl')) continue;
@@ -65,19 +68,32 @@ async function main(folder: string): Promise<void> {
   if (table.failed) process.exitCode = 1;
 }
 
-function flags(): { size: number; runs: number; only: Part[] } {
+interface Flags extends Pick<Ground, 'size' | 'runs' | 'beside'> {
+  only: Part[];
+  busy: boolean;
+}
+
+function flags(): Flags {
   const { values } = parseArgs({
     options: {
       size: { type: 'string', default: '1024' },
       runs: { type: 'string', default: '5' },
       only: { type: 'string', default: Object.keys(parts).join(',') },
+      beside: { type: 'string' },
+      busy: { type: 'boolean', default: false },
     },
   });
   const [size, runs, only] = [Number(values.size), Number(values.runs), values.only.split(',')];
   if (!(size >= 1) || !(runs >= 1)) throw new Error('--size is in MiB, --runs a number, both at least 1');
   const isPart = (name: string): name is Part => Object.hasOwn(parts, name);
   if (!only.every(isPart)) throw new Error(`--only takes some of ${Object.keys(parts).join(',')}`);
-  return { size: Math.floor(size), runs: Math.floor(runs), only };
+  return {
+    size: Math.floor(size),
+    runs: Math.floor(runs),
+    only,
+    beside: values.beside?.split(','),
+    busy: values.busy,
+  };
 }
 
 async function handshake({ table, runs }: Ground, { options }: Ssh): Promise<void> {
@@ -111,7 +127,7 @@ async function down(ground: Ground): Promise<void> {
     made: copy,
     meter: meters.plain,
   };
-  await race(table, runs, work, ours, [...sshPeers(ground, 'down'), bare]);
+  await race(table, runs, work, ours, chosen(ground, [...sshPeers(ground, 'down'), bare]));
   spent(ground, 'down', meters);
 }
 
@@ -120,21 +136,16 @@ async function up(ground: Ground): Promise<void> {
   const meters = metersOf(ground);
   const work = { what: `${sizeText(size)} up`, source, amount: size, unit: 'MiB' };
   const form = `-F path=${copy} -F file=@${source}`;
-  const ours = [
-    { ...upload(ground, files, source), meter: meters.ours },
-    {
-      name: 'POST upload',
-      command: `${curl(folder)} ${form} ${files}/upload`,
-      made: copy,
-    },
-  ];
+  const ours = [{ ...upload(ground, files, source), meter: meters.ours }];
+  if (!ground.beside)
+    ours.push({ name: 'POST upload', command: `${curl(folder)} ${form} ${files}/upload`, made: copy });
   const bare = {
     name: 'node:http',
     command: `curl -sS -f -T ${source} ${plain.line.url}/copy`,
     made: copy,
     meter: meters.plain,
   };
-  await race(table, runs, work, ours, [...sshPeers(ground, 'up'), bare]);
+  await race(table, runs, work, ours, chosen(ground, [...sshPeers(ground, 'up'), bare]));
   spent(ground, 'up by PUT raw', meters);
 }
 
@@ -150,14 +161,23 @@ function upload({ folder, copy }: Ground, files: string, source: string): Peer {
 
 function sshPeers({ ssh, has, source, copy }: Ground, way: 'down' | 'up'): Peer[] {
   if (!ssh) return [];
-  const from = way === 'down' ? `bench:${source} ${copy}` : `${source} bench:${copy} && sync ${copy}`;
-  const peer = (name: string, command: string): Peer => ({ name, command: `${command} ${from}`, made: copy });
+  const paths = way === 'down' ? `bench:${source} ${copy}` : `${source} bench:${copy}`;
+  const sync = way === 'down' ? '' : ` && sync ${copy}`;
+  const peer = (name: string, command: string, after = sync): Peer => ({
+    ...{ name, command: `${command} ${paths}${after}`, made: copy },
+  });
   const peers = [
     peer('scp', `scp -q ${ssh.options}`),
     peer('scp, aes128-gcm', `scp -q ${ssh.options} -c aes128-gcm@openssh.com`),
   ];
+  if (sync) peers.push(peer('scp without sync', `scp -q ${ssh.options}`, ''));
   if (has.has('rsync')) peers.push(peer('rsync -W', `rsync -W -e 'ssh ${ssh.options}'`));
   return peers;
+}
+
+/** The peers that the option --beside names; all of them without it. */
+function chosen({ beside }: Ground, peers: Peer[]): Peer[] {
+  return peers.filter(({ name }) => beside?.includes(name) ?? true);
 }
 
 interface Meters {
@@ -177,13 +197,10 @@ function spent({ table, size }: Ground, way: string, { ours, plain }: Meters): v
     return seconds.some(Number.isNaN) ? 'failed' : `${seconds.map(rounded).join(' + ')} s`;
   };
   const mib = (values: number[]): string => `${values.map((value) => value.toFixed(0)).join(' + ')} MiB`;
-  table.row(`CPU of broker + agent, a GiB ${way}`, perGib(ours), `node:http server: ${perGib(plain)}`, '');
-  table.row(
-    `peak memory over idle (${mib(ours.idle())}), broker + agent, ${way}`,
-    mib(ours.peak()),
-    `node:http server: ${mib(plain.peak())}`,
-    '',
-  );
+  const server = (text: string): string => (plain.used ? `node:http server: ${text}` : '');
+  table.row(`CPU of broker + agent, a GiB ${way}`, perGib(ours), server(perGib(plain)), '');
+  const peak = `peak memory over idle (${mib(ours.idle())}), broker + agent, ${way}`;
+  table.row(peak, mib(ours.peak()), server(mib(plain.peak())), '');
 }
 
 // ---- Many small files
@@ -261,8 +278,20 @@ async function far(ground: Ground): Promise<void> {
   const stalledRow = `private memory that ${sockets.length} stalled downloads over ${2 * oneWayMs} ms take, broker + agent`;
   table.row(stalledRow, held(), '', '');
   for (const socket of sockets) socket.destroy();
-  await race(table, runs, { ...work, what: `${what} down` }, [download(ground, files, source)], downs);
-  await race(table, runs, { ...work, what: `${what} up` }, [upload(ground, files, source)], ups);
+  await race(
+    table,
+    runs,
+    { ...work, what: `${what} down` },
+    [download(ground, files, source)],
+    chosen(ground, downs),
+  );
+  await race(
+    table,
+    runs,
+    { ...work, what: `${what} up` },
+    [upload(ground, files, source)],
+    chosen(ground, ups),
+  );
 }
 
 await bench(main);

@@ -8,6 +8,8 @@ export interface Ground {
   /** MiB of the large file. */
   size: number;
   runs: number;
+  /** Names of the peers to measure against; all peers if undefined. */
+  beside: string[] | undefined;
   table: Table;
   farhand: Farhand;
   /** URL of the file routes of its first machine. */

@@ -61,7 +61,8 @@ export class Table {
 
 /**
  * Runs every peer in turn, `runs` times, each time with another one first. Then adds a row for each of ours
- * beside each other peer. A peer that fails, or whose copy is wrong, is left out.
+ * beside each other peer: median speeds, their ratio, and the least and greatest ratio of one round. A peer
+ * that fails, or whose copy is wrong, is left out.
  */
 export async function race(
   table: Table,
@@ -92,9 +93,17 @@ export async function race(
     if (others.length === 0) table.row(what, printed(one), '', '');
     for (const other of others) {
       const ratio = speed(one) / speed(other);
-      table.row(what, printed(one), `${other.name}: ${printed(other)}`, ratio > 0 ? rounded(ratio) : '');
+      const rounds = ratiosOf(times.get(other), times.get(one));
+      const range =
+        rounds.length > 1 ? ` (${rounded(Math.min(...rounds))} to ${rounded(Math.max(...rounds))})` : '';
+      const cell = ratio > 0 ? rounded(ratio) + range : '';
+      table.row(what, printed(one), `${other.name}: ${printed(other)}`, cell);
     }
   }
+}
+
+function ratiosOf(dividends: number[] = [], divisors: number[] = []): number[] {
+  return dividends.map((dividend, n) => dividend / (divisors[n] ?? Number.NaN));
 }
 
 async function turn(work: Work, peer: Peer): Promise<number> {
@@ -138,6 +147,10 @@ export class Meter {
       this.#peak[n] = Math.max(this.#peak[n] ?? 0, mebibytes(pid, 'VmHWM'));
     }
     return done;
+  }
+
+  get used(): boolean {
+    return this.#cpu.some(({ length }) => length > 0);
   }
 
   /** Returns the median CPU seconds of a piece of work, for each program. */
