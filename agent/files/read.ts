@@ -7,7 +7,8 @@ import { type Bytes, fault, toText } from './confine/request-path.ts';
 import { describe, etagOf } from './describe.ts';
 import type { Operation, RequestOf } from './handler-wrappers.ts';
 
-const chunkBytes = 256 * 1024;
+/** Half of the size costs 8 % more CPU; twice the size is not faster, and doubles the memory of a stalled reader. */
+const chunkBytes = 128 * 1024;
 
 /** The range to read, in bytes. `length` is infinite if only reading shows where the file ends. */
 interface Range {

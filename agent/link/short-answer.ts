@@ -43,15 +43,20 @@ export async function coalesce(answer: AsyncGenerator<Buffer>): Promise<Buffer[]
   }
 }
 
-/** Yields the frames of an answer. `pending` is a frame that was requested and has not arrived yet. */
+/**
+ * Yields the frames of an answer. `pending` is a frame that was requested and has not arrived yet. Each frame is
+ * released when the next one is requested, because the answer may take hours.
+ */
 async function* rest(
   frames: Buffer[],
   answer: AsyncGenerator<Buffer>,
   pending?: Promise<IteratorResult<Buffer>>,
 ): AsyncGenerator<Buffer> {
-  yield* frames;
-  const next = await pending;
+  for (let frame = frames.shift(); frame; frame = frames.shift()) yield frame;
+  let next = await pending;
+  pending = undefined;
   if (next?.done) return;
   if (next) yield next.value;
+  next = undefined;
   yield* answer;
 }

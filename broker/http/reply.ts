@@ -261,12 +261,14 @@ async function begun<T extends { length: number }>(
   ms: number,
 ): Promise<AsyncGenerator<T>> {
   const iterator = chunks[Symbol.asyncIterator]();
-  const first = iterator.next();
+  let first: Promise<IteratorResult<T>> | undefined = iterator.next();
   await within(ms, first);
   return (async function* () {
     let sent = 0;
     try {
-      for (let next = await first; !next.done; next = await iterator.next()) {
+      for (let next = await first; next && !next.done; next = await iterator.next()) {
+        // Released, because a large answer may take hours.
+        first = undefined;
         sent += next.value.length;
         yield next.value;
       }
