@@ -32,7 +32,7 @@ const options: ChannelOptions = {
   'grpc.use_local_subchannel_pool': 1,
   // Retries of grpc-js copy every chunk. The agent reconnects in keepLinked() instead.
   'grpc.enable_retries': 0,
-  // Even then grpc-js keeps up to 1 MiB of what each call has sent, for a transparent retry.
+  // Even then grpc-js retains up to 1 MiB of what each call has sent, for a transparent retry.
   'grpc.per_rpc_retry_buffer_size': 0,
   'grpc.service_config_disable_resolution': 1,
   'grpc-node.flow_control_window': nearBytes,

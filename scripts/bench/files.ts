@@ -136,7 +136,7 @@ async function up(ground: Ground): Promise<void> {
   const meters = metersOf(ground);
   const work = { what: `${sizeText(size)} up`, source, amount: size, unit: 'MiB' };
   const form = `-F path=${copy} -F file=@${source}`;
-  const ours = [{ ...upload(ground, files, source), meter: meters.ours }];
+  const ours: Peer[] = [{ ...upload(ground, files, source), meter: meters.ours }];
   if (!ground.beside)
     ours.push({ name: 'POST upload', command: `${curl(folder)} ${form} ${files}/upload`, made: copy });
   const bare = {
