@@ -32,7 +32,11 @@ interface EventEntry extends OutboxEntry {
   machine_id: string | null;
 }
 
-type Recorder = (event: Event, machineId: string | null, transaction: HistoryTransaction) => Promise<unknown>;
+/** Returns the function that writes what belongs to an event; undefined if nothing does. */
+type Recorder = (
+  event: Event,
+  machineId: string | null,
+) => ((transaction: HistoryTransaction) => Promise<unknown>) | undefined;
 type StreamInput = Input<Api['events']['stream']>;
 
 const counted: CountedTable = {
@@ -107,7 +111,7 @@ export class Events {
   }
 
   /**
-   * Calls `recorder` inside the transaction that records an event,
+   * Calls `recorder` for each event, and the function that it returns inside the event's transaction,
    * so that its own writes are committed with the event.
    */
   within(recorder: Recorder): void {
@@ -135,12 +139,21 @@ export class Events {
     const { id, type, data } = event;
     const created_at = Date.parse(event.timestamp);
     const row = { id, type, created_at, machine_id, data: JSON.stringify(data) };
-    if (!(await this.#table.add(transaction, created_at, row))) return;
-    await Promise.all(this.#recorders.map((record) => record(event, machine_id, transaction)));
+    const records = this.#recorders.map((record) => record(event, machine_id));
+    const writes = records.filter((write) => write !== undefined);
+    let isNew = false;
+    const added = this.#table.add(transaction, created_at, row, () => {
+      isNew = true;
+    });
+    // The transaction reports a failure. The answer is awaited only if it decides on a write.
+    added.catch(() => {});
     transaction.committed(() => {
+      if (!isNew) return;
       for (const listener of this.#listeners) listener(event);
       this.#added.wake();
     });
+    if (writes.length === 0) return;
+    if (await added) await Promise.all(writes.map((write) => write(transaction)));
   }
 
   /** The sequence number after which a stream begins: that of last_event_id, otherwise the newest. */

@@ -61,22 +61,28 @@ export class OrderedTable {
   }
 
   /**
-   * Adds a row with time `at`, numbered inside the transaction and above all earlier numbers. False if the table has
-   * the row already.
+   * Adds a row with time `at`, numbered inside the transaction and above all earlier numbers. Resolves with false if the
+   * table has the row already. `added` is called for a new row, before the hooks of the commit. A caller that need not
+   * know which may ignore the promise: then nothing waits for a database elsewhere.
    */
   async add(
     transaction: HistoryTransaction,
     at: number,
     row: Readonly<Record<string, string | number | null>>,
+    added = (): void => {},
   ): Promise<boolean> {
     this.#insert ??= this.#insertOf(Object.keys(row));
     const least = Math.max(this.#last + 1, at * sequencesPerMs);
-    const added = await transaction.get(this.#insert, least, ...Object.values(row));
-    if (!added) return false;
+    let seq: number | undefined;
     transaction.committed(() => {
-      this.#last = Number(added.seq);
+      this.#last = seq ?? this.#last;
     });
-    return true;
+    await transaction.ask(this.#insert, [least, ...Object.values(row)], (stored) => {
+      if (!stored) return;
+      seq = Number(stored.seq);
+      added();
+    });
+    return seq !== undefined;
   }
 
   #insertOf(columns: readonly string[]): string {

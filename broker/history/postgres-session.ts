@@ -2,6 +2,7 @@
 // same database, and it is opened again when it is lost.
 import { randomBytes } from 'node:crypto';
 import { Client, type CustomTypesConfig, type QueryConfig } from 'pg';
+import { z } from 'zod';
 import { after, sleep } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -53,6 +54,8 @@ export class PostgresSession implements Writer {
   #returned = Promise.withResolvers<void>();
   /** Written at the start: if another one is read later, another broker has used the database meanwhile. */
   readonly #start = randomBytes(8).toString('hex');
+  /** The id of the transaction that is running; it never rejects. */
+  #id: Promise<string | undefined> = Promise.resolve(undefined);
   #cancelRetry = (): void => {};
   #isClosed = false;
 
@@ -82,8 +85,13 @@ export class PostgresSession implements Writer {
   }
 
   async begin(): Promise<void> {
-    if (!this.#client) throw databaseUnavailable();
-    this.#send('BEGIN');
+    const client = this.#client;
+    if (!client) throw databaseUnavailable();
+    // The id is needed only if the answer to the commit is lost. A failure makes the statements after it fail too.
+    this.#id = client
+      .query('BEGIN; SELECT pg_current_xact_id()::text AS id')
+      .then((results) => textOf(Array.isArray(results) ? results[1] : results))
+      .catch(() => undefined);
   }
 
   async execute(sql: string, values: readonly Value[]): Promise<Row[]> {
@@ -103,19 +111,12 @@ export class PostgresSession implements Writer {
   async commit(): Promise<void> {
     const client = this.#client;
     if (!client) throw databaseUnavailable();
-    let id: unknown;
-    const asked = client
-      .query<Row>('SELECT pg_current_xact_id_if_assigned()::text AS id')
-      .then(({ rows }) => {
-        id = rows[0]?.id;
-      })
-      .catch(() => {});
     try {
       const { command } = await client.query('COMMIT');
       if (command !== 'COMMIT') throw new Error('a statement failed, so the transaction was rolled back');
     } catch (error) {
-      await asked;
-      if (this.#client === client || typeof id !== 'string') throw requestErrorOf(error);
+      const id = await this.#id;
+      if (this.#client === client || id === undefined) throw requestErrorOf(error);
       if (!(await this.#hasCommitted(id))) throw databaseUnavailable(error);
     }
   }
@@ -131,11 +132,6 @@ export class PostgresSession implements Writer {
     const client = this.#client;
     this.#client = undefined;
     await client?.end().catch(() => {});
-  }
-
-  #send(sql: string): void {
-    // A failure makes the statements after it fail too.
-    this.#client?.query(sql).catch(() => {});
   }
 
   async #hasCommitted(id: string): Promise<boolean> {
@@ -210,6 +206,11 @@ export class PostgresSession implements Writer {
       this.#log.error(`another broker has used ${this.#address.name} meanwhile: start this one again`);
     await client.end();
   }
+}
+
+function textOf(result: unknown): string | undefined {
+  const [row] = z.looseObject({ rows: z.array(z.looseObject({ id: z.string() })) }).parse(result).rows;
+  return row?.id;
 }
 
 async function assertUsable(client: Client, name: string, log: Logger): Promise<void> {

@@ -29,6 +29,11 @@ export interface RowReader {
  */
 export interface HistoryTransaction extends Journal, RowReader {
   run(sql: string, ...values: Value[]): void;
+  /**
+   * Runs a statement, and calls `use` with its first row, before the hooks of committed(). The promise may be ignored:
+   * then nothing waits for a database elsewhere.
+   */
+  ask(sql: string, values: readonly Value[], use: (row: Row | undefined) => void): Promise<void>;
   /** Writes a row, over one with the same values in the columns `key`. */
   put(table: string, key: string, row: Readonly<Record<string, Value>>): void;
   /** Writes an entry with the function of its kind, before the change ends: reads may not see it at once. */

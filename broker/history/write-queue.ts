@@ -100,7 +100,7 @@ export class WriteQueue {
       await change.settle(member).finally(() => change.end());
       isOwn = false;
       await this.#writer.commit();
-      change.runHooks();
+      await change.runHooks();
       change.resolve();
     } catch (error) {
       await this.#undo(change.failure ? change.failure.error : error, isOwn || change.failure !== undefined);
@@ -117,7 +117,7 @@ export class WriteQueue {
         if (change) done.push(change);
       }
       await this.#writer.commit();
-      for (const { runHooks } of done) runHooks();
+      for (const { runHooks } of done) await runHooks();
       for (const { resolve } of done) resolve();
     } catch (error) {
       await this.#undo(error, false);
@@ -159,6 +159,8 @@ class Change {
   readonly #name: string;
   readonly #appliers: ReadonlyMap<string, Applier>;
   readonly #hooks: (() => void)[] = [];
+  /** Answers that the change may not have awaited. */
+  readonly #answers: Promise<void>[] = [];
   /** The appended entries that are being written. */
   #appended: Promise<void>[] = [];
   #hasEnded = false;
@@ -205,7 +207,8 @@ class Change {
     }
   };
 
-  readonly runHooks = (): void => {
+  readonly runHooks = async (): Promise<void> => {
+    await Promise.all(this.#answers);
     for (const hook of this.#hooks) hook();
   };
 
@@ -233,6 +236,11 @@ class Change {
       all: async (sql, ...values) => execute(sql, values),
       // A failure is thrown once the change has ended.
       run: (sql, ...values) => void execute(sql, values).catch(() => {}),
+      ask: (sql, values, use) => {
+        const used = execute(sql, values).then(([row]) => use(row));
+        this.#answers.push(used.catch(() => {}));
+        return used;
+      },
       put: (table, key, row) => transaction.run(upsert(table, key, Object.keys(row)), ...Object.values(row)),
       append: (entry) => {
         const apply = this.#appliers.get(entry.kind);

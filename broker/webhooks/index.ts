@@ -44,13 +44,17 @@ export async function createWebhooks(
   const parts = { ...given, vault, store, subscriptions, guard, sender };
   const queue = new DeliveryQueue(parts, settings, log);
 
-  events.within(({ id, type, timestamp }, machineId, transaction) => {
+  events.within(({ id, type, timestamp }, machineId) => {
     const event = { id, type, machineId, at: Date.parse(timestamp) };
-    const requested = subscriptions.for(event).map((webhook) => {
-      transaction.committed(() => queue.wake(webhook.id));
-      return store.request(webhook.id, event, transaction);
-    });
-    return Promise.all(requested);
+    const subscribed = subscriptions.for(event);
+    if (subscribed.length === 0) return undefined;
+    return (transaction) => {
+      const requested = subscribed.map((webhook) => {
+        transaction.committed(() => queue.wake(webhook.id));
+        return store.request(webhook.id, event, transaction);
+      });
+      return Promise.all(requested);
+    };
   });
 
   return {
