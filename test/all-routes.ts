@@ -1,7 +1,6 @@
 // Makes requests to every route from its schemas, and a broker with two of each object they may name.
-import { readdirSync, readFileSync } from 'node:fs';
+import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
-import { DatabaseSync } from 'node:sqlite';
 import { expect } from 'vitest';
 import { z } from 'zod';
 import type { RawInput } from '../broker/admission/parse-request.ts';
@@ -17,6 +16,7 @@ import {
   type TestSystem,
   temporaryFolder,
 } from './start-farhand.ts';
+import { storedState, storedTables } from './stored.ts';
 
 // ---- Requests made from the schemas of a route
 
@@ -333,10 +333,14 @@ export function refusalIn(answer: Answer): string {
 const byThemselves = /^(audit|key_|machine_facts|metrics|announced|sqlite_)/;
 
 /** Returns everything stored, which refused calls must not change. */
-function kept({ system, folder, agents }: Scene): Record<string, unknown> {
+async function kept({ system, folder, agents }: Scene): Promise<Record<string, unknown>> {
   return {
-    state: JSON.parse(readFileSync(join(system.dataDir, 'state.json'), 'utf8')),
-    history: rowsOf(join(system.dataDir, 'history.db')),
+    state: await storedState(system.dataDir),
+    // Those come two seconds after a machine linked.
+    history: Object.entries(await storedTables(system.dataDir, byThemselves)).map(([table, rows]) => [
+      table,
+      rows.filter(({ type }) => type !== 'machine.online'),
+    ]),
     files: [folder, system.dataDir, ...agents.map(({ dataDir }) => dataDir)].map((directory) =>
       readdirSync(directory, { recursive: true, encoding: 'utf8' })
         // Leaves out a machine's own log, which is written a moment later.
@@ -344,23 +348,6 @@ function kept({ system, folder, agents }: Scene): Record<string, unknown> {
         .toSorted((a, b) => a.localeCompare(b)),
     ),
   };
-}
-
-function rowsOf(file: string): Record<string, unknown> {
-  const database = new DatabaseSync(file, { readOnly: true });
-  try {
-    const names = database.prepare("SELECT name FROM sqlite_master WHERE type = 'table'").all();
-    const tables = names.map(({ name }) => String(name)).filter((name) => !byThemselves.test(name));
-    return Object.fromEntries(
-      tables.map((table) => {
-        const rows = database.prepare(`SELECT * FROM "${table}"`).all();
-        // These events are recorded two seconds after a machine linked.
-        return [table, rows.filter(({ type }) => type !== 'machine.online')];
-      }),
-    );
-  } finally {
-    database.close();
-  }
 }
 
 /**
@@ -372,14 +359,14 @@ export async function expectRefusals<T>(
   attempt: (one: T) => Promise<readonly [asked: string, refusal: string, expected: string]>,
 ): Promise<void> {
   expect(cases.length).toBeGreaterThan(0);
-  const before = kept(scene);
+  const before = await kept(scene);
   const first = scene.requestIds.length;
   const received: (readonly [string, string, string])[] = [];
   for (const one of cases) received.push(await attempt(one));
   expect(received.map(([asked, refusal]) => [asked, refusal])).toEqual(
     received.map(([asked, , expected]) => [asked, expected]),
   );
-  expect(kept(scene)).toEqual(before);
+  expect(await kept(scene)).toEqual(before);
   expect(reached(scene, scene.requestIds.slice(first))).toEqual([]);
 }
 

@@ -8,6 +8,7 @@ import type { MachineId } from '../shared/api/route.ts';
 import { type Gate, gate, leapingClock, listen, nextCall, reporting, soon } from './commands-fixture.ts';
 import { joinScripted, scriptedMachine } from './scripted-agent.ts';
 import { type AgentHandle, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { storedRows } from './stored.ts';
 import { startProxy } from './tcp-proxy.ts';
 
 const hour = 3_600_000;
@@ -295,15 +296,14 @@ test('the command of a batch is stored once, and its secrets only while it is op
     concurrency: 1,
     ...secret,
   });
-  const kept = (): number => {
-    const database = new DatabaseSync(join(system.dataDir, 'history.db'), { readOnly: true });
-    const count = (table: string) =>
-      database.prepare(`SELECT count(*) AS n FROM ${table} WHERE spec LIKE '%hidden-9f2%'`).get()?.n;
-    const both = Number(count('commands')) * 10 + Number(count('batches'));
-    database.close();
-    return both;
+  const kept = async (): Promise<number> => {
+    const count = async (table: string): Promise<number> => {
+      const sql = `SELECT count(*) AS n FROM ${table} WHERE spec LIKE '%hidden-9f2%'`;
+      return Number((await storedRows(system.dataDir, sql))[0]?.n);
+    };
+    return (await count('commands')) * 10 + (await count('batches'));
   };
-  expect(kept()).toBe(1);
+  expect(await kept()).toBe(1);
   open();
   open();
   const ended = await Promise.all(batch.results.map(({ id }) => listen(system, id)));
@@ -331,9 +331,7 @@ test('a command of the greatest length runs on a list of ten thousand machines, 
   const { items } = await system.client.events.list({ type: 'command.completed' });
   expect(items.map(({ data }) => data.command)).toEqual(Array(2).fill(text.slice(0, 4096)));
   await system.broker.close();
-  const database = new DatabaseSync(join(system.dataDir, 'history.db'), { readOnly: true });
-  const stored = database.prepare('SELECT command, args FROM commands').all();
-  database.close();
+  const stored = await storedRows(system.dataDir, 'SELECT command, args FROM commands');
   expect(stored).toEqual(Array(3).fill({ command: '', args: null }));
   const again = await startFarhand({ dataDir: system.dataDir });
   expect(await commandsOf(again)).toEqual(expected);

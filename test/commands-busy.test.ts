@@ -1,7 +1,6 @@
 // Commands that wait on a busy machine: in order, over restarts, and within limits.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
 import {
   commandsOn,
@@ -14,6 +13,7 @@ import {
 } from './commands-fixture.ts';
 import { type ScriptedAgent, scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { storedRows } from './stored.ts';
 
 const atOnce = 64;
 const waitingCommands = 1024;
@@ -46,10 +46,8 @@ function started(agent: ScriptedAgent, { call_id }: { call_id: string }): () => 
 }
 
 /** Reads from the database the journal id of the agent that has the command; empty if no agent has it. */
-function journalOf(system: TestSystem, id: string): unknown {
-  const database = new DatabaseSync(join(system.dataDir, 'history.db'), { readOnly: true });
-  const row = database.prepare('SELECT journal_id FROM commands WHERE id = ?').get(id);
-  database.close();
+async function journalOf(system: TestSystem, id: string): Promise<unknown> {
+  const [row] = await storedRows(system.dataDir, 'SELECT journal_id FROM commands WHERE id = ?', id);
   return row?.journal_id;
 }
 

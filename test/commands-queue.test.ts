@@ -1,7 +1,6 @@
 // Commands that wait: for an offline machine, on a busy one, over restarts, and until they expire.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
 import {
   bench,
@@ -15,6 +14,7 @@ import {
 } from './commands-fixture.ts';
 import { joinScripted } from './scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { storedRows } from './stored.ts';
 
 const hour = 3_600_000;
 
@@ -28,10 +28,8 @@ async function away(system?: TestSystem) {
 }
 
 /** Reads a command's spec from the database. */
-function specOf(system: TestSystem, id: string): unknown {
-  const database = new DatabaseSync(join(system.dataDir, 'history.db'), { readOnly: true });
-  const row = database.prepare('SELECT spec FROM commands WHERE id = ?').get(id);
-  database.close();
+async function specOf(system: TestSystem, id: string): Promise<unknown> {
+  const [row] = await storedRows(system.dataDir, 'SELECT spec FROM commands WHERE id = ?', id);
   return row?.spec;
 }
 
@@ -130,7 +128,7 @@ test('a command past its deadline is expired, reports that, and never runs', asy
     ...{ status: 'expired', reason: 'queue_expired', exit_code: null, started_at: null, queued_until: null },
   });
   expect(await failures(system, id)).toEqual(['expired']);
-  expect(specOf(system, id)).toBeNull();
+  expect(await specOf(system, id)).toBeNull();
   await back();
   expect((await run(`test -e ${file}`)).exit_code).toBe(1);
 });
@@ -156,7 +154,7 @@ test('DELETE cancels a waiting command at once and only once, and it never runs'
   expect(body.data).toMatchObject({ status: 'cancelled', started_at: null, reason: null });
   expect((await system.call('DELETE', `/commands/${id}`)).body.data).toEqual(body.data);
   expect(await failures(system, id)).toEqual(['cancelled']);
-  expect(specOf(system, id)).toBeNull();
+  expect(await specOf(system, id)).toBeNull();
   await back();
   expect((await run(`test -e ${file}`)).exit_code).toBe(1);
 });
@@ -201,7 +199,7 @@ test('when a machine is removed, its waiting commands expire and its running one
   const id = await begin('true', { queue_for: hour });
   await system.client.machines.remove({ machine_id });
   expect(await ended(id)).toMatchObject({ status: 'expired', reason: 'machine_removed' });
-  expect(specOf(system, id)).toBeNull();
+  expect(await specOf(system, id)).toBeNull();
 });
 
 test('waiting commands of a revoked key are cancelled at once; those of other keys are not', async () => {
@@ -283,7 +281,7 @@ test('secrets of a spec are in the database only while its command waits', async
   const { system, begin, back, ended } = await away();
   const { wait, open } = gate();
   const id = await begin(`echo up; ${wait}`, { env: { TOKEN: 'hunter2' }, queue_for: hour });
-  expect(specOf(system, id)).toContain('hunter2');
+  expect(await specOf(system, id)).toContain('hunter2');
   const up = listen(system, id, undefined, ({ stdout }) => stdout.length > 0);
   await back();
   await up;
@@ -291,7 +289,7 @@ test('secrets of a spec are in the database only while its command waits', async
   open();
   await ended(id);
   const now = await begin('true', { env: { TOKEN: 'hunter3' } }).catch(() => '');
-  expect(specOf(system, now)).toBeNull();
+  expect(await specOf(system, now)).toBeNull();
 });
 
 test('a repeat with the same Idempotency-Key creates nothing, on each route that runs something, also after a restart', async () => {

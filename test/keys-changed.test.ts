@@ -2,13 +2,13 @@
 
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, test } from 'vitest';
 import { withBroker } from '../broker/cli/connect-to-broker.ts';
 import { scopes } from '../shared/api/route.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { leapingClock } from './commands-fixture.ts';
 import { type Answer, call, startFarhand, type TestSystem } from './start-farhand.ts';
+import { storedRows, storedState } from './stored.ts';
 
 const hour = 3_600_000;
 const later = (hours: number): string => new Date(Date.now() + hours * hour).toISOString();
@@ -220,7 +220,7 @@ describe('a new secret', () => {
     const repeat = await ask();
     expect([...refusal(repeat), repeat.body.error.details]).toEqual([409, 'conflict', { id }]);
     expect(await knows(system, data.key)).toBe(200);
-    expect(readFileSync(join(system.dataDir, 'state.json'), 'utf8')).not.toContain(data.key);
+    expect(JSON.stringify(await storedState(system.dataDir))).not.toContain(data.key);
     const printed = JSON.stringify(await system.client.keys.list());
     expect(printed).not.toMatch(/hash|previous|until/);
   });
@@ -262,28 +262,26 @@ test('the last use of a key is listed, written once a minute, and never to state
   const clock = leapingClock();
   const system = await startFarhand();
   const { id: key_id, key } = await system.client.keys.create({ name: 'ci', scopes: ['machines:read'] });
-  const generation = (): number =>
-    JSON.parse(readFileSync(join(system.dataDir, 'state.json'), 'utf8')).generation;
+  const generation = async (): Promise<number> => (await storedState(system.dataDir)).generation;
   const received = async (): Promise<number> =>
     Date.parse((await system.client.keys.get({ key_id })).last_used_at ?? '');
-  const written = (): number => {
-    const history = new DatabaseSync(join(system.dataDir, 'history.db'), { readOnly: true });
-    const row = history.prepare('SELECT last_used_at AS at FROM key_uses WHERE key_id = ?').get(key_id);
-    history.close();
+  const written = async (): Promise<number> => {
+    const sql = 'SELECT last_used_at AS at FROM key_uses WHERE key_id = ?';
+    const [row] = await storedRows(system.dataDir, sql, key_id);
     return Number(row?.at);
   };
-  const before = generation();
+  const before = await generation();
   await knows(system, key);
-  const [first, kept] = [await received(), written()];
+  const [first, kept] = [await received(), await written()];
   expect(kept).toBe(first);
   clock.leap(30_000);
   await knows(system, key);
   expect(await received()).toBeGreaterThanOrEqual(first + 30_000);
-  expect(written()).toBe(kept);
+  expect(await written()).toBe(kept);
   clock.leap(31_000);
   await knows(system, key);
-  expect([await received(), generation()]).toEqual([written(), before]);
-  const last = written();
+  expect([await received(), await generation()]).toEqual([await written(), before]);
+  const last = await written();
   await system.broker.close();
   const again = await startFarhand({ dataDir: system.dataDir });
   expect(await again.client.keys.get({ key_id })).toMatchObject({

@@ -13,6 +13,7 @@ import { rawPublicKey } from '../shared/identity-proof.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { connectScripted, joinScripted, scriptedMachine } from './scripted-agent.ts';
 import { type Answer, type CallOptions, call, startFarhand, type TestSystem } from './start-farhand.ts';
+import { storedState } from './stored.ts';
 
 const hour = 3_600_000;
 
@@ -41,11 +42,11 @@ function diskOf({ dataDir }: TestSystem): string {
     .join('\n');
 }
 
-function documents({ dataDir }: TestSystem) {
-  return JSON.parse(readFileSync(join(dataDir, 'state.json'), 'utf8')) as {
-    keys: { id: string; hash: string }[];
-    join_tokens: { id: string; hash: string; uses_left: number }[];
-  };
+async function documents({ dataDir }: TestSystem): Promise<{
+  keys: { id: string; hash: string }[];
+  join_tokens: { id: string; hash: string; uses_left: number }[];
+}> {
+  return await storedState(dataDir);
 }
 
 const refusal = ({ status, body }: Answer): unknown[] => [status, body.error?.code];
@@ -164,7 +165,7 @@ test('a secret is in one answer only: no list, file or log of the broker has it,
       ...['machine_ids', 'name', 'scopes', 'tags'],
     ].sort(),
   );
-  expect(documents(system).keys.find((one) => one.id === id)?.hash).toBe(sha256(key));
+  expect((await documents(system)).keys.find((one) => one.id === id)?.hash).toBe(sha256(key));
   const secret = key.replace('service_apikey_', '');
   expect(JSON.stringify(list.body)).not.toContain(secret);
   expect(diskOf(system)).not.toContain(secret);
@@ -216,7 +217,7 @@ describe('a key cannot create a stronger one:', () => {
       'webhooks:read',
       'webhooks:write',
     ]);
-    const before = documents(system);
+    const before = await documents(system);
     const own = before.keys.at(-1)!.id;
     for (const [method, path, body] of [
       ['POST', '/api-keys', { name: 'x', scopes: ['machines:read'] }],
@@ -231,12 +232,12 @@ describe('a key cannot create a stronger one:', () => {
       expect([method, path, ...refusal(answer)]).toEqual([method, path, 403, 'forbidden']);
       expect(answer.body.error.details).toEqual({ required_scope: 'admin' });
     }
-    expect(documents(system)).toEqual(before);
+    expect(await documents(system)).toEqual(before);
   });
 
   test('limited to machines or tags it creates none for others', async () => {
     const { system, inside, outside, byId, byTag } = await dividedSystem();
-    const before = documents(system).keys.length;
+    const before = (await documents(system)).keys.length;
     const requests = {
       'no limit': {},
       'another machine': { machine_ids: [outside] },
@@ -262,7 +263,7 @@ describe('a key cannot create a stronger one:', () => {
     await expect(
       byTag.client.keys.create({ name: 'x', scopes: ['admin'], machine_ids: [inside] }),
     ).rejects.toMatchObject({ status: 403 });
-    expect(documents(system).keys).toHaveLength(before);
+    expect((await documents(system)).keys).toHaveLength(before);
   });
 
   test('a limited key creates only a key with the same limits', async () => {
@@ -313,10 +314,10 @@ describe('a key cannot create a stronger one:', () => {
     const own = await byTag.client.keys.me();
     const half = await heldRequest(system, byTag.key);
     await byTag.client.keys.remove({ key_id: own.id });
-    const before = documents(system);
+    const before = await documents(system);
     const { status } = await half.finish(JSON.stringify({ name: 'x', scopes: ['admin'] }));
     expect([401, 403]).toContain(status);
-    expect(documents(system)).toEqual(before);
+    expect(await documents(system)).toEqual(before);
   });
 });
 
@@ -358,7 +359,7 @@ describe('a repeat with the same Idempotency-Key', () => {
     const first = await startFarhand();
     const made = await first.call('POST', path, keyed('one', body));
     expect([made.status, made.headers.get('idempotency-replayed')]).toEqual([201, null]);
-    const before = documents(first);
+    const before = await documents(first);
     const repeat = async (system: TestSystem): Promise<void> => {
       const answer = await system.call('POST', path, { ...keyed('one', body), key: first.key });
       expect([...refusal(answer), answer.body.error.details]).toEqual([
@@ -368,20 +369,20 @@ describe('a repeat with the same Idempotency-Key', () => {
       ]);
     };
     await repeat(first);
-    expect(documents(first)).toEqual(before);
+    expect(await documents(first)).toEqual(before);
     await first.broker.close();
     const second = await startFarhand({ dataDir: first.dataDir });
     await repeat(second);
-    expect(documents(second).join_tokens).toEqual(before.join_tokens);
+    expect((await documents(second)).join_tokens).toEqual(before.join_tokens);
     // The system has created another key for itself.
-    expect(documents(second).keys.slice(0, -1)).toEqual(before.keys);
+    expect((await documents(second)).keys.slice(0, -1)).toEqual(before.keys);
   });
 
   test('but with another body or path is idempotency_mismatch and creates nothing', async () => {
     const system = await startFarhand();
     const body = { name: 'ci', scopes: ['machines:read'] };
     expect((await system.call('POST', '/api-keys', keyed('one', body))).status).toBe(201);
-    const before = documents(system);
+    const before = await documents(system);
     for (const [path, other] of [
       ['/api-keys', { ...body, name: 'other' }],
       ['/api-keys', { ...body, scopes: ['admin'] }],
@@ -390,7 +391,7 @@ describe('a repeat with the same Idempotency-Key', () => {
       const answer = await system.call('POST', path, keyed('one', other));
       expect([path, ...refusal(answer)]).toEqual([path, 422, 'idempotency_mismatch']);
     }
-    expect(documents(system)).toEqual(before);
+    expect(await documents(system)).toEqual(before);
   });
 
   test.each([
@@ -532,7 +533,7 @@ describe('a join token is refused', () => {
     const token = (await system.client.joinTokens.create({})).token;
     const guess = enrolment(token, { token: 'a'.repeat(43) });
     await expect(enrol(system, guess)).rejects.toMatchObject(notGood);
-    const hash = enrolment(token, { token: documents(system).join_tokens[0]!.hash });
+    const hash = enrolment(token, { token: (await documents(system)).join_tokens[0]!.hash });
     await expect(enrol(system, hash)).rejects.toMatchObject(notGood);
     expect((await system.client.machines.list()).total).toBe(0);
   });
@@ -591,7 +592,7 @@ describe('a join token is refused', () => {
     const system = await startFarhand();
     const { token } = await system.client.joinTokens.create({});
     await expect(enrol(system, enrolment(token, bad))).rejects.toMatchObject({ name: 'StartError' });
-    expect(documents(system).join_tokens[0]!.uses_left).toBe(1);
+    expect((await documents(system)).join_tokens[0]!.uses_left).toBe(1);
   });
 });
 
@@ -645,7 +646,7 @@ describe('a join token', () => {
       { id, name: 'new', hostname: 'new', tags: [] },
     ]);
     expect((await system.client.events.list({ type: 'machine.registered' })).total).toBe(1);
-    expect(documents(system).join_tokens[0]!.uses_left).toBe(1);
+    expect((await documents(system)).join_tokens[0]!.uses_left).toBe(1);
     moveClock(2 * hour);
     expect(await enrol(system, params)).toBe(id);
     await expect(enrol(system, enrolment(token))).rejects.toMatchObject(notGood);

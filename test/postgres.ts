@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import { chmodSync, chownSync, existsSync, mkdirSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
-import { Client } from 'pg';
+import { Client, type CustomTypesConfig } from 'pg';
 
 const installed = '/usr/lib/postgresql';
 
@@ -20,7 +20,8 @@ function programs(): string | undefined {
 export const missingPostgres = programs() ? undefined : 'needs the Debian package postgresql';
 
 /** PostgreSQL refuses to run as root: the user and group without rights. */
-const user = process.getuid?.() === 0 ? { uid: 65_534, gid: 65_534 } : {};
+export const serverUser = 65_534;
+const user = process.getuid?.() === 0 ? { uid: serverUser, gid: serverUser } : {};
 
 export interface PostgresServer {
   /** Of its socket, for this database. */
@@ -116,26 +117,36 @@ async function freePort(): Promise<number> {
 /** The database of each data directory of a broker, if the tests run with FARHAND_TEST_DATABASE=postgres. */
 const databases = new Map<string, Promise<string>>();
 
-/** The flags with which a broker of this data directory uses a database; none without FARHAND_TEST_DATABASE. */
-export async function databaseFlags(dataDir: string): Promise<string[]> {
+/** The URL of the database of a broker on this data directory; undefined without FARHAND_TEST_DATABASE. */
+export async function databaseOf(dataDir: string): Promise<string | undefined> {
   const server = process.env.FARHAND_TEST_DATABASE_URL;
-  if (!server) return [];
+  if (!server) return undefined;
   const made = databases.get(dataDir) ?? createDatabaseIn(server);
   databases.set(dataDir, made);
-  return ['--database-url', await made];
+  return await made;
+}
+
+/** The flags with which a broker of this data directory uses its database. */
+export async function databaseFlags(dataDir: string): Promise<string[]> {
+  const url = await databaseOf(dataDir);
+  return url === undefined ? [] : ['--database-url', url];
+}
+
+/** A connection to a database of a server for tests, over its socket. */
+export async function clientOf(url: string, types?: CustomTypesConfig): Promise<Client> {
+  const { searchParams, port, pathname } = new URL(url);
+  const host = searchParams.get('host') ?? '';
+  const database = pathname.slice(1);
+  const client = new Client({ host, port: Number(port), user: 'farhand', database, ...(types && { types }) });
+  client.on('error', () => {});
+  await client.connect();
+  return client;
 }
 
 async function createDatabaseIn(server: string): Promise<string> {
   const name = `test_${randomBytes(6).toString('hex')}`;
   const url = new URL(server);
-  const client = new Client({
-    host: url.searchParams.get('host') ?? '',
-    port: Number(url.port),
-    user: 'farhand',
-    database: 'postgres',
-  });
-  client.on('error', () => {});
-  await client.connect();
+  const client = await clientOf(server);
   await client.query(`CREATE DATABASE ${name}`);
   await client.end();
   url.pathname = `/${name}`;

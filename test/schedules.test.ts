@@ -1,10 +1,9 @@
 // Schedules from REST to a machine and back: creating them, manual runs, history and events.
-import { readFileSync } from 'node:fs';
-import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { bench, gate, nextCall, soon } from './commands-fixture.ts';
 import { joinScripted, scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
+import { storedState } from './stored.ts';
 
 /** A time that is not due during a test. */
 const yearly = '0 0 29 2 *';
@@ -439,10 +438,10 @@ test('the schedules of a removed machine are removed in the same commit; their h
   const { machineId: other } = await joinScripted(system);
   const [{ id }, kept] = [await make(), await make({ machine_id: other })];
   const run = await ranOnce(id);
-  const stateOf = () => JSON.parse(readFileSync(join(system.dataDir, 'state.json'), 'utf8'));
-  const { generation } = stateOf();
+  const stateOf = () => storedState(system.dataDir);
+  const { generation } = await stateOf();
   await client.machines.remove({ machine_id });
-  const after = stateOf();
+  const after = await stateOf();
   expect(after.generation).toBe(generation + 1);
   expect(after.schedules.map((one: { id: string }) => one.id)).toEqual([kept.id]);
   await expect(client.schedules.get({ schedule_id: id })).rejects.toMatchObject({

@@ -1,8 +1,9 @@
 // Runs before each test file: sets home, shell and environment, independent of the user who runs the tests.
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
-import { afterAll } from 'vitest';
+import { basename, join } from 'node:path';
+import { afterAll, beforeEach } from 'vitest';
+import { notOnPostgres } from './not-on-postgres.ts';
 
 /** Variables that the test runner and packaged programs need. All others are removed. */
 const stays =
@@ -13,3 +14,10 @@ for (const name of Object.keys(process.env)) if (!stays.test(name)) delete proce
 const home = mkdtempSync(join(tmpdir(), 'farhand-home-'));
 Object.assign(process.env, { HOME: home, SHELL: '/bin/sh', LANG: 'C.UTF-8' });
 afterAll(() => rmSync(home, { recursive: true, force: true }));
+
+if (process.env.FARHAND_TEST_DATABASE_URL) {
+  beforeEach(({ task, skip }) => {
+    const reason = notOnPostgres(basename(task.file.filepath), task.name);
+    if (reason) skip(reason);
+  });
+}

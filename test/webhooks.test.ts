@@ -1,9 +1,10 @@
 // Webhooks over REST: the rights to create and change them, and how they are stored.
-import { readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { groups } from '../shared/api/events.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
+import { storedState } from './stored.ts';
 import { startReceiver, startWebhookSystem } from './webhook-receivers.ts';
 
 const url = 'https://receiver.example.org/hook';
@@ -95,7 +96,7 @@ test('a webhook is created, answered without its secret, changed, found again af
   expect([await list('enabled=true'), await list('enabled=false'), await list('')]).toEqual([0, 1, 1]);
   await system.broker.close();
 
-  const stored = readFileSync(join(system.dataDir, 'state.json'), 'utf8');
+  const stored = JSON.stringify(await storedState(system.dataDir));
   expect(stored).not.toMatch(/a very secret|another/);
   expect(statSync(join(system.dataDir, 'webhooks.key')).mode & 0o777).toBe(0o600);
   const again = await startFarhand({ dataDir: system.dataDir });

@@ -1,9 +1,8 @@
 // Keys that may change but not read: their changes reveal no output and no environment.
-import { readFileSync } from 'node:fs';
-import { join } from 'node:path';
 import { expect, test, vi } from 'vitest';
 import type { Scope } from '../shared/api/route.ts';
 import { startFarhand } from './start-farhand.ts';
+import { storedState } from './stored.ts';
 
 test('an empty change changes nothing, not even the owner, and reveals no environment', async () => {
   const system = await startFarhand();
@@ -16,7 +15,7 @@ test('an empty change changes nothing, not even the owner, and reveals no enviro
   });
   const scopes: Scope[] = ['machines:write', 'schedules:write', 'webhooks:write', 'files:write'];
   const { key } = await system.keyed([...scopes, 'machines:read', 'commands:execute']);
-  const kept = readFileSync(join(system.dataDir, 'state.json'), 'utf8');
+  const before = await storedState(system.dataDir);
   for (const [path, by = key] of [
     [`/machines/${machine_id}`],
     [`/schedules/${schedule_id}`],
@@ -26,8 +25,7 @@ test('an empty change changes nothing, not even the owner, and reveals no enviro
     const { status, body } = await system.call('PATCH', path, { key: by, body: {} });
     expect([path, status, body.data?.env ?? null]).toEqual([path, 200, null]);
   }
-  const { schedules, webhooks, keys } = JSON.parse(readFileSync(join(system.dataDir, 'state.json'), 'utf8'));
-  const before = JSON.parse(kept);
+  const { schedules, webhooks, keys } = await storedState(system.dataDir);
   expect([schedules, keys]).toEqual([before.schedules, before.keys]);
   expect(webhooks).toMatchObject(
     before.webhooks.map(({ updated_at: _, ...one }: { updated_at: string }) => one),

@@ -81,6 +81,8 @@ function tlsOf(given: Record<string, string>, host: string): ClientConfig['ssl']
     throw new StartError(`sslmode of --database-url must be one of ${modes.join(', ')}`);
   if (mode === 'disable') return false;
   return {
+    // The name that is verified, also if it is an address.
+    host,
     ...(sslrootcert && { ca: readSetting('sslrootcert', sslrootcert) }),
     ...(sslcert && { cert: readSetting('sslcert', sslcert) }),
     ...(sslkey && { key: readSetting('sslkey', sslkey) }),

@@ -1,12 +1,16 @@
 // A broker with --database-url: what it refuses, what it stores, and what it does while the database is away.
+import { KeyObject, webcrypto } from 'node:crypto';
 import { once } from 'node:events';
-import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { chmodSync, chownSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { createServer as createTcpServer } from 'node:net';
 import { join } from 'node:path';
+import 'reflect-metadata';
+import { SubjectAlternativeNameExtension, X509CertificateGenerator } from '@peculiar/x509';
 import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { shared } from '../close-after-tests.ts';
+import { serverUser } from '../postgres.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-process.ts';
 import { createServer, databaseOf, startAgain, startOn, withPostgres } from './postgres-fixture.ts';
@@ -133,6 +137,53 @@ withPostgres('a start is refused', () => {
     writeFileSync(join(folder, 'state.json'), '{}');
     await expect(startAgain(folder, url)).rejects.toMatchObject(refused(78, 'state.json'));
     await expect(start(url, ['--new-history'])).rejects.toMatchObject(refused(78, '--new-history'));
+  });
+});
+
+/** Files of a certificate for this name or address alone, signed by its own key, for the server's user. */
+async function certificate(name: {
+  type: 'ip' | 'dns';
+  value: string;
+}): Promise<{ cert: string; key: string }> {
+  const folder = temporaryFolder('certificate');
+  const algorithm = { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' };
+  const keys = await webcrypto.subtle.generateKey(algorithm, true, ['sign', 'verify']);
+  const made = await X509CertificateGenerator.createSelfSigned({
+    ...{ name: 'CN=database', keys, signingAlgorithm: algorithm },
+    extensions: [new SubjectAlternativeNameExtension([name])],
+  });
+  const [cert, key] = [join(folder, 'server.crt'), join(folder, 'server.key')];
+  writeFileSync(cert, made.toString('pem'));
+  writeFileSync(key, KeyObject.from(keys.privateKey).export({ format: 'pem', type: 'pkcs8' }), {
+    mode: 0o600,
+  });
+  chmodSync(folder, 0o755);
+  if (process.getuid?.() === 0) chownSync(key, serverUser, serverUser);
+  return { cert, key };
+}
+
+withPostgres('over TLS', () => {
+  test('the server’s authority and name are verified, unless sslmode says otherwise', async () => {
+    const { cert, key } = await certificate({ type: 'ip', value: '127.0.0.1' });
+    const other = await certificate({ type: 'ip', value: '127.0.0.1' });
+    const own = await createServer(['ssl = on', `ssl_cert_file = '${cert}'`, `ssl_key_file = '${key}'`]);
+    const address = async (host: string): Promise<string> =>
+      `postgres://farhand@${host}:${own.port}/${databaseOf(await own.createDatabase())}?`;
+    const loopback = await address('127.0.0.1');
+    for (const options of ['sslmode=verify-full', `sslmode=verify-ca&sslrootcert=${other.cert}`])
+      await expect(start(`${loopback}${options}`)).rejects.toMatchObject(refused(78, 'TLS'));
+    const named = await address('localhost');
+    await expect(start(`${named}sslmode=verify-full&sslrootcert=${cert}`)).rejects.toMatchObject(
+      refused(78, 'TLS'),
+    );
+    const { broker } = await start(`${loopback}sslmode=verify-full&sslrootcert=${cert}`);
+    const sessions = await own.query(
+      "SELECT DISTINCT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name = 'farhand-broker'",
+    );
+    expect(sessions).toEqual([{ ssl: true }]);
+    await broker.close();
+    await start(`${named}sslmode=verify-ca&sslrootcert=${cert}`);
+    await start(`${await address('127.0.0.1')}sslmode=require`);
   });
 });
 

@@ -1,0 +1,26 @@
+// Tests that cannot run with FARHAND_TEST_DATABASE=postgres, and why: each is about the files of a broker without it.
+
+const files = 'is about state.json or history.db';
+const edits = 'edits state.json or history.db';
+
+/** By test file: the reason, and the names of its tests. */
+const reasons: Readonly<Record<string, readonly [reason: string, name: RegExp][]>> = {
+  'audit.test.ts': [[files, /^a declared change and its row are one commit/]],
+  'batches.test.ts': [[edits, /^a batch of which a crash stored only a part/]],
+  'commands.test.ts': [['the disk of the broker is not that of the database', /^a full disk at the broker/]],
+  'commands-output.test.ts': [[edits, /^the database holds no more of an output/]],
+  'fresh-installs.test.ts': [[files, /^two fresh installs have no key/]],
+  'history.test.ts': [
+    [
+      files,
+      /history\.db|^when one noun|^is refused when|^after a clean end|^from a backup|^of version 0\.1\.0/,
+    ],
+    [files, /^totals of lists stay exact/],
+  ],
+  'machines.test.ts': [[edits, /^white space around tags/]],
+};
+
+/** Why a test cannot run; undefined if it can. */
+export function notOnPostgres(file: string, name: string): string | undefined {
+  return reasons[file]?.find(([, names]) => names.test(name))?.[0];
+}
