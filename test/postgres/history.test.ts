@@ -1,0 +1,150 @@
+// History on PostgreSQL: writes are grouped, undone alone, durable before they resolve, and translated from SQLite.
+import { expect, onTestFinished, test } from 'vitest';
+import { History, type HistoryTransaction } from '../../broker/history/history.ts';
+import { PostgresDatabase } from '../../broker/history/postgres-database.ts';
+import { stepToPostgres, toPostgres } from '../../broker/history/postgres-sql.ts';
+import { shared } from '../close-after-tests.ts';
+import { quiet } from '../start-farhand.ts';
+import { createServer, databaseOf, withPostgres } from './postgres-fixture.ts';
+
+const server = shared(() => createServer());
+const table = ['CREATE TABLE notes (id TEXT NOT NULL UNIQUE, at INTEGER NOT NULL, text TEXT NOT NULL)'];
+
+async function createHistory() {
+  const { createDatabase, query } = await server();
+  const database_url = await createDatabase();
+  const history = new History(await PostgresDatabase.open({ database_url }, quiet), quiet);
+  onTestFinished(() => history.close());
+  await history.migrate('notes', table);
+  return {
+    history,
+    note(transaction: HistoryTransaction, id: string): string {
+      transaction.run('INSERT INTO notes VALUES (?, ?, ?)', id, 1, '');
+      return id;
+    },
+    /** What another connection sees. */
+    committed: async () =>
+      (await query('SELECT id FROM notes ORDER BY rowid', databaseOf(database_url))).map(({ id }) => id),
+  };
+}
+
+withPostgres('a write', () => {
+  test('that fails undoes only itself, and the others of its group get their own results', async () => {
+    const { history, note, committed } = await createHistory();
+    const received: string[] = [];
+    const outcomes = await Promise.allSettled([
+      history.write((transaction) => {
+        transaction.committed(() => received.push('a'));
+        return note(transaction, 'a');
+      }),
+      history.write((transaction) => {
+        transaction.committed(() => received.push('b'));
+        note(transaction, 'b');
+        throw new Error('not this one');
+      }),
+      history.write((transaction) => note(transaction, 'a')),
+      history.write(async (transaction) => {
+        const before = await transaction.all('SELECT id FROM notes');
+        note(transaction, 'c');
+        return before.length;
+      }),
+    ]);
+    expect(outcomes).toEqual([
+      { status: 'fulfilled', value: 'a' },
+      { status: 'rejected', reason: expect.objectContaining({ message: 'not this one' }) },
+      { status: 'rejected', reason: expect.objectContaining({ message: expect.stringContaining('unique') }) },
+      { status: 'fulfilled', value: 1 },
+    ]);
+    expect([await committed(), received]).toEqual([['a', 'c'], ['a']]);
+  });
+
+  test('that is alone and fails, at once or in a statement that nothing awaits, leaves nothing', async () => {
+    const { history, note, committed } = await createHistory();
+    await history.write((transaction) => note(transaction, 'a'));
+    const twice = history.write((transaction) => {
+      note(transaction, 'b');
+      note(transaction, 'a');
+    });
+    await expect(twice).rejects.toThrow('unique');
+    const thrown = history.write((transaction) => {
+      note(transaction, 'c');
+      throw new Error('no');
+    });
+    await expect(thrown).rejects.toThrow('no');
+    expect(await history.write((transaction) => note(transaction, 'd'))).toBe('d');
+    expect(await committed()).toEqual(['a', 'd']);
+  });
+
+  test('that waits for anything but its transaction undoes only itself', async () => {
+    const { history, note, committed } = await createHistory();
+    const outcomes = await Promise.allSettled([
+      history.write(async (transaction) => {
+        note(transaction, 'a');
+        await new Promise(() => {});
+      }),
+      history.write(async (transaction) => {
+        note(transaction, 'b');
+        // It would wait for its own end.
+        await history.get('SELECT 1');
+      }),
+      history.write((transaction) => note(transaction, 'c')),
+    ]);
+    expect(outcomes.map(({ status }) => status)).toEqual(['rejected', 'rejected', 'fulfilled']);
+    expect(await committed()).toEqual(['c']);
+  });
+
+  test('is seen by reads that are requested after it, before it has resolved', async () => {
+    const { history, note } = await createHistory();
+    const write = history.write((transaction) => note(transaction, 'a'));
+    expect(await history.all('SELECT id FROM notes')).toEqual([{ id: 'a' }]);
+    await write;
+  });
+
+  test('hands the answer of a statement to its hooks, though it does not wait for it', async () => {
+    const { history } = await createHistory();
+    let seen: unknown;
+    const inHook = new Promise((resolve) => {
+      void history.write((transaction) => {
+        transaction.committed(() => resolve(seen));
+        const sql = "INSERT INTO notes VALUES ('a', ?, '') RETURNING at";
+        void transaction.ask(sql, [7], (row) => {
+          seen = row?.at;
+        });
+      });
+    });
+    expect(await inHook).toBe(7);
+  });
+});
+
+withPostgres('a list', () => {
+  test('reads its queries on one state; one that fails harms no other', async () => {
+    const { history, note } = await createHistory();
+    const queries = [1, 2].map(() => ({ sql: 'SELECT count(*) AS n FROM notes', values: [] }));
+    let isOver = false;
+    const writing = (async () => {
+      for (let n = 0; !isOver; n += 1) await history.write((transaction) => note(transaction, `n${n}`));
+    })();
+    for (let n = 0; n < 50; n += 1) {
+      const [first, second] = await history.read(queries);
+      expect(first).toEqual(second);
+    }
+    isOver = true;
+    await writing;
+    await expect(history.read([...queries, { sql: 'SELECT unknown', values: [] }])).rejects.toThrow(
+      'unknown',
+    );
+    expect(await history.read([{ sql: 'SELECT CAST(? AS BIGINT) AS n', values: [1] }])).toEqual([[{ n: 1 }]]);
+  });
+});
+
+test('queries and tables are translated', () => {
+  expect(toPostgres('a = ? AND +b IN (SELECT value FROM json_each(?3)) AND c < ?')).toBe(
+    'a = $1 AND b IN (SELECT value FROM json_array_elements_text($3::json)) AND c < $4',
+  );
+  expect(toPostgres('SELECT count(*) FROM t NOT INDEXED WHERE n + 1 > max(t.n, 2)')).toBe(
+    'SELECT count(*) FROM t WHERE n + 1 > greatest(t.n, 2)',
+  );
+  expect(stepToPostgres('CREATE TABLE a (b INTEGER, c BLOB) WITHOUT ROWID; CREATE INDEX d ON a (b)')).toBe(
+    'CREATE TABLE a (b BIGINT, c BYTEA);\nCREATE INDEX d ON a (b)',
+  );
+});
