@@ -54,7 +54,7 @@ export async function startPostgres(
   const port = await freePort();
   const lines = [
     ...[`port = ${port}`, `unix_socket_directories = '${folder}'`, "listen_addresses = '127.0.0.1'"],
-    ...['max_connections = 400', 'fsync = off', 'shared_buffers = 32MB', ...settings],
+    ...['max_connections = 400', 'shared_buffers = 32MB', ...settings],
   ];
   writeFileSync(join(data, 'postgresql.auto.conf'), `${lines.join('\n')}\n`);
   const hosts = ['local all farhand trust', 'hostssl all farhand all trust', 'host all farhand all trust'];
