@@ -46,3 +46,19 @@ browserTest('markup in output and titles is text, and a second window watches', 
   expect(await page.locator('main img').count()).toBe(0);
   expect([...faults, ...other.faults]).toEqual([]);
 });
+
+browserTest('text that no key produces is typed, and screen readers get the output', async () => {
+  const { system, machine } = await oneMachine();
+  const { page, faults, open } = await newLogin(system);
+  await open(`/machines/${machine}/terminals`);
+  await page.getByRole('button', { name: /Open a terminal|New terminal/ }).click();
+  await page.getByText('connected').waitFor();
+  await page.keyboard.type('printf %s ');
+  await page.keyboard.insertText('é');
+  await page.keyboard.type(' | od -An -tx1');
+  await page.keyboard.press('Enter');
+  await screen(page).getByText('c3 a9').waitFor();
+  await page.getByRole('button', { name: 'For screen readers' }).click();
+  await page.getByRole('list').getByText('c3 a9').waitFor();
+  expect(faults).toEqual([]);
+});

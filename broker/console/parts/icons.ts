@@ -31,6 +31,7 @@ export { default as machines } from 'lucide-static/icons/server.svg';
 export { default as stop } from 'lucide-static/icons/square.svg';
 export { default as command } from 'lucide-static/icons/square-chevron-right.svg';
 export { default as terminal } from 'lucide-static/icons/square-terminal.svg';
+export { default as speech } from 'lucide-static/icons/speech.svg';
 export { default as sun } from 'lucide-static/icons/sun.svg';
 export { default as trash } from 'lucide-static/icons/trash-2.svg';
 export { default as warning } from 'lucide-static/icons/triangle-alert.svg';

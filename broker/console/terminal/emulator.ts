@@ -67,6 +67,8 @@ export interface Emulator {
   /** Makes the terminal as large as its element. */
   fit(): void;
   paint(isDark: boolean): void;
+  /** Makes the output readable for screen readers. Text that no key produces, such as an emoji, cannot be typed then. */
+  readAloud(on: boolean): void;
   /** Resolves once at most 256 KiB wait to be drawn, so that a fast program does not fill the memory of the page. */
   write(bytes: Uint8Array): Promise<void>;
   close(): void;
@@ -80,7 +82,6 @@ export function createEmulator(element: HTMLElement, isDark: boolean): Emulator 
     fontSize: 13,
     lineHeight: 1.2,
     scrollback: 10_000,
-    screenReaderMode: true,
     minimumContrastRatio: 4.5,
     theme: isDark ? dark : light,
   });
@@ -102,6 +103,9 @@ export function createEmulator(element: HTMLElement, isDark: boolean): Emulator 
     fit: () => fit.fit(),
     paint: (darkNow) => {
       terminal.options.theme = darkNow ? dark : light;
+    },
+    readAloud: (on) => {
+      terminal.options.screenReaderMode = on;
     },
     write: writerOf(terminal),
     close: () => terminal.dispose(),

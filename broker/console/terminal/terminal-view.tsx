@@ -110,6 +110,8 @@ interface ToolsProps {
 }
 
 function Tools({ session, emulator, search, reload }: ToolsProps) {
+  const [aloud, setAloud] = useState(false);
+  useEffect(() => emulator?.readAloud(aloud), [emulator, aloud]);
   const end = (): Promise<boolean> =>
     attempt(async () => {
       await client.sessions.end({ session_id: session });
@@ -145,6 +147,16 @@ function Tools({ session, emulator, search, reload }: ToolsProps) {
         onClick={() => emulator && void copySelection(emulator)}
       >
         <Icon of={icons.copy} />
+      </button>
+      <button
+        type="button"
+        class="quiet icon-only"
+        aria-label="For screen readers"
+        aria-pressed={aloud}
+        title={aloud ? 'Output is readable for screen readers' : 'Make the output readable for screen readers'}
+        onClick={() => setAloud(!aloud)}
+      >
+        <Icon of={icons.speech} />
       </button>
       <button type="button" class="quiet" title="Copy a link to watch" onClick={() => void share()}>
         Share
