@@ -82,9 +82,12 @@ export function VirtualRows({
         style={width}
       >
         <div class="rows-space" role="presentation" style={{ height: `${count * rowHeight}px` }}>
-          <div role="presentation" style={{ transform: `translateY(${range.first * rowHeight}px)` }}>
-            {indexes.map(row)}
-          </div>
+          {indexes.map((index) => (
+            // Each row has a place of its own: the browser paints only those that come into view.
+            <div key={index} class="row-at" role="presentation" style={{ top: `${index * rowHeight}px` }}>
+              {row(index)}
+            </div>
+          ))}
         </div>
       </div>
     </div>

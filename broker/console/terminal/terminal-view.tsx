@@ -153,7 +153,9 @@ function Tools({ session, emulator, search, reload }: ToolsProps) {
         class="quiet icon-only"
         aria-label="For screen readers"
         aria-pressed={aloud}
-        title={aloud ? 'Output is readable for screen readers' : 'Make the output readable for screen readers'}
+        title={
+          aloud ? 'Output is readable for screen readers' : 'Make the output readable for screen readers'
+        }
         onClick={() => setAloud(!aloud)}
       >
         <Icon of={icons.speech} />
