@@ -78,13 +78,11 @@ async function measureFew(folder: string, figures: Limits, browser: Browser): Pr
   });
   const writable = join(folder, 'writable');
   mkdirSync(writable);
-  const agent = await startAgent(folder, 'real', broker.grpc, broker.joinToken);
-  const client = new Client({ baseUrl: broker.http, apiKey: broker.key, retries: 0 });
-  const { items } = await client.machines.list({ name: 'real' });
-  const real = { id: items[0]?.id ?? '', folder: writable };
+  const { id, agent } = await startMachine(folder, 'real', broker);
+  const real = { id, folder: writable };
   const newTab = (): Promise<Tab> => Tab.open(browser, broker.http, broker.key);
   const world = { broker, figures, machines: few, real, folder };
-  if (wanted.includes('memory')) await measureBrokerMemory(world, newTab).catch(failed(figures, 'memory'));
+  if (wanted.includes('memory')) await measureMemory(world, newTab).catch(failed(figures, 'memory'));
   const agents = await startFleet(broker, few);
   try {
     for (const [name, measure] of parts) {
@@ -95,6 +93,25 @@ async function measureFew(folder: string, figures: Limits, browser: Browser): Pr
     }
   } finally {
     await agents.close();
+    process.kill(agent.pid);
+    await broker.stop('SIGTERM');
+  }
+}
+
+/** Starts a real agent. */
+async function startMachine(folder: string, name: string, { http, grpc, key, joinToken }: BrokerProcess) {
+  const agent = await startAgent(folder, name, grpc, joinToken);
+  const { items } = await new Client({ baseUrl: http, apiKey: key, retries: 0 }).machines.list({ name });
+  return { id: items[0]?.id ?? '', agent };
+}
+
+async function measureMemory(world: Omit<World, 'tab'>, newTab: () => Promise<Tab>): Promise<void> {
+  const dataDir = join(world.folder, 'control');
+  const broker = await BrokerProcess.start({ dataDir, machines: 1, profiled: false });
+  const { id, agent } = await startMachine(world.folder, 'control-machine', broker);
+  try {
+    await measureBrokerMemory(world, newTab, { broker, machine: id });
+  } finally {
     process.kill(agent.pid);
     await broker.stop('SIGTERM');
   }

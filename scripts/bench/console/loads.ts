@@ -3,6 +3,7 @@ import { readdirSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { consoleFolder } from '../../console.ts';
+import type { BrokerProcess } from '../fleet/broker-process.ts';
 import type { World } from './world.ts';
 
 /** After 15 s of rest the broker returns what it has used. */
@@ -55,34 +56,52 @@ const tour = [
   '/profile',
 ];
 
-/** Memory of the broker at rest before the first login, and after a tour of the pages. */
+/** A broker with one machine, for which no browser ever asks. */
+export interface Control {
+  broker: BrokerProcess;
+  /** The id of its machine. */
+  machine: string;
+}
+
+/**
+ * Memory that a tour of the pages adds to the broker at rest, beside what the same requests of the API add to another
+ * broker. The difference is what the console itself costs.
+ */
 export async function measureBrokerMemory(
-  world: Omit<World, 'tab'>,
+  { broker, figures, real }: Omit<World, 'tab'>,
   newTab: () => Promise<World['tab']>,
+  control: Control,
 ): Promise<void> {
-  const { broker, figures, real } = world;
+  const brokers = [broker, control.broker];
   await sleep(restMs);
-  const before = broker.memory();
+  const before = brokers.map((one) => one.memory());
   const tab = await newTab();
+  const asked: string[] = [];
+  tab.page.on('request', (request) => {
+    const { pathname, search } = new URL(request.url());
+    const isList = request.method() === 'GET' && pathname.startsWith('/api/') && !pathname.endsWith('/live');
+    if (isList) asked.push(pathname + search);
+  });
   const files = `/machines/${real.id}/files?path=${encodeURIComponent(real.folder)}`;
   for (const path of [...tour, `/machines/${real.id}`, files, `/machines/${real.id}/terminals`]) {
     await tab.goto(path);
     await tab.page.waitForLoadState('networkidle', { timeout: 2_000 }).catch(() => undefined);
   }
-  await tab.goto('/machines');
-  await sleep(restMs);
-  const open = broker.memory();
   await tab.close();
+  const headers = { authorization: `Bearer ${control.broker.key}` };
+  for (const path of asked) {
+    const answer = await fetch(control.broker.http + path.replaceAll(real.id, control.machine), { headers });
+    await answer.arrayBuffer();
+  }
   await sleep(restMs);
-  const after = broker.memory();
+  const [withConsole = 0, without = 0] = brokers.map((one, n) => one.memory() - (before[n] ?? 0));
   figures.line(
-    `broker: ${before.toFixed(1)} MiB before, ${open.toFixed(1)} with an open page, ${after.toFixed(1)} after`,
+    `broker: ${withConsole.toFixed(1)} MiB more after the tour, ${without.toFixed(1)} after its requests alone`,
   );
   figures.most(
-    'private memory of the broker at rest: after a tour of all pages, over before',
-    after - before,
+    'private memory of the broker at rest after a tour of all pages, over that after the same requests by key',
+    withConsole - without,
     5,
     'MiB',
   );
-  figures.row('the same, while the page of machines is open', `${(open - before).toFixed(1)} MiB`);
 }
