@@ -29,17 +29,17 @@ export function jsonIn(row: Row, column: string): unknown {
   return JSON.parse(textIn(row, column));
 }
 
-/** Which rows of a table to delete, oldest first. */
+/** Selects the rows of a table to delete, oldest first. */
 export interface Retention {
   table: string;
   /** A column of times in milliseconds. */
   column: string;
   keepMs: number;
-  /** The most rows that the table may have; beyond it the oldest are deleted whatever their age. */
+  /** The most rows that the table may have. More are deleted whatever their age, the oldest first. */
   keepRows?: number;
   /**
-   * The column with the numbers of the rows, if these follow `column`, apart from times later than now.
-   * If so, only the first rows are checked, without an index.
+   * The column with the numbers of the rows, if the numbers follow `column`. Only times later than now may
+   * break that order. With it, only the first rows are checked, without an index.
    */
   ordered?: 'seq' | 'rowid';
   /** Extra SQL condition that a row must meet to be deleted for its age. */
@@ -50,7 +50,7 @@ export interface Retention {
 
 const pruneStep = 500;
 const pruneMs = 3_600_000;
-/** Rows are counted so long after they were written, if there are enough of them. */
+/** Time between two attempts to count rows. */
 const countMs = 5_000;
 
 export class History implements RowReader {
@@ -77,8 +77,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Applies the missing migration steps of a module's tables, in order. A released step must never change,
-   * except that the steps which every release has applied can become one: `first` is the number of that one.
+   * Applies the missing migration steps of a module's tables, in order. A released step must never change.
+   * Steps that every release has applied can become one: `first` is the number of that one.
    */
   migrate(noun: string, steps: readonly string[], first = 1): Promise<void> {
     return this.#database.migrate(noun, steps, first);
@@ -105,16 +105,16 @@ export class History implements RowReader {
 
   /**
    * Runs `change` in a transaction that all writes of the same turn of the event loop share. Resolves once
-   * the change is on disk. A change that throws undoes only its own writes. A change that waits for anything but its
-   * transaction fails.
+   * the change is on disk. A change that throws undoes only its own writes. A change that awaits anything but
+   * its transaction fails.
    */
   write<T>(change: (transaction: HistoryTransaction) => Promise<T> | T): Promise<T> {
     return this.#writes.write(change);
   }
 
   /**
-   * Writes the outbox of state.json once:
-   * not again after a restart, nor after its rows were deleted for their age.
+   * Writes each entry of the outbox of state.json once: not again after a restart, and not after its row was
+   * deleted for its age.
    */
   async applyOutbox(entries: readonly OutboxEntry[]): Promise<void> {
     const digest = createHash('sha256').update(JSON.stringify(entries)).digest('hex');
@@ -157,7 +157,7 @@ export class History implements RowReader {
     this.#counted.push(table);
   }
 
-  /** Counts rows now, in small steps; called by a timer and by tests. */
+  /** Counts rows, in small steps. A timer and tests call it. */
   async countRows(): Promise<void> {
     if (this.#isCounting) return;
     this.#isCounting = true;
@@ -171,7 +171,7 @@ export class History implements RowReader {
     }
   }
 
-  /** Prunes now; called by the hourly timer and by tests. */
+  /** Deletes the rows that `retain` selected. An hourly timer and tests call it. */
   async prune(): Promise<void> {
     for (const retention of this.#retentions) {
       while ((await this.write((transaction) => pruneOld(retention, transaction))) === pruneStep)

@@ -33,7 +33,7 @@ export function openHistory(
   { isNew = true, isOld = false }: Accepted = {},
 ): History {
   if (!isNew && sizeOf(file) === 0) throw lost(file);
-  // Checked before SQLite creates a -wal of its own.
+  // This must be read before SQLite creates a -wal.
   const hasWal = sizeOf(`${file}-wal`) > 0;
   closeSync(openSync(file, 'a', 0o600));
   const database = new DatabaseSync(file);
@@ -42,14 +42,14 @@ export function openHistory(
 }
 
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
-  // Deleted rows may contain secrets, such as the environment of a command, so SQLite overwrites them.
-  // With recursive_triggers, INSERT OR REPLACE counts the row that it replaces as deleted.
-  // In temp_store SQLite saves the pages that each change of a group overwrites, some 25 for a command.
+  // Deleted rows may contain secrets, such as the environment of a command, so SQLite overwrites them. With
+  // recursive_triggers, INSERT OR REPLACE counts the row that it replaces as deleted. temp_store places in
+  // memory the pages that each change of a group overwrites, some 25 for a command.
   database.exec(
     'PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST; PRAGMA recursive_triggers = ON; PRAGMA temp_store = MEMORY',
   );
-  // Checked before anything is written:
-  // a write creates a -wal, and the next start would not notice that one was lost.
+  // This check must come before the first write: a write creates a -wal, and then the next start could not
+  // notice a lost one.
   const isFound = refuseOther(database, file, installId, accepted);
   database.exec(`PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL;
     CREATE TABLE IF NOT EXISTS installation (id TEXT NOT NULL, outbox TEXT);
@@ -94,7 +94,7 @@ function lost(file: string): StartError {
   );
 }
 
-/** The size of a file in bytes; 0 when it does not exist. */
+/** Returns the size of a file in bytes; 0 if the file does not exist. */
 function sizeOf(file: string): number {
   return statSync(file, { throwIfNoEntry: false })?.size ?? 0;
 }

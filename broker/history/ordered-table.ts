@@ -112,7 +112,7 @@ export class OrderedTable {
   }
 }
 
-/** A sequence number below that of every row with time `at` or later. */
+/** Returns a sequence number below that of every row with time `at` or later. */
 function sequenceBefore(at: Date): number {
   return at.getTime() * sequencesPerMs - 1;
 }

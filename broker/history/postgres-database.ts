@@ -9,7 +9,7 @@ import { stepToPostgres } from './postgres-sql.ts';
 import { countedTable } from './row-counts.ts';
 import type { Database, Query, Row, Value } from './transaction.ts';
 
-/** Connections for reads. */
+/** The most connections for reads. */
 const mostReaders = 4;
 
 const tables = [
@@ -77,7 +77,7 @@ export class PostgresDatabase implements Database {
     return await this.#with(async (client) => {
       const begun = client.query('BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY');
       const answers = queries.map(({ sql, values }) => client.query<Row>(queryOf(sql, values, false)));
-      // Sent without a wait for the answers. The connection is free once all have come.
+      // All queries are sent at once. The connection is free when all answers have come.
       await Promise.allSettled([begun, ...answers, client.query('COMMIT')]);
       const results = await Promise.all(answers);
       return results.map(({ rows }) => rows);

@@ -1,8 +1,8 @@
-// What failures of PostgreSQL mean: at a start, and to the caller of a request.
+// Turns failures of PostgreSQL into errors of a start and of requests.
 import { AppError, StartError } from '../../shared/errors.ts';
 import { databaseUnavailable } from './write-queue.ts';
 
-/** Codes of PostgreSQL (appendix A of its manual) that mean: the settings are wrong. */
+/** PostgreSQL's error codes (appendix A of its manual) that mean wrong settings. */
 const wrong: Readonly<Record<string, string>> = {
   '28P01': 'refuses the password: see --database-password-file',
   '28000': 'refuses the user: see pg_hba.conf of the server',
@@ -15,10 +15,13 @@ function codeOf(error: unknown): string {
   return typeof code === 'string' ? code : '';
 }
 
-/** Node has no text for a refusal at all addresses of a name. */
+/** Node's error has no message if all addresses of a name refuse the connection. */
 const textOf = (error: unknown): string => (error instanceof Error && error.message) || codeOf(error);
 
-/** The error that ends a start: 78 if only a change of the settings helps, otherwise 1. */
+/**
+ * Returns the error that ends a start. Its exit code is 78 if only a change of the settings helps, otherwise
+ * 1.
+ */
 export function startErrorOf(error: unknown, name: string): StartError {
   if (error instanceof StartError) return error;
   const meaning = wrong[codeOf(error)];
@@ -42,13 +45,13 @@ export function startErrorOf(error: unknown, name: string): StartError {
 /** True if the connection or the server failed, and not the statement. */
 function isConnectionFailure(error: unknown): boolean {
   const code = codeOf(error);
-  // Connection exceptions, a server that stops or starts, too many connections.
+  // Codes of a failed connection, a server that stops or starts, and too many connections.
   if (/^(08...|57P0.|53300)$/.test(code)) return true;
   if (/^E[A-Z]+$/.test(code)) return true;
   return error instanceof Error && !code && /onnection|timeout/.test(error.message);
 }
 
-/** The error that a request gets. */
+/** Returns the error that a request gets. */
 export function requestErrorOf(error: unknown): unknown {
   if (isConnectionFailure(error)) return databaseUnavailable();
   if (codeOf(error) === '53100')

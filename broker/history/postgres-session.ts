@@ -1,5 +1,5 @@
-// The connection to PostgreSQL that writes. It has a lock as long as it lives, so that no second broker writes to the
-// same database, and it is opened again when it is lost.
+// The connection to PostgreSQL that writes. It holds a lock, so that no second broker writes to the same
+// database. A lost connection is opened again.
 import { randomBytes } from 'node:crypto';
 import { Client, type CustomTypesConfig, type QueryConfig } from 'pg';
 import { z } from 'zod';
@@ -16,13 +16,13 @@ import { databaseUnavailable } from './write-queue.ts';
 const oldestVersion = 140_000;
 /** The advisory lock of the broker that uses the database. */
 const lock = 0x66_61_72_68;
-/** The server may notice late that an earlier broker has ended. */
+/** Attempts to get the lock, because the server may notice late that an earlier broker has ended. */
 const lockTries = 30;
 const betweenMs = 250;
 /** Most statements that are prepared on each connection. */
 const mostPrepared = 300;
 
-/** As SQLite returns them: numbers, 1 for true, and bytes. */
+/** Parsers that make values as SQLite returns them: numbers, 1 for true, and bytes. */
 const parsers = new Map<number, (text: string) => unknown>([
   ...[20, 21, 23, 700, 701, 1700].map((oid) => [oid, Number] as const),
   [16, (text) => (text === 't' ? 1 : 0)],
@@ -34,7 +34,10 @@ export const types: CustomTypesConfig = {
 
 const prepared = new Map<string, { text: string; name: string }>();
 
-/** The query for SQL that was written for SQLite. It is prepared once if it is one of few. */
+/**
+ * Returns the query for SQL that was written for SQLite. Each connection prepares it once, unless it is one
+ * of many similar queries.
+ */
 export function queryOf(sql: string, values: readonly Value[], isOneOfFew = true): QueryConfig {
   const found = prepared.get(sql);
   if (found) return { ...found, values: [...values] };
@@ -52,7 +55,10 @@ export class PostgresSession implements Writer {
   #client: Client | undefined;
   /** Resolves when the connection is there again. */
   #returned = Promise.withResolvers<void>();
-  /** Written at the start: if another one is read later, another broker has used the database meanwhile. */
+  /**
+   * A random number, written at the start. If another number is read later, another broker has used the
+   * database meanwhile.
+   */
   readonly #start = randomBytes(8).toString('hex');
   /** The id of the transaction that is running; it never rejects. */
   #id: Promise<string | undefined> = Promise.resolve(undefined);
@@ -105,8 +111,8 @@ export class PostgresSession implements Writer {
   }
 
   /**
-   * If the connection is lost before the answer, the commit may have happened: then this waits until the database is
-   * back, and asks it.
+   * Commits. If the connection is lost before the answer, this waits until the database is back, and reads
+   * whether the commit happened.
    */
   async commit(): Promise<void> {
     const client = this.#client;
@@ -201,7 +207,8 @@ export class PostgresSession implements Writer {
       this.#use(client);
       return;
     }
-    // What this broker has in memory is no longer what the database has.
+    // Another broker has written, so the documents in this broker's memory are no longer those of the
+    // database.
     if (!isOurs)
       this.#log.error(`another broker has used ${this.#address.name} meanwhile: start this one again`);
     await client.end();
@@ -230,7 +237,7 @@ async function assertUsable(client: Client, name: string, log: Logger): Promise<
   if (standby === 'true')
     throw new StartError(`${name} is a standby that cannot be written: use the primary`, 1);
   if (fsync === 'off') log.warn(`${name} has fsync off: a power failure can lose or damage its data`);
-  // A commit that was answered must survive a crash.
+  // An answered commit must survive a crash of the server.
   await client.query(
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'",
   );

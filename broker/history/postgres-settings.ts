@@ -30,9 +30,9 @@ const parameters = [
   'sslkey',
 ];
 
-/** A connection that is not answered for so long has failed. */
+/** Time after which an attempt to connect has failed. */
 const connectMs = 5_000;
-/** The server ends the session of a broker that has vanished after some 25 s, so that another one can start. */
+/** Some 25 s after a broker has vanished, the server ends its session, so that another broker can start. */
 const keepAlive = '-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3';
 
 /** Parses the URL. Throws StartError, whose message never has the password. */
@@ -64,7 +64,7 @@ export function addressOf({ database_url, database_password_file }: PostgresSett
   read();
   const config: ClientConfig = {
     ...{ host, port, user, database, application_name: 'farhand-broker', options: keepAlive },
-    // Read at each connection, so that a new password needs no restart.
+    // The file is read at each connection, so that a new password needs no restart.
     password: read,
     ssl: tlsOf(given, host),
     ...{ keepAlive: true, keepAliveInitialDelayMillis: 10_000, connectionTimeoutMillis: connectMs },

@@ -1,5 +1,5 @@
-// Translates SQL that is written for SQLite to PostgreSQL. Queries use what both understand, apart from the few things
-// that are replaced here; tables and triggers are translated statement by statement.
+// Translates SQL that is written for SQLite to PostgreSQL. Queries use what both understand, apart from the
+// few things replaced here. Tables and triggers are translated statement by statement.
 
 /** Translates a query or a change of rows. `?` and `?1` become `$1`. */
 export function toPostgres(sql: string): string {
@@ -14,7 +14,10 @@ export function toPostgres(sql: string): string {
     .replace(/\bmax\(([\w.]+), ([\w.]+)\)/g, 'greatest($1, $2)');
 }
 
-/** Removes what SQLite's planner needs: a plus hides the index of a column, and NOT INDEXED all indexes. */
+/**
+ * Removes the hints for SQLite's planner: a plus hides the index of a column, and NOT INDEXED hides all
+ * indexes.
+ */
 function withoutHints(sql: string): string {
   return sql.replace(/ NOT INDEXED\b/g, '').replace(/(^|[\s(])\+(?=[a-z])/g, '$1');
 }
@@ -34,7 +37,7 @@ export function stepToPostgres(step: string): string {
     .join(';\n');
 }
 
-/** SQLite compares text by its bytes, and its integers have 64 bits. */
+/** Replaces the types of columns: SQLite compares text by its bytes, and its integers have 64 bits. */
 function typesOf(sql: string): string {
   return toPostgres(sql)
     .replace(/\bINTEGER AS (\(.*?\))(?=,|$)/g, 'BIGINT GENERATED ALWAYS AS (CAST($1 AS INTEGER)) STORED')
@@ -44,7 +47,7 @@ function typesOf(sql: string): string {
     .replace(/\bTEXT\b/g, 'TEXT COLLATE "C"');
 }
 
-/** A table that has row numbers in SQLite gets a column for them, the last one. */
+/** Adds a last column for row numbers to a table that has them in SQLite. */
 function tableOf(sql: string): string {
   const table = typesOf(sql);
   if (table.endsWith(' WITHOUT ROWID')) return table.replace(/ WITHOUT ROWID$/, '');
@@ -55,7 +58,10 @@ function tableOf(sql: string): string {
 const trigger =
   /^CREATE TRIGGER (\w+) AFTER ([\w\s,]+) ON (\w+)(?: WHEN ([\s\S]+?))?\s+BEGIN\s+([\s\S]*)\s+END$/;
 
-/** A trigger of PostgreSQL calls a function; its own condition could have no query. */
+/**
+ * Moves the body of a trigger to a function, which PostgreSQL requires. The trigger's condition goes there
+ * too, because it may contain a query.
+ */
 function triggerOf(sql: string): string {
   const [, name, event, table, when, body = ''] = trigger.exec(sql) ?? [];
   if (!name) throw new Error(`this trigger cannot be translated to PostgreSQL: ${sql}`);

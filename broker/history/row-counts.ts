@@ -1,6 +1,6 @@
-// Counts the rows of lists, so that a total needs no look at each row. The counts follow the rows some seconds late:
-// counting in the background costs a command nothing. The few rows after the last counted one are counted by the
-// query itself, so that totals are exact.
+// Counts the rows of lists, so that a total needs no scan of them. The counts follow the rows some seconds
+// late, in the background, so a command never waits for them. The query itself counts the few rows after the
+// last counted one, so that totals are exact.
 import type { HistoryTransaction, Row } from './transaction.ts';
 
 export interface CountedTable {
@@ -11,7 +11,7 @@ export interface CountedTable {
   number: 'rowid' | 'seq';
   /** Columns that filters compare. They are never null. */
   columns: readonly string[];
-  /** The first of `columns` if it is a condition of every list. */
+  /** The first of `columns`, if every list has a condition on it. */
   scope?: string;
 }
 
@@ -29,9 +29,12 @@ export interface Bounds {
  * time, never behind.
  */
 export const sequencesPerMs = 1_000;
-/** Rows are counted by the quarter of an hour of their time; a bound inside of one costs a look at its rows. */
+/**
+ * Rows are counted by the quarter of an hour of their time. If a bound lies inside a quarter, the query reads
+ * that quarter's rows.
+ */
 const quarterMs = 900_000;
-/** Most rows that are counted at a time. It takes some 3 ms. */
+/** Most rows that one step counts. A step takes some 3 ms. */
 const rowsOfStep = 1_000;
 
 /** The table with the number of the last counted row of each table. */
@@ -41,12 +44,12 @@ export const countedTable =
 const quarterOf = (counted: CountedTable, row = ''): string => `${row}${counted.time} / ${quarterMs}`;
 const lastOf = ({ table }: CountedTable): string => `(SELECT last FROM counted WHERE name = '${table}')`;
 
-/** The definition of a column of a table of counts. */
+/** Returns the definition of a column of a table of counts. */
 function typed(column: string): string {
   return `${column} ${/^quarter$|_truncated$/.test(column) ? 'INTEGER' : 'TEXT'} NOT NULL`;
 }
 
-/** The two tables of counts: by time and by machine, both by all `columns`. */
+/** Returns the two tables of counts: by time and by machine, both by all `columns`. */
 function groupsOf(counted: CountedTable) {
   const { table, columns, scope } = counted;
   const rest = columns.filter((column) => column !== scope);
@@ -64,8 +67,8 @@ function groupsOf(counted: CountedTable) {
 }
 
 /**
- * SQL that creates the counts of a table, and triggers for changes of rows that are counted already. As part of a
- * released migration step, the text must not change.
+ * Returns SQL that creates the counts of a table, and triggers for changes of rows that are already counted.
+ * As part of a released migration step, the text must not change.
  */
 export function createCounts(counted: CountedTable): string {
   const { table, number, columns, time } = counted;
@@ -99,7 +102,7 @@ export function createCounts(counted: CountedTable): string {
   ].join('\n');
 }
 
-/** SQL that removes the counts of the first form, which a trigger changed with each row. */
+/** Returns SQL that removes the counts of the first form, which a trigger changed with each row. */
 export function dropOldCounts(table: string): string {
   const triggers = ['insert', 'delete', 'update'].map(
     (event) => `DROP TRIGGER IF EXISTS ${table}_count_${event};`,
@@ -134,8 +137,8 @@ export function dropEmptyCounts(counted: CountedTable, transaction: HistoryTrans
 }
 
 /**
- * A query for the number of rows that meet `where`, which is about these columns alone, and are within the bounds.
- * Undefined if the counts do not know. sumOf() computes the total from its answer.
+ * Returns a query for the number of rows that meet `where` and lie within the bounds. `where` is about these
+ * columns alone. Undefined if the counts cannot answer. sumOf() computes the total from the answer.
  */
 export function totalOf(
   counted: CountedTable,
@@ -161,19 +164,22 @@ export function totalOf(
   ];
 }
 
-/** The total from the answer to a query of totalOf(). */
+/** Returns the total from the answer to a query of totalOf(). */
 export function sumOf({ upto, earlier, uncounted }: Row): number {
   return Math.max(0, Number(upto) - Number(earlier)) + Number(uncounted);
 }
 
-/** SQL for the number of counted rows before a time: of whole quarters of an hour, and of the one that it is in. */
+/**
+ * Returns SQL for the number of counted rows before a time: in whole quarters of an hour, and in the quarter
+ * of that time.
+ */
 function countedBefore(counted: CountedTable, [where, values]: Clause, until: Date): Clause {
   const { table, time, number } = counted;
   const at = until.getTime();
   const quarter = Math.floor(at / quarterMs);
   const begun = quarter * quarterMs;
   const whole = `(SELECT coalesce(sum(n), 0) FROM ${table}_by_quarter WHERE quarter < ${quarter} AND ${where})`;
-  // In an ordered table, the numbers find the rows of a quarter: the lowest follows from the time.
+  // In an ordered table, the time gives the lowest number of a quarter, so that numbers find its rows.
   const found =
     number === 'seq'
       ? `seq >= ${begun * sequencesPerMs} AND seq <= ${lastUntil(counted, '=', quarter)}`
@@ -183,12 +189,15 @@ function countedBefore(counted: CountedTable, [where, values]: Clause, until: Da
   return [`(${whole} + ${part})`, [...values, ...values]];
 }
 
-/** The highest number of the rows of a quarter of an hour, or up to it, that were counted. */
+/** Returns SQL for the highest counted number in a quarter of an hour, or up to its end. */
 function lastUntil({ table }: CountedTable, how: '=' | '<=', quarter: number): string {
   return `(SELECT coalesce(max(last), 0) FROM ${table}_by_quarter WHERE quarter ${how} ${quarter})`;
 }
 
-/** A condition that all rows of an ordered table with a time before `until` meet, so that their numbers find them. */
+/**
+ * Returns a condition that all rows of an ordered table with a time before `until` meet, so that their
+ * numbers find them.
+ */
 export function numberedBefore(counted: CountedTable, until: Date): string {
   const at = until.getTime();
   const { table, time } = counted;

@@ -14,7 +14,10 @@ const mostStatements = 500;
 /** Pages that a backup copies at a time, so that other work gets its turn at the disk. */
 const copyPages = 256;
 
-/** SQLite answers at once, so a group of writes runs to its end before the event loop turns. */
+/**
+ * The database in the file history.db. SQLite answers at once, so a group of writes is complete before the
+ * event loop turns.
+ */
 export class SqliteDatabase implements Database {
   readonly name = 'history.db';
   readonly isReady = true;
@@ -24,7 +27,10 @@ export class SqliteDatabase implements Database {
   readonly #log: Logger;
   readonly #prepared = new Map<string, StatementSync>();
   readonly #reader: HistoryReader;
-  /** The transaction that is running. Outside of it, rows that are not committed must not be seen. */
+  /**
+   * Settles with the running transaction. Until then, reads outside it wait, because they must not see its
+   * rows.
+   */
   #running: PromiseWithResolvers<void> | undefined;
 
   constructor(database: DatabaseSync, file: string, log: Logger) {
@@ -123,7 +129,7 @@ export class SqliteDatabase implements Database {
   }
 }
 
-/** Applies the steps from `first` on that the database lacks. */
+/** Applies the steps that the database lacks, from number `first` on. */
 export function migrate(database: DatabaseSync, noun: string, steps: readonly string[], first = 1): void {
   const row = database.prepare('SELECT steps FROM migrations WHERE noun = ?').get(noun);
   const done = Number(row?.steps ?? 0);
@@ -131,7 +137,7 @@ export function migrate(database: DatabaseSync, noun: string, steps: readonly st
   if (done > last)
     throw new StartError(`history.db has ${noun} of a newer farhand-broker: install that version again`);
   if (done === last) return;
-  // The rows that a new index sorts may exceed the memory.
+  // Rows that are sorted for a new index may exceed the memory.
   database.exec('PRAGMA temp_store = FILE; BEGIN IMMEDIATE');
   for (const step of steps.slice(Math.max(0, done - first + 1))) database.exec(step);
   database.prepare('INSERT OR REPLACE INTO migrations VALUES (?, ?)').run(noun, last);

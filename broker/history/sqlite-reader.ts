@@ -1,4 +1,4 @@
-// Reads history.db on a thread of its own, so that a long query delays no other request.
+// Reads history.db on another thread, so that a long query delays no other request.
 import { Worker } from 'node:worker_threads';
 import { historyReaderProgram } from '../../shared/install-layout.ts';
 import type { Query, Row } from './transaction.ts';
@@ -22,7 +22,7 @@ export class HistoryReader {
     this.#file = file;
   }
 
-  /** Runs all queries on one state of the database, which has every write that was resolved before. */
+  /** Runs all queries on one state of the database, which includes every write that resolved before. */
   async read(queries: readonly Query[]): Promise<Row[][]> {
     if (this.#closed) throw new Error('history.db is closed');
     this.#thread ??= this.#start();

@@ -23,9 +23,10 @@ export interface RowReader {
 }
 
 /**
- * A transaction of history. It reads what it has written. A change awaits only get() and all(); its writes return
- * nothing, run in their order, and are committed together, so that a database on another machine gets them in one
- * message. A write that fails makes the whole change fail. The transaction throws once its change has ended.
+ * A transaction of history. It reads its own writes. A change awaits only get() and all(). Writes return
+ * nothing, run in their order, and are committed together, so that a database on another machine gets them in
+ * one message. A write that fails makes the whole change fail. The transaction throws once its change has
+ * ended.
  */
 export interface HistoryTransaction extends Journal, RowReader {
   run(sql: string, ...values: Value[]): void;
@@ -36,7 +37,9 @@ export interface HistoryTransaction extends Journal, RowReader {
   ask(sql: string, values: readonly Value[], use: (row: Row | undefined) => void): Promise<void>;
   /** Writes a row, over one with the same values in the columns `key`. */
   put(table: string, key: string, row: Readonly<Record<string, Value>>): void;
-  /** Writes an entry with the function of its kind, before the change ends: reads may not see it at once. */
+  /**
+   * Writes an entry with the function of its kind, before the change ends. Reads before that may not find it.
+   */
   append(entry: OutboxEntry): void;
   /** Runs a function after the commit, in the order of the calls. The function must not throw. */
   committed(run: () => void): void;
@@ -57,18 +60,21 @@ export interface Writer {
 
 /** A database for the history. SQL texts are written for SQLite; a driver translates them if it must. */
 export interface Database extends RowReader {
-  /** What messages call the database. */
+  /** Name of the database in messages. */
   readonly name: string;
   readonly writer: Writer;
   /** False while the database does not answer: writes that begin meanwhile reject at once. */
   readonly isReady: boolean;
-  /** True if a commit takes longer than a turn of the event loop: then reads wait for the writes requested before. */
+  /**
+   * True if a commit takes longer than a turn of the event loop. Reads then wait for the writes requested
+   * before.
+   */
   readonly isRemote: boolean;
   /** Applies the missing migration steps of a noun. Throws StartError if a newer broker wrote its tables. */
   migrate(noun: string, steps: readonly string[], first: number): Promise<void>;
-  /** Runs all queries on one state of the database, which has every write that was resolved before. */
+  /** Runs all queries on one state of the database, which includes every write that resolved before. */
   read(queries: readonly Query[]): Promise<Row[][]>;
-  /** As History.snapshot(). */
+  /** Freezes a view of the database, as History.snapshot() describes. */
   snapshot(): (copy: string) => Promise<void>;
   /** Returns the space of deleted rows to the system, in a small step. */
   shrink(): Promise<void>;

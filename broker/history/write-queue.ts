@@ -1,10 +1,10 @@
-// Writes of the history. All that are requested in one turn of the event loop, or while others are being committed,
-// share a transaction, and so one sync of the disk.
+// Queues the writes of the history. Writes that are requested in one turn of the event loop, or during a
+// commit, share a transaction and one sync of the disk.
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Database, HistoryTransaction, OutboxEntry, Row, Value, Writer } from './transaction.ts';
 
-/** The error of requests while the database does not answer. */
+/** Returns the error of requests while the database does not answer. */
 export function databaseUnavailable(cause?: unknown): AppError {
   const message = 'the broker’s database does not answer; try again later';
   return new AppError('unavailable', message, {}, cause === undefined ? {} : { cause });
@@ -90,7 +90,10 @@ export class WriteQueue {
     await this.#running;
   }
 
-  /** Commits one change. It needs no savepoint, and its commit is sent before its writes are answered. */
+  /**
+   * Commits one change. One change alone needs no savepoint, and its commit is sent before its writes are
+   * answered.
+   */
   async #commitOne(member: Pending): Promise<void> {
     const change = new Change(this.#writer, this.#appliers, this.#name);
     let isOwn = false;
@@ -176,8 +179,8 @@ class Change {
   }
 
   /**
-   * Runs the change and waits for the entries that it appends. Throws if it waits for anything but its transaction:
-   * that would make every other write wait too, or for ever if it waits for one of these.
+   * Runs the change and waits for the entries that it appends. Throws if the change awaits anything but its
+   * transaction. All other writes would wait too, and for ever if the change awaits one of them.
    */
   async settle(member: Pending): Promise<void> {
     this.#watch();
@@ -258,7 +261,7 @@ class Change {
   }
 }
 
-/** SQL that writes a row, over one with the same values in the columns `key`. */
+/** Returns SQL that writes a row, and replaces one with the same values in the columns `key`. */
 function upsert(table: string, key: string, columns: readonly string[]): string {
   const names = columns.map((name) => `"${name}"`);
   const places = columns.map(() => '?').join(', ');
