@@ -1,4 +1,5 @@
-// The menu as the login may see it: set once by the table of pages, read by the menu, the palette and the profile.
+// The menu with the pages that this login may use. The table of pages sets it once. The menu, the palette and
+// the profile read it.
 import { computed, signal } from '@preact/signals';
 import type { Scope } from '../../shared/api/route.ts';
 import type { IconNodes } from './parts/icon.tsx';

@@ -8,23 +8,23 @@ export type Me = Awaited<ReturnType<typeof client.keys.me>>;
 /** The key behind this login; undefined while unknown, null without a login. */
 export const me = signal<Me | null | undefined>(undefined);
 
-/** Whether the key has a scope. The broker decides; pages only leave out what it would refuse. */
+/** True if the key has a scope. The broker decides; pages only leave out what it would refuse. */
 export function may(scope: Scope): boolean {
   const scopes = me.value?.scopes ?? [];
   return scopes.includes('admin') || scopes.includes(scope);
 }
 
-/** Whether pages can be used: false again when the login ends while a page is open. */
+/** True while pages can be used: false again when the login ends while a page is open. */
 export const loggedIn = computed(() => me.value !== null && me.value !== undefined && !loginEnded.value);
 
-/** Takes the ticket out of the address before anything is requested, so that no log or history has it. */
+/** Removes the ticket from the address before the first request, so that no log or history contains it. */
 export function takeTicket(): string | undefined {
   const ticket = new URLSearchParams(location.hash.slice(1)).get('ticket') ?? undefined;
   if (location.hash) history.replaceState(null, '', location.pathname + location.search);
   return ticket;
 }
 
-/** Finds out who is logged in; rejects if the broker does not answer. */
+/** Asks the broker who is logged in. Rejects if the broker does not answer. */
 export async function identify(): Promise<void> {
   try {
     me.value = await client.keys.me();
@@ -49,7 +49,7 @@ export async function logIn(secret: string): Promise<void> {
   await identify();
 }
 
-/** Enters the key of a login again, for actions that need a recent confirmation. */
+/** Sends the key of a login again, for actions that need a recent confirmation. */
 export async function confirmLogin(loginId: string, key: string): Promise<void> {
   await clientWithKey(key).logins.confirm({ login_id: loginId });
 }

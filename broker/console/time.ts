@@ -1,21 +1,21 @@
-// Timers and words for times. The pages take the time from here alone.
+// Timers, and texts for times and sizes. The pages take the time from here alone.
 import { signal } from '@preact/signals';
 
 export const now = (): number => Date.now();
 
-/** Calls `run` once after `ms`; the result cancels it. */
+/** Calls `run` once after `ms`. The returned function cancels it. */
 export function after(ms: number, run: () => void): () => void {
   const timer = setTimeout(run, ms);
   return () => clearTimeout(timer);
 }
 
-/** Calls `run` every `ms`; the result stops it. */
+/** Calls `run` every `ms`. The returned function stops it. */
 export function every(ms: number, run: () => void): () => void {
   const timer = setInterval(run, ms);
   return () => clearInterval(timer);
 }
 
-/** The time in steps of 5 s: what reads it is drawn again with each step. */
+/** The time in steps of 5 s. Parts that read it are drawn again with each step. */
 export const clock = signal(now());
 every(5_000, () => {
   if (!document.hidden) clock.value = now();
@@ -31,7 +31,7 @@ const units: readonly (readonly [name: string, ms: number])[] = [
   ['s', 1_000],
 ];
 
-/** A duration in its largest unit, such as `3 min`; below a second in milliseconds. */
+/** Returns a duration in its largest unit, such as `3 min`; below a second in milliseconds. */
 export function durationText(ms: number): string {
   const [name, size] = units.find(([, of]) => ms >= of) ?? ['ms', 1];
   const value = ms / size;
@@ -39,7 +39,7 @@ export function durationText(ms: number): string {
   return `${isExact ? Math.round(value * 10) / 10 : Math.round(value)} ${name}`;
 }
 
-/** A time relative to now, such as `3 min ago` or `in 2 h`. */
+/** Returns a time relative to now, such as `3 min ago` or `in 2 h`. */
 export function relativeText(at: string, from = clock.value): string {
   const ms = from - Date.parse(at);
   if (Number.isNaN(ms)) return '';
@@ -55,13 +55,13 @@ const clockTime = new Intl.DateTimeFormat(undefined, {
   hour12: false,
 });
 
-/** Date and time of an instant in the browser's time zone. */
+/** Returns date and time in the browser's time zone. */
 export const fullTime = (at: string): string => full.format(new Date(at));
 export const timeOfDay = (at: string): string => clockTime.format(new Date(at));
 
 const sizes = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
 
-/** A number of bytes in its largest unit, such as `1.4 GiB`. */
+/** Returns a number of bytes in its largest unit, such as `1.4 GiB`. */
 export function bytesText(bytes: number): string {
   let value = bytes;
   let unit = 0;

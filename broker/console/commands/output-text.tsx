@@ -5,7 +5,7 @@ export interface OutputPart {
   id: number;
   stream: 'stdout' | 'stderr';
   text: string;
-  /** Whether bytes before this part are no longer stored. */
+  /** True if bytes before this part are no longer stored. */
   gap?: boolean;
 }
 
@@ -17,13 +17,13 @@ const escapes = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b
 // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is removed
 const controls = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]/g;
 
-/** Text to read: colours and other control sequences of terminals are removed. */
+/** Returns the text without colours and other control sequences of terminals. */
 export const readable = (text: string): string =>
   text.replaceAll(escapes, '').replaceAll('\r\n', '\n').replaceAll(controls, '');
 
 export class Output {
   parts: readonly OutputPart[] = [];
-  /** Whether the beginning is left out because there is too much. */
+  /** True if the beginning is left out because the output is too long. */
   cut = false;
   readonly #most: number;
   #length = 0;

@@ -53,7 +53,7 @@ const colors = HighlightStyle.define([
 ]);
 
 export interface CodeEditor {
-  /** The text with the line ends of the file. */
+  /** Returns the text with the line ends of the file. */
   text(): string;
   replace(text: string): void;
   focus(): void;
@@ -111,7 +111,7 @@ export async function createEditor({
         search({ top: true }),
         syntaxHighlighting(colors),
         ...(language ? [StreamLanguage.define(language)] : []),
-        // Escape, then Tab, leaves the editor by keys.
+        // Escape, then Tab, moves the focus out of the editor.
         keymap.of([save, ...searchKeymap, ...defaultKeymap, ...historyKeymap, indentWithTab]),
         EditorView.updateListener.of(({ docChanged }) => docChanged && onChange()),
         look,

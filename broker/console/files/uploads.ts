@@ -11,7 +11,7 @@ export interface Upload {
   path: string;
   file: File;
   state: 'waiting' | 'sending' | 'done' | 'failed' | 'cancelled';
-  /** Bytes that were sent. */
+  /** Bytes sent so far. */
   sent: number;
   /** Whether it may replace a file. */
   replace: boolean;
@@ -137,7 +137,7 @@ const responseOf = ({ status }: XMLHttpRequest): Response => new Response(null, 
 const isFile = (entry: FileSystemEntry): entry is FileSystemFileEntry => entry.isFile;
 const isFolder = (entry: FileSystemEntry): entry is FileSystemDirectoryEntry => entry.isDirectory;
 
-/** The files of a drop, those in folders with their path inside of it. */
+/** Returns the dropped files. Files in a folder have their path inside that folder. */
 export async function droppedFiles(items: DataTransferItemList): Promise<Chosen[]> {
   // The entries must be taken before the first await: afterwards the list is empty.
   const entries = [...items].flatMap((item) => item.webkitGetAsEntry() ?? []);

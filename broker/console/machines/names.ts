@@ -7,12 +7,12 @@ export type MachineNames = (id: string) => string;
 const names = signal<ReadonlyMap<string, string>>(new Map());
 const asked = new Set<string>();
 
-/** Records names that are known from elsewhere. */
+/** Stores names that other answers contained. */
 export function learnNames(machines: readonly { id: string; name: string }[]): void {
   names.value = new Map([...names.value, ...machines.map(({ id, name }) => [id, name] as const)]);
 }
 
-/** The name of a machine; its id while the name is not here, and for removed machines. */
+/** Returns the name of a machine, or its id if the name was not read yet or the machine was removed. */
 export const nameOf: MachineNames = (id) => {
   const known = names.value.get(id);
   if (known !== undefined) return known;

@@ -1,4 +1,5 @@
-// Joins a machine: a token, the line to paste into its shell, and the page turns when the machine arrives.
+// Joins a machine: creates a token, prints the line to paste into a shell, and reports the machine once it
+// has joined.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { listen } from '../live.ts';
@@ -61,7 +62,7 @@ function NewToken({ created }: { created: (token: Token) => void }) {
   return (
     <section class="card card-body">
       <p class="muted">
-        The agent dials out to this broker: the machine needs no open port, and you no password of it.
+        The agent dials out to this broker: the machine needs no open port, and you need no password.
       </p>
       <Form submit="Show the line to paste" run={create}>
         <div class="fields">
@@ -79,7 +80,7 @@ function NewToken({ created }: { created: (token: Token) => void }) {
             ]}
           />
           <SelectField
-            label="The token is good for"
+            label="The token is valid for"
             value={hours}
             change={setHours}
             options={[

@@ -10,7 +10,7 @@ const tones: readonly (readonly [pattern: RegExp, tone: string])[] = [
 
 const toneOf = (type: string): string => tones.find(([pattern]) => pattern.test(type))?.[1] ?? 'idle';
 
-/** What an event is about: the first of these fields that it has. */
+/** Fields that name the object of an event; the first that an event has is used. */
 const subjects = ['command', 'path', 'name', 'hostname', 'session_id'] as const;
 
 function textOf({ data }: Happened): string {
@@ -21,7 +21,7 @@ function textOf({ data }: Happened): string {
   return `${typeof subject === 'string' ? subject : ''}${code}`;
 }
 
-/** The page of what an event is about, if it has one. */
+/** Returns the page of the object of an event, if it has one. */
 function linkOf({ type, data }: Happened): string | undefined {
   const idOf = (name: string): string | undefined =>
     typeof data[name] === 'string' ? data[name] : undefined;

@@ -10,10 +10,10 @@ interface PageProps {
   title: string;
   /** Links to the pages above this one. */
   above?: readonly { text: string; href: string }[];
-  /** Beside the title. */
+  /** Content beside the title. */
   beside?: ComponentChildren;
   actions?: ComponentChildren;
-  /** Whether the page uses the whole height, and its content scrolls by itself. */
+  /** True if the page uses the whole height, and its content scrolls by itself. */
   full?: boolean;
   children: ComponentChildren;
 }
@@ -47,7 +47,7 @@ export function Page({ title, above = [], beside, actions, full = false, childre
   );
 }
 
-/** Shows the data of a page; before it arrives a placeholder, and instead of it the error. */
+/** Draws the data of a page; until it arrives a placeholder, or the error in its place. */
 export function Show<T>({ of, children }: { of: Loaded<T>; children: (data: T) => ComponentChildren }) {
   const { data, error, reload } = of;
   if (data === undefined)
@@ -97,7 +97,7 @@ export function Failed({ error, retry }: { error: unknown; retry?: () => void })
   );
 }
 
-/** What a page shows instead of a list without items: what would be here, and the next step. */
+/** Text in place of a list without items: what would be in it, and the next step. */
 export function Empty({
   icon = info,
   title,

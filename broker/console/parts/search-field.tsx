@@ -1,4 +1,4 @@
-// A search field whose text stands in the query of the address.
+// A search field whose text is in the query of the address.
 import { useEffect, useState } from 'preact/hooks';
 import { place, setQuery } from '../routes.ts';
 import { after } from '../time.ts';

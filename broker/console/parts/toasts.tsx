@@ -26,12 +26,12 @@ function remove(id: number): void {
   toasts.value = toasts.value.filter((toast) => toast.id !== id);
 }
 
-/** Says that something was done. */
+/** Reports a success. */
 export const say = (text: string): void => add(text, false);
-/** Says why something failed. */
+/** Reports an error. */
 export const sayError = (error: unknown): void => add(messageOf(error), true);
 
-/** Runs an action of a button; its failure is said, and `done` if it succeeds. */
+/** Runs an action of a button. Reports its failure, or `done` if it succeeds. */
 export async function attempt(action: () => Promise<unknown>, done?: string): Promise<boolean> {
   try {
     await action();

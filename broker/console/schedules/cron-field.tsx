@@ -14,7 +14,10 @@ interface CronFieldProps {
 
 const typingMs = 150;
 
-/** The offset of a zone at a time, such as `GMT+2`, by which a change of the clock shows. */
+/**
+ * Returns the offset of a zone at a time, such as `GMT+2`. It differs between two times if the clock changes
+ * between them.
+ */
 const offsetAt = (at: string, timeZone: string): string =>
   new Intl.DateTimeFormat('en', { timeZone, timeZoneName: 'shortOffset' })
     .formatToParts(new Date(at))

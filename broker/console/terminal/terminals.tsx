@@ -13,7 +13,7 @@ import { TerminalView } from './terminal-view.tsx';
 
 type Session = Awaited<ReturnType<typeof client.sessions.list>>['items'][number];
 
-/** Milliseconds that a terminal of the console outlives a lost link of its machine. */
+/** Milliseconds that a terminal outlives a lost link of its machine. */
 const graceMs = 600_000;
 
 export function Terminals({ params: { machine = '', item, status } }: { params: Params }) {
