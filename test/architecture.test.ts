@@ -388,7 +388,7 @@ const rooms: [libraries: string[], rooms: string[]][] = [
     ['koa', 'koa-', '@koa/', 'prom-client', 'zod-openapi', '@fastify/busboy', 'mime', 'raw-body', 'ws'],
     ['broker/http'],
   ],
-  // Runs other programs, only where it is not loaded in a running agent.
+  // execa runs other programs, and no running agent may load it.
   [['execa'], ['shared/systemd', 'broker/cli']],
   [['@lydell/node-pty', '@koromix/koffi'], ['agent/processes']],
   [['systeminformation'], ['agent/metrics']],

@@ -249,7 +249,7 @@ async function output(ground: Ground): Promise<void> {
 /** Returns MB/s. Every byte must have arrived. */
 async function streamed(way: WayName, targets: Targets): Promise<number> {
   const { bytes, seconds } = await client<Read>({ way, targets, command: writer });
-  if (bytes !== outputBytes) throw new Error(`${bytes} of ${outputBytes} bytes came`);
+  if (bytes !== outputBytes) throw new Error(`${bytes} of ${outputBytes} bytes arrived`);
   const speed = bytes / 1e6 / seconds;
   console.error(`${outputBytes / 1e6} MB, ${way}: ${rounded(speed)} MB/s`);
   return speed;
@@ -295,7 +295,7 @@ async function history(ground: Ground): Promise<void> {
   const filled = await trues('farhand', long, { count: kept, width: 32 });
   unanswered(ground, 'farhand', [filled]);
   const total = await completedOf(long);
-  if (total < kept) throw new Error(`history holds ${total} of ${kept} commands`);
+  if (total < kept) throw new Error(`only ${total} of ${kept} commands are in history`);
   await settle();
   const other = (await completedOf(ground.targets)).toLocaleString('en');
   const both = { long, short: ground.targets };

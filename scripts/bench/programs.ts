@@ -79,7 +79,7 @@ function signalGroup(child: ChildProcess, signal: NodeJS.Signals): void {
   }
 }
 
-/** Starts a program of a checkout and resolves with the first log line that says `message`. */
+/** Starts a program of a checkout, and resolves with its first log line that has this message. */
 export function program(
   main: string,
   args: string[],
@@ -93,11 +93,11 @@ export function program(
   });
 }
 
-/** Starts a program and resolves once a line of its stderr is what `says` waits for. */
+/** Starts a program, and resolves with what `match` returns for a line of its stderr. */
 export function until(
   command: string,
   args: string[],
-  says: (text: string) => Record<string, string> | undefined,
+  match: (text: string) => Record<string, string> | undefined,
 ): Promise<Running> {
   if (ending) return never();
   const child = keep(spawn(command, args, { stdio: ['ignore', 'ignore', 'pipe'], detached: true }));
@@ -106,7 +106,7 @@ export function until(
     // Reads to the end, so that later lines do not fill the pipe.
     createInterface({ input: child.stderr }).on('line', (text) => {
       last = text;
-      const line = says(text);
+      const line = match(text);
       if (line) resolve({ pid: child.pid ?? 0, line });
     });
     child.once('error', reject);

@@ -128,7 +128,7 @@ async function flooded({
     }),
   );
   reader.press('\n');
-  await inTime(all, () => `only ${bytes} bytes came`);
+  await inTime(all, () => `only ${bytes} bytes arrived`);
   const seconds = (performance.now() - began) / 1000;
   const { attached_count } = await client.sessions.get({ session_id: id });
   const fate = attached_count === 1 ? 'closed' : `still there (${attached_count} attached)`;

@@ -153,7 +153,7 @@ async function ssh2Way({ port, user, privateKey }: Ssh): Promise<Way> {
         });
         channel.once('close', () => {
           if (exitCode === 0) resolve(bytes);
-          else reject(new Error(`ssh2 heard the exit code ${exitCode}`));
+          else reject(new Error(`ssh2 received the exit code ${exitCode}`));
         });
       });
     });

@@ -94,7 +94,7 @@ async function main(folder: string): Promise<void> {
   let heard = await heardBy(listener);
   while (heard.unique.length < webhooks || heard.unique.some((count) => count < wanted)) {
     if (performance.now() - begun > longestMs)
-      throw new Error(`heard ${heard.unique.join(', ')} of ${wanted}`);
+      throw new Error(`only ${heard.unique.join(', ')} of ${wanted} deliveries arrived`);
     await sleep(250);
     heard = await heardBy(listener);
   }

@@ -44,7 +44,7 @@ async function oneAtATime({ client, agents, figures }: Fleet): Promise<void> {
 const runTrue = (client: Fleet['client'], machine_id: string): Promise<unknown> =>
   client.commands.create({ machine_id, command: 'true' });
 
-/** One command on every machine, in as few batches as are allowed, all at once. */
+/** Runs one command on every machine, in as few batches as are allowed, all at once. */
 async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<void> {
   const ids = agents.machineIds;
   const prober = new Prober(broker.http, `/api/v1/machines/${ids[0]}`, broker.key);
@@ -75,7 +75,7 @@ async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<v
   figures.row('`GET /machines/{machine_id}` meanwhile', describeProbe(probed));
 }
 
-/** Many requests at once to one machine, and how many were refused. */
+/** Sends many requests at once to one machine, and counts the refused ones. */
 export async function runAtOnce({ broker, agents, figures }: Fleet): Promise<void> {
   const machine_id = agents.machineIds[1] ?? '';
   const command = {

@@ -22,18 +22,18 @@ export class Figures {
     this.line([what, ours, beside, ratio].filter((cell) => cell !== '').join(' | '));
   }
 
-  /** The functions in which a profile found most time. */
+  /** Prints the functions in which a profile found most time. */
   profile(what: string, top: string[]): void {
     for (const line of top) this.line(`profile, ${what}: ${line}`);
   }
 
-  /** A line of the raw output that is not in the table. */
+  /** Prints a line that is only in the raw output, not in the table. */
   line(text: string): void {
     console.error(text);
     if (this.#out !== undefined) appendFileSync(this.#out, `${text}\n`);
   }
 
-  /** The table itself, for what adds notes to it. */
+  /** The table itself, for parts that add notes to it. */
   get table(): Table {
     return this.#table;
   }

@@ -1,4 +1,4 @@
-// A fleet of simulated agents in several processes, and what has become of them.
+// A fleet of simulated agents in several processes, with counts of their states.
 import { type ChildProcess, fork } from 'node:child_process';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
