@@ -134,15 +134,15 @@ interface Rule {
  * True if a file is in one of these modules: `a/b` is a/b.ts and all of a/b/, `a/b*` every path that starts
  * so.
  */
-function inRoom(path: string, ...rooms: string[]): boolean {
-  return rooms.some((room) =>
-    room.endsWith('*')
-      ? path.startsWith(room.slice(0, -1))
-      : path === `${room}.ts` || path.startsWith(`${room}/`),
+function isIn(path: string, ...folders: string[]): boolean {
+  return folders.some((folder) =>
+    folder.endsWith('*')
+      ? path.startsWith(folder.slice(0, -1))
+      : path === `${folder}.ts` || path.startsWith(`${folder}/`),
   );
 }
 
-const product = (path: string) => inRoom(path, 'agent', 'broker', 'shared');
+const product = (path: string) => isIn(path, 'agent', 'broker', 'shared');
 
 /** Finds imports from one kind of file to one kind of target. */
 const imports =
@@ -169,8 +169,8 @@ const sides: Rule[] = [
     name: 'shared imports neither side',
     reason: 'agent and broker both build on shared; what it needs of them is passed in',
     find: imports(
-      (path) => inRoom(path, 'shared'),
-      (target) => inRoom(target, 'agent', 'broker'),
+      (path) => isIn(path, 'shared'),
+      (target) => isIn(target, 'agent', 'broker'),
     ),
     breaks: [
       { 'shared/a.ts': "import { x } from '../agent/b.ts';" },
@@ -185,12 +185,12 @@ const sides: Rule[] = [
     reason: 'they run on different machines in different versions and meet only on the wire',
     find: (files) => [
       ...imports(
-        (path) => inRoom(path, 'agent'),
-        (target) => inRoom(target, 'broker'),
+        (path) => isIn(path, 'agent'),
+        (target) => isIn(target, 'broker'),
       )(files),
       ...imports(
-        (path) => inRoom(path, 'broker'),
-        (target) => inRoom(target, 'agent'),
+        (path) => isIn(path, 'broker'),
+        (target) => isIn(target, 'agent'),
       )(files),
     ],
     breaks: [
@@ -206,10 +206,10 @@ const sides: Rule[] = [
     name: 'the CLI imports only the SDK, the API, errors, and what every program shares',
     reason: 'it proves that the public API is enough; only its doctor looks at a box itself',
     find: imports(
-      (path) => inRoom(path, 'broker/cli'),
+      (path) => isIn(path, 'broker/cli'),
       (target) =>
-        inRoom(target, 'agent', 'broker', 'shared', 'proto') &&
-        !inRoom(
+        isIn(target, 'agent', 'broker', 'shared', 'proto') &&
+        !isIn(
           target,
           'broker/cli',
           'shared/sdk',
@@ -239,11 +239,11 @@ const sides: Rule[] = [
 /** Finds imports of the console that a browser cannot load, or that bypass the API. */
 function foreignToConsole(files: SourceFile[]): string[] {
   const allowed = ({ target, typeOnly }: Import): boolean =>
-    inRoom(target, 'broker/console', 'shared/sdk') ||
-    (typeOnly && inRoom(target, 'shared/api')) ||
-    !(target.startsWith('node:') || inRoom(target, 'agent', 'broker', 'shared', 'proto'));
+    isIn(target, 'broker/console', 'shared/sdk') ||
+    (typeOnly && isIn(target, 'shared/api')) ||
+    !(target.startsWith('node:') || isIn(target, 'agent', 'broker', 'shared', 'proto'));
   return files
-    .filter(({ path }) => inRoom(path, 'broker/console'))
+    .filter(({ path }) => isIn(path, 'broker/console'))
     .flatMap(({ path, imports: all }) =>
       all.filter((one) => !allowed(one)).map(({ target, line }) => `${path}:${line} imports ${target}`),
     );
@@ -268,8 +268,8 @@ sides.push(
     name: 'nothing imports the console',
     reason: 'the broker serves its built files and never runs it',
     find: imports(
-      (path) => !inRoom(path, 'broker/console'),
-      (target) => inRoom(target, 'broker/console'),
+      (path) => !isIn(path, 'broker/console'),
+      (target) => isIn(target, 'broker/console'),
     ),
     breaks: [{ 'broker/http/a.ts': "import '../console/main.tsx';" }],
     keeps: { 'broker/console/main.tsx': "import './app.tsx';" },
@@ -283,7 +283,7 @@ const below: Record<string, string[]> = {
   files: ['machines'],
   sessions: ['machines'],
 };
-const nounOf = (path: string) => nouns.find((noun) => inRoom(path, `broker/${noun}`));
+const nounOf = (path: string) => nouns.find((noun) => isIn(path, `broker/${noun}`));
 
 const order: Rule[] = [
   {
@@ -311,8 +311,8 @@ const order: Rule[] = [
     name: 'only start imports webhooks and audit',
     reason: 'they listen to events; a direct caller would have to know which listeners there are',
     find: imports(
-      (path) => !inRoom(path, 'test', 'broker/start', 'broker/webhooks', 'broker/audit'),
-      (target) => inRoom(target, 'broker/webhooks', 'broker/audit'),
+      (path) => !isIn(path, 'test', 'broker/start', 'broker/webhooks', 'broker/audit'),
+      (target) => isIn(target, 'broker/webhooks', 'broker/audit'),
     ),
     breaks: [
       { 'broker/http/app.ts': "import '../audit.ts';" },
@@ -324,8 +324,8 @@ const order: Rule[] = [
     name: 'nothing in the broker but start imports http',
     reason: 'http imports nouns, not the reverse: a noun never sees a request',
     find: imports(
-      (path) => inRoom(path, 'broker') && !inRoom(path, 'broker/http', 'broker/start', 'broker/main'),
-      (target) => inRoom(target, 'broker/http'),
+      (path) => isIn(path, 'broker') && !isIn(path, 'broker/http', 'broker/start', 'broker/main'),
+      (target) => isIn(target, 'broker/http'),
     ),
     breaks: [{ 'broker/files.ts': "import type { Context } from './http/app.ts';" }],
     keeps: { 'broker/start.ts': "import './http/app.ts';", 'broker/http/app.ts': "import '../files.ts';" },
@@ -335,7 +335,7 @@ const order: Rule[] = [
     reason: 'they are not part of the product; what both need belongs in shared',
     find: imports(
       () => true,
-      (target, path) => ['test', 'scripts'].some((room) => inRoom(target, room) && !inRoom(path, room)),
+      (target, path) => ['test', 'scripts'].some((folder) => isIn(target, folder) && !isIn(path, folder)),
     ),
     breaks: [
       { 'broker/a.ts': "import '../test/tcp-proxy.ts';" },
@@ -379,7 +379,7 @@ function cycles(files: SourceFile[]): string[] {
 }
 
 // A name that ends in "/" or "-" stands for all libraries that start so.
-const rooms: [libraries: string[], rooms: string[]][] = [
+const librariesByFolder: [libraries: string[], folders: string[]][] = [
   [['lowdb'], ['broker/state']],
   [['node:sqlite'], ['broker/history', 'shared/directory-lock']],
   [['pg'], ['broker/history']],
@@ -412,15 +412,15 @@ const rooms: [libraries: string[], rooms: string[]][] = [
   ],
 ];
 
-const libraries: Rule[] = rooms.flatMap(([names, homes]) =>
+const libraries: Rule[] = librariesByFolder.flatMap(([names, homes]) =>
   names.map((name) => {
     const open = /[-/]$/.test(name);
     const example = open ? `${name}x` : name;
     return {
       name: `${name}${open ? '*' : ''} is imported only in ${homes.join(', ')}`,
-      reason: 'one library, one room: replacing it, or learning its traps, concerns one place',
+      reason: 'one library, one folder: replacing it, or learning its traps, concerns one place',
       find: imports(
-        (path) => product(path) && !inRoom(path, ...homes),
+        (path) => product(path) && !isIn(path, ...homes),
         (target) => target === name || target.startsWith(open ? name : `${name}/`),
       ),
       breaks: [
@@ -435,7 +435,7 @@ const libraries: Rule[] = rooms.flatMap(([names, homes]) =>
 /** Returns the files of shared/api and shared/sdk, and all files that they load at run time. */
 function portable(files: SourceFile[]): Set<string> {
   const byPath = new Map(files.map((file) => [file.path, file]));
-  const reached = new Set([...byPath.keys()].filter((path) => inRoom(path, 'shared/api', 'shared/sdk')));
+  const reached = new Set([...byPath.keys()].filter((path) => isIn(path, 'shared/api', 'shared/sdk')));
   for (const path of reached) {
     for (const { target, typeOnly } of byPath.get(path)?.imports ?? []) {
       if (!typeOnly && byPath.has(target)) reached.add(target); // The loop over a Set continues with added elements.
@@ -445,9 +445,9 @@ function portable(files: SourceFile[]): Set<string> {
 }
 
 // Tests cannot move the clock of a browser.
-const maySeeTime = (path: string) => inRoom(path, 'shared/clock', 'broker/console/time', 'scripts', 'test');
+const maySeeTime = (path: string) => isIn(path, 'shared/clock', 'broker/console/time', 'scripts', 'test');
 const mayTouchProcess = (path: string) =>
-  inRoom(path, 'agent/main', 'agent/processes/spawner/main', 'broker/main', 'broker/cli', 'scripts', 'test');
+  isIn(path, 'agent/main', 'agent/processes/spawner/main', 'broker/main', 'broker/cli', 'scripts', 'test');
 const forbiddenNames = ['utils', 'helpers', 'common', 'types', 'services', 'controllers', 'managers'];
 
 const runtime: Rule[] = [
@@ -533,17 +533,17 @@ const runtime: Rule[] = [
   },
   {
     name: 'no file has more than 400 lines',
-    reason: 'a room that outgrows its file becomes a folder of the same name',
+    reason: 'a module that outgrows its file becomes a folder of the same name',
     find: (files) =>
       files
-        .filter((file) => (product(file.path) || inRoom(file.path, 'scripts')) && file.lines > 400)
+        .filter((file) => (product(file.path) || isIn(file.path, 'scripts')) && file.lines > 400)
         .map((file) => `${file.path} has ${file.lines} lines`),
     breaks: [{ 'agent/a.ts': 'f();\n'.repeat(401) }],
     keeps: { 'agent/a.ts': 'f();\n'.repeat(400), 'test/a.ts': 'f();\n'.repeat(500) },
   },
   {
     name: 'no file or folder has a name that says nothing',
-    reason: `what is in a room must show from its name: not ${forbiddenNames.join(', ')}`,
+    reason: `the name of a file must say what is in it: not ${forbiddenNames.join(', ')}`,
     find: (files) =>
       files
         .map((file) => file.path)
@@ -559,9 +559,9 @@ const confinement: Rule[] = [
     reason: 'agent/files/confine/fs takes no path that was not judged; node:fs takes any',
     find: imports(
       (path) =>
-        inRoom(path, 'agent/files') &&
+        isIn(path, 'agent/files') &&
         // These read the journal and the tables of users, whose paths no request names.
-        !inRoom(
+        !isIn(
           path,
           'agent/files/confine',
           'agent/files/atomic/temporary-files-journal',

@@ -25,14 +25,14 @@ async function startBench() {
     for (const close of closers.reverse()) await close();
   });
   const argv = ['--data-dir', temporaryFolder('rights')];
-  const rooms = await createParts({
+  const parts = await createParts({
     settings: readSettings(brokerSettings, { argv, env: {} }),
     tuning: {},
     status: { ready: true, url: '', grpc: '', publicGrpc: '', pin: '' },
     closers,
     log: quiet,
   });
-  closers.push(() => rooms.schedules.stop());
+  closers.push(() => parts.schedules.stop());
 
   async function key(name: string, scopes: Scope[], more: Partial<Key> = {}): Promise<Key> {
     const made: Key = {
@@ -40,7 +40,7 @@ async function startBench() {
       ...{ name, hash: name, scopes, machine_ids: null, tags: null, previous: null },
       ...{ created_at: new Date().toISOString(), created_by: null, expires_at: null, ...more },
     };
-    await rooms.state.change((draft) => draft.put('keys', made));
+    await parts.state.change((draft) => draft.put('keys', made));
     return made;
   }
 
@@ -48,7 +48,7 @@ async function startBench() {
     const id = `mach_${name}` as MachineId;
     const created_at = new Date().toISOString();
     const made: Machine = { id, name, tags, public_key: name, join_token_id: 'join_x' as never, created_at };
-    await rooms.state.change((draft) => draft.put('machines', made));
+    await parts.state.change((draft) => draft.put('machines', made));
     return id;
   }
 
@@ -57,40 +57,40 @@ async function startBench() {
     const [noun = '', operation = ''] = action.split('.');
     const route = allRoutes().find((one) => one.noun === noun && one.operation === operation)?.route;
     if (!route) throw new Error(`no ${action}`);
-    const request = new AuthorizedRequest(guardOf(route, rooms), { address: '', key: by }, `req_${by.name}`);
+    const request = new AuthorizedRequest(guardOf(route, parts), { address: '', key: by }, `req_${by.name}`);
     const raw = { params: { ...params }, query: {}, headers: {}, body: route.body && { ...body } };
     request.identify(raw);
     const { input, caller } = request.admit(raw, new AbortController(), false);
-    return async () => handlerOf(rooms.handlers, noun, operation)(input, caller);
+    return async () => handlerOf(parts.handlers, noun, operation)(input, caller);
   }
 
   /** Returns the results of requests that are committed together. */
   async function together(...deeds: (() => Promise<unknown>)[]): Promise<unknown[]> {
-    const first = rooms.state.change(() => undefined);
+    const first = parts.state.change(() => undefined);
     const outcomes = await Promise.allSettled(deeds.map((act) => act()));
     await first;
     return outcomes.map((one) => (one.status === 'fulfilled' ? 'done' : one.reason.code));
   }
-  return { rooms, key, machine, ask, together };
+  return { parts, key, machine, ask, together };
 }
 
 describe('a right that is removed cannot be used in the same commit:', () => {
   test('a key that is limited by tags gives its machine no more of them', async () => {
-    const { rooms, key, machine, ask, together } = await startBench();
+    const { parts, key, machine, ask, together } = await startBench();
     const [admin, own] = [await key('admin', ['admin']), await key('own', ['admin'])];
     const machine_id = await machine('one', ['a']);
     const outcomes = await together(
       ask(admin, 'keys.update', { key_id: own.id }, { tags: ['a'] }),
       ask(own, 'machines.update', { machine_id }, { tags: ['a', 'b'] }),
     );
-    expect([...outcomes, rooms.state.machines.get(machine_id)?.tags]).toEqual(['done', 'forbidden', ['a']]);
+    expect([...outcomes, parts.state.machines.get(machine_id)?.tags]).toEqual(['done', 'forbidden', ['a']]);
   });
 
   test('a key that is revoked, expired or not admin creates, changes and removes nothing', async () => {
-    const { rooms, key, machine, ask, together } = await startBench();
+    const { parts, key, machine, ask, together } = await startBench();
     const admin = await key('admin', ['admin']);
     const machine_id = await machine('one');
-    const [made, kept] = [await key('made', ['files:read']), rooms.state];
+    const [made, kept] = [await key('made', ['files:read']), parts.state];
     await ask(admin, 'joinTokens.create', {})();
     const [join_token_id = ''] = [...kept.join_tokens.keys()];
     const ends: [string, string, object][] = [
@@ -119,10 +119,10 @@ describe('a right that is removed cannot be used in the same commit:', () => {
   });
 
   test('a limited key creates and removes no join tokens', async () => {
-    const { rooms, key, ask, together } = await startBench();
+    const { parts, key, ask, together } = await startBench();
     const admin = await key('admin', ['admin']);
     await ask(admin, 'joinTokens.create', {})();
-    const [join_token_id = ''] = [...rooms.state.join_tokens.keys()];
+    const [join_token_id = ''] = [...parts.state.join_tokens.keys()];
     const own = await key('own', ['admin']);
     const outcomes = await together(
       ask(admin, 'keys.update', { key_id: own.id }, { tags: ['a'] }),
@@ -130,17 +130,17 @@ describe('a right that is removed cannot be used in the same commit:', () => {
       ask(own, 'joinTokens.remove', { join_token_id }),
     );
     expect(outcomes).toEqual(['done', 'forbidden', 'forbidden']);
-    expect([...rooms.state.join_tokens.keys()]).toEqual([join_token_id]);
+    expect([...parts.state.join_tokens.keys()]).toEqual([join_token_id]);
   });
 
   test('a schedule that is moved is neither changed nor removed by a key that may not use its new machine', async () => {
-    const { rooms, key, machine, ask, together } = await startBench();
+    const { parts, key, machine, ask, together } = await startBench();
     const [a, b] = [await machine('a', ['a']), await machine('b')];
     const admin = await key('admin', ['admin']);
     const own = await key('own', ['schedules:write', 'commands:execute'], { tags: ['a'] });
     const params = { machine_id: a, name: 'x', command: 'theirs', cron: '@yearly' };
     await ask(admin, 'schedules.create', {}, params)();
-    const [schedule_id = ''] = [...rooms.state.schedules.keys()];
+    const [schedule_id = ''] = [...parts.state.schedules.keys()];
     const outcomes = await together(
       ask(admin, 'schedules.update', { schedule_id }, { machine_id: b }),
       ask(own, 'schedules.update', { schedule_id }, { command: 'mine' }),
@@ -148,35 +148,35 @@ describe('a right that is removed cannot be used in the same commit:', () => {
       ask(own, 'schedules.remove', { schedule_id }),
     );
     expect(outcomes).toEqual(['done', 'forbidden', 'forbidden', 'forbidden']);
-    expect(rooms.state.schedules.get(schedule_id)).toMatchObject({
+    expect(parts.state.schedules.get(schedule_id)).toMatchObject({
       ...{ machine_id: b, command: 'theirs', requested_by: admin.id },
     });
   });
 
   test('a key can neither redirect nor remove a webhook that sends more than the key may read', async () => {
-    const { rooms, key, ask, together } = await startBench();
+    const { parts, key, ask, together } = await startBench();
     const [admin, own] = [await key('admin', ['admin']), await key('own', ['admin'])];
     const params = { url: 'http://example.org/', events: ['command.*'] };
     await ask(admin, 'webhooks.create', {}, params)();
-    const [webhook_id = ''] = [...rooms.state.webhooks.keys()];
+    const [webhook_id = ''] = [...parts.state.webhooks.keys()];
     const outcomes = await together(
       ask(admin, 'keys.update', { key_id: own.id }, { tags: ['a'] }),
       ask(own, 'webhooks.update', { webhook_id }, { url: 'http://example.net/' }),
       ask(own, 'webhooks.remove', { webhook_id }),
     );
-    expect([...outcomes, rooms.state.webhooks.get(webhook_id)?.url]).toEqual([
+    expect([...outcomes, parts.state.webhooks.get(webhook_id)?.url]).toEqual([
       ...['done', 'forbidden', 'forbidden'],
       'http://example.org/',
     ]);
   });
 
   test('no change restores what was removed', async () => {
-    const { rooms, key, machine, ask, together } = await startBench();
+    const { parts, key, machine, ask, together } = await startBench();
     const admin = await key('admin', ['admin']);
     const machine_id = await machine('one');
     const params = { machine_id, name: 'x', command: 'true', cron: '@yearly' };
     await ask(admin, 'schedules.create', {}, params)();
-    const [schedule_id = ''] = [...rooms.state.schedules.keys()];
+    const [schedule_id = ''] = [...parts.state.schedules.keys()];
     const outcomes = await together(
       ask(admin, 'machines.remove', { machine_id }),
       ask(admin, 'machines.update', { machine_id }, { name: 'back' }),
@@ -184,7 +184,7 @@ describe('a right that is removed cannot be used in the same commit:', () => {
       ask(admin, 'schedules.create', {}, params),
     );
     expect(outcomes).toEqual(['done', 'machine_not_found', 'schedule_not_found', 'machine_not_found']);
-    expect([rooms.state.machines.size, rooms.state.schedules.size]).toEqual([0, 0]);
+    expect([parts.state.machines.size, parts.state.schedules.size]).toEqual([0, 0]);
   });
 });
 
@@ -255,8 +255,8 @@ async function movedAway() {
   let history: History | undefined;
   const system = await startFarhand({
     tuning: {
-      onStores(rooms) {
-        ({ history } = rooms);
+      onStores(parts) {
+        ({ history } = parts);
       },
     },
   });

@@ -58,7 +58,7 @@ export interface Viewer {
 }
 
 export interface Bench {
-  room: Processes;
+  processes: Processes;
   home: string;
   open(spec?: Partial<TerminalSpec__Output>, id?: string): Keeper;
   keep(id: string): Keeper;
@@ -84,21 +84,21 @@ export async function startBench(limits: ProcessesOptions['limits'] = {}): Promi
       limits: { stopGraceMs: 50, ...limits },
     });
   const bench: Bench = {
-    room: await startAgain(),
+    processes: await startAgain(),
     home,
     open(spec = {}, id = newId('session')) {
       const all = { cwd: home, size: { cols: 80, rows: 24 }, grace_ms: 60_000, ...plain, ...spec };
-      return keeper((own) => bench.room.openTerminal({ id, spec: all }, own));
+      return keeper((own) => bench.processes.openTerminal({ id, spec: all }, own));
     },
-    keep: (id) => keeper((own) => bench.room.keepTerminal({ id }, own)),
-    attach: (id, options = {}) => viewer(bench.room, id, options),
+    keep: (id) => keeper((own) => bench.processes.keepTerminal({ id }, own)),
+    attach: (id, options = {}) => viewer(bench.processes, id, options),
     async again() {
-      await bench.room.stop();
-      bench.room = await startAgain();
+      await bench.processes.stop();
+      bench.processes = await startAgain();
     },
   };
   onTestFinished(async () => {
-    await bench.room.stop();
+    await bench.processes.stop();
     await rm(home, { recursive: true, force: true });
   });
   return bench;
@@ -130,7 +130,7 @@ function keeper(ask: (own: AgentCall) => AsyncIterable<{ event?: TerminalEvent |
 }
 
 function viewer(
-  room: Processes,
+  processes: Processes,
   id: string,
   { client = newId('client'), offset, taking = true }: { client?: string; offset?: number; taking?: boolean },
 ): Viewer {
@@ -156,7 +156,7 @@ function viewer(
     }
   }
   async function read(): Promise<void> {
-    for await (const answer of room.attachTerminal(requests(), call(abort.signal))) {
+    for await (const answer of processes.attachTerminal(requests(), call(abort.signal))) {
       const { head: first, output, size, input_taken } = answer;
       if (first) input.known = first.known ?? false;
       if (input_taken !== undefined) input.taken = Number(input_taken);

@@ -85,7 +85,7 @@ export interface WebhookSystem extends TestSystem {
 export async function startWebhookSystem(
   options: { flags?: string[]; dataDir?: string; tuning?: Tuning } = {},
 ): Promise<WebhookSystem> {
-  const rooms: { history?: History; events?: Events } = {};
+  const stores: { history?: History; events?: Events } = {};
   const flags = [
     '--webhook-allow',
     '127.0.0.0/8',
@@ -96,9 +96,9 @@ export async function startWebhookSystem(
   const system = await startFarhand({
     ...options,
     flags,
-    tuning: { ...options.tuning, onStores: (given) => void Object.assign(rooms, given) },
+    tuning: { ...options.tuning, onStores: (given) => void Object.assign(stores, given) },
   });
-  const { history, events } = rooms as Required<typeof rooms>;
+  const { history, events } = stores as Required<typeof stores>;
   return {
     ...system,
     history,

@@ -175,9 +175,9 @@ describe('readArchive', () => {
     () => {
       mkdirSync(path('dir'));
       writeFileSync(path('dir/closed'), 'x', { mode: 0o600 });
-      const room = JSON.stringify(join(import.meta.dirname, '../../agent/files/index.ts'));
+      const filesModule = JSON.stringify(join(import.meta.dirname, '../../agent/files/index.ts'));
       const logger = JSON.stringify(join(import.meta.dirname, '../../shared/logger.ts'));
-      const source = `import { createFiles } from ${room}; import { createLogger } from ${logger};
+      const source = `import { createFiles } from ${filesModule}; import { createLogger } from ${logger};
         const [root, directory] = ${JSON.stringify([disk.root, join(disk.root, 'data')])};
         const files = await createFiles({ roots: [root], home: root, forbidden: [], directory, log: createLogger('test', 'silent') });
         const request = { path: Buffer.from(root + '/dir'), gzip: false };
@@ -618,9 +618,9 @@ describe('writeArchive', () => {
       { name: 'big', content: Buffer.alloc(1_000_000) },
     );
     writeFileSync(join(disk.base, 'part.tar'), tar.subarray(0, 500_000));
-    const room = JSON.stringify(join(import.meta.dirname, '../../agent/files/index.ts'));
+    const filesModule = JSON.stringify(join(import.meta.dirname, '../../agent/files/index.ts'));
     const logger = JSON.stringify(join(import.meta.dirname, '../../shared/logger.ts'));
-    const source = `import { createFiles } from ${room}; import { createLogger } from ${logger};
+    const source = `import { createFiles } from ${filesModule}; import { createLogger } from ${logger};
       import { readFileSync } from 'node:fs';
       const [root, directory] = ${JSON.stringify([disk.root, disk.data])};
       const files = await createFiles({ roots: [root], home: root, forbidden: [], directory, log: createLogger('test', 'silent') });

@@ -35,15 +35,15 @@ const asRoot = process.getuid?.() === 0;
 const root = join(import.meta.dirname, '../..');
 
 let home: string;
-let room: Processes;
-let rooms: Processes[];
+let processes: Processes;
+let started: Processes[];
 
 beforeEach(async () => {
   home = await mkdtemp(join(tmpdir(), 'farhand-processes-'));
-  rooms = [];
+  started = [];
 });
 afterEach(async () => {
-  await Promise.all(rooms.map((one) => one.stop()));
+  await Promise.all(started.map((one) => one.stop()));
   await rm(home, { recursive: true, force: true });
 });
 
@@ -51,9 +51,9 @@ type Limits = NonNullable<ProcessesOptions['limits']>;
 
 async function open(limits: Limits = {}, mayRunAs = true): Promise<Processes> {
   const log = createLogger('test', 'silent');
-  room = await startProcesses({ directory: join(home, 'agent'), log, mayRunAs, limits });
-  rooms.push(room);
-  return room;
+  processes = await startProcesses({ directory: join(home, 'agent'), log, mayRunAs, limits });
+  started.push(processes);
+  return processes;
 }
 
 function call(signal: AbortSignal = new AbortController().signal): AgentCall {
@@ -76,11 +76,11 @@ function start(wanted: Wanted, id = newId('command'), signal?: AbortSignal): Asy
   };
   const asked = typeof wanted === 'string' ? { command: wanted } : wanted;
   const spec = { ...nothing, cwd: home, ...asked };
-  return room.startProcess({ id, spec }, call(signal))[Symbol.asyncIterator]();
+  return processes.startProcess({ id, spec }, call(signal))[Symbol.asyncIterator]();
 }
 
 function follow(id: string, stdout_offset = 0, stderr_offset = 0): AsyncIterator<Answer> {
-  return room.followProcess({ id, stdout_offset, stderr_offset }, call())[Symbol.asyncIterator]();
+  return processes.followProcess({ id, stdout_offset, stderr_offset }, call())[Symbol.asyncIterator]();
 }
 
 /** WriteInput. */
@@ -89,11 +89,11 @@ function give(
   data: string | Buffer,
   more: { offset?: number; end?: boolean } = {},
 ): Promise<{ taken?: unknown }> {
-  return room.writeInput({ id, data: Buffer.from(data), end: false, ...more }, call());
+  return processes.writeInput({ id, data: Buffer.from(data), end: false, ...more }, call());
 }
 
 function send(id: string, signal: string): Promise<object> {
-  return room.signalProcess({ id, signal }, call());
+  return processes.signalProcess({ id, signal }, call());
 }
 
 interface Answer {
@@ -242,9 +242,9 @@ test('an unknown id expires when followed and is not found when killed', async (
   await open();
   const { exits } = await hear(follow('cmd_unknown'));
   expect(exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'unknown_id' }]);
-  const killed = room.killProcess({ id: 'cmd_unknown', grace_ms: 0 }, call());
+  const killed = processes.killProcess({ id: 'cmd_unknown', grace_ms: 0 }, call());
   await expect(killed).rejects.toMatchObject({ code: 'command_not_found' });
-  await room.forgetProcesses({ ids: ['cmd_unknown'] }, call());
+  await processes.forgetProcesses({ ids: ['cmd_unknown'] }, call());
 });
 
 test('an id that could leave the data directory is refused', async () => {
@@ -259,7 +259,7 @@ test('more processes than allowed are refused, and one more fits when one is ove
   const running = [newId('command'), newId('command')];
   for (const id of running) await start('sleep 60', id).next();
   await expect(start('true').next()).rejects.toMatchObject({ code: 'unavailable' });
-  await room.killProcess({ id: running[0]!, grace_ms: 0 }, call());
+  await processes.killProcess({ id: running[0]!, grace_ms: 0 }, call());
   await hear(follow(running[0]!));
   expect((await run('true')).exit.outcome).toBe('PROCESS_OUTCOME_EXITED');
 });
@@ -282,7 +282,7 @@ test('an id that the journal could not store is not used up, and may be requeste
     full.mockRestore();
   }
   expect(await exists(join(home, 'ran'))).toBe(false);
-  expect(room.ids()).not.toContain(id);
+  expect(processes.ids()).not.toContain(id);
   expect((await run('true', id)).exit.outcome).toBe('PROCESS_OUTCOME_EXITED');
 });
 
@@ -377,8 +377,8 @@ test('an id that a crashed agent of 0.1.0 may have run is lost, not expired, and
   const limits = { seenMs: Number.MAX_SAFE_INTEGER };
   for (let round = 0; round < 2; round++) {
     await open(limits);
-    expect(room.journalId).toBe('bc4fe9c1-f83e-46c8-9726-5f17e83ac3e3');
-    expect(room.ids()).toEqual(['cmd_ended', 'cmd_ran']);
+    expect(processes.journalId).toBe('bc4fe9c1-f83e-46c8-9726-5f17e83ac3e3');
+    expect(processes.ids()).toEqual(['cmd_ended', 'cmd_ran']);
     for (const [id, outcome, reason] of [
       ['cmd_ended', 'PROCESS_OUTCOME_EXITED', ''],
       ['cmd_ran', 'PROCESS_OUTCOME_LOST', 'agent_restarted'],
@@ -388,7 +388,7 @@ test('an id that a crashed agent of 0.1.0 may have run is lost, not expired, and
     }
     expect(await exists(join(home, 'ran'))).toBe(false);
     expect((await readdir(directory)).filter((name) => name.startsWith('promises'))).toEqual([]);
-    await room.stop();
+    await processes.stop();
   }
 });
 
@@ -411,7 +411,7 @@ test('no pipe stays open when a command is over or all are stopped', async () =>
   const events = start('echo ready; sleep 60');
   await hear(events, sees('ready'));
   expect(await pipesInUse()).toHaveLength(2);
-  await room.stop();
+  await processes.stop();
   await vi.waitFor(async () => expect(await pipesInUse()).toEqual([]));
 });
 
@@ -429,13 +429,13 @@ test('an id runs once, however often it is requested and by whichever call', asy
     expect(stdout.toString()).toBe('out\n');
     expect(exits).toEqual(received[0].exits);
   }
-  await room.stop();
+  await processes.stop();
   await open();
   expect((await hear(start(command, id))).exits).toEqual(received[0].exits);
-  await room.forgetProcesses({ ids: [id] }, call());
+  await processes.forgetProcesses({ ids: [id] }, call());
   const forgotten = await hear(start(command, id));
   expect(forgotten.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_LOST', reason: 'forgotten' }]);
-  await room.stop();
+  await processes.stop();
   await open();
   expect((await hear(start(command, id))).exits).toMatchObject([{ reason: 'forgotten' }]);
   expect(await readFile(join(home, 'ran'), 'utf8')).toBe('ran\n');
@@ -453,7 +453,7 @@ test('input and signals are refused for a process that cannot take them', async 
   await expect(send(over, 'SIGHUP')).rejects.toMatchObject({ code: 'conflict' });
   for (const signal of ['', 'SIGSEGV', 'sighup', 'SIGRTMIN', '9'])
     await expect(send(deaf, signal)).rejects.toMatchObject({ code: 'invalid_request' });
-  await room.forgetProcesses({ ids: [over] }, call());
+  await processes.forgetProcesses({ ids: [over] }, call());
   await expect(send(over, 'SIGHUP')).rejects.toMatchObject({ code: 'conflict' });
 });
 
@@ -510,7 +510,7 @@ test('input for a command that has closed its input or exited is refused without
   await vi.waitFor(() =>
     expect(give(id, 'x')).rejects.toMatchObject({ code: 'conflict', message: /closed/ }),
   );
-  await room.killProcess({ id, grace_ms: 0 }, call());
+  await processes.killProcess({ id, grace_ms: 0 }, call());
   expect((await hear(events, undefined, [7, 0])).exits).toHaveLength(1);
   const stdin = randomBytes(300_000);
   expect((await run({ command: 'head -c 5', stdin, input: true })).stdout.equals(stdin.subarray(0, 5))).toBe(
@@ -522,8 +522,8 @@ test('an id whose result was removed can be used again only once no record of it
   await open({ seenMs: -1 });
   const id = newId('command');
   await run('true', id);
-  await room.forgetProcesses({ ids: [id] }, call());
-  await room.stop();
+  await processes.forgetProcesses({ ids: [id] }, call());
+  await processes.stop();
   await open({ seenMs: -1 });
   expect((await hear(follow(id))).exits).toMatchObject([{ reason: 'unknown_id' }]);
 });
@@ -679,10 +679,10 @@ test('a command has only its three standard files open', async () => {
 
 test('file descriptors that the agent inherited are not passed to commands', async () => {
   const script = await fixture(`
-    for await (const { event } of room.startProcess({ id: 'cmd_x', spec: { ...spec, command: 'ls /proc/self/fd' } }, call)) {
+    for await (const { event } of processes.startProcess({ id: 'cmd_x', spec: { ...spec, command: 'ls /proc/self/fd' } }, call)) {
       if (event.output) process.stdout.write(event.output.data);
     }
-    await room.stop();`);
+    await processes.stop();`);
   const null30 = `exec "$0" "$@" 9</dev/null 30</dev/null`;
   const child = spawn('bash', ['-c', null30, process.execPath, script], {
     stdio: ['ignore', 'pipe', 'inherit'],
@@ -771,7 +771,7 @@ test('a follower can leave while it waits, by return or by signal', async () => 
   await second.return?.();
   gone.abort();
   expect(await Promise.all(waiting)).toMatchObject([{ done: true }, { done: true }]);
-  await room.killProcess({ id, grace_ms: 0 }, call());
+  await processes.killProcess({ id, grace_ms: 0 }, call());
   expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
 });
 
@@ -803,7 +803,7 @@ test('the output of a runaway process is limited on disk, and a late follower ge
   expect(gaps[0]?.from).toBe(0);
   expect(gaps[0]?.to).toBeGreaterThan(10 * windowBytes);
   expect(stdout.toString()).toMatch(/^(y\n|\ny)/);
-  await room.killProcess({ id, grace_ms: 0 }, call());
+  await processes.killProcess({ id, grace_ms: 0 }, call());
   let exit: ProcessExit | null | undefined;
   while (!exit) exit = (await late.next()).value.event?.exit;
   expect(exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_CANCELLED' });
@@ -821,7 +821,7 @@ test('a process without followers never stalls, and its output is limited too', 
   await vi.waitFor(async () => expect(await last()).toBeGreaterThan(40 * windowBytes), { timeout: 20_000 });
   const sizes = await onDisk(id);
   expect(sizes.reduce((sum, size) => sum + size, 0)).toBeLessThan(1.5 * windowBytes);
-  await room.killProcess({ id, grace_ms: 0 }, call());
+  await processes.killProcess({ id, grace_ms: 0 }, call());
   const { exits } = await hear(follow(id, 0), ({ gaps }) => gaps.length > 0);
   expect(exits).toEqual([]);
 });
@@ -848,7 +848,9 @@ test('a follower that stopped reading stalls a process only until it counts as g
   const id = newId('command');
   const first = start('head -c 5000000 /dev/zero; echo over >&2', id);
   await first.next();
-  const dead = room.followProcess({ id, stdout_offset: 0, stderr_offset: 0 }, call())[Symbol.asyncIterator]();
+  const dead = processes
+    .followProcess({ id, stdout_offset: 0, stderr_offset: 0 }, call())
+    [Symbol.asyncIterator]();
   await dead.next();
   await first.return?.();
   // The follower has read nothing yet, and its next bytes have left the window.
@@ -903,7 +905,7 @@ test('at its timeout the whole tree is killed, including processes that ignore T
     { outcome: 'PROCESS_OUTCOME_TIMEOUT', exit_code: 137, signal: 'SIGKILL' },
   ]);
   await expectTreeDead();
-  await room.killProcess({ id, grace_ms: 0 }, call());
+  await processes.killProcess({ id, grace_ms: 0 }, call());
   expect((await hear(follow(id))).exits).toEqual(received.exits);
 });
 
@@ -912,8 +914,8 @@ test('a kill ends the whole tree, and a second one can shorten the grace', async
   const id = newId('command');
   const events = start(tree, id);
   await hear(events, sees('ready'));
-  await room.killProcess({ id, grace_ms: 600_000 }, call());
-  await room.killProcess({ id, grace_ms: 0 }, call());
+  await processes.killProcess({ id, grace_ms: 600_000 }, call());
+  await processes.killProcess({ id, grace_ms: 0 }, call());
   const received = await hear(events, undefined, [6, 0]);
   expect(received.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
   await expectTreeDead();
@@ -927,7 +929,7 @@ test('a process that ends on TERM gets no KILL, and the kill returns its exit co
     id,
   );
   await hear(events, sees('ready'));
-  await room.killProcess({ id, grace_ms: 60_000 }, call());
+  await processes.killProcess({ id, grace_ms: 60_000 }, call());
   const { stdout, exits } = await hear(events, undefined, [6, 0]);
   expect(stdout.toString()).toBe('bye\n');
   expect(exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED', exit_code: 5, signal: '' }]);
@@ -943,7 +945,7 @@ test('a cancel during the start or the exit results in exactly one end, and no p
     // The cancel arrives at a different moment each time, from before the journal entry to after the exit.
     for (let turns = i % 30; turns > 0; turns--) await stat(home);
     if (i % 30 === 29) await ended;
-    await room.killProcess({ id, grace_ms: i % 3 === 0 ? 0 : 1000 }, call());
+    await processes.killProcess({ id, grace_ms: i % 3 === 0 ? 0 : 1000 }, call());
     const { exits } = await ended;
     expect(exits).toHaveLength(1);
     const { outcome = '', exit_code } = exits[0]!;
@@ -951,7 +953,7 @@ test('a cancel during the start or the exit results in exactly one end, and no p
     else expect(outcome).toBe('PROCESS_OUTCOME_CANCELLED');
     outcomes[outcome] = (outcomes[outcome] ?? 0) + 1;
     expect((await hear(follow(id))).exits).toEqual(exits);
-    await room.forgetProcesses({ ids: [id] }, call());
+    await processes.forgetProcesses({ ids: [id] }, call());
   }
   expect(Object.keys(outcomes).sort()).toEqual(['PROCESS_OUTCOME_CANCELLED', 'PROCESS_OUTCOME_EXITED']);
 });
@@ -960,7 +962,7 @@ test('a kill that arrives before the start prevents the start', async () => {
   await open();
   const id = newId('command');
   const received = hear(start('touch ran', id));
-  await room.killProcess({ id, grace_ms: 0 }, call());
+  await processes.killProcess({ id, grace_ms: 0 }, call());
   const { exits, pid } = await received;
   expect(exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED', reason: '' }]);
   expect(pid).toBeUndefined();
@@ -972,7 +974,7 @@ test('a stopped process (SIGSTOP) ends at SIGTERM, too', async () => {
   const id = newId('command');
   const events = start('echo ready; kill -STOP $$', id);
   await hear(events, sees('ready'));
-  await room.killProcess({ id, grace_ms: 60_000 }, call());
+  await processes.killProcess({ id, grace_ms: 60_000 }, call());
   const { exits } = await hear(events, undefined, [6, 0]);
   expect(exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED', signal: 'SIGTERM' }]);
 });
@@ -1023,17 +1025,17 @@ test('removing a result removes everything, also of a process that still runs', 
   await run('echo out; echo error >&2', done);
   await hear(start('echo out; sleep 60', running), sees('out'));
   expect((await outputs()).sort()).toEqual([`${done}.stderr`, `${done}.stdout`, `${running}.stdout`].sort());
-  expect(room.ids()).toEqual([done, running]);
-  await room.forgetProcesses({ ids: [done] }, call());
-  await room.forgetProcesses({ ids: [running] }, call());
-  expect(room.ids()).toEqual([]);
+  expect(processes.ids()).toEqual([done, running]);
+  await processes.forgetProcesses({ ids: [done] }, call());
+  await processes.forgetProcesses({ ids: [running] }, call());
+  expect(processes.ids()).toEqual([]);
   expect(await outputs()).toEqual([`${running}.stdout`]);
   const last = follow(running, 4);
-  await room.killProcess({ id: running, grace_ms: 0 }, call());
+  await processes.killProcess({ id: running, grace_ms: 0 }, call());
   expect((await hear(last, undefined, [4, 0])).exits).toMatchObject([
     { outcome: 'PROCESS_OUTCOME_CANCELLED' },
   ]);
-  await room.stop();
+  await processes.stop();
   expect(await outputs()).toEqual([]);
 });
 
@@ -1048,21 +1050,21 @@ test('stopping kills processes, ends their followers and refuses new ones; a res
   const id = newId('command');
   const events = start(tree, id);
   await hear(events, sees('ready'));
-  const stopped = room.stop();
+  const stopped = processes.stop();
   await expect(start('true').next()).rejects.toMatchObject({ code: 'unavailable' });
   const lost = { outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted', stdout_bytes: 6 };
   expect((await hear(events, undefined, [6, 0])).exits).toMatchObject([lost]);
   await stopped;
   await expectTreeDead();
-  const { journalId } = room;
+  const { journalId } = processes;
   await open();
-  expect(room.journalId).toBe(journalId);
+  expect(processes.journalId).toBe(journalId);
   const again = await hear(follow(id));
   expect(again.stdout.toString()).toBe('ready\n');
   expect(again.exits).toMatchObject([lost]);
 });
 
-/** Writes a program that opens the same directory. `body` can use `room`, `spec` and `call`. */
+/** Writes a program that opens the same directory. `body` can use `processes`, `spec` and `call`. */
 async function fixture(body: string): Promise<string> {
   const path = join(home, 'fixture.ts');
   const from = (name: string): string => JSON.stringify(join(root, name));
@@ -1072,7 +1074,7 @@ async function fixture(body: string): Promise<string> {
     import { createLogger } from ${from('shared/logger.ts')};
     const directory = ${JSON.stringify(join(home, 'agent'))};
     const limits = { graceMs: 100, killForMs: 2000 };
-    const room = await startProcesses({ directory, log: createLogger('test', 'error'), mayRunAs: true, limits });
+    const processes = await startProcesses({ directory, log: createLogger('test', 'error'), mayRunAs: true, limits });
     const spec = { command: '', direct: false, args: [], cwd: ${JSON.stringify(home)}, env: {}, user: '',
       stdin: Buffer.alloc(0), timeout_ms: 0, input: false };
     const call = { call_id: 'c', request_id: 'r', signal: new AbortController().signal };
@@ -1085,7 +1087,7 @@ async function fixture(body: string): Promise<string> {
 async function crash(id: string, command: string): Promise<void> {
   const script = await fixture(`
     const spec2 = { ...spec, command: ${JSON.stringify(command)} };
-    for await (const { event } of room.startProcess({ id: '${id}', spec: spec2 }, call)) {
+    for await (const { event } of processes.startProcess({ id: '${id}', spec: spec2 }, call)) {
       if (String(event.output?.data).includes('ready')) console.log('ready');
     }`);
   const agent: ChildProcess = spawn(process.execPath, [script], { stdio: ['ignore', 'pipe', 'inherit'] });
@@ -1100,7 +1102,7 @@ test('after a crash of the agent the outcome is lost, the process tree is killed
   expect(await alive(await pidIn('main'))).toBe(true);
   await open();
   await expectTreeDead();
-  expect(room.ids()).toEqual([id]);
+  expect(processes.ids()).toEqual([id]);
   const { stdout, pid, exits } = await hear(follow(id));
   expect(stdout.toString()).toBe('ready\n');
   expect(pid).toBe(await pidIn('main'));
@@ -1124,19 +1126,19 @@ test('after a crash also processes without the mark are killed, by their session
 test('a line torn by a crash is ignored; a journal that cannot be read is set aside under a new id', async () => {
   const id = newId('command');
   await open();
-  const { journalId } = room;
+  const { journalId } = processes;
   const { exit } = await run('echo out', id);
-  await room.stop();
+  await processes.stop();
   await appendFile(join(home, 'agent/journal'), '{"t":"accepted","id":"cmd_to');
   await open();
-  expect(room.journalId).toBe(journalId);
-  expect(room.ids()).toEqual([id]);
+  expect(processes.journalId).toBe(journalId);
+  expect(processes.ids()).toEqual([id]);
   expect((await hear(follow(id))).exits).toEqual([exit]);
-  await room.stop();
+  await processes.stop();
   await writeFile(join(home, 'agent/journal'), 'not a journal\n');
   await open();
-  expect(room.journalId).not.toBe(journalId);
-  expect(room.ids()).toEqual([]);
+  expect(processes.journalId).not.toBe(journalId);
+  expect(processes.ids()).toEqual([]);
   expect(await outputs()).toEqual([]);
 });
 
@@ -1144,7 +1146,7 @@ test('output that a power cut shortened has a gap before the exit', async () => 
   const id = newId('command');
   await open();
   const { exit } = await run('echo out', id);
-  await room.stop();
+  await processes.stop();
   await rm(join(home, 'agent/output'), { recursive: true });
   await open();
   const { gaps, exits } = await hear(follow(id));
@@ -1186,10 +1188,10 @@ test.runIf(asRoot)(
       // Like sudo: real, effective and saved user are root, so that the user nobody may not signal it.
       const command = `exec ${setpriv} --reuid=0 --regid=0 --clear-groups sh -c 'echo $$ > rooted; sleep 60'`;
       const script = await fixture(`
-      for await (const { event } of room.startProcess({ id: 'cmd_x', spec: { ...spec, command: ${JSON.stringify(command)}, timeout_ms: 1000 } }, call)) {
+      for await (const { event } of processes.startProcess({ id: 'cmd_x', spec: { ...spec, command: ${JSON.stringify(command)}, timeout_ms: 1000 } }, call)) {
         if (event.exit) console.log(event.exit.outcome);
       }
-      await room.stop();`);
+      await processes.stop();`);
       await chmod(script, 0o644);
       const chown = `chown -R 65534 ${directory} && echo $$ > ${directory}/cgroup.procs`;
       const agent = `exec setpriv --reuid=65534 --regid=65534 --clear-groups "$0" "$@"`;
@@ -1220,7 +1222,7 @@ test.runIf(asRoot)(
     if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
     const id = newId('command');
     await hear(start(`${hidden('daemon')}; sleep 600`, id), sees('ready'));
-    await room.killProcess({ id, grace_ms: 100 }, call());
+    await processes.killProcess({ id, grace_ms: 100 }, call());
     expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
     expect(await alive(await pidIn('daemon'))).toBe(false);
   },
@@ -1241,7 +1243,7 @@ test.runIf(asRoot)(
     const id = newId('command');
     const command = `touch ${go}; while [ ! -s ${file} ]; do sleep 0.01; done; echo ready; sleep 600`;
     await hear(start(command, id), sees('ready'));
-    await room.killProcess({ id, grace_ms: 100 }, call());
+    await processes.killProcess({ id, grace_ms: 100 }, call());
     expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
     const pid = await pidIn('worker');
     expect(await alive(pid)).toBe(true);
@@ -1257,10 +1259,10 @@ test.runIf(asRoot)(
     const [other, id] = [newId('command'), newId('command')];
     await hear(start(`${hidden('daemon')}; sleep 600`, id), sees('ready'));
     await hear(start('echo ready; sleep 600', other), sees('ready'));
-    await room.killProcess({ id: other, grace_ms: 100 }, call());
+    await processes.killProcess({ id: other, grace_ms: 100 }, call());
     expect((await hear(follow(other))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
     expect(await alive(await pidIn('daemon'))).toBe(true);
-    await room.killProcess({ id, grace_ms: 100 }, call());
+    await processes.killProcess({ id, grace_ms: 100 }, call());
     expect((await hear(follow(id))).exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_CANCELLED' }]);
     expect(await alive(await pidIn('daemon'))).toBe(false);
   },
@@ -1271,7 +1273,7 @@ test.runIf(asRoot)(
   async (context) => {
     await open();
     if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
-    await room.stop();
+    await processes.stop();
     await crash(newId('command'), `${hidden('daemon')}; sleep 600`);
     expect(await alive(await pidIn('daemon'))).toBe(true);
     await open();
@@ -1284,7 +1286,8 @@ test.runIf(asRoot)(
   async (context) => {
     await open();
     if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
-    const own = (await readFile(`/proc/${room.pids()[0]}/cgroup`, 'utf8')).match(/^0::(.*)$/m)?.[1] ?? '';
+    const own =
+      (await readFile(`/proc/${processes.pids()[0]}/cgroup`, 'utf8')).match(/^0::(.*)$/m)?.[1] ?? '';
     const mount = (await readFile(cgroup, 'utf8')).split('\n').find((line) => line.includes(' - cgroup2 '));
     const directory = join(mount?.split(' ')[4] ?? '', own);
     const inside = async (): Promise<string[]> =>
@@ -1299,9 +1302,9 @@ test.runIf(asRoot)(
     await run('true');
     await run({ command: 'nonexistent', direct: true });
     expect(await inside()).toEqual([first, expect.any(String)]);
-    await room.killProcess({ id, grace_ms: 0 }, call());
+    await processes.killProcess({ id, grace_ms: 0 }, call());
     await hear(follow(id));
-    await room.stop();
+    await processes.stop();
     expect(await exists(directory)).toBe(false);
   },
 );

@@ -140,9 +140,9 @@ describe('searchFiles', () => {
       writeFileSync(path('secret'), 'word', { mode: 0o600 });
       writeFileSync(path('open'), 'word');
       chmodSync(disk.root, 0o777);
-      const room = JSON.stringify(join(import.meta.dirname, '../../agent/files/index.ts'));
+      const filesModule = JSON.stringify(join(import.meta.dirname, '../../agent/files/index.ts'));
       const logger = JSON.stringify(join(import.meta.dirname, '../../shared/logger.ts'));
-      const source = `import { createFiles } from ${room}; import { createLogger } from ${logger};
+      const source = `import { createFiles } from ${filesModule}; import { createLogger } from ${logger};
       const [root, directory] = ${JSON.stringify([disk.root, path('data')])};
       const files = await createFiles({ roots: [root], home: root, forbidden: [], directory, log: createLogger('test', 'silent') });
       const request = { path: Buffer.from(root), name: '', content: 'word', ignore_case: false, hidden: false, limit: 0 };

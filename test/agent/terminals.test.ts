@@ -64,7 +64,7 @@ test('a size that no terminal has is refused, when opening and later', async () 
 
 test('commands and terminals are not found under each other’s ids', async () => {
   const bench = await startBench();
-  const { room } = bench;
+  const { processes } = bench;
   const [terminal, command] = [newId('session'), newId('command')];
   await bench.open({}, terminal).started();
   const spec = {
@@ -77,16 +77,22 @@ test('commands and terminals are not found under each other’s ids', async () =
     stdin: Buffer.alloc(0),
   };
   const start = (id: string): AsyncIterator<unknown> =>
-    room.startProcess({ id, spec: { ...spec, timeout_ms: 0, input: true } }, call())[Symbol.asyncIterator]();
+    processes
+      .startProcess({ id, spec: { ...spec, timeout_ms: 0, input: true } }, call())
+      [Symbol.asyncIterator]();
   await start(command).next();
   const missing = { code: 'command_not_found' };
   const offsets = { stdout_offset: 0, stderr_offset: 0 };
-  const followed = room.followProcess({ id: terminal, ...offsets }, call())[Symbol.asyncIterator]();
+  const followed = processes.followProcess({ id: terminal, ...offsets }, call())[Symbol.asyncIterator]();
   await expect(followed.next()).rejects.toMatchObject(missing);
   await expect(start(terminal).next()).rejects.toMatchObject(missing);
   const data = Buffer.from('x');
-  await expect(room.writeInput({ id: terminal, data, end: false }, call())).rejects.toMatchObject(missing);
-  await expect(room.signalProcess({ id: terminal, signal: 'SIGHUP' }, call())).rejects.toMatchObject(missing);
+  await expect(processes.writeInput({ id: terminal, data, end: false }, call())).rejects.toMatchObject(
+    missing,
+  );
+  await expect(processes.signalProcess({ id: terminal, signal: 'SIGHUP' }, call())).rejects.toMatchObject(
+    missing,
+  );
   const session = { code: 'session_not_found' };
   await expect(bench.keep(command).started()).rejects.toMatchObject(session);
   await expect(bench.open({}, command).started()).rejects.toMatchObject(session);
@@ -135,7 +141,7 @@ test('commands run without the native addon, but terminals do not', async () => 
   const arch = vi.spyOn(process, 'arch', 'get').mockReturnValue('mips');
   try {
     const bench = await startBench();
-    expect(bench.room.missing).toEqual(['OpenTerminal', 'KeepTerminal', 'AttachTerminal']);
+    expect(bench.processes.missing).toEqual(['OpenTerminal', 'KeepTerminal', 'AttachTerminal']);
     await expect(bench.open().started()).rejects.toMatchObject({ code: 'not_supported' });
     const rest = {
       direct: false,
@@ -148,7 +154,8 @@ test('commands run without the native addon, but terminals do not', async () => 
     };
     const spec = { ...rest, command: 'true', input: false };
     const events = [];
-    for await (const { event } of bench.room.startProcess({ id: 'cmd_1', spec }, call())) events.push(event);
+    for await (const { event } of bench.processes.startProcess({ id: 'cmd_1', spec }, call()))
+      events.push(event);
     expect(events.at(-1)?.exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_EXITED' });
   } finally {
     arch.mockRestore();
@@ -176,8 +183,8 @@ test('a client types, sees the echo, and gets the exit of the shell', async () =
   const late = bench.attach(id);
   await late.ended;
   expect(late.text()).toBe(viewer.text());
-  await bench.room.forgetProcesses({ ids: [id] }, call());
-  expect(bench.room.ids()).toEqual([]);
+  await bench.processes.forgetProcesses({ ids: [id] }, call());
+  expect(bench.processes.ids()).toEqual([]);
   expect(await bench.keep(id).exit()).toMatchObject({ reason: 'forgotten' });
 });
 
@@ -202,7 +209,7 @@ test('two openings of one id start one shell', async () => {
   const pids = await Promise.all(keepers.map((one) => one.started()));
   expect(pids[0]).toBe(pids[1]);
   await bench.attach(id).sees('up');
-  await bench.room.killProcess({ id, grace_ms: 1000 }, call());
+  await bench.processes.killProcess({ id, grace_ms: 1000 }, call());
   const exits = await Promise.all(keepers.map((one) => one.exit()));
   expect(exits[0]).toEqual(exits[1]);
   expect(exits[0]).toMatchObject({ outcome: 'PROCESS_OUTCOME_CANCELLED', signal: 'SIGHUP' });
@@ -341,7 +348,7 @@ test('50 MB arrive to the byte, even if the reader pauses', async () => {
   for (const stop of [1_000_000, 20_000_000]) {
     await viewer.reaches(stop);
     viewer.taking(false);
-    await bench.room.forgetProcesses({ ids: [] }, call());
+    await bench.processes.forgetProcesses({ ids: [] }, call());
     viewer.taking(true);
   }
   await viewer.ended;
@@ -536,7 +543,7 @@ test('a kill ends an interactive shell and processes that ignore the hangup, and
   );
   await shell.started();
   await vi.waitFor(async () => expect(await running(`sleep ${deaf}`)).toHaveLength(1), 5_000);
-  await bench.room.killProcess({ id: killed, grace_ms: 100 }, call());
+  await bench.processes.killProcess({ id: killed, grace_ms: 100 }, call());
   expect(await shell.exit()).toMatchObject({ outcome: 'PROCESS_OUTCOME_CANCELLED', signal: 'SIGKILL' });
   expect(await running(`sleep ${deaf}`)).toEqual([]);
   const pid = await bench.open({}, stopped).started();
@@ -544,7 +551,7 @@ test('a kill ends an interactive shell and processes that ignore the hangup, and
   expect(await alive(pid)).toBe(false);
   const lost = { outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted' };
   expect(await bench.keep(stopped).exit()).toMatchObject(lost);
-  expect(bench.room.ids()).toEqual([killed, stopped]);
+  expect(bench.processes.ids()).toEqual([killed, stopped]);
   const empty = bench.attach(stopped);
   await empty.ended;
   expect(empty.text()).toBe('');
@@ -552,7 +559,7 @@ test('a kill ends an interactive shell and processes that ignore the hangup, and
 
 test('a killed agent leaves no process of a terminal, and the next one reports it as lost', async () => {
   const bench = await startBench();
-  await bench.room.stop();
+  await bench.processes.stop();
   const duration = unusual();
   const path = join(bench.home, 'fixture.ts');
   const from = (name: string): string => JSON.stringify(join(root, name));
@@ -562,11 +569,11 @@ test('a killed agent leaves no process of a terminal, and the next one reports i
     import { createLogger } from ${from('shared/logger.ts')};
     const log = createLogger('test', 'error');
     const directory = ${JSON.stringify(join(bench.home, 'agent'))};
-    const room = await startProcesses({ directory, log, mayRunAs: true });
+    const processes = await startProcesses({ directory, log, mayRunAs: true });
     const args = ['-c', 'trap "" HUP; setsid sleep ${duration} & sleep ${duration}'];
     const spec = { program: '/bin/sh', args, cwd: '', env: {}, size: { cols: 80, rows: 24 }, grace_ms: 60000 };
     const call = { call_id: 'c', request_id: 'r', signal: new AbortController().signal };
-    for await (const { event } of room.openTerminal({ id: 'ses_1', spec }, call)) console.log(event.started.pid);`,
+    for await (const { event } of processes.openTerminal({ id: 'ses_1', spec }, call)) console.log(event.started.pid);`,
   );
   const agent = spawn(process.execPath, [path], { stdio: ['ignore', 'pipe', 'inherit'] });
   await once(agent.stdout.setEncoding('utf8'), 'data');

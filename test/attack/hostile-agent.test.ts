@@ -55,7 +55,7 @@ const fileOf = (text: string) => ({
 });
 
 /** Resolves when a stream accepts more data, or has ended. */
-function room(stream: ScriptedAgent['control'] | AnswerStream): Promise<void> {
+function drained(stream: ScriptedAgent['control'] | AnswerStream): Promise<void> {
   return new Promise((resolve) => {
     const done = (): void => {
       for (const event of ['drain', 'close', 'status']) stream.off(event, done);
@@ -132,7 +132,7 @@ test('endless output is limited to its window, and the record has its start', as
       const event = { output: { stream: 'OUTPUT_STREAM_STDOUT', offset, data } };
       offset += data.length;
       const frame = { message: hostile.encode('StartProcess', { event }) };
-      if (!stream.write(frame)) await room(stream);
+      if (!stream.write(frame)) await drained(stream);
     }
   })();
   let largest = 0;
@@ -192,7 +192,7 @@ test('a flood of reports, replies or heartbeats ends only its own link', async (
     await hostile.next('welcome');
     const flooding = (async () => {
       for (let sent = 0; sent < 20_000 && hostile.control.writable; sent += 1) {
-        if (!hostile.control.write(message)) await Promise.race([room(hostile.control), hostile.ended]);
+        if (!hostile.control.write(message)) await Promise.race([drained(hostile.control), hostile.ended]);
       }
     })();
     await served();
@@ -327,7 +327,7 @@ test('an endless listing with impossible names affects only its own reader', asy
   });
   const flooding = (async () => {
     for (let sent = 0; sent < 400 && !over; sent += 1)
-      if (!stream.write(batch)) await Promise.race([room(stream), ended]);
+      if (!stream.write(batch)) await Promise.race([drained(stream), ended]);
     stream.write({ end: {} });
   })();
   const answer = await asked;

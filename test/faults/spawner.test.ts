@@ -18,13 +18,13 @@ const root = join(import.meta.dirname, '../..');
 const log = createLogger('test', 'silent');
 
 let home: string;
-let room: Processes;
-let rooms: Processes[];
+let processes: Processes;
+let started: Processes[];
 
 async function open(more: { lateMs?: number } = {}): Promise<void> {
   const limits = { stopGraceMs: 50, killForMs: 2000, ...more };
-  room = await startProcesses({ directory: join(home, 'agent'), log, mayRunAs: true, limits });
-  rooms.push(room);
+  processes = await startProcesses({ directory: join(home, 'agent'), log, mayRunAs: true, limits });
+  started.push(processes);
 }
 
 function call(signal: AbortSignal = new AbortController().signal): AgentCall {
@@ -38,7 +38,7 @@ interface Answer {
 function start(command: string, id = newId('command')): AsyncIterator<Answer> {
   const rest = { direct: false, args: [], env: {}, user: '', stdin: Buffer.alloc(0), timeout_ms: 0 };
   const spec = { ...rest, command, cwd: home, input: false };
-  return room.startProcess({ id, spec }, call())[Symbol.asyncIterator]();
+  return processes.startProcess({ id, spec }, call())[Symbol.asyncIterator]();
 }
 
 /** Reads all events up to the exit. */
@@ -77,7 +77,7 @@ async function alive(pid: number): Promise<boolean> {
 }
 
 async function spawnerPid(): Promise<number> {
-  const [pid, ...more] = await spawners(room.journalId);
+  const [pid, ...more] = await spawners(processes.journalId);
   expect(more).toEqual([]);
   return pid!;
 }
@@ -95,7 +95,7 @@ const lost = { outcome: 'PROCESS_OUTCOME_LOST', reason: 'spawner_died', exit_cod
 async function result(more: object): Promise<ProcessExit & { output: string }> {
   const rest = { direct: true, args: [], env: {}, user: '', stdin: Buffer.alloc(0), timeout_ms: 0 };
   const spec = { ...rest, command: '', cwd: home, input: false, ...more };
-  const events = room.startProcess({ id: newId('command'), spec }, call());
+  const events = processes.startProcess({ id: newId('command'), spec }, call());
   const { output, event } = await end(events[Symbol.asyncIterator]());
   return { output, ...event.exit };
 }
@@ -111,13 +111,13 @@ const ways = [
 describe.each(ways)('by $way', ({ way, flags }) => {
   beforeEach(async () => {
     process.execArgv = [...execArgv, ...flags];
-    rooms = [];
+    started = [];
     home = await mkdtemp(join(tmpdir(), 'farhand-spawner-'));
     await open();
   });
   afterEach(async () => {
     process.execArgv = execArgv;
-    await Promise.all(rooms.map((one) => one.stop()));
+    await Promise.all(started.map((one) => one.stop()));
     await rm(home, { recursive: true, force: true });
   });
 
@@ -216,7 +216,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
       output: 'again\n',
       event: { exit: { outcome: 'PROCESS_OUTCOME_EXITED', exit_code: 0 } },
     });
-    expect(await spawners(room.journalId)).toHaveLength(1);
+    expect(await spawners(processes.journalId)).toHaveLength(1);
   });
 
   test('a command without mark and pipes is found when its spawner is killed', async () => {
@@ -246,7 +246,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
   });
 
   test('a hung spawner delays the starts that were sent to it, but no later ones', async () => {
-    await room.stop();
+    await processes.stop();
     await open({ lateMs: 300 });
     const hung = await spawnerPid();
     process.kill(hung, 'SIGSTOP');
@@ -258,11 +258,11 @@ describe.each(ways)('by $way', ({ way, flags }) => {
       expect(later).toContain('later\n');
     });
     // On a busy machine the second spawner may be late, too.
-    expect((await spawners(room.journalId)).length).toBeGreaterThan(1);
+    expect((await spawners(processes.journalId)).length).toBeGreaterThan(1);
     process.kill(hung, 'SIGCONT');
     expect((await held).output).toBe('held\n');
-    await room.stop();
-    expect(await spawners(room.journalId)).toEqual([]);
+    await processes.stop();
+    expect(await spawners(processes.journalId)).toEqual([]);
   });
 
   test('64 commands at once all start and end', async () => {
@@ -272,20 +272,20 @@ describe.each(ways)('by $way', ({ way, flags }) => {
   });
 
   test('signals to the whole process group do not end the spawner; stopping the agent does', async () => {
-    const [pid] = await spawners(room.journalId);
+    const [pid] = await spawners(processes.journalId);
     for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP']) process.kill(pid!, signal);
     expect((await end(start('echo out'))).output).toBe('out\n');
-    expect(await spawners(room.journalId)).toEqual([pid]);
-    await room.stop();
+    expect(await spawners(processes.journalId)).toEqual([pid]);
+    await processes.stop();
     expect(await alive(pid!)).toBe(false);
   });
 
   /**
-   * Starts another agent on the same directory. `body` can use `room` and start(command, id). Resolves to the
+   * Starts another agent on the same directory. `body` can use `processes` and start(command, id). Resolves to the
    * id of its journal.
    */
   async function otherAgent(body = ''): Promise<{ agent: ChildProcess; journalId: string }> {
-    await room.stop();
+    await processes.stop();
     const path = join(home, 'fixture.ts');
     const from = (name: string): string => JSON.stringify(join(root, name));
     await writeFile(
@@ -293,14 +293,14 @@ describe.each(ways)('by $way', ({ way, flags }) => {
       `import { startProcesses } from ${from('agent/processes/index.ts')};
       import { createLogger } from ${from('shared/logger.ts')};
       const log = createLogger('test', 'error');
-      const room = await startProcesses({ directory: ${JSON.stringify(join(home, 'agent'))}, log, mayRunAs: true });
+      const processes = await startProcesses({ directory: ${JSON.stringify(join(home, 'agent'))}, log, mayRunAs: true });
       const signal = new AbortController().signal;
       const spec = { direct: false, args: [], cwd: ${JSON.stringify(home)}, env: {}, user: '', timeout_ms: 0,
         stdin: Buffer.alloc(0), input: false };
       const start = (command, id) =>
-        room.startProcess({ id, spec: { ...spec, command } }, { call_id: 'c', request_id: 'r', signal }).next();
+        processes.startProcess({ id, spec: { ...spec, command } }, { call_id: 'c', request_id: 'r', signal }).next();
       ${body}
-      console.log(room.journalId);`,
+      console.log(processes.journalId);`,
     );
     const agent: ChildProcess = spawn(process.execPath, [path], { stdio: ['pipe', 'pipe', 'inherit'] });
     const [line]: string[] = await once(agent.stdout!.setEncoding('utf8'), 'data');
@@ -349,9 +349,9 @@ describe.each(ways)('by $way', ({ way, flags }) => {
   });
 
   test('a hung spawner does not prevent the stop of the agent', async () => {
-    await room.stop();
+    await processes.stop();
     await open({ lateMs: 100 });
-    const [pid] = await spawners(room.journalId);
+    const [pid] = await spawners(processes.journalId);
     process.kill(pid!, 'SIGSTOP');
     const id = newId('command');
     const asked = end(start('touch ran', id));
@@ -359,9 +359,9 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     const later = newId('command');
     void start('touch ran', later).next();
     await journalled(later);
-    await room.stop();
+    await processes.stop();
     expect((await asked).event.exit).toMatchObject(lost);
-    expect(await spawners(room.journalId)).toEqual([]);
+    expect(await spawners(processes.journalId)).toEqual([]);
     expect(await readdir(home)).not.toContain('ran');
   });
 
@@ -389,7 +389,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
       expect(await alive(pid!)).toBe(false);
       expect(await inHome()).toEqual([]);
       for (const id of [...running, 'cmd_asked']) {
-        const events = room.followProcess({ id, stdout_offset: 0, stderr_offset: 0 }, call());
+        const events = processes.followProcess({ id, stdout_offset: 0, stderr_offset: 0 }, call());
         const { event } = await end(events[Symbol.asyncIterator]());
         expect(event.exit).toMatchObject({ outcome: 'PROCESS_OUTCOME_LOST', reason: 'agent_restarted' });
       }
