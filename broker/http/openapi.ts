@@ -260,8 +260,9 @@ function contentOf(route: Route) {
     kind === 'list'
       ? z.object({ data: z.array(reply).describe('The items'), meta: paged.describe('The page') })
       : z.object({
-          data: reply.meta()?.id ? reply : reply.describe('The result'),
-          meta: kind === 'growing' ? paged : single,
+          data: reply.describe('The result'),
+          meta:
+            kind === 'growing' ? paged.describe('The page') : single.describe('Id of the request, and time'),
         });
   return { description: 'Success', content: { 'application/json': { schema } } };
 }

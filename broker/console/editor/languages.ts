@@ -25,7 +25,7 @@ const byName: readonly (readonly [name: RegExp, load: Load])[] = [
   [/^(Dockerfile|Containerfile)/, docker],
 ];
 
-/** Returns the parser for a file. Undefined if neither its name nor its first line tell the language. */
+/** Returns the parser for a file. Undefined if neither its name nor its first line names the language. */
 export async function languageOf(name: string, text: string): Promise<StreamParser<unknown> | undefined> {
   const load =
     byName.find(([pattern]) => pattern.test(name))?.[1] ??
