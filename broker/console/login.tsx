@@ -44,7 +44,7 @@ export function Login() {
           </p>
         )}
         <p class="muted small">
-          No key yet? On the broker’s machine run <code>farhand keys create --scopes admin</code>
+          No key yet? On the broker’s machine run <code>farhand auth create-key --name me</code>
         </p>
       </div>
     </main>

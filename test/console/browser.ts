@@ -48,10 +48,17 @@ export interface ConsolePage {
   faults: string[];
   /** Shows the page with this path below /console. */
   open(path: string): Promise<void>;
+  /** Shows such a page, and resolves when it has its data. */
+  openLoaded(path: string): Promise<void>;
+  /** Opens another window beside it, with the same logins and cache. */
+  another(): Promise<ConsolePage>;
 }
 
-/** Answers that are part of normal work: no login yet, a file that somebody else saved, and what is forbidden. */
-const expectedStatus = /status of (401|403|404|409|412)/;
+/**
+ * What browsers print of normal work: answers without a login, for a file that somebody else saved and for what is
+ * forbidden, and the stream that ends with its login.
+ */
+const expectedError = /status of (401|403|404|409|412)|ERR_INCOMPLETE_CHUNKED_ENCODING/;
 
 /** Opens a browser window of its own, without a login. */
 export async function newWindow(
@@ -65,11 +72,19 @@ export async function newWindow(
     permissions: ['clipboard-read', 'clipboard-write'],
   });
   onTestFinished(() => context.close());
+  return openPage(context, system);
+}
+
+async function openPage(context: BrowserContext, system: TestSystem): Promise<ConsolePage> {
   const page = await context.newPage();
   const faults: string[] = [];
   page.on('console', (message) => {
-    const isFault = ['error', 'warning'].includes(message.type()) && !expectedStatus.test(message.text());
+    const isFault = ['error', 'warning'].includes(message.type()) && !expectedError.test(message.text());
     if (isFault) faults.push(`console: ${message.text()}`);
+  });
+  page.on('dialog', (dialog) => {
+    faults.push(`dialog: ${dialog.message()}`);
+    void dialog.dismiss();
   });
   page.on('pageerror', (error) => faults.push(`error: ${error.message}`));
   page.on('request', (request) => {
@@ -85,7 +100,13 @@ export async function newWindow(
   const open = async (path: string): Promise<void> => {
     await page.goto(`${system.url}/console${path}`);
   };
-  return { page, context, faults, open };
+  const openLoaded = async (path: string): Promise<void> => {
+    await open(path);
+    await page.getByRole('heading', { level: 1 }).waitFor();
+    await page.locator('.placeholder').first().waitFor({ state: 'detached' });
+  };
+  const another = (): Promise<ConsolePage> => openPage(context, system);
+  return { page, context, faults, open, openLoaded, another };
 }
 
 /** Types a key into the login page. */
@@ -96,21 +117,33 @@ export async function logIn({ page, open }: ConsolePage, key: string): Promise<v
   await page.getByRole('heading', { name: 'Machines', level: 1 }).waitFor();
 }
 
+/** Logs in by the API and resolves with the secret of the cookie. */
+export async function newCookie(system: TestSystem, key = system.key): Promise<string> {
+  const { headers } = await system.call('POST', '/logins', { key, body: { name: 'Chromium' } });
+  const [, secret = ''] = /^__Host-farhand=([^;]+)/.exec(headers.get('set-cookie') ?? '') ?? [];
+  return secret;
+}
+
+/** Opens a browser window with the cookie of a login, without a page. */
+export async function newWindowWith(
+  cookie: string,
+  system: TestSystem,
+  look: Look = {},
+): Promise<ConsolePage> {
+  const made = await newWindow(system, look);
+  // Playwright sets a secure cookie only for https; Chromium also sends it over http to its own machine.
+  const url = system.url.replace('http:', 'https:');
+  const attributes = { httpOnly: true, secure: true, sameSite: 'Strict' as const };
+  await made.context.addCookies([{ name: '__Host-farhand', value: cookie, url, ...attributes }]);
+  return made;
+}
+
 /** Opens a browser window that is logged in, by default with the first key of the broker. */
 export async function newLogin(
   system: TestSystem,
-  { key = system.key, ...look }: Look & { key?: string } = {},
+  { key, ...look }: Look & { key?: string } = {},
 ): Promise<ConsolePage> {
-  const made = await newWindow(system, look);
-  const { headers } = await system.call('POST', '/logins', {
-    key,
-    body: { name: 'Chromium' },
-  });
-  const [, value = ''] = /^__Host-farhand=([^;]+)/.exec(headers.get('set-cookie') ?? '') ?? [];
-  // Playwright sets a secure cookie only for https; Chromium also sends it over http to its own machine.
-  const url = system.url.replace('http:', 'https:');
-  const cookie = { name: '__Host-farhand', value, url, sameSite: 'Strict' as const };
-  await made.context.addCookies([{ ...cookie, httpOnly: true, secure: true }]);
+  const made = await newWindowWith(await newCookie(system, key), system, look);
   await made.open('/machines');
   await made.page.getByRole('heading', { name: 'Machines', level: 1 }).waitFor();
   return made;

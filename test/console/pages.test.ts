@@ -4,19 +4,10 @@ import { createRequire } from 'node:module';
 import { join } from 'node:path';
 import { expect } from 'vitest';
 import { shared } from '../close-after-tests.ts';
-import type { TestSystem } from '../start-farhand.ts';
-import { temporaryFolder } from '../start-farhand.ts';
-import {
-  browserTest,
-  type ConsolePage,
-  newLogin,
-  newWindow,
-  startMachine,
-  startWithConsole,
-} from './browser.ts';
+import { browserTest, type ConsolePage, newLogin, newWindow, startWithConsole } from './browser.ts';
+import { filledSystem } from './filled-system.ts';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
-const hostile = '<img src=x onerror=alert(1)>';
 
 /** Rules of axe-core whose result depends on the theme; all others are about the document. */
 const themed = ['color-contrast', 'link-in-text-block'];
@@ -43,44 +34,6 @@ async function violationsOf({ page }: ConsolePage, rules?: readonly string[]): P
   return violations.flatMap(({ id, nodes }) => nodes.map(({ html }) => `${id}: ${html.slice(0, 160)}`));
 }
 
-/** A broker with something on every page, whose names look like markup. */
-async function filledSystem(): Promise<{ system: TestSystem; paths: string[] }> {
-  const system = await startWithConsole();
-  const { client } = system;
-  const machine_id = await startMachine(system, hostile, '<b>x</b>');
-  const folder = temporaryFolder('files');
-  const { id: command } = await client.commands.create({
-    machine_id,
-    command: `echo '${hostile}'; echo no >&2; exit 1`,
-  });
-  const { id: batch } = await client.batches.create({ machine_ids: [machine_id], command: 'true' });
-  const schedule = await client.schedules.create({
-    name: hostile,
-    machine_id,
-    command: 'true',
-    cron: '@daily',
-  });
-  await client.schedules.run({ schedule_id: schedule.id });
-  const webhook = await client.webhooks.create({
-    url: 'https://example.org/x',
-    events: ['*'],
-    enabled: false,
-  });
-  await client.keys.create({ name: hostile, scopes: ['machines:read', 'files:write'], tags: ['<b>x</b>'] });
-  const machine = `/machines/${machine_id}`;
-  const of = (path: string, ...names: string[]): string[] => names.map((name) => `${path}${name}`);
-  const paths = [
-    ...of('/machines', '', '?q=none'),
-    ...of(machine, '', '/terminals', `/files?path=${folder}`, '/files?path=/etc', '/commands', '/activity'),
-    `${machine}/files?path=/etc&edit=/etc/hostname`,
-    ...of('', '/run', '/commands', `/commands/${command}`, '/batches', `/batches/${batch}`),
-    ...of('/schedules', '', '/new', `/${schedule.id}`, `/${schedule.id}/settings`),
-    ...of('/webhooks', '', `/${webhook.id}`),
-    ...of('', '/events', '/keys', '/join', '/audit', '/profile', '/nothing'),
-  ];
-  return { system, paths };
-}
-
 const filled = shared(filledSystem);
 
 for (const width of [375, 1440] as const) {
@@ -89,9 +42,7 @@ for (const width of [375, 1440] as const) {
     const window = await newLogin(system, { width });
     const found: Record<string, string[]> = {};
     for (const path of paths) {
-      await window.open(path);
-      await window.page.getByRole('heading', { level: 1 }).waitFor();
-      await expect.poll(() => window.page.locator('.placeholder').count()).toBe(0);
+      await window.openLoaded(path);
       const violations = await violationsOf(window);
       await window.page.emulateMedia({ colorScheme: 'dark' });
       violations.push(...(await violationsOf(window, themed)));

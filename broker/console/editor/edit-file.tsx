@@ -51,7 +51,7 @@ async function saveFile(
 }
 
 export function EditFile({ params: { machine = '', path = '' } }: { params: Params }) {
-  const version = useData((signal) => readFile(machine, path, signal), [machine, path]);
+  const version = useData((signal) => readFile(machine, path, signal), [machine, path], null);
   return (
     <div class="editor-page">
       <Show of={version}>

@@ -1,7 +1,7 @@
 // Events as they happen, above those of the last 72 hours.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
-import { connected, type Happened, listen } from '../live.ts';
+import { connected, type Happened, listen, onReturn } from '../live.ts';
 import { Choice, State } from '../parts/basics.tsx';
 import { EventList } from '../parts/event-list.tsx';
 import * as icons from '../parts/icons.ts';
@@ -25,10 +25,14 @@ export function Events() {
   const given = place.value.query.get('of');
   const family = families.find(([name]) => name === given)?.[0] ?? '';
   const [live, setLive] = useState<readonly Happened[]>([]);
-  useEffect(
-    () => listen(({ event }) => event && setLive((before) => [event, ...before].slice(0, mostLive))),
-    [],
-  );
+  useEffect(() => {
+    const add = (event: Happened): void => setLive((before) => [event, ...before].slice(0, mostLive));
+    // The list is read again after an interruption, with what happened meanwhile.
+    const stops = [listen(({ event }) => event && add(event)), onReturn(() => setLive([]))];
+    return () => {
+      for (const stop of stops) stop();
+    };
+  }, []);
   const matches = ({ type }: Happened): boolean => family === '' || type.startsWith(`${family}.`);
   return (
     <Page

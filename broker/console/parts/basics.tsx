@@ -131,6 +131,8 @@ export function Dialog({ title, onClose, children, wide = false }: DialogProps) 
   useEffect(() => {
     const before = document.activeElement;
     element.current?.showModal();
+    // showModal() gives the focus to the first button: the field that asked for it gets it back.
+    element.current?.querySelector<HTMLElement>('[data-focused]')?.focus();
     return () => {
       if (before instanceof HTMLElement) before.focus();
     };

@@ -16,13 +16,14 @@ export interface Loaded<T> {
 const restMs = 1_000;
 
 /**
- * Loads data again whenever one of `inputs` changes. `when`: also after an event for which it is true, and after
- * the stream of events was interrupted. `topic`: instead after its updates.
+ * Loads data again whenever one of `inputs` changes, and after the stream of events was interrupted. `when`: also after
+ * an event for which it is true; null for what a person edits, which is loaded again only by `reload`. `topic`: instead
+ * after its updates.
  */
 export function useData<T>(
   load: (signal: AbortSignal) => Promise<T>,
   inputs: readonly unknown[],
-  when?: (event: Happened) => boolean,
+  when?: ((event: Happened) => boolean) | null,
   topic?: 'commands',
 ): Loaded<T> {
   const [state, setState] = useState<Omit<Loaded<T>, 'reload' | 'replace'>>({
@@ -52,12 +53,12 @@ export function useData<T>(
   return { ...state, reload, replace };
 }
 
-/** Calls `run` after updates for which `when` is true, at most once a second. */
-function useEvents(run: () => void, when: ((update: Update) => boolean) | undefined): void {
+/** Calls `run` after updates for which `when` is true and after interruptions, at most once a second. */
+function useEvents(run: () => void, when: ((update: Update) => boolean) | null | undefined): void {
   const wanted = useRef(when);
   wanted.current = when;
   useEffect(() => {
-    if (!wanted.current) return undefined;
+    if (wanted.current === null) return undefined;
     let cancel: (() => void) | undefined;
     const soon = (): void => {
       cancel ??= after(restMs, () => {

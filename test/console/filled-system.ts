@@ -1,0 +1,43 @@
+// A broker with something on every page, whose names look like markup.
+import { type TestSystem, temporaryFolder } from '../start-farhand.ts';
+import { startMachine, startWithConsole } from './browser.ts';
+
+const hostile = '<img src=x onerror=alert(1)>';
+
+/** Starts it; `paths` are the addresses of all its pages below /console. */
+export async function filledSystem(): Promise<{ system: TestSystem; paths: string[] }> {
+  const system = await startWithConsole();
+  const { client } = system;
+  const machine_id = await startMachine(system, hostile, '<b>x</b>');
+  const folder = temporaryFolder('files');
+  const { id: command } = await client.commands.create({
+    machine_id,
+    command: `echo '${hostile}'; echo no >&2; exit 1`,
+  });
+  const { id: batch } = await client.batches.create({ machine_ids: [machine_id], command: 'true' });
+  const schedule = await client.schedules.create({
+    name: hostile,
+    machine_id,
+    command: 'true',
+    cron: '@daily',
+  });
+  await client.schedules.run({ schedule_id: schedule.id });
+  const webhook = await client.webhooks.create({
+    url: 'https://example.org/x',
+    events: ['*'],
+    enabled: false,
+  });
+  await client.keys.create({ name: hostile, scopes: ['machines:read', 'files:write'], tags: ['<b>x</b>'] });
+  const machine = `/machines/${machine_id}`;
+  const of = (path: string, ...names: string[]): string[] => names.map((name) => `${path}${name}`);
+  const paths = [
+    ...of('/machines', '', '?q=none'),
+    ...of(machine, '', '/terminals', `/files?path=${folder}`, '/files?path=/etc', '/commands', '/activity'),
+    `${machine}/files?path=/etc&edit=/etc/hostname`,
+    ...of('', '/run', '/commands', `/commands/${command}`, '/batches', `/batches/${batch}`),
+    ...of('/schedules', '', '/new', `/${schedule.id}`, `/${schedule.id}/settings`),
+    ...of('/webhooks', '', `/${webhook.id}`),
+    ...of('', '/events', '/keys', '/join', '/audit', '/profile', '/nothing'),
+  ];
+  return { system, paths };
+}
