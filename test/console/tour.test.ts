@@ -49,10 +49,15 @@ async function type({ page }: ConsolePage, text: string, key = 'Enter'): Promise
 const heading = ({ page }: ConsolePage, name: string | RegExp): Promise<void> =>
   page.getByRole('heading', { name, level: 1 }).waitFor();
 
-/** Opens a machine by the palette. */
+/** Opens the palette and finds something with it. */
+async function find({ page }: ConsolePage, text: string, key = 'Control+k'): Promise<void> {
+  await page.keyboard.press(key);
+  await page.getByRole('dialog', { name: 'Search' }).waitFor();
+  await page.keyboard.type(text);
+}
+
 async function openMachine(window: ConsolePage, name: string): Promise<void> {
-  await window.page.keyboard.press('Control+k');
-  await window.page.keyboard.type(name);
+  await find(window, name);
   await window.page.getByRole('option', { name: new RegExp(name) }).waitFor();
   await window.page.keyboard.press('Enter');
   await heading(window, name);
@@ -87,16 +92,13 @@ async function useTerminal(window: ConsolePage): Promise<void> {
   await page.getByText('connected').waitFor();
   await type(window, String.raw`printf '\033]0;<img src=x onerror=alert(2)>\007<i>%s</i>\n' ty'p'ed`);
   await page.locator('.xterm-rows').getByText('<i>typed</i>').waitFor();
-  // Nearly every key is the shell's; this one leaves the terminal.
-  await page.keyboard.press('Control+Shift+K');
-  await page.getByRole('dialog', { name: 'Search' }).waitFor();
-  await page.keyboard.press('Escape');
 }
 
 async function runAndCancel(window: ConsolePage): Promise<void> {
   const { page } = window;
-  await page.keyboard.press('Control+Shift+K');
-  await type(window, 'Run');
+  // Nearly every key in a terminal is the shell's; this one leaves it.
+  await find(window, 'Run', 'Control+Shift+K');
+  await page.keyboard.press('Enter');
   await heading(window, 'Run a command');
   for (const name of ['web-1', 'web-2']) {
     await tabTo(window, 'Add a machine', 'Shift+Tab');
