@@ -106,7 +106,8 @@ function PaletteDialog() {
   const machines = useMachines(text);
   const all = useMemo(() => {
     const letters = text.toLowerCase();
-    return [...actions().filter((one) => one.text.toLowerCase().includes(letters)), ...machines];
+    // Machines found for fewer letters stay until the answer: Enter must not take one that no longer matches.
+    return [...actions(), ...machines].filter((one) => one.text.toLowerCase().includes(letters));
   }, [text, machines]);
   const close = (): void => {
     paletteOpen.value = false;

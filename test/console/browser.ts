@@ -49,7 +49,7 @@ export interface ConsolePage {
   /** Shows the page with this path below /console. */
   open(path: string): Promise<void>;
   /** Shows such a page, and resolves when it has its data. */
-  openLoaded(path: string): Promise<void>;
+  load(path: string): Promise<void>;
   /** Opens another window beside it, with the same logins and cache. */
   another(): Promise<ConsolePage>;
 }
@@ -72,15 +72,15 @@ export async function newWindow(
     permissions: ['clipboard-read', 'clipboard-write'],
   });
   onTestFinished(() => context.close());
-  return openPage(context, system);
+  return newPageOf(context, system);
 }
 
-async function openPage(context: BrowserContext, system: TestSystem): Promise<ConsolePage> {
+async function newPageOf(context: BrowserContext, system: TestSystem): Promise<ConsolePage> {
   const page = await context.newPage();
   const faults: string[] = [];
   page.on('console', (message) => {
     const isFault = ['error', 'warning'].includes(message.type()) && !expectedError.test(message.text());
-    if (isFault) faults.push(`console: ${message.text()}`);
+    if (isFault) faults.push(`console: ${message.text()} (${message.location().url})`);
   });
   page.on('dialog', (dialog) => {
     faults.push(`dialog: ${dialog.message()}`);
@@ -100,13 +100,13 @@ async function openPage(context: BrowserContext, system: TestSystem): Promise<Co
   const open = async (path: string): Promise<void> => {
     await page.goto(`${system.url}/console${path}`);
   };
-  const openLoaded = async (path: string): Promise<void> => {
+  const load = async (path: string): Promise<void> => {
     await open(path);
     await page.getByRole('heading', { level: 1 }).waitFor();
     await page.locator('.placeholder').first().waitFor({ state: 'detached' });
   };
-  const another = (): Promise<ConsolePage> => openPage(context, system);
-  return { page, context, faults, open, openLoaded, another };
+  const another = (): Promise<ConsolePage> => newPageOf(context, system);
+  return { page, context, faults, open, load, another };
 }
 
 /** Types a key into the login page. */

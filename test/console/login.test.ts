@@ -2,6 +2,7 @@
 import { expect } from 'vitest';
 import { withSocket } from '../../broker/cli/local-broker.ts';
 import { shared } from '../close-after-tests.ts';
+import { fakeClock } from '../fake-clock.ts';
 import { browserTest, logIn, newLogin, newWindow, startWithConsole } from './browser.ts';
 
 const broker = shared(startWithConsole);
@@ -64,6 +65,45 @@ browserTest('a revoked key ends the login, and the page asks for another', async
   // The page goes on where it was, and is live again.
   await system.agent({ name: 'web-1' });
   await window.page.getByRole('link', { name: 'web-1' }).waitFor();
+});
+
+browserTest('after 15 minutes a new key needs the key again, and the request then goes on', async () => {
+  const clock = fakeClock(Date.parse('2026-11-23T10:00:00Z'));
+  const system = await startWithConsole();
+  const { page, open, faults } = await newLogin(system);
+  await open('/keys');
+  const create = async (name: string): Promise<void> => {
+    await page.getByRole('button', { name: 'New key' }).click();
+    await page.getByRole('textbox', { name: 'Name' }).fill(name);
+    await page.keyboard.press('Control+Enter');
+  };
+  await create('first');
+  await page.getByRole('dialog', { name: 'The key first' }).getByRole('button', { name: 'Done' }).click();
+  await clock.advance(15 * 60_000);
+  await create('second');
+  const again = page.getByRole('dialog', { name: 'Enter your API key again' });
+  await again.getByLabel('API key').fill('service_apikey_wrong');
+  await page.keyboard.press('Enter');
+  await again.getByRole('alert').waitFor();
+  await again.getByLabel('API key').fill(system.key);
+  await page.keyboard.press('Enter');
+  await page.getByRole('dialog', { name: 'The key second' }).waitFor();
+  const names = (await system.client.keys.list()).items.map(({ name }) => name);
+  expect(names.filter((name) => name !== 'test').sort()).toEqual(['first', 'second']);
+  expect(faults).toEqual([]);
+});
+
+browserTest('a request that is not confirmed is refused with the reason', async () => {
+  const clock = fakeClock(Date.parse('2026-11-23T10:00:00Z'));
+  const system = await startWithConsole();
+  const { page, open } = await newLogin(system);
+  await open('/join');
+  await clock.advance(15 * 60_000);
+  await page.getByRole('button', { name: 'Show the line to paste' }).click();
+  const again = page.getByRole('dialog', { name: 'Enter your API key again' });
+  await again.getByRole('button', { name: 'Cancel' }).click();
+  await page.getByRole('alert').getByText('needs the API key again').waitFor();
+  expect((await system.client.joinTokens.list()).total).toBe(0);
 });
 
 browserTest('logging out ends the login', async () => {

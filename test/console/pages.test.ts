@@ -42,7 +42,7 @@ for (const width of [375, 1440] as const) {
     const window = await newLogin(system, { width });
     const found: Record<string, string[]> = {};
     for (const path of paths) {
-      await window.openLoaded(path);
+      await window.load(path);
       const violations = await violationsOf(window);
       await window.page.emulateMedia({ colorScheme: 'dark' });
       violations.push(...(await violationsOf(window, themed)));

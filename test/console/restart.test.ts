@@ -28,7 +28,8 @@ async function textOf({ page }: ConsolePage): Promise<string> {
 
 /** Where two texts begin to differ. */
 function differenceOf(text: string, expected: string): string {
-  const at = [...text].findIndex((letter, index) => expected[index] !== letter);
+  let at = 0;
+  while (at < text.length && text[at] === expected[at]) at += 1;
   const from = Math.max(0, at - 30);
   return `${text.slice(from, at + 60)} instead of ${expected.slice(from, at + 60)}`;
 }
@@ -52,7 +53,7 @@ browserTest(
     const cookie = await newCookie(system);
     const open = async (path: string): Promise<ConsolePage> => {
       const window = await newWindowWith(cookie, system);
-      await window.openLoaded(path);
+      await window.load(path);
       return window;
     };
     // Further windows of one context have its cache; a browser has six connections for each.
@@ -61,7 +62,7 @@ browserTest(
     for (const [index, path] of paths.entries()) {
       const window =
         index % 4 === 0 || !beside ? await newWindowWith(cookie, system) : await beside.another();
-      await window.openLoaded(path);
+      await window.load(path);
       pages.set(path, window);
       beside = window;
     }
@@ -86,7 +87,7 @@ browserTest(
     const fresh = await newWindowWith(cookie, system);
     const differences: Record<string, string> = {};
     for (const [path, window] of pages) {
-      await fresh.openLoaded(path);
+      await fresh.load(path);
       const isSame = async (): Promise<boolean> => (await textOf(window)) === (await textOf(fresh));
       await expect
         .poll(isSame, { timeout: healMs })

@@ -56,7 +56,7 @@ async function find({ page }: ConsolePage, text: string, key = 'Control+k'): Pro
   await page.keyboard.type(text);
 }
 
-async function openMachine(window: ConsolePage, name: string): Promise<void> {
+async function visitMachine(window: ConsolePage, name: string): Promise<void> {
   await find(window, name);
   await window.page.getByRole('option', { name: new RegExp(name) }).waitFor();
   await window.page.keyboard.press('Enter');
@@ -173,7 +173,7 @@ browserTest('everything works by keyboard alone, and leaves no secret behind', a
   await heading(window, 'Machines');
   const [cookie] = await window.context.cookies();
   secrets.push(cookie?.value ?? '');
-  await openMachine(window, 'web-1');
+  await visitMachine(window, 'web-1');
   await editFile(window, folder, 'app.yaml');
   await useTerminal(window);
   await runAndCancel(window);

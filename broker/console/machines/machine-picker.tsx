@@ -32,7 +32,9 @@ function useFound(text: string, open: boolean) {
       );
     });
   }, [text, open]);
-  return { found, at, setAt };
+  // Those found for fewer letters stay until the answer: Enter must not take one that no longer matches.
+  const letters = text.toLowerCase();
+  return { found: found.filter(({ name }) => name.toLowerCase().includes(letters)), at, setAt };
 }
 
 export function MachinePicker({ label, choose }: MachinePickerProps) {
@@ -71,6 +73,7 @@ export function MachinePicker({ label, choose }: MachinePickerProps) {
             value={text}
             onInput={({ currentTarget }) => {
               setText(currentTarget.value);
+              setAt(0);
               setOpen(true);
             }}
             onFocus={() => setOpen(true)}

@@ -1,0 +1,23 @@
+// Machines that join while a page is open.
+import { expect } from 'vitest';
+import { shared } from '../close-after-tests.ts';
+import { connectScripted, joinScripted } from '../scripted-agent.ts';
+import { browserTest, newLogin, startWithConsole } from './browser.ts';
+
+const broker = shared(startWithConsole);
+
+browserTest('the page for joining turns within 2 s of the hello of the machine', async () => {
+  const system = await broker();
+  const { page, open, faults } = await newLogin(system);
+  await open('/join');
+  await page.getByRole('button', { name: 'Show the line to paste' }).click();
+  await page.getByText('Waiting for the machine').waitFor();
+  const token = (await page.locator('.secret pre').textContent()) ?? '';
+  const enrolment = { grpc: system.grpc, joinToken: () => Promise.resolve(token) };
+  const agent = await connectScripted(system.grpc, await joinScripted(enrolment, 'fresh-1'));
+  await agent.next('welcome');
+  await page.getByText('fresh-1 has joined').waitFor({ timeout: 2_000 });
+  await page.getByRole('link', { name: 'Open fresh-1' }).click();
+  await page.getByRole('heading', { name: 'fresh-1', level: 1 }).waitFor();
+  expect(faults).toEqual([]);
+});
