@@ -66,6 +66,38 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(await property('ExecStart')).toContain('path=/usr/bin/farhand-agent ;');
   });
 
+  test('its console needs nothing but the broker: no Node on the box, and no other server', async () => {
+    expect((await box.run('which', 'node', 'npm')).stdout).toBe('');
+    const page = await call(`http://${http}/console/`, 'GET', { headers: { Accept: 'text/html' } });
+    expect([page.status, page.headers.get('content-security-policy')]).toEqual([
+      200,
+      expect.stringContaining("default-src 'none'; script-src 'self'"),
+    ]);
+    const named = [...String(page.body).matchAll(/(?:src|href)="([^"]+)"/g)].map(
+      ([, address = '']) => address,
+    );
+    expect(named.filter((address) => !/^(\/console\/assets\/|data:)/.test(address))).toEqual([]);
+    const folder = (
+      await box.run('find', '/usr/lib/farhand-broker', '-path', '*/console/assets')
+    ).stdout.trim();
+    const assets = readdirSync(join(box.root, folder)).filter((name) => /\.(js|css)$/.test(name));
+    const scripts = assets.filter((name) => name.endsWith('.js'));
+    for (const name of assets) {
+      const { status, headers, body } = await call(`http://${http}/console/assets/${name}`, 'GET');
+      expect([name, status, headers.get('cache-control')]).toEqual([
+        name,
+        200,
+        'public, max-age=31536000, immutable',
+      ]);
+      const imported = [...String(body).matchAll(/(?:from|import\()"\.\/([\w.-]+\.js)"/g)].map(
+        ([, file]) => file,
+      );
+      expect(imported.filter((file) => file === undefined || !scripts.includes(file))).toEqual([]);
+    }
+    const first = named.map((address) => address.replace('/console/assets/', ''));
+    expect(first.filter((name) => assets.includes(name))).toHaveLength(2);
+  });
+
   test('an upgrade restarts the service with its new unit, as the same machine', async () => {
     const before = await property('MainPID');
     const unit = '/etc/systemd/system/farhand-agent.service';
