@@ -287,7 +287,7 @@ function RuleFields({ rules, change }: { rules: Rules; change: (changes: Partial
         ]}
       />
       <SelectField
-        label="Times missed while the broker was down"
+        label="Missed during a downtime"
         value={rules.catch_up}
         change={(value) => change({ catch_up: value === 'last' || value === 'all' ? value : 'none' })}
         options={[
