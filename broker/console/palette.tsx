@@ -92,7 +92,9 @@ function useMachines(text: string): Found[] {
       stop.abort();
     };
   }, [text]);
-  return found;
+  // Those found for fewer letters stay until the answer: Enter must not take one that no longer matches.
+  const letters = text.toLowerCase();
+  return found.filter((one) => one.text.toLowerCase().includes(letters));
 }
 
 export function Palette() {
@@ -106,8 +108,7 @@ function PaletteDialog() {
   const machines = useMachines(text);
   const all = useMemo(() => {
     const letters = text.toLowerCase();
-    // Machines found for fewer letters stay until the answer: Enter must not take one that no longer matches.
-    return [...actions(), ...machines].filter((one) => one.text.toLowerCase().includes(letters));
+    return [...actions().filter((one) => one.text.toLowerCase().includes(letters)), ...machines];
   }, [text, machines]);
   const close = (): void => {
     paletteOpen.value = false;
