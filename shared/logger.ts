@@ -1,6 +1,7 @@
 // Writes a program's log to standard error: JSON lines, or text lines with a priority for systemd's journal.
 import { fstatSync } from 'node:fs';
 import { destination, type Logger as PinoLogger, pino, stdTimeFunctions } from 'pino';
+import { after } from './clock.ts';
 import { clean } from './sanitize-text.ts';
 
 export type Logger = PinoLogger;
@@ -37,15 +38,16 @@ function createStderr() {
     return triesLeft > 0;
   };
   const stderr = destination({ fd: 2, sync: true, maxLength: mostWaiting, retryEAGAIN });
-  let retry: NodeJS.Timeout | undefined;
+  let isWaiting = false;
   // Without a listener a full disk would end the program at its next log line.
   stderr.on('error', (error: NodeJS.ErrnoException) => {
-    if (error.code !== 'EAGAIN' || triesLeft > 0) return;
-    retry ??= setTimeout(() => {
-      retry = undefined;
+    if (error.code !== 'EAGAIN' || triesLeft > 0 || isWaiting) return;
+    isWaiting = true;
+    after(retryMs, () => {
+      isWaiting = false;
       // Writes the lines that wait, too.
       stderr.write('');
-    }, retryMs).unref();
+    });
   });
   process.once('exit', () => {
     triesLeft = triesAtExit;
