@@ -73,7 +73,7 @@ const clean = (text: string): string =>
 
 /** Cuts the texts of an object, and removes their control characters. */
 function shortened<T extends object>(item: T): T {
-  const fields = Object.entries<unknown>(item).map(([name, value]) => [
+  const fields = Object.entries(item).map(([name, value]: [string, unknown]) => [
     name,
     typeof value === 'string' ? clean(value) : value,
   ]);

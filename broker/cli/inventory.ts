@@ -1,7 +1,7 @@
 // The verbs farhand inventory and farhand machines inventory: what machines are, as text, CSV or an Ansible inventory.
 import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
-import { clean, print, record, size, when } from './print.ts';
+import { type Cell, clean, print, record, size, when } from './print.ts';
 import { printView, routeVerb } from './route-verb.ts';
 import { writeNow } from './stdio.ts';
 import { given, verb } from './verb.ts';
@@ -56,6 +56,8 @@ export function addInventory(program: Command): void {
 
 const versionsOf = ({ packages }: Listed): string => packages.map(({ version }) => version).join(' ');
 
+type Row = [name: string, text: string];
+
 /** Most updates whose names are printed. */
 const mostNames = 20;
 
@@ -63,6 +65,14 @@ function inventoryText(found: Inventory): Promise<string> {
   const { disks, interfaces, updates, ports, failed_units, containers, incomplete } = found;
   const names = updates.slice(0, mostNames).map(({ name }) => name);
   if (updates.length > mostNames) names.push('…');
+  const rows: Row[] = [
+    ...disks.map((one): Row => [`disk ${one.name}`, `${size(one.size_bytes)} ${one.model}`]),
+    ...interfaces.map((one): Row => [`network ${one.name}`, `${one.state} ${one.addresses.join(' ')}`]),
+    ...ports.map((one): Row => [`port ${one.protocol} ${one.address} ${one.port}`, one.process]),
+    ...failed_units.map((one): Row => [`failed ${one.name}`, one.description]),
+    ...containers.map((one): Row => [`container ${one.name}`, `${one.state} ${one.image}`]),
+    ...incomplete.map((one): Row => [`incomplete ${one.part}`, one.reason]),
+  ];
   return record({
     collected: when(found.collected_at),
     host: found.hostname,
@@ -75,14 +85,7 @@ function inventoryText(found: Inventory): Promise<string> {
     'reboot required': found.reboot_required,
     packages: `${found.packages.length} (${found.package_format ?? 'no known package manager'})`,
     updates: [updates.length, ...names].join(' '),
-    ...Object.fromEntries([
-      ...disks.map((one) => [`disk ${one.name}`, `${size(one.size_bytes)} ${one.model}`]),
-      ...interfaces.map((one) => [`network ${one.name}`, `${one.state} ${one.addresses.join(' ')}`]),
-      ...ports.map((one) => [`port ${one.protocol} ${one.address} ${one.port}`, one.process]),
-      ...failed_units.map((one) => [`failed ${one.name}`, one.description]),
-      ...containers.map((one) => [`container ${one.name}`, `${one.state} ${one.image}`]),
-      ...incomplete.map((one) => [`incomplete ${one.part}`, one.reason]),
-    ]),
+    ...Object.fromEntries(rows),
   });
 }
 
@@ -105,7 +108,7 @@ function csvOf(items: readonly Listed[]): string {
 }
 
 /** Machines choose these texts, and a spreadsheet would run one that starts like a formula: it gets an apostrophe. */
-function csvCell(value: unknown): string {
+function csvCell(value: Cell): string {
   const text = clean(String(value ?? ''));
   return `"${/^[=+\-@]/.test(text) ? "'" : ''}${text.replaceAll('"', '""')}"`;
 }
@@ -119,7 +122,9 @@ function ansibleOf(items: readonly Listed[]): object {
     const name = machine_name.replaceAll(/[^\w.-]/g, '_');
     const host = Object.hasOwn(hosts, name) ? `${name}-${machine_id}` : name;
     const of = { os: facts?.os_id, os_version: facts?.os_version, arch: facts?.arch };
-    const texts = Object.entries(of).map(([key, text = '']) => [`farhand_${key}`, withoutTemplates(text)]);
+    const texts = Object.entries(of).map(
+      ([key, text = '']): Row => [`farhand_${key}`, withoutTemplates(text)],
+    );
     hosts[host] = {
       ...{ ansible_host: withoutTemplates(ip), farhand_machine_id: machine_id, farhand_updates: updates },
       ...Object.fromEntries(texts),
