@@ -10,14 +10,14 @@ export const loginEnded = signal(false);
 /** Whether the last request got an answer from the broker. */
 export const brokerAnswers = signal(true);
 
-/** The header without which the broker accepts no change by cookie: other sites cannot set it. */
+/** Header of the console, which other sites cannot set. Without it the broker accepts no change by cookie. */
 export const consoleHeader: readonly [name: string, value: string] = ['X-Farhand-Console', '1'];
 
 interface Confirmation {
   loginId: string;
   resolve: (done: boolean) => void;
 }
-/** A request that waits until the API key is entered again; undefined if none does. */
+/** Undefined, or the request that waits until the API key is entered again. */
 export const confirmation = signal<Confirmation | undefined>(undefined);
 
 async function fetchAsConsole(input: string | URL | Request, init: RequestInit = {}): Promise<Response> {
@@ -57,13 +57,13 @@ function confirmed(loginId: string): Promise<boolean> {
   });
 }
 
-/** A client whose requests are judged by an API key that was just entered, not by the cookie. */
+/** Creates a client that sends an API key that was just entered, and no cookie. */
 export const clientWithKey = (apiKey: string): Farhand => new Farhand({ baseUrl: location.origin, apiKey });
 export const client = new Farhand({ baseUrl: location.origin, fetch: fetchAsConsole });
-/** A client whose streams end when their connection is lost, so that the page can say so. */
+/** Creates a client whose streams end when their connection is lost, so that the page can report that. */
 export const streams = new Farhand({ baseUrl: location.origin, fetch: fetchAsConsole, retries: 0 });
 
-/** A client that also reports the ETag of each answer, which the SDK's results do not contain. */
+/** Creates a client that also reports the ETag of each answer, which the SDK's results do not contain. */
 export function clientWithEtag(report: (etag: string | null) => void): Farhand {
   return new Farhand({
     baseUrl: location.origin,
@@ -75,7 +75,7 @@ export function clientWithEtag(report: (etag: string | null) => void): Farhand {
   });
 }
 
-/** An error in words for people: the broker's message, which names the next step. */
+/** Returns the message of an error for people. The broker's messages name the next step. */
 export function messageOf(error: unknown): string {
   // A TypeError is what fetch throws when no answer comes at all.
   if (error instanceof TypeError) return 'The broker does not answer. Check that it runs, then try again.';

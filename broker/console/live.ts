@@ -1,4 +1,4 @@
-// What happens on the broker, as it happens: one stream for the whole page, however many parts listen.
+// One stream of changes from the broker for the whole page, however many parts listen.
 import { batch, computed, effect, signal } from '@preact/signals';
 import { useEffect } from 'preact/hooks';
 import { FarhandError, streams } from './client.ts';
@@ -12,9 +12,9 @@ export type Update = typeof streams.live.follow extends (
   : never;
 export type Happened = NonNullable<Update['event']>;
 
-/** Whether the stream is open. While it is not, what a page has may be old. */
+/** True while the stream is open. Otherwise, data on the page may be out of date. */
 export const connected = signal(false);
-/** Whether the stream was open before and is lost. */
+/** True if the stream was open before and is lost. */
 export const lost = signal(false);
 
 const listeners = new Set<(update: Update) => void>();
@@ -27,13 +27,13 @@ const topics = computed(() =>
 const retryMs = 2_000;
 const settleMs = 40;
 
-/** Calls the listener with each update until the result is called. */
+/** Calls the listener with each update until the returned function is called. */
 export function listen(listener: (update: Update) => void): () => void {
   listeners.add(listener);
   return () => listeners.delete(listener);
 }
 
-/** Calls `run` each time the stream is open again, when everything may have changed. */
+/** Calls `run` each time the stream is open again, because everything may have changed meanwhile. */
 export function onReturn(run: () => void): () => void {
   returning.add(run);
   return () => returning.delete(run);
@@ -64,7 +64,7 @@ async function follow(of: string, stop: AbortSignal): Promise<void> {
         else for (const listener of [...listeners]) listener(data);
       }
     } catch (error) {
-      // The key has fewer rights than before: the pages and topics follow from those that it has now.
+      // The key has lost rights. Pages and topics now follow from the rights that it still has.
       if (error instanceof FarhandError && error.status === 403) await identify().catch(() => {});
       if (error instanceof FarhandError && [401, 403, 404].includes(error.status)) return;
     }
@@ -84,7 +84,7 @@ function opened(): void {
     connected.value = true;
     lost.value = false;
   });
-  // What is read by the first page needs no second reading.
+  // The first page has just read its data, so it does not read it again.
   if (openedBefore) for (const run of [...returning]) run();
   openedBefore = true;
 }
@@ -95,7 +95,7 @@ export function startLive(): void {
     if (!loggedIn.value || topics.value === '') return undefined;
     const of = topics.value;
     const stop = new AbortController();
-    // A page that has just opened names its topics a moment later.
+    // A new page adds its topics a moment later.
     const cancel = after(settleMs, () => void follow(of, stop.signal));
     return () => {
       cancel();

@@ -29,7 +29,7 @@ export function to(page: string, ...parts: readonly string[]): string {
   return base + [page, ...parts.map(encodeURIComponent)].join('/');
 }
 
-/** Shows the page of an address made by `to`. */
+/** Opens the page of an address made by `to`. */
 export function go(address: string, { replace = false } = {}): void {
   if (replace) history.replaceState(null, '', address);
   else history.pushState(null, '', address);
@@ -60,7 +60,10 @@ export function followLinks(): void {
   });
 }
 
-/** The params of a path if it has the form of a pattern such as `/machines/:machine/:tab?`. */
+/**
+ * Returns the params of a path that matches a pattern such as `/machines/:machine/:tab?`. Undefined for other
+ * paths.
+ */
 export function match(pattern: string, actual: string): Params | undefined {
   const wanted = pattern.split('/');
   const given = actual.replace(/\/$/, '').split('/');

@@ -1,4 +1,4 @@
-// Dark or light: the system's choice, or the person's own, which the browser stores.
+// The theme: that of the system, or the person's choice, which is the only thing the console stores.
 import { effect, signal } from '@preact/signals';
 import { storedText, storeText } from './stored.ts';
 
@@ -12,7 +12,10 @@ system.addEventListener('change', ({ matches }) => {
   systemDark.value = matches;
 });
 
-/** Whether the page is dark now; terminals and charts, whose colours are not of the style sheet, read it. */
+/**
+ * True while the page is dark. Terminals and charts read it, because the style sheet does not set their
+ * colours.
+ */
 export const isDark = (): boolean => (theme.value === 'system' ? systemDark.value : theme.value === 'dark');
 
 export function chooseTheme(chosen: Theme): void {

@@ -8,7 +8,7 @@ import { durationText } from '../time.ts';
 
 export type CommandRecord = Awaited<ReturnType<typeof client.commands.get>>;
 
-/** The command line as one would type it. */
+/** Returns the command line as a person would type it. */
 export function commandLine({ command, args }: Pick<CommandRecord, 'command' | 'args'>): string {
   const quoted = (args ?? []).map((word) =>
     /^[\w./:=@%+,-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`,
@@ -30,7 +30,7 @@ export function runAgain(
   return `${to('/run')}?${query}`;
 }
 
-/** How a command ended, in a word or two. */
+/** Returns how a command ended, in a word or two. */
 export function outcome({ exit_code, signal }: Pick<CommandRecord, 'exit_code' | 'signal'>): string {
   if (signal) return signal;
   return exit_code === null ? '' : `exit ${exit_code}`;

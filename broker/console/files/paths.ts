@@ -1,4 +1,4 @@
-// Paths on machines: their parts, and names that are no UTF-8, which travel as base64.
+// Paths on machines: their parts, and names that are not UTF-8, which requests carry as base64.
 import type { client } from '../client.ts';
 import { setQuery } from '../routes.ts';
 
@@ -9,17 +9,17 @@ export type FileEntry = Listing['files'][number];
 export const goToPath = (place: { path: string } | { edit: string }): void =>
   setQuery({ ...('path' in place && { find: '', in: '' }), ...place }, { push: true });
 
-/** A path as requests name it. */
+/** Returns the parameters of a request for a path. */
 export interface WirePath {
   path: string;
   path_encoding?: 'base64';
 }
 
-/** The path of an entry for requests. */
+/** Returns the path of an entry for requests. */
 export const pathOf = ({ path, name_encoding }: FileEntry): WirePath =>
   name_encoding === undefined ? { path } : { path, path_encoding: name_encoding };
 
-/** A name to read; bytes that are no UTF-8 become replacement characters. */
+/** Returns a name as text. Bytes that are not UTF-8 become replacement characters. */
 export function nameToRead({ name, name_encoding }: Pick<FileEntry, 'name' | 'name_encoding'>): string {
   if (name_encoding === undefined) return name;
   return new TextDecoder().decode(Uint8Array.from(atob(name), (letter) => letter.charCodeAt(0)));
@@ -36,7 +36,7 @@ export function crumbsOf(path: string): { name: string; path: string }[] {
   return [{ name: '/', path: '/' }, ...crumbs];
 }
 
-/** Address of a download, which the browser writes to disk as it arrives. */
+/** Returns the address of a download, which the browser writes to disk as it arrives. */
 export function downloadAddress(machine: string, entry: FileEntry): string {
   const query = new URLSearchParams({
     ...pathOf(entry),

@@ -65,7 +65,7 @@ export class Fleet {
     return true;
   }
 
-  /** Reads the rows in view that are not here yet. */
+  /** Reads the rows in view that have not been read. */
   show(first: number, last: number): void {
     this.#view = { first, last };
     for (const page of this.#pagesInView()) if (!this.#asked.has(page)) void this.#read(page);
@@ -78,7 +78,7 @@ export class Fleet {
     for (const page of inView) void this.#read(page);
   }
 
-  /** Takes over the values of machines that reported. The order stays until the next refresh. */
+  /** Copies the values of machines that reported. The order stays until the next refresh. */
   update(changed: readonly Omit<Listed, 'hour'>[], removed: readonly string[]): void {
     for (const machine of changed) {
       const index = this.#indexes.get(machine.id);
@@ -148,7 +148,7 @@ const heard = <T extends { stale_ms: number }>(machine: T): T & { heardAt: numbe
   heardAt: now() - machine.stale_ms,
 });
 
-/** The machines of a query. The old ones stay until the first of the new are here. */
+/** The machines of a query. The rows of the query before stay until the first new rows arrive. */
 export function useFleet(query: MachineQuery): { fleet: Fleet; show: (first: number, last: number) => void } {
   useTopic('machines');
   const text = JSON.stringify(query);

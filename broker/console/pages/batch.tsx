@@ -1,4 +1,5 @@
-// One batch: a row for each machine with the end of its output, live, and again on those that failed.
+// One batch: a live row for each machine with the end of its output, and a button to run it again where it
+// failed.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { BatchCards, type Result } from '../commands/batch-cards.tsx';

@@ -1,4 +1,4 @@
-// One machine: its tabs, and what stands above them.
+// One machine: its heading and its tabs.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { MachineActivity, MachineCommands, MachineSchedules } from '../machines/activity.tsx';

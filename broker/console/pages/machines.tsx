@@ -1,4 +1,4 @@
-// The list of machines, live, as a table or as cards: search, filters, order and view stand in the address.
+// The live list of machines. Its address contains search, filters and order.
 import { useMemo } from 'preact/hooks';
 import { MachineCards } from '../machines/cards.tsx';
 import { Filters, viewOf } from '../machines/filters.tsx';
@@ -77,7 +77,7 @@ function NoMachines() {
   );
 }
 
-/** What to do with the selected machines. */
+/** Buttons for the selected machines. */
 function SelectionBar({ total }: { total: number }) {
   const count = selected.value.size;
   const read = selecting.value;

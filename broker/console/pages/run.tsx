@@ -42,7 +42,7 @@ const nothing: Options = {
   input: false,
 };
 
-/** A field's number; undefined if it is empty. Throws if it is no whole number. */
+/** Returns a field's number; undefined if it is empty. Throws if it is not a whole number. */
 function numberOf(text: string, name: string): number | undefined {
   if (text.trim() === '') return undefined;
   if (!/^\d+$/.test(text.trim())) throw new Error(`${name} must be a whole number`);

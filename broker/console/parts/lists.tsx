@@ -1,4 +1,4 @@
-// Lists that are read page by page: the first is live, further ones are added by a button.
+// Lists that are read page by page: the first page is live, and a button adds further ones.
 import type { ComponentChildren } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
 import type { ListResult } from '../../../shared/sdk/index.ts';
@@ -16,7 +16,7 @@ interface LongListProps<T> {
   when?: (event: Happened) => boolean;
   /** Instead of `when`: the list is read anew after updates of this topic. */
   topic?: 'commands';
-  /** What stands there instead of an empty list. */
+  /** Text in place of an empty list. */
   empty: ComponentChildren;
   children: (items: readonly T[], reload: () => void) => ComponentChildren;
 }
@@ -42,7 +42,7 @@ export function LongList<T extends { id: string }>({
     <Show of={first}>
       {({ items, total }) => {
         if (total === 0) return empty;
-        // Items that arrive push others onto the next page, which is not read again.
+        // New items push others onto the next page, which is not read again.
         const seen = new Set(items.map(({ id }) => id));
         const all = [...items, ...further.filter(({ id }) => !seen.has(id) && seen.add(id))];
         return (

@@ -13,7 +13,7 @@ interface VirtualRowsProps {
   /** Pixels below which the rows scroll sideways, together with the header. */
   leastWidth?: number;
   row: (index: number) => ComponentChildren;
-  /** Called with the first and the last row that are drawn. */
+  /** Called with the indexes of the first and the last drawn row. */
   onRange?: ((first: number, last: number) => void) | undefined;
   class?: string;
 }

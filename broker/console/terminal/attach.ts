@@ -1,4 +1,4 @@
-// Connects an emulator with a session on a machine, and again from the same byte after each loss.
+// Connects an emulator with a session on a machine. After each loss it connects again at the same byte.
 import type { Terminal } from '../../../shared/sdk/index.ts';
 import { client, FarhandError, messageOf } from '../client.ts';
 import { after } from '../time.ts';
@@ -83,7 +83,10 @@ async function endOf(terminal: Terminal): Promise<Phase> {
   return { name: 'lost', text: 'The connection was lost; the session goes on. Connecting again…' };
 }
 
-/** The phase after one connection; an error of a session that is over ends it, any other is tried again. */
+/**
+ * Returns the phase after one connection. An error of an ended session ends it; after any other error it
+ * connects again.
+ */
 async function once(connect: () => Promise<Phase>): Promise<Phase> {
   try {
     return await connect();

@@ -6,7 +6,9 @@ import { type ITheme, Terminal } from '@xterm/xterm';
 
 const nonce = document.querySelector<HTMLMetaElement>('meta[property="csp-nonce"]')?.nonce ?? '';
 
-/** xterm creates style elements without a nonce, which the policy would refuse: its text would be black. */
+/**
+ * xterm creates style elements without a nonce. The policy would refuse them, and the text would be black.
+ */
 const createElement = document.createElement.bind(document);
 document.createElement = (name: string, options?: ElementCreationOptions): HTMLElement => {
   const element = createElement(name, options);
