@@ -110,8 +110,6 @@ interface ToolsProps {
 }
 
 function Tools({ session, emulator, search, reload }: ToolsProps) {
-  const [aloud, setAloud] = useState(false);
-  useEffect(() => emulator?.readAloud(aloud), [emulator, aloud]);
   const end = (): Promise<boolean> =>
     attempt(async () => {
       await client.sessions.end({ session_id: session });
@@ -148,18 +146,7 @@ function Tools({ session, emulator, search, reload }: ToolsProps) {
       >
         <Icon of={icons.copy} />
       </button>
-      <button
-        type="button"
-        class="quiet icon-only"
-        aria-label="For screen readers"
-        aria-pressed={aloud}
-        title={
-          aloud ? 'Output is readable for screen readers' : 'Make the output readable for screen readers'
-        }
-        onClick={() => setAloud(!aloud)}
-      >
-        <Icon of={icons.speech} />
-      </button>
+      <ReadAloud emulator={emulator} />
       <button type="button" class="quiet" title="Copy a link to watch" onClick={() => void share()}>
         Share
       </button>
@@ -218,5 +205,22 @@ function SearchBar({ emulator, close }: { emulator: Emulator; close: () => void 
         <Icon of={icons.close} />
       </button>
     </search>
+  );
+}
+
+function ReadAloud({ emulator }: { emulator: Emulator | undefined }) {
+  const [aloud, setAloud] = useState(false);
+  useEffect(() => emulator?.readAloud(aloud), [emulator, aloud]);
+  return (
+    <button
+      type="button"
+      class="quiet icon-only"
+      aria-label="For screen readers"
+      aria-pressed={aloud}
+      title={aloud ? 'Output is readable for screen readers' : 'Make the output readable for screen readers'}
+      onClick={() => setAloud(!aloud)}
+    >
+      <Icon of={icons.speech} />
+    </button>
   );
 }
