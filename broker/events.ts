@@ -36,7 +36,7 @@ interface EventEntry extends OutboxEntry {
 type Recorder = (
   event: Event,
   machineId: string | null,
-) => ((transaction: HistoryTransaction) => Promise<unknown>) | undefined;
+) => ((transaction: HistoryTransaction) => unknown) | undefined;
 type StreamInput = Input<Api['events']['stream']>;
 
 const counted: CountedTable = {

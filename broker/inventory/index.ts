@@ -47,8 +47,9 @@ export class Inventories {
 
   static async open(services: InventoryServices, log: Logger): Promise<Inventories> {
     const records = await InventoryRecords.open(services.history);
-    services.events.within(async ({ type }, machineId, transaction) => {
-      if (type === 'machine.removed' && machineId) records.remove(transaction, machineId);
+    services.events.within(({ type }, machineId) => {
+      if (type !== 'machine.removed' || !machineId) return undefined;
+      return (transaction) => records.remove(transaction, machineId);
     });
     return new Inventories(services, records, log);
   }
