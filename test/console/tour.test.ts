@@ -67,11 +67,12 @@ async function editFile(window: ConsolePage, folder: string, file: string): Prom
   const { page } = window;
   await choose(window, 'Files');
   await choose(window, 'Type a path');
+  await page.locator('input[aria-label="Path"]:focus').waitFor();
   await page.keyboard.press('Control+a');
   await type(window, folder);
   await page.getByRole('button', { name: file, exact: true }).waitFor();
   await choose(window, file);
-  await page.locator('.cm-content').waitFor();
+  await page.locator('.cm-content:focus').waitFor();
   await tabTo(window, `Content of ${file}`);
   await page.keyboard.press('Control+End');
   await type(window, 'b: 2', 'Control+s');
