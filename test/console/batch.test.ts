@@ -50,8 +50,8 @@ browserTest('a batch on 50 machines shows every line, over two connections', asy
   const expected = names.flatMap((name) => [0, 1, 2].map((line) => `line ${line} of ${name}.`));
   await expect
     .poll(async () => {
-      const shown = await text();
-      return expected.filter((line) => shown.split(line).length !== 2);
+      const displayed = await text();
+      return expected.filter((line) => displayed.split(line).length !== 2);
     })
     .toEqual([]);
   expect([...new Set(streams)].sort()).toEqual([`/api/v1/batches/${batch.id}/stream`, '/api/v1/live']);
