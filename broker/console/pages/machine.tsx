@@ -1,6 +1,7 @@
 // One machine: its heading and its tabs.
-import { useState } from 'preact/hooks';
+import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
+import { listen, useTopic } from '../live.ts';
 import { MachineActivity, MachineCommands, MachineSchedules } from '../machines/activity.tsx';
 import { Ago, Confirm, Dialog, State, type Tab, Tabs, Tags } from '../parts/basics.tsx';
 import { Form, TextField } from '../parts/form.tsx';
@@ -44,6 +45,7 @@ export function Machine({ params }: { params: Params }) {
     ({ data, type }) => data.machine_id === machine && type.startsWith('machine.'),
   );
   const { data } = loaded;
+  usePresence(data, loaded.reload);
   const isFull = tab === 'terminals' || tab === 'files';
   return (
     <Page
@@ -58,6 +60,20 @@ export function Machine({ params }: { params: Params }) {
         {(detail) => <TabBody key={machine} machine={detail} tab={tab} params={params} />}
       </Show>
     </Page>
+  );
+}
+
+/** Calls `reload` when the machine comes or goes: a quick return, as after a restart of the broker, is no event. */
+function usePresence(machine: MachineDetail | undefined, reload: () => void): void {
+  useTopic('machines');
+  const { id, status } = machine ?? {};
+  useEffect(
+    () =>
+      listen(({ machines }) => {
+        const reported = machines?.find((one) => one.id === id);
+        if (reported && reported.status !== status) reload();
+      }),
+    [id, status, reload],
   );
 }
 
