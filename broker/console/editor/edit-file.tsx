@@ -57,7 +57,7 @@ export function EditFile({ params: { machine = '', path = '' } }: { params: Para
       <Show of={version}>
         {({ text, etag }) =>
           text === undefined || text.includes('\0') ? (
-            <Empty icon={icons.file} title="This file is no text">
+            <Empty icon={icons.file} title="This is not a text file">
               <p>Download it to open it with a program of your own.</p>
               <button type="button" onClick={() => setQuery({ edit: '' })}>
                 Back to the folder

@@ -278,7 +278,7 @@ function RuleFields({ rules, change }: { rules: Rules; change: (changes: Partial
         options={[...new Set([rules.timezone, ...zones])].map((zone) => [zone, zone] as const)}
       />
       <SelectField
-        label="While the run before goes on"
+        label="If the run before has not ended"
         value={rules.overlap}
         change={(value) => change({ overlap: value === 'allow' ? 'allow' : 'skip' })}
         options={[
