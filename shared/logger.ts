@@ -29,6 +29,9 @@ const retryMs = 50;
 /** Most tries when the program ends, 100 ms apart. */
 const triesAtExit = 20;
 
+/** All loggers of a process write to one destination. */
+let shared: ReturnType<typeof createStderr> | undefined;
+
 /** Standard error for log lines, which are written at once. A pipe that is full delays no other work. */
 function createStderr() {
   let triesLeft = 0;
@@ -60,7 +63,8 @@ function createStderr() {
  * Creates the logger of a program. It writes synchronously, so that the last line before a crash is written.
  */
 export function createLogger(program: string, level: LogLevel, journal = false): Logger {
-  const stderr = createStderr();
+  shared ??= createStderr();
+  const stderr = shared;
   const readable = {
     write(line: string): void {
       const entry: unknown = JSON.parse(line);
