@@ -14,8 +14,8 @@ export interface WriteOptions {
 
 /**
  * Replaces a file. Resolves when the new file is on the disk. Its mode is 0600 until `options` are applied. A
- * failure leaves the old file, except if the last step fails, which flushes the directory: the new file then
- * stays.
+ * failure leaves the old file in place, except a failure of the last step, the flush of the directory. It leaves
+ * the new file in place.
  */
 export async function writeDurably(
   file: string,

@@ -1,5 +1,5 @@
-// Collects the inventory of this machine: all parts side by side, each with limits. A part that cannot be read has a
-// reason, and the others are sent.
+// Collects the inventory of this machine: all parts at the same time, each limited in time and size. For a part that
+// cannot be read the reason is sent, beside the other parts.
 import type { GetInventoryResponse } from '../../proto/types/farhand/agent/v1/GetInventoryResponse.ts';
 import type { InventoryGap } from '../../proto/types/farhand/agent/v1/InventoryGap.ts';
 import { errnoOf } from '../../shared/errors.ts';

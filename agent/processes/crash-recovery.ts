@@ -90,7 +90,7 @@ async function killLeftovers({ journal, cgroups, limits, log }: Parts, pipes: st
   const survivors = await killTree(tree, AbortSignal.abort(), limits.killForMs);
   log.warn(
     { ids: marks, survivors },
-    'killed commands and terminals of an earlier agent; they count as lost',
+    'the agent has killed commands and terminals that were left running when it last stopped; they count as lost',
   );
 }
 

@@ -167,7 +167,7 @@ export class Batches {
     return { ...serializeBatch(batch, tally), results };
   }
 
-  /** The machines of a batch that the caller is allowed to use; of others it must not learn how many there are. */
+  /** The machines of a batch that the caller may use. The caller must not learn how many others there are. */
   async #reachable(id: string, caller: Caller): Promise<MachineId[]> {
     return (await this.machinesOf(id)).filter((machine) => caller.reaches(machine));
   }

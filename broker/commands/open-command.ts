@@ -287,7 +287,7 @@ export class OpenCommand {
     this.#cancelledBy = by && { key_id: by.key_id, key_name: by.key_name };
     if (this.state === 'queued' && this.stored) return this.finish({ status: 'cancelled' });
     this.record = { ...this.record, cancel: true };
-    // If the command is not stored yet, the scheduler ends it as soon as it is.
+    // A command that is not stored yet is not written here. The scheduler ends it once it is stored.
     if (!this.stored) return;
     const { presence, store, log } = this.#context;
     const written = store.history.write((transaction) => {

@@ -253,7 +253,7 @@ export class CommandStore {
        FROM commands LEFT JOIN batches ON batches.id = batch_id WHERE commands.id = ?`,
       id,
     );
-    // The cast is safe: only specs are stored in these columns.
+    // The cast is safe: a column `spec` holds nothing but specs.
     return row?.spec ? (jsonIn(row, 'spec') as Spec) : undefined;
   }
 

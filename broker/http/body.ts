@@ -172,7 +172,9 @@ class Form {
     parser.on('field', (name, value, _nameTruncated, truncated) => this.#takeField(name, value, truncated));
     for (const limit of ['partsLimit', 'fieldsLimit', 'filesLimit'] as const) {
       parser.once(limit, () =>
-        this.stop(fieldError('form', 'file', 'must be the only file, with at most 20 fields')),
+        this.stop(
+          fieldError('form', 'file', 'must be the only file of the form, which may have at most 20 fields'),
+        ),
       );
     }
     parser.on('error', (error) => this.stop(malformed(error)));

@@ -104,7 +104,7 @@ export const inventoryLists = z.object({
   incomplete: z
     .array(z.object({ part: word('Part of the inventory'), reason: word('Why it is not complete') }))
     .max(64)
-    .describe('Parts that could not be read, or not all of them'),
+    .describe('Parts that could not be read, or only incompletely'),
 });
 
 const collectedAt = timestamp.describe('Time of the collection');

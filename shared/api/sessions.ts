@@ -1,4 +1,4 @@
-// REST routes of sessions: terminals on machines that outlive their clients (spec 2.9, 4.5).
+// REST routes of sessions. A session is a terminal on a machine. It outlives its clients (spec 2.9, 4.5).
 import * as z from 'zod';
 import { cwd, environment, requestedBy } from './commands.ts';
 import { list } from './define-list-route.ts';

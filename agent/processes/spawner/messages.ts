@@ -24,7 +24,10 @@ export interface Exited {
   signal: string;
 }
 
-/** Reports of the spawner: first that it is ready, then for each request whether it started, and its exit. */
+/**
+ * Reports of the spawner: first that it is ready, then for each request whether its process started, and later
+ * how the process ended.
+ */
 export type SpawnReport =
   | { ready: true }
   /** `start`: start time of proc(5), empty if unreadable. With the pid it identifies one process. */

@@ -40,7 +40,7 @@ export async function isDirectory(client: Farhand, path: RemotePath): Promise<bo
   }
 }
 
-/** Throws unless several sources have a directory as target and different names. */
+/** Throws for several sources if the target is not a directory, or if two of them have the same name. */
 export function assertDistinct(sources: string[], to: string, toDirectory: boolean): void {
   if (sources.length < 2) return;
   if (!toDirectory)

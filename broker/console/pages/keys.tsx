@@ -173,7 +173,10 @@ function KeyDialog({ what, apiKey, close, changed, reveal }: KeyDialogProps) {
           changed();
         }}
       >
-        <p>The old secret is refused from now on, and other logins of the key end. The rights of the key stay the same.</p>
+        <p>
+          The old secret is refused from now on, and other logins of the key end. The rights of the key stay
+          the same.
+        </p>
       </Confirm>
     );
   }
@@ -191,7 +194,10 @@ function KeyDialog({ what, apiKey, close, changed, reveal }: KeyDialogProps) {
         changed();
       }}
     >
-      <p>The key is refused from now on, and its logins end. Schedules and webhooks that were made with it stop, too.</p>
+      <p>
+        The key is refused from now on, and its logins end. Schedules and webhooks that were made with it
+        stop, too.
+      </p>
       {apiKey.id === me.value?.id && <p class="bad-text">This is the key you are logged in with.</p>}
     </Confirm>
   );
