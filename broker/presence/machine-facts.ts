@@ -245,15 +245,10 @@ export class MachineFacts {
     for (const watcher of this.#watchers) watcher(machineId);
   }
 
-  /** Forgets a removed machine, except its samples, which are deleted for their age. */
+  /** Forgets the last hour of a removed machine. Its facts stay, because lists of history may name its id. */
   remove(machineId: string): void {
-    this.#facts.delete(machineId);
     this.#heardAt.delete(machineId);
     this.#lastHour.remove(machineId);
-    // History logs a failure. A row that stays does no harm.
-    this.#history
-      .write((transaction) => transaction.run('DELETE FROM machine_facts WHERE machine_id = ?', machineId))
-      .catch(() => {});
   }
 
   /** Calls `watcher` after each report. Call the returned function to stop. */
