@@ -4,7 +4,7 @@ import { join, resolve } from 'node:path';
 import * as z from 'zod';
 import { label, tags } from '../shared/api/route.ts';
 import { common, flag, hostPort, logLevel, type Settings, words } from '../shared/settings.ts';
-import { allCapabilities } from './allowed-capabilities.ts';
+import { allCapabilities } from './capabilities-by-rpc.ts';
 
 const dataDir = z
   .string()

@@ -13,7 +13,7 @@ import type { Events } from './events.ts';
 import { hashOf } from './keys/index.ts';
 import type { Packages } from './packages/index.ts';
 import { pageOf } from './paging.ts';
-import { firstFacts } from './presence/machine-facts.ts';
+import { firstFacts } from './presence/facts-and-metrics.ts';
 import type { JoinToken, Machine, State, StateTransaction } from './state/state.ts';
 
 /**

@@ -15,7 +15,7 @@ interface ProgramOptions {
 /** Milliseconds that a program may run. */
 const programMs = 30_000;
 const mostOutput = 8 * 1024 * 1024;
-/** Directories of programs, also of those that only root has in its PATH. */
+/** The PATH in which programs are found. It includes the sbin directories, which often only root has in its PATH. */
 const path = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
 
 /** The reason why a part of the inventory could not be read. */

@@ -22,8 +22,8 @@ import { AppError } from '../../shared/errors.ts';
 import { countTransferred } from '../../shared/garbage-collection.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { openTerminals, terminalClients } from '../../shared/process-limits.ts';
-import { type Capability, requiredCapabilities } from '../allowed-capabilities.ts';
 import type { AuditedCall, AuditLog } from '../audit-log/index.ts';
+import { type Capability, requiredCapabilities } from '../capabilities-by-rpc.ts';
 import type { AnswerStream, ControlStream, Dial } from './dial.ts';
 import { coalesce } from './short-answer.ts';
 

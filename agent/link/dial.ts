@@ -12,8 +12,8 @@ import type { EnrollRequest } from '../../proto/types/farhand/link/v1/EnrollRequ
 import type { EnrollResponse__Output } from '../../proto/types/farhand/link/v1/EnrollResponse.ts';
 import type { LinkClient } from '../../proto/types/farhand/link/v1/Link.ts';
 import { callKey, linkServerName, linkService } from '../../shared/agent-rpcs.ts';
+import { clockFault } from '../../shared/certificate-clock-error.ts';
 import { now } from '../../shared/clock.ts';
-import { clockFault } from '../../shared/clock-fault.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
 import { nearBytes } from '../../shared/flow-control.ts';
 import { clean } from '../../shared/sanitize-text.ts';

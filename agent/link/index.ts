@@ -9,8 +9,8 @@ import type { ConnectRequest } from '../../proto/types/farhand/link/v1/ConnectRe
 import type { ConnectResponse__Output } from '../../proto/types/farhand/link/v1/ConnectResponse.ts';
 import { type Method, methods, protocolVersion, shortenQueues } from '../../shared/agent-rpcs.ts';
 import { backoff } from '../../shared/backoff.ts';
+import { clockFault } from '../../shared/certificate-clock-error.ts';
 import { after, every, monotonic, sleep } from '../../shared/clock.ts';
-import { clockFault } from '../../shared/clock-fault.ts';
 import { StartError } from '../../shared/errors.ts';
 import { controlFlow } from '../../shared/flow-control.ts';
 import { signProof } from '../../shared/identity-proof.ts';

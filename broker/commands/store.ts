@@ -13,8 +13,8 @@ import {
   textIn,
 } from '../history/history.ts';
 import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
+import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/state.ts';
 import { BatchStore, isOpen } from './batch-store.ts';
 import type { Command, Spec } from './command.ts';

@@ -3,6 +3,7 @@
 import { createHash } from 'node:crypto';
 import { every, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { type Applier, WriteQueue } from './group-commit.ts';
 import { type CountedTable, countNext, dropEmptyCounts } from './row-counts.ts';
 import type {
   Database,
@@ -13,7 +14,6 @@ import type {
   RowReader,
   Value,
 } from './transaction.ts';
-import { type Applier, WriteQueue } from './write-queue.ts';
 
 export type { HistoryTransaction, OutboxEntry, Row, RowReader } from './transaction.ts';
 

@@ -1,6 +1,6 @@
 // Turns failures of PostgreSQL into errors of a start and of requests.
 import { AppError, StartError } from '../../shared/errors.ts';
-import { databaseUnavailable } from './write-queue.ts';
+import { databaseUnavailable } from './group-commit.ts';
 
 /** PostgreSQL's error codes (appendix A of its manual) that mean wrong settings. */
 const wrong: Readonly<Record<string, string>> = {

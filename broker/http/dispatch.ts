@@ -24,7 +24,7 @@ import type { ConnectionLimiter } from '../connection-limiter.ts';
 import { localKey } from '../keys/rights.ts';
 import { secretIn } from '../logins/cookie.ts';
 import type { Logins } from '../logins/index.ts';
-import { isTicket } from '../logins/tickets.ts';
+import { isTicket } from '../logins/local-login-tickets.ts';
 import { bytesOf, readForm, readJson, type Spool } from './body.ts';
 import { assertOwnPage, isForwarded, isPrivate, type OriginServices } from './own-page.ts';
 import { isStreamed, sendReply } from './reply.ts';

@@ -8,8 +8,8 @@ import type { Logger } from '../../shared/logger.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
+import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { Machine, State } from '../state/state.ts';
 import { collectInventory } from './collect.ts';
 import { type Inventory, InventoryRecords, type Package } from './records.ts';
@@ -98,7 +98,7 @@ export class Inventories {
       throw fieldError('query', 'package', 'is missing: version_below needs it', 'invalid_request');
     if (refresh && offset === 0) await this.#refresh(this.#machines(input, caller), caller);
     const packages = name === undefined ? undefined : await this.#findPackages(name, limit);
-    // Taken again, because the rights of the key may have changed during a refresh.
+    // Lists the machines again, because the rights of the key may have changed during a refresh.
     const machines = this.#machines(input, caller);
     const matching = packages ? machines.filter(({ id }) => packages.has(id)) : machines;
     const sorted = await this.#sort(matching, input.sort);

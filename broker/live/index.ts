@@ -8,8 +8,8 @@ import { AppError } from '../../shared/errors.ts';
 import type { Commands } from '../commands/index.ts';
 import type { Events } from '../events.ts';
 import { mergeStreams } from '../merge-streams.ts';
+import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/state.ts';
 import { MachineChanges } from './machine-changes.ts';
 

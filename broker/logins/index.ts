@@ -13,8 +13,8 @@ import { currentKey, endOf, hasExpired, holds, within } from '../keys/rights.ts'
 import { pageOf } from '../paging.ts';
 import type { Declared, Key, Login, State, StateTransaction } from '../state/state.ts';
 import { cookieWith, noCookie } from './cookie.ts';
+import { Tickets } from './local-login-tickets.ts';
 import { endOfSecret } from './rights.ts';
-import { Tickets } from './tickets.ts';
 
 /** A login ends after this time without a request. */
 const idleMs = 12 * 3_600_000;

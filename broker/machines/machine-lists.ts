@@ -5,8 +5,8 @@ import type { MachineId } from '../../shared/api/route.ts';
 import type { Page } from '../../shared/api/route-table.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { selectFrom } from '../paging.ts';
+import { type MachineFacts, percentOf } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import { type MachineFacts, percentOf } from '../presence/machine-facts.ts';
 import type { Machine, State } from '../state/state.ts';
 
 interface ListServices {

@@ -3,8 +3,8 @@ import { includedIn } from '../../shared/api/machines.ts';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import type { Facts, MachineFacts, Report } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { Facts, MachineFacts, Report } from '../presence/machine-facts.ts';
 import type { Machine } from '../state/state.ts';
 
 type Item = Reply<Api['machines']['list']>['items'][number];

@@ -222,7 +222,7 @@ export class Conversation {
 }
 
 function mayBeLost(bytes: number): string {
-  return `the connection to the machine was lost: the last ${bytes} bytes typed before may not all have arrived`;
+  return `the connection to the machine was lost: some of the last ${bytes} bytes that were typed may not have arrived`;
 }
 
 /** Returns the size that an agent has reported; undefined if it is not valid. */

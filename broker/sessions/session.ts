@@ -15,8 +15,8 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
 import type { Acknowledgements } from '../link/acknowledge-results.ts';
+import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Link, Presence } from '../presence/index.ts';
-import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/state.ts';
 import type { Attached, Session, SessionRecords, Status } from './session-records.ts';
 

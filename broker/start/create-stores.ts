@@ -59,7 +59,7 @@ async function createInDatabase(
   // Loaded only here, because a broker without a database needs none of it.
   const [{ PostgresDatabase }, { PostgresStore }] = await Promise.all([
     import('../history/postgres-database.ts'),
-    import('../state/postgres-store.ts'),
+    import('../state/postgres-documents.ts'),
   ]);
   const database = await PostgresDatabase.open({ database_url, database_password_file }, log);
   const history = new History(database, log);

@@ -4,7 +4,7 @@ import type { Journal } from '../../shared/api/route-table.ts';
 import { after } from '../../shared/clock.ts';
 import type { OutboxEntry } from '../history/history.ts';
 import { type Declared, type Documents, type Name, names } from './documents.ts';
-import { FileStore } from './file-store.ts';
+import { FileStore } from './file-documents.ts';
 import type { Apply, StateStore } from './store.ts';
 
 export type { Declared, JoinToken, Key, Login, Machine, Schedule, Webhook } from './documents.ts';

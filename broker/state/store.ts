@@ -1,4 +1,5 @@
-// What State needs of the place where the documents are stored: a file (file-store.ts) or PostgreSQL (postgres-store.ts).
+// What State needs of the place where the documents are stored: a file (file-documents.ts) or PostgreSQL
+// (postgres-documents.ts).
 import type { OutboxEntry } from '../history/history.ts';
 import type { Declared, Documents } from './documents.ts';
 

@@ -184,8 +184,8 @@ export class WebhookHandlers implements Routes {
   };
 
   /**
-   * True if the caller may read every event that a webhook sends. Otherwise the caller could read forbidden
-   * events through it.
+   * True if the caller may read every event that a webhook sends. Only then may the caller change the webhook,
+   * because a change could send forbidden events to the caller.
    */
   #covers(caller: Editor, webhook: Webhook, declared?: Declared): boolean {
     if (webhook.key_id === caller.key_id) return true;

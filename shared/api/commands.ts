@@ -65,7 +65,7 @@ const variable = z
 export const environment = z
   .record(variable, text(131_072))
   .refine((env) => Object.keys(env).length <= mostVariables, `at most ${mostVariables} variables`)
-  .describe('Environment variables besides those of the agent’s user');
+  .describe('Environment variables to add to those of the user that the command runs as');
 
 export const untilKilled =
   'Milliseconds after which the command is killed with all its processes; default: no limit';

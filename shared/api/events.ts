@@ -80,7 +80,7 @@ const ofRun = ofMachine.extend({
   exit_code: z.number().nullable().describe('Exit code; null before the end'),
   duration: z.number().nullable().describe('Milliseconds from start to end; null before the end'),
 });
-/** Schemas of the data of events that a webhook can name, by family. */
+/** Schemas of the data of events to which webhooks can subscribe, by family: the first part of the event's type. */
 const dataOfFamily = {
   machine: ofMachine.extend({
     last_seen: timestamp.describe('Time of the last message from the machine’s agent'),

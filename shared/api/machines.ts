@@ -152,7 +152,7 @@ export const machines = {
   }),
   // Before the route of one machine, whose path matches this one too.
   statuses: list('/machines/statuses', 'machines:read', {
-    summary: 'List machines with their last report and an hour of CPU and memory',
+    summary: 'List machines with their last report, and their CPU and memory use in the last hour',
     description:
       'Filters are those of the list of machines. `cpu`, `memory` and `disk` sort by percent in use.',
     query: selection,

@@ -18,8 +18,8 @@ export const service = {
         .nullable()
         .describe('Value for `curl --pinnedpubkey`; null if the certificate needs no pin'),
       limits: group('Limits', {
-        body_bytes: z.number().describe('Most bytes of a JSON body'),
-        file_content_bytes: z.number().describe('Most bytes of a file read by `files/content`'),
+        body_bytes: z.number().describe('Largest JSON body in bytes'),
+        file_content_bytes: z.number().describe('Largest file in bytes that `files/content` reads'),
         page: z.number().describe('Largest `limit` of a list'),
       }),
     }),

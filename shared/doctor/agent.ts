@@ -1,6 +1,6 @@
 // The checks of `farhand-agent doctor`: data directory, identity, connection to the broker, and service.
 import { existsSync } from 'node:fs';
-import { clockFault } from '../clock-fault.ts';
+import { clockFault } from '../certificate-clock-error.ts';
 import { StartError } from '../errors.ts';
 import { identityFile, readIdentity } from '../identity-file.ts';
 import { clean } from '../sanitize-text.ts';

@@ -2,7 +2,7 @@
 import { sleep } from '../clock.ts';
 import type { ReceivedEvent } from './call-types.ts';
 
-/** Most characters of a line; no route answers with a line of nearly this length. */
+/** The maximum number of characters in a line. No route answers with a line of nearly this length. */
 const longestLine = 64 * 1024 * 1024;
 
 /** Yields the lines of a body without their ends (LF, CRLF or CR); drops an incomplete last line. */

@@ -2,7 +2,7 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { allCapabilities, type Capability, requiredCapabilities } from '../../agent/allowed-capabilities.ts';
+import { allCapabilities, type Capability, requiredCapabilities } from '../../agent/capabilities-by-rpc.ts';
 import { type Method, methods } from '../../shared/agent-rpcs.ts';
 import { type ScriptedBroker, scriptedBroker } from '../scripted-broker.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';

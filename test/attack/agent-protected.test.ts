@@ -17,7 +17,7 @@ import {
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { requiredCapabilities } from '../../agent/allowed-capabilities.ts';
+import { requiredCapabilities } from '../../agent/capabilities-by-rpc.ts';
 import { createFiles, type Files } from '../../agent/files/index.ts';
 import { protectedPathsOf } from '../../agent/protected-paths.ts';
 import { type AgentCall, type MethodShape, methods } from '../../shared/agent-rpcs.ts';

@@ -8,7 +8,7 @@ import { text } from 'node:stream/consumers';
 import { promisify } from 'node:util';
 import type { Command } from 'commander';
 import { expect, onTestFinished, test, vi } from 'vitest';
-import { requiredCapabilities } from '../../agent/allowed-capabilities.ts';
+import { requiredCapabilities } from '../../agent/capabilities-by-rpc.ts';
 import { createProgram } from '../../broker/cli/program.ts';
 import { api } from '../../shared/api/route-table.ts';
 import { codes } from '../../shared/errors.ts';

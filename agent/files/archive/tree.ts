@@ -83,11 +83,7 @@ export class Tree implements Disposable {
   /** Throws if the name is protected. `present`: stats of the file that has the name now. */
   assertFree({ stats }: TreeDirectory, name: Bytes, present: fs.BigIntStats | undefined, path: Bytes): void {
     if (!this.#isProtected(fs.identityOf(stats), name, present ?? stats)) return;
-    throw entryFault(
-      'permission_denied',
-      path,
-      "cannot be unpacked: it is the name of one of the agent's own files",
-    );
+    throw entryFault('permission_denied', path, "cannot be unpacked: the agent's own files have this name");
   }
 
   /** Stores the attributes of a directory in the archive. A directory that existed before stays unchanged. */

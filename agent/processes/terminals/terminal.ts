@@ -148,7 +148,7 @@ export class Client {
   /** Bytes of input accepted in all calls of the client, even if they still wait for the program. */
   #received: number;
   #acknowledged = 0;
-  /** True while no messages of the client are read, so that no acknowledgements of output arrive either. */
+  /** True while no messages of the client are read. Its acknowledgements of output do not arrive then either. */
   #paused = false;
   #parting: Parting | undefined;
 

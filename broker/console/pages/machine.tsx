@@ -2,7 +2,7 @@
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { listen, useTopic } from '../live.ts';
-import { MachineActivity, MachineCommands, MachineSchedules } from '../machines/activity.tsx';
+import { MachineActivity, MachineCommands, MachineSchedules } from '../machines/activity-tabs.tsx';
 import { Ago, Confirm, Dialog, State, type Tab, Tabs, Tags } from '../parts/basics.tsx';
 import { Form, TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';

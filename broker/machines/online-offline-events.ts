@@ -4,8 +4,8 @@ import { after, iso } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
+import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { MachineFacts } from '../presence/machine-facts.ts';
 import type { State } from '../state/state.ts';
 
 const settleMs = 2_000;
