@@ -36,6 +36,7 @@ browserTest('search, filters and order stand in the address and survive a reload
   await page.getByRole('link', { name: 'db-1' }).waitFor({ state: 'detached' });
   expect(page.url()).toMatch(/\?q=WEB$/);
   await page.getByRole('columnheader', { name: 'CPU' }).getByRole('button').click();
+  await page.waitForURL(/sort=/);
   await page.reload();
   await page.getByRole('link', { name: 'web-1' }).waitFor();
   expect(await page.getByRole('columnheader', { name: 'CPU' }).getAttribute('aria-sort')).toBe('descending');
