@@ -32,9 +32,10 @@ browserTest('search, filters and order stand in the address and survive a reload
   const { page } = await newLogin(await fleet());
   await page.getByRole('link', { name: 'db-1' }).waitFor();
   await page.keyboard.press('/');
-  await page.keyboard.type('WEB');
+  // Slower than the field writes to the address, which must not undo what is typed meanwhile.
+  await page.keyboard.type('WEB', { delay: 125 });
   await page.getByRole('link', { name: 'db-1' }).waitFor({ state: 'detached' });
-  expect(page.url()).toMatch(/\?q=WEB$/);
+  await page.waitForURL(/\?q=WEB$/);
   await page.getByRole('columnheader', { name: 'CPU' }).getByRole('button').click();
   await page.waitForURL(/sort=/);
   await page.reload();
@@ -45,9 +46,16 @@ browserTest('search, filters and order stand in the address and survive a reload
 
 browserTest('the first load is six requests, 60 KB of script and 10 KB of style', async () => {
   const system = await fleet();
-  // The event comes after two seconds, and the page reads its list again then.
-  const online = async () => (await system.client.events.list({ type: 'machine.online' })).total;
-  await expect.poll(online).toBe(3);
+  // The events come after two seconds, and the page reads its list again then.
+  const isSettled = async (): Promise<boolean> => {
+    const { items: machines } = await system.client.machines.list();
+    const { items: events } = await system.client.events.list({ limit: 100, sort: '-created_at' });
+    return machines.every(({ id, status }) => {
+      const last = events.find(({ type, data }) => /line$/.test(type) && data.machine_id === id);
+      return last?.type === `machine.${status}`;
+    });
+  };
+  await expect.poll(isSettled).toBe(true);
   const { page, open } = await newLogin(system);
   const client = await page.context().newCDPSession(page);
   await client.send('Network.enable');

@@ -1,5 +1,5 @@
 // A search field whose text is in the query of the address.
-import { useEffect, useState } from 'preact/hooks';
+import { useEffect, useRef, useState } from 'preact/hooks';
 import { place, setQuery } from '../routes.ts';
 import { after } from '../time.ts';
 import { Icon } from './icon.tsx';
@@ -10,10 +10,19 @@ const typingMs = 120;
 export function SearchField({ label, name }: { label: string; name: string }) {
   const inAddress = place.value.query.get(name) ?? '';
   const [text, setText] = useState(inAddress);
-  useEffect(() => setText(inAddress), [inAddress]);
+  const written = useRef(inAddress);
+  useEffect(() => {
+    // What this field has written is older than what was typed meanwhile.
+    if (inAddress === written.current) return;
+    written.current = inAddress;
+    setText(inAddress);
+  }, [inAddress]);
   useEffect(() => {
     if (text === inAddress) return undefined;
-    return after(typingMs, () => setQuery({ [name]: text }));
+    return after(typingMs, () => {
+      written.current = text;
+      setQuery({ [name]: text });
+    });
   }, [text]);
   return (
     <label class="search">

@@ -1,5 +1,6 @@
 // Loads data for a page: the old data stays while the new is loaded, and a left page cancels its requests.
 import { useCallback, useEffect, useRef, useState } from 'preact/hooks';
+import { FarhandError } from '../client.ts';
 import { type Happened, listen, onReturn, type Update, useTopic } from '../live.ts';
 import { after } from '../time.ts';
 
@@ -14,6 +15,8 @@ export interface Loaded<T> {
 
 /** Milliseconds between two loads because of events, however many events there are. */
 const restMs = 1_000;
+/** Milliseconds after which data is loaded again if it was unavailable, for example because its machine was offline. */
+const againMs = 2_000;
 
 /**
  * Loads data again whenever one of `inputs` changes, and after the stream of events was interrupted. `when`: also after
@@ -43,6 +46,11 @@ export function useData<T>(
     );
     return () => stop.abort();
   }, [...inputs, round]);
+  const { error } = state;
+  useEffect(() => {
+    const isUnavailable = error instanceof FarhandError && error.status === 503;
+    return isUnavailable && when !== null ? after(againMs, reload) : undefined;
+  }, [error]);
   useTopic(topic);
   useEvents(
     reload,
