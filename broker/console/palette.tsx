@@ -1,6 +1,6 @@
 // The command palette: finds pages, machines and actions by a few letters.
 import { signal } from '@preact/signals';
-import { useEffect, useMemo, useRef, useState } from 'preact/hooks';
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { client } from './client.ts';
 import { menu } from './menu.ts';
 import { Icon, type IconNodes } from './parts/icon.tsx';
@@ -118,7 +118,8 @@ function PaletteDialog() {
     close();
     found.run();
   };
-  useEffect(() => {
+  // Before the next paint, so that the palette has the focus when the first letter is typed.
+  useLayoutEffect(() => {
     const before = document.activeElement;
     element.current?.showModal();
     return () => {

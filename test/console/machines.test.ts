@@ -100,6 +100,7 @@ browserTest('the palette finds a machine and opens it, by keys alone', async () 
   const { page } = await newLogin(await fleet());
   await page.getByRole('link', { name: 'needle-7' }).waitFor();
   await page.keyboard.press('Control+k');
+  await page.getByRole('dialog', { name: 'Search' }).waitFor();
   await page.keyboard.type('need');
   await page.getByRole('option', { name: /needle-7/ }).waitFor();
   await page.keyboard.press('Enter');
