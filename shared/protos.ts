@@ -1,7 +1,7 @@
 // Parses the .proto files. Packages contain them as JSON (scripts/package/bundles.ts) to save memory.
 import { join } from 'node:path';
 import protobuf from 'protobufjs';
-import { home } from './install-layout.ts';
+import { home } from './shipped-files.ts';
 
 const root = new protobuf.Root();
 // Imports inside the protos use the same names, such as farhand/agent/v1/agent.proto.

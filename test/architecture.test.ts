@@ -224,7 +224,7 @@ const sides: Rule[] = [
           'shared/clock',
           'shared/duration',
           'shared/tar',
-          'shared/install-layout',
+          'shared/shipped-files',
           'shared/doctor',
         ),
     ),

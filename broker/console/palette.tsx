@@ -101,10 +101,26 @@ export function Palette() {
   return paletteOpen.value ? <PaletteDialog /> : null;
 }
 
+/**
+ * Opens a dialog as modal before the next paint, so that it has the focus when the first letter is typed. At its end,
+ * the focus returns to where it was.
+ */
+function useModal() {
+  const element = useRef<HTMLDialogElement>(null);
+  useLayoutEffect(() => {
+    const before = document.activeElement;
+    element.current?.showModal();
+    return () => {
+      if (before instanceof HTMLElement) before.focus();
+    };
+  }, []);
+  return element;
+}
+
 function PaletteDialog() {
   const [text, setText] = useState('');
   const [at, setAt] = useState(0);
-  const element = useRef<HTMLDialogElement>(null);
+  const element = useModal();
   const machines = useMachines(text);
   const all = useMemo(() => {
     const letters = text.toLowerCase();
@@ -118,14 +134,6 @@ function PaletteDialog() {
     close();
     found.run();
   };
-  // Before the next paint, so that the palette has the focus when the first letter is typed.
-  useLayoutEffect(() => {
-    const before = document.activeElement;
-    element.current?.showModal();
-    return () => {
-      if (before instanceof HTMLElement) before.focus();
-    };
-  }, []);
   const onKey = (event: KeyboardEvent): void => {
     const step = event.key === 'ArrowDown' ? 1 : event.key === 'ArrowUp' ? -1 : 0;
     if (step !== 0) setAt((at + step + all.length) % Math.max(1, all.length));

@@ -1,6 +1,6 @@
 // Reads history.db on another thread, so that a long query delays no other request.
 import { Worker } from 'node:worker_threads';
-import { historyReaderProgram } from '../../shared/install-layout.ts';
+import { historyReaderProgram } from '../../shared/shipped-files.ts';
 import type { Query, Row } from './transaction.ts';
 
 /** The messages between this class and its thread. */

@@ -4,7 +4,7 @@ import { readFile } from 'node:fs/promises';
 import { extname, join } from 'node:path';
 import type { Context, Next } from 'koa';
 import { AppError, isErrno } from '../../shared/errors.ts';
-import { home, shipped } from '../../shared/install-layout.ts';
+import { home, shipped } from '../../shared/shipped-files.ts';
 import { newNonce, pagePolicy } from './page-policy.ts';
 import { sendRaw } from './reply.ts';
 

@@ -13,7 +13,7 @@ import { deliveryBody, webhookTypes } from '../../shared/api/events.ts';
 import { idSchemas, named, type Route } from '../../shared/api/route.ts';
 import { allRoutes } from '../../shared/api/route-table.ts';
 import { type Code, codes } from '../../shared/errors.ts';
-import { shipped } from '../../shared/install-layout.ts';
+import { shipped } from '../../shared/shipped-files.ts';
 import { version } from '../../shared/version.ts';
 
 /** Display name and description of each resource, by its name in the route table. */

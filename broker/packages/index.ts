@@ -5,7 +5,7 @@ import { open, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Handlers } from '../../shared/api/route-table.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
-import { home, shipped } from '../../shared/install-layout.ts';
+import { home, shipped } from '../../shared/shipped-files.ts';
 import { type Addresses, type InstallLine, installLineFor, scriptFor } from './install.ts';
 
 export interface Packages {

@@ -1,8 +1,8 @@
 // Makes the command line that installs an agent, and the script install.sh that it downloads.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { home, shipped } from '../../shared/install-layout.ts';
 import { isLoopback } from '../../shared/loopback.ts';
+import { home, shipped } from '../../shared/shipped-files.ts';
 
 /** Addresses at which machines connect to this broker. */
 export interface Addresses {

@@ -7,7 +7,7 @@ import { z } from 'zod';
 import { syncDirectory, writeDurably } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import { type Documents, documents, version } from './documents.ts';
-import { checksumOf, StateJson } from './state-json.ts';
+import { checksumOf, StateJson } from './serialize-state.ts';
 
 /**
  * Reads and writes the file, with mode 0600.

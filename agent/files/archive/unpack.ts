@@ -14,7 +14,7 @@ import { describe } from '../describe.ts';
 import type { Disk } from '../handler-wrappers.ts';
 import type { Upload } from '../upload.ts';
 import { Extractor } from './extract.ts';
-import { Tree } from './tree.ts';
+import { Tree } from './extract-tree.ts';
 
 /** One archive that is being unpacked. */
 interface Job {

@@ -6,7 +6,7 @@ import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { atPath } from '../../../shared/system-errors.ts';
 import { write } from '../stdio.ts';
-import { extractNew, writeChunks } from './archive.ts';
+import { extractNew, writeChunks } from './local-tar.ts';
 import { tarBytes, withProgress } from './progress.ts';
 import { assertDistinct, nameOf, type RemotePath, resolve } from './remote-path.ts';
 

@@ -4,7 +4,7 @@ import { client } from '../client.ts';
 import { Choice } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { later } from '../parts/later.tsx';
+import { later } from '../parts/lazy-page.tsx';
 import { Empty, Failed, Placeholder, Show } from '../parts/page.tsx';
 import { SearchField } from '../parts/search-field.tsx';
 import { attempt } from '../parts/toasts.tsx';

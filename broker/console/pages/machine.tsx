@@ -7,7 +7,7 @@ import { Ago, Confirm, Dialog, State, type Tab, Tabs, Tags } from '../parts/basi
 import { Form, TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { later } from '../parts/later.tsx';
+import { later } from '../parts/lazy-page.tsx';
 import { Page, Show } from '../parts/page.tsx';
 import { say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';

@@ -1,7 +1,7 @@
 // Finds Farhand's own files in a checkout or in a package, whose bundled programs are in lib/.
 import { dirname, join } from 'node:path';
 
-/** Path of this module: shared/install-layout.ts in a checkout, a bundled program in a package. */
+/** Path of this module: shared/shipped-files.ts in a checkout, a bundled program in a package. */
 const here = import.meta.filename;
 const packaged = here.endsWith('.js');
 
