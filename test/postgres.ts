@@ -2,7 +2,16 @@
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { chmodSync, chownSync, existsSync, mkdirSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  chownSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { Client, type CustomTypesConfig } from 'pg';
@@ -98,12 +107,23 @@ export async function startPostgres(
     async stop(signal = 'SIGINT') {
       if (!child || child.exitCode !== null || child.signalCode !== null) return;
       const ended = once(child, 'exit');
+      const { pid } = child;
+      // The server process of a connection can outlive a killed postmaster, and may wait for ever for a lock of another.
+      const others = signal === 'SIGKILL' ? readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8') : '';
       child.kill(signal);
       await ended;
-      // Its processes end by themselves; with SIGKILL the next start needs that they have.
+      for (const other of others.split(' ').filter(Boolean)) killIfAlive(Number(other));
       if (signal === 'SIGKILL') rmSync(join(data, 'postmaster.pid'), { force: true });
     },
   };
+}
+
+function killIfAlive(pid: number): void {
+  try {
+    process.kill(pid, 'SIGKILL');
+  } catch {
+    // It has ended by itself.
+  }
 }
 
 async function freePort(): Promise<number> {

@@ -19,6 +19,8 @@ const lock = 0x66_61_72_68;
 /** Attempts to get the lock, because the server may notice late that an earlier broker has ended. */
 const lockTries = 30;
 const betweenMs = 250;
+/** Milliseconds after which a statement without an answer counts as a lost connection: the server may be frozen. */
+const answerMs = 10_000;
 /** Most statements that are prepared on each connection. */
 const mostPrepared = 300;
 
@@ -106,6 +108,7 @@ export class PostgresSession implements Writer {
     try {
       return (await client.query<Row>(queryOf(sql, values))).rows;
     } catch (error) {
+      if (isTimeout(error)) this.#lost(client);
       throw requestErrorOf(error);
     }
   }
@@ -121,6 +124,7 @@ export class PostgresSession implements Writer {
       const { command } = await client.query('COMMIT');
       if (command !== 'COMMIT') throw new Error('a statement failed, so the transaction was rolled back');
     } catch (error) {
+      if (isTimeout(error)) this.#lost(client);
       const id = await this.#id;
       if (this.#client === client || id === undefined) throw requestErrorOf(error);
       if (!(await this.#hasCommitted(id))) throw databaseUnavailable(error);
@@ -146,7 +150,9 @@ export class PostgresSession implements Writer {
       try {
         const [row] = await this.execute('SELECT pg_xact_status(CAST(? AS xid8)) AS status', [id]);
         return row?.status === 'committed';
-      } catch {
+      } catch (error) {
+        // The server has crashed before it wrote anything of this transaction to its disk, so it does not know the id.
+        if (error instanceof Error && 'code' in error && error.code === '22023') return false;
         // The connection was lost again.
         await sleep(betweenMs);
       }
@@ -154,7 +160,7 @@ export class PostgresSession implements Writer {
   }
 
   async #connect(tries: number): Promise<Client> {
-    const client = new Client({ ...this.#address.config, types, pipeline: true });
+    const client = new Client({ ...this.#address.config, types, pipeline: true, query_timeout: answerMs });
     client.on('error', () => this.#lost(client));
     client.on('end', () => this.#lost(client));
     await client.connect();
@@ -219,6 +225,10 @@ function textOf(result: unknown): string | undefined {
   const [row] = z.looseObject({ rows: z.array(z.looseObject({ id: z.string() })) }).parse(result).rows;
   return row?.id;
 }
+
+/** True if pg has closed the connection because a statement was not answered in time. */
+const isTimeout = (error: unknown): boolean =>
+  error instanceof Error && error.message === 'Query read timeout';
 
 async function assertUsable(client: Client, name: string, log: Logger): Promise<void> {
   const { rows } = await client.query<Row>(

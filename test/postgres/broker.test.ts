@@ -256,6 +256,23 @@ withPostgres('a broker on PostgreSQL', () => {
 });
 
 withPostgres('while PostgreSQL is killed and started again', () => {
+  test('a server that answers no more is unavailable, until it goes on', { timeout: 60_000 }, async () => {
+    const own = await createServer();
+    const { call, databaseUrl } = await startOn(own);
+    const locks = "SELECT pid FROM pg_locks WHERE locktype = 'advisory'";
+    const [lock] = await own.query(locks, databaseOf(databaseUrl));
+    const pid = Number(lock?.pid);
+    const create = async () =>
+      (await call('POST', '/api-keys', { body: { name: 'x', scopes: ['machines:read'] } })).status;
+    process.kill(pid, 'SIGSTOP');
+    try {
+      expect(await create()).toBe(503);
+    } finally {
+      process.kill(pid, 'SIGCONT');
+    }
+    await expect.poll(create).toBe(201);
+  });
+
   test('requests get 503, links stay, and no answered change is lost', { timeout: 60_000 }, async () => {
     const own = await createServer();
     const { client, call, agent, databaseUrl, log } = await startOn(own);
