@@ -51,7 +51,7 @@ browserTest('the first load is six requests, 60 KB of script and 10 KB of style'
     const { items: machines } = await system.client.machines.list();
     const { items: events } = await system.client.events.list({ limit: 100, sort: '-created_at' });
     return machines.every(({ id, status }) => {
-      const last = events.find(({ type, data }) => /line$/.test(type) && data.machine_id === id);
+      const last = events.find(({ type, data }) => type.endsWith('line') && data.machine_id === id);
       return last?.type === `machine.${status}`;
     });
   };
