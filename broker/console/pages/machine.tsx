@@ -1,5 +1,5 @@
 // One machine: its heading and its tabs.
-import { useEffect, useState } from 'preact/hooks';
+import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { listen, useTopic } from '../live.ts';
 import { MachineActivity, MachineCommands, MachineSchedules } from '../machines/activity-tabs.tsx';
@@ -67,14 +67,23 @@ export function Machine({ params }: { params: Params }) {
 function usePresence(machine: MachineDetail | undefined, reload: () => void): void {
   useTopic('machines');
   const { id, status } = machine ?? {};
+  const last = useRef<MachineDetail['status'] | undefined>(undefined);
   useEffect(
     () =>
       listen(({ machines }) => {
         const reported = machines?.find((one) => one.id === id);
-        if (reported && reported.status !== status) reload();
+        if (!reported) return;
+        last.current = reported.status;
+        if (reported.status !== status) reload();
       }),
     [id, status, reload],
   );
+  // An answer may be older than the last report, which came while the answer was awaited.
+  useEffect(() => {
+    const isOlder = machine !== undefined && last.current !== undefined && last.current !== status;
+    last.current = undefined;
+    if (isOlder) reload();
+  }, [machine]);
 }
 
 function Beside({ machine: { status, last_seen, tags } }: { machine: MachineDetail }) {
