@@ -2,7 +2,6 @@
 // Steps are accepted, started, end and forgotten. With the journal an id runs at most once, also after a
 // crash.
 import { randomUUID } from 'node:crypto';
-import { constants } from 'node:fs';
 import { type FileHandle, open, readFile, rename } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
@@ -113,8 +112,6 @@ export class Journal {
   readonly #seenMs: number;
   readonly #log: Logger;
   #file: FileHandle | undefined;
-  /** The same file; a write to it is on the disk when it resolves. */
-  #durableFile: FileHandle | undefined;
   #size = 0;
   #mostSize = 0;
   /** True after a failed write, when the content of the file is unknown. The next write replaces it. */
@@ -233,36 +230,32 @@ export class Journal {
   }
 
   async #writeBatch({ lines, durable }: Batch): Promise<void> {
-    const file = durable ? this.#durableFile : this.#file;
+    const file = this.#file;
     if (!file) throw new AppError('unavailable', 'the agent is stopping and has closed its journal');
-    // A power cut may lose lines before these, with their ends, so that only NUL bytes are left of them.
-    const bytes = Buffer.from((durable ? '\n' : '') + textOf(lines));
+    const bytes = Buffer.from(textOf(lines));
     // A rewrite includes the batch, which is applied in memory already.
     if (this.#damaged || this.#size + bytes.length > this.#mostSize) return this.#rewrite();
-    const start = this.#size;
     this.#size += bytes.length;
-    for (let at = 0; at < bytes.length; )
-      at += (await file.write(bytes, at, bytes.length - at, start + at)).bytesWritten;
+    for (let at = 0; at < bytes.length; ) at += (await file.write(bytes, at)).bytesWritten;
+    // O_DSYNC would flush this line alone, and a hole before it would make it unreadable.
+    if (durable) await file.datasync();
   }
 
   /** Replaces the file with one that contains only the current entries and ids. */
   async #rewrite(): Promise<void> {
     const path = join(this.#directory, 'journal');
     const bytes = Buffer.from(textOf(this.#snapshot()));
-    const { O_CREAT, O_TRUNC, O_WRONLY, O_DSYNC } = constants;
-    const durableFile = await open(`${path}.new`, O_CREAT | O_TRUNC | O_WRONLY | O_DSYNC, 0o600);
-    let file: FileHandle | undefined;
+    const file = await open(`${path}.new`, 'w', 0o600);
     try {
-      await durableFile.writeFile(bytes);
-      file = await open(`${path}.new`, 'r+');
+      await file.writeFile(bytes);
+      await file.sync();
       await rename(`${path}.new`, path);
       await syncDirectory(this.#directory);
     } catch (error) {
-      await Promise.all([durableFile.close(), file?.close()]);
+      await file.close();
       throw error;
     }
     await this.#closeFile().catch(() => {});
-    this.#durableFile = durableFile;
     this.#file = file;
     this.#damaged = false;
     this.#size = bytes.length;
@@ -285,10 +278,9 @@ export class Journal {
   }
 
   async #closeFile(): Promise<void> {
-    const files = [this.#file, this.#durableFile];
+    const file = this.#file;
     this.#file = undefined;
-    this.#durableFile = undefined;
-    for (const file of files) await file?.close();
+    await file?.close();
   }
 }
 

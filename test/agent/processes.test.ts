@@ -336,27 +336,6 @@ test('an entry that could not be written is not part of a later write for anothe
   await again.close();
 });
 
-test('a power cut that loses a line of the journal loses no id accepted after it', async () => {
-  const directory = join(home, 'journal');
-  const path = join(directory, 'journal');
-  const [ended, accepted] = [newId('command'), newId('command')];
-  const journal = await journalIn(directory);
-  await journal.accept(ended, 'command');
-  journal.forget(ended);
-  // Written on its own, so that the disk need not have it when the next id is accepted.
-  await expect.poll(() => readFile(path, 'utf8')).toContain('forgotten');
-  await journal.accept(accepted, 'command');
-  await journal.close();
-  const text = await readFile(path, 'utf8');
-  await writeFile(
-    path,
-    text.replace(/\{"t":"forgotten".*\n/, (line) => '\0'.repeat(line.length)),
-  );
-  const again = await journalIn(directory);
-  expect([...again.entries.keys()]).toEqual([ended, accepted]);
-  await again.close();
-});
-
 /**
  * Leaves the files of an agent of version 0.1.0 that was killed while cmd_ran ran. Only a ring of its spawner
  * has that id.
