@@ -16,7 +16,7 @@ import { AppError, errnoOf, isErrno, StartError } from '../shared/errors.ts';
 import { identityFile, readIdentity, type StoredIdentity } from '../shared/identity-file.ts';
 import { rawPublicKey } from '../shared/identity-proof.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
-import { hostPort } from '../shared/settings.ts';
+import { hostPort } from '../shared/read-settings.ts';
 import { atPath, reasonOf } from '../shared/system-errors.ts';
 import { version } from '../shared/version.ts';
 import { enrollWith } from './link/dial.ts';

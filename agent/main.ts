@@ -1,6 +1,6 @@
 #!/usr/bin/env node
 // The program farhand-agent: reads flags, handles signals and starts the agent (start.ts).
-import { collectAtRest } from '../shared/garbage-collection.ts';
+import { collectAtRest } from '../shared/start-garbage-collection.ts';
 import { createLogger, isJournal, withPriority } from '../shared/logger.ts';
 import {
   failure,
@@ -10,11 +10,12 @@ import {
   nodeIsGood,
   wrongNode,
 } from '../shared/program.ts';
-import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
+import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
 import { createNotify, type Notify } from '../shared/systemd/notify.ts';
-import { isVerb, linkText, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
+import { linkText } from '../shared/systemd/link-status-text.ts';
+import { isVerb, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verb-names-and-help.ts';
 import { version } from '../shared/version.ts';
-import { agentSettings } from './config.ts';
+import { agentSettings } from './settings-schema.ts';
 import { type Agent, startAgent } from './start.ts';
 
 const program = 'farhand-agent';

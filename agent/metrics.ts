@@ -7,7 +7,7 @@ import type { Metrics } from '../proto/types/farhand/agent/v1/Metrics.ts';
 import type { NetworkInterface } from '../proto/types/farhand/agent/v1/NetworkInterface.ts';
 import type { Space } from '../proto/types/farhand/agent/v1/Space.ts';
 import { monotonic, now, sleep } from '../shared/clock.ts';
-import { residentBytes } from '../shared/garbage-collection.ts';
+import { residentBytes } from '../shared/start-garbage-collection.ts';
 
 /** The system calls that are measured with. Tests replace them to simulate broken machines. */
 export interface Sources {

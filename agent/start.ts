@@ -8,7 +8,7 @@ import { takeDirectory } from '../shared/directory-lock.ts';
 import { AppError } from '../shared/errors.ts';
 import type { Logger } from '../shared/logger.ts';
 import { AuditLog } from './audit-log/index.ts';
-import type { AgentSettings } from './config.ts';
+import type { AgentSettings } from './settings-schema.ts';
 import { checkRoots, createFiles } from './files/index.ts';
 import { loadIdentity, markRemoved, readTokenFile } from './identity.ts';
 import { createInventory } from './inventory/index.ts';

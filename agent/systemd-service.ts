@@ -4,7 +4,7 @@ import { readlink, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { StartError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
-import { flag, type Invocation, readSettings, type Settings } from '../shared/settings.ts';
+import { flag, type Invocation, readSettings, type Settings } from '../shared/read-settings.ts';
 import { needSystemd, type State } from '../shared/systemd/control.ts';
 import { dataOf, type Service, uninstall } from '../shared/systemd/install.ts';
 import {
@@ -13,9 +13,10 @@ import {
   perform,
   say,
   statusCommand,
-} from '../shared/systemd/install-status-verbs.ts';
-import { linkIn, type Verb } from '../shared/systemd/verbs.ts';
-import { agentSettings, serviceSettings } from './config.ts';
+} from '../shared/systemd/run-verbs.ts';
+import { linkIn } from '../shared/systemd/link-status-text.ts';
+import type { Verb } from '../shared/systemd/verb-names-and-help.ts';
+import { agentSettings, serviceSettings } from './settings-schema.ts';
 import { checkRoots } from './files/index.ts';
 import { machineIn, readTokenFile } from './identity.ts';
 

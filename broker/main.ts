@@ -1,13 +1,13 @@
 #!/usr/bin/env node
 // The program farhand-broker: reads flags, handles signals and starts the broker (start/).
-import { collectAtRest } from '../shared/garbage-collection.ts';
+import { collectAtRest } from '../shared/start-garbage-collection.ts';
 import { createLogger, isJournal, withPriority } from '../shared/logger.ts';
 import { failure, letReadersGo, nameProcess, nodeIsGood, wrongNode } from '../shared/program.ts';
-import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
+import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
 import { createNotify, type Notify } from '../shared/systemd/notify.ts';
-import { isVerb, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verbs.ts';
+import { isVerb, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verb-names-and-help.ts';
 import { version } from '../shared/version.ts';
-import { brokerSettings, refusePasswordIn } from './config.ts';
+import { brokerSettings, refusePasswordIn } from './settings-schema.ts';
 import { startBroker } from './start/index.ts';
 
 const program = 'farhand-broker';

@@ -1,5 +1,5 @@
 // Merges streams into one at the pace of its reader.
-import { Wake } from '../shared/backpressure.ts';
+import { Wake } from '../shared/slow-reader-backpressure.ts';
 
 /**
  * Yields the items of all sources as they come, until all have ended. All sources are read at once, each at

@@ -2,7 +2,7 @@
 import { hostname } from 'node:os';
 import { StartError, UsageError } from '../shared/errors.ts';
 import { isLoopback } from '../shared/loopback.ts';
-import { flag, type Invocation, readSettings } from '../shared/settings.ts';
+import { flag, type Invocation, readSettings } from '../shared/read-settings.ts';
 import { needSystemd } from '../shared/systemd/control.ts';
 import { dataOf, type Service, uninstall } from '../shared/systemd/install.ts';
 import {
@@ -11,10 +11,10 @@ import {
   perform,
   say,
   statusCommand,
-} from '../shared/systemd/install-status-verbs.ts';
-import type { Verb } from '../shared/systemd/verbs.ts';
+} from '../shared/systemd/run-verbs.ts';
+import type { Verb } from '../shared/systemd/verb-names-and-help.ts';
 import { withSocket } from './cli/local-broker.ts';
-import { type BrokerSettings, brokerSettings } from './config.ts';
+import { type BrokerSettings, brokerSettings } from './settings-schema.ts';
 
 const broker: Service = {
   name: 'farhand-broker',

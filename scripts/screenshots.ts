@@ -4,14 +4,14 @@ import { mkdtempSync, rmSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type Browser, chromium, type Page } from 'playwright-core';
-import { agentSettings } from '../agent/config.ts';
+import { agentSettings } from '../agent/settings-schema.ts';
 import { startAgent } from '../agent/start.ts';
 import { withBroker } from '../broker/cli/connect-to-broker.ts';
-import { brokerSettings } from '../broker/config.ts';
+import { brokerSettings } from '../broker/settings-schema.ts';
 import { startBroker } from '../broker/start/index.ts';
 import { createLogger } from '../shared/logger.ts';
 import { Farhand } from '../shared/sdk/index.ts';
-import { readSettings } from '../shared/settings.ts';
+import { readSettings } from '../shared/read-settings.ts';
 import { buildConsole } from './console.ts';
 
 const docs = join(import.meta.dirname, '../docs');

@@ -8,10 +8,10 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Agent, fetch as undiciFetch } from 'undici';
 import { withSocket } from '../broker/cli/local-broker.ts';
-import { type BrokerSettings, brokerSettings } from '../broker/config.ts';
+import { type BrokerSettings, brokerSettings } from '../broker/settings-schema.ts';
 import { nodeIsGood, wrongNode } from '../shared/program.ts';
 import { Farhand } from '../shared/sdk/index.ts';
-import { readSettings } from '../shared/settings.ts';
+import { readSettings } from '../shared/read-settings.ts';
 
 const root = join(import.meta.dirname, '..');
 const data = join(root, 'data');

@@ -2,7 +2,7 @@
 // descriptions of all messages take 6 MiB of an agent's memory.
 import type { MethodDefinition } from '@grpc/grpc-js';
 import type { Method, Type } from 'protobufjs';
-import { protos } from './protos.ts';
+import { protos } from './load-protos.ts';
 
 /** How decoded messages represent values; scripts/generate.ts generates the types with the same options. */
 const shape = { longs: Number, enums: String, defaults: true, oneofs: true };

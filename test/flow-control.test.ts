@@ -5,7 +5,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import type { Http2Session, Http2Stream, IncomingHttpHeaders } from 'node:http2';
 import { join } from 'node:path';
 import { expect, onTestFinished, test, vi } from 'vitest';
-import { nearBytes } from '../shared/flow-control.ts';
+import { nearBytes } from '../shared/http2-windows.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
 

@@ -1,6 +1,6 @@
 // Helpers for tests of the gRPC API: a client, errors as values, and requests that are sent on demand.
 import { onTestFinished } from 'vitest';
-import { connect, FarhandError, type Streams } from '../shared/grpc-client.ts';
+import { connect, FarhandError, type Streams } from '../shared/grpc-api-client.ts';
 import { call, type TestSystem } from './start-farhand.ts';
 
 /** Fetches the certificate of the broker's authority, as clients do. */

@@ -3,14 +3,14 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { createAuditRecorder } from '../broker/admission/audit.ts';
 import { AuthorizedRequest, guardOf, handlerOf } from '../broker/admission/authorize.ts';
 import { createAudit } from '../broker/audit.ts';
-import { brokerSettings } from '../broker/config.ts';
+import { brokerSettings } from '../broker/settings-schema.ts';
 import type { History } from '../broker/history/history.ts';
 import { openHistory } from '../broker/history/open-history.ts';
 import { type Closers, createParts } from '../broker/start/create-parts.ts';
 import type { Key, Machine } from '../broker/state/state.ts';
 import type { KeyId, MachineId, Scope } from '../shared/api/route.ts';
 import { allRoutes } from '../shared/api/route-table.ts';
-import { readSettings } from '../shared/settings.ts';
+import { readSettings } from '../shared/read-settings.ts';
 import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 
 const day = 86_400_000;

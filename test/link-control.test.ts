@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { setTimeout } from 'node:timers/promises';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test } from 'vitest';
-import { coalesce } from '../agent/link/short-answer.ts';
+import { coalesce } from '../agent/link/coalesce-short-answer.ts';
 import type { Reply } from '../proto/types/farhand/link/v1/Reply.ts';
 import { frameOf, messageOf, toWire } from '../shared/agent-rpcs.ts';
 import { AppError } from '../shared/errors.ts';

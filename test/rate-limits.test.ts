@@ -11,11 +11,11 @@ import { expect, onTestFinished, test } from 'vitest';
 import { createRateLimits } from '../broker/admission/rate-limits.ts';
 import { withBroker } from '../broker/cli/connect-to-broker.ts';
 import { createTrustedProxies, networkOf } from '../broker/client-address.ts';
-import { brokerSettings } from '../broker/config.ts';
+import { brokerSettings } from '../broker/settings-schema.ts';
 import { linkServerName, linkService, streamsService } from '../shared/agent-rpcs.ts';
 import { AppError } from '../shared/errors.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
-import { readSettings } from '../shared/settings.ts';
+import { readSettings } from '../shared/read-settings.ts';
 import { caOf, line, refusalOf, streamsOf } from './grpc-fixture.ts';
 import { type Answer, call, startFarhand, type TestSystem } from './start-farhand.ts';
 

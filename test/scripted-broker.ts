@@ -1,7 +1,7 @@
 // A broker that makes any call to an agent, allowed or not.
 import { Server, ServerCredentials } from '@grpc/grpc-js';
 import { onTestFinished } from 'vitest';
-import { agentSettings } from '../agent/config.ts';
+import { agentSettings } from '../agent/settings-schema.ts';
 import { type Agent, startAgent } from '../agent/start.ts';
 import type { AnswerStream } from '../broker/link/agent-calls.ts';
 import { loadAuthority } from '../broker/link/authority.ts';
@@ -12,7 +12,7 @@ import type { LinkHandlers } from '../proto/types/farhand/link/v1/Link.ts';
 import { callKey, fromWire, linkService, type Method, methods } from '../shared/agent-rpcs.ts';
 import { newId, newSecret } from '../shared/ids.ts';
 import { joinTokenText } from '../shared/join-token.ts';
-import { readSettings } from '../shared/settings.ts';
+import { readSettings } from '../shared/read-settings.ts';
 import { quiet, temporaryFolder } from './start-farhand.ts';
 
 export interface Outcome {

@@ -1,6 +1,6 @@
 // Parses the bytes of an answer as lines and events, in chunks of any size.
 import { expect, test } from 'vitest';
-import { eventsOf, objectsOf } from '../shared/sdk/sse.ts';
+import { eventsOf, objectsOf } from '../shared/sdk/parse-lines-and-sse.ts';
 
 const encoder = new TextEncoder();
 

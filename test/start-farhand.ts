@@ -2,15 +2,15 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { agentSettings } from '../agent/config.ts';
+import { agentSettings } from '../agent/settings-schema.ts';
 import { type Agent, startAgent } from '../agent/start.ts';
 import { withBroker } from '../broker/cli/connect-to-broker.ts';
-import { brokerSettings } from '../broker/config.ts';
+import { brokerSettings } from '../broker/settings-schema.ts';
 import { type Broker, startBroker, type Tuning } from '../broker/start/index.ts';
 import type { Scope } from '../shared/api/route.ts';
 import { createLogger } from '../shared/logger.ts';
 import { Farhand } from '../shared/sdk/index.ts';
-import { readSettings } from '../shared/settings.ts';
+import { readSettings } from '../shared/read-settings.ts';
 import { atEnd } from './close-after-tests.ts';
 import { keepAgentSilent, keepBrokerSilent, listening, overhear, remember } from './find-leaked-secrets.ts';
 import { databaseFlags } from './postgres.ts';

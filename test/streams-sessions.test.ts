@@ -2,7 +2,7 @@
 import { expect, test } from 'vitest';
 import type { AttachSessionRequest } from '../proto/types/farhand/client/v1/AttachSessionRequest.ts';
 import type { AttachSessionResponse__Output } from '../proto/types/farhand/client/v1/AttachSessionResponse.ts';
-import type { Streams } from '../shared/grpc-client.ts';
+import type { Streams } from '../shared/grpc-api-client.ts';
 import { soon } from './commands-fixture.ts';
 import { line, refusalOf, streamsOf } from './grpc-fixture.ts';
 import { startFarhand } from './start-farhand.ts';

@@ -11,7 +11,7 @@ import type { WriteFileRequest } from '../proto/types/farhand/client/v1/WriteFil
 import { streamsService } from '../shared/agent-rpcs.ts';
 import type { Scope } from '../shared/api/route.ts';
 import { type Code, codes } from '../shared/errors.ts';
-import { connect, type Streams } from '../shared/grpc-client.ts';
+import { connect, type Streams } from '../shared/grpc-api-client.ts';
 import { shared } from './close-after-tests.ts';
 import { gate, soon } from './commands-fixture.ts';
 import { all, caOf, hearing, line, refusalOf, streamsOf } from './grpc-fixture.ts';

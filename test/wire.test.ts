@@ -4,7 +4,7 @@ import { loadSync, type ServiceDefinition } from '@grpc/proto-loader';
 import protobuf from 'protobufjs/light.js';
 import { expect, test } from 'vitest';
 import { serviceOf } from '../shared/grpc-services.ts';
-import { protos } from '../shared/protos.ts';
+import { protos } from '../shared/load-protos.ts';
 
 const services = ['farhand.agent.v1.Agent', 'farhand.link.v1.Link', 'farhand.client.v1.Streams'];
 const files = ['agent/v1/agent', 'link/v1/link', 'client/v1/client'].map((name) => `farhand/${name}.proto`);

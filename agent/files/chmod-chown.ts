@@ -4,7 +4,7 @@ import { AppError } from '../../shared/errors.ts';
 import { chmod, chown, stat } from './confine/fs.ts';
 import { assertFolder, assertMode } from './confine/request-path.ts';
 import { describe } from './describe.ts';
-import type { Operation, RequestOf } from './handler-wrappers.ts';
+import type { Operation, RequestOf } from './operations-to-handlers.ts';
 import type { Users } from './users-groups.ts';
 
 /** chown(2) leaves an id unchanged if it is -1. */

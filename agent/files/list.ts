@@ -6,7 +6,7 @@ import { type Confined, child, lookAt, type Named, namesIn } from './confine/fs.
 import { type Bytes, bytes } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import { describeName } from './describe.ts';
-import type { Operation, RequestOf } from './handler-wrappers.ts';
+import type { Operation, RequestOf } from './operations-to-handlers.ts';
 
 /** Number of entries in a batch, whose stats are read at the same time. */
 const batchSize = 256;

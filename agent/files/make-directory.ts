@@ -3,7 +3,7 @@ import { type BigIntStats, chmod, mkdir, pin, rmdir } from './confine/fs.ts';
 import { assertMode, fault } from './confine/request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';
 import { describe } from './describe.ts';
-import type { Operation } from './handler-wrappers.ts';
+import type { Operation } from './operations-to-handlers.ts';
 
 export const makeDirectory: Operation<'makeDirectory'> = async (disk, request, { path }, signal) => {
   const { mode = 0o755, parents } = request;

@@ -11,7 +11,7 @@ import { assertFolder, fault, type Target, targetOf, toText } from './confine/re
 import type { PathEntry } from './confine/resolve.ts';
 import { duplicate } from './copy-tree.ts';
 import { describeName } from './describe.ts';
-import type { Disk, Operation } from './handler-wrappers.ts';
+import type { Disk, Operation } from './operations-to-handlers.ts';
 
 /** One move or copy. */
 interface Transfer {

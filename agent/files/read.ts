@@ -5,7 +5,7 @@ import type { FileHandle } from './confine/fs.ts';
 import { type Contents, hasChanged, openTargetFile } from './confine/open-regular-file.ts';
 import { type Bytes, fault, toText } from './confine/request-path.ts';
 import { describe, etagOf } from './describe.ts';
-import type { Operation, RequestOf } from './handler-wrappers.ts';
+import type { Operation, RequestOf } from './operations-to-handlers.ts';
 
 /** Half of the size costs 8 % more CPU; twice the size is not faster, and doubles the memory of a stalled reader. */
 const chunkBytes = 128 * 1024;

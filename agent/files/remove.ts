@@ -4,7 +4,7 @@
 import { drop, mountOf, syncDirectory } from './confine/fs.ts';
 import { assertFolder, bytes, fault } from './confine/request-path.ts';
 import { clear } from './empty-directory.ts';
-import type { Operation } from './handler-wrappers.ts';
+import type { Operation } from './operations-to-handlers.ts';
 
 export const removeFile: Operation<'removeFile'> = async (disk, request, target, signal) => {
   const { writing, home } = disk;

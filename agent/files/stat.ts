@@ -5,7 +5,7 @@ import { type BigIntStats, readlink } from './confine/fs.ts';
 import { assertFolder, type Bytes, type Target } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
 import { describe, etagOf } from './describe.ts';
-import type { Disk, Operation } from './handler-wrappers.ts';
+import type { Disk, Operation } from './operations-to-handlers.ts';
 import { readFile } from './read.ts';
 import { unlessAborted } from './unless-aborted.ts';
 

@@ -6,7 +6,7 @@ import { type BigIntStats, type Pinned, pin, readOnly } from './confine/fs.ts';
 import { assertFolder, fault, type Target } from './confine/request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';
 import { describe } from './describe.ts';
-import type { Disk, Operation, RequestOf } from './handler-wrappers.ts';
+import type { Disk, Operation, RequestOf } from './operations-to-handlers.ts';
 
 type Request = RequestOf<'touchFile'>;
 

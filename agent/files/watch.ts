@@ -3,7 +3,7 @@
 // final state. Directories are watched through open handles: inotify follows the inode, so a replaced
 // directory cannot redirect the watch. (chokidar watches by path and assumes that names are UTF-8.)
 import type { FileChange } from '../../proto/types/farhand/agent/v1/FileChange.ts';
-import { Wake } from '../../shared/backpressure.ts';
+import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import { sleep } from '../../shared/clock.ts';
 import { AppError, errnoOf, ignoring, isErrno } from '../../shared/errors.ts';
 import { Quota } from '../../shared/quota.ts';
@@ -12,7 +12,7 @@ import * as fs from './confine/fs.ts';
 import { holdsFiles } from './confine/kernel-file-systems.ts';
 import { type Bytes, bytes } from './confine/request-path.ts';
 import type { Confinement, PathEntry } from './confine/resolve.ts';
-import type { Operation } from './handler-wrappers.ts';
+import type { Operation } from './operations-to-handlers.ts';
 
 /** Most changed names that wait for the client. More are reported as an overflow. */
 const mostWaiting = 10_000;

@@ -15,7 +15,7 @@ import { callKey, linkServerName, linkService } from '../../shared/agent-rpcs.ts
 import { clockFault } from '../../shared/certificate-clock-error.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError, StartError } from '../../shared/errors.ts';
-import { nearBytes } from '../../shared/flow-control.ts';
+import { nearBytes } from '../../shared/http2-windows.ts';
 import { clean } from '../../shared/sanitize-text.ts';
 
 export type ControlStream = ReturnType<LinkClient['Connect']>;

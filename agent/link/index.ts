@@ -12,11 +12,11 @@ import { backoff } from '../../shared/backoff.ts';
 import { clockFault } from '../../shared/certificate-clock-error.ts';
 import { after, every, monotonic, sleep } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
-import { controlFlow } from '../../shared/flow-control.ts';
+import { controlFlow } from '../../shared/http2-windows.ts';
 import { signProof } from '../../shared/identity-proof.ts';
 import { newId } from '../../shared/ids.ts';
 import { version } from '../../shared/version.ts';
-import { Calls, type CallsOptions, openCalls } from './calls.ts';
+import { Calls, type CallsOptions, openCalls } from './answer-calls.ts';
 import { brokerText, type ControlStream, Dial } from './dial.ts';
 
 /** The identity of this machine at its broker. */

@@ -11,8 +11,8 @@ import type { Exit } from './journal.ts';
 import { signalGroup } from './kill-tree.ts';
 import { plan } from './launch-plan.ts';
 import { type Input, Piped, type PipeNames } from './pipes.ts';
-import { ProcessTable, Tracked } from './process-table.ts';
-import type { Parts, Prepared } from './running-process.ts';
+import { ProcessTable, Tracked } from './process-registry.ts';
+import type { Parts, Prepared } from './process-supervisor.ts';
 
 interface CommandParts extends Parts {
   outputs: string;

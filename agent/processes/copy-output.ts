@@ -1,6 +1,6 @@
 // Copies the output of a process from its pipe or terminal into its log.
 import type { OnReadOpts, Socket } from 'node:net';
-import { Wake } from '../../shared/backpressure.ts';
+import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import { monotonic } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 

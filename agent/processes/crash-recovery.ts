@@ -8,7 +8,7 @@ import type { Logger } from '../../shared/logger.ts';
 import { type OutputLog, openOutput } from '../../shared/output-log.ts';
 import { type Exit, Journal, type JournalEntry, type Line, parseLines, readJournal } from './journal.ts';
 import { killTree, Tree } from './kill-tree.ts';
-import type { Limits, Parts } from './running-process.ts';
+import type { Limits, Parts } from './process-supervisor.ts';
 import { marksOf } from './spawner/index.ts';
 
 /** A command that was started before the agent's last restart, and its output. */

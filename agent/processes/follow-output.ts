@@ -3,7 +3,7 @@
 import type { ProcessEvent } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import { gaveUp } from '../../shared/agent-rpcs.ts';
 import type { OutputLog, OutputReader } from '../../shared/output-log.ts';
-import type { Tracked } from './process-table.ts';
+import type { Tracked } from './process-registry.ts';
 
 export interface Answer {
   event: ProcessEvent;

@@ -31,7 +31,7 @@ import {
   fromRow,
 } from './store.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './to-json.ts';
-import { TurnLimit } from './turn-limit.ts';
+import { TurnLimit } from '../event-loop-turn-limit.ts';
 
 /** The parameters of a schedule's command, and the key whose rights the command has. */
 export interface ScheduledParams extends CommandParams {

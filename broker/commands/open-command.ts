@@ -16,14 +16,14 @@ import { after, now, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { killGraceMs } from '../../shared/process-limits.ts';
+import { killGraceMs } from '../../shared/command-and-terminal-limits.ts';
 import type { HistoryTransaction } from '../history/history.ts';
 import type { Acknowledgements } from '../link/acknowledge-results.ts';
 import type { Link } from '../presence/index.ts';
 import { type BatchProgress, type Command, type End, endOf, isPlausible, type Spec } from './command.ts';
 import type { Output, OutputDirectory } from './output.ts';
 import type { CommandServices, CommandStore } from './store.ts';
-import type { TurnLimit } from './turn-limit.ts';
+import type { TurnLimit } from '../event-loop-turn-limit.ts';
 import { WaitLimit } from './wait-limit.ts';
 
 /** The services, store and scheduler that all open commands share. */

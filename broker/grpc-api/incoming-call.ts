@@ -6,7 +6,7 @@ import type { StreamsDefinition } from '../../proto/types/farhand/client/v1/Stre
 import { drained } from '../../shared/agent-rpcs.ts';
 import type { Route } from '../../shared/api/route.ts';
 import type { Caller, Handlers, Input } from '../../shared/api/route-table.ts';
-import { readStream } from '../../shared/backpressure.ts';
+import { readStream } from '../../shared/slow-reader-backpressure.ts';
 import { after, sleep } from '../../shared/clock.ts';
 import { AppError, type Code, codes } from '../../shared/errors.ts';
 import { requestIdFrom } from '../../shared/ids.ts';

@@ -9,10 +9,10 @@ import type { Readable } from 'node:stream';
 import { Busboy, type BusboyInstance } from '@fastify/busboy';
 import getRawBody from 'raw-body';
 import type { Content } from '../../shared/api/route-table.ts';
-import { readStream } from '../../shared/backpressure.ts';
+import { readStream } from '../../shared/slow-reader-backpressure.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
-import { countTransferred } from '../../shared/garbage-collection.ts';
+import { countTransferred } from '../../shared/start-garbage-collection.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Quota } from '../../shared/quota.ts';
 

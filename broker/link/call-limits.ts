@@ -3,7 +3,7 @@
 import type { Lane } from '../../shared/agent-rpcs.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { openTerminals, terminalClients } from '../../shared/process-limits.ts';
+import { openTerminals, terminalClients } from '../../shared/command-and-terminal-limits.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 
 /**

@@ -18,7 +18,7 @@ import type { Machine, State } from '../state/state.ts';
 import { type AnswerWaiters, Calls } from './agent-calls.ts';
 import type { Heartbeats } from './heartbeats.ts';
 import type { LinkLimits } from './limits-per-minute.ts';
-import type { Turns } from './turns.ts';
+import type { TurnLimit } from '../event-loop-turn-limit.ts';
 
 export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
 
@@ -34,7 +34,7 @@ export interface LinkServices {
   limits: LinkLimits;
   heartbeats: Heartbeats;
   /** Divides the checks of hellos among turns of the event loop. */
-  hellos: Turns;
+  hellos: TurnLimit;
   log: Logger;
 }
 
@@ -99,7 +99,7 @@ export async function serveConnect(
     const nonce = randomBytes(32);
     stream.write({ challenge: { nonce } });
     const hello = await helloOf(stream);
-    await hellos.next();
+    await hellos.enter();
     machine = hello && authenticate(stream, hello, nonce, address, services);
     if (!hello || !machine) return;
     connections.authenticate(stream.getPeer());

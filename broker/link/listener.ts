@@ -20,7 +20,7 @@ import type { EnrollResponse } from '../../proto/types/farhand/link/v1/EnrollRes
 import type { LinkHandlers } from '../../proto/types/farhand/link/v1/Link.ts';
 import { callKey, linkService, shortenQueues } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
-import { controlFlow } from '../../shared/flow-control.ts';
+import { controlFlow } from '../../shared/http2-windows.ts';
 import type { Rates } from '../admission/rate-limits.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
 import { logAcceptErrors } from '../connection-limiter.ts';
@@ -41,7 +41,7 @@ import { HandshakeQueue } from './handshake-queue.ts';
 import { Heartbeats } from './heartbeats.ts';
 import { createLinkLimits } from './limits-per-minute.ts';
 import { type Pings, pingConnections } from './pings.ts';
-import { Turns } from './turns.ts';
+import { TurnLimit } from '../event-loop-turn-limit.ts';
 
 export interface ListenerOptions {
   host: string;
@@ -88,7 +88,7 @@ export async function startListener(
   const limits = createLinkLimits(services);
   const heartbeats = new Heartbeats(settings);
   const server = grpcServer();
-  const own = { limits, heartbeats, hellos: new Turns(hellosPerTurn), answerWaiters: new Map() };
+  const own = { limits, heartbeats, hellos: new TurnLimit(hellosPerTurn), answerWaiters: new Map() };
   server.addService(linkService, handlers({ ...services, ...own }, settings));
   addService(server, (peer) => connections.authenticate(peer));
   const tls = tlsServer(server, options, await authority.leaf());

@@ -1,7 +1,7 @@
 // Collects the machines that change while a client follows them, of those that its key may use.
 import type { MachineId } from '../../shared/api/route.ts';
 import type { Caller } from '../../shared/api/route-table.ts';
-import { Wake } from '../../shared/backpressure.ts';
+import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import { type LiveMachine, liveOf, type MachineSources } from '../machines/to-json.ts';
 import type { Machine, State } from '../state/state.ts';
 

@@ -7,7 +7,7 @@ import { after, iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { isId, newId, newSecret } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { openTerminals } from '../../shared/process-limits.ts';
+import { openTerminals } from '../../shared/command-and-terminal-limits.ts';
 import { Acknowledgements } from '../link/acknowledge-results.ts';
 import { filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { Link } from '../presence/index.ts';

@@ -7,7 +7,7 @@ import type { Deed } from '../../shared/api/audit.ts';
 import type { EventType } from '../../shared/api/events.ts';
 import type { MachineId } from '../../shared/api/route.ts';
 import type { Caller, Journal } from '../../shared/api/route-table.ts';
-import { Wake } from '../../shared/backpressure.ts';
+import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import { after, now, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';

@@ -13,7 +13,7 @@ import { createAudit } from '../audit.ts';
 import { createBackups } from '../backup.ts';
 import { createTrustedProxies } from '../client-address.ts';
 import { createCommands } from '../commands/index.ts';
-import type { BrokerSettings } from '../config.ts';
+import type { BrokerSettings } from '../settings-schema.ts';
 import type { ConnectionLimits } from '../connection-limiter.ts';
 import { Events } from '../events.ts';
 import { fileHandlers } from '../files/index.ts';

@@ -14,7 +14,7 @@ import type { Logger } from '../../shared/logger.ts';
 import { isLoopback } from '../../shared/loopback.ts';
 import { Quota } from '../../shared/quota.ts';
 import { reasonOf } from '../../shared/system-errors.ts';
-import type { BrokerSettings } from '../config.ts';
+import type { BrokerSettings } from '../settings-schema.ts';
 import { ConnectionLimiter, connectionLimits } from '../connection-limiter.ts';
 import { StreamsService } from '../grpc-api/index.ts';
 import type { Status } from '../http/about-routes.ts';

@@ -1,10 +1,10 @@
 // A broker that emits events at a steady rate after SIGUSR2, more than the machines of a bench could cause.
-import { brokerSettings } from '../../broker/config.ts';
+import { brokerSettings } from '../../broker/settings-schema.ts';
 import type { Events } from '../../broker/events.ts';
 import type { History } from '../../broker/history/history.ts';
 import { startBroker } from '../../broker/start/index.ts';
 import { createLogger } from '../../shared/logger.ts';
-import { readSettings } from '../../shared/settings.ts';
+import { readSettings } from '../../shared/read-settings.ts';
 
 const [rate = '', seconds = '', ...argv] = process.argv.slice(2);
 const machine = { id: 'mach_0000000000000000000000', name: 'web-1' };

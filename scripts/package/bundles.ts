@@ -3,7 +3,7 @@ import { cpSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { type BuildOptions, build, type Metafile, type Plugin } from 'esbuild';
-import { protos } from '../../shared/protos.ts';
+import { protos } from '../../shared/load-protos.ts';
 import { buildConsole } from '../console.ts';
 import { manifestSchema, readJson, root } from './ground.ts';
 import { routesAsData } from './routes.ts';
@@ -105,7 +105,7 @@ export async function bundleLibrary(folder: string): Promise<void> {
   const outdir = join(folder, 'lib');
   const sdk = { sdk: 'shared/sdk/index.ts' };
   await build({ ...shape, entryPoints: sdk, outdir, platform: 'neutral' });
-  const grpc = { grpc: 'shared/grpc-client.ts' };
+  const grpc = { grpc: 'shared/grpc-api-client.ts' };
   const plugins = [oneLanguage, protosParsed, routesAsData, sdkBeside];
   await build({ ...shape, plugins, entryPoints: grpc, outdir, platform: 'node', banner: { js: banner } });
 }

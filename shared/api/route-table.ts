@@ -14,9 +14,9 @@ import { machines } from './machines.ts';
 import { packages } from './packages.ts';
 import type { KeyId, LoginId, MachineId, Route, Scope } from './route.ts';
 import { schedules } from './schedules.ts';
-import { service } from './service.ts';
+import { service } from './about-broker.ts';
 import { sessions } from './sessions.ts';
-import { tags } from './tags.ts';
+import { tags } from './machine-tags.ts';
 import { terminal } from './terminal.ts';
 import { webhooks } from './webhooks.ts';
 

@@ -4,7 +4,7 @@ import { clockFault } from '../certificate-clock-error.ts';
 import { StartError } from '../errors.ts';
 import { identityFile, readIdentity } from '../identity-file.ts';
 import { clean } from '../sanitize-text.ts';
-import { hostPort } from '../settings.ts';
+import { hostPort } from '../read-settings.ts';
 import { stateOf } from '../systemd/control.ts';
 import { examineDirectory } from './directory.ts';
 import { type Finding, fail, ok, reason, warn } from './finding.ts';

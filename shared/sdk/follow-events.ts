@@ -4,7 +4,7 @@ import { sleep } from '../clock.ts';
 import type { ReceivedEvent } from './call-types.ts';
 import { FarhandError, noAnswer } from './error.ts';
 import { isTransient } from './send.ts';
-import { chunksOf, eventsOf } from './sse.ts';
+import { chunksOf, eventsOf } from './parse-lines-and-sse.ts';
 
 export interface FollowOptions {
   url: string;

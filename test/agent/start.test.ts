@@ -3,11 +3,11 @@
 import { chownSync, existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { agentSettings } from '../../agent/config.ts';
+import { agentSettings } from '../../agent/settings-schema.ts';
 import { startAgent } from '../../agent/start.ts';
-import { brokerSettings } from '../../broker/config.ts';
+import { brokerSettings } from '../../broker/settings-schema.ts';
 import { startBroker } from '../../broker/start/index.ts';
-import { readSettings } from '../../shared/settings.ts';
+import { readSettings } from '../../shared/read-settings.ts';
 import { quiet, startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-process.ts';
 

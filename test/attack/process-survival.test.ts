@@ -52,7 +52,7 @@ test('a process that cannot open more files still reads its memory usage', async
   const said = await printed(`
     import { openSync } from 'node:fs';
     import { setTimeout } from 'node:timers/promises';
-    import { collectAtRest, residentBytes } from ${shared('garbage-collection.ts')};
+    import { collectAtRest, residentBytes } from ${shared('start-garbage-collection.ts')};
     collectAtRest(10);
     await setTimeout(1);
     try { for (;;) openSync('/dev/null'); } catch {}

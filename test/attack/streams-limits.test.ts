@@ -10,7 +10,7 @@ import { expect, onTestFinished, test } from 'vitest';
 import type { ExecRequest } from '../../proto/types/farhand/client/v1/ExecRequest.ts';
 import type { WriteFileRequest } from '../../proto/types/farhand/client/v1/WriteFileRequest.ts';
 import { linkServerName } from '../../shared/agent-rpcs.ts';
-import { connect } from '../../shared/grpc-client.ts';
+import { connect } from '../../shared/grpc-api-client.ts';
 import { gate, soon } from '../commands-fixture.ts';
 import { caOf, line, refusalOf, streamsOf } from '../grpc-fixture.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';

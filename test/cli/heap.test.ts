@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, test } from 'vitest';
 
-const heap = join(import.meta.dirname, '../../shared/garbage-collection.ts');
+const heap = join(import.meta.dirname, '../../shared/start-garbage-collection.ts');
 
 /**
  * Returns the resident MiB of a process that has 100 MiB of garbage, before and after it runs `meanwhile`.

@@ -10,13 +10,13 @@ import { text } from 'node:stream/consumers';
 import { createServer as createTlsServer } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { z } from 'zod';
-import { agentSettings } from '../../agent/config.ts';
+import { agentSettings } from '../../agent/settings-schema.ts';
 import { loadIdentity } from '../../agent/identity.ts';
-import { brokerSettings } from '../../broker/config.ts';
+import { brokerSettings } from '../../broker/settings-schema.ts';
 import { loadAuthority } from '../../broker/link/authority.ts';
 import { StartError, UsageError } from '../../shared/errors.ts';
 import { nodeIsGood } from '../../shared/program.ts';
-import { givenSettings, helpText, readSettings, settingsText } from '../../shared/settings.ts';
+import { givenSettings, helpText, readSettings, settingsText } from '../../shared/read-settings.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 type Environment = Record<string, string>;

@@ -1,9 +1,9 @@
 // A broker as a process of its own that serves a built console, for tests that end it with kill -9.
 // Usage: broker-process.ts CONSOLE-FOLDER FLAG…
-import { brokerSettings } from '../../broker/config.ts';
+import { brokerSettings } from '../../broker/settings-schema.ts';
 import { startBroker } from '../../broker/start/index.ts';
 import { createLogger } from '../../shared/logger.ts';
-import { readSettings } from '../../shared/settings.ts';
+import { readSettings } from '../../shared/read-settings.ts';
 
 const [console, ...argv] = process.argv.slice(2);
 const settings = readSettings(brokerSettings, { argv, env: {} });

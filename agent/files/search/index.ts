@@ -13,7 +13,7 @@ import { type Bytes, toText } from '../confine/request-path.ts';
 import type { Confinement } from '../confine/resolve.ts';
 import { type Step, walk } from '../confine/walk.ts';
 import { describeName } from '../describe.ts';
-import type { Operation } from '../handler-wrappers.ts';
+import type { Operation } from '../operations-to-handlers.ts';
 import type { Users } from '../users-groups.ts';
 import { compileGlob, type Glob } from './glob.ts';
 import { compileText, linesWith, type Text } from './matching-lines.ts';

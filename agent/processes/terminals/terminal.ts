@@ -1,15 +1,15 @@
 // One terminal: its output, the calls that keep it alive, and its clients.
 import type { AttachTerminalRequest__Output } from '../../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
 import type { AttachTerminalResponse } from '../../../proto/types/farhand/agent/v1/AttachTerminalResponse.ts';
-import type { ReaderPosition } from '../../../shared/backpressure.ts';
+import type { ReaderPosition } from '../../../shared/slow-reader-backpressure.ts';
 import { after } from '../../../shared/clock.ts';
 import { AppError } from '../../../shared/errors.ts';
-import { terminalReplayBytes } from '../../../shared/process-limits.ts';
+import { terminalReplayBytes } from '../../../shared/command-and-terminal-limits.ts';
 import { isSignal } from '../../../shared/signals.ts';
 import type { Exit } from '../journal.ts';
 import { signalGroup } from '../kill-tree.ts';
-import { Tracked } from '../process-table.ts';
-import type { Limits } from '../running-process.ts';
+import { Tracked } from '../process-registry.ts';
+import type { Limits } from '../process-supervisor.ts';
 import { checkedSize, type Pty, type Size } from './pty.ts';
 import { fellOut, Scrollback } from './scrollback.ts';
 

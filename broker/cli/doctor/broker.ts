@@ -4,7 +4,7 @@ import { type Finding, fail, ok, reason, warn } from '../../../shared/doctor/fin
 import { reachPort } from '../../../shared/doctor/reachable-port.ts';
 import { StartError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError, type FarhandOptions } from '../../../shared/sdk/index.ts';
-import { hostPort } from '../../../shared/settings.ts';
+import { hostPort } from '../../../shared/read-settings.ts';
 import { version } from '../../../shared/version.ts';
 import { brokerUrl, createClient, transportOf, type Where } from '../connect-to-broker.ts';
 import { clean, span } from '../print.ts';

@@ -9,7 +9,7 @@ import {
   readerStallMs,
   terminalClients,
   terminalWindowBytes,
-} from '../../shared/process-limits.ts';
+} from '../../shared/command-and-terminal-limits.ts';
 import type { Cgroups } from './cgroup.ts';
 import type { Exit, Journal } from './journal.ts';
 import { type FirstSignal, killTree, type Leader, Tree } from './kill-tree.ts';

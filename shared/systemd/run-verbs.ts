@@ -12,10 +12,10 @@ import {
   type Setting,
   type Settings,
   settingsText,
-} from '../settings.ts';
+} from '../read-settings.ts';
 import { lastLines, needSystemd, type State, stateOf } from './control.ts';
 import { dataOf, type Installation, install, type Report, type Service, settingsOf } from './install.ts';
-import type { Verb } from './verbs.ts';
+import type { Verb } from './verb-names-and-help.ts';
 
 interface Command {
   purpose: string;

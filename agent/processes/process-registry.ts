@@ -15,7 +15,7 @@ import {
   type Running,
   type Stdio,
   startRunning,
-} from './running-process.ts';
+} from './process-supervisor.ts';
 import { SpawnerDied } from './spawner/index.ts';
 
 type State =

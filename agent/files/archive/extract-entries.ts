@@ -15,7 +15,7 @@ import { PrivateDirectory } from '../atomic/temporary-directory.ts';
 import type { Journal } from '../atomic/temporary-files-journal.ts';
 import * as fs from '../confine/fs.ts';
 import { type Bytes, parentOf, toText } from '../confine/request-path.ts';
-import type { Tree, TreeDirectory } from './extract-tree.ts';
+import type { Tree, TreeDirectory } from './destination-tree.ts';
 
 /** Files up to this many bytes are read into memory first, and written while the next ones are read. */
 const smallBytes = 256 * 1024;

@@ -11,10 +11,10 @@ import * as fs from '../confine/fs.ts';
 import { fault, type Target } from '../confine/request-path.ts';
 import type { PathEntry } from '../confine/resolve.ts';
 import { describe } from '../describe.ts';
-import type { Disk } from '../handler-wrappers.ts';
+import type { Disk } from '../operations-to-handlers.ts';
 import type { Upload } from '../upload.ts';
-import { Extractor } from './extract.ts';
-import { Tree } from './extract-tree.ts';
+import { Extractor } from './extract-entries.ts';
+import { Tree } from './destination-tree.ts';
 
 /** One archive that is being unpacked. */
 interface Job {

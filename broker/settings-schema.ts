@@ -12,7 +12,7 @@ import {
   type Settings,
   size,
   words,
-} from '../shared/settings.ts';
+} from '../shared/read-settings.ts';
 import { type Network, networkOf } from './client-address.ts';
 
 /** Requests per minute that each API key may make, by the names that --rate-limit takes. */

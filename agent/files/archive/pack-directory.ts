@@ -12,7 +12,7 @@ import { hasChanged, openFileContents } from '../confine/open-regular-file.ts';
 import { type Bytes, fault, toText } from '../confine/request-path.ts';
 import { type Step, walk } from '../confine/walk.ts';
 import { describe } from '../describe.ts';
-import type { Disk, Operation } from '../handler-wrappers.ts';
+import type { Disk, Operation } from '../operations-to-handlers.ts';
 import type { Users } from '../users-groups.ts';
 
 const chunkBytes = 256 * 1024;
