@@ -4,7 +4,7 @@ import { mkdirSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { promisify } from 'node:util';
 import type { Command, Option } from 'commander';
-import { scripts } from '../broker/cli/completion.ts';
+import { scripts } from '../broker/cli/completion-scripts.ts';
 import { createProgram } from '../broker/cli/program.ts';
 import { version } from '../shared/version.ts';
 

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { openHistory } from '../broker/history/open-history.ts';
 import { MachineFacts } from '../broker/presence/facts-and-metrics.ts';
-import { LastHour } from '../broker/presence/last-hour.ts';
+import { LastHour } from '../broker/presence/metrics-last-hour.ts';
 import { refusalIn } from './all-routes.ts';
 import { fakeClock } from './fake-clock.ts';
 import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';

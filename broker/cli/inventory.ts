@@ -3,8 +3,8 @@ import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { type Cell, clean, print, record, size, when } from './print.ts';
 import { printView, routeVerb } from './route-verb.ts';
-import { writeNow } from './stdio.ts';
-import { given, verb } from './verb.ts';
+import { writeNow } from './output-and-signals.ts';
+import { given, verb } from './declare-verb.ts';
 
 type Inventory = Awaited<ReturnType<Farhand['inventory']['get']>>;
 type Listed = Awaited<ReturnType<Farhand['inventory']['list']>>['items'][number];

@@ -18,5 +18,5 @@ function enableCache(): void {
 
 enableCache();
 // Imported after enableCache(), so that these modules are cached too.
-const { run } = await import('./run.ts');
+const { run } = await import('./run-command-line.ts');
 await run(process.argv);

@@ -8,7 +8,7 @@ import type { Farhand } from '../../shared/sdk/index.ts';
 import { findMachine, findSchedule, machineNames } from './find-by-name.ts';
 import { type Cell, type Format, print, record, size, span, summary, table, when } from './print.ts';
 import { confirm } from './prompt.ts';
-import { type Common, take, type VerbSpec, verb } from './verb.ts';
+import { type Common, take, type VerbSpec, verb } from './declare-verb.ts';
 
 export type Item = Record<string, unknown>;
 

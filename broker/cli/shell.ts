@@ -6,8 +6,8 @@ import type { Ending, Farhand, Terminal, TerminalNote, TerminalSettings } from '
 import { where, withBroker } from './connect-to-broker.ts';
 import { findMachine } from './find-by-name.ts';
 import { rawMode, watchModes } from './local-terminal.ts';
-import { onStop, write } from './stdio.ts';
-import { localVerb } from './verb.ts';
+import { onStop, write } from './output-and-signals.ts';
+import { localVerb } from './declare-verb.ts';
 
 /** Code of the key Ctrl-], which detaches, as in telnet. Few programs use this key. */
 const detachKey = 0x1d;

@@ -4,7 +4,7 @@ import { StartError, UsageError } from '../../shared/errors.ts';
 import { when } from './print.ts';
 import { readInput } from './prompt.ts';
 import { latest, printView, routeVerb, since } from './route-verb.ts';
-import { verb } from './verb.ts';
+import { verb } from './declare-verb.ts';
 
 /** Flags of both create and update. The secret is no flag, because other users can read command lines. */
 const flags = {

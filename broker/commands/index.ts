@@ -17,9 +17,9 @@ import {
   commandOf,
   type Status,
   specOf,
-} from './command.ts';
+} from './command-record.ts';
 import { type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
-import { OutputDirectory, type Stream } from './output.ts';
+import { OutputDirectory, type Stream } from './stored-output.ts';
 import { bytesOf, eventsOf, type Part, partsFrom, sourceOf } from './output-readers.ts';
 import { Scheduler } from './scheduler.ts';
 import {
@@ -29,7 +29,7 @@ import {
   columns,
   countedCommands,
   fromRow,
-} from './store.ts';
+} from './command-store.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './to-json.ts';
 import { TurnLimit } from '../event-loop-turn-limit.ts';
 

@@ -20,11 +20,11 @@ import { killGraceMs } from '../../shared/command-and-terminal-limits.ts';
 import type { HistoryTransaction } from '../history/history.ts';
 import type { Acknowledgements } from '../link/acknowledge-results.ts';
 import type { Link } from '../presence/index.ts';
-import { type BatchProgress, type Command, type End, endOf, isPlausible, type Spec } from './command.ts';
-import type { Output, OutputDirectory } from './output.ts';
-import type { CommandServices, CommandStore } from './store.ts';
+import { type BatchProgress, type Command, type End, endOf, isPlausible, type Spec } from './command-record.ts';
+import type { Output, OutputDirectory } from './stored-output.ts';
+import type { CommandServices, CommandStore } from './command-store.ts';
 import type { TurnLimit } from '../event-loop-turn-limit.ts';
-import { WaitLimit } from './wait-limit.ts';
+import { QueueTimeout } from './queue-timeout.ts';
 
 /** The services, store and scheduler that all open commands share. */
 export interface CommandContext extends CommandServices {
@@ -59,7 +59,7 @@ export class OpenCommand {
   record: Command;
   readonly output: Output;
   readonly batch: BatchProgress | undefined;
-  readonly waitLimit: WaitLimit;
+  readonly queueTimeout: QueueTimeout;
   /** True once the command is on disk. It is not started or ended before that. */
   stored = false;
   /** The final record, set when the command ends and written to disk a little later. */
@@ -90,7 +90,7 @@ export class OpenCommand {
     this.record = record;
     this.output = output;
     this.batch = batch;
-    this.waitLimit = new WaitLimit(record.queue_until);
+    this.queueTimeout = new QueueTimeout(record.queue_until);
     this.#requestId = requestId;
     this.#announced = record.started_at !== null;
   }
@@ -182,7 +182,7 @@ export class OpenCommand {
     // The command may have been cancelled or have ended during the read.
     if (!spec || !this.#mayWait()) return false;
     this.#markUnsent();
-    this.waitLimit.awaitReturn();
+    this.queueTimeout.awaitReturn();
     store.history
       .write((transaction) => store.update(this.record, transaction))
       .catch((error: unknown) =>
@@ -195,7 +195,7 @@ export class OpenCommand {
   /** True if a command that never ran may wait for another try. */
   #mayWait(): boolean {
     const { cancel, started_at } = this.record;
-    return this.waitLimit.mayRetry() && !this.end && started_at === null && !cancel;
+    return this.queueTimeout.mayRetry() && !this.end && started_at === null && !cancel;
   }
 
   /** Sends the command to its agent; without `spec`, follows it from the end of its output. Never rejects. */

@@ -2,10 +2,10 @@
 import type { Api, BytesReply, Input, Reply } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { OutputLog, OutputReader } from '../../shared/output-log.ts';
-import type { Command } from './command.ts';
-import { type Output, type OutputDirectory, type Stream, streams } from './output.ts';
+import type { Command } from './command-record.ts';
+import { type Output, type OutputDirectory, type Stream, streams } from './stored-output.ts';
 import type { Scheduler } from './scheduler.ts';
-import type { CommandStore } from './store.ts';
+import type { CommandStore } from './command-store.ts';
 import { serializeEnd } from './to-json.ts';
 
 /** The output of one command, and its record once the command has ended. */

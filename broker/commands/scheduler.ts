@@ -8,7 +8,7 @@ import { isId } from '../../shared/ids.ts';
 import { openCommands, waitingCommands } from '../../shared/command-and-terminal-limits.ts';
 import type { HistoryTransaction } from '../history/history.ts';
 import type { Link } from '../presence/index.ts';
-import type { BatchProgress, Command, End, Spec } from './command.ts';
+import type { BatchProgress, Command, End, Spec } from './command-record.ts';
 import { type CommandContext, OpenCommand } from './open-command.ts';
 
 /** Most decisions in one turn of the event loop; each decision causes a write, and most of them a call. */
@@ -37,7 +37,7 @@ export class Scheduler {
     this.#stops = [
       presence.watch((machineId, online) => {
         if (online) this.#linked(presence.get(machineId));
-        else for (const open of this.#on(machineId)) open.waitLimit.awaitReturn();
+        else for (const open of this.#on(machineId)) open.queueTimeout.awaitReturn();
         this.decideSoon();
       }),
       state.watch(() => {
@@ -61,7 +61,7 @@ export class Scheduler {
       const batch = command.batch_id === null ? undefined : batches.get(command.batch_id);
       const record = { ...command, cancel: command.cancel || (batch?.cancel ?? false) };
       const open = new OpenCommand(this.#context, record, await outputs.reopen(command.id), { batch });
-      open.waitLimit.awaitReturn();
+      open.queueTimeout.awaitReturn();
       this.#add(open);
       if (open.state !== 'queued') open.takeSlot();
     }
@@ -229,7 +229,7 @@ export class Scheduler {
       if (end) void open.finish(end);
       else if (link) void open.dispatch(link);
       else {
-        const waitMs = open.waitLimit.offlineMs();
+        const waitMs = open.queueTimeout.offlineMs();
         if (waitMs > 0) nextExpiryMs = Math.min(nextExpiryMs, waitMs);
         continue;
       }
@@ -251,7 +251,7 @@ export class Scheduler {
     if (this.#checkingRights && !mayRun(record)) return { status: 'cancelled', reason: 'key_revoked' };
     if (batch && batch.max_failures !== null && batch.failures > batch.max_failures)
       return { status: 'expired', reason: 'max_failures' };
-    if (presence.online(machine_id) || open.waitLimit.offlineMs() > 0 || !hasSlot(batch)) return undefined;
+    if (presence.online(machine_id) || open.queueTimeout.offlineMs() > 0 || !hasSlot(batch)) return undefined;
     // The slot stays occupied until this end is counted, because the end may exceed the batch's max_failures.
     open.takeSlot();
     return { status: 'expired', reason: 'machine_offline' };

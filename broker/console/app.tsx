@@ -1,9 +1,9 @@
 // The shell around every page: menu, banners, palette and toasts; before a login the login page.
 import { useEffect, useState } from 'preact/hooks';
 import { brokerAnswers, confirmation } from './client.ts';
-import { lost, startLive } from './live.ts';
+import { lost, startLive } from './live-updates.ts';
 import { Login } from './login.tsx';
-import { menu } from './menu.ts';
+import { menu } from './navigation-menu.ts';
 import { pages } from './pages.tsx';
 import { Palette, paletteOpen } from './palette.tsx';
 import { ConfirmLogin } from './parts/confirm-login.tsx';
@@ -11,7 +11,7 @@ import { Icon } from './parts/icon.tsx';
 import * as icons from './parts/icons.ts';
 import { Empty, Failed, Page, Placeholder } from './parts/page.tsx';
 import { sayError, Toasts } from './parts/toasts.tsx';
-import { go, match, path, to } from './routes.ts';
+import { go, match, path, to } from './router.ts';
 import { identify, loggedIn, logOut, may, me } from './session.ts';
 import { listenForShortcuts } from './shortcuts.ts';
 import { chooseTheme, isDark } from './theme.ts';

@@ -2,7 +2,7 @@
 import { render } from 'preact';
 import { App } from './app.tsx';
 import { sayError } from './parts/toasts.tsx';
-import { followLinks } from './routes.ts';
+import { followLinks } from './router.ts';
 import { logIn, takeTicket } from './session.ts';
 
 async function start(): Promise<void> {

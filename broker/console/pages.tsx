@@ -1,11 +1,11 @@
 // The table of pages: the path of each, its place in the menu, and the scope it needs.
 import type { Scope } from '../../shared/api/route.ts';
-import { allItems, type MenuItem } from './menu.ts';
+import { allItems, type MenuItem } from './navigation-menu.ts';
 import { Machines } from './pages/machines.tsx';
 import type { IconNodes } from './parts/icon.tsx';
 import * as icons from './parts/icons.ts';
 import { later } from './parts/lazy-page.tsx';
-import type { Page } from './routes.ts';
+import type { Page } from './router.ts';
 
 interface Entry {
   pattern: string;

@@ -2,11 +2,11 @@
 import { signal } from '@preact/signals';
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { client } from './client.ts';
-import { menu } from './menu.ts';
+import { menu } from './navigation-menu.ts';
 import { Icon, type IconNodes } from './parts/icon.tsx';
 import * as icons from './parts/icons.ts';
 import { sayError } from './parts/toasts.tsx';
-import { go, to } from './routes.ts';
+import { go, to } from './router.ts';
 import { logOut, may } from './session.ts';
 import { chooseTheme, isDark } from './theme.ts';
 import { after } from './time.ts';

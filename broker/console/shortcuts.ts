@@ -1,7 +1,7 @@
 // Keys that work on every page: the palette, the search of a page, and `g` with a second key for each page.
-import { menu } from './menu.ts';
+import { menu } from './navigation-menu.ts';
 import { paletteOpen } from './palette.tsx';
-import { go, to } from './routes.ts';
+import { go, to } from './router.ts';
 import { loggedIn } from './session.ts';
 import { now } from './time.ts';
 

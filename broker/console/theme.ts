@@ -1,6 +1,6 @@
 // The theme: that of the system, or the person's choice, which is the only thing the console stores.
 import { effect, signal } from '@preact/signals';
-import { storedText, storeText } from './stored.ts';
+import { storedText, storeText } from './local-storage.ts';
 
 export const themes = ['system', 'light', 'dark'] as const;
 export type Theme = (typeof themes)[number];

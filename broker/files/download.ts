@@ -16,7 +16,7 @@ import {
   recordFileEvent,
   single,
   splitHead,
-} from './agent-calls.ts';
+} from './route-helpers.ts';
 
 type DownloadInput = Input<Api['files']['download']>;
 

@@ -24,7 +24,7 @@ import {
   splitHead,
   watching,
   withMachine,
-} from './agent-calls.ts';
+} from './route-helpers.ts';
 import { download } from './download.ts';
 import { writeHandlers } from './write-handlers.ts';
 

@@ -21,7 +21,7 @@ import {
   short,
   single,
   withMachine,
-} from './agent-calls.ts';
+} from './route-helpers.ts';
 
 type Route<O extends keyof Api['files']> = Api['files'][O];
 type Open = NonNullable<WriteFileRequest['open']>;

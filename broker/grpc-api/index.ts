@@ -5,7 +5,7 @@ import { HealthImplementation } from 'grpc-health-check';
 import { streamsService } from '../../shared/agent-rpcs.ts';
 import { publicError } from '../admission/public-error.ts';
 import { commandRpcs } from './commands.ts';
-import { eventRpcs, fileRpcs } from './files.ts';
+import { eventRpcs, fileRpcs } from './files-and-events.ts';
 import {
   Call,
   type Method,

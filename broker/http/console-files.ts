@@ -5,7 +5,7 @@ import { extname, join } from 'node:path';
 import type { Context, Next } from 'koa';
 import { AppError, isErrno } from '../../shared/errors.ts';
 import { home, shipped } from '../../shared/shipped-files.ts';
-import { newNonce, pagePolicy } from './page-policy.ts';
+import { newNonce, pagePolicy } from './content-security-policy.ts';
 import { sendRaw } from './reply.ts';
 
 /** Directory of the built console. */

@@ -26,7 +26,7 @@ import { secretIn } from '../logins/cookie.ts';
 import type { Logins } from '../logins/index.ts';
 import { isTicket } from '../logins/local-login-tickets.ts';
 import { bytesOf, readForm, readJson, type Spool } from './body.ts';
-import { assertOwnPage, isForwarded, isPrivate, type OriginServices } from './own-page.ts';
+import { assertOwnPage, isForwarded, isPrivate, type OriginServices } from './csrf-check.ts';
 import { isStreamed, sendReply } from './reply.ts';
 
 export interface DispatchServices extends AccessServices, OriginServices {

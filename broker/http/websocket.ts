@@ -19,7 +19,7 @@ import {
   type Notice,
 } from '../sessions/client-port.ts';
 import { assertJsonLimits } from './body.ts';
-import { isOwnOrigin, type OriginServices } from './own-page.ts';
+import { isOwnOrigin, type OriginServices } from './csrf-check.ts';
 
 /** What a ticket gives access to: one client of one session. */
 export interface Attachment {

@@ -40,7 +40,7 @@ import {
 import { HandshakeQueue } from './handshake-queue.ts';
 import { Heartbeats } from './heartbeats.ts';
 import { createLinkLimits } from './limits-per-minute.ts';
-import { type Pings, pingConnections } from './pings.ts';
+import { type Pings, pingConnections } from './keepalive-pings.ts';
 import { TurnLimit } from '../event-loop-turn-limit.ts';
 
 export interface ListenerOptions {

@@ -14,7 +14,7 @@ import {
   type Row,
   textIn,
 } from '../history/history.ts';
-import { LastHour } from './last-hour.ts';
+import { LastHour } from './metrics-last-hour.ts';
 
 const amount = z.number().min(0).max(Number.MAX_SAFE_INTEGER);
 const space = z.object({ total: amount, used: amount, free: amount });

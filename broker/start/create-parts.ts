@@ -25,7 +25,7 @@ import { Keys } from '../keys/index.ts';
 import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
 import { type Authority, authorityFiles, loadAuthority } from '../link/authority.ts';
 import type { LinkSettings } from '../link/control-stream.ts';
-import type { Pings } from '../link/pings.ts';
+import type { Pings } from '../link/keepalive-pings.ts';
 import { LiveUpdates } from '../live/index.ts';
 import { Logins } from '../logins/index.ts';
 import { machineHandlers } from '../machines/index.ts';

@@ -9,8 +9,8 @@ import { reachPort, reachSocketFile } from '../../../shared/doctor/reachable-por
 import { nodeIsGood, wrongNode } from '../../../shared/program.ts';
 import { type Where, where } from '../connect-to-broker.ts';
 import { cleanLines, print, table } from '../print.ts';
-import { type Common, localVerb } from '../verb.ts';
-import { examineBroker } from './broker.ts';
+import { type Common, localVerb } from '../declare-verb.ts';
+import { examineBroker } from './network-checks.ts';
 
 type DoctorOptions = Common & { agentDataDir?: string; broker?: string };
 

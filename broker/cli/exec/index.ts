@@ -5,8 +5,8 @@ import type { Farhand } from '../../../shared/sdk/index.ts';
 import { where, withBroker } from '../connect-to-broker.ts';
 import { findMachine } from '../find-by-name.ts';
 import { hint, print, printJson } from '../print.ts';
-import { given, localVerb } from '../verb.ts';
-import * as one from './follow.ts';
+import { given, localVerb } from '../declare-verb.ts';
+import * as one from './follow-command.ts';
 import { hasInput, sendInput } from './send-stdin.ts';
 
 const notes = `
@@ -37,7 +37,7 @@ export function addExec(program: Command): void {
       process.exitCode =
         only !== undefined && another === undefined
           ? await runOnOne(client, only, params, options)
-          : await (await import('./many.ts')).runOnMany(client, machines, params, options);
+          : await (await import('./many-machines.ts')).runOnMany(client, machines, params, options);
     });
   });
 }

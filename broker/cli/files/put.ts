@@ -6,7 +6,7 @@ import { resolve as absolute, join } from 'node:path';
 import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { atPath } from '../../../shared/system-errors.ts';
-import { Interrupted } from '../stdio.ts';
+import { Interrupted } from '../output-and-signals.ts';
 import { pack } from './local-tar.ts';
 import { type Progress, tarBytes, withProgress } from './progress.ts';
 import { assertDistinct, below, isDirectory, type RemotePath, resolve } from './remote-path.ts';

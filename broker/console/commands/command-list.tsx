@@ -2,8 +2,8 @@
 import type { client } from '../client.ts';
 import type { MachineNames } from '../machines/names.ts';
 import { Ago, State } from '../parts/basics.tsx';
-import { List } from '../parts/lists.tsx';
-import { to } from '../routes.ts';
+import { List } from '../parts/paged-list.tsx';
+import { to } from '../router.ts';
 import { durationText } from '../time.ts';
 
 export type CommandRecord = Awaited<ReturnType<typeof client.commands.get>>;

@@ -8,7 +8,7 @@ import * as icons from '../parts/icons.ts';
 import { Empty, Show } from '../parts/page.tsx';
 import { say, sayError } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
-import { type Params, setQuery } from '../routes.ts';
+import { type Params, setQuery } from '../router.ts';
 import { may } from '../session.ts';
 import type { CodeEditor } from './code-editor.ts';
 import { diffOf } from './diff.ts';

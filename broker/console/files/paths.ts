@@ -1,6 +1,6 @@
 // Paths on machines: their parts, and names that are not UTF-8, which requests carry as base64.
 import type { client } from '../client.ts';
-import { setQuery } from '../routes.ts';
+import { setQuery } from '../router.ts';
 
 type Listing = Awaited<ReturnType<typeof client.files.list>>;
 export type FileEntry = Listing['files'][number];

@@ -2,7 +2,7 @@
 import { useState } from 'preact/hooks';
 import type { Scope } from '../../../shared/api/route.ts';
 import { client } from '../client.ts';
-import { Chips } from '../machines/chips.tsx';
+import { Chips } from '../machines/chosen-machine-chips.tsx';
 import { MachinePicker } from '../machines/machine-picker.tsx';
 import { nameOf } from '../machines/names.ts';
 import { Dialog } from '../parts/basics.tsx';

@@ -1,14 +1,14 @@
 // The tabs of a machine that list what happens on it: commands, schedules and events.
 import { client } from '../client.ts';
 import { CommandList } from '../commands/command-list.tsx';
-import type { Happened } from '../live.ts';
-import { NewButton } from '../parts/actions.tsx';
+import type { Happened } from '../live-updates.ts';
+import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { EventList } from '../parts/event-list.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { LongList } from '../parts/lists.tsx';
+import { LongList } from '../parts/paged-list.tsx';
 import { Empty } from '../parts/page.tsx';
-import { to } from '../routes.ts';
+import { to } from '../router.ts';
 import { mayWrite, ScheduleList } from '../schedules/schedule-list.tsx';
 import { may } from '../session.ts';
 

@@ -1,11 +1,11 @@
 // The list of machines as cards, as many beside each other as fit.
 import { useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { State, Tags } from '../parts/basics.tsx';
-import { Bar, Sparkline, share } from '../parts/gauges.tsx';
+import { Bar, Sparkline, share } from '../parts/bar-and-sparkline.tsx';
 import { VirtualRows } from '../parts/virtual-rows.tsx';
-import { to } from '../routes.ts';
-import { isOld, LastSeen } from './age.tsx';
-import type { MachineRow } from './fleet.ts';
+import { to } from '../router.ts';
+import { isOld, LastSeen } from './age-of-values.tsx';
+import type { MachineRow } from './live-machine-list.ts';
 import { type FleetProps, SelectOne } from './table.tsx';
 
 /** Pixels: the least width of a card, and the height of a row of cards with its gap. */

@@ -2,12 +2,12 @@
 import { computed, signal } from '@preact/signals';
 import type { ComponentChildren } from 'preact';
 import { Ago, State } from '../parts/basics.tsx';
-import { Bar, Sparkline, share } from '../parts/gauges.tsx';
-import { storedText, storeText } from '../stored.ts';
+import { Bar, Sparkline, share } from '../parts/bar-and-sparkline.tsx';
+import { storedText, storeText } from '../local-storage.ts';
 import { durationText } from '../time.ts';
-import { LastSeen } from './age.tsx';
-import type { MachineRow } from './fleet.ts';
-import type { SortField } from './query.ts';
+import { LastSeen } from './age-of-values.tsx';
+import type { MachineRow } from './live-machine-list.ts';
+import type { SortField } from './filters-in-url.ts';
 
 export interface Column {
   name: string;

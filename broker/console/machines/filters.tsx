@@ -7,9 +7,9 @@ import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { SearchField } from '../parts/search-field.tsx';
 import { sayError } from '../parts/toasts.tsx';
-import { place, setQuery } from '../routes.ts';
+import { place, setQuery } from '../router.ts';
 import { chooseColumns, columns, isChosen, visibleColumns } from './columns.tsx';
-import { firstSort, sorts } from './query.ts';
+import { firstSort, sorts } from './filters-in-url.ts';
 
 const views = [
   ['', 'Table'],

@@ -4,7 +4,7 @@ import { client } from '../client.ts';
 import { State } from '../parts/basics.tsx';
 import { Field } from '../parts/form.tsx';
 import { after } from '../time.ts';
-import type { Selected } from './selection.ts';
+import type { Selected } from './selected-machines.ts';
 
 type Found = Awaited<ReturnType<typeof client.machines.list>>['items'];
 

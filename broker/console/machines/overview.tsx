@@ -2,13 +2,13 @@
 import type { ComponentChildren } from 'preact';
 import { useEffect, useMemo } from 'preact/hooks';
 import { client } from '../client.ts';
-import { listen, useTopic } from '../live.ts';
+import { listen, useTopic } from '../live-updates.ts';
 import { Ago, Choice } from '../parts/basics.tsx';
 import { Chart } from '../parts/chart.tsx';
-import { Bar, share } from '../parts/gauges.tsx';
+import { Bar, share } from '../parts/bar-and-sparkline.tsx';
 import { Empty, Show } from '../parts/page.tsx';
 import { useData } from '../parts/use-data.ts';
-import { type Params, place, setQuery } from '../routes.ts';
+import { type Params, place, setQuery } from '../router.ts';
 import { bytesText, durationText, every, now } from '../time.ts';
 
 type Metrics = Awaited<ReturnType<typeof client.machines.metrics>>;

@@ -5,12 +5,12 @@ import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { attempt } from '../parts/toasts.tsx';
 import { VirtualRows } from '../parts/virtual-rows.tsx';
-import { setQuery, to } from '../routes.ts';
-import { isOld } from './age.tsx';
+import { setQuery, to } from '../router.ts';
+import { isOld } from './age-of-values.tsx';
 import { leastWidth, template, visibleColumns } from './columns.tsx';
-import type { Fleet, MachineQuery, MachineRow } from './fleet.ts';
-import { firstSort, type SortField } from './query.ts';
-import { clearSelection, selected, selecting, selectMatching, toggle } from './selection.ts';
+import type { Fleet, MachineQuery, MachineRow } from './live-machine-list.ts';
+import { firstSort, type SortField } from './filters-in-url.ts';
+import { clearSelection, selected, selecting, selectMatching, toggle } from './selected-machines.ts';
 
 const rowHeight = 44;
 

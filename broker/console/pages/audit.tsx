@@ -3,10 +3,10 @@ import { client } from '../client.ts';
 import { nameOf } from '../machines/names.ts';
 import { Ago } from '../parts/basics.tsx';
 import * as icons from '../parts/icons.ts';
-import { List, LongList } from '../parts/lists.tsx';
+import { List, LongList } from '../parts/paged-list.tsx';
 import { Empty, Page } from '../parts/page.tsx';
 import { SearchField } from '../parts/search-field.tsx';
-import { place, to } from '../routes.ts';
+import { place, to } from '../router.ts';
 
 type Entry = Awaited<ReturnType<typeof client.audit.list>>['items'][number];
 

@@ -2,21 +2,21 @@
 // failed.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
-import { BatchCards, type Result } from '../commands/batch-cards.tsx';
+import { BatchCards, type Result } from '../commands/batch-machine-cards.tsx';
 import { commandLine, outcome, runAgain } from '../commands/command-list.tsx';
-import { Counts } from '../commands/counts.tsx';
+import { Counts } from '../commands/batch-progress-bar.tsx';
 import { readable } from '../commands/output-text.tsx';
-import { listen, useTopic } from '../live.ts';
+import { listen, useTopic } from '../live-updates.ts';
 import { nameOf } from '../machines/names.ts';
-import { clearSelection, selectAll } from '../machines/selection.ts';
-import { CancelButton } from '../parts/actions.tsx';
+import { clearSelection, selectAll } from '../machines/selected-machines.ts';
+import { CancelButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Choice, State } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { List } from '../parts/lists.tsx';
+import { List } from '../parts/paged-list.tsx';
 import { Page, Show } from '../parts/page.tsx';
 import { useData } from '../parts/use-data.ts';
-import { go, type Params, place, setQuery, to } from '../routes.ts';
+import { go, type Params, place, setQuery, to } from '../router.ts';
 import { may } from '../session.ts';
 import { after, durationText } from '../time.ts';
 

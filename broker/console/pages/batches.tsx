@@ -1,12 +1,12 @@
 // Batches: commands on many machines, with how many of them are done.
 import { client } from '../client.ts';
 import { commandLine } from '../commands/command-list.tsx';
-import { Counts } from '../commands/counts.tsx';
+import { Counts } from '../commands/batch-progress-bar.tsx';
 import { Ago, State } from '../parts/basics.tsx';
 import * as icons from '../parts/icons.ts';
-import { List, LongList } from '../parts/lists.tsx';
+import { List, LongList } from '../parts/paged-list.tsx';
 import { Empty, Page } from '../parts/page.tsx';
-import { to } from '../routes.ts';
+import { to } from '../router.ts';
 import { RunButton } from './commands.tsx';
 
 export function Batches() {

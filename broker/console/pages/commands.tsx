@@ -5,9 +5,9 @@ import { nameOf } from '../machines/names.ts';
 import { Choice } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { LongList } from '../parts/lists.tsx';
+import { LongList } from '../parts/paged-list.tsx';
 import { Empty, Page } from '../parts/page.tsx';
-import { place, setQuery, to } from '../routes.ts';
+import { place, setQuery, to } from '../router.ts';
 import { may } from '../session.ts';
 
 const filters = [

@@ -1,13 +1,13 @@
 // Events as they happen, above those of the last 72 hours.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
-import { connected, type Happened, listen, onReturn } from '../live.ts';
+import { connected, type Happened, listen, onReturn } from '../live-updates.ts';
 import { Choice, State } from '../parts/basics.tsx';
 import { EventList } from '../parts/event-list.tsx';
 import * as icons from '../parts/icons.ts';
-import { LongList } from '../parts/lists.tsx';
+import { LongList } from '../parts/paged-list.tsx';
 import { Empty, Page } from '../parts/page.tsx';
-import { place, setQuery } from '../routes.ts';
+import { place, setQuery } from '../router.ts';
 
 const families = [
   ['', 'All'],

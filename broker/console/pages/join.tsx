@@ -2,14 +2,14 @@
 // has joined.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
-import { listen } from '../live.ts';
+import { listen } from '../live-updates.ts';
 import { Ago, Confirm, CopyButton, State, Tags } from '../parts/basics.tsx';
 import { Form, SelectField, TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { List, LongList } from '../parts/lists.tsx';
+import { List, LongList } from '../parts/paged-list.tsx';
 import { Page } from '../parts/page.tsx';
-import { to } from '../routes.ts';
+import { to } from '../router.ts';
 
 type Token = Awaited<ReturnType<typeof client.joinTokens.create>>;
 

@@ -2,15 +2,15 @@
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { type Key, KeyForm } from '../keys/key-form.tsx';
-import { Reach } from '../keys/reach.tsx';
+import { Reach } from '../keys/key-rights-dialog.tsx';
 import { nameOf } from '../machines/names.ts';
-import { NewButton } from '../parts/actions.tsx';
+import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Ago, Confirm, Tags } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { List, LongList } from '../parts/lists.tsx';
+import { List, LongList } from '../parts/paged-list.tsx';
 import { Empty, Page } from '../parts/page.tsx';
-import { Secret } from '../parts/secret.tsx';
+import { Secret } from '../parts/secret-dialog.tsx';
 import { say } from '../parts/toasts.tsx';
 import { me } from '../session.ts';
 

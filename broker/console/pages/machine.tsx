@@ -1,7 +1,7 @@
 // One machine: its heading and its tabs.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../client.ts';
-import { listen, useTopic } from '../live.ts';
+import { listen, useTopic } from '../live-updates.ts';
 import { MachineActivity, MachineCommands, MachineSchedules } from '../machines/activity-tabs.tsx';
 import { Ago, Confirm, Dialog, State, type Tab, Tabs, Tags } from '../parts/basics.tsx';
 import { Form, TextField } from '../parts/form.tsx';
@@ -11,14 +11,14 @@ import { later } from '../parts/lazy-page.tsx';
 import { Page, Show } from '../parts/page.tsx';
 import { say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
-import { go, type Params, to } from '../routes.ts';
+import { go, type Params, to } from '../router.ts';
 import { may } from '../session.ts';
 
 export type MachineDetail = Awaited<ReturnType<typeof client.machines.get>>;
 
 const Overview = later(async () => (await import('../machines/overview.tsx')).Overview);
 const Terminals = later(async () => (await import('../terminal/terminals.tsx')).Terminals);
-const Files = later(async () => (await import('../files/files.tsx')).Files);
+const Files = later(async () => (await import('../files/file-browser.tsx')).Files);
 
 function tabsOf(id: string): Tab[] {
   const tab = (name: string, text: string, icon: Tab['icon']): Tab => ({

@@ -2,15 +2,15 @@
 import { useMemo } from 'preact/hooks';
 import { MachineCards } from '../machines/cards.tsx';
 import { Filters, viewOf } from '../machines/filters.tsx';
-import { useFleet } from '../machines/fleet.ts';
-import { filterNames, queryOf } from '../machines/query.ts';
-import { clearSelection, selected, selecting } from '../machines/selection.ts';
+import { useFleet } from '../machines/live-machine-list.ts';
+import { filterNames, queryOf } from '../machines/filters-in-url.ts';
+import { clearSelection, selected, selecting } from '../machines/selected-machines.ts';
 import { MachineTable, SelectAll } from '../machines/table.tsx';
-import { NewButton } from '../parts/actions.tsx';
+import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Failed, Page, Placeholder } from '../parts/page.tsx';
-import { place, setQuery, to } from '../routes.ts';
+import { place, setQuery, to } from '../router.ts';
 import { may } from '../session.ts';
 
 export function Machines() {

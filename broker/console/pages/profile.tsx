@@ -1,9 +1,9 @@
 // Your key and its rights, the browsers that are logged in, the theme and the shortcuts.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
-import { menu } from '../menu.ts';
+import { menu } from '../navigation-menu.ts';
 import { Ago, Choice, Tags } from '../parts/basics.tsx';
-import { List, LongList } from '../parts/lists.tsx';
+import { List, LongList } from '../parts/paged-list.tsx';
 import { Page } from '../parts/page.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { logOut, me } from '../session.ts';

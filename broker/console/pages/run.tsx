@@ -1,14 +1,14 @@
 // Runs a command on one machine or on many, by selection or by tags.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
-import { Chips } from '../machines/chips.tsx';
+import { Chips } from '../machines/chosen-machine-chips.tsx';
 import { MachinePicker } from '../machines/machine-picker.tsx';
 import { learnNames } from '../machines/names.ts';
-import { clearSelection, selected, toggle } from '../machines/selection.ts';
+import { clearSelection, selected, toggle } from '../machines/selected-machines.ts';
 import { Choice } from '../parts/basics.tsx';
 import { CheckField, Form, TextField } from '../parts/form.tsx';
 import { Page } from '../parts/page.tsx';
-import { go, place, to } from '../routes.ts';
+import { go, place, to } from '../router.ts';
 import { may } from '../session.ts';
 import { after } from '../time.ts';
 

@@ -1,6 +1,6 @@
 // Events as sentences, newest first.
-import type { Happened } from '../live.ts';
-import { to } from '../routes.ts';
+import type { Happened } from '../live-updates.ts';
+import { to } from '../router.ts';
 import { fullTime, timeOfDay } from '../time.ts';
 
 const tones: readonly (readonly [pattern: RegExp, tone: string])[] = [

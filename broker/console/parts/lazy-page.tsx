@@ -1,7 +1,7 @@
 // Pages and tabs whose script is loaded when they are first opened.
 import { createElement } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
-import type { Page, Params } from '../routes.ts';
+import type { Page, Params } from '../router.ts';
 import { Failed, Placeholder } from './page.tsx';
 
 /** A page whose script is loaded when it is first opened. */

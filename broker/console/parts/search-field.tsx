@@ -1,6 +1,6 @@
 // A search field whose text is in the query of the address.
 import { useEffect, useRef, useState } from 'preact/hooks';
-import { place, setQuery } from '../routes.ts';
+import { place, setQuery } from '../router.ts';
 import { after } from '../time.ts';
 import { Icon } from './icon.tsx';
 import { search } from './icons.ts';

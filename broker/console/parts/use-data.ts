@@ -1,7 +1,7 @@
 // Loads data for a page: the old data stays while the new is loaded, and a left page cancels its requests.
 import { useCallback, useEffect, useRef, useState } from 'preact/hooks';
 import { FarhandError } from '../client.ts';
-import { type Happened, listen, onReturn, type Update, useTopic } from '../live.ts';
+import { type Happened, listen, onReturn, type Update, useTopic } from '../live-updates.ts';
 import { after } from '../time.ts';
 
 export interface Loaded<T> {

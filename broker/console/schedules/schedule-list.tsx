@@ -4,9 +4,9 @@ import { nameOf } from '../machines/names.ts';
 import { Ago, State } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { List } from '../parts/lists.tsx';
+import { List } from '../parts/paged-list.tsx';
 import { attempt } from '../parts/toasts.tsx';
-import { to } from '../routes.ts';
+import { to } from '../router.ts';
 import { may } from '../session.ts';
 
 type Schedule = Awaited<ReturnType<typeof client.schedules.list>>['items'][number];

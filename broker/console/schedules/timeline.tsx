@@ -3,7 +3,7 @@ import { client } from '../client.ts';
 import { nameOf } from '../machines/names.ts';
 import { Choice } from '../parts/basics.tsx';
 import { useData } from '../parts/use-data.ts';
-import { place, setQuery, to } from '../routes.ts';
+import { place, setQuery, to } from '../router.ts';
 import { fullTime, now } from '../time.ts';
 
 type Upcoming = Awaited<ReturnType<typeof client.schedules.upcoming>>;

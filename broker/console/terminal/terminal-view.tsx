@@ -5,7 +5,7 @@ import { State } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { attempt, say, sayError } from '../parts/toasts.tsx';
-import { place, setQuery } from '../routes.ts';
+import { place, setQuery } from '../router.ts';
 import { may } from '../session.ts';
 import { isDark } from '../theme.ts';
 import { keepAttached, type Mode, type Phase } from './attach.ts';

@@ -6,7 +6,7 @@ import * as icons from '../parts/icons.ts';
 import { Empty, Placeholder, Show } from '../parts/page.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
-import { go, type Params, to } from '../routes.ts';
+import { go, type Params, to } from '../router.ts';
 import { may } from '../session.ts';
 import { relativeText } from '../time.ts';
 import { TerminalView } from './terminal-view.tsx';

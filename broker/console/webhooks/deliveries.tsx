@@ -4,7 +4,7 @@ import { client } from '../client.ts';
 import { Ago, State } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { LongList } from '../parts/lists.tsx';
+import { LongList } from '../parts/paged-list.tsx';
 import { Empty, Show } from '../parts/page.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';

@@ -2,7 +2,7 @@
 import type { ComponentChildren } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
 import type { ListResult } from '../../../shared/sdk/index.ts';
-import type { Happened } from '../live.ts';
+import type { Happened } from '../live-updates.ts';
 import { Show } from './page.tsx';
 import { attempt } from './toasts.tsx';
 import { useData } from './use-data.ts';

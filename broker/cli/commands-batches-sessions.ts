@@ -4,8 +4,8 @@ import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { shorten } from './print.ts';
 import { latest, ofMachine, printView, routeVerb, since, viewText } from './route-verb.ts';
-import { copyOut } from './stdio.ts';
-import { verb } from './verb.ts';
+import { copyOut } from './output-and-signals.ts';
+import { verb } from './declare-verb.ts';
 
 const line = ({ command, args }: { command: string; args: string[] | null }): string =>
   shorten([command, ...(args ?? [])].join(' '));

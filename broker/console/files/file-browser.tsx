@@ -9,7 +9,7 @@ import { Empty, Failed, Placeholder, Show } from '../parts/page.tsx';
 import { SearchField } from '../parts/search-field.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
-import { type Params, place, setQuery } from '../routes.ts';
+import { type Params, place, setQuery } from '../router.ts';
 import { may } from '../session.ts';
 import { EntryList } from './entry-list.tsx';
 import { NewFolder, ReplaceDialog } from './file-dialogs.tsx';

@@ -17,8 +17,8 @@ import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { State } from '../state/state.ts';
 import { BatchStore, isOpen } from './batch-store.ts';
-import type { Command, Spec } from './command.ts';
-import type { OutputDirectory } from './output.ts';
+import type { Command, Spec } from './command-record.ts';
+import type { OutputDirectory } from './stored-output.ts';
 import { durationOf, listedBytes } from './to-json.ts';
 
 export const countedCommands: CountedTable = {

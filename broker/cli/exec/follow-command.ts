@@ -2,8 +2,8 @@
 import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { clean, cleanJson, hint } from '../print.ts';
-import { Exit, lost, onStop, write } from '../stdio.ts';
-import type { Options } from '../verb.ts';
+import { Exit, lost, onStop, write } from '../output-and-signals.ts';
+import type { Options } from '../declare-verb.ts';
 
 export const flags = {
   '--tags <list>': 'run on every machine with all of these tags',

@@ -1,5 +1,5 @@
 // Search, filters and order of the list of machines, as they stand in the address.
-import type { MachineQuery } from './fleet.ts';
+import type { MachineQuery } from './live-machine-list.ts';
 
 export const sorts = [
   ['name', 'Name'],

@@ -4,8 +4,8 @@ import type { Farhand } from '../../../shared/sdk/index.ts';
 import { findMachine, machineNames } from '../find-by-name.ts';
 import { clean, cleanLines, hint, print, printJson } from '../print.ts';
 import { readInput } from '../prompt.ts';
-import { given } from '../verb.ts';
-import * as one from './follow.ts';
+import { given } from '../declare-verb.ts';
+import * as one from './follow-command.ts';
 
 /** Most commands whose output is read at once, because each uses a connection. */
 const followedAtOnce = 32;

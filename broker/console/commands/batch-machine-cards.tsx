@@ -3,7 +3,7 @@ import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
 import { type client, FarhandError, streams } from '../client.ts';
 import { nameOf } from '../machines/names.ts';
 import { State } from '../parts/basics.tsx';
-import { to } from '../routes.ts';
+import { to } from '../router.ts';
 import { after, clock, durationText } from '../time.ts';
 import { outcome } from './command-list.tsx';
 import { Output, OutputText } from './output-text.tsx';

@@ -4,8 +4,8 @@ import type { Farhand } from '../../shared/sdk/index.ts';
 import { findMachine } from './find-by-name.ts';
 import { clean, cleanJson, summary } from './print.ts';
 import { latest, ofMachine, printView, routeVerb, since } from './route-verb.ts';
-import { lost, write } from './stdio.ts';
-import { given, take, verb } from './verb.ts';
+import { lost, write } from './output-and-signals.ts';
+import { given, take, verb } from './declare-verb.ts';
 
 export function addEvents(program: Command): void {
   const spec = {

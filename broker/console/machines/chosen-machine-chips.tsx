@@ -2,7 +2,7 @@
 import { Icon } from '../parts/icon.tsx';
 import { close, machines as machinesIcon } from '../parts/icons.ts';
 import { nameOf } from './names.ts';
-import type { Selected } from './selection.ts';
+import type { Selected } from './selected-machines.ts';
 
 const mostChips = 40;
 

@@ -4,7 +4,7 @@ import { learnNames, nameOf } from '../machines/names.ts';
 import { Dialog } from '../parts/basics.tsx';
 import { Show } from '../parts/page.tsx';
 import { useData } from '../parts/use-data.ts';
-import { to } from '../routes.ts';
+import { to } from '../router.ts';
 import type { Key } from './key-form.tsx';
 import { scopeTexts } from './scopes.ts';
 

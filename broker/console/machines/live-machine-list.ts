@@ -2,7 +2,7 @@
 import { signal } from '@preact/signals';
 import { useCallback, useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../client.ts';
-import { listen, onReturn, useTopic } from '../live.ts';
+import { listen, onReturn, useTopic } from '../live-updates.ts';
 import { after, every, now } from '../time.ts';
 
 type Statuses = Awaited<ReturnType<typeof client.machines.statuses>>;

@@ -7,7 +7,7 @@ import { monotonic, now } from '../../shared/clock.ts';
  */
 const returnMs = 60_000;
 
-export class WaitLimit {
+export class QueueTimeout {
   readonly #queueUntil: number | null;
   /** Monotonic time until which a command without queue_for waits for its offline machine. */
   #returnUntil = 0;

@@ -1,8 +1,8 @@
 // How old the values of a machine are, in words.
-import { lost } from '../live.ts';
+import { lost } from '../live-updates.ts';
 import { Ago } from '../parts/basics.tsx';
 import { clock, durationText } from '../time.ts';
-import type { MachineRow } from './fleet.ts';
+import type { MachineRow } from './live-machine-list.ts';
 
 /** Milliseconds without a message after which values count as old: agents report every 10 s. */
 const staleMs = 30_000;
