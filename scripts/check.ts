@@ -8,7 +8,7 @@ const root = join(import.meta.dirname, '..');
 type Check = [name: string, command: string, args: string[]];
 
 // This command runs before the checks, because they read the types that it writes.
-const first: Check = ['generated types', process.execPath, ['scripts/generate.ts']];
+const first: Check = ['generated types', process.execPath, ['scripts/generate-proto-types.ts']];
 const checks: Check[] = [
   ['types', 'tsc', ['--noEmit']],
   ['types of the console', 'tsc', ['--noEmit', '--project', 'broker/console']],
@@ -16,7 +16,7 @@ const checks: Check[] = [
   ['lint with types', 'oxlint', ['--type-aware', '--deny-warnings', '--report-unused-disable-directives']],
   ['unused code', 'knip', []],
   ['protos', 'buf', ['lint']],
-  ['words', process.execPath, ['scripts/words.ts']],
+  ['words', process.execPath, ['scripts/check-words.ts']],
   ['architecture', 'vitest', ['run', '--reporter=dot', 'test/architecture.test.ts']],
 ];
 

@@ -2,11 +2,11 @@
 import { linkSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { basename, join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
-import { archive, sha256Of } from './package/archive.ts';
-import { debName, makeDeb } from './package/deb.ts';
-import { type Arch, arches, root, run, version } from './package/ground.ts';
-import { makeNpm } from './package/npm.ts';
-import { addPackages, makeProgram, type Program } from './package/programs.ts';
+import { archive, sha256Of } from './package/reproducible-tar.ts';
+import { debName, makeDeb } from './package/debian-package.ts';
+import { type Arch, arches, root, run, version } from './package/checkout-and-tools.ts';
+import { makeNpm } from './package/npm-package.ts';
+import { addPackages, makeProgram, type Program } from './package/program-directories.ts';
 
 const { values } = parseArgs({
   options: {
@@ -30,7 +30,7 @@ async function main(): Promise<void> {
   try {
     if (kinds.includes('npm')) {
       // The types of the npm package refer to the generated types of the protos, which a fresh clone lacks.
-      await run(process.execPath, ['scripts/generate.ts']);
+      await run(process.execPath, ['scripts/generate-proto-types.ts']);
       printFile(await makeNpm(scratch, dist));
     }
     if (kinds.includes('tar') || kinds.includes('deb')) await makePrograms(scratch);

@@ -12,7 +12,7 @@ import { startBroker } from '../broker/start/index.ts';
 import { createLogger } from '../shared/logger.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { readSettings } from '../shared/read-settings.ts';
-import { buildConsole } from './console.ts';
+import { buildConsole } from './build-console.ts';
 
 const docs = join(import.meta.dirname, '../docs');
 const machines = [

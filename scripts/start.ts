@@ -150,7 +150,7 @@ async function main(settings: BrokerSettings): Promise<void> {
 /** Builds the console; without the development packages the broker runs without it. */
 async function buildPages(): Promise<void> {
   try {
-    const { buildConsole } = await import('./console.ts');
+    const { buildConsole } = await import('./build-console.ts');
     await buildConsole(undefined, { fast: true });
   } catch (error) {
     print(`the console cannot be built: ${error instanceof Error ? error.message : String(error)}`);

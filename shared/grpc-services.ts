@@ -4,7 +4,7 @@ import type { MethodDefinition } from '@grpc/grpc-js';
 import type { Method, Type } from 'protobufjs';
 import { protos } from './load-protos.ts';
 
-/** How decoded messages represent values; scripts/generate.ts generates the types with the same options. */
+/** How decoded messages represent values; scripts/generate-proto-types.ts generates the types with the same options. */
 const shape = { longs: Number, enums: String, defaults: true, oneofs: true };
 
 /** One rpc, with the number of the field `chunk` in its request and response, or undefined. */

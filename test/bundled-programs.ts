@@ -11,7 +11,7 @@ export function shippedProgram(name: 'farhand' | 'farhand-agent' | 'farhand-brok
   const made = join(shipped, 'made');
   try {
     mkdirSync(shipped);
-    const bundler = join(import.meta.dirname, '../scripts/bundle-cli.ts');
+    const bundler = join(import.meta.dirname, '../scripts/bundle-programs.ts');
     execFileSync(process.execPath, [bundler, shipped, 'farhand', 'farhand-agent', 'farhand-broker']);
     writeFileSync(made, '');
   } catch (error) {

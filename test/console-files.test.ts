@@ -43,7 +43,7 @@ test('without a built console / leads to the reference page, and /console says h
   expect([status, body.error.code, body.error.message]).toEqual([
     503,
     'unavailable',
-    expect.stringContaining('scripts/console.ts'),
+    expect.stringContaining('scripts/build-console.ts'),
   ]);
 });
 

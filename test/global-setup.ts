@@ -14,7 +14,7 @@ export default async function setup(): Promise<(() => Promise<void>) | undefined
   // This function runs once per tier, but folder and message are made once per run.
   if (process.env.FARHAND_TEST_DISK) return undefined;
   if (!existsSync(join(root, 'proto/types')))
-    execFileSync(process.execPath, [join(root, 'scripts/generate.ts')]);
+    execFileSync(process.execPath, [join(root, 'scripts/generate-proto-types.ts')]);
   process.env.FARHAND_TEST_DISK = tmpdir();
   const folder = mkdtempSync(join(process.env.TMPDIR ?? inMemory() ?? tmpdir(), 'farhand-tests-'));
   // Tests also start programs as other users.

@@ -14,7 +14,7 @@ const root = join(import.meta.dirname, '..');
 /** Bundles the SDK of the package for a page. */
 async function bundle(): Promise<string> {
   const folder = temporaryFolder('sdk');
-  execFileSync(process.execPath, [join(root, 'scripts/bundle-cli.ts'), folder, 'sdk']);
+  execFileSync(process.execPath, [join(root, 'scripts/bundle-programs.ts'), folder, 'sdk']);
   const { outputFiles } = await build({
     entryPoints: [join(folder, 'lib/sdk.js')],
     bundle: true,

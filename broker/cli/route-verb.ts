@@ -142,7 +142,7 @@ const samples: Readonly<Record<string, string>> = { machine: 'web-1', schedule: 
 
 /**
  * Returns an object with the fields of a route's body. Packages contain only their names
- * (scripts/package/routes.ts).
+ * (scripts/package/routes-as-plain-data.ts).
  */
 function bodyOf({ body = {} }: { body?: object | undefined }): object {
   return 'shape' in body && typeof body.shape === 'object' ? (body.shape ?? {}) : body;

@@ -1,4 +1,4 @@
-// Serves the console's files, which scripts/console.ts builds: one page for every path, and assets with hashed names.
+// Serves the console's files, which scripts/build-console.ts builds: one page for every path, and assets with hashed names.
 import { existsSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { extname, join } from 'node:path';
@@ -39,7 +39,7 @@ export function serveConsole(directory: string) {
 async function sendPage(ctx: Context, directory: string): Promise<void> {
   const page = await read(directory, 'index.html');
   if (!page) {
-    const how = 'the console is not built: run npx node scripts/console.ts in the checkout, and reload';
+    const how = 'the console is not built: run npx node scripts/build-console.ts in the checkout, and reload';
     throw new AppError('unavailable', how);
   }
   const nonce = newNonce();

@@ -2,7 +2,7 @@
 // npx node scripts/bench/cli.ts
 import { execFileSync, spawnSync } from 'node:child_process';
 import { join } from 'node:path';
-import { at, bench, machineId, median, startFarhand, timed } from './programs.ts';
+import { at, bench, machineId, median, startFarhand, timed } from './start-and-measure-programs.ts';
 
 const root = join(import.meta.dirname, '../..');
 const times = 20;
@@ -11,7 +11,7 @@ await bench(async (folder) => {
   const farhand = await startFarhand(folder);
   const machine = await machineId(farhand, 0);
   const shipped = join(folder, 'cli');
-  execFileSync(process.execPath, [join(root, 'scripts/bundle-cli.ts'), shipped]);
+  execFileSync(process.execPath, [join(root, 'scripts/bundle-programs.ts'), shipped]);
   const env = {
     PATH: process.env.PATH,
     HOME: folder,

@@ -15,8 +15,8 @@ import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
-import type { Ask, Seen, Trues } from './client.ts';
-import { createFloors } from './floors.ts';
+import type { Ask, Seen, Trues } from './commands/measuring-process.ts';
+import { createFloors } from './commands/least-cost-of-steps.ts';
 import {
   at,
   bench,
@@ -28,15 +28,15 @@ import {
   run,
   startFarhand,
   timed,
-} from './programs.ts';
-import { Meter, rest, rounded, settle, Table } from './race.ts';
-import { present, sshPackages, startMaster, startSsh } from './ssh.ts';
-import { type Read, startWay, type Targets, type WayName } from './ways.ts';
+} from './start-and-measure-programs.ts';
+import { Meter, rest, rounded, settle, Table } from './compare-peers.ts';
+import { present, sshPackages, startMaster, startSsh } from './start-sshd.ts';
+import { type Read, startWay, type Targets, type WayName } from './commands/ways-to-run-a-command.ts';
 
 const parts = { latency, history, rate, output, steps };
 type Part = keyof typeof parts;
 
-interface Ground {
+interface CommandsBench {
   folder: string;
   runs: number;
   /** Number of commands in history in the part `history`. */
@@ -75,13 +75,13 @@ async function main(folder: string): Promise<void> {
     ssh: ssh && master ? { ...ssh, master } : undefined,
   };
   await settle();
-  const ground: Ground = { folder, runs, kept, table, started, targets };
+  const commandsBench: CommandsBench = { folder, runs, kept, table, started, targets };
   console.error('warming up …');
   // Warms up all three programs, so that V8 has compiled the code of commands.
   await trues('farhand', targets, { count: 40 * oneByOne, width: 4 });
   for (const part of only) {
     console.error(`${part} …`);
-    await parts[part](ground).catch((error: unknown) => table.failure(part, error));
+    await parts[part](commandsBench).catch((error: unknown) => table.failure(part, error));
   }
   table.note(`${runs === 1 ? 'one run' : `medians of ${runs} runs`} of each; run from source`);
   console.log();
@@ -108,7 +108,7 @@ function flags(): { runs: number; kept: number; only: Part[] } {
 
 /** Runs a small process, and returns its measurements. */
 async function client<T>(ask: Ask): Promise<T> {
-  const program = join(import.meta.dirname, 'client.ts');
+  const program = join(import.meta.dirname, 'commands/measuring-process.ts');
   const { output } = await run(`${process.execPath} ${program} '${JSON.stringify(ask)}'`);
   return JSON.parse(output) as T;
 }
@@ -125,7 +125,7 @@ async function trues(way: WayName, targets: Targets, wanted: Trues): Promise<See
  * reported.
  */
 async function inTurns<Way extends string, T>(
-  { runs, table }: Ground,
+  { runs, table }: CommandsBench,
   ways: Way[],
   what: string,
   once: (way: Way) => Promise<T>,
@@ -147,7 +147,7 @@ async function inTurns<Way extends string, T>(
 }
 
 /** Returns the ways that are available. Without sshd there are only two. */
-const reachable = ({ targets }: Ground, ways: WayName[]): WayName[] =>
+const reachable = ({ targets }: CommandsBench, ways: WayName[]): WayName[] =>
   ways.filter((way) => targets.ssh || way === 'farhand' || way === 'spawn');
 
 const sorted = (times: number[]): number[] => times.toSorted((a, b) => a - b);
@@ -156,7 +156,7 @@ const p99 = (seen: Seen[]): number => at(sorted(seen.flatMap(({ times }) => time
 const bothOf = (seen: Seen[]): string => `${rounded(p50(seen))} / ${rounded(p99(seen))} ms`;
 
 /** Returns the number of commands, of all, without an answer or with another exit code than 0. */
-function unanswered({ table }: Ground, way: WayName, seen: Seen[]): string {
+function unanswered({ table }: CommandsBench, way: WayName, seen: Seen[]): string {
   const failed = seen.reduce((sum, one) => sum + one.failed, 0);
   const total = seen.reduce((sum, one) => sum + one.times.length + one.failed, 0);
   const reason = seen.find((one) => one.reason)?.reason;
@@ -166,28 +166,28 @@ function unanswered({ table }: Ground, way: WayName, seen: Seen[]): string {
 
 // ---- The parts
 
-async function latency(ground: Ground): Promise<void> {
-  const ways = reachable(ground, ['farhand', 'spawn', 'ssh2', 'master']);
+async function latency(commandsBench: CommandsBench): Promise<void> {
+  const ways = reachable(commandsBench, ['farhand', 'spawn', 'ssh2', 'master']);
   const what = '`true`, one at a time: p50 / p99';
   // Three times as many runs, because this part is the shortest, and varies most with the machine.
-  const seen = await inTurns({ ...ground, runs: 3 * ground.runs }, ways, what, (way) =>
-    trues(way, ground.targets, { count: oneByOne, width: 1 }),
+  const seen = await inTurns({ ...commandsBench, runs: 3 * commandsBench.runs }, ways, what, (way) =>
+    trues(way, commandsBench.targets, { count: oneByOne, width: 1 }),
   );
   const ours = seen.get('farhand') ?? [];
   for (const [way, theirs] of seen) {
-    unanswered(ground, way, theirs);
+    unanswered(commandsBench, way, theirs);
     if (way === 'farhand') continue;
     const ratio = `${rounded(p50(ours) / p50(theirs))} (p50)`;
-    ground.table.row(what, bothOf(ours), `${names[way]}: ${bothOf(theirs)}`, ratio);
+    commandsBench.table.row(what, bothOf(ours), `${names[way]}: ${bothOf(theirs)}`, ratio);
   }
 }
 
-async function rate(ground: Ground): Promise<void> {
-  const ways = reachable(ground, ['farhand', 'ssh2', 'master']);
+async function rate(commandsBench: CommandsBench): Promise<void> {
+  const ways = reachable(commandsBench, ['farhand', 'ssh2', 'master']);
   const all = new Map<WayName, Seen[]>();
   for (const [width, count] of widths) {
     const what = `commands a second, ${width} at once`;
-    const seen = await inTurns(ground, ways, what, (way) => trues(way, ground.targets, { count, width }));
+    const seen = await inTurns(commandsBench, ways, what, (way) => trues(way, commandsBench.targets, { count, width }));
     const perSecond = (way: WayName): number =>
       median((seen.get(way) ?? []).map(({ times, seconds }) => times.length / seconds));
     const ours = perSecond('farhand');
@@ -195,31 +195,31 @@ async function rate(ground: Ground): Promise<void> {
       all.set(way, [...(all.get(way) ?? []), ...theirs]);
       const speed = perSecond(way);
       if (way !== 'farhand')
-        ground.table.row(
+        commandsBench.table.row(
           what,
           `${rounded(ours)}/s`,
           `${names[way]}: ${rounded(speed)}/s`,
           rounded(ours / speed),
         );
     }
-    if (ways.length === 1) ground.table.row(what, `${rounded(ours)}/s`, '', '');
+    if (ways.length === 1) commandsBench.table.row(what, `${rounded(ours)}/s`, '', '');
   }
-  const lost = new Map([...all].map(([way, seen]) => [way, unanswered(ground, way, seen)]));
+  const lost = new Map([...all].map(([way, seen]) => [way, unanswered(commandsBench, way, seen)]));
   const beside = [...lost]
     .filter(([way]) => way !== 'farhand')
     .map(([way, text]) => `${names[way]}: ${text}`);
-  ground.table.row('unanswered of all these', lost.get('farhand') ?? '', beside.join(', '), '');
+  commandsBench.table.row('unanswered of all these', lost.get('farhand') ?? '', beside.join(', '), '');
 }
 
-async function output(ground: Ground): Promise<void> {
-  const { table, targets, started } = ground;
+async function output(commandsBench: CommandsBench): Promise<void> {
+  const { table, targets, started } = commandsBench;
   await rest();
   const agents = [started.agent, ...helpers(started.agent)];
   const programs = [started.broker, ...agents];
   const meter = new Meter(programs, new Map(programs.map((one) => [one, cost(one.pid).rss])));
-  const ways = reachable(ground, ['farhand', 'ssh2', 'master', 'spawn']);
+  const ways = reachable(commandsBench, ['farhand', 'ssh2', 'master', 'spawn']);
   const what = `output of ${outputBytes / 1e6} MB, followed as it comes`;
-  const seen = await inTurns(ground, ways, what, (way) =>
+  const seen = await inTurns(commandsBench, ways, what, (way) =>
     way === 'farhand' ? meter.around(() => streamed(way, targets)) : streamed(way, targets),
   );
   const ours = seen.get('farhand');
@@ -243,7 +243,7 @@ async function output(ground: Ground): Promise<void> {
     '',
     '',
   );
-  await trueBeside(ground, what);
+  await trueBeside(commandsBench, what);
 }
 
 /** Returns MB/s. Every byte must have arrived. */
@@ -256,7 +256,7 @@ async function streamed(way: WayName, targets: Targets): Promise<number> {
 }
 
 /** Measures the delay of other commands on the same machine meanwhile. */
-async function trueBeside({ table, targets, runs }: Ground, what: string): Promise<void> {
+async function trueBeside({ table, targets, runs }: CommandsBench, what: string): Promise<void> {
   const way = await startWay('farhand', targets, 1);
   const ask = (): Promise<void> => way.run('true');
   await timed(oneByOne, ask);
@@ -280,26 +280,26 @@ async function trueBeside({ table, targets, runs }: Ground, what: string): Promi
 }
 
 /** Uses another broker, whose history is filled, beside the first one. */
-async function history(ground: Ground): Promise<void> {
-  const { table, kept } = ground;
-  const folder = join(ground.folder, 'history');
+async function history(commandsBench: CommandsBench): Promise<void> {
+  const { table, kept } = commandsBench;
+  const folder = join(commandsBench.folder, 'history');
   mkdirSync(folder);
   const started = await startFarhand(folder);
-  const long = { ...ground.targets, http: started.http, key: started.key };
+  const long = { ...commandsBench.targets, http: started.http, key: started.key };
   long.machine = await machineId(started, 0);
   await settle();
   const one = { count: oneByOne, width: 1 };
   await trues('farhand', long, { count: 40 * oneByOne, width: 4 });
   const few = (await completedOf(long)).toLocaleString('en');
-  const before = await inTurns(ground, ['long'], 'a short history', () => trues('farhand', long, one));
+  const before = await inTurns(commandsBench, ['long'], 'a short history', () => trues('farhand', long, one));
   const filled = await trues('farhand', long, { count: kept, width: 32 });
-  unanswered(ground, 'farhand', [filled]);
+  unanswered(commandsBench, 'farhand', [filled]);
   const total = await completedOf(long);
   if (total < kept) throw new Error(`only ${total} of ${kept} commands are in history`);
   await settle();
-  const other = (await completedOf(ground.targets)).toLocaleString('en');
-  const both = { long, short: ground.targets };
-  const after = await inTurns(ground, ['long', 'short'], 'a long history', (which) =>
+  const other = (await completedOf(commandsBench.targets)).toLocaleString('en');
+  const both = { long, short: commandsBench.targets };
+  const after = await inTurns(commandsBench, ['long', 'short'], 'a long history', (which) =>
     trues('farhand', both[which], one),
   );
   const ours = after.get('long') ?? [];
@@ -322,8 +322,8 @@ async function completedOf({ http, key }: Targets): Promise<number> {
 }
 
 /** Measures the least cost of each step of a `true`. The rest of its time is our code, and waiting. */
-async function steps(ground: Ground): Promise<void> {
-  const { folder, targets, runs } = ground;
+async function steps(commandsBench: CommandsBench): Promise<void> {
+  const { folder, targets, runs } = commandsBench;
   const floors = await createFloors(folder, targets);
   const asks = ['http', 'call', 'row', 'line'] as const;
   for (const name of asks) await timed(oneByOne, floors[name]);

@@ -13,17 +13,17 @@ import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import type { Browser } from 'playwright-core';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
-import { buildConsole } from '../console.ts';
-import { act } from './console/actions.ts';
-import { measureBrokerMemory, measureLoads } from './console/loads.ts';
+import { buildConsole } from '../build-console.ts';
+import { act } from './console/key-and-click-times.ts';
+import { measureBrokerMemory, measureLoads } from './console/first-load-and-memory.ts';
 import { measureLargeFleet, measureSlowPage } from './console/machines-page.ts';
-import { launchChromium, Tab } from './console/tab.ts';
+import { launchChromium, Tab } from './console/measured-tab.ts';
 import { floodTerminal } from './console/terminal.ts';
 import { uploadFiles } from './console/uploads.ts';
-import { Limits, type World } from './console/world.ts';
+import { Limits, type ConsoleBench } from './console/broker-tab-and-limits.ts';
 import { BrokerProcess } from './fleet/broker-process.ts';
 import { FleetOfAgents } from './fleet/fleet-of-agents.ts';
-import { bench, startAgent } from './programs.ts';
+import { bench, startAgent } from './start-and-measure-programs.ts';
 
 const { values } = parseArgs({
   options: {
@@ -38,7 +38,7 @@ const few = 100;
 const agentsPerProcess = 2_500;
 
 /** The parts on a hundred machines, in their order. */
-const parts: [name: string, measure: (world: World) => Promise<void>][] = [
+const parts: [name: string, measure: (consoleBench: ConsoleBench) => Promise<void>][] = [
   ['loads', measureLoads],
   ['slow', measureSlowPage],
   ['actions', act],
@@ -81,14 +81,14 @@ async function measureFew(folder: string, figures: Limits, browser: Browser): Pr
   const { id, agent } = await startMachine(folder, 'real', broker);
   const real = { id, folder: writable };
   const newTab = (): Promise<Tab> => Tab.open(browser, broker.http, broker.key);
-  const world = { broker, figures, machines: few, real, folder };
-  if (wanted.includes('memory')) await measureMemory(world, newTab).catch(failed(figures, 'memory'));
+  const consoleBench = { broker, figures, machines: few, real, folder };
+  if (wanted.includes('memory')) await measureMemory(consoleBench, newTab).catch(failed(figures, 'memory'));
   const agents = await startFleet(broker, few);
   try {
     for (const [name, measure] of parts) {
       if (!wanted.includes(name)) continue;
       const tab = await newTab();
-      await measure({ ...world, tab }).catch(failed(figures, name));
+      await measure({ ...consoleBench, tab }).catch(failed(figures, name));
       await tab.close();
     }
   } finally {
@@ -105,12 +105,12 @@ async function startMachine(folder: string, name: string, { http, grpc, key, joi
   return { id: items[0]?.id ?? '', agent };
 }
 
-async function measureMemory(world: Omit<World, 'tab'>, newTab: () => Promise<Tab>): Promise<void> {
-  const dataDir = join(world.folder, 'control');
+async function measureMemory(consoleBench: Omit<ConsoleBench, 'tab'>, newTab: () => Promise<Tab>): Promise<void> {
+  const dataDir = join(consoleBench.folder, 'control');
   const broker = await BrokerProcess.start({ dataDir, machines: 1, profiled: false });
-  const { id, agent } = await startMachine(world.folder, 'control-machine', broker);
+  const { id, agent } = await startMachine(consoleBench.folder, 'control-machine', broker);
   try {
-    await measureBrokerMemory(world, newTab, { broker, machine: id });
+    await measureBrokerMemory(consoleBench, newTab, { broker, machine: id });
   } finally {
     process.kill(agent.pid);
     await broker.stop('SIGTERM');
@@ -126,8 +126,8 @@ async function measureMany(folder: string, figures: Limits, browser: Browser): P
   const agents = await startFleet(broker, large);
   try {
     const tab = await Tab.open(browser, broker.http, broker.key);
-    const world = { broker, figures, machines: large, real: { id: '', folder }, folder, tab };
-    await measureLargeFleet(world).catch(failed(figures, 'fleet'));
+    const consoleBench = { broker, figures, machines: large, real: { id: '', folder }, folder, tab };
+    await measureLargeFleet(consoleBench).catch(failed(figures, 'fleet'));
     await tab.close();
   } finally {
     await agents.close();

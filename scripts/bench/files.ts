@@ -19,11 +19,11 @@ import { randomFillSync } from 'node:crypto';
 import { closeSync, mkdirSync, openSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { listing, privateMemory, stalled, startStalled } from './answers.ts';
-import type { Ground } from './ground.ts';
-import { bench, cost, machineId, median, program, run, startAgent, startFarhand } from './programs.ts';
-import { Meter, type Peer, race, rounded, settle, Table } from './race.ts';
-import { present, type Ssh, sshPackages, startSsh } from './ssh.ts';
+import { listing, privateMemory, stalled, startStalled } from './files/response-times.ts';
+import type { FilesBench } from './files/programs-and-paths.ts';
+import { bench, cost, machineId, median, program, run, startAgent, startFarhand } from './start-and-measure-programs.ts';
+import { Meter, type Peer, race, rounded, settle, Table } from './compare-peers.ts';
+import { present, type Ssh, sshPackages, startSsh } from './start-sshd.ts';
 
 const parts = { down, up, tree, far, list: listing, stalled };
 type Part = keyof typeof parts;
@@ -42,7 +42,7 @@ async function main(folder: string): Promise<void> {
   mkdirSync(shelf);
   const source = join(shelf, 'source');
   writeRandom(source, size);
-  const plain = await program('scripts/bench/plain.ts', [shelf], 'plain is up');
+  const plain = await program('scripts/bench/files/bare-file-server.ts', [shelf], 'plain is up');
   const started = await startFarhand(folder);
   const files = `${started.http}/api/v1/machines/${await machineId(started, 0)}/files`;
   writeFileSync(join(folder, 'headers'), `Authorization: Bearer ${started.key}\n`, { mode: 0o600 });
@@ -50,13 +50,13 @@ async function main(folder: string): Promise<void> {
   await settle();
   const idle = new Map([plain, started.broker, started.agent].map((one) => [one, cost(one.pid).rss]));
   const places = { folder, source, copy, files };
-  const ground: Ground = { size, runs, beside, table, farhand: started, plain, idle, ssh, has, ...places };
+  const filesBench: FilesBench = { size, runs, beside, table, farhand: started, plain, idle, ssh, has, ...places };
 
   if (busy) for (let n = 0; n < 2; n += 1) void run('while :; do :; done').catch(() => undefined);
-  if (ssh) await handshake(ground, ssh);
+  if (ssh) await handshake(filesBench, ssh);
   for (const part of only) {
     if (part !== 'list' && part !== 'stalled' && !has.has('curl')) continue;
-    await parts[part](ground).catch((error: unknown) => table.failure(part, error));
+    await parts[part](filesBench).catch((error: unknown) => table.failure(part, error));
   }
   const { output } = await run(`df --output=fstype ${folder} | tail -1`);
   table.note(
@@ -68,7 +68,7 @@ async function main(folder: string): Promise<void> {
   if (table.failed) process.exitCode = 1;
 }
 
-interface Flags extends Pick<Ground, 'size' | 'runs' | 'beside'> {
+interface Flags extends Pick<FilesBench, 'size' | 'runs' | 'beside'> {
   only: Part[];
   busy: boolean;
 }
@@ -96,7 +96,7 @@ function flags(): Flags {
   };
 }
 
-async function handshake({ table, runs }: Ground, { options }: Ssh): Promise<void> {
+async function handshake({ table, runs }: FilesBench, { options }: Ssh): Promise<void> {
   const times: number[] = [];
   for (let n = 0; n < 2 * runs + 1; n += 1) times.push((await run(`ssh ${options} bench true`)).seconds);
   const printed = `ssh: ${rounded(median(times) * 1000)} ms`;
@@ -116,28 +116,28 @@ const curl = (folder: string): string => `curl -sS --fail-with-body -H @${join(f
 const query = (path: string): string => `path=${encodeURIComponent(path)}`;
 const sizeText = (size: number): string => (size % 1024 === 0 ? `${size / 1024} GiB` : `${size} MiB`);
 
-async function down(ground: Ground): Promise<void> {
-  const { table, runs, size, source, copy, plain } = ground;
-  const meters = metersOf(ground);
+async function down(filesBench: FilesBench): Promise<void> {
+  const { table, runs, size, source, copy, plain } = filesBench;
+  const meters = metersOf(filesBench);
   const work = { what: `${sizeText(size)} down`, source, amount: size, unit: 'MiB' };
-  const ours = [{ ...download(ground, ground.files, source), meter: meters.ours }];
+  const ours = [{ ...download(filesBench, filesBench.files, source), meter: meters.ours }];
   const bare = {
     name: 'node:http',
     command: `curl -sS -f -o ${copy} ${plain.line.url}/source`,
     made: copy,
     meter: meters.plain,
   };
-  await race(table, runs, work, ours, chosen(ground, [...sshPeers(ground, 'down'), bare]));
-  spent(ground, 'down', meters);
+  await race(table, runs, work, ours, chosen(filesBench, [...sshPeers(filesBench, 'down'), bare]));
+  spent(filesBench, 'down', meters);
 }
 
-async function up(ground: Ground): Promise<void> {
-  const { table, runs, size, source, copy, plain, files, folder } = ground;
-  const meters = metersOf(ground);
+async function up(filesBench: FilesBench): Promise<void> {
+  const { table, runs, size, source, copy, plain, files, folder } = filesBench;
+  const meters = metersOf(filesBench);
   const work = { what: `${sizeText(size)} up`, source, amount: size, unit: 'MiB' };
   const form = `-F path=${copy} -F file=@${source}`;
-  const ours: Peer[] = [{ ...upload(ground, files, source), meter: meters.ours }];
-  if (!ground.beside)
+  const ours: Peer[] = [{ ...upload(filesBench, files, source), meter: meters.ours }];
+  if (!filesBench.beside)
     ours.push({ name: 'POST upload', command: `${curl(folder)} ${form} ${files}/upload`, made: copy });
   const bare = {
     name: 'node:http',
@@ -145,21 +145,21 @@ async function up(ground: Ground): Promise<void> {
     made: copy,
     meter: meters.plain,
   };
-  await race(table, runs, work, ours, chosen(ground, [...sshPeers(ground, 'up'), bare]));
-  spent(ground, 'up by PUT raw', meters);
+  await race(table, runs, work, ours, chosen(filesBench, [...sshPeers(filesBench, 'up'), bare]));
+  spent(filesBench, 'up by PUT raw', meters);
 }
 
-function download({ folder, copy }: Ground, files: string, source: string): Peer {
+function download({ folder, copy }: FilesBench, files: string, source: string): Peer {
   const command = `${curl(folder)} -o ${copy} '${files}/download?${query(source)}'`;
   return { name: 'GET download', command, made: copy };
 }
 
-function upload({ folder, copy }: Ground, files: string, source: string): Peer {
+function upload({ folder, copy }: FilesBench, files: string, source: string): Peer {
   const command = `${curl(folder)} -T ${source} '${files}/raw?${query(copy)}'`;
   return { name: 'PUT raw', command, made: copy };
 }
 
-function sshPeers({ ssh, has, source, copy }: Ground, way: 'down' | 'up'): Peer[] {
+function sshPeers({ ssh, has, source, copy }: FilesBench, way: 'down' | 'up'): Peer[] {
   if (!ssh) return [];
   const paths = way === 'down' ? `bench:${source} ${copy}` : `${source} bench:${copy}`;
   const sync = way === 'down' ? '' : ` && sync ${copy}`;
@@ -176,7 +176,7 @@ function sshPeers({ ssh, has, source, copy }: Ground, way: 'down' | 'up'): Peer[
 }
 
 /** The peers that the option --beside names; all of them without it. */
-function chosen({ beside }: Ground, peers: Peer[]): Peer[] {
+function chosen({ beside }: FilesBench, peers: Peer[]): Peer[] {
   return peers.filter(({ name }) => beside?.includes(name) ?? true);
 }
 
@@ -185,13 +185,13 @@ interface Meters {
   plain: Meter;
 }
 
-const metersOf = ({ farhand, plain, idle }: Ground): Meters => ({
+const metersOf = ({ farhand, plain, idle }: FilesBench): Meters => ({
   ours: new Meter([farhand.broker, farhand.agent], idle),
   plain: new Meter([plain], idle),
 });
 
 /** Adds the CPU and memory of the serving programs to the table. */
-function spent({ table, size }: Ground, way: string, { ours, plain }: Meters): void {
+function spent({ table, size }: FilesBench, way: string, { ours, plain }: Meters): void {
   const perGib = (meter: Meter): string => {
     const seconds = meter.cpu().map((cpu) => (cpu * 1024) / size);
     return seconds.some(Number.isNaN) ? 'failed' : `${seconds.map(rounded).join(' + ')} s`;
@@ -205,8 +205,8 @@ function spent({ table, size }: Ground, way: string, { ours, plain }: Meters): v
 
 // ---- Many small files
 
-async function tree(ground: Ground): Promise<void> {
-  const { table, runs, folder, files, copy } = ground;
+async function tree(filesBench: FilesBench): Promise<void> {
+  const { table, runs, folder, files, copy } = filesBench;
   const source = join(folder, 'shelf', 'tree');
   mkdirSync(source);
   const content = Buffer.alloc(1024);
@@ -220,13 +220,13 @@ async function tree(ground: Ground): Promise<void> {
   const what = `${treeFiles.toLocaleString('en')} files of 1 KiB`;
   const get = `${curl(folder)} '${files}/download?${query(source)}&archive=tar'`;
   const downs = ours('GET download as tar', `${get} | tar x -C ${copy}`);
-  await race(table, runs, { ...work, what: `${what} down` }, [downs], treePeers(ground, source, 'down'));
+  await race(table, runs, { ...work, what: `${what} down` }, [downs], treePeers(filesBench, source, 'down'));
   const post = `${curl(folder)} -X POST -H 'Content-Type: application/x-tar' -T -`;
   const ups = ours('POST extract', `tar c -C ${source} . | ${post} '${files}/extract?${query(copy)}'`);
-  await race(table, runs, { ...work, what: `${what} up` }, [ups], treePeers(ground, source, 'up'));
+  await race(table, runs, { ...work, what: `${what} up` }, [ups], treePeers(filesBench, source, 'up'));
 }
 
-function treePeers({ ssh, has, copy }: Ground, source: string, way: 'down' | 'up'): Peer[] {
+function treePeers({ ssh, has, copy }: FilesBench, source: string, way: 'down' | 'up'): Peer[] {
   if (!ssh) return [];
   const remote = `ssh ${ssh.options} bench`;
   const unpack = `mkdir ${copy} && tar x -C ${copy}`;
@@ -252,13 +252,13 @@ function treePeers({ ssh, has, copy }: Ground, source: string, way: 'down' | 'up
 
 // ---- A far link
 
-async function far(ground: Ground): Promise<void> {
-  const { table, runs, folder, farhand, plain, ssh, copy } = ground;
-  const size = Math.min(ground.size, farSize);
+async function far(filesBench: FilesBench): Promise<void> {
+  const { table, runs, folder, farhand, plain, ssh, copy } = filesBench;
+  const size = Math.min(filesBench.size, farSize);
   const source = join(folder, 'shelf', 'far');
   writeRandom(source, size);
   const delayed = async (address: string): Promise<string> =>
-    (await program('scripts/bench/delay.ts', [address, String(oneWayMs)], 'delay is up')).line.address ?? '';
+    (await program('scripts/bench/files/delaying-proxy.ts', [address, String(oneWayMs)], 'delay is up')).line.address ?? '';
   const agent = await startAgent(folder, 'far', await delayed(farhand.grpc), farhand.token);
   await settle();
   const files = `${farhand.http}/api/v1/machines/${await machineId(farhand, 1)}/files`;
@@ -282,15 +282,15 @@ async function far(ground: Ground): Promise<void> {
     table,
     runs,
     { ...work, what: `${what} down` },
-    [download(ground, files, source)],
-    chosen(ground, downs),
+    [download(filesBench, files, source)],
+    chosen(filesBench, downs),
   );
   await race(
     table,
     runs,
     { ...work, what: `${what} up` },
-    [upload(ground, files, source)],
-    chosen(ground, ups),
+    [upload(filesBench, files, source)],
+    chosen(filesBench, ups),
   );
 }
 

@@ -16,14 +16,14 @@ import { parseArgs } from 'node:util';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { BrokerProcess } from './fleet/broker-process.ts';
 import { runAtOnce, runColdCommands, runCommands } from './fleet/commands.ts';
-import { Figures } from './fleet/figures.ts';
+import { Figures } from './fleet/print-figures.ts';
 import { FleetOfAgents } from './fleet/fleet-of-agents.ts';
-import type { Fleet, FleetSettings } from './fleet/fleet-parts.ts';
-import { listHistory } from './fleet/history.ts';
-import { measureRest, restAfterStorms, returnAfterCut, returnAfterKill } from './fleet/links.ts';
-import { listMachines, patchMachine } from './fleet/machines.ts';
+import type { Fleet, FleetSettings } from './fleet/broker-and-agents.ts';
+import { listHistory } from './fleet/history-lists.ts';
+import { measureRest, restAfterStorms, returnAfterCut, returnAfterKill } from './fleet/links-at-rest-and-return.ts';
+import { listMachines, patchMachine } from './fleet/machine-lists-and-changes.ts';
 import { readSmallFiles } from './fleet/small-files.ts';
-import { bench } from './programs.ts';
+import { bench } from './start-and-measure-programs.ts';
 
 const { values } = parseArgs({
   options: {

@@ -11,8 +11,8 @@ import { parseArgs } from 'node:util';
 import { Agent, request } from 'undici';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
-import { at, bench, cost, mebibytes, program, type Running } from './programs.ts';
-import { rounded, Table } from './race.ts';
+import { at, bench, cost, mebibytes, program, type Running } from './start-and-measure-programs.ts';
+import { rounded, Table } from './compare-peers.ts';
 
 const webhooks = 5;
 const width = 16 * webhooks;
@@ -68,12 +68,12 @@ async function main(folder: string): Promise<void> {
   const dataDir = join(folder, 'broker');
   const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
   const broker = await program(
-    'scripts/bench/event-rate.ts',
+    'scripts/bench/webhooks/broker-with-steady-events.ts',
     [values.rate, values.seconds, ...flags, '--webhook-allow', '127.0.0.1'],
     'broker is up',
   );
   const { http = '' } = broker.line;
-  const listener = await program('scripts/bench/listener.ts', [], 'listener is up');
+  const listener = await program('scripts/bench/webhooks/counting-receiver.ts', [], 'listener is up');
   const key = await withBroker({ dataDir, url: undefined, apiKey: undefined }, async (client) => {
     for (let n = 0; n < webhooks; n += 1) {
       await client.webhooks.create({ url: `${listener.line.url}/${n}`, events: ['*'], secret: 'bench' });

@@ -4,9 +4,9 @@ import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { type BuildOptions, build, type Metafile, type Plugin } from 'esbuild';
 import { protos } from '../../shared/load-protos.ts';
-import { buildConsole } from '../console.ts';
-import { manifestSchema, readJson, root } from './ground.ts';
-import { routesAsData } from './routes.ts';
+import { buildConsole } from '../build-console.ts';
+import { manifestSchema, readJson, root } from './checkout-and-tools.ts';
+import { routesAsData } from './routes-as-plain-data.ts';
 
 const require = createRequire(import.meta.url);
 

@@ -21,7 +21,7 @@ const executablePath = '/usr/bin/chromium';
 export default async function setup(project: TestProject): Promise<(() => Promise<void>) | undefined> {
   if (lacks('chromium')) return undefined;
   const folder = join(mkdtempSync(join(tmpdir(), 'console-')), 'built');
-  execFileSync(process.execPath, [join(import.meta.dirname, '../../scripts/console.ts'), folder]);
+  execFileSync(process.execPath, [join(import.meta.dirname, '../../scripts/build-console.ts'), folder]);
   // The sandbox of Chromium needs rights that containers lack; the pages are those of our own broker.
   const server = await chromium.launchServer({ executablePath, args: ['--no-sandbox'] });
   project.provide('consoleFolder', folder);

@@ -1,7 +1,7 @@
 // The page of machines: how soon it has its first rows, whether it stays quick while machines report, and how it scrolls.
 import { setTimeout as sleep } from 'node:timers/promises';
-import { at } from '../programs.ts';
-import type { World } from './world.ts';
+import { at } from '../start-and-measure-programs.ts';
+import type { ConsoleBench } from './broker-tab-and-limits.ts';
 
 const settledMs = 1_500;
 /** Machines report every 10 s: each of them once or twice in this time. */
@@ -9,7 +9,7 @@ const watchedMs = 12_000;
 const rowHeight = 44;
 
 /** A hundred machines on a processor four times slower. */
-export async function measureSlowPage({ tab, figures }: World): Promise<void> {
+export async function measureSlowPage({ tab, figures }: ConsoleBench): Promise<void> {
   await tab.throttle(4);
   await tab.goto('/machines');
   figures.most('100 machines, CPU 4 times slower: first rows', await tab.firstRows(), 1_000, 'ms');
@@ -19,7 +19,7 @@ export async function measureSlowPage({ tab, figures }: World): Promise<void> {
   await tab.throttle(1);
 }
 
-export async function measureLargeFleet({ tab, figures, machines }: World): Promise<void> {
+export async function measureLargeFleet({ tab, figures, machines }: ConsoleBench): Promise<void> {
   const count = machines.toLocaleString('en');
   for (const rate of [4, 1]) {
     await tab.throttle(rate);

@@ -1,7 +1,7 @@
 // A terminal that floods the page with output, and how soon a key is echoed afterwards.
 import { setTimeout as sleep } from 'node:timers/promises';
-import { at } from '../programs.ts';
-import type { World } from './world.ts';
+import { at } from '../start-and-measure-programs.ts';
+import type { ConsoleBench } from './broker-tab-and-limits.ts';
 
 const keys = 100;
 const betweenKeysMs = 40;
@@ -23,7 +23,7 @@ const watchEchoes = `
   }).observe(rows, { childList: true, subtree: true, characterData: true });
 `;
 
-export async function floodTerminal({ tab, figures, real }: World): Promise<void> {
+export async function floodTerminal({ tab, figures, real }: ConsoleBench): Promise<void> {
   const { page } = tab;
   await tab.goto(`/machines/${real.id}/terminals`);
   await page.getByRole('button', { name: 'Open a terminal' }).click();

@@ -2,7 +2,7 @@
 import { type Dirent, mkdirSync, readdirSync, rmSync, statSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
-import type { World } from './world.ts';
+import type { ConsoleBench } from './broker-tab-and-limits.ts';
 
 const smallFiles = 1_000;
 const smallBytes = 10_000;
@@ -45,7 +45,7 @@ const progress = `({
 })`;
 
 /** Compares the tray with the disk until the upload is over; the largest difference as a share of all bytes. */
-async function followProgress({ tab, real }: World, bytes: number): Promise<{ off: number; title: string }> {
+async function followProgress({ tab, real }: ConsoleBench, bytes: number): Promise<{ off: number; title: string }> {
   let off = 0;
   const end = performance.now() + longestMs;
   while (performance.now() < end) {
@@ -57,15 +57,15 @@ async function followProgress({ tab, real }: World, bytes: number): Promise<{ of
   throw new Error(`the upload is not over after ${longestMs / 1000} s`);
 }
 
-async function upload(world: World, what: string, path: string, bytes: number): Promise<void> {
-  const { tab, figures, real } = world;
+async function upload(consoleBench: ConsoleBench, what: string, path: string, bytes: number): Promise<void> {
+  const { tab, figures, real } = consoleBench;
   await tab.goto(`/machines/${real.id}/files?path=${encodeURIComponent(real.folder)}`);
   await tab.page.locator('.drop-zone').waitFor();
   const begun = performance.now();
   let result = { off: 0, title: '' };
   const peak = await tab.peakMemory(async () => {
     await tab.drop([path]);
-    result = await followProgress(world, bytes);
+    result = await followProgress(consoleBench, bytes);
   });
   const seconds = (performance.now() - begun) / 1_000;
   figures.line(
@@ -82,14 +82,14 @@ function empty(folder: string): void {
   for (const name of readdirSync(folder)) rmSync(join(folder, name), { recursive: true });
 }
 
-export async function uploadFiles(world: World): Promise<void> {
-  const { tab, figures, real, folder } = world;
+export async function uploadFiles(consoleBench: ConsoleBench): Promise<void> {
+  const { tab, figures, real, folder } = consoleBench;
   const tree = createTree(folder);
-  await upload(world, 'upload of 1,000 files in folders', tree, smallFiles * smallBytes);
+  await upload(consoleBench, 'upload of 1,000 files in folders', tree, smallFiles * smallBytes);
   const large = join(folder, 'large');
   writeFileSync(large, '');
   truncateSync(large, largeBytes);
-  await upload(world, 'upload of 2 GiB', large, largeBytes);
+  await upload(consoleBench, 'upload of 2 GiB', large, largeBytes);
   await tab.goto(`/machines/${real.id}/files?path=${encodeURIComponent(real.folder)}`);
   await tab.page.locator('.drop-zone').waitFor();
   await tab.drop([large]);

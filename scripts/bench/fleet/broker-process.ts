@@ -3,7 +3,7 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { cost, firstSecrets, privateMebibytes, until } from '../programs.ts';
+import { cost, firstSecrets, privateMebibytes, until } from '../start-and-measure-programs.ts';
 
 interface Parameters {
   dataDir: string;

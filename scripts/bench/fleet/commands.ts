@@ -1,10 +1,10 @@
 // Commands of a fleet: a batch on all machines, many commands at once on one, and many small reads at once of one.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Pool } from 'undici';
-import { at, timed } from '../programs.ts';
-import { rounded } from '../race.ts';
-import { describeProbe, milliseconds } from './figures.ts';
-import type { Fleet } from './fleet-parts.ts';
+import { at, timed } from '../start-and-measure-programs.ts';
+import { rounded } from '../compare-peers.ts';
+import { describeProbe, milliseconds } from './print-figures.ts';
+import type { Fleet } from './broker-and-agents.ts';
 import { Prober } from './http-load.ts';
 
 /** The most machines of one batch. */

@@ -2,7 +2,7 @@
 import { type ChildProcess, fork } from 'node:child_process';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
-import type { AgentParams, Order, Progress } from './simulator.ts';
+import type { AgentParams, Order, Progress } from './simulated-agents-process.ts';
 
 export interface FleetParams {
   /** HOST:PORT of each broker; agents are divided among them. */
@@ -92,7 +92,7 @@ export class FleetOfAgents {
 
   #fork(): ChildProcess {
     // fork() closes the channel when this process ends in any way, which ends the child.
-    const child = fork(join(import.meta.dirname, 'simulator.ts'));
+    const child = fork(join(import.meta.dirname, 'simulated-agents-process.ts'));
     this.#children.push(child);
     child.on('message', (progress: Progress) => {
       this.#latest.set(child, progress);

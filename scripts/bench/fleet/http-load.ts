@@ -6,7 +6,7 @@ import { connect, type Socket } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { Pool } from 'undici';
-import { at } from '../programs.ts';
+import { at } from '../start-and-measure-programs.ts';
 
 const run = promisify(execFile);
 const connections = 32;

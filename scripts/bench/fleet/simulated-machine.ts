@@ -1,6 +1,6 @@
 // The machine behind a simulated agent: its reports, its commands, which end at once, and one small directory.
 import type { Call__Output } from '../../../proto/types/farhand/link/v1/Call.ts';
-import { decode, encode } from './wire.ts';
+import { decode, encode } from './proto-and-grpc-frames.ts';
 
 /** What the agent sends in `Reply`. */
 export type Result =

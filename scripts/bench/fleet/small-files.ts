@@ -2,10 +2,10 @@
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { Pool } from 'undici';
-import { median, startAgent, timed } from '../programs.ts';
-import { present, type Ssh, sshPackages, startSsh } from '../ssh.ts';
-import { milliseconds } from './figures.ts';
-import type { Fleet } from './fleet-parts.ts';
+import { median, startAgent, timed } from '../start-and-measure-programs.ts';
+import { present, type Ssh, sshPackages, startSsh } from '../start-sshd.ts';
+import { milliseconds } from './print-figures.ts';
+import type { Fleet } from './broker-and-agents.ts';
 
 const files = 64;
 const fileBytes = 1024;

@@ -1,0 +1,54 @@
+// The least cost of each step of a command, measured separately, for the commands bench.
+import { mkdirSync } from 'node:fs';
+import { open } from 'node:fs/promises';
+import { join } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
+import { Pool } from 'undici';
+import type { Targets } from './ways-to-run-a-command.ts';
+
+export interface Floors {
+  /** The cheapest request that needs a key. */
+  http(): Promise<void>;
+  /** One short call to the agent, within a request. */
+  call(): Promise<void>;
+  /** A row on disk, as history.db writes it. */
+  row(): Promise<void>;
+  /** A line on disk, as the agent's journal writes it. */
+  line(): Promise<void>;
+  close(): Promise<void>;
+}
+
+/** About the size of the record of a `true`. */
+const rowText = 'x'.repeat(400);
+const lineText = `${'x'.repeat(80)}\n`;
+
+/** Creates functions that measure each step, with files beside those of broker and agent. */
+export async function createFloors(folder: string, { http, key, machine }: Targets): Promise<Floors> {
+  const place = join(folder, 'floors');
+  mkdirSync(place);
+  const pool = new Pool(http, { connections: 1 });
+  const headers = { authorization: `Bearer ${key}` };
+  const get = async (path: string): Promise<void> => {
+    const { statusCode, body } = await pool.request({ method: 'GET', path: `/api/v1${path}`, headers });
+    await body.dump();
+    if (statusCode !== 200) throw new Error(`${path} answered ${statusCode}`);
+  };
+  const database = new DatabaseSync(join(place, 'rows.db'));
+  database.exec('PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; CREATE TABLE rows (text TEXT)');
+  const insert = database.prepare('INSERT INTO rows VALUES (?)');
+  const file = await open(join(place, 'lines'), 'a');
+  return {
+    http: () => get('/auth/me'),
+    call: () => get(`/machines/${machine}/files/stat?path=${encodeURIComponent(place)}`),
+    row: async () => void insert.run(rowText),
+    async line() {
+      await file.appendFile(lineText);
+      await file.datasync();
+    },
+    async close() {
+      await pool.close();
+      database.close();
+      await file.close();
+    },
+  };
+}

@@ -1,0 +1,89 @@
+// A small process that runs commands in one of the ways, and prints its measurements as JSON.
+import { type Read, startWay, type Targets, type WayName } from './ways-to-run-a-command.ts';
+
+/** Runs `true` a number of times, with a number of commands at once. */
+export interface Trues {
+  count: number;
+  width: number;
+}
+
+/** One command whose output is read. */
+export interface Stream {
+  command: string;
+}
+
+export type Ask = { way: WayName; targets: Targets } & (Trues | Stream);
+
+export interface Seen {
+  /** Milliseconds of each command that succeeded. */
+  times: number[];
+  seconds: number;
+  /** Number of commands that failed, and the first reason. */
+  failed: number;
+  reason: string;
+}
+
+/** An answer after this time counts as missing. */
+const patienceMs = 30_000;
+/** An answer with much output counts as missing after this time. */
+const streamPatienceMs = 120_000;
+/** Commands that are not measured, during which connections are opened and code is compiled. */
+const warmUp = 200;
+
+async function trues({ way: name, targets, count, width }: Ask & Trues): Promise<Seen> {
+  const way = await startWay(name, targets, width);
+  const seen: Seen = { times: [], seconds: 0, failed: 0, reason: '' };
+  const lanes = (total: number): Promise<unknown> => {
+    let left = total;
+    const lane = async (): Promise<void> => {
+      while (left > 0) {
+        left -= 1;
+        const started = performance.now();
+        try {
+          await inTime(way.run('true'), patienceMs);
+          seen.times.push(performance.now() - started);
+        } catch (error) {
+          seen.failed += 1;
+          seen.reason ||= error instanceof Error ? error.message : String(error);
+        }
+      }
+    };
+    return Promise.all(Array.from({ length: width }, lane));
+  };
+  await lanes(warmUp + width);
+  // Failures are still counted.
+  seen.times = [];
+  const started = performance.now();
+  await lanes(count);
+  seen.seconds = (performance.now() - started) / 1000;
+  await way.close();
+  return seen;
+}
+
+async function inTime<T>(answer: Promise<T>, ms: number): Promise<T> {
+  const late = Promise.withResolvers<never>();
+  const timer = setTimeout(() => late.reject(new Error(`no answer in ${ms} ms`)), ms);
+  try {
+    return await Promise.race([answer, late.promise]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+async function stream({ way: name, targets, command }: Ask & Stream): Promise<Read> {
+  const way = await startWay(name, targets, 1);
+  await way.run('true');
+  const seen = await inTime(way.read(command), streamPatienceMs);
+  await way.close();
+  return seen;
+}
+
+try {
+  const ask = JSON.parse(process.argv[2] ?? '') as Ask;
+  const seen = JSON.stringify('command' in ask ? await stream(ask) : await trues(ask));
+  // A command without an answer may have its connection open.
+  process.stdout.write(seen, () => process.exit());
+} catch (error) {
+  console.error(error instanceof Error ? error.message : error);
+  process.exit(1);
+}

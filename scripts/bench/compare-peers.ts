@@ -1,0 +1,175 @@
+// Runs peers that do the same work in turns, measures the cost of their programs, and makes the table of
+// results.
+import { writeFileSync } from 'node:fs';
+import { dirname } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { cost, mebibytes, median, type Running, run } from './start-and-measure-programs.ts';
+
+export interface Peer {
+  name: string;
+  /** A shell command that creates `made`, which does not exist before. */
+  command: string;
+  made: string;
+  meter?: Meter;
+}
+
+export interface Work {
+  what: string;
+  /** The file or directory of which every peer must make an exact copy. */
+  source: string;
+  /** Amount of work in a run, and its unit. */
+  amount: number;
+  unit: string;
+}
+
+type Row = [what: string, ours: string, beside: string, ratio: string];
+
+export class Table {
+  readonly #head: Row;
+  readonly #rows: Row[] = [];
+  readonly #notes = new Set<string>();
+  failed = false;
+
+  constructor(head: Row = ['what', 'Farhand', 'beside it', 'ratio']) {
+    this.#head = head;
+  }
+
+  row(...row: Row): void {
+    this.#rows.push(row);
+  }
+
+  note(text: string): void {
+    this.#notes.add(text);
+  }
+
+  failure(what: string, error: unknown): void {
+    const text = error instanceof Error ? error.message : String(error);
+    this.failed = true;
+    this.note(`failed: ${what}: ${text}`);
+    console.error(`failed: ${what}: ${text}`);
+  }
+
+  print(): void {
+    const line = (cells: string[]): string => `| ${cells.join(' | ')} |`;
+    console.log(line(this.#head));
+    console.log(line(['---', '---', '---', '---']).replaceAll(' ', ''));
+    for (const row of this.#rows) console.log(line(row));
+    console.log();
+    for (const note of this.#notes) console.log(`- ${note}`);
+  }
+}
+
+/**
+ * Runs every peer in turn, `runs` times, each time with another one first. Then adds a row for each of ours
+ * beside each other peer: median speeds, their ratio, and the least and greatest ratio of one round. A peer
+ * that fails, or whose copy is wrong, is left out.
+ */
+export async function race(
+  table: Table,
+  runs: number,
+  work: Work,
+  ours: Peer[],
+  others: Peer[],
+): Promise<void> {
+  const peers = [...ours, ...others];
+  const times = new Map<Peer, number[]>(peers.map((peer) => [peer, []]));
+  for (let round = 0; round < runs; round += 1) {
+    const first = round % peers.length;
+    for (const peer of [...peers.slice(first), ...peers.slice(0, first)]) {
+      if (!times.has(peer)) continue;
+      try {
+        times.get(peer)?.push(await turn(work, peer));
+      } catch (error) {
+        times.delete(peer);
+        table.failure(`${work.what}, ${peer.name}`, error);
+      }
+    }
+  }
+  const speed = (peer: Peer): number => work.amount / median(times.get(peer) ?? []);
+  const printed = (peer: Peer): string =>
+    speed(peer) > 0 ? `${rounded(speed(peer))} ${work.unit}/s` : 'failed';
+  for (const one of ours) {
+    const what = `${work.what}, ${one.name}`;
+    if (others.length === 0) table.row(what, printed(one), '', '');
+    for (const other of others) {
+      const ratio = speed(one) / speed(other);
+      const rounds = ratiosOf(times.get(other), times.get(one));
+      const range =
+        rounds.length > 1 ? ` (${rounded(Math.min(...rounds))} to ${rounded(Math.max(...rounds))})` : '';
+      const cell = ratio > 0 ? rounded(ratio) + range : '';
+      table.row(what, printed(one), `${other.name}: ${printed(other)}`, cell);
+    }
+  }
+}
+
+function ratiosOf(dividends: number[] = [], divisors: number[] = []): number[] {
+  return dividends.map((dividend, n) => dividend / (divisors[n] ?? Number.NaN));
+}
+
+async function turn(work: Work, peer: Peer): Promise<number> {
+  // Writes out the data of the previous peer, so that this one does not wait for it.
+  await run(`rm -rf ${peer.made} && sync -f ${dirname(peer.made)}`);
+  const timing = (): Promise<{ seconds: number }> => run(peer.command);
+  const { seconds } = await (peer.meter ? peer.meter.around(timing) : timing());
+  await run(`diff -rq ${work.source} ${peer.made}`);
+  const speed = `${rounded(work.amount / seconds)} ${work.unit}/s`;
+  console.error(`${work.what}, ${peer.name}: ${seconds.toFixed(3)} s, ${speed}`);
+  await run(`rm -rf ${peer.made}`);
+  return seconds;
+}
+
+export function rounded(value: number): string {
+  if (value >= 100) return value.toFixed(0);
+  if (value >= 10) return value.toFixed(1);
+  return value >= 0.1 ? value.toFixed(2) : value.toPrecision(1);
+}
+
+/** Measures programs while they work: CPU seconds of each piece of work, and the highest resident memory. */
+export class Meter {
+  readonly #programs: Running[];
+  readonly #cpu: number[][];
+  readonly #idle: number[];
+  readonly #peak: number[];
+
+  constructor(programs: Running[], idle: Map<Running, number>) {
+    this.#programs = programs;
+    this.#cpu = programs.map(() => []);
+    this.#idle = programs.map((one) => idle.get(one) ?? Number.NaN);
+    this.#peak = [...this.#idle];
+  }
+
+  async around<T>(work: () => Promise<T>): Promise<T> {
+    for (const { pid } of this.#programs) writeFileSync(`/proc/${pid}/clear_refs`, '5');
+    const before = this.#programs.map(({ pid }) => cost(pid).cpu);
+    const done = await work();
+    for (const [n, { pid }] of this.#programs.entries()) {
+      this.#cpu[n]?.push(cost(pid).cpu - (before[n] ?? 0));
+      this.#peak[n] = Math.max(this.#peak[n] ?? 0, mebibytes(pid, 'VmHWM'));
+    }
+    return done;
+  }
+
+  get used(): boolean {
+    return this.#cpu.some(({ length }) => length > 0);
+  }
+
+  /** Returns the median CPU seconds of a piece of work, for each program. */
+  cpu(): number[] {
+    return this.#cpu.map(median);
+  }
+
+  idle(): number[] {
+    return this.#idle;
+  }
+
+  /** Returns the highest MiB above idle memory, for each program. */
+  peak(): number[] {
+    return this.#peak.map((peak, n) => peak - (this.#idle[n] ?? 0));
+  }
+}
+
+/** Waits until programs have finished their start. */
+export const settle = (): Promise<void> => sleep(2_000);
+
+/** Waits until programs have released unused memory, which they do after 15 s of rest. */
+export const rest = (): Promise<void> => sleep(30_000);

@@ -1,0 +1,29 @@
+// What every part of the console bench works on: a broker with machines, and a tab that is logged in.
+import type { BrokerProcess } from '../fleet/broker-process.ts';
+import { Figures } from '../fleet/print-figures.ts';
+import { rounded } from '../compare-peers.ts';
+import type { Tab } from './measured-tab.ts';
+
+export interface ConsoleBench {
+  broker: BrokerProcess;
+  tab: Tab;
+  figures: Limits;
+  /** Simulated machines. */
+  machines: number;
+  /** The id and a writable folder of a machine with a real agent. */
+  real: { id: string; folder: string };
+  /** The bench's temporary folder. */
+  folder: string;
+}
+
+/** Figures beside what was promised of them. */
+export class Limits extends Figures {
+  constructor(out: string | undefined) {
+    super(out, ['what', 'measured', 'at most', '']);
+  }
+
+  most(what: string, measured: number, limit: number, unit: string): void {
+    const text = `${Number.isInteger(measured) ? measured : rounded(measured)} ${unit}`;
+    this.row(what, text, `${limit.toLocaleString('en')} ${unit}`, measured > limit ? 'missed' : '');
+  }
+}

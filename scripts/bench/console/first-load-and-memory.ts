@@ -1,0 +1,107 @@
+// What the first load transfers, and what the console costs the broker in memory.
+import { readdirSync, statSync } from 'node:fs';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { consoleFolder } from '../../build-console.ts';
+import type { BrokerProcess } from '../fleet/broker-process.ts';
+import type { ConsoleBench } from './broker-tab-and-limits.ts';
+
+/** After 15 s of rest the broker returns what it has used. */
+const restMs = 22_000;
+const joinedMs = 3_000;
+
+export async function measureLoads({ tab, figures }: ConsoleBench): Promise<void> {
+  // Machines that have just joined are read again.
+  await sleep(joinedMs);
+  await tab.page.goto('about:blank');
+  const client = await tab.page.context().newCDPSession(tab.page);
+  await client.send('Network.enable');
+  await client.send('Network.setCacheDisabled', { cacheDisabled: true });
+  const requests = new Map<string, { type: string; bytes: number; path: string }>();
+  client.on('Network.responseReceived', ({ requestId, type, response: { url } }) =>
+    requests.set(requestId, { type, bytes: 0, path: new URL(url).pathname }),
+  );
+  client.on('Network.loadingFinished', ({ requestId, encodedDataLength }) => {
+    const request = requests.get(requestId);
+    if (request) request.bytes = encodedDataLength;
+  });
+  await tab.goto('/machines');
+  await tab.firstRows();
+  await sleep(1_000);
+  await client.detach();
+  const kilobytes = (type: string): number =>
+    [...requests.values()].filter((one) => one.type === type).reduce((sum, { bytes }) => sum + bytes, 0) /
+    1_000;
+  figures.line(`requests: ${[...requests.values()].map(({ path }) => path).join(' ')}`);
+  figures.most('first load of Machines: requests', requests.size, 6, 'requests');
+  figures.most('the same: script', kilobytes('Script'), 60, 'KB');
+  figures.most('the same: style', kilobytes('Stylesheet'), 10, 'KB');
+  const assets = join(consoleFolder, 'assets');
+  const all = readdirSync(assets).filter((name) => name.endsWith('.js.gz'));
+  const sum = all.reduce((bytes, name) => bytes + statSync(join(assets, name)).size, 0) / 1_000;
+  figures.most('scripts of all pages together, gzip', sum, 340, 'KB');
+}
+
+const tour = [
+  '/machines',
+  '/run',
+  '/commands',
+  '/batches',
+  '/join',
+  '/schedules',
+  '/events',
+  '/webhooks',
+  '/audit',
+  '/keys',
+  '/profile',
+];
+
+/** A broker with one machine, for which no browser ever asks. */
+export interface Control {
+  broker: BrokerProcess;
+  /** The id of its machine. */
+  machine: string;
+}
+
+/**
+ * Memory that a tour of the pages adds to the broker at rest, beside what the same requests of the API add to another
+ * broker. The difference is what the console itself costs.
+ */
+export async function measureBrokerMemory(
+  { broker, figures, real }: Omit<ConsoleBench, 'tab'>,
+  newTab: () => Promise<ConsoleBench['tab']>,
+  control: Control,
+): Promise<void> {
+  const brokers = [broker, control.broker];
+  await sleep(restMs);
+  const before = brokers.map((one) => one.memory());
+  const tab = await newTab();
+  const asked: string[] = [];
+  tab.page.on('request', (request) => {
+    const { pathname, search } = new URL(request.url());
+    const isList = request.method() === 'GET' && pathname.startsWith('/api/') && !pathname.endsWith('/live');
+    if (isList) asked.push(pathname + search);
+  });
+  const files = `/machines/${real.id}/files?path=${encodeURIComponent(real.folder)}`;
+  for (const path of [...tour, `/machines/${real.id}`, files, `/machines/${real.id}/terminals`]) {
+    await tab.goto(path);
+    await tab.page.waitForLoadState('networkidle', { timeout: 2_000 }).catch(() => undefined);
+  }
+  await tab.close();
+  const headers = { authorization: `Bearer ${control.broker.key}` };
+  for (const path of asked) {
+    const answer = await fetch(control.broker.http + path.replaceAll(real.id, control.machine), { headers });
+    await answer.arrayBuffer();
+  }
+  await sleep(restMs);
+  const [withConsole = 0, without = 0] = brokers.map((one, n) => one.memory() - (before[n] ?? 0));
+  figures.line(
+    `broker: ${withConsole.toFixed(1)} MiB more after the tour, ${without.toFixed(1)} after its requests alone`,
+  );
+  figures.most(
+    'private memory of the broker at rest after a tour of all pages, over that after the same requests by key',
+    withConsole - without,
+    5,
+    'MiB',
+  );
+}

@@ -1,0 +1,180 @@
+// A tab of Chromium with the console, and what is measured in it: paints, long tasks, frames, memory.
+import { setTimeout as sleep } from 'node:timers/promises';
+import { type Browser, type CDPSession, chromium, type Page } from 'playwright-core';
+import { mebibytes } from '../start-and-measure-programs.ts';
+
+/** The sandbox of Chromium needs rights that containers lack; the pages are those of our own broker. */
+export const launchChromium = (): Promise<Browser> =>
+  chromium.launch({ executablePath: '/usr/bin/chromium', args: ['--no-sandbox'] });
+
+/** Runs in the page before its own scripts. Times are milliseconds since the document was requested. */
+const probe = `
+  const probe = (window.probe = { longTasks: [], interactions: new Map(), frames: [], started: 0 });
+  const observe = (type, more, add) => new PerformanceObserver((list) => list.getEntries().forEach(add))
+    .observe({ type, buffered: true, ...more });
+  observe('longtask', {}, ({ startTime, duration }) => probe.longTasks.push([startTime, duration]));
+  observe('event', { durationThreshold: 16 }, ({ interactionId: id, duration }) => {
+    if (id) probe.interactions.set(id, Math.max(duration, probe.interactions.get(id) ?? 0));
+  });
+  for (const type of ['pointerdown', 'keydown'])
+    addEventListener(type, ({ timeStamp }) => { probe.started = timeStamp; }, true);
+  const painted = (run) => requestAnimationFrame(() => requestAnimationFrame(run));
+  /** Resolves once a condition is true and painted, with the time since the last key or press before it. */
+  probe.when = (condition) => new Promise((resolve) => {
+    const look = () => {
+      if (!condition()) return requestAnimationFrame(look);
+      painted(() => resolve(performance.now() - probe.started));
+    };
+    look();
+  });
+  probe.countFrames = () => {
+    probe.frames = [];
+    let last = performance.now();
+    const frame = (now) => {
+      probe.frames.push({ ms: now - last, blank: document.querySelector('.machine-row.blank') !== null });
+      last = now;
+      if (probe.counting) requestAnimationFrame(frame);
+    };
+    probe.counting = true;
+    requestAnimationFrame(frame);
+  };
+  probe.rows = probe.when(() => document.querySelector('.machine-row:not(.head) a') !== null);
+`;
+
+export interface Frames {
+  /** Milliseconds of each frame, sorted. */
+  ms: number[];
+  /** Share of frames with a row that had not been read. */
+  blank: number;
+}
+
+export class Tab {
+  readonly page: Page;
+  readonly #base: string;
+  readonly #client: CDPSession;
+  readonly #browser: CDPSession;
+
+  /** Opens a window of its own, logged in with the key. */
+  static async open(browser: Browser, http: string, key: string): Promise<Tab> {
+    const context = await browser.newContext({ viewport: { width: 1440, height: 900 } });
+    const page = await context.newPage();
+    await page.goto(`${http}/console/`);
+    await page.getByLabel('API key').fill(key);
+    await page.getByRole('button', { name: 'Log in' }).click();
+    await page.getByRole('heading', { name: 'Machines', level: 1 }).waitFor();
+    await page.addInitScript({ content: probe });
+    return new Tab(
+      page,
+      `${http}/console`,
+      await context.newCDPSession(page),
+      await browser.newBrowserCDPSession(),
+    );
+  }
+
+  constructor(page: Page, base: string, client: CDPSession, browser: CDPSession) {
+    this.page = page;
+    this.#base = base;
+    this.#client = client;
+    this.#browser = browser;
+  }
+
+  /** The path below /console, as a new document. */
+  async goto(path: string): Promise<void> {
+    await this.page.goto(this.#base + path);
+  }
+
+  close(): Promise<void> {
+    return this.page.context().close();
+  }
+
+  /** Makes the CPU of the page slower by this factor. */
+  async throttle(rate: number): Promise<void> {
+    await this.#client.send('Emulation.setCPUThrottlingRate', { rate });
+  }
+
+  /** Milliseconds from the request of the document until the first rows were painted. */
+  firstRows(): Promise<number> {
+    return this.page.evaluate<number>('probe.rows');
+  }
+
+  /** Resolves once an expression of the page is true, with the milliseconds since the last key or press. */
+  when(condition: string): Promise<number> {
+    return this.page.evaluate<number>(`probe.when(() => ${condition})`);
+  }
+
+  /** The longest task in milliseconds since a time of the page; 0 if none took 50 ms. */
+  longestTask(since: number): Promise<number> {
+    return this.page.evaluate<number>(
+      `Math.max(0, ...probe.longTasks.filter(([start]) => start >= ${since}).map(([, ms]) => ms))`,
+    );
+  }
+
+  now(): Promise<number> {
+    return this.page.evaluate<number>('performance.now()');
+  }
+
+  /** Draws frames while `work` runs. */
+  async frames(work: () => Promise<void>): Promise<Frames> {
+    await this.page.evaluate('probe.countFrames()');
+    await work();
+    const all = await this.page.evaluate<{ ms: number; blank: boolean }[]>(
+      'probe.counting = false, probe.frames',
+    );
+    return {
+      ms: all.map(({ ms }) => ms).sort((a, b) => a - b),
+      blank: all.filter(({ blank }) => blank).length / all.length,
+    };
+  }
+
+  /** Scrolls by pixels, as a hand on a touchpad does; resolves when the page has scrolled. */
+  async scroll(pixels: number, perSecond: number): Promise<void> {
+    await this.#client.send('Input.synthesizeScrollGesture', {
+      x: 700,
+      y: 450,
+      yDistance: -pixels,
+      speed: perSecond,
+      gestureSourceType: 'mouse',
+    });
+  }
+
+  /** Drops files and folders of this machine onto the page. */
+  async drop(paths: string[]): Promise<void> {
+    const data = { items: [], files: paths, dragOperationsMask: 1 };
+    for (const type of ['dragEnter', 'dragOver', 'drop'] as const)
+      await this.#client.send('Input.dispatchDragEvent', { type, x: 700, y: 450, data });
+  }
+
+  /** MiB of JavaScript objects that are in use, after a garbage collection. */
+  async heap(): Promise<number> {
+    await this.#client.send('HeapProfiler.collectGarbage');
+    const { usedSize } = await this.#client.send('Runtime.getHeapUsage');
+    return usedSize / 1024 ** 2;
+  }
+
+  /** MiB of the tab's process without files that are mapped: what Chromium calls its footprint. */
+  async memory(): Promise<number> {
+    const { processInfo } = await this.#browser.send('SystemInfo.getProcessInfo');
+    const renderers = processInfo.filter(({ type }) => type === 'renderer');
+    // Chromium has a spare process for the next tab, which is smaller.
+    return Math.max(...renderers.map(({ id }) => mebibytes(id, 'RssAnon')));
+  }
+
+  /** The largest memory while `work` runs, looked at ten times a second. */
+  async peakMemory(work: () => Promise<void>): Promise<number> {
+    let [peak, isOver] = [await this.memory(), false];
+    const watch = async (): Promise<void> => {
+      while (!isOver) {
+        peak = Math.max(peak, await this.memory());
+        await sleep(100);
+      }
+    };
+    const watching = watch();
+    try {
+      await work();
+    } finally {
+      isOver = true;
+      await watching;
+    }
+    return peak;
+  }
+}

@@ -1,0 +1,27 @@
+// What all parts of the files bench use: the started programs, and the paths that they read and write.
+import type { Farhand, Running } from '../start-and-measure-programs.ts';
+import type { Table } from '../compare-peers.ts';
+import type { Ssh } from '../start-sshd.ts';
+
+export interface FilesBench {
+  folder: string;
+  /** MiB of the large file. */
+  size: number;
+  runs: number;
+  /** Names of the peers to measure against; all peers if undefined. */
+  beside: string[] | undefined;
+  table: Table;
+  farhand: Farhand;
+  /** URL of the file routes of its first machine. */
+  files: string;
+  /** The large file, and the directory of its copies. */
+  source: string;
+  copy: string;
+  /** The bare server, which serves the folder of source and copies. */
+  plain: Running;
+  /** Resident MiB of each program before any work. */
+  idle: Map<Running, number>;
+  ssh: Ssh | undefined;
+  /** Programs of the system that are installed. */
+  has: Set<string>;
+}

@@ -1,0 +1,28 @@
+// What every part of the fleet bench works on.
+import type { Farhand } from '../../../shared/sdk/index.ts';
+import type { BrokerProcess } from './broker-process.ts';
+import type { Figures } from './print-figures.ts';
+import type { FleetOfAgents } from './fleet-of-agents.ts';
+
+export interface FleetSettings {
+  /** Number of machines. */
+  scale: number;
+  /** Seconds of each load. */
+  seconds: number;
+  /** Seconds over which CPU at rest is measured. */
+  restSeconds: number;
+  /** Rows of each table of history. */
+  rows: number;
+}
+
+export interface Fleet {
+  broker: BrokerProcess;
+  agents: FleetOfAgents;
+  client: Farhand;
+  figures: Figures;
+  settings: FleetSettings;
+  /** The bench's temporary folder. */
+  folder: string;
+  /** Private memory of the broker before the first agent joined. */
+  baseMiB: number;
+}

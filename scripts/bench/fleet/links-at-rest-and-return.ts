@@ -1,0 +1,87 @@
+// The links of a fleet: what they cost at rest, and how long it takes until all are back after the broker was killed
+// or the network was cut.
+import { setTimeout as sleep } from 'node:timers/promises';
+import { cost } from '../start-and-measure-programs.ts';
+import { rounded } from '../compare-peers.ts';
+import { describeProbe } from './print-figures.ts';
+import type { Fleet } from './broker-and-agents.ts';
+import { Prober } from './http-load.ts';
+
+const settleMs = 20_000;
+const profileMs = 8_000;
+const minuteMs = 60_000;
+const longestReturnS = 240;
+
+/** CPU and memory of the broker while agents only report. */
+export async function measureRest(fleet: Fleet): Promise<void> {
+  await sleep(settleMs);
+  await restRow(fleet, 'at rest, before any storm');
+  if (!fleet.broker.isProfiled) return;
+  const { top } = await fleet.broker.profile(() => sleep(profileMs));
+  fleet.figures.profile('at rest', top);
+}
+
+async function restRow({ broker, agents, baseMiB, figures, settings }: Fleet, what: string): Promise<void> {
+  const before = { broker: broker.cpu(), agents: cpuOf(agents.pids) };
+  const begun = performance.now();
+  await sleep(settings.restSeconds * 1000);
+  const seconds = (performance.now() - begun) / 1000;
+  const share = (spent: number): string => `${((spent / seconds) * 100).toFixed(1)} % of a core`;
+  const memory = broker.memory();
+  const each = ((memory - baseMiB) * 1024) / settings.scale;
+  figures.row(
+    `${what}: CPU of the broker; its private memory, per agent`,
+    `${share(broker.cpu() - before.broker)}; ${rounded(memory)} MiB, ${rounded(each)} KiB an agent`,
+    `all simulators: ${share(cpuOf(agents.pids) - before.agents)}; broker without agents: ${rounded(baseMiB)} MiB`,
+  );
+}
+
+const cpuOf = (pids: number[]): number => pids.reduce((sum, pid) => sum + cost(pid).cpu, 0);
+
+/** Kills the broker, starts it again, and measures the return of all agents. */
+export async function returnAfterKill(fleet: Fleet): Promise<void> {
+  await measureReturn(fleet, 'all back after kill -9', async () => {
+    await fleet.broker.stop('SIGKILL');
+    const begun = performance.now();
+    await fleet.broker.restart();
+    fleet.figures.line(
+      `the broker serves ${((performance.now() - begun) / 1000).toFixed(1)} s after its start`,
+    );
+  });
+}
+
+/** Cuts all connections at once; the broker goes on. */
+export async function returnAfterCut(fleet: Fleet): Promise<void> {
+  await measureReturn(fleet, 'all back after a cut of the network', async () => fleet.agents.cut());
+}
+
+async function measureReturn(fleet: Fleet, what: string, interrupt: () => Promise<void>): Promise<void> {
+  const { broker, agents, figures, settings } = fleet;
+  const [before, begun] = [agents.counts(), performance.now()];
+  await interrupt();
+  const [served, cpu] = [performance.now(), broker.cpu()];
+  const prober = new Prober(broker.http, `/api/v1/machines/${agents.machineIds[0]}`, broker.key);
+  const { top } = await broker.profile(() => agents.linked(settings.scale, longestReturnS, before.welcomes));
+  const [seconds, sinceServed] = [performance.now() - begun, performance.now() - served].map(
+    (ms) => ms / 1000,
+  );
+  const spent = broker.cpu() - cpu;
+  const probed = await prober.stop();
+  const after = agents.counts();
+  const refused = after.refused - before.refused;
+  const dials = (after.dials - before.dials - refused) / settings.scale;
+  const each = `${dials.toFixed(2)} dials an agent, and ${(refused / settings.scale).toFixed(2)} that no port accepted`;
+  figures.row(
+    `${what}: seconds; since the broker serves; dials`,
+    `${seconds?.toFixed(1)} s; ${sinceServed?.toFixed(1)} s; ${each}; ${rounded(spent)} s of CPU`,
+  );
+  figures.row('`GET /machines/{machine_id}` meanwhile', describeProbe(probed));
+  figures.line(`ends of links so far: ${JSON.stringify(after.ends)}`);
+  figures.profile(what, top);
+}
+
+/** CPU and memory a minute after the last storm. */
+export async function restAfterStorms(fleet: Fleet): Promise<void> {
+  await sleep(minuteMs);
+  await restRow(fleet, 'a minute after all of that');
+}

@@ -1,0 +1,56 @@
+// The figures of a run: printed and stored as they come, and printed as a table at the end.
+import { appendFileSync, mkdirSync, writeFileSync } from 'node:fs';
+import { dirname } from 'node:path';
+import { rounded, Table } from '../compare-peers.ts';
+import type { Probed } from './http-load.ts';
+
+export class Figures {
+  readonly #table: Table;
+  readonly #out: string | undefined;
+
+  /** `out`: file for the raw output, which is replaced. */
+  constructor(out: string | undefined, head?: ConstructorParameters<typeof Table>[0]) {
+    this.#table = new Table(head);
+    this.#out = out;
+    if (out === undefined) return;
+    mkdirSync(dirname(out), { recursive: true });
+    writeFileSync(out, '');
+  }
+
+  row(what: string, ours: string, beside = '', ratio = ''): void {
+    this.#table.row(what, ours, beside, ratio);
+    this.line([what, ours, beside, ratio].filter((cell) => cell !== '').join(' | '));
+  }
+
+  /** Prints the functions in which a profile found most time. */
+  profile(what: string, top: string[]): void {
+    for (const line of top) this.line(`profile, ${what}: ${line}`);
+  }
+
+  /** Prints a line that is only in the raw output, not in the table. */
+  line(text: string): void {
+    console.error(text);
+    if (this.#out !== undefined) appendFileSync(this.#out, `${text}\n`);
+  }
+
+  /** The table itself, for parts that add notes to it. */
+  get table(): Table {
+    return this.#table;
+  }
+
+  failure(what: string, error: unknown): void {
+    this.#table.failure(what, error);
+    this.line(`failed: ${what}: ${error instanceof Error ? error.stack : String(error)}`);
+  }
+
+  print(): void {
+    this.#table.print();
+  }
+}
+
+export const milliseconds = (value: number): string => `${rounded(value)} ms`;
+
+export function describeProbe({ requests, failed, p50, p99, longest }: Probed): string {
+  const times = `p50 ${milliseconds(p50)}, p99 ${milliseconds(p99)}, longest ${milliseconds(longest)}`;
+  return `${times} (${requests} requests${failed > 0 ? `, ${failed} failed` : ''})`;
+}

@@ -1,0 +1,136 @@
+// Starts an sshd on loopback, with keys and settings in the folder of the bench.
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { type AddressInfo, createServer } from 'node:net';
+import { userInfo } from 'node:os';
+import { delimiter, join } from 'node:path';
+import { run, until } from './start-and-measure-programs.ts';
+import type { Table } from './compare-peers.ts';
+
+export interface Ssh {
+  port: number;
+  /** Options of ssh and scp for the server, whose host name is then `bench`. */
+  options: string;
+  /** Parameters for the library ssh2. */
+  user: string;
+  privateKey: string;
+}
+
+/** Programs of the server and its clients, with the Debian package of each. */
+export const sshPackages = {
+  ssh: 'openssh-client',
+  scp: 'openssh-client',
+  'ssh-keygen': 'openssh-client',
+  sshd: 'openssh-server',
+};
+
+// A directory that sshd needs as root. Debian's service creates it only at its start.
+const separation = '/run/sshd';
+
+/** Returns the full path of a program, also if it is only in root's PATH. */
+export function programPath(name: string): string | undefined {
+  const folders = [...(process.env.PATH ?? '').split(delimiter), '/usr/local/sbin', '/usr/sbin', '/sbin'];
+  return folders.map((folder) => join(folder, name)).find((path) => existsSync(path));
+}
+
+/** Returns the programs that are installed. Notes in the table what to install for the others. */
+export function present(packages: Record<string, string>, table: Table): Set<string> {
+  const has = new Set(Object.keys(packages).filter((name) => programPath(name)));
+  for (const [name, debian] of Object.entries(packages)) {
+    if (!has.has(name)) table.note(`skipped what needs ${name}: it is not installed (Debian: ${debian})`);
+  }
+  return has;
+}
+
+/**
+ * Starts the server. Returns undefined if a program is missing or the start fails, with a note in the table.
+ */
+export async function startSsh(folder: string, table: Table, has: Set<string>): Promise<Ssh | undefined> {
+  const sshd = programPath('sshd');
+  if (!sshd || !Object.keys(sshPackages).every((name) => has.has(name))) return undefined;
+  try {
+    return await startSshd(sshd, join(folder, 'ssh'));
+  } catch (error) {
+    table.failure('an sshd of our own, so no row has a peer over ssh', error);
+    return undefined;
+  }
+}
+
+/** Starts the server, and checks that a command runs over it. */
+async function startSshd(sshd: string, room: string): Promise<Ssh> {
+  mkdirSync(room, { mode: 0o700 });
+  if (process.getuid?.() === 0) mkdirSync(separation, { recursive: true, mode: 0o755 });
+  for (const name of ['host', 'client']) await run(`ssh-keygen -q -t ed25519 -N '' -f ${join(room, name)}`);
+  const port = await freePort();
+  const { username: user } = userInfo();
+  const privateKey = join(room, 'client');
+  const server = {
+    Port: port,
+    ListenAddress: '127.0.0.1',
+    HostKey: join(room, 'host'),
+    AuthorizedKeysFile: join(room, 'client.pub'),
+    PidFile: 'none',
+    StrictModes: 'no',
+    UsePAM: 'no',
+    PasswordAuthentication: 'no',
+    KbdInteractiveAuthentication: 'no',
+    PermitRootLogin: 'prohibit-password',
+    // The default of 10 would refuse commands that run at once over one connection.
+    MaxSessions: 64,
+    // Otherwise bash would read the user's .bashrc before every command.
+    SetEnv: 'SHLVL=1',
+    Subsystem: 'sftp internal-sftp',
+  };
+  const client = {
+    HostName: '127.0.0.1',
+    HostKeyAlias: 'bench',
+    Port: port,
+    User: user,
+    IdentityFile: privateKey,
+    IdentitiesOnly: 'yes',
+    IdentityAgent: 'none',
+    UserKnownHostsFile: join(room, 'known_hosts'),
+    GlobalKnownHostsFile: 'none',
+    StrictHostKeyChecking: 'yes',
+    BatchMode: 'yes',
+    ControlPath: 'none',
+    LogLevel: 'ERROR',
+  };
+  writeFileSync(join(room, 'known_hosts'), `bench ${readFileSync(join(room, 'host.pub'), 'utf8')}`);
+  writeFileSync(join(room, 'sshd_config'), settings(server));
+  writeFileSync(join(room, 'ssh_config'), settings(client));
+  const flags = ['-D', '-e', '-f', join(room, 'sshd_config')];
+  await until(sshd, flags, (text) => (text.includes('Server listening on') ? {} : undefined));
+  const options = `-F ${join(room, 'ssh_config')}`;
+  await run(`ssh ${options} bench true`);
+  return { port, options, user, privateKey };
+}
+
+/** Opens a master connection. Resolves with the socket for `ssh -S`. */
+export async function startMaster({ options }: Ssh, folder: string): Promise<string> {
+  const socket = join(folder, 'master');
+  // ssh runs its local command once the connection can be shared.
+  const report = ['-o', 'PermitLocalCommand=yes', '-o', 'LocalCommand=echo master is up >&2'];
+  const flags = [...options.split(' '), '-M', '-N', '-S', socket, ...report, 'bench'];
+  await until('ssh', flags, (text) => (text === 'master is up' ? {} : undefined));
+  await run(`ssh ${options} -S ${socket} bench true`);
+  return socket;
+}
+
+function settings(table: Record<string, string | number>): string {
+  return Object.entries(table)
+    .map(([name, value]) => `${name} ${value}\n`)
+    .join('');
+}
+
+/** sshd cannot choose a port itself. */
+function freePort(): Promise<number> {
+  const server = createServer();
+  return new Promise((resolve, reject) => {
+    server.once('error', reject);
+    server.listen(0, '127.0.0.1', () => {
+      // The cast is safe: a listening TCP server has an address and a port.
+      const { port } = server.address() as AddressInfo;
+      server.close(() => resolve(port));
+    });
+  });
+}

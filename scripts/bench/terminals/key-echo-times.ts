@@ -1,0 +1,72 @@
+// Measures key presses in a terminal, from each press to its echo.
+import { setTimeout as sleep } from 'node:timers/promises';
+import type { Farhand as Client } from '../../../shared/sdk/index.ts';
+
+const patienceMs = 10_000;
+/** The command in the terminal. */
+export const echo = 'stty raw -echo; echo ready; exec cat';
+
+/** A terminal with a running `cat`, as its user sees it. */
+export interface Typist {
+  /** Sends one byte. */
+  press(text?: string): unknown;
+  /** Calls `listener` with the number of received bytes. */
+  hear(listener: (bytes: number) => void): void;
+  close(): void;
+}
+
+/** Returns the milliseconds of each press, sorted. */
+export async function echoes(typist: Typist, count: number): Promise<number[]> {
+  const times: number[] = [];
+  for (let key = 0; key < count; key += 1) {
+    const pressed = performance.now();
+    const heard = nextByte(typist);
+    typist.press();
+    await heard;
+    times.push(performance.now() - pressed);
+  }
+  return times.sort((a, b) => a - b);
+}
+
+export function nextByte(typist: Typist): Promise<void> {
+  return inTime(new Promise((resolve) => typist.hear(() => resolve())), () => 'a key was not echoed');
+}
+
+export async function inTime(work: Promise<void>, complaint: () => string): Promise<void> {
+  const late = new AbortController();
+  const failed = sleep(patienceMs, undefined, late).then(
+    () => {
+      throw new Error(complaint());
+    },
+    () => {},
+  );
+  await Promise.race([work, failed]).finally(() => late.abort());
+}
+
+/** Starts a session whose terminal echoes every byte. */
+export async function startEcho(client: Client, machine: string): Promise<string> {
+  const { id } = await client.sessions.create({ machine_id: machine, shell: '/bin/sh', args: ['-c', echo] });
+  return id;
+}
+
+export async function attached(client: Client, id: string): Promise<Typist> {
+  const terminal = await client.sessions.terminal(await client.sessions.attach({ session_id: id }));
+  let listener = (_bytes: number): void => {};
+  const begun = Promise.withResolvers<void>();
+  const reading = (async () => {
+    for await (const { length } of terminal.output) {
+      begun.resolve();
+      listener(length);
+    }
+  })();
+  reading.catch((error: unknown) => begun.reject(error));
+  // The program has printed that it is ready.
+  await begun.promise;
+  return {
+    press: (text = 'x') => terminal.write(text),
+    hear: (next) => {
+      listener = next;
+    },
+    close: () => terminal.detach(),
+  };
+}

@@ -1,0 +1,147 @@
+// Builds the console for browsers: index.html, and scripts and styles with hashed names, each also compressed.
+// Usage: node scripts/build-console.ts [DIRECTORY], by default generated/console.
+import {
+  chmodSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
+import { basename, dirname, join, relative } from 'node:path';
+import { brotliCompressSync, constants, gzipSync } from 'node:zlib';
+import { build, type Metafile, type Plugin } from 'esbuild';
+import { routesAsData } from './package/routes-as-plain-data.ts';
+
+const root = join(import.meta.dirname, '..');
+const source = join(root, 'broker/console');
+export const consoleFolder = join(root, 'generated/console');
+
+/**
+ * Loads an icon of lucide-static as a list of its elements, because the page's policy forbids parsing markup.
+ */
+const icons: Plugin = {
+  name: 'icons',
+  setup(esbuild) {
+    esbuild.onLoad({ filter: /\/lucide-static\/icons\/[\w-]+\.svg$/ }, ({ path }) => {
+      const elements = [...readFileSync(path, 'utf8').matchAll(/^ {2}<(\w+) (.*?) \/>$/gm)];
+      const nodes = elements.map(
+        ([, name, attributes = '']): [string | undefined, Record<string, string>] => {
+          const pairs = [...attributes.matchAll(/([\w-]+)="([^"]*)"/g)];
+          return [
+            name,
+            Object.fromEntries(pairs.map(([, key = '', value = '']): [string, string] => [key, value])),
+          ];
+        },
+      );
+      return { contents: `export default ${JSON.stringify(nodes)}`, loader: 'js' };
+    });
+  },
+};
+
+// biome-ignore lint/suspicious/noTemplateCurlyInString: it is the code of xterm
+const attributeStyle = 't.setAttribute("style",`${t.getAttribute("style")||""}${e};`)';
+// biome-ignore lint/suspicious/noTemplateCurlyInString: it is code
+const propertyStyle = 't.style.cssText+=`${e};`';
+
+/** Makes xterm set colours through the object model: the page's policy forbids style attributes. */
+const styledByProperty: Plugin = {
+  name: 'styled by property',
+  setup(esbuild) {
+    esbuild.onLoad({ filter: /\/@xterm\/xterm\/lib\/xterm\.mjs$/ }, ({ path }) => {
+      const source = readFileSync(path, 'utf8');
+      if (!source.includes(attributeStyle))
+        throw new Error(`${path} sets its styles in another way than before`);
+      return { contents: source.replaceAll(attributeStyle, propertyStyle) };
+    });
+  },
+};
+
+const main = join(source, 'main.tsx');
+
+/**
+ * Makes each part that is loaded later import the main script. The first page then needs one file. Otherwise
+ * esbuild would split shared code into several files, each with its own request.
+ */
+function partsImportMain(): Plugin {
+  const parts = new Set<string>();
+  return {
+    name: 'parts import main',
+    setup(esbuild) {
+      esbuild.onResolve({ filter: /^\.{1,2}\// }, ({ kind, path, resolveDir }) => {
+        if (kind === 'dynamic-import') parts.add(join(resolveDir, path));
+        return undefined;
+      });
+      esbuild.onLoad({ filter: /\/broker\/console\/.*\.tsx?$/ }, ({ path }) => {
+        if (!parts.has(path)) return undefined;
+        const contents = `${readFileSync(path, 'utf8')}\nimport ${JSON.stringify(main)};`;
+        return { contents, loader: path.endsWith('x') ? 'tsx' : 'ts' };
+      });
+    },
+  };
+}
+
+/** Builds the console into a directory, which is replaced as a whole. `fast` leaves out the slow compression. */
+export async function buildConsole(target = consoleFolder, { fast = false } = {}): Promise<Metafile> {
+  mkdirSync(dirname(target), { recursive: true });
+  const fresh = mkdtempSync(`${target}.new-`);
+  try {
+    // The user of an installed broker must read it, too.
+    chmodSync(fresh, 0o755);
+    const { metafile } = await build({
+      absWorkingDir: root,
+      entryPoints: { main, style: join(source, 'style/index.css') },
+      outdir: join(fresh, 'assets'),
+      entryNames: '[name]-[hash]',
+      chunkNames: '[name]-[hash]',
+      bundle: true,
+      splitting: true,
+      format: 'esm',
+      target: ['chrome120', 'firefox121', 'safari17'],
+      platform: 'browser',
+      jsx: 'automatic',
+      jsxImportSource: 'preact',
+      minify: true,
+      legalComments: 'none',
+      plugins: [routesAsData, icons, styledByProperty, partsImportMain()],
+      metafile: true,
+      logLevel: 'warning',
+    });
+    const page = readFileSync(join(source, 'index.html'), 'utf8');
+    writeFileSync(join(fresh, 'index.html'), withAssets(page, metafile));
+    compress(join(fresh, 'assets'), fast);
+    rmSync(target, { recursive: true, force: true });
+    renameSync(fresh, target);
+    return metafile;
+  } finally {
+    rmSync(fresh, { recursive: true, force: true });
+  }
+}
+
+/** Puts the hashed names of the script and the style into the page. */
+function withAssets(page: string, { outputs }: Metafile): string {
+  const containing = (file: string): string => {
+    const found = Object.entries(outputs).find(([, { inputs }]) =>
+      Object.hasOwn(inputs, relative(root, file)),
+    );
+    if (found === undefined) throw new Error(`no output contains ${file}`);
+    return basename(found[0]);
+  };
+  const script = containing(main);
+  const style = containing(join(source, 'style/index.css'));
+  return page.replace('__MAIN__', script).replace('__STYLE__', style);
+}
+
+/** Writes NAME.br and NAME.gz beside each file, so that the broker compresses nothing. */
+function compress(folder: string, fast: boolean): void {
+  for (const name of readdirSync(folder)) {
+    const bytes = readFileSync(join(folder, name));
+    const quality = { [constants.BROTLI_PARAM_QUALITY]: fast ? 4 : 11 };
+    writeFileSync(join(folder, `${name}.br`), brotliCompressSync(bytes, { params: quality }));
+    writeFileSync(join(folder, `${name}.gz`), gzipSync(bytes, { level: fast ? 6 : 9 }));
+  }
+}
+
+if (process.argv[1] === import.meta.filename) await buildConsole(process.argv[2]);

@@ -1,0 +1,127 @@
+// Counts functions and files of broker and agent that run for a request, by V8's coverage, and not while
+// idle. Usage: node scripts/count-functions-per-request.ts [--list] [DIRECTORY OF A CHECKOUT]
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { Session } from 'node:inspector/promises';
+import { tmpdir } from 'node:os';
+import { join, resolve } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { pathToFileURL } from 'node:url';
+
+const words = process.argv.slice(2);
+const root = resolve(words.find((word) => !word.startsWith('--')) ?? join(import.meta.dirname, '..'));
+const base = pathToFileURL(`${root}/`).href;
+const ours = new RegExp(`^${base}(agent|broker|shared)/`);
+
+type Entered = Map<string, string>;
+
+/** Returns the functions that ran since the last call: names by file and position. */
+async function entered(session: Session): Promise<Entered> {
+  const { result } = await session.post('Profiler.takePreciseCoverage');
+  const own = result.filter(({ url }) => ours.test(url));
+  return new Map(
+    own.flatMap(({ url, functions }) =>
+      // V8 reports a file itself as the function at offset 0, which is left out.
+      functions
+        .filter(({ ranges: [range] }) => range && range.count > 0 && range.startOffset > 0)
+        .map(({ functionName, ranges: [range] }): [string, string] => [
+          `${url.slice(base.length)}:${range?.startOffset}`,
+          functionName || '(anonymous)',
+        ]),
+    ),
+  );
+}
+
+interface Place {
+  url: string;
+  key: string;
+  machine: string;
+  folder: string;
+}
+
+const requests: Record<string, (place: Place) => [method: string, path: string, body?: object]> = {
+  'GET files': ({ machine, folder }) => ['GET', `/machines/${machine}/files?path=${folder}/listed`],
+  'PUT content': ({ machine, folder }) => [
+    'PUT',
+    `/machines/${machine}/files/content`,
+    { path: `${folder}/written`, content: 'hello\n' },
+  ],
+  'POST /commands': ({ machine }) => ['POST', '/commands', { machine_id: machine, command: 'true' }],
+};
+
+async function send(place: Place, name: string): Promise<void> {
+  const [method, path, body] = requests[name]?.(place) ?? ['GET', '/'];
+  const answer = await fetch(`${place.url}/api/v1${path}`, {
+    method,
+    headers: { Authorization: `Bearer ${place.key}`, 'Content-Type': 'application/json' },
+    ...(body && { body: JSON.stringify(body) }),
+  });
+  const text = await answer.text();
+  if (!answer.ok) throw new Error(`${name} answered ${answer.status}: ${text}`);
+}
+
+async function measure(session: Session, place: Place): Promise<void> {
+  for (const name of Object.keys(requests)) {
+    for (let warm = 0; warm < 5; warm += 1) await send(place, name);
+    await sleep(1_500);
+    await entered(session);
+    await sleep(1_000);
+    const idle = await entered(session);
+    await send(place, name);
+    // Work that continues after the answer belongs to the request.
+    await sleep(200);
+    const found = [...(await entered(session))].filter(([key]) => !idle.has(key));
+    const files = Map.groupBy(found, ([key]) => key.slice(0, key.lastIndexOf(':')));
+    console.log(`${name.padEnd(16)} ${found.length} functions in ${files.size} files`);
+    if (!words.includes('--list')) continue;
+    for (const [file, inside] of [...files].sort(([one], [other]) => (one < other ? -1 : 1)))
+      console.log(`  ${file}: ${inside.map(([, one]) => one).join(', ')}`);
+  }
+}
+
+const load = (file: string): Promise<unknown> => import(pathToFileURL(join(root, file)).href);
+
+async function main(): Promise<void> {
+  const session = new Session();
+  session.connect();
+  await session.post('Profiler.enable');
+  await session.post('Profiler.startPreciseCoverage', { callCount: true, detailed: false });
+  const folder = mkdtempSync(join(tmpdir(), 'farhand-entered-'));
+  // The casts are safe if the other checkout's modules have the same exports as this one's.
+  const { brokerSettings } = (await load('broker/settings-schema.ts')) as typeof import('../broker/settings-schema.ts');
+  const { startBroker } = (await load('broker/start/index.ts')) as typeof import('../broker/start/index.ts');
+  const { agentSettings } = (await load('agent/settings-schema.ts')) as typeof import('../agent/settings-schema.ts');
+  const { startAgent } = (await load('agent/start.ts')) as typeof import('../agent/start.ts');
+  const { withBroker } = (await load(
+    'broker/cli/connect-to-broker.ts',
+  )) as typeof import('../broker/cli/connect-to-broker.ts');
+  const { readSettings } = (await load('shared/read-settings.ts')) as typeof import('../shared/read-settings.ts');
+  const { createLogger } = (await load('shared/logger.ts')) as typeof import('../shared/logger.ts');
+  const log = createLogger('entered', 'silent');
+  const [brokerDir, agentDir] = [join(folder, 'broker'), join(folder, 'agent')];
+  const local = ['--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0', '--data-dir', brokerDir];
+  const broker = await startBroker(readSettings(brokerSettings, { argv: local, env: {} }), log);
+  const { token, key } = await withBroker(
+    { dataDir: brokerDir, url: undefined, apiKey: undefined },
+    async (client) => ({
+      token: (await client.joinTokens.create({})).token,
+      key: (await client.keys.create({ name: 'entered', scopes: ['admin'] })).key,
+    }),
+  );
+  const linked = Promise.withResolvers<void>();
+  const argv = ['--broker', broker.grpc ?? '', '--join-token', token, '--data-dir', agentDir];
+  const agent = await startAgent(readSettings(agentSettings, { argv, env: {} }), log, (up) => {
+    if (up) linked.resolve();
+  });
+  await linked.promise;
+  try {
+    mkdirSync(join(folder, 'listed'));
+    for (const name of ['a', 'b', 'c']) writeFileSync(join(folder, 'listed', name), name);
+    await measure(session, { url: broker.url ?? '', key, machine: agent.machineId, folder });
+  } finally {
+    await agent.close();
+    await broker.close();
+    rmSync(folder, { recursive: true, force: true });
+  }
+}
+
+await main();

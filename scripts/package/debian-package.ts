@@ -1,0 +1,137 @@
+// Makes a Debian package of a program: its directory in /usr/lib, and its launchers in /usr/bin.
+import {
+  chmodSync,
+  cpSync,
+  mkdirSync,
+  readdirSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
+import { join } from 'node:path';
+import { epoch } from './reproducible-tar.ts';
+import { type Arch, run, version } from './checkout-and-tools.ts';
+import { type Program, programs } from './program-directories.ts';
+
+const debianArch: Record<Arch, string> = { x64: 'amd64', arm64: 'arm64' };
+
+export function debName(name: Program, arch: Arch): string {
+  return `${name}_${version}_${debianArch[arch]}.deb`;
+}
+
+/** Makes the package in `file` from the directory `program`. `level`: compression level of gzip. */
+export async function makeDeb(
+  name: Program,
+  arch: Arch,
+  from: { program: string; scratch: string; file: string; level: number },
+): Promise<void> {
+  const { program, scratch, file, level } = from;
+  mkdirSync(join(scratch, 'DEBIAN'), { recursive: true });
+  mkdirSync(join(scratch, 'usr/bin'), { recursive: true });
+  // Files are linked instead of copied, because Node is large.
+  mkdirSync(join(scratch, 'usr/lib'));
+  await run('cp', ['-al', program, join(scratch, 'usr/lib', name)]);
+  for (const entry of programs[name].entries) {
+    symlinkSync(`../lib/${name}/bin/${entry}`, join(scratch, 'usr/bin', entry));
+  }
+  await moveShare(join(scratch, 'usr/lib', name, 'share'), join(scratch, 'usr/share'));
+  addCopyright(name, program, scratch);
+  writeFileSync(join(scratch, 'DEBIAN/control'), controlText(name, arch, kibibytesIn(join(scratch, 'usr'))));
+  for (const [script, text] of Object.entries(scriptsOf(name))) {
+    writeFileSync(join(scratch, 'DEBIAN', script), text);
+    chmodSync(join(scratch, 'DEBIAN', script), 0o755);
+  }
+  const zip = ['-Zgzip', `-z${level}`];
+  await run('env', [
+    `SOURCE_DATE_EPOCH=${epoch}`,
+    'dpkg-deb',
+    '--root-owner-group',
+    ...zip,
+    '--build',
+    scratch,
+    file,
+  ]);
+}
+
+/** Moves manual pages and completions to the system's folders. Compresses the pages, as Debian requires. */
+async function moveShare(from: string, to: string): Promise<void> {
+  await run('cp', ['-r', from, to]);
+  rmSync(from, { recursive: true });
+  const pages = readdirSync(join(to, 'man'), { recursive: true, withFileTypes: true });
+  const files = pages.filter((page) => page.isFile()).map((page) => join(page.parentPath, page.name));
+  await run('gzip', ['-n9', ...files]);
+}
+
+function addCopyright(name: Program, program: string, scratch: string): void {
+  const folder = join(scratch, 'usr/share/doc', name);
+  mkdirSync(folder, { recursive: true });
+  cpSync(join(program, 'LICENSE'), join(folder, 'copyright'));
+}
+
+/** Installed size as Debian counts: files in whole kibibytes, any other entry as one kibibyte. */
+function kibibytesIn(folder: string): number {
+  const entries = readdirSync(folder, { recursive: true, withFileTypes: true });
+  const sizes = entries.map((entry) =>
+    entry.isFile() ? Math.ceil(statSync(join(entry.parentPath, entry.name)).size / 1024) : 1,
+  );
+  return sizes.reduce((sum, size) => sum + size, 1);
+}
+
+function controlText(name: Program, arch: Arch, kibibytes: number): string {
+  return `Package: ${name}
+Version: ${version}
+Architecture: ${debianArch[arch]}
+Maintainer: The Farhand authors <farhand@localhost>
+Installed-Size: ${kibibytes}
+Depends: libc6 (>= 2.28), libstdc++6
+Section: admin
+Priority: optional
+Description: ${programs[name].summary}
+ Contains its own Node. "${name} install" makes it a service.
+`;
+}
+
+/**
+ * Returns the maintainer scripts. They leave alone a unit that starts the program of another installation.
+ */
+function scriptsOf(name: Program): Record<string, string> {
+  const isAgent = name === 'farhand-agent';
+  const settings = `/etc/farhand/${isAgent ? 'agent' : 'broker'}.toml`;
+  const units = '/etc/systemd/system';
+  const unit = `${units}/${name}.service`;
+  const isOurs = `grep -q '^ExecStart=/usr/bin/${name} ' ${unit} 2>/dev/null`;
+  const added = [`${unit}.d`, `${units}.control/${name}.service.d`, `/run/systemd/system/${name}.service.d`];
+  return {
+    postinst: `#!/bin/sh
+set -e
+# After an upgrade, a running service is restarted as the new version, with that version's unit file.
+if [ "$1" = configure ] && [ -n "$2" ] && [ -d /run/systemd/system ] && ${isOurs}; then
+  if systemctl is-active --quiet ${name}.service; then /usr/bin/${name} install || true; fi
+fi
+`,
+    prerm: `#!/bin/sh
+set -e
+# The service is removed with its program. Its data, settings and account stay until a purge.
+if [ "$1" = remove ] && [ -d /run/systemd/system ] && ${isOurs}; then
+  /usr/bin/${name} uninstall ${isAgent ? '--keep-data' : '--yes'}
+fi
+`,
+    postrm: `#!/bin/sh
+set -e
+# Data and account stay if a unit file of another installation exists.
+if [ "$1" = purge ] && { [ ! -e ${unit} ] || ${isOurs}; }; then
+  rm -f ${unit} ${units}/multi-user.target.wants/${name}.service
+  rm -rf ${added.join(' ')}
+  rm -rf /var/lib/${name} ${settings}
+  rmdir /etc/farhand 2>/dev/null || true
+  if getent passwd ${name} >/dev/null; then
+    accounthome=$(getent passwd ${name} | cut -d: -f6)
+    userdel ${name} || true
+    case $accounthome in /home/${name} | /var/lib/${name}) rm -rf "$accounthome" ;; esac
+  fi
+  if getent group ${name} >/dev/null; then groupdel ${name} || true; fi
+fi
+`,
+  };
+}

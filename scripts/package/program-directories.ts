@@ -1,0 +1,58 @@
+// Makes directories with farhand-agent or farhand-broker and its own Node, which need no other software.
+import { chmodSync, cpSync, mkdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { addShare } from '../man-pages-and-completions.ts';
+import { addAddons, addBinaries } from './node-and-addons.ts';
+import { bundlePrograms, type Entry } from './bundles.ts';
+import { type Arch, version } from './checkout-and-tools.ts';
+
+/** Packages by name, with the programs in each and its description. */
+export const programs = {
+  'farhand-agent': { entries: ['farhand-agent'], summary: 'lets a Farhand broker control this machine' },
+  'farhand-broker': { entries: ['farhand-broker', 'farhand'], summary: 'control plane for remote machines' },
+} as const satisfies Record<string, { entries: Entry[]; summary: string }>;
+export type Program = keyof typeof programs;
+
+/** Flags of Node that save memory: an agent is idle, on a machine with other work. Transfers are as fast. */
+const agentFlags =
+  '--optimize-for-size --max-semi-space-size=1 --single-threaded --v8-pool-size=0' +
+  // Functions that run only at start are not worth loading the optimizing compiler, 5 MiB of Node's binary.
+  ' --invocation-count-for-turbofan=30000' +
+  // The heap snapshot in Node's binary would save 0.04 s at the start and take 4 MiB more memory.
+  ' --no-node-snapshot';
+
+/** Fills a new directory with a program. */
+export async function makeProgram(name: Program, arch: Arch, folder: string): Promise<void> {
+  const { entries } = programs[name];
+  mkdirSync(join(folder, 'bin'), { recursive: true });
+  await bundlePrograms(entries, folder);
+  const manifest = { name, version, type: 'module', license: 'Apache-2.0' };
+  writeFileSync(join(folder, 'package.json'), `${JSON.stringify(manifest, undefined, 2)}\n`);
+  for (const entry of entries) addLauncher(folder, entry);
+  await addShare(join(folder, 'share'), entries);
+  await addBinaries(folder, arch);
+  if (name === 'farhand-agent') await addAddons(folder, arch);
+}
+
+/** Copies the agents' packages into the directory of a broker, which serves them for download. */
+export function addPackages(folder: string, packages: string): void {
+  cpSync(packages, join(folder, 'packages'), { recursive: true });
+}
+
+function addLauncher(folder: string, entry: Entry): void {
+  const launcher = join(folder, 'bin', entry);
+  writeFileSync(launcher, launcherText(entry));
+  chmodSync(launcher, 0o755);
+}
+
+/** Returns the launcher script. It sets FARHAND_PROGRAM to its own path, which updates do not change. */
+function launcherText(entry: Entry): string {
+  const isAgent = entry === 'farhand-agent';
+  return `#!/bin/sh
+# Runs ${entry} with the Node of its own package.
+case $0 in /*) FARHAND_PROGRAM=$0 ;; *) FARHAND_PROGRAM=$PWD/$0 ;; esac
+export FARHAND_PROGRAM${isAgent ? ' MALLOC_ARENA_MAX=1' : ''}
+home=$(readlink -f "$0") && home=\${home%/bin/*} || exit 1
+exec "$home/node" ${isAgent ? `${agentFlags} ` : ''}"$home/lib/${entry}.js" "$@"
+`;
+}

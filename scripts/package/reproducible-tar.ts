@@ -1,0 +1,30 @@
+// Packs a directory as a reproducible tar.gz, which has the same bytes whenever and wherever it is made.
+import { createHash } from 'node:crypto';
+import { createReadStream } from 'node:fs';
+import { basename, dirname } from 'node:path';
+import { pipeline } from 'node:stream/promises';
+import { run } from './checkout-and-tools.ts';
+
+/** Modification time of all packed files, in seconds since 1970. */
+export const epoch = process.env.SOURCE_DATE_EPOCH ?? '1767225600';
+
+/** Packs `folder` into `file`. `level`: compression level of gzip. */
+export async function archive(folder: string, file: string, level: number): Promise<void> {
+  const same = [
+    '--sort=name',
+    `--mtime=@${epoch}`,
+    '--owner=0',
+    '--group=0',
+    '--numeric-owner',
+    '--format=gnu',
+  ];
+  const modes = ['--mode=u+rwX,go+rX,go-w', '--hard-dereference'];
+  const zip = `--use-compress-program=gzip -n -${level}`;
+  await run('tar', ['-cf', file, ...same, ...modes, zip, '-C', dirname(folder), basename(folder)]);
+}
+
+export async function sha256Of(file: string): Promise<string> {
+  const hash = createHash('sha256');
+  await pipeline(createReadStream(file), hash);
+  return hash.digest('hex');
+}
