@@ -16,7 +16,7 @@ import {
   type TestSystem,
   temporaryFolder,
 } from './start-farhand.ts';
-import { storedState, storedTables } from './stored.ts';
+import { storedState, storedTables } from './read-stored-state.ts';
 
 // ---- Requests made from the schemas of a route
 

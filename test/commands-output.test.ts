@@ -19,7 +19,7 @@ import {
   reporting,
   soon,
 } from './commands-fixture.ts';
-import { diskFolder } from './file-systems.ts';
+import { diskFolder } from './find-file-systems.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 

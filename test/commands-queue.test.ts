@@ -14,7 +14,7 @@ import {
 } from './commands-fixture.ts';
 import { joinScripted } from './scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
-import { storedRows } from './stored.ts';
+import { storedRows } from './read-stored-state.ts';
 
 const hour = 3_600_000;
 

@@ -4,7 +4,7 @@ import { execFileSync } from 'node:child_process';
 import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statfsSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { type PostgresServer, startPostgres } from './postgres.ts';
+import { type PostgresServer, startPostgres } from './start-postgres.ts';
 
 const root = join(import.meta.dirname, '..');
 /** All files of a run need less than this at any time. */

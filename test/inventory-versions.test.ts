@@ -6,7 +6,7 @@ import { compareDeb } from '../broker/inventory/versions/deb.ts';
 import { isBelow } from '../broker/inventory/versions/index.ts';
 import { comparePacman } from '../broker/inventory/versions/pacman.ts';
 import { compareRpm } from '../broker/inventory/versions/rpm.ts';
-import { needs } from './required-programs.ts';
+import { needs } from './skip-without-programs.ts';
 
 type Compare = (a: string, b: string) => number;
 

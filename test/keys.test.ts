@@ -13,7 +13,7 @@ import { rawPublicKey } from '../shared/identity-proof.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
 import { connectScripted, joinScripted, scriptedMachine } from './scripted-agent.ts';
 import { type Answer, type CallOptions, call, startFarhand, type TestSystem } from './start-farhand.ts';
-import { storedState } from './stored.ts';
+import { storedState } from './read-stored-state.ts';
 
 const hour = 3_600_000;
 

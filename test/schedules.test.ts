@@ -3,7 +3,7 @@ import { expect, test } from 'vitest';
 import { bench, gate, nextCall, soon } from './commands-fixture.ts';
 import { joinScripted, scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
-import { storedState } from './stored.ts';
+import { storedState } from './read-stored-state.ts';
 
 /** A time that is not due during a test. */
 const yearly = '0 0 29 2 *';

@@ -3,7 +3,7 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { afterAll, beforeEach } from 'vitest';
-import { notOnPostgres } from './not-on-postgres.ts';
+import { notOnPostgres } from './skip-on-postgres.ts';
 
 /** Variables that the test runner and packaged programs need. All others are removed. */
 const stays =

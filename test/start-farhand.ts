@@ -13,7 +13,7 @@ import { Farhand } from '../shared/sdk/index.ts';
 import { readSettings } from '../shared/read-settings.ts';
 import { atEnd } from './close-after-tests.ts';
 import { keepAgentSilent, keepBrokerSilent, listening, overhear, remember } from './find-leaked-secrets.ts';
-import { databaseFlags } from './postgres.ts';
+import { databaseFlags } from './start-postgres.ts';
 
 export const quiet = createLogger('test', process.env.TEST_LOG === 'debug' ? 'debug' : 'silent');
 

@@ -4,7 +4,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { expect, onTestFinished, test } from 'vitest';
-import { has } from './required-programs.ts';
+import { has } from './skip-without-programs.ts';
 import { temporaryFolder } from './start-farhand.ts';
 import { type Received, startReceiver, startWebhookSystem } from './webhook-receivers.ts';
 

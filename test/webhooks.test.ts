@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { groups } from '../shared/api/events.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
-import { storedState } from './stored.ts';
+import { storedState } from './read-stored-state.ts';
 import { startReceiver, startWebhookSystem } from './webhook-receivers.ts';
 
 const url = 'https://receiver.example.org/hook';

@@ -33,7 +33,7 @@ import type { ArchiveSummary } from '../../proto/types/farhand/agent/v1/ArchiveS
 import type { WriteArchiveOpen__Output } from '../../proto/types/farhand/agent/v1/WriteArchiveOpen.ts';
 import type { WriteArchiveRequest__Output } from '../../proto/types/farhand/agent/v1/WriteArchiveRequest.ts';
 import type { WriteArchiveResponse } from '../../proto/types/farhand/agent/v1/WriteArchiveResponse.ts';
-import { call, Disk, isRoot, mayMount, refused, tree } from '../disk-fixture.ts';
+import { call, Disk, isRoot, mayMount, refused, tree } from '../file-operations-fixture.ts';
 
 let disk: Disk;
 let files: Files;

@@ -38,7 +38,7 @@ import type { WriteFileRequest__Output } from '../../proto/types/farhand/agent/v
 import type { WriteFileResponse } from '../../proto/types/farhand/agent/v1/WriteFileResponse.ts';
 import { AppError } from '../../shared/errors.ts';
 import { createLogger } from '../../shared/logger.ts';
-import { call, Disk, isRoot, mayMount, printed, refused, tree, tries } from '../disk-fixture.ts';
+import { call, Disk, isRoot, mayMount, printed, refused, tree, tries } from '../file-operations-fixture.ts';
 
 // ---- A disk of its own for each test
 

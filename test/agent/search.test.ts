@@ -8,7 +8,7 @@ import { compileGlob } from '../../agent/files/search/glob.ts';
 import type { FileMatch } from '../../proto/types/farhand/agent/v1/FileMatch.ts';
 import type { SearchFilesRequest__Output } from '../../proto/types/farhand/agent/v1/SearchFilesRequest.ts';
 import type { SearchFilesTail } from '../../proto/types/farhand/agent/v1/SearchFilesTail.ts';
-import { call, Disk, isRoot, refused } from '../disk-fixture.ts';
+import { call, Disk, isRoot, refused } from '../file-operations-fixture.ts';
 
 let disk: Disk;
 let files: Files;

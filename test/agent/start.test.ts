@@ -9,7 +9,7 @@ import { brokerSettings } from '../../broker/settings-schema.ts';
 import { startBroker } from '../../broker/start/index.ts';
 import { readSettings } from '../../shared/read-settings.ts';
 import { quiet, startFarhand, temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-process.ts';
+import { program } from '../start-processes.ts';
 
 const start = (...argv: string[]) => startAgent(readSettings(agentSettings, { argv, env: {} }), quiet);
 

@@ -10,7 +10,7 @@ import { expect, test, vi } from 'vitest';
 import { loadPtyMaker, Pty } from '../../agent/processes/terminals/pty.ts';
 import { newId } from '../../shared/ids.ts';
 import { createLogger } from '../../shared/logger.ts';
-import { needs } from '../required-programs.ts';
+import { needs } from '../skip-without-programs.ts';
 import { call, sh, startBench, type Viewer } from '../terminals-fixture.ts';
 
 const root = join(import.meta.dirname, '../..');

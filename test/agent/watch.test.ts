@@ -14,7 +14,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { Files } from '../../agent/files/index.ts';
 import type { WatchFilesResponse } from '../../proto/types/farhand/agent/v1/WatchFilesResponse.ts';
-import { call, Disk, refused } from '../disk-fixture.ts';
+import { call, Disk, refused } from '../file-operations-fixture.ts';
 
 let disk: Disk;
 let files: Files;

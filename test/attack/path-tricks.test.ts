@@ -91,7 +91,7 @@ const pretences: string[][] = [
   ],
 ];
 
-/** HEAD is left out, because matrix.test.ts tests it. */
+/** HEAD is left out, because every-route-wrong-keys.test.ts tests it. */
 const strangeMethods = ['OPTIONS', 'TRACE', 'PROPFIND', 'PURGE'];
 
 const bearer = (key: string): string[] => ['Authorization', `Bearer ${key}`];

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { beforeAll, describe, expect, test, vi } from 'vitest';
 import { version } from '../../shared/version.ts';
 import { type Answer, call } from '../start-farhand.ts';
-import { containerOfFile, type Ran } from './container.ts';
+import { containerOfFile, type Ran } from './boot-container.ts';
 
 const box = containerOfFile();
 

@@ -5,7 +5,7 @@ import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { describe, expect, test, vi } from 'vitest';
 import { type Answer, call, temporaryFolder } from '../start-farhand.ts';
-import { containerOfFile, execute } from './container.ts';
+import { containerOfFile, execute } from './boot-container.ts';
 
 const box = containerOfFile();
 

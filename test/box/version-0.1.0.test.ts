@@ -8,7 +8,7 @@ import { createInterface } from 'node:readline';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { createLine } from '../cli-fixture.ts';
-import { has } from '../required-programs.ts';
+import { has } from '../skip-without-programs.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 const root = join(import.meta.dirname, '../..');

@@ -6,7 +6,7 @@ import { promisify } from 'node:util';
 import { expect, test, vi } from 'vitest';
 import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
 import { createLine } from '../cli-fixture.ts';
-import { lacks, needs } from '../required-programs.ts';
+import { lacks, needs } from '../skip-without-programs.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
 /** Asynchronous, because the broker runs in this process. */

@@ -12,7 +12,7 @@ import { requiredCapabilities } from '../../agent/capabilities-by-rpc.ts';
 import { createProgram } from '../../broker/cli/program.ts';
 import { api } from '../../shared/api/route-table.ts';
 import { codes } from '../../shared/errors.ts';
-import { needs } from '../required-programs.ts';
+import { needs } from '../skip-without-programs.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { startWebhookSystem } from '../webhook-receivers.ts';
 

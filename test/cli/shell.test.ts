@@ -9,7 +9,7 @@ import { Terminal as Screen } from '@xterm/headless';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import type { Terminal } from '../../shared/sdk/index.ts';
 import { shipped, shippedProgram } from '../bundled-programs.ts';
-import { lacks, needs } from '../required-programs.ts';
+import { lacks, needs } from '../skip-without-programs.ts';
 import { type AgentHandle, startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
 

@@ -1,7 +1,7 @@
 // Chromium with the console of a real broker: pages that are logged in, and what went wrong on them.
 import { type Browser, type BrowserContext, chromium, type Page } from 'playwright-core';
 import { afterAll, inject, onTestFinished } from 'vitest';
-import { needs } from '../required-programs.ts';
+import { needs } from '../skip-without-programs.ts';
 import { startFarhand, type TestSystem } from '../start-farhand.ts';
 
 export type { Page } from 'playwright-core';

@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { chromium } from 'playwright-core';
 import type { TestProject } from 'vitest/node';
-import { lacks } from '../required-programs.ts';
+import { lacks } from '../skip-without-programs.ts';
 
 declare module 'vitest' {
   interface ProvidedContext {

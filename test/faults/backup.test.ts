@@ -10,9 +10,9 @@ import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { withSocket } from '../../broker/cli/local-broker.ts';
 import { Farhand, type FarhandError } from '../../shared/sdk/index.ts';
 import { shippedProgram } from '../bundled-programs.ts';
-import { onOtherDisk } from '../file-systems.ts';
+import { onOtherDisk } from '../find-file-systems.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-process.ts';
+import { program } from '../start-processes.ts';
 
 const main = shippedProgram('farhand');
 

@@ -4,7 +4,7 @@ import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-process.ts';
+import { program } from '../start-processes.ts';
 import { startProxy } from '../tcp-proxy.ts';
 
 type Presence = 'machine.online' | 'machine.offline';

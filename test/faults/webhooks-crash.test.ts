@@ -7,7 +7,7 @@ import { loadIdentity } from '../../agent/identity.ts';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-process.ts';
+import { program } from '../start-processes.ts';
 
 interface Watched {
   url: string;

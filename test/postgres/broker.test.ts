@@ -10,9 +10,9 @@ import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { shared } from '../close-after-tests.ts';
-import { serverUser } from '../postgres.ts';
+import { serverUser } from '../start-postgres.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-process.ts';
+import { program } from '../start-processes.ts';
 import { createServer, databaseOf, startAgain, startOn, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());

@@ -8,7 +8,7 @@ import { expect, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-process.ts';
+import { program } from '../start-processes.ts';
 
 const calls = 'open,openat,creat,mkdir,mkdirat,mknod,mknodat,chmod,fchmod,fchmodat,bind';
 const traceable = spawnSync('strace', ['-o', '/dev/null', 'true']).status === 0;

@@ -16,7 +16,7 @@ import { expect, vi } from 'vitest';
 import { createFiles, type Files, type FilesOptions } from '../agent/files/index.ts';
 import type { AgentCall } from '../shared/agent-rpcs.ts';
 import { createLogger } from '../shared/logger.ts';
-import { diskFolder, onOtherDisk } from './file-systems.ts';
+import { diskFolder, onOtherDisk } from './find-file-systems.ts';
 
 /** A second file system with write access, if there is one. */
 export const otherDisk = onOtherDisk(diskFolder);

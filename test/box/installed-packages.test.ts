@@ -22,7 +22,7 @@ import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { version } from '../../shared/version.ts';
-import { has, needs } from '../required-programs.ts';
+import { has, needs } from '../skip-without-programs.ts';
 import { call, temporaryFolder } from '../start-farhand.ts';
 
 const root = join(import.meta.dirname, '../..');

@@ -6,7 +6,7 @@ import { types } from '../broker/history/postgres-session.ts';
 import { toPostgres } from '../broker/history/postgres-sql.ts';
 import type { Row, Value } from '../broker/history/transaction.ts';
 import { names } from '../broker/state/documents.ts';
-import { clientOf, databaseOf } from './postgres.ts';
+import { clientOf, databaseOf } from './start-postgres.ts';
 
 /** Rows of the history. `sql` is written for SQLite. */
 export async function storedRows(dataDir: string, sql: string, ...values: Value[]): Promise<Row[]> {

@@ -11,7 +11,7 @@ const reasons: Readonly<Record<string, readonly [reason: string, name: RegExp][]
     ['the disk of the broker is not that of the database', /^with a full disk at the broker/],
   ],
   'commands-output.test.ts': [[edits, /^the database stores only the last MiB/]],
-  'fresh-installs.test.ts': [[files, /^two fresh installs have no key/]],
+  'installs-share-no-secret.test.ts': [[files, /^two fresh installs have no key/]],
   'history.test.ts': [
     [
       files,

@@ -12,7 +12,7 @@ import { connectionLimits, logAcceptErrors } from '../../broker/connection-limit
 import { createLogger } from '../../shared/logger.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-process.ts';
+import { program } from '../start-processes.ts';
 
 const fileLimit = 256;
 const limited = ['sh', '-c', `ulimit -n ${fileLimit}; exec "$@"`, 'sh'];

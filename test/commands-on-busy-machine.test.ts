@@ -13,7 +13,7 @@ import {
 } from './commands-fixture.ts';
 import { type ScriptedAgent, scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
-import { storedRows } from './stored.ts';
+import { storedRows } from './read-stored-state.ts';
 
 const atOnce = 64;
 const waitingCommands = 1024;

@@ -1,6 +1,6 @@
 """A client of the streams from client.proto alone: what a program in another language does.
 
-Usage: streams-client.py GENERATED ADDRESS CA KEY MACHINE SESSION FILE
+Usage: grpc-client.py GENERATED ADDRESS CA KEY MACHINE SESSION FILE
 """
 import hashlib
 import json

@@ -35,7 +35,7 @@ test.skipIf(missing())(
     const ca = join(folder, 'ca.pem');
     writeFileSync(ca, await caOf(system));
     const path = join(folder, 'file');
-    const script = join(import.meta.dirname, 'streams-client.py');
+    const script = join(import.meta.dirname, 'grpc-client.py');
     const args = [script, folder, system.grpc, ca, system.key, machine_id, session_id, path];
     const { stdout } = await promisify(execFile)(python, args, { timeout: 15_000 });
     expect(JSON.parse(stdout)).toEqual({

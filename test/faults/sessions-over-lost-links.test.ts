@@ -21,7 +21,7 @@ import {
   ticketIn,
 } from '../sessions-fixture.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-process.ts';
+import { program } from '../start-processes.ts';
 
 /** The machine disconnects without a farewell. */
 function cut({ agent }: Machine): void {

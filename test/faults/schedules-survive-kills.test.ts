@@ -11,9 +11,9 @@ import { Farhand } from '../../shared/sdk/index.ts';
 import { nextCall, reporting, soon } from '../commands-fixture.ts';
 import { type ScriptedAgent, scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-process.ts';
+import { program } from '../start-processes.ts';
 
-// More by hand: KILLS=50 npx vitest run test/faults/schedules-survival.test.ts
+// More by hand: KILLS=50 npx vitest run test/faults/schedules-survive-kills.test.ts
 const kills = Number(process.env.KILLS ?? 3);
 const crowd = Number(process.env.SCHEDULES ?? 200);
 const machines = Number(process.env.MACHINES ?? 4);

@@ -1,5 +1,5 @@
 // The table of routes, tested on a real broker: the order of checks, and that every route is complete. The
-// rights are tested in matrix.test.ts. The cases are made from the table, so that a new route is tested at
+// rights are tested in attack/every-route-wrong-keys.test.ts. The cases are made from the table, so that a new route is tested at
 // once.
 import { expect, test } from 'vitest';
 import { z } from 'zod';

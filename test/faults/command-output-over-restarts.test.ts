@@ -7,7 +7,7 @@ import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { bench, bytesOf, gate, listen, nothingReceived, output } from '../commands-fixture.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-process.ts';
+import { program } from '../start-processes.ts';
 import { startProxy } from '../tcp-proxy.ts';
 
 /** Returns what a shell command writes. */

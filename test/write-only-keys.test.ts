@@ -2,7 +2,7 @@
 import { expect, test, vi } from 'vitest';
 import type { Scope } from '../shared/api/route.ts';
 import { startFarhand } from './start-farhand.ts';
-import { storedState } from './stored.ts';
+import { storedState } from './read-stored-state.ts';
 
 test('an empty change changes nothing, not even the owner, and reveals no environment', async () => {
   const system = await startFarhand();

@@ -2,9 +2,9 @@
 import { once } from 'node:events';
 import { expect, inject } from 'vitest';
 import type { TestSystem } from '../start-farhand.ts';
-import { program } from '../start-process.ts';
+import { program } from '../start-processes.ts';
 import { browserTest, type ConsolePage, newCookie, newWindowWith } from './browser.ts';
-import { filledSystem } from './filled-system.ts';
+import { filledSystem } from './filled-broker.ts';
 
 const healMs = 10_000;
 

@@ -14,10 +14,10 @@ import { place, unitText } from '../../shared/systemd/install.ts';
 import { createNotify } from '../../shared/systemd/notify.ts';
 import { version } from '../../shared/version.ts';
 import { fakeClock } from '../fake-clock.ts';
-import { lacks, needs } from '../required-programs.ts';
+import { lacks, needs } from '../skip-without-programs.ts';
 import { joinScripted } from '../scripted-agent.ts';
 import { quiet, startFarhand, temporaryFolder } from '../start-farhand.ts';
-import { execute } from './container.ts';
+import { execute } from './boot-container.ts';
 
 const command = ['/opt/some where/node', '/opt/50%/$main', '--config', '/etc/farhand/x.toml'];
 const unit = (name: string, user: string, ...blocks: string[]): string =>

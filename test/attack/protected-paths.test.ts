@@ -22,7 +22,7 @@ import { createFiles, type Files } from '../../agent/files/index.ts';
 import { protectedPathsOf } from '../../agent/protected-paths.ts';
 import { type AgentCall, type MethodShape, methods } from '../../shared/agent-rpcs.ts';
 import { leapingClock } from '../commands-fixture.ts';
-import { call as asCall, mayMount, refused } from '../disk-fixture.ts';
+import { call as asCall, mayMount, refused } from '../file-operations-fixture.ts';
 import { type Answer, quiet, startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 
 interface Ground {

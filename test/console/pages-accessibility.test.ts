@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { expect } from 'vitest';
 import { shared } from '../close-after-tests.ts';
 import { browserTest, type ConsolePage, newLogin, newWindow, startWithConsole } from './browser.ts';
-import { filledSystem } from './filled-system.ts';
+import { filledSystem } from './filled-broker.ts';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
