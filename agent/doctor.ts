@@ -3,8 +3,8 @@
 import { existsSync } from 'node:fs';
 import { examineAgent } from '../shared/doctor/agent.ts';
 import { mendText } from '../shared/doctor/finding.ts';
-import { clean } from '../shared/sanitize-text.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
+import { clean } from '../shared/sanitize-text.ts';
 import { settingsOf } from '../shared/systemd/install.ts';
 import { agentSettings } from './settings-schema.ts';
 

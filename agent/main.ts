@@ -1,6 +1,4 @@
 #!/usr/bin/env node
-// The program farhand-agent: reads flags, handles signals and starts the agent (start.ts).
-import { collectAtRest } from '../shared/start-garbage-collection.ts';
 import { createLogger, isJournal, withPriority } from '../shared/logger.ts';
 import {
   failure,
@@ -11,8 +9,10 @@ import {
   wrongNode,
 } from '../shared/program.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
-import { createNotify, type Notify } from '../shared/systemd/notify.ts';
+// The program farhand-agent: reads flags, handles signals and starts the agent (start.ts).
+import { collectAtRest } from '../shared/start-garbage-collection.ts';
 import { linkText } from '../shared/systemd/link-status-text.ts';
+import { createNotify, type Notify } from '../shared/systemd/notify.ts';
 import { isVerb, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verb-names-and-help.ts';
 import { version } from '../shared/version.ts';
 import { agentSettings } from './settings-schema.ts';

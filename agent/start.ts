@@ -8,7 +8,6 @@ import { takeDirectory } from '../shared/directory-lock.ts';
 import { AppError } from '../shared/errors.ts';
 import type { Logger } from '../shared/logger.ts';
 import { AuditLog } from './audit-log/index.ts';
-import type { AgentSettings } from './settings-schema.ts';
 import { checkRoots, createFiles } from './files/index.ts';
 import { loadIdentity, markRemoved, readTokenFile } from './identity.ts';
 import { createInventory } from './inventory/index.ts';
@@ -16,6 +15,7 @@ import { type Identity, keepLinked, type LinkOptions, Removed } from './link/ind
 import { MetricsReader } from './metrics.ts';
 import { startProcesses } from './processes/index.ts';
 import { protectedPathsOf } from './protected-paths.ts';
+import type { AgentSettings } from './settings-schema.ts';
 
 export interface Agent {
   machineId: string;

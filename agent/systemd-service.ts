@@ -7,18 +7,12 @@ import { parseJoinToken } from '../shared/join-token.ts';
 import { flag, type Invocation, readSettings, type Settings } from '../shared/read-settings.ts';
 import { needSystemd, type State } from '../shared/systemd/control.ts';
 import { dataOf, type Service, uninstall } from '../shared/systemd/install.ts';
-import {
-  installCommand,
-  type Plan,
-  perform,
-  say,
-  statusCommand,
-} from '../shared/systemd/run-verbs.ts';
 import { linkIn } from '../shared/systemd/link-status-text.ts';
+import { installCommand, type Plan, perform, say, statusCommand } from '../shared/systemd/run-verbs.ts';
 import type { Verb } from '../shared/systemd/verb-names-and-help.ts';
-import { agentSettings, serviceSettings } from './settings-schema.ts';
 import { checkRoots } from './files/index.ts';
 import { machineIn, readTokenFile } from './identity.ts';
+import { agentSettings, serviceSettings } from './settings-schema.ts';
 
 const agent: Service = { name: 'farhand-agent', home: '/home/farhand-agent', settled: isLinked };
 const tokenFile = join(dataOf(agent), 'join-token');

@@ -2,10 +2,10 @@
 // streamed and passed to listeners.
 import { type EventType, eventTypes, readableTypes, events as routes } from '../shared/api/events.ts';
 import type { Api, Caller, Handlers, Input, Journal, SentEvent } from '../shared/api/route-table.ts';
-import { Wake } from '../shared/slow-reader-backpressure.ts';
 import { iso, now } from '../shared/clock.ts';
 import { AppError } from '../shared/errors.ts';
 import { newId } from '../shared/ids.ts';
+import { Wake } from '../shared/slow-reader-backpressure.ts';
 import {
   type History,
   type HistoryTransaction,

@@ -1,9 +1,9 @@
 #!/usr/bin/env node
-// The program farhand-broker: reads flags, handles signals and starts the broker (start/).
-import { collectAtRest } from '../shared/start-garbage-collection.ts';
 import { createLogger, isJournal, withPriority } from '../shared/logger.ts';
 import { failure, letReadersGo, nameProcess, nodeIsGood, wrongNode } from '../shared/program.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
+// The program farhand-broker: reads flags, handles signals and starts the broker (start/).
+import { collectAtRest } from '../shared/start-garbage-collection.ts';
 import { createNotify, type Notify } from '../shared/systemd/notify.ts';
 import { isVerb, ownCommand, type Verb, verbsHelp } from '../shared/systemd/verb-names-and-help.ts';
 import { version } from '../shared/version.ts';

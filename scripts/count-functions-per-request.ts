@@ -87,14 +87,20 @@ async function main(): Promise<void> {
   await session.post('Profiler.startPreciseCoverage', { callCount: true, detailed: false });
   const folder = mkdtempSync(join(tmpdir(), 'farhand-entered-'));
   // The casts are safe if the other checkout's modules have the same exports as this one's.
-  const { brokerSettings } = (await load('broker/settings-schema.ts')) as typeof import('../broker/settings-schema.ts');
+  const { brokerSettings } = (await load(
+    'broker/settings-schema.ts',
+  )) as typeof import('../broker/settings-schema.ts');
   const { startBroker } = (await load('broker/start/index.ts')) as typeof import('../broker/start/index.ts');
-  const { agentSettings } = (await load('agent/settings-schema.ts')) as typeof import('../agent/settings-schema.ts');
+  const { agentSettings } = (await load(
+    'agent/settings-schema.ts',
+  )) as typeof import('../agent/settings-schema.ts');
   const { startAgent } = (await load('agent/start.ts')) as typeof import('../agent/start.ts');
   const { withBroker } = (await load(
     'broker/cli/connect-to-broker.ts',
   )) as typeof import('../broker/cli/connect-to-broker.ts');
-  const { readSettings } = (await load('shared/read-settings.ts')) as typeof import('../shared/read-settings.ts');
+  const { readSettings } = (await load(
+    'shared/read-settings.ts',
+  )) as typeof import('../shared/read-settings.ts');
   const { createLogger } = (await load('shared/logger.ts')) as typeof import('../shared/logger.ts');
   const log = createLogger('entered', 'silent');
   const [brokerDir, agentDir] = [join(folder, 'broker'), join(folder, 'agent')];

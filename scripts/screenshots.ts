@@ -10,8 +10,8 @@ import { withBroker } from '../broker/cli/connect-to-broker.ts';
 import { brokerSettings } from '../broker/settings-schema.ts';
 import { startBroker } from '../broker/start/index.ts';
 import { createLogger } from '../shared/logger.ts';
-import { Farhand } from '../shared/sdk/index.ts';
 import { readSettings } from '../shared/read-settings.ts';
+import { Farhand } from '../shared/sdk/index.ts';
 import { buildConsole } from './build-console.ts';
 
 const docs = join(import.meta.dirname, '../docs');

@@ -10,8 +10,8 @@ import { Agent, fetch as undiciFetch } from 'undici';
 import { withSocket } from '../broker/cli/local-broker.ts';
 import { type BrokerSettings, brokerSettings } from '../broker/settings-schema.ts';
 import { nodeIsGood, wrongNode } from '../shared/program.ts';
-import { Farhand } from '../shared/sdk/index.ts';
 import { readSettings } from '../shared/read-settings.ts';
+import { Farhand } from '../shared/sdk/index.ts';
 
 const root = join(import.meta.dirname, '..');
 const data = join(root, 'data');

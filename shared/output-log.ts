@@ -2,11 +2,11 @@
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, readdir, rm, stat, unlink } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
-import { Backpressure, Wake } from './slow-reader-backpressure.ts';
+import { outputWindowBytes, readerStallMs } from './command-and-terminal-limits.ts';
 import { syncDirectory } from './durable-file.ts';
 import { errnoOf, fromErrno } from './errors.ts';
+import { Backpressure, Wake } from './slow-reader-backpressure.ts';
 import { countTransferred } from './start-garbage-collection.ts';
-import { outputWindowBytes, readerStallMs } from './command-and-terminal-limits.ts';
 
 export { Wake };
 

@@ -8,6 +8,7 @@ import { codesOf } from '../broker/http/openapi.ts';
 import { type IdNoun, idSchemas, type Route, type Scope } from '../shared/api/route.ts';
 import { allRoutes } from '../shared/api/route-table.ts';
 import { codes, isCode } from '../shared/errors.ts';
+import { storedState, storedTables } from './read-stored-state.ts';
 import {
   type AgentHandle,
   type Answer,
@@ -16,7 +17,6 @@ import {
   type TestSystem,
   temporaryFolder,
 } from './start-farhand.ts';
-import { storedState, storedTables } from './read-stored-state.ts';
 
 // ---- Requests made from the schemas of a route
 

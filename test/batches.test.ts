@@ -6,9 +6,9 @@ import { expect, test } from 'vitest';
 import type { Tuning } from '../broker/start/index.ts';
 import type { MachineId } from '../shared/api/route.ts';
 import { type Gate, gate, leapingClock, listen, nextCall, reporting, soon } from './commands-fixture.ts';
+import { storedRows } from './read-stored-state.ts';
 import { joinScripted, scriptedMachine } from './scripted-agent.ts';
 import { type AgentHandle, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
-import { storedRows } from './read-stored-state.ts';
 import { startProxy } from './tcp-proxy.ts';
 
 const hour = 3_600_000;

@@ -11,9 +11,9 @@ import {
   scriptedAway,
   soon,
 } from './commands-fixture.ts';
+import { storedRows } from './read-stored-state.ts';
 import { type ScriptedAgent, scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
-import { storedRows } from './read-stored-state.ts';
 
 const atOnce = 64;
 const waitingCommands = 1024;

@@ -12,9 +12,9 @@ import {
   scriptedAway,
   soon,
 } from './commands-fixture.ts';
+import { storedRows } from './read-stored-state.ts';
 import { joinScripted } from './scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
-import { storedRows } from './read-stored-state.ts';
 
 const hour = 3_600_000;
 

@@ -20,8 +20,8 @@ import { runProgram } from '../agent/inventory/run-program.ts';
 import { parseOsRelease } from '../agent/inventory/system.ts';
 import { parseUnits, readContainers } from '../agent/inventory/units-and-containers.ts';
 import { refusalIn } from './all-routes.ts';
-import { needs } from './skip-without-programs.ts';
 import { scriptedMachine } from './scripted-agent.ts';
+import { needs } from './skip-without-programs.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
 const printed = (program: string, ...args: string[]): string =>

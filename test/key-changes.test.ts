@@ -7,8 +7,8 @@ import { withBroker } from '../broker/cli/connect-to-broker.ts';
 import { scopes } from '../shared/api/route.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { leapingClock } from './commands-fixture.ts';
-import { type Answer, call, startFarhand, type TestSystem } from './start-farhand.ts';
 import { storedRows, storedState } from './read-stored-state.ts';
+import { type Answer, call, startFarhand, type TestSystem } from './start-farhand.ts';
 
 const hour = 3_600_000;
 const later = (hours: number): string => new Date(Date.now() + hours * hour).toISOString();

@@ -11,9 +11,9 @@ import type { EnrollRequest } from '../proto/types/farhand/link/v1/EnrollRequest
 import { type Clock, setClock } from '../shared/clock.ts';
 import { rawPublicKey } from '../shared/identity-proof.ts';
 import { parseJoinToken } from '../shared/join-token.ts';
+import { storedState } from './read-stored-state.ts';
 import { connectScripted, joinScripted, scriptedMachine } from './scripted-agent.ts';
 import { type Answer, type CallOptions, call, startFarhand, type TestSystem } from './start-farhand.ts';
-import { storedState } from './read-stored-state.ts';
 
 const hour = 3_600_000;
 

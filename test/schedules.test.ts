@@ -1,9 +1,9 @@
 // Schedules from REST to a machine and back: creating them, manual runs, history and events.
 import { expect, test } from 'vitest';
 import { bench, gate, nextCall, soon } from './commands-fixture.ts';
+import { storedState } from './read-stored-state.ts';
 import { joinScripted, scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
-import { storedState } from './read-stored-state.ts';
 
 /** A time that is not due during a test. */
 const yearly = '0 0 29 2 *';

@@ -18,8 +18,8 @@ import { brokerSettings } from '../broker/settings-schema.ts';
 import { startBroker } from '../broker/start/index.ts';
 import { type Clock, setClock } from '../shared/clock.ts';
 import { readSettings } from '../shared/read-settings.ts';
-import { needs } from './skip-without-programs.ts';
 import { connectScripted, joinScripted } from './scripted-agent.ts';
+import { needs } from './skip-without-programs.ts';
 import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 import { program } from './start-processes.ts';
 

@@ -3,8 +3,8 @@ import { rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { groups } from '../shared/api/events.ts';
-import { startFarhand, temporaryFolder } from './start-farhand.ts';
 import { storedState } from './read-stored-state.ts';
+import { startFarhand, temporaryFolder } from './start-farhand.ts';
 import { startReceiver, startWebhookSystem } from './webhook-receivers.ts';
 
 const url = 'https://receiver.example.org/hook';

@@ -1,8 +1,8 @@
 // Keys that may change but not read: their changes reveal no output and no environment.
 import { expect, test, vi } from 'vitest';
 import type { Scope } from '../shared/api/route.ts';
-import { startFarhand } from './start-farhand.ts';
 import { storedState } from './read-stored-state.ts';
+import { startFarhand } from './start-farhand.ts';
 
 test('an empty change changes nothing, not even the owner, and reveals no environment', async () => {
   const system = await startFarhand();

@@ -3,10 +3,10 @@
 // final state. Directories are watched through open handles: inotify follows the inode, so a replaced
 // directory cannot redirect the watch. (chokidar watches by path and assumes that names are UTF-8.)
 import type { FileChange } from '../../proto/types/farhand/agent/v1/FileChange.ts';
-import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import { sleep } from '../../shared/clock.ts';
 import { AppError, errnoOf, ignoring, isErrno } from '../../shared/errors.ts';
 import { Quota } from '../../shared/quota.ts';
+import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import type { IsProtected } from './confine/boundary.ts';
 import * as fs from './confine/fs.ts';
 import { holdsFiles } from './confine/kernel-file-systems.ts';

@@ -18,14 +18,14 @@ import {
   toWire,
 } from '../../shared/agent-rpcs.ts';
 import { after } from '../../shared/clock.ts';
-import { AppError } from '../../shared/errors.ts';
-import { countTransferred } from '../../shared/start-garbage-collection.ts';
-import type { Logger } from '../../shared/logger.ts';
 import { openTerminals, terminalClients } from '../../shared/command-and-terminal-limits.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { countTransferred } from '../../shared/start-garbage-collection.ts';
 import type { AuditedCall, AuditLog } from '../audit-log/index.ts';
 import { type Capability, requiredCapabilities } from '../capabilities-by-rpc.ts';
-import type { AnswerStream, ControlStream, Dial } from './dial.ts';
 import { coalesce } from './coalesce-short-answer.ts';
+import type { AnswerStream, ControlStream, Dial } from './dial.ts';
 
 export interface CallsOptions {
   handlers: AgentMethods;

@@ -1,8 +1,8 @@
 // Copies the output of a process from its pipe or terminal into its log.
 import type { OnReadOpts, Socket } from 'node:net';
-import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import { monotonic } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { Wake } from '../../shared/slow-reader-backpressure.ts';
 
 /** Size of a buffer in bytes: the default capacity of a pipe on Linux (pipe(7)). */
 const pipeBytes = 64 * 1024;

@@ -1,6 +1,5 @@
 // Starts the process of one command or terminal, and tracks it until its whole process tree has ended.
 import { after, now } from '../../shared/clock.ts';
-import type { Logger } from '../../shared/logger.ts';
 import {
   killGraceMs,
   openCommands,
@@ -10,6 +9,7 @@ import {
   terminalClients,
   terminalWindowBytes,
 } from '../../shared/command-and-terminal-limits.ts';
+import type { Logger } from '../../shared/logger.ts';
 import type { Cgroups } from './cgroup.ts';
 import type { Exit, Journal } from './journal.ts';
 import { type FirstSignal, killTree, type Leader, Tree } from './kill-tree.ts';

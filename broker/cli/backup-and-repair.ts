@@ -7,9 +7,9 @@ import { promisify } from 'node:util';
 import type { Command } from 'commander';
 import { errnoOf, StartError, UsageError } from '../../shared/errors.ts';
 import { where } from './connect-to-broker.ts';
+import { type Common, localVerb } from './declare-verb.ts';
 import { startOnce, withSocket } from './local-broker.ts';
 import { print } from './print.ts';
-import { type Common, localVerb } from './declare-verb.ts';
 
 export function addBroker(program: Command): void {
   const broker = program.command('broker').description('back up or repair a broker on this machine');

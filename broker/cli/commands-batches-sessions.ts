@@ -2,10 +2,10 @@
 // machines.
 import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
+import { verb } from './declare-verb.ts';
+import { copyOut } from './output-and-signals.ts';
 import { shorten } from './print.ts';
 import { latest, ofMachine, printView, routeVerb, since, viewText } from './route-verb.ts';
-import { copyOut } from './output-and-signals.ts';
-import { verb } from './declare-verb.ts';
 
 const line = ({ command, args }: { command: string; args: string[] | null }): string =>
   shorten([command, ...(args ?? [])].join(' '));

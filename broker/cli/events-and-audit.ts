@@ -1,11 +1,11 @@
 // The verbs farhand events and farhand audit: list or follow events, and list the audit log.
 import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
+import { given, take, verb } from './declare-verb.ts';
 import { findMachine } from './find-by-name.ts';
+import { lost, write } from './output-and-signals.ts';
 import { clean, cleanJson, summary } from './print.ts';
 import { latest, ofMachine, printView, routeVerb, since } from './route-verb.ts';
-import { lost, write } from './output-and-signals.ts';
-import { given, take, verb } from './declare-verb.ts';
 
 export function addEvents(program: Command): void {
   const spec = {

@@ -1,10 +1,10 @@
 // The verbs farhand inventory and farhand machines inventory: what machines are, as text, CSV or an Ansible inventory.
 import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
+import { given, verb } from './declare-verb.ts';
+import { writeNow } from './output-and-signals.ts';
 import { type Cell, clean, print, record, size, when } from './print.ts';
 import { printView, routeVerb } from './route-verb.ts';
-import { writeNow } from './output-and-signals.ts';
-import { given, verb } from './declare-verb.ts';
 
 type Inventory = Awaited<ReturnType<Farhand['inventory']['get']>>;
 type Listed = Awaited<ReturnType<Farhand['inventory']['list']>>['items'][number];

@@ -2,9 +2,9 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import { scopes } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
+import { list } from './declare-verb.ts';
 import { hint } from './print.ts';
 import { type Given, routeVerb } from './route-verb.ts';
-import { list } from './declare-verb.ts';
 
 const secretOnce = ({ key }: { key: string }): string[] => [
   key,

@@ -11,8 +11,8 @@ import { inUse } from '../../shared/program.ts';
 import { failureOf } from '../../shared/sdk/error.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { brokerProgram } from '../../shared/shipped-files.ts';
-import { hint } from './print.ts';
 import { writeNow } from './output-and-signals.ts';
+import { hint } from './print.ts';
 import { through } from './transport.ts';
 
 interface SocketOptions {

@@ -15,10 +15,10 @@ import {
   withUrl,
   writeLogin,
 } from './connect-to-broker.ts';
+import { localVerb, type Options } from './declare-verb.ts';
 import { hint, print } from './print.ts';
 import { isInteractive, prompt, readInput } from './prompt.ts';
 import { printView } from './route-verb.ts';
-import { localVerb, type Options } from './declare-verb.ts';
 
 const flags = {
   '--key-stdin': 'read the API key from standard input',

@@ -2,11 +2,11 @@
 import type { Command } from 'commander';
 import { mostSkewMs } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
+import { list, verb } from './declare-verb.ts';
 import { findMachine } from './find-by-name.ts';
 import { addMachineInventory } from './inventory.ts';
 import { record, size, span, when } from './print.ts';
 import { printView, routeVerb } from './route-verb.ts';
-import { list, verb } from './declare-verb.ts';
 
 type Machine = Awaited<ReturnType<Farhand['machines']['get']>>;
 

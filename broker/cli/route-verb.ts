@@ -5,10 +5,10 @@ import type * as z from 'zod';
 import type { Route } from '../../shared/api/route.ts';
 import { type Api, allRoutes } from '../../shared/api/route-table.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
+import { type Common, take, type VerbSpec, verb } from './declare-verb.ts';
 import { findMachine, findSchedule, machineNames } from './find-by-name.ts';
 import { type Cell, type Format, print, record, size, span, summary, table, when } from './print.ts';
 import { confirm } from './prompt.ts';
-import { type Common, take, type VerbSpec, verb } from './declare-verb.ts';
 
 export type Item = Record<string, unknown>;
 

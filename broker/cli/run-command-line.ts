@@ -5,16 +5,17 @@ import { AppError, errnoOf } from '../../shared/errors.ts';
 import { failure, hideArgument, nodeIsGood, wrongNode } from '../../shared/program.ts';
 import { FarhandError } from '../../shared/sdk/index.ts';
 import { reasonOf } from '../../shared/system-errors.ts';
+import { Exit, watchOutputs } from './output-and-signals.ts';
 import { clean, hint } from './print.ts';
 import { createProgram } from './program.ts';
-import { Exit, watchOutputs } from './output-and-signals.ts';
 
 export async function run(argv: string[]): Promise<void> {
   if (!nodeIsGood(process.version)) return end(`farhand: ${wrongNode}`, 1);
   hideArgument('--env');
   watchOutputs();
   try {
-    if (argv[2] === '__complete') return await (await import('./completion-candidates.ts')).complete(argv.slice(3));
+    if (argv[2] === '__complete')
+      return await (await import('./completion-candidates.ts')).complete(argv.slice(3));
     await (await createProgram(argv[2])).parseAsync(argv);
   } catch (error) {
     // Commander has printed its error already. It also throws after help and version, which are no failures.

@@ -4,10 +4,10 @@ import { StartError, UsageError } from '../../shared/errors.ts';
 import { clean } from '../../shared/sanitize-text.ts';
 import type { Ending, Farhand, Terminal, TerminalNote, TerminalSettings } from '../../shared/sdk/index.ts';
 import { where, withBroker } from './connect-to-broker.ts';
+import { localVerb } from './declare-verb.ts';
 import { findMachine } from './find-by-name.ts';
 import { rawMode, watchModes } from './local-terminal.ts';
 import { onStop, write } from './output-and-signals.ts';
-import { localVerb } from './declare-verb.ts';
 
 /** Code of the key Ctrl-], which detaches, as in telnet. Few programs use this key. */
 const detachKey = 0x1d;

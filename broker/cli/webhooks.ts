@@ -1,10 +1,10 @@
 // The verbs of farhand webhooks: manage URLs that receive events, and list the deliveries to them.
 import type { Command } from 'commander';
 import { StartError, UsageError } from '../../shared/errors.ts';
+import { verb } from './declare-verb.ts';
 import { when } from './print.ts';
 import { readInput } from './prompt.ts';
 import { latest, printView, routeVerb, since } from './route-verb.ts';
-import { verb } from './declare-verb.ts';
 
 /** Flags of both create and update. The secret is no flag, because other users can read command lines. */
 const flags = {

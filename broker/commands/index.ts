@@ -5,6 +5,7 @@ import type { Api, Caller, Handlers, Input, Journal, Page } from '../../shared/a
 import { monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { HistoryTransaction } from '../history/history.ts';
 import { Acknowledgements } from '../link/acknowledge-results.ts';
 import { type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
@@ -18,10 +19,6 @@ import {
   type Status,
   specOf,
 } from './command-record.ts';
-import { type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
-import { OutputDirectory, type Stream } from './stored-output.ts';
-import { bytesOf, eventsOf, type Part, partsFrom, sourceOf } from './output-readers.ts';
-import { Scheduler } from './scheduler.ts';
 import {
   type CommandServices,
   type CommandSettings,
@@ -30,8 +27,11 @@ import {
   countedCommands,
   fromRow,
 } from './command-store.ts';
+import { type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
+import { bytesOf, eventsOf, type Part, partsFrom, sourceOf } from './output-readers.ts';
+import { Scheduler } from './scheduler.ts';
+import { OutputDirectory, type Stream } from './stored-output.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './to-json.ts';
-import { TurnLimit } from '../event-loop-turn-limit.ts';
 
 /** The parameters of a schedule's command, and the key whose rights the command has. */
 export interface ScheduledParams extends CommandParams {

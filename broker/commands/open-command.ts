@@ -13,18 +13,25 @@ import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/Pr
 import type { Asking } from '../../shared/agent-rpcs.ts';
 import type { Caller } from '../../shared/api/route-table.ts';
 import { after, now, sleep } from '../../shared/clock.ts';
+import { killGraceMs } from '../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { killGraceMs } from '../../shared/command-and-terminal-limits.ts';
+import type { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { HistoryTransaction } from '../history/history.ts';
 import type { Acknowledgements } from '../link/acknowledge-results.ts';
 import type { Link } from '../presence/index.ts';
-import { type BatchProgress, type Command, type End, endOf, isPlausible, type Spec } from './command-record.ts';
-import type { Output, OutputDirectory } from './stored-output.ts';
+import {
+  type BatchProgress,
+  type Command,
+  type End,
+  endOf,
+  isPlausible,
+  type Spec,
+} from './command-record.ts';
 import type { CommandServices, CommandStore } from './command-store.ts';
-import type { TurnLimit } from '../event-loop-turn-limit.ts';
 import { QueueTimeout } from './queue-timeout.ts';
+import type { Output, OutputDirectory } from './stored-output.ts';
 
 /** The services, store and scheduler that all open commands share. */
 export interface CommandContext extends CommandServices {

@@ -8,6 +8,7 @@ import type { ReadFileHead__Output } from '../../proto/types/farhand/agent/v1/Re
 import { present } from '../../shared/agent-rpcs.ts';
 import type { Api, Caller, Handlers, Input, Reply, SentEvent } from '../../shared/api/route-table.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
+import { download } from './download.ts';
 import {
   assertEntry,
   assertEtag,
@@ -25,7 +26,6 @@ import {
   watching,
   withMachine,
 } from './route-helpers.ts';
-import { download } from './download.ts';
 import { writeHandlers } from './write-handlers.ts';
 
 type Route<O extends keyof Api['files']> = Api['files'][O];

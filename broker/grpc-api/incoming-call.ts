@@ -6,11 +6,11 @@ import type { StreamsDefinition } from '../../proto/types/farhand/client/v1/Stre
 import { drained } from '../../shared/agent-rpcs.ts';
 import type { Route } from '../../shared/api/route.ts';
 import type { Caller, Handlers, Input } from '../../shared/api/route-table.ts';
-import { readStream } from '../../shared/slow-reader-backpressure.ts';
 import { after, sleep } from '../../shared/clock.ts';
 import { AppError, type Code, codes } from '../../shared/errors.ts';
 import { requestIdFrom } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { readStream } from '../../shared/slow-reader-backpressure.ts';
 import { authenticate, type Client } from '../admission/authenticate.ts';
 import {
   type AccessServices,

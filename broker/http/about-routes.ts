@@ -11,8 +11,8 @@ import { shipped } from '../../shared/shipped-files.ts';
 import { version } from '../../shared/version.ts';
 import { contentBytes } from '../files/index.ts';
 import type { Authority } from '../link/authority.ts';
-import { openapiText } from './openapi.ts';
 import { newNonce, pagePolicy } from './content-security-policy.ts';
+import { openapiText } from './openapi.ts';
 
 /** The status of a running broker, as its log and commands print it. */
 export interface Status {

@@ -9,12 +9,12 @@ import type { Readable } from 'node:stream';
 import { Busboy, type BusboyInstance } from '@fastify/busboy';
 import getRawBody from 'raw-body';
 import type { Content } from '../../shared/api/route-table.ts';
-import { readStream } from '../../shared/slow-reader-backpressure.ts';
 import { after } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
-import { countTransferred } from '../../shared/start-garbage-collection.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Quota } from '../../shared/quota.ts';
+import { readStream } from '../../shared/slow-reader-backpressure.ts';
+import { countTransferred } from '../../shared/start-garbage-collection.ts';
 
 /** Longest time for a whole JSON body to arrive. */
 const maxMs = 300_000;

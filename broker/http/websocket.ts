@@ -5,11 +5,11 @@ import type { Duplex } from 'node:stream';
 import { type WebSocket, WebSocketServer } from 'ws';
 import { closeCodes } from '../../shared/api/close-codes.ts';
 import { maxMessageBytes, terminal } from '../../shared/api/terminal.ts';
-import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import { every, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
+import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import { assertKnownParameters, queryOf } from '../admission/parse-request.ts';
 import {
   type Action,

@@ -2,8 +2,8 @@
 // place is free.
 import type { Lane } from '../../shared/agent-rpcs.ts';
 import { after } from '../../shared/clock.ts';
-import { AppError } from '../../shared/errors.ts';
 import { openTerminals, terminalClients } from '../../shared/command-and-terminal-limits.ts';
+import { AppError } from '../../shared/errors.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 
 /**

@@ -12,13 +12,13 @@ import { verifyProof } from '../../shared/identity-proof.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
+import type { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Link, Presence } from '../presence/index.ts';
 import type { Machine, State } from '../state/state.ts';
 import { type AnswerWaiters, Calls } from './agent-calls.ts';
 import type { Heartbeats } from './heartbeats.ts';
 import type { LinkLimits } from './limits-per-minute.ts';
-import type { TurnLimit } from '../event-loop-turn-limit.ts';
 
 export type ConnectStream = ServerDuplexStream<ConnectRequest__Output, ConnectResponse>;
 

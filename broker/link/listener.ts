@@ -24,6 +24,7 @@ import { controlFlow } from '../../shared/http2-windows.ts';
 import type { Rates } from '../admission/rate-limits.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
 import { logAcceptErrors } from '../connection-limiter.ts';
+import { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
 import type { JoinTokens } from '../join-tokens.ts';
@@ -39,9 +40,8 @@ import {
 } from './control-stream.ts';
 import { HandshakeQueue } from './handshake-queue.ts';
 import { Heartbeats } from './heartbeats.ts';
-import { createLinkLimits } from './limits-per-minute.ts';
 import { type Pings, pingConnections } from './keepalive-pings.ts';
-import { TurnLimit } from '../event-loop-turn-limit.ts';
+import { createLinkLimits } from './limits-per-minute.ts';
 
 export interface ListenerOptions {
   host: string;

@@ -2,9 +2,9 @@
 import type { Topic } from '../../shared/api/live.ts';
 import type { CommandId, MachineId, Scope } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
-import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import { sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
+import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import type { Commands } from '../commands/index.ts';
 import type { Events } from '../events.ts';
 import { mergeStreams } from '../merge-streams.ts';

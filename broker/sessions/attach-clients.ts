@@ -1,9 +1,9 @@
 // Clients of terminals: attaches them by ticket or gRPC call, and serves each one until it leaves.
 import type { Caller, Journal } from '../../shared/api/route-table.ts';
 import { after, now } from '../../shared/clock.ts';
+import { terminalClients } from '../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-import { terminalClients } from '../../shared/command-and-terminal-limits.ts';
 import type { HistoryTransaction } from '../history/history.ts';
 import type { ClientPort, CloseReason } from './client-port.ts';
 import { Conversation, endOf } from './serve-client.ts';

@@ -6,11 +6,11 @@ import type { AttachTerminalRequest } from '../../proto/types/farhand/agent/v1/A
 import type { TerminalOutput__Output } from '../../proto/types/farhand/agent/v1/TerminalOutput.ts';
 import type { TerminalSize__Output } from '../../proto/types/farhand/agent/v1/TerminalSize.ts';
 import { cols as colsSchema, rows as rowsSchema } from '../../shared/api/sessions.ts';
-import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import { monotonic } from '../../shared/clock.ts';
+import { terminalReplayBytes } from '../../shared/command-and-terminal-limits.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { terminalReplayBytes } from '../../shared/command-and-terminal-limits.ts';
+import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import type { Link } from '../presence/index.ts';
 import type { Action, ClientPort, CloseReason, Notice } from './client-port.ts';
 import type { OpenSession } from './session.ts';

@@ -6,8 +6,8 @@ import { createSecureContext, type SecureContextOptions } from 'node:tls';
 import { every } from '../../shared/clock.ts';
 import { errnoOf, StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { BrokerSettings } from '../settings-schema.ts';
 import { type Authority, renewLeaves } from '../link/authority.ts';
+import type { BrokerSettings } from '../settings-schema.ts';
 
 type Apply = (context: SecureContextOptions) => void;
 

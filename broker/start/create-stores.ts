@@ -4,10 +4,10 @@ import { join } from 'node:path';
 import { now } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { BrokerSettings } from '../settings-schema.ts';
 import { History } from '../history/history.ts';
 import { openHistory } from '../history/open-history.ts';
 import { countTimesFrom } from '../schedules/run-due-times.ts';
+import type { BrokerSettings } from '../settings-schema.ts';
 import { openState, State } from '../state/state.ts';
 
 interface Opening {

@@ -14,7 +14,6 @@ import type { Logger } from '../../shared/logger.ts';
 import { isLoopback } from '../../shared/loopback.ts';
 import { Quota } from '../../shared/quota.ts';
 import { reasonOf } from '../../shared/system-errors.ts';
-import type { BrokerSettings } from '../settings-schema.ts';
 import { ConnectionLimiter, connectionLimits } from '../connection-limiter.ts';
 import { StreamsService } from '../grpc-api/index.ts';
 import type { Status } from '../http/about-routes.ts';
@@ -24,6 +23,7 @@ import { type AppOptions, createHttpServer } from '../http/server.ts';
 import { defaultSettings } from '../link/control-stream.ts';
 import { backlog, startListener } from '../link/listener.ts';
 import type { Sessions } from '../sessions/index.ts';
+import type { BrokerSettings } from '../settings-schema.ts';
 import { certificateOf } from './certificate.ts';
 import { type Closers, createParts, type Opening, type Parts, type Tuning } from './create-parts.ts';
 

@@ -9,8 +9,8 @@ import { Agent, get } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { assaults } from './attack/attacker-process.ts';
-import { at, bench, cost, type Farhand, program, startFarhand } from './start-and-measure-programs.ts';
 import { rounded, Table } from './compare-peers.ts';
+import { at, bench, cost, type Farhand, program, startFarhand } from './start-and-measure-programs.ts';
 
 const everyMs = 20;
 /** Time after which the reader gives up. */
@@ -85,7 +85,11 @@ await bench(async (folder) => {
   row('none', await reading(farhand, seconds), cost(farhand.broker.pid).rss);
   for (const name of Object.keys(assaults).filter((one) => one.includes(values.only))) {
     const before = cost(farhand.broker.pid).rss;
-    const attacker = await program('scripts/bench/attack/attacker-process.ts', [name, JSON.stringify(target)], 'attacking');
+    const attacker = await program(
+      'scripts/bench/attack/attacker-process.ts',
+      [name, JSON.stringify(target)],
+      'attacking',
+    );
     const felt = await reading(farhand, seconds);
     process.kill(-attacker.pid, 'SIGKILL');
     await sleep(Number(values.rest) * 1_000);

@@ -15,8 +15,10 @@ import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
-import type { Ask, Seen, Trues } from './commands/measuring-process.ts';
 import { createFloors } from './commands/least-cost-of-steps.ts';
+import type { Ask, Seen, Trues } from './commands/measuring-process.ts';
+import { type Read, startWay, type Targets, type WayName } from './commands/ways-to-run-a-command.ts';
+import { Meter, rest, rounded, settle, Table } from './compare-peers.ts';
 import {
   at,
   bench,
@@ -29,9 +31,7 @@ import {
   startFarhand,
   timed,
 } from './start-and-measure-programs.ts';
-import { Meter, rest, rounded, settle, Table } from './compare-peers.ts';
 import { present, sshPackages, startMaster, startSsh } from './start-sshd.ts';
-import { type Read, startWay, type Targets, type WayName } from './commands/ways-to-run-a-command.ts';
 
 const parts = { latency, history, rate, output, steps };
 type Part = keyof typeof parts;
@@ -187,7 +187,9 @@ async function rate(commandsBench: CommandsBench): Promise<void> {
   const all = new Map<WayName, Seen[]>();
   for (const [width, count] of widths) {
     const what = `commands a second, ${width} at once`;
-    const seen = await inTurns(commandsBench, ways, what, (way) => trues(way, commandsBench.targets, { count, width }));
+    const seen = await inTurns(commandsBench, ways, what, (way) =>
+      trues(way, commandsBench.targets, { count, width }),
+    );
     const perSecond = (way: WayName): number =>
       median((seen.get(way) ?? []).map(({ times, seconds }) => times.length / seconds));
     const ours = perSecond('farhand');

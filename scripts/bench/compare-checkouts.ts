@@ -15,6 +15,8 @@ import { mkdirSync, writeFileSync } from 'node:fs';
 import { join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
+import { startWay } from './commands/ways-to-run-a-command.ts';
+import { rest, rounded, Table } from './compare-peers.ts';
 import {
   at,
   bench,
@@ -25,9 +27,7 @@ import {
   run,
   startFarhand,
 } from './start-and-measure-programs.ts';
-import { rest, rounded, Table } from './compare-peers.ts';
 import { attached, echoes, startEcho, type Typist } from './terminals/key-echo-times.ts';
-import { startWay } from './commands/ways-to-run-a-command.ts';
 
 const { values } = parseArgs({
   options: {

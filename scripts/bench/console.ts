@@ -14,13 +14,13 @@ import { parseArgs } from 'node:util';
 import type { Browser } from 'playwright-core';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { buildConsole } from '../build-console.ts';
-import { act } from './console/key-and-click-times.ts';
+import { type ConsoleBench, Limits } from './console/broker-tab-and-limits.ts';
 import { measureBrokerMemory, measureLoads } from './console/first-load-and-memory.ts';
+import { act } from './console/key-and-click-times.ts';
 import { measureLargeFleet, measureSlowPage } from './console/machines-page.ts';
 import { launchChromium, Tab } from './console/measured-tab.ts';
 import { floodTerminal } from './console/terminal.ts';
 import { uploadFiles } from './console/uploads.ts';
-import { Limits, type ConsoleBench } from './console/broker-tab-and-limits.ts';
 import { BrokerProcess } from './fleet/broker-process.ts';
 import { FleetOfAgents } from './fleet/fleet-of-agents.ts';
 import { bench, startAgent } from './start-and-measure-programs.ts';
@@ -105,7 +105,10 @@ async function startMachine(folder: string, name: string, { http, grpc, key, joi
   return { id: items[0]?.id ?? '', agent };
 }
 
-async function measureMemory(consoleBench: Omit<ConsoleBench, 'tab'>, newTab: () => Promise<Tab>): Promise<void> {
+async function measureMemory(
+  consoleBench: Omit<ConsoleBench, 'tab'>,
+  newTab: () => Promise<Tab>,
+): Promise<void> {
   const dataDir = join(consoleBench.folder, 'control');
   const broker = await BrokerProcess.start({ dataDir, machines: 1, profiled: false });
   const { id, agent } = await startMachine(consoleBench.folder, 'control-machine', broker);

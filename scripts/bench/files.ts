@@ -19,10 +19,19 @@ import { randomFillSync } from 'node:crypto';
 import { closeSync, mkdirSync, openSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { listing, privateMemory, stalled, startStalled } from './files/response-times.ts';
-import type { FilesBench } from './files/programs-and-paths.ts';
-import { bench, cost, machineId, median, program, run, startAgent, startFarhand } from './start-and-measure-programs.ts';
 import { Meter, type Peer, race, rounded, settle, Table } from './compare-peers.ts';
+import type { FilesBench } from './files/programs-and-paths.ts';
+import { listing, privateMemory, stalled, startStalled } from './files/response-times.ts';
+import {
+  bench,
+  cost,
+  machineId,
+  median,
+  program,
+  run,
+  startAgent,
+  startFarhand,
+} from './start-and-measure-programs.ts';
 import { present, type Ssh, sshPackages, startSsh } from './start-sshd.ts';
 
 const parts = { down, up, tree, far, list: listing, stalled };
@@ -50,7 +59,18 @@ async function main(folder: string): Promise<void> {
   await settle();
   const idle = new Map([plain, started.broker, started.agent].map((one) => [one, cost(one.pid).rss]));
   const places = { folder, source, copy, files };
-  const filesBench: FilesBench = { size, runs, beside, table, farhand: started, plain, idle, ssh, has, ...places };
+  const filesBench: FilesBench = {
+    size,
+    runs,
+    beside,
+    table,
+    farhand: started,
+    plain,
+    idle,
+    ssh,
+    has,
+    ...places,
+  };
 
   if (busy) for (let n = 0; n < 2; n += 1) void run('while :; do :; done').catch(() => undefined);
   if (ssh) await handshake(filesBench, ssh);
@@ -258,7 +278,8 @@ async function far(filesBench: FilesBench): Promise<void> {
   const source = join(folder, 'shelf', 'far');
   writeRandom(source, size);
   const delayed = async (address: string): Promise<string> =>
-    (await program('scripts/bench/files/delaying-proxy.ts', [address, String(oneWayMs)], 'delay is up')).line.address ?? '';
+    (await program('scripts/bench/files/delaying-proxy.ts', [address, String(oneWayMs)], 'delay is up')).line
+      .address ?? '';
   const agent = await startAgent(folder, 'far', await delayed(farhand.grpc), farhand.token);
   await settle();
   const files = `${farhand.http}/api/v1/machines/${await machineId(farhand, 1)}/files`;

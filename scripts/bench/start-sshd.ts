@@ -3,8 +3,8 @@ import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { type AddressInfo, createServer } from 'node:net';
 import { userInfo } from 'node:os';
 import { delimiter, join } from 'node:path';
-import { run, until } from './start-and-measure-programs.ts';
 import type { Table } from './compare-peers.ts';
+import { run, until } from './start-and-measure-programs.ts';
 
 export interface Ssh {
   port: number;

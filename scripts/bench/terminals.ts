@@ -16,10 +16,18 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
-import { at, bench, type Farhand, machineId, run, startFarhand } from './start-and-measure-programs.ts';
 import { rounded, settle, Table } from './compare-peers.ts';
+import { at, bench, type Farhand, machineId, run, startFarhand } from './start-and-measure-programs.ts';
 import { present, type Ssh, sshPackages, startSsh } from './start-sshd.ts';
-import { attached, echo, echoes, inTime, nextByte, startEcho, type Typist } from './terminals/key-echo-times.ts';
+import {
+  attached,
+  echo,
+  echoes,
+  inTime,
+  nextByte,
+  startEcho,
+  type Typist,
+} from './terminals/key-echo-times.ts';
 
 const parts = { alone, crowd, download };
 type Part = keyof typeof parts;

@@ -1,5 +1,6 @@
 // The table of all REST routes, from which broker, OpenAPI document, SDK and CLI verbs are derived.
 import type * as z from 'zod';
+import { service } from './about-broker.ts';
 import { audit } from './audit.ts';
 import { batches } from './batches.ts';
 import { commands } from './commands.ts';
@@ -10,13 +11,12 @@ import { joinTokens } from './join-tokens.ts';
 import { keys } from './keys.ts';
 import { live } from './live.ts';
 import { logins } from './logins.ts';
+import { tags } from './machine-tags.ts';
 import { machines } from './machines.ts';
 import { packages } from './packages.ts';
 import type { KeyId, LoginId, MachineId, Route, Scope } from './route.ts';
 import { schedules } from './schedules.ts';
-import { service } from './about-broker.ts';
 import { sessions } from './sessions.ts';
-import { tags } from './machine-tags.ts';
 import { terminal } from './terminal.ts';
 import { webhooks } from './webhooks.ts';
 

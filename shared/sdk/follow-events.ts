@@ -3,8 +3,8 @@ import { backoff } from '../backoff.ts';
 import { sleep } from '../clock.ts';
 import type { ReceivedEvent } from './call-types.ts';
 import { FarhandError, noAnswer } from './error.ts';
-import { isTransient } from './send.ts';
 import { chunksOf, eventsOf } from './parse-lines-and-sse.ts';
+import { isTransient } from './send.ts';
 
 export interface FollowOptions {
   url: string;

@@ -7,9 +7,9 @@ import type { CallSettings, ListResult, Namespaces } from './call-types.ts';
 import { envelopeOf, failureOf } from './error.ts';
 import { type FollowOptions, follow } from './follow-events.ts';
 import { allItems, Lazy } from './iterable-result.ts';
+import { chunksOf, objectsOf } from './parse-lines-and-sse.ts';
 import { type Attached, type Connection, prepare } from './request.ts';
 import { checkedBody, send, textOf } from './send.ts';
-import { chunksOf, objectsOf } from './parse-lines-and-sse.ts';
 import { attachTerminal, type TerminalSettings } from './terminal.ts';
 
 export type {

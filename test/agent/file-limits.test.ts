@@ -22,8 +22,8 @@ import type { SearchFilesResponse } from '../../proto/types/farhand/agent/v1/Sea
 import type { WatchFilesResponse } from '../../proto/types/farhand/agent/v1/WatchFilesResponse.ts';
 import { AppError } from '../../shared/errors.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
-import { call, Disk, refused } from '../file-operations-fixture.ts';
 import { fakeClock } from '../fake-clock.ts';
+import { call, Disk, refused } from '../file-operations-fixture.ts';
 
 let disk: Disk;
 let files: Files;

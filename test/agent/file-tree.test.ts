@@ -37,7 +37,17 @@ import { createFiles, type Files } from '../../agent/files/index.ts';
 import type { ChangeFileRequest__Output } from '../../proto/types/farhand/agent/v1/ChangeFileRequest.ts';
 import { AppError } from '../../shared/errors.ts';
 import { createLogger } from '../../shared/logger.ts';
-import { call, Disk, isRoot, mayMount, otherDisk, printed, refused, tree, tries } from '../file-operations-fixture.ts';
+import {
+  call,
+  Disk,
+  isRoot,
+  mayMount,
+  otherDisk,
+  printed,
+  refused,
+  tree,
+  tries,
+} from '../file-operations-fixture.ts';
 
 // ---- A disk of its own for each test
 

@@ -14,8 +14,8 @@ import { place, unitText } from '../../shared/systemd/install.ts';
 import { createNotify } from '../../shared/systemd/notify.ts';
 import { version } from '../../shared/version.ts';
 import { fakeClock } from '../fake-clock.ts';
-import { lacks, needs } from '../skip-without-programs.ts';
 import { joinScripted } from '../scripted-agent.ts';
+import { lacks, needs } from '../skip-without-programs.ts';
 import { quiet, startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { execute } from './boot-container.ts';
 

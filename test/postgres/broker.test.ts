@@ -10,8 +10,8 @@ import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { shared } from '../close-after-tests.ts';
-import { serverUser } from '../start-postgres.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { serverUser } from '../start-postgres.ts';
 import { program } from '../start-processes.ts';
 import { createServer, databaseOf, startAgain, startOn, withPostgres } from './postgres-fixture.ts';
 

@@ -1,8 +1,8 @@
 // A PostgreSQL server for the tests of one file, and brokers on databases of their own.
 import { describe } from 'vitest';
 import { atEnd } from '../close-after-tests.ts';
-import { missingPostgres, type PostgresServer, startPostgres } from '../start-postgres.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { missingPostgres, type PostgresServer, startPostgres } from '../start-postgres.ts';
 
 /** Tests that need PostgreSQL; skipped where it is missing, with the reason in the name. */
 export function withPostgres(name: string, tests: () => void): void {

@@ -13,8 +13,8 @@ import type { PathEntry } from '../confine/resolve.ts';
 import { describe } from '../describe.ts';
 import type { Disk } from '../operations-to-handlers.ts';
 import type { Upload } from '../upload.ts';
-import { Extractor } from './extract-entries.ts';
 import { Tree } from './destination-tree.ts';
+import { Extractor } from './extract-entries.ts';
 
 /** One archive that is being unpacked. */
 interface Job {

@@ -1,8 +1,8 @@
 // Stores a terminal's last output by byte offset. In memory, because echoes of keys must not wait for a disk.
 
-import { Backpressure, type Wake } from '../../../shared/slow-reader-backpressure.ts';
-import { AppError } from '../../../shared/errors.ts';
 import { terminalReplayBytes } from '../../../shared/command-and-terminal-limits.ts';
+import { AppError } from '../../../shared/errors.ts';
+import { Backpressure, type Wake } from '../../../shared/slow-reader-backpressure.ts';
 
 interface Block {
   start: number;

@@ -1,11 +1,11 @@
 // One terminal: its output, the calls that keep it alive, and its clients.
 import type { AttachTerminalRequest__Output } from '../../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
 import type { AttachTerminalResponse } from '../../../proto/types/farhand/agent/v1/AttachTerminalResponse.ts';
-import type { ReaderPosition } from '../../../shared/slow-reader-backpressure.ts';
 import { after } from '../../../shared/clock.ts';
-import { AppError } from '../../../shared/errors.ts';
 import { terminalReplayBytes } from '../../../shared/command-and-terminal-limits.ts';
+import { AppError } from '../../../shared/errors.ts';
 import { isSignal } from '../../../shared/signals.ts';
+import type { ReaderPosition } from '../../../shared/slow-reader-backpressure.ts';
 import type { Exit } from '../journal.ts';
 import { signalGroup } from '../kill-tree.ts';
 import { Tracked } from '../process-registry.ts';

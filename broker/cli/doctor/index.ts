@@ -8,8 +8,8 @@ import { type Finding, fail, mendText, ok, reason, warn } from '../../../shared/
 import { reachPort, reachSocketFile } from '../../../shared/doctor/reachable-port.ts';
 import { nodeIsGood, wrongNode } from '../../../shared/program.ts';
 import { type Where, where } from '../connect-to-broker.ts';
-import { cleanLines, print, table } from '../print.ts';
 import { type Common, localVerb } from '../declare-verb.ts';
+import { cleanLines, print, table } from '../print.ts';
 import { examineBroker } from './network-checks.ts';
 
 type DoctorOptions = Common & { agentDataDir?: string; broker?: string };

@@ -1,9 +1,9 @@
 // Follows a command to its end: reports output, gaps in it, and the exit. Cancels the command on Ctrl-C.
 import { StartError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
-import { clean, cleanJson, hint } from '../print.ts';
-import { Exit, lost, onStop, write } from '../output-and-signals.ts';
 import type { Options } from '../declare-verb.ts';
+import { Exit, lost, onStop, write } from '../output-and-signals.ts';
+import { clean, cleanJson, hint } from '../print.ts';
 
 export const flags = {
   '--tags <list>': 'run on every machine with all of these tags',

@@ -3,9 +3,9 @@ import type { Command } from 'commander';
 import { UsageError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { where, withBroker } from '../connect-to-broker.ts';
+import { given, localVerb } from '../declare-verb.ts';
 import { findMachine } from '../find-by-name.ts';
 import { hint, print, printJson } from '../print.ts';
-import { given, localVerb } from '../declare-verb.ts';
 import * as one from './follow-command.ts';
 import { hasInput, sendInput } from './send-stdin.ts';
 

@@ -1,10 +1,10 @@
 // Runs a command on many machines: prints each line of output after the name of its machine, then a summary.
 import { UsageError } from '../../../shared/errors.ts';
 import type { Farhand } from '../../../shared/sdk/index.ts';
+import { given } from '../declare-verb.ts';
 import { findMachine, machineNames } from '../find-by-name.ts';
 import { clean, cleanLines, hint, print, printJson } from '../print.ts';
 import { readInput } from '../prompt.ts';
-import { given } from '../declare-verb.ts';
 import * as one from './follow-command.ts';
 
 /** Most commands whose output is read at once, because each uses a connection. */

@@ -2,11 +2,11 @@
 import type { Command } from 'commander';
 import { UsageError } from '../../../shared/errors.ts';
 import { type Farhand, FarhandError } from '../../../shared/sdk/index.ts';
+import { type Common, given, verb } from '../declare-verb.ts';
+import { copyOut, Exit, Interrupted, onStop } from '../output-and-signals.ts';
 import { hint, print, printJson, size, table } from '../print.ts';
 import { confirm } from '../prompt.ts';
 import { printView } from '../route-verb.ts';
-import { copyOut, Exit, Interrupted, onStop } from '../output-and-signals.ts';
-import { type Common, given, verb } from '../declare-verb.ts';
 import { inside, isRemote, resolve } from './remote-path.ts';
 
 type Entry = Awaited<ReturnType<Farhand['files']['stat']>>;

@@ -4,8 +4,8 @@ import { client } from '../client.ts';
 import { Ago } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { List } from '../parts/paged-list.tsx';
 import { Empty, Failed, Placeholder } from '../parts/page.tsx';
+import { List } from '../parts/paged-list.tsx';
 import { after, bytesText } from '../time.ts';
 import { baseOf, downloadAddress, goToPath, isEditable, nameToRead, parentOf } from './paths.ts';
 

@@ -2,12 +2,12 @@
 import { client } from '../client.ts';
 import { CommandList } from '../commands/command-list.tsx';
 import type { Happened } from '../live-updates.ts';
-import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { EventList } from '../parts/event-list.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { LongList } from '../parts/paged-list.tsx';
+import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty } from '../parts/page.tsx';
+import { LongList } from '../parts/paged-list.tsx';
 import { to } from '../router.ts';
 import { mayWrite, ScheduleList } from '../schedules/schedule-list.tsx';
 import { may } from '../session.ts';

@@ -1,7 +1,7 @@
 // The list of machines as cards, as many beside each other as fit.
 import { useLayoutEffect, useRef, useState } from 'preact/hooks';
-import { State, Tags } from '../parts/basics.tsx';
 import { Bar, Sparkline, share } from '../parts/bar-and-sparkline.tsx';
+import { State, Tags } from '../parts/basics.tsx';
 import { VirtualRows } from '../parts/virtual-rows.tsx';
 import { to } from '../router.ts';
 import { isOld, LastSeen } from './age-of-values.tsx';

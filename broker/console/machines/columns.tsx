@@ -1,13 +1,13 @@
 // The columns of the list of machines: their cells, their widths, and which of them a person has chosen.
 import { computed, signal } from '@preact/signals';
 import type { ComponentChildren } from 'preact';
-import { Ago, State } from '../parts/basics.tsx';
-import { Bar, Sparkline, share } from '../parts/bar-and-sparkline.tsx';
 import { storedText, storeText } from '../local-storage.ts';
+import { Bar, Sparkline, share } from '../parts/bar-and-sparkline.tsx';
+import { Ago, State } from '../parts/basics.tsx';
 import { durationText } from '../time.ts';
 import { LastSeen } from './age-of-values.tsx';
-import type { MachineRow } from './live-machine-list.ts';
 import type { SortField } from './filters-in-url.ts';
+import type { MachineRow } from './live-machine-list.ts';
 
 export interface Column {
   name: string;

@@ -8,8 +8,8 @@ import { VirtualRows } from '../parts/virtual-rows.tsx';
 import { setQuery, to } from '../router.ts';
 import { isOld } from './age-of-values.tsx';
 import { leastWidth, template, visibleColumns } from './columns.tsx';
-import type { Fleet, MachineQuery, MachineRow } from './live-machine-list.ts';
 import { firstSort, type SortField } from './filters-in-url.ts';
+import type { Fleet, MachineQuery, MachineRow } from './live-machine-list.ts';
 import { clearSelection, selected, selecting, selectMatching, toggle } from './selected-machines.ts';
 
 const rowHeight = 44;

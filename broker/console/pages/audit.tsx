@@ -3,8 +3,8 @@ import { client } from '../client.ts';
 import { nameOf } from '../machines/names.ts';
 import { Ago } from '../parts/basics.tsx';
 import * as icons from '../parts/icons.ts';
-import { List, LongList } from '../parts/paged-list.tsx';
 import { Empty, Page } from '../parts/page.tsx';
+import { List, LongList } from '../parts/paged-list.tsx';
 import { SearchField } from '../parts/search-field.tsx';
 import { place, to } from '../router.ts';
 

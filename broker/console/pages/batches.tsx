@@ -1,11 +1,11 @@
 // Batches: commands on many machines, with how many of them are done.
 import { client } from '../client.ts';
-import { commandLine } from '../commands/command-list.tsx';
 import { Counts } from '../commands/batch-progress-bar.tsx';
+import { commandLine } from '../commands/command-list.tsx';
 import { Ago, State } from '../parts/basics.tsx';
 import * as icons from '../parts/icons.ts';
-import { List, LongList } from '../parts/paged-list.tsx';
 import { Empty, Page } from '../parts/page.tsx';
+import { List, LongList } from '../parts/paged-list.tsx';
 import { to } from '../router.ts';
 import { RunButton } from './commands.tsx';
 

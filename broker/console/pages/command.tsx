@@ -5,11 +5,11 @@ import { type CommandRecord, commandLine, outcome, runAgain } from '../commands/
 import { followOutput, Output, OutputText } from '../commands/output-text.tsx';
 import { listen, useTopic } from '../live-updates.ts';
 import { nameOf } from '../machines/names.ts';
-import { CancelButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Ago, Choice, CopyButton, State } from '../parts/basics.tsx';
 import { TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
+import { CancelButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Failed, Page, Show } from '../parts/page.tsx';
 import { attempt, say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';

@@ -5,8 +5,8 @@ import { nameOf } from '../machines/names.ts';
 import { Choice } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { LongList } from '../parts/paged-list.tsx';
 import { Empty, Page } from '../parts/page.tsx';
+import { LongList } from '../parts/paged-list.tsx';
 import { place, setQuery, to } from '../router.ts';
 import { may } from '../session.ts';
 

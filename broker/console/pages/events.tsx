@@ -5,8 +5,8 @@ import { connected, type Happened, listen, onReturn } from '../live-updates.ts';
 import { Choice, State } from '../parts/basics.tsx';
 import { EventList } from '../parts/event-list.tsx';
 import * as icons from '../parts/icons.ts';
-import { LongList } from '../parts/paged-list.tsx';
 import { Empty, Page } from '../parts/page.tsx';
+import { LongList } from '../parts/paged-list.tsx';
 import { place, setQuery } from '../router.ts';
 
 const families = [

@@ -7,8 +7,8 @@ import { Ago, Confirm, CopyButton, State, Tags } from '../parts/basics.tsx';
 import { Form, SelectField, TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
-import { List, LongList } from '../parts/paged-list.tsx';
 import { Page } from '../parts/page.tsx';
+import { List, LongList } from '../parts/paged-list.tsx';
 import { to } from '../router.ts';
 
 type Token = Awaited<ReturnType<typeof client.joinTokens.create>>;

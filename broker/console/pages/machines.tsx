@@ -2,13 +2,13 @@
 import { useMemo } from 'preact/hooks';
 import { MachineCards } from '../machines/cards.tsx';
 import { Filters, viewOf } from '../machines/filters.tsx';
-import { useFleet } from '../machines/live-machine-list.ts';
 import { filterNames, queryOf } from '../machines/filters-in-url.ts';
+import { useFleet } from '../machines/live-machine-list.ts';
 import { clearSelection, selected, selecting } from '../machines/selected-machines.ts';
 import { MachineTable, SelectAll } from '../machines/table.tsx';
-import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
+import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Failed, Page, Placeholder } from '../parts/page.tsx';
 import { place, setQuery, to } from '../router.ts';
 import { may } from '../session.ts';

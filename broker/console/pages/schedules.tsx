@@ -1,9 +1,9 @@
 // The schedules: when each runs next, how it ended last, and a button to run it now.
 import { client } from '../client.ts';
-import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import * as icons from '../parts/icons.ts';
-import { LongList } from '../parts/paged-list.tsx';
+import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
+import { LongList } from '../parts/paged-list.tsx';
 import { to } from '../router.ts';
 import { mayWrite, ScheduleList } from '../schedules/schedule-list.tsx';
 import { Timeline } from '../schedules/timeline.tsx';

@@ -1,11 +1,11 @@
 // Webhooks: where events are sent, and how the last delivery went.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
-import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Ago, Dialog, State } from '../parts/basics.tsx';
 import * as icons from '../parts/icons.ts';
-import { List, LongList } from '../parts/paged-list.tsx';
+import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
+import { List, LongList } from '../parts/paged-list.tsx';
 import { go, to } from '../router.ts';
 import { may } from '../session.ts';
 import { WebhookForm } from '../webhooks/webhook-form.tsx';

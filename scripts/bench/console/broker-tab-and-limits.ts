@@ -1,7 +1,8 @@
 // What every part of the console bench works on: a broker with machines, and a tab that is logged in.
+
+import { rounded } from '../compare-peers.ts';
 import type { BrokerProcess } from '../fleet/broker-process.ts';
 import { Figures } from '../fleet/print-figures.ts';
-import { rounded } from '../compare-peers.ts';
 import type { Tab } from './measured-tab.ts';
 
 export interface ConsoleBench {

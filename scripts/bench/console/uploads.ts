@@ -45,7 +45,10 @@ const progress = `({
 })`;
 
 /** Compares the tray with the disk until the upload is over; the largest difference as a share of all bytes. */
-async function followProgress({ tab, real }: ConsoleBench, bytes: number): Promise<{ off: number; title: string }> {
+async function followProgress(
+  { tab, real }: ConsoleBench,
+  bytes: number,
+): Promise<{ off: number; title: string }> {
   let off = 0;
   const end = performance.now() + longestMs;
   while (performance.now() < end) {

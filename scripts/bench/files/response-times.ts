@@ -4,9 +4,17 @@ import { mkdirSync, writeFileSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { Pool } from 'undici';
-import type { FilesBench } from './programs-and-paths.ts';
-import { at, cost, median, privateMebibytes, type Running, run, timed } from '../start-and-measure-programs.ts';
 import { rounded, settle } from '../compare-peers.ts';
+import {
+  at,
+  cost,
+  median,
+  privateMebibytes,
+  type Running,
+  run,
+  timed,
+} from '../start-and-measure-programs.ts';
+import type { FilesBench } from './programs-and-paths.ts';
 
 const longList = 10_000;
 const veryLongList = 200_000;

@@ -1,8 +1,8 @@
 // What every part of the fleet bench works on.
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import type { BrokerProcess } from './broker-process.ts';
-import type { Figures } from './print-figures.ts';
 import type { FleetOfAgents } from './fleet-of-agents.ts';
+import type { Figures } from './print-figures.ts';
 
 export interface FleetSettings {
   /** Number of machines. */

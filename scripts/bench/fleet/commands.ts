@@ -1,11 +1,11 @@
 // Commands of a fleet: a batch on all machines, many commands at once on one, and many small reads at once of one.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Pool } from 'undici';
-import { at, timed } from '../start-and-measure-programs.ts';
 import { rounded } from '../compare-peers.ts';
-import { describeProbe, milliseconds } from './print-figures.ts';
+import { at, timed } from '../start-and-measure-programs.ts';
 import type { Fleet } from './broker-and-agents.ts';
 import { Prober } from './http-load.ts';
+import { describeProbe, milliseconds } from './print-figures.ts';
 
 /** The most machines of one batch. */
 const mostOfBatch = 10_000;

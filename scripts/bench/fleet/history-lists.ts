@@ -5,12 +5,12 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { request } from 'undici';
 import { Farhand as Client } from '../../../shared/sdk/index.ts';
 import { at } from '../start-and-measure-programs.ts';
-import { BrokerProcess } from './broker-process.ts';
-import { type Figures, milliseconds } from './print-figures.ts';
-import { FleetOfAgents } from './fleet-of-agents.ts';
 import type { FleetSettings } from './broker-and-agents.ts';
+import { BrokerProcess } from './broker-process.ts';
 import { fillHistory } from './fill-history-rows.ts';
+import { FleetOfAgents } from './fleet-of-agents.ts';
 import { Prober } from './http-load.ts';
+import { type Figures, milliseconds } from './print-figures.ts';
 
 const machines = 100;
 /** Requests of each list, but not for longer than `longestMs`. */

@@ -1,11 +1,11 @@
 // The links of a fleet: what they cost at rest, and how long it takes until all are back after the broker was killed
 // or the network was cut.
 import { setTimeout as sleep } from 'node:timers/promises';
-import { cost } from '../start-and-measure-programs.ts';
 import { rounded } from '../compare-peers.ts';
-import { describeProbe } from './print-figures.ts';
+import { cost } from '../start-and-measure-programs.ts';
 import type { Fleet } from './broker-and-agents.ts';
 import { Prober } from './http-load.ts';
+import { describeProbe } from './print-figures.ts';
 
 const settleMs = 20_000;
 const profileMs = 8_000;

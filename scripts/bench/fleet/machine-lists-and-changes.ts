@@ -2,11 +2,11 @@
 // machine.
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Farhand } from '../../../shared/sdk/index.ts';
-import { at, program } from '../start-and-measure-programs.ts';
 import { rounded } from '../compare-peers.ts';
-import { milliseconds } from './print-figures.ts';
+import { at, program } from '../start-and-measure-programs.ts';
 import type { Fleet } from './broker-and-agents.ts';
 import { perSecond, wrkVersion } from './http-load.ts';
+import { milliseconds } from './print-figures.ts';
 
 const changesPerSecond = 5;
 const patches = 40;

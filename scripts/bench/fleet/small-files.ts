@@ -4,8 +4,8 @@ import { join } from 'node:path';
 import { Pool } from 'undici';
 import { median, startAgent, timed } from '../start-and-measure-programs.ts';
 import { present, type Ssh, sshPackages, startSsh } from '../start-sshd.ts';
-import { milliseconds } from './print-figures.ts';
 import type { Fleet } from './broker-and-agents.ts';
+import { milliseconds } from './print-figures.ts';
 
 const files = 64;
 const fileBytes = 1024;

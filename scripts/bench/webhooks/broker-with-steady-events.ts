@@ -1,7 +1,8 @@
 // A broker that emits events at a steady rate after SIGUSR2, more than the machines of a bench could cause.
-import { brokerSettings } from '../../../broker/settings-schema.ts';
+
 import type { Events } from '../../../broker/events.ts';
 import type { History } from '../../../broker/history/history.ts';
+import { brokerSettings } from '../../../broker/settings-schema.ts';
 import { startBroker } from '../../../broker/start/index.ts';
 import { createLogger } from '../../../shared/logger.ts';
 import { readSettings } from '../../../shared/read-settings.ts';
