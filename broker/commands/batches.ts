@@ -7,10 +7,10 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { batchColumns, batchFromRow } from './batch-store.ts';
-import { type Batch, type Command, commandOf, specOf, type Tally } from './command-record.ts';
 import { assertFollowable, FollowLimit, followMembers, type Sent } from './follow-batch.ts';
 import { type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { sourceOf } from './output-readers.ts';
+import { type Batch, type Command, commandOf, specOf, type Tally } from './record.ts';
 import type { Scheduler } from './scheduler.ts';
 import { listedBytes, serializeBatch, serializeFor, serializeListed } from './to-json.ts';
 

@@ -11,15 +11,6 @@ import { Acknowledgements } from '../link/acknowledge-results.ts';
 import { type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { Batches } from './batches.ts';
 import {
-  type Command,
-  type CommandParams,
-  type CommandRecord,
-  capabilitiesFor,
-  commandOf,
-  type Status,
-  specOf,
-} from './command-record.ts';
-import {
   type CommandServices,
   type CommandSettings,
   CommandStore,
@@ -29,6 +20,15 @@ import {
 } from './command-store.ts';
 import { type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { bytesOf, eventsOf, type Part, partsFrom, sourceOf } from './output-readers.ts';
+import {
+  type Command,
+  type CommandParams,
+  type CommandRecord,
+  capabilitiesFor,
+  commandOf,
+  type Status,
+  specOf,
+} from './record.ts';
 import { Scheduler } from './scheduler.ts';
 import { OutputDirectory, type Stream } from './stored-output.ts';
 import { listedBytes, serialize, serializeFor, serializeListed } from './to-json.ts';

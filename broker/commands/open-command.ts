@@ -21,16 +21,9 @@ import type { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { HistoryTransaction } from '../history/history.ts';
 import type { Acknowledgements } from '../link/acknowledge-results.ts';
 import type { Link } from '../presence/index.ts';
-import {
-  type BatchProgress,
-  type Command,
-  type End,
-  endOf,
-  isPlausible,
-  type Spec,
-} from './command-record.ts';
 import type { CommandServices, CommandStore } from './command-store.ts';
 import { QueueTimeout } from './queue-timeout.ts';
+import { type BatchProgress, type Command, type End, endOf, isPlausible, type Spec } from './record.ts';
 import type { Output, OutputDirectory } from './stored-output.ts';
 
 /** The services, store and scheduler that all open commands share. */

@@ -8,8 +8,8 @@ import { AppError } from '../../shared/errors.ts';
 import { isId } from '../../shared/ids.ts';
 import type { HistoryTransaction } from '../history/history.ts';
 import type { Link } from '../presence/index.ts';
-import type { BatchProgress, Command, End, Spec } from './command-record.ts';
 import { type CommandContext, OpenCommand } from './open-command.ts';
+import type { BatchProgress, Command, End, Spec } from './record.ts';
 
 /** Most decisions in one turn of the event loop; each decision causes a write, and most of them a call. */
 const mostDecisions = 32;

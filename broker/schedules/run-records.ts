@@ -6,7 +6,7 @@ import type { Api, Input, Page, Reply } from '../../shared/api/route-table.ts';
 import { schedules as routes } from '../../shared/api/schedules.ts';
 import { latestInstant, now } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
-import type { Command } from '../commands/command-record.ts';
+import type { Command } from '../commands/record.ts';
 import type { Events } from '../events.ts';
 import {
   type History,
