@@ -117,7 +117,8 @@ async function pinnedAuthority(broker: string, fingerprint: string): Promise<str
     ...hostPort.parse(broker),
     servername: linkServerName,
     ALPNProtocols: ['h2'],
-    // Unverified is safe here: nothing is sent, and the certificate is compared with the fingerprint.
+    // An unverified connection is safe here: nothing is sent, and the certificate is compared with the
+    // fingerprint.
     rejectUnauthorized: false,
     timeout: 10_000,
   });
@@ -141,7 +142,10 @@ function unreachable(broker: string, cause: unknown): AppError {
 
 const notTheLink =
   'is not the broker’s port for agents; set --broker to the port of the broker’s --grpc, 8421 by default';
-/** Explanations of frequent connection errors. The first three are caused by an HTTPS or plain HTTP port. */
+/**
+ * Explanations of common connection errors. The first three happen if the port is one for HTTPS or plain
+ * HTTP.
+ */
 const reasons: Readonly<Record<string, string>> = {
   ERR_SSL_TLSV1_ALERT_NO_APPLICATION_PROTOCOL: notTheLink,
   ERR_SSL_WRONG_VERSION_NUMBER: notTheLink,

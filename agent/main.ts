@@ -72,8 +72,8 @@ async function examine({ argv, env }: Invocation): Promise<void> {
 function fail(error: unknown): void {
   const { text, code } = failure(program, error);
   process.stderr.write(isJournal(process.env) ? withPriority(text, 3) : `${text}\n`);
-  // systemd does not restart the agent after exit code 78. The reason is therefore set as the status of the
-  // unit first.
+  // systemd does not restart the agent after exit code 78, so the reason is first set as the status text of
+  // the unit.
   const reported = code === 78 && notify ? notify.ending(text) : undefined;
   if (!reported) process.exit(code);
   void reported.then(() => process.exit(code));

@@ -9,7 +9,7 @@ import type { Space } from '../proto/types/farhand/agent/v1/Space.ts';
 import { monotonic, now, sleep } from '../shared/clock.ts';
 import { residentBytes } from '../shared/start-garbage-collection.ts';
 
-/** The system calls that are measured with. Tests replace them to simulate broken machines. */
+/** The system calls by which metrics are measured. Tests replace them to simulate broken machines. */
 export interface Sources {
   /** Returns the text of a file of /proc. */
   read(path: string): Promise<string>;
@@ -53,7 +53,7 @@ export class MetricsReader {
       uptime_s: os.uptime(),
       cpu_usage: this.#usage,
       cpu_cores,
-      // freemem() is MemAvailable of /proc/meminfo, in which reclaimable memory counts as free.
+      // freemem() is MemAvailable of /proc/meminfo, which counts reclaimable memory as free.
       memory: spaceOf(os.totalmem(), os.freemem()),
       ...(root && { disk: root }),
       disks,
@@ -108,7 +108,10 @@ function spaceOf(total: number, free: number): Space {
   return { total, used: total - free, free };
 }
 
-/** Lists all interfaces except the loopback and those of containers (veth), whose bytes others count too. */
+/**
+ * Lists all interfaces except the loopback and those of containers (veth), whose bytes other interfaces count
+ * too.
+ */
 function networkOf(text: string): NetworkInterface[] {
   const lines = [...text.matchAll(/^ *(?!lo:|veth)([^\s:]+): *(.*)$/gm)].slice(0, longestList);
   return lines.map(([, name = '', counters = '']) => {
@@ -131,14 +134,14 @@ interface Mount {
 /** Real file systems whose source is not a path below /dev. */
 const deviceless = /^(zfs|btrfs|bcachefs|ubifs|virtiofs|9p|vboxsf)$/;
 const remote = /^(nfs4?|cifs|smb3|ceph|glusterfs|lustre|afs|gpfs|fuse\.(?!gvfsd|portal|lxcfs|snapfuse).+)$/;
-/** File systems of images, which are always full and therefore left out. */
+/** File systems of read-only images. They are left out, because they are always full. */
 const image = /^(squashfs|erofs|iso9660|udf|cramfs)$/;
 /** Most file systems that may hang at once. Each blocks one of Node's four threads. */
 const mostSilent = 2;
 
 /**
- * Asks file systems for their space. A file system that hangs, such as that of a dead server, is asked again
- * only once it has answered.
+ * Measures the space of file systems. A file system that hangs, such as one of a dead server, is not asked
+ * again before it has answered.
  */
 class Disks {
   readonly #statfs: Sources['statfs'];

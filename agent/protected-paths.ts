@@ -40,8 +40,7 @@ const everyService = [
 ];
 
 /**
- * Files of the agent's data directory. Each is listed, because one that is a mount of its own needs its own
- * entry.
+ * Files of the agent's data directory. Each is listed by itself, because a file may be a mount of its own.
  */
 const parts = [
   'identity.json',

@@ -79,7 +79,7 @@ async function assemble(
   const watching = { onProgress, ...(onLinkChange && { onLinkChange }) };
   const options = { broker, identity, capabilities, roots, log, auditLog, ...services, ...watching };
   const ended = finishing(keepLinked(options, stopping.signal), directory, closers);
-  // `ended` may be awaited late, so its rejection must not count as unhandled.
+  // Prevents an unhandled rejection, because `ended` may be awaited late.
   ended.catch(() => undefined);
   return {
     machineId: identity.machineId,
@@ -127,8 +127,8 @@ async function finishing(linked: Promise<void>, directory: string, closers: Clos
 }
 
 /**
- * Returns the identity of this machine. If it has none, joins the broker, trying again until that answers.
- * Then removes the file with the join token.
+ * Returns the identity of this machine. If it has none, joins the broker, trying again until the broker
+ * answers, and then removes the file with the join token.
  */
 async function joined(
   { data_dir, broker, name, tags, join_token, join_token_file: file }: AgentSettings,
@@ -136,7 +136,7 @@ async function joined(
   signal: AbortSignal,
   waits: () => void,
 ): Promise<Identity> {
-  // A missing file is no error: it is removed once the machine has joined.
+  // A missing file is no error, because the agent removes it after joining.
   const joinToken = join_token || (file ? await readTokenFile(file, true) : undefined);
   const wait = backoff();
   for (;;) {

@@ -115,14 +115,15 @@ async function uninstallAgent(from: Invocation): Promise<number> {
   try {
     await uninstall(agent, keep_data);
   } finally {
-    // Runs even if uninstall() failed, for example because a process of the account still runs.
+    // The program is removed even if uninstall() failed, for example because a process of the account still
+    // runs.
     await removeProgram();
     if (machine && !machine.removed && !keep_data)
       say(
         `The broker still lists this machine; remove it there: farhand machines remove ${machine.machineId}`,
       );
   }
-  // The program of a package stays: its package manager removes it.
+  // The program of a package remains, because its package manager removes it.
   const rest = `; its data, settings and account are removed${existsSync(import.meta.filename) ? ', but not the program itself' : ''}`;
   say(`${agent.name} is uninstalled${keep_data ? '; its data, settings and account stay' : rest}.`);
   return 0;

@@ -13,8 +13,8 @@ const longestName = 200;
 /** Milliseconds after which the start of a call that still runs is logged. */
 const slowMs = 1_000;
 /**
- * Most lines per minute about refused calls of one method and error code. Further ones are only counted, so
- * that they do not push older lines out of the log.
+ * Most logged lines per minute for refused calls with the same method and error code. Calls beyond this are
+ * only counted, so that a flood of refused calls does not rotate older lines out of the log.
  */
 const mostRefusals = 5;
 const minute = 60_000;
@@ -95,7 +95,7 @@ export class AuditedCall {
     };
   }
 
-  /** Called with the request, or with the first of several requests. */
+  /** Adds the request to the log entry; of a stream of requests only the first. */
   asked(request: unknown): void {
     this.#request = fieldsOf(request);
     if (this.#refused || this.#method === unlogged) return;

@@ -9,7 +9,7 @@ import { cleanJson, escapeControls } from '../../shared/sanitize-text.ts';
 const defaults = {
   /** Size at which the file is renamed and a new file begins. */
   fileBytes: 16 * 1024 * 1024,
-  /** Milliseconds that a line waits in memory for others, to be written together. */
+  /** Milliseconds for which a line waits in memory, so that several lines share one write. */
   gatherMs: 1_000,
 };
 
@@ -127,7 +127,8 @@ export class Lines {
     try {
       this.#file = await open(this.#pathOf(0), 'a+', 0o600);
     } catch (error) {
-      // Without a new file the lines go to the old one, which is better than losing them.
+      // If no new file can be created, lines still go to the old file: a file that is too large is better
+      // than lost lines.
       if (held) return held;
       throw error;
     }

@@ -25,7 +25,10 @@ export const changeFile: Operation<'changeFile'> = async (disk, request, target,
   return { entry: describe(target.path, await stat(at), users, entry.link) };
 };
 
-/** Throws if nothing is to change: the call would only return stats, which needs files:read. */
+/**
+ * Throws if the request changes nothing: its answer would contain stats, which need the capability
+ * files:read.
+ */
 function assertChange({ mode, owner, group }: RequestOf<'changeFile'>): void {
   if ([mode, owner, group].every((one) => one === undefined))
     throw new AppError('invalid_request', 'nothing to change: set mode, owner or group');

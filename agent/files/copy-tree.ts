@@ -66,7 +66,7 @@ class Copier implements AsyncDisposable {
   async below(source: Source, to: fs.Confined): Promise<void> {
     const { boundary, path, signal, moves } = this.#options;
     using from = await fs.pin(source.at);
-    // Open handles of the copies: of the directory that the walk is in, and of all directories above it.
+    // Handles of the created directories, from the first to the one that the walk is in.
     const made = [await fs.pin(to)];
     try {
       assertSame(await from.stat(), source.stats, path);
@@ -77,7 +77,8 @@ class Copier implements AsyncDisposable {
         const below = posix.join(path, step.path);
         if (step.left) await this.#leave(made, step.stats, below);
         else {
-          // The walk leaves only directories that it has entered, so the first copy is always on the stack.
+          // The walk leaves only directories that it has entered, so the first directory is always on the
+          // stack.
           const at = fs.child((made.at(-1) as fs.Pinned).at, step.name);
           await this.one(step, at, below);
           if (step.stats.isDirectory()) made.push(await fs.pin(at));

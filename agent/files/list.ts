@@ -10,9 +10,9 @@ import type { Operation, RequestOf } from './operations-to-handlers.ts';
 
 /** Number of entries in a batch, whose stats are read at the same time. */
 const batchSize = 256;
-/** Most names of a listing without a limit, except one more. The broker refuses longer listings. */
+/** Most names of a listing without a limit. One more is read, so that the broker can refuse a longer listing. */
 const mostAtOnce = 200_000;
-/** Quota of names that all listings of this process hold in memory together. */
+/** Quota of names that all listings of this process have in memory together. */
 const held = new Quota(600_000, 'large directory listings are running on this machine');
 
 export const listFiles: Operation<'listFiles'> = async function* ({ reading, users }, request, { path }) {

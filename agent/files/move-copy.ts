@@ -54,7 +54,7 @@ export const copyFile: Operation<'copyFile'> = async (disk, request, source, sig
   return { entry: await arrived(disk, transfer), ...copied };
 };
 
-/** Describes the file at the destination, or the source if the destination is already removed. */
+/** Describes the file at the destination. If it has been removed already, describes the source. */
 const arrived = async ({ writing, users }: Disk, { to, stats }: Transfer): Promise<FileEntry> =>
   describeName(writing, to, (await fs.lookAt(to.at)) ?? stats, await users());
 
@@ -111,13 +111,13 @@ const placing = ({ to, stats, overwrite, destination }: Transfer, from: fs.Confi
 async function moveAcross({ writing, journal }: Disk, transfer: Transfer): Promise<void> {
   const { from, to, stats, source, signal } = transfer;
   await using arriving = await PrivateDirectory.open(to.directory, journal);
-  // Creating this directory also checks, before anything is copied, that the source may be removed.
+  // Whether the source may be removed is checked by creating this directory, before anything is copied.
   await using leaving = await PrivateDirectory.open(from.directory, journal);
   const options = { boundary: writing.boundary, path: source.path, signal, moves: true };
   await duplicate({ name: from.name, at: from.at, stats }, arriving.content(), options);
   const identity = await publish(transfer, arriving.content());
   await withdraw(transfer, leaving.content()).catch(async (error: unknown) => {
-    // The source stays, so the copy is removed again, unless it has replaced another file.
+    // The source remains, so the copy is removed again, unless it has replaced another file.
     if (!to.found && (await identityAt(to.at)) === identity) await fs.rename(to.at, arriving.content());
     throw error;
   });

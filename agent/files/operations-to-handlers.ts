@@ -1,5 +1,6 @@
 // Turns file operations into handlers of the agent's link. Each operation gets the disk, the path and a
-// signal. A cancelled read is not awaited, because a disk may hang. It ends by itself and closes its handles.
+// signal. After a cancellation the handler does not wait for a read in progress, because the disk may hang.
+// The read ends by itself and closes its handles.
 
 import type { AgentCall, AgentMethods } from '../../shared/agent-rpcs.ts';
 import { fromErrno } from '../../shared/errors.ts';
@@ -14,7 +15,7 @@ import type { AskUsers } from './users-groups.ts';
 
 /** The objects that all operations share. */
 export interface Disk {
-  /** Resolves paths that may be read, which include some that `writing` refuses. */
+  /** Resolves paths that may be read. Some of them may not be written. */
   reading: Confinement;
   writing: Confinement;
   users: AskUsers;
@@ -100,6 +101,8 @@ async function withTarget<T>(
   }
 }
 
-/** The error with which a call fails: the signal's reason if it has fired, else one with an error code. */
+/**
+ * The error of a failed call: the signal's reason if the signal has fired, otherwise an error with a code.
+ */
 const failureOf = (error: unknown, signal: AbortSignal, { path }: Target): unknown =>
   signal.aborted ? signal.reason : fromErrno(error, toText(path));

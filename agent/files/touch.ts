@@ -12,7 +12,8 @@ type Request = RequestOf<'touchFile'>;
 
 export const touchFile: Operation<'touchFile'> = async (disk, request, target, signal) => {
   assertTime(request);
-  // touch() returns undefined if another process created the file first, so a second attempt finds the file.
+  // If another process created the file first, touch() returns undefined, and the second attempt finds the
+  // file.
   const entry = (await touch(disk, request, target, signal)) ?? (await touch(disk, request, target, signal));
   if (!entry) throw fault('conflict', target.path, 'other programs create and remove this file; try again');
   return { entry };
@@ -38,8 +39,8 @@ async function change(entry: PathEntry, request: Request, target: Target): Promi
 }
 
 /**
- * Creates the file; undefined if the name exists by now. A later failure leaves the empty file, because
- * another file may have its name by then.
+ * Creates the file. Returns undefined if the name exists by now. After a later failure the empty file
+ * remains, because its name may belong to another file by then.
  */
 async function create(entry: PathEntry, { modified_at_ms }: Request): Promise<BigIntStats | undefined> {
   await using file = await NewFile.create(entry.at).catch(ignoring('EEXIST'));

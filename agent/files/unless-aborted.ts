@@ -1,4 +1,4 @@
-// Ends the waiting for a promise when a signal fires.
+// Stops waiting for a promise when a signal fires.
 
 /**
  * Resolves or rejects as `work` does. Rejects with the signal's reason as soon as the signal fires; `work`

@@ -35,7 +35,7 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
       const message = await unlessAborted(signal, messages.next());
       return message.done ? undefined : message.value;
     };
-    // return() is not awaited, because a request that hangs must not delay the response.
+    // The result of return() is not awaited, because a request that hangs must not delay the response.
     const end = (): void => void messages.return?.().catch(() => undefined);
     try {
       const open = (await next())?.open;
@@ -68,8 +68,8 @@ export class Upload<Open, Commit extends { sha256?: string }> implements Disposa
   }
 
   /**
-   * The commit, and the SHA-256 of all chunks, which must have been read and hashed before.
-   * Throws validation_failed if the commit contains another digest.
+   * Returns the commit message and the SHA-256 of all chunks, which the caller must have read and hashed
+   * before. Throws validation_failed if the commit contains another digest.
    */
   finish(path: Bytes): { commit: Commit; sha256: string } {
     const commit = this.#commit;

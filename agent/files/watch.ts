@@ -102,7 +102,7 @@ class Watch implements Disposable {
       while (this.#count === 0 && !this.#overflown && !signal.aborted) await this.#changed.wait(signal);
       await sleep(settling, signal);
       signal.throwIfAborted();
-      // Checked again, because the directory may have been moved out of the roots.
+      // Access is checked again, because the directory may have been moved out of the roots.
       const { boundary } = this.#confinement;
       boundary.judge(await boundary.survey({ at: this.#start }), undefined, this.#entry.path);
       let batch: FileChange[] = [];
@@ -122,7 +122,7 @@ class Watch implements Disposable {
     if (!names.has(name) && !this.#overflown) {
       this.#waiting.set(folder, names.add(name));
       this.#count += 1;
-      // The kernel's queue, which all watches share, may have overflowed, so each watch may have missed a change.
+      // All watches share the kernel's queue. If it may have overflowed, each watch may have missed a change.
       if (this.#count > mostWaiting) for (const overflow of overflows) overflow();
     }
     this.#changed.wake();
@@ -297,7 +297,7 @@ class Watch implements Disposable {
     }
   }
 
-  /** Counts names against the quota. If that exceeds the quota, this watch ends and the others go on. */
+  /** Counts names against the quota. A watch that exceeds the quota ends, and the other watches go on. */
   #takeQuota(names: number): void {
     try {
       this.#quota.add(names);

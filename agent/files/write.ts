@@ -62,7 +62,7 @@ async function publish(
     await draft.place(overwrite);
     return present === undefined;
   };
-  // Of two writers with the same if_match the second must see the file of the first, and fail.
+  // If two writers have the same if_match, the second must see the file of the first and fail.
   const key = `${await identify(entry.directory)}/${entry.name}`;
   const placed = (placing.get(key) ?? Promise.resolve()).then(place, place);
   placing.set(key, placed);
@@ -82,7 +82,7 @@ function assertAllowed(
   if (present?.isDirectory())
     throw fault('is_a_directory', path, 'is a directory; the path must be that of a file');
   if (present && overwrite === false) throw fault('already_exists', path, 'exists, and overwrite is false');
-  // Symlinks were followed when the upload began, so this symlink appeared later.
+  // The upload followed symlinks when it began, so this symlink was created later.
   if (present?.isSymbolicLink()) throw fault('conflict', path, 'was replaced by a symlink; try again');
   if (present && !present.isFile()) throw fault('unsupported_file', path, 'is not a regular file');
   assertMatch(present, if_match, path);

@@ -1,5 +1,5 @@
-// Collects the inventory of this machine: all parts at the same time, each limited in time and size. For a part that
-// cannot be read the reason is sent, beside the other parts.
+// Collects the inventory of this machine. All parts are collected at the same time, each with limits of time
+// and size. If a part cannot be read, the reason is sent in its place.
 import type { GetInventoryResponse } from '../../proto/types/farhand/agent/v1/GetInventoryResponse.ts';
 import type { InventoryGap } from '../../proto/types/farhand/agent/v1/InventoryGap.ts';
 import { errnoOf } from '../../shared/errors.ts';
@@ -59,7 +59,7 @@ async function limited<T extends object>(
     return items.slice(0, most).map(shortened);
   } catch (error) {
     const reason =
-      error instanceof PartFailed ? error.message : `it cannot be read (${errnoOf(error) ?? 'invalid'})`;
+      error instanceof PartFailed ? error.message : `cannot be read (${errnoOf(error) ?? 'invalid'})`;
     incomplete.push({ part, reason: reason.slice(0, longestText) });
     return [];
   }

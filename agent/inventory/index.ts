@@ -1,4 +1,5 @@
-// The rpc GetInventory. The code that collects is loaded by the first call: until then it costs no memory.
+// The rpc GetInventory. The collecting code is loaded by the first call, because it would cost memory on
+// agents that are never asked.
 import type { GetInventoryResponse } from '../../proto/types/farhand/agent/v1/GetInventoryResponse.ts';
 import type { AgentMethods } from '../../shared/agent-rpcs.ts';
 import { Semaphore } from '../../shared/semaphore.ts';

@@ -1,5 +1,5 @@
-// Lists installed packages and pending updates of dpkg, rpm, apk and pacman. Only reads: package lists are never
-// refreshed, and no lock is taken.
+// Lists installed packages and pending updates of dpkg, rpm, apk and pacman. It only reads: it never
+// refreshes package lists and takes no lock.
 import { access, readFile } from 'node:fs/promises';
 import type { InventoryPackage } from '../../proto/types/farhand/agent/v1/InventoryPackage.ts';
 import type { InventoryUpdate } from '../../proto/types/farhand/agent/v1/InventoryUpdate.ts';
@@ -10,7 +10,7 @@ type Signal = AbortSignal;
 interface PackageManager {
   /** The rule by which versions are compared. */
   format: 'deb' | 'rpm' | 'apk' | 'pacman';
-  /** Files and directories of which one exists where this manager is in use. */
+  /** Files and directories of the package manager's database. One of them exists if the manager is in use. */
   databases: readonly string[];
   installed(signal: Signal): Promise<InventoryPackage[]>;
   updates(signal: Signal): Promise<InventoryUpdate[]>;
@@ -51,7 +51,7 @@ async function installedByDpkg(signal: Signal): Promise<InventoryPackage[]> {
 }
 
 async function updatesOfApt(signal: Signal): Promise<InventoryUpdate[]> {
-  // Root would lock the lists and write the caches even for a simulation.
+  // As root, apt would lock the lists and write its caches, even for a simulation.
   const settings = ['Debug::NoLocking=true', 'Dir::Cache::pkgcache=', 'Dir::Cache::srcpkgcache='];
   const options = settings.flatMap((setting) => ['-o', setting]);
   return parseAptSimulation(await runProgram('apt-get', ['-s', ...options, 'dist-upgrade'], { signal }));
@@ -99,7 +99,7 @@ export function parseDnfList(text: string): { id: string; available: string }[] 
   }));
 }
 
-/** Parses the table `S | Repository | Name | Current Version | Available Version | Arch`. */
+/** Parses zypper's table `S | Repository | Name | Current Version | Available Version | Arch`. */
 export function parseZypperTable(text: string): InventoryUpdate[] {
   const rows = linesOf(text).map((line) => line.split('|').map((cell) => cell.trim()));
   return rows
@@ -132,7 +132,10 @@ async function updatesOfApk(signal: Signal): Promise<InventoryUpdate[]> {
   return parseApkVersions(text, await installedByApk());
 }
 
-/** Parses lines such as `musl-1.2.4-r0   < 1.2.4-r2`. A name may contain hyphens, so the installed packages decide. */
+/**
+ * Parses lines such as `musl-1.2.4-r0 < 1.2.4-r2`. Names may contain hyphens, so the end of the name is found
+ * by comparison with the installed packages.
+ */
 export function parseApkVersions(text: string, packages: readonly InventoryPackage[]): InventoryUpdate[] {
   const byId = new Map(packages.map((one) => [`${one.name}-${one.version}`, one]));
   return [...text.matchAll(/^(\S+)\s+<\s+(\S+)/gm)].flatMap(([, id = '', available = '']) => {

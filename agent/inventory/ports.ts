@@ -1,4 +1,5 @@
-// Lists the ports on which programs of this machine listen, with the process of each where the agent may see it.
+// Lists the ports on which programs of this machine listen. Names the process of each port if the agent may
+// see it.
 import { readdir, readFile, readlink } from 'node:fs/promises';
 import type { InventoryPort } from '../../proto/types/farhand/agent/v1/InventoryPort.ts';
 
@@ -9,13 +10,13 @@ interface Socket {
   inode: string;
 }
 
-/** Most open files whose targets are read while looking for the processes of sockets. */
+/** Most open files whose targets are read to find the processes that own the sockets. */
 const mostFiles = 200_000;
 
 export async function readPorts(): Promise<InventoryPort[]> {
   const tables = await Promise.all(
     ['tcp', 'tcp6', 'udp', 'udp6'].map(async (name) => {
-      // Without IPv6 the kernel has no tables of it.
+      // Without IPv6 the kernel has no tables for it.
       const text = await readFile(`/proc/net/${name}`, 'utf8').catch(() => '');
       return parseSockets(text, name.startsWith('tcp') ? 'tcp' : 'udp');
     }),
@@ -47,17 +48,23 @@ export function parseSockets(text: string, protocol: 'tcp' | 'udp'): Socket[] {
     });
 }
 
-/** Each four bytes of an address are a number in the order of the processor, which is little-endian on Linux hosts. */
+/**
+ * Each four bytes of an address are printed as a number in the processor's byte order, which is little-endian
+ * on Linux hosts.
+ */
 function addressOf(hex: string): string {
   const bytes = Buffer.from(hex, 'hex');
   if (bytes.length % 4 === 0) bytes.swap32();
   if (bytes.length === 4) return bytes.join('.');
   const groups = Array.from({ length: 8 }, (_, n) => bytes.readUInt16BE(2 * n).toString(16)).join(':');
-  // The URL parser shortens an address as RFC 5952 asks.
+  // The URL parser shortens an IPv6 address as RFC 5952 requires.
   return new URL(`http://[${groups}]`).hostname.slice(1, -1);
 }
 
-/** The processes that have the sockets open; only those whose files the agent may see. */
+/**
+ * Finds the processes that have the sockets open. Processes whose open files the agent may not see are left
+ * out.
+ */
 async function findOwners(
   inodes: ReadonlySet<string>,
 ): Promise<Map<string, { process: string; pid: number }>> {

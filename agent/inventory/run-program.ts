@@ -1,13 +1,13 @@
-// Runs a program of the machine to its end, with limits of time and output, and returns what it printed.
+// Runs a program of the machine to its end and returns its output. Time and output are limited.
 import { spawn } from 'node:child_process';
 import { constants } from 'node:os';
 import { after } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
 
 interface ProgramOptions {
-  /** When it fires, the program is killed. */
+  /** Kills the program when it fires. */
   signal: AbortSignal;
-  /** Exit codes, besides 0, that are no failure. */
+  /** Exit codes besides 0 that mean success. */
   codes?: readonly number[];
   env?: Readonly<Record<string, string>>;
 }
@@ -22,9 +22,10 @@ const path = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
 export class PartFailed extends Error {}
 
 /**
- * Returns the text that a program prints to stdout. Throws PartFailed if it cannot start, fails, prints too much or
- * takes too long. The program leads a process group of its own, which is then killed as a whole. A grandchild that keeps the
- * output open delays nothing but the end of the time.
+ * Returns the text that a program prints to stdout. Throws PartFailed if the program cannot start, fails,
+ * prints too much or takes too long. The program leads its own process group, which is killed as a whole if
+ * the program has not ended by then. If a background process keeps stdout open, the call fails after the time
+ * limit.
  */
 export function runProgram(
   program: string,
@@ -63,7 +64,7 @@ export function runProgram(
   return promise.finally(() => {
     cancelTimeout();
     signal.removeEventListener('abort', stop);
-    // A process that has ended may have passed its id to another.
+    // Once a process has ended, the kernel may reuse its pid for another process.
     if (child.exitCode === null && child.signalCode === null) killGroup(child.pid);
     child.stdout.destroy();
     child.stderr.destroy();
@@ -74,6 +75,6 @@ function killGroup(pid: number | undefined): void {
   try {
     if (pid !== undefined) process.kill(-pid, constants.signals.SIGKILL);
   } catch {
-    // The whole group has ended.
+    // All processes of the group have ended.
   }
 }

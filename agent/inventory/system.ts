@@ -1,4 +1,5 @@
-// Reads what the machine is: operating system, processor, memory, virtualization, boot, disks and interfaces.
+// Reads facts about the machine: operating system, processor, memory, virtualization, boot, disks and
+// interfaces.
 import { readdir, readFile, readlink } from 'node:fs/promises';
 import os from 'node:os';
 import type { InventoryDisk } from '../../proto/types/farhand/agent/v1/InventoryDisk.ts';
@@ -7,7 +8,7 @@ import type { InventorySystem } from '../../proto/types/farhand/agent/v1/Invento
 import { exists } from './packages.ts';
 import { runProgram } from './run-program.ts';
 
-/** The text of a file of the system; empty if it cannot be read. */
+/** Returns the text of a system file; empty if it cannot be read. */
 const textOf = (path: string): Promise<string> => readFile(path, 'utf8').catch(() => '');
 const lineOf = async (path: string): Promise<string> => (await textOf(path)).trim();
 
@@ -25,7 +26,7 @@ export async function readSystem(signal: AbortSignal): Promise<InventorySystem> 
     kernel: os.release(),
     arch: os.machine(),
     hostname: os.hostname(),
-    // The kernel names no model for most processors of ARM; their boards have a name.
+    // The kernel reports no model name for most ARM processors. Their boards have a name.
     cpu_model:
       /^(?:model name|cpu model|Model)\s*:\s*(.*)$/m.exec(cpu ?? '')?.[1] ??
       (await textOf('/sys/firmware/devicetree/base/model')).replaceAll('\0', ''),
@@ -49,7 +50,10 @@ export function parseOsRelease(text: string): Record<string, string | undefined>
   );
 }
 
-/** Asks systemd. Without systemd it finds containers by their marks, and virtual machines by the processor. */
+/**
+ * Asks systemd. Without systemd, containers are recognized by their marker files, and virtual machines by the
+ * processor's flags.
+ */
 async function findVirtualization(cpu: string, signal: AbortSignal): Promise<string> {
   // The program prints "none" with exit code 1.
   const found = await runProgram('systemd-detect-virt', [], { signal, codes: [1] }).catch(() => '');
@@ -60,8 +64,8 @@ async function findVirtualization(cpu: string, signal: AbortSignal): Promise<str
 }
 
 /**
- * Debian, Ubuntu and SUSE have a file while a restart is due. Elsewhere a kernel whose modules are gone was replaced.
- * Undefined if nothing of this machine can say it.
+ * True if the machine needs a restart. Debian, Ubuntu and SUSE create a file for that. On other systems,
+ * missing modules of the running kernel mean that the kernel was replaced. Undefined if neither can be read.
  */
 async function readRebootRequired(): Promise<boolean | undefined> {
   for (const file of ['/run/reboot-required', '/var/run/reboot-required', '/run/reboot-needed'])
@@ -77,13 +81,13 @@ export async function readDisks(): Promise<InventoryDisk[]> {
   const found = await Promise.all(
     names.map(async (name) => {
       const folder = `/sys/block/${name}`;
-      // Only a disk that is a device of its own has this link.
+      // Only a disk with a device of its own has this link.
       const device = await readlink(`${folder}/device`).catch(() => undefined);
       if (device === undefined) return [];
       const [sectors, model, rotational] = await Promise.all(
         ['size', 'device/model', 'queue/rotational'].map((file) => lineOf(`${folder}/${file}`)),
       );
-      // The kernel counts sectors of 512 bytes, whatever the disk has.
+      // The kernel counts sectors of 512 bytes, whatever the sector size of the disk is.
       return [
         { name, size_bytes: 512 * Number(sectors), model: model ?? '', rotational: rotational === '1' },
       ];

@@ -13,7 +13,7 @@ export async function readFailedUnits(signal: AbortSignal): Promise<InventoryUni
   return parseUnits(await runProgram('systemctl', args, { signal }));
 }
 
-/** Parses lines of unit, load state, active state, state of its kind, and description. */
+/** Parses lines with these columns: unit, load state, active state, sub-state, description. */
 export function parseUnits(text: string): InventoryUnit[] {
   return [...text.matchAll(/^\s*(\S+)\s+\S+\s+\S+\s+\S+[ ]*(.*)$/gm)].map(
     ([, name = '', description = '']) => ({
@@ -28,7 +28,10 @@ const sockets = ['/run/docker.sock', '/var/run/docker.sock', '/run/podman/podman
 const answerMs = 10_000;
 const mostAnswer = 4 * 1024 * 1024;
 
-/** Lists containers of all services with a socket that this user may use. Throws PartFailed if one does not answer. */
+/**
+ * Lists the containers of every service whose socket this user may use. Throws PartFailed if a service does
+ * not answer.
+ */
 export async function readContainers(paths: readonly string[] = sockets): Promise<InventoryContainer[]> {
   const found = new Map<string, InventoryContainer>();
   for (const path of paths) {
@@ -42,24 +45,24 @@ export async function readContainers(paths: readonly string[] = sockets): Promis
   return [...found.values()];
 }
 
-/** Sends the one request that Docker's API and Podman's have in common. */
+/** Sends a request that the APIs of both Docker and Podman understand. */
 function askService(socketPath: string): Promise<string> {
   const { promise, resolve, reject } = Promise.withResolvers<string>();
   const fail = (reason: string): void => reject(new PartFailed(`${socketPath} ${reason}`));
   const asked = request({ socketPath, path: '/containers/json?all=1', headers: { Host: 'localhost' } });
   asked.on('error', () => fail('does not answer'));
   asked.on('response', (response) => {
-    if (response.statusCode !== 200) fail(`answers with status ${response.statusCode}`);
+    if (response.statusCode !== 200) fail(`answered with status ${response.statusCode}`);
     let text = '';
     response.setEncoding('utf8').on('data', (part: string) => {
       text += part;
-      if (text.length > mostAnswer) fail(`answers more than ${mostAnswer} bytes`);
+      if (text.length > mostAnswer) fail(`answered with more than ${mostAnswer} bytes`);
     });
-    response.on('error', () => fail('stopped in the middle of its answer'));
+    response.on('error', () => fail('closed the connection in the middle of its answer'));
     response.on('end', () => resolve(text));
   });
   asked.end();
-  const cancelTimeout = after(answerMs, () => fail(`does not answer within ${answerMs / 1000} s`));
+  const cancelTimeout = after(answerMs, () => fail(`did not answer within ${answerMs / 1000} s`));
   return promise.finally(() => {
     cancelTimeout();
     asked.destroy();
@@ -70,7 +73,7 @@ const text = (value: unknown): string => (typeof value === 'string' ? value : ''
 
 function parseContainers(json: string): InventoryContainer[] {
   const list: unknown = JSON.parse(json);
-  if (!Array.isArray(list)) throw new PartFailed('the container service answers no list');
+  if (!Array.isArray(list)) throw new PartFailed('the container service did not answer with a list');
   return list.map((one: Record<string, unknown> | null) => ({
     id: text(one?.Id).slice(0, 12),
     name: text(Array.isArray(one?.Names) ? one.Names[0] : '').replace(/^\//, ''),

@@ -39,16 +39,15 @@ export interface CallsOptions {
 /** Messages that may wait on the control stream. Answers beyond them use a stream of their own. */
 const mostWaiting = 32;
 
-/** Milliseconds that the broker has to end a stream after the agent has half-closed it. */
+/** Milliseconds that the broker has to end a stream after the agent has closed its side. */
 const closingMs = 10_000;
 /** Milliseconds that the broker has to end the stream of a call that it has cancelled. */
 const givenUpMs = 1_000;
 /** Most open streaming calls of the class `short`, and as many of the class `bulk`. */
 export const openCalls = 32;
 /**
- * Most open calls in all: short and bulk calls, followed processes, terminals and their clients, watches, and
- * calls outside the classes (unary calls, and calls that the broker has cancelled but the agent has not
- * ended).
+ * Most open calls in all: short and bulk calls, followed processes, terminals and their clients, watches,
+ * unary calls, and calls that the broker has cancelled but the agent has not ended.
  */
 const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 128;
 
@@ -85,8 +84,8 @@ export class Calls {
   take(call: Call__Output): void {
     const { auditLog, log } = this.#options;
     const { call_id, request_id, method, deadline_ms } = call;
-    // A second call with the same id would bypass the limits, and its answer would be taken for that of the
-    // first.
+    // A second call with the same id would bypass the limits, and the broker would take its answer for the
+    // first call's.
     if (!callId.test(call_id) || this.#open.has(call_id)) {
       log.debug({ request_id, method }, 'ignored a call of the broker: its id is invalid or in use');
       return;
@@ -137,7 +136,10 @@ export class Calls {
     return new AppError('unavailable', `${mostOpen} calls are open on this machine; try again later`);
   }
 
-  /** Sends the error of a failed call. A call with a stream has already sent it there. */
+  /**
+   * Sends the error of a failed call. If the call has a stream of its own, the stream has already sent the
+   * error.
+   */
   #failed(error: unknown, call: Call__Output, signal: AbortSignal, streamed: boolean): void {
     const { call_id, request_id, method } = call;
     if (signal.aborted) return;
@@ -192,18 +194,20 @@ export class Calls {
     const { call, abort } = open;
     const { signal } = abort;
     const { line } = this.#options;
-    // The answer shares the control stream's connection if it must be quick or the other connection is down.
+    // The answer uses the control stream's connection if it must be quick, or if the second connection is
+    // down.
     const shared = onControlConnection.has(call.method) || !(await line.isSecondReady());
     signal.throwIfAborted();
     const stream = line.answer(call.call_id, shared);
     open.stream = stream;
     const status = new Promise((resolve) => stream.once('status', resolve));
-    // Each cancelled stream is reset, and HTTP/2 ends a connection with too many resets. A broker that
-    // cancels a call ends its stream by itself, so the agent waits for that first.
+    // HTTP/2 resets each cancelled stream, and closes a connection with too many resets. A broker that
+    // cancels a call also ends its stream, so the agent first waits for that.
     const stop = (): void =>
       signal.reason === gaveUp ? void after(givenUpMs, () => stream.cancel()) : stream.cancel();
     signal.addEventListener('abort', stop, { once: true });
-    // The reader or writer of the stream also gets the error. Without a listener it would end the process.
+    // The code that reads or writes the stream gets the error too. This listener only prevents that the error
+    // ends the process.
     stream.on('error', (error) => abort.abort(isGivenUp(error) ? gaveUp : gone()));
     try {
       await sendFrames(stream, framesOf(stream), signal);
@@ -247,7 +251,7 @@ function logRefused(entry: AuditedCall, shape: MethodShape | undefined, call: Ca
   try {
     requestOf(shape, call.request, entry);
   } catch {
-    // Only the method of an unreadable request is logged.
+    // The request cannot be decoded, so only its method is logged.
   }
 }
 

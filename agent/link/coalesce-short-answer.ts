@@ -5,11 +5,11 @@ import { after } from '../../shared/clock.ts';
 /** Milliseconds to wait for the end after the first frame. Most short commands end within that time. */
 const momentMs = 25;
 /**
- * Milliseconds to wait for the first frame. After that the answer gets a stream, because the broker waits for
- * either.
+ * Milliseconds to wait for the first frame. After that the answer gets its own stream, because the broker
+ * expects an answer or a stream within a time limit.
  */
 const silentMs = 1_000;
-/** Largest answer in bytes, so that with its message headers it fits a message of the control stream. */
+/** Largest answer in bytes. With its message headers it must fit in one message of the control stream. */
 const mostBytes = 60 * 1024;
 const mostFrames = 64;
 
@@ -25,7 +25,7 @@ export async function coalesce(answer: AsyncGenerator<Buffer>): Promise<Buffer[]
     for (let bytes = 0; bytes <= mostBytes && frames.length < mostFrames; ) {
       const next = answer.next();
       const first = await Promise.race([next, over]).catch((error: unknown) => {
-        // After the first frame a failure is part of the answer, and is not thrown here.
+        // A failure after the first frame belongs to the answer, so it is not thrown here.
         if (frames.length === 0) throw error;
       });
       if (!first) return rest(frames, answer, next);
@@ -44,8 +44,8 @@ export async function coalesce(answer: AsyncGenerator<Buffer>): Promise<Buffer[]
 }
 
 /**
- * Yields the frames of an answer. `pending` is a frame that was requested and has not arrived yet. Each frame is
- * released when the next one is requested, because the answer may take hours.
+ * Yields the frames of an answer. `pending` is a frame that was requested but has not arrived yet. A frame is
+ * not referenced after the next one is requested, so that an answer of hours needs little memory.
  */
 async function* rest(
   frames: Buffer[],

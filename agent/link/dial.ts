@@ -32,7 +32,7 @@ const options: ChannelOptions = {
   'grpc.use_local_subchannel_pool': 1,
   // Retries of grpc-js copy every chunk. The agent reconnects in keepLinked() instead.
   'grpc.enable_retries': 0,
-  // Even then grpc-js retains up to 1 MiB of what each call has sent, for a transparent retry.
+  // Even without retries grpc-js retains up to 1 MiB of what each call has sent, for a transparent retry.
   'grpc.per_rpc_retry_buffer_size': 0,
   'grpc.service_config_disable_resolution': 1,
   'grpc-node.flow_control_window': nearBytes,
@@ -41,7 +41,10 @@ const options: ChannelOptions = {
   // The broker is dialed directly, even if the environment sets an HTTP proxy.
   'grpc.enable_http_proxy': 0,
 };
-/** Options that find a broken connection without calls. Heartbeats find only a broken control stream. */
+/**
+ * Options that detect a broken connection while no call is open. Heartbeats only detect a broken control
+ * stream.
+ */
 const keepalive: ChannelOptions = {
   'grpc.keepalive_time_ms': 20_000,
   'grpc.keepalive_timeout_ms': 10_000,
@@ -97,7 +100,7 @@ async function isReady(client: LinkClient): Promise<boolean> {
   for (;;) {
     const state = channel.getConnectivityState(true);
     if (state === connectivityState.READY) return true;
-    // After a refused connection grpc-js tries again later, which takes too long to wait for.
+    // grpc-js reconnects after a pause, which is too long to wait here.
     if (state !== connectivityState.IDLE && state !== connectivityState.CONNECTING) return false;
     const { promise, resolve } = Promise.withResolvers<boolean>();
     channel.watchConnectivityState(state, deadline, (error) => resolve(!error));

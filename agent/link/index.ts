@@ -42,8 +42,8 @@ export interface LinkOptions extends Omit<CallsOptions, 'line' | 'control'> {
   /** Called whenever the link is established or lost. */
   onLinkChange?(linked: boolean): void;
   /**
-   * Called at each attempt to connect and each message. If it is not called again within `ms` milliseconds,
-   * the agent hangs.
+   * Called at each attempt to connect and at each message. If the next call does not come within `ms`
+   * milliseconds, the agent is considered hung.
    */
   onProgress?(ms: number): void;
 }
@@ -59,8 +59,8 @@ export class Removed extends StartError {
 
 const instanceId = newId('link');
 /**
- * Milliseconds to wait after another agent with the same identity has taken over the link. Without the wait
- * the two would disconnect each other all the time.
+ * Milliseconds to wait after another agent with the same identity has taken over the link. Without a wait the
+ * two agents would disconnect each other again and again.
  */
 const fencedMs = 30_000;
 /**
@@ -135,7 +135,7 @@ class Connection {
     const sendFarewell = (): void => {
       this.#send({ farewell: {} });
       this.#control.end();
-      // The stream is cancelled after a second, so that a hung broker does not delay the end.
+      // The stream is cancelled after a second, so that a hung broker does not delay the shutdown.
       after(farewellMs, () => this.#control.cancel());
     };
     const stopWatching = every(1_000, () => this.#watch());

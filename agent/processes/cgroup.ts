@@ -22,9 +22,9 @@ export async function createCgroups(name: string, log: Logger): Promise<Cgroups 
 }
 
 /**
- * Cgroups of commands and terminals. A cgroup whose processes have all ended is used again, because creating
- * and removing one takes the kernel as long as a fifth of a short command. Calls are synchronous: they take
- * less time than a thread pool.
+ * Cgroups of commands and terminals. A cgroup whose processes have all ended is used again: creating and
+ * removing one takes a fifth of the time of a short command. Calls are synchronous, because that is faster
+ * than a detour over the thread pool.
  */
 export class Cgroups {
   /** The cgroup of the spawners, which contains the cgroups of commands and terminals. */
@@ -42,9 +42,9 @@ export class Cgroups {
   }
 
   /**
-   * Chooses the cgroup of a command or terminal, which a spawner then enters, and returns its name. "Threaded"
-   * (cgroups(7)) lets the spawner move only its thread that forks. If no cgroup can be created, a kill finds
-   * the processes by their mark.
+   * Chooses the cgroup for a command or terminal and returns its name. A spawner then enters that cgroup: in
+   * "threaded" mode (cgroups(7)) only the thread that forks. If no cgroup can be created, a kill finds the
+   * processes by their environment mark.
    */
   take(id: string): string {
     const name = this.#free.pop() ?? this.#create();
@@ -60,7 +60,9 @@ export class Cgroups {
     return join(this.directory, name);
   }
 
-  /** Called when the command or terminal is over. A cgroup with a process left in it is not used again. */
+  /**
+   * Called when the command or terminal is over. A cgroup that still contains a process is not used again.
+   */
   giveBack(id: string): void {
     const name = this.#names.get(id);
     if (name === undefined) return;
@@ -103,7 +105,7 @@ export class Cgroups {
   }
 }
 
-/** Ids of all live processes in a cgroup, and of their threads. None if there is no such cgroup. */
+/** Ids of all live processes in a cgroup, and of their threads. Empty if the cgroup does not exist. */
 export async function threadsIn(directory: string): Promise<number[]> {
   const text = await readFile(join(directory, 'cgroup.threads'), 'utf8').catch(() => '');
   return text.split('\n').filter(Boolean).map(Number);
@@ -119,11 +121,11 @@ export async function killByCgroup(name: string, pids: readonly number[]): Promi
   const directory = join(own, name);
   const write = (file: string, text: string): boolean =>
     succeeds(() => writeFileSync(join(directory, file), text));
-  // Succeeds or not: the directory may be left from an earlier attempt.
+  // The result is ignored: the directory may exist from an earlier attempt.
   succeeds(() => mkdirSync(directory));
   for (const pid of pids) write('cgroup.procs', String(pid));
   write('cgroup.kill', '1');
-  // rmdir(2) fails until the last process is gone.
+  // rmdir(2) fails until the last process has ended.
   for (let tries = 0; tries < 10 && !succeeds(() => rmdirSync(directory)); tries++) await sleep(10);
 }
 

@@ -6,13 +6,16 @@ import { Wake } from '../../shared/slow-reader-backpressure.ts';
 
 /** Size of a buffer in bytes: the default capacity of a pipe on Linux (pipe(7)). */
 const pipeBytes = 64 * 1024;
-/** Buffers of ended pumps, for reuse: new buffers for every command would keep the garbage collector busy. */
+/**
+ * Buffers of pumps that have ended. They are used again, because new buffers for every command would burden
+ * the garbage collector.
+ */
 const spare: Buffer[] = [];
 const mostSpare = 32;
 
 /**
- * Waits for the end of all pipes, then closes them. If a background process still has a pipe open, it waits
- * only `drainMs`, or longer while the disk is slow. Never rejects.
+ * Waits for the end of all pipes, then closes them. If a background process has a pipe open, the wait ends
+ * after `drainMs`, or later if the disk is slow. Never rejects.
  */
 export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
   const changed = new Wake();
@@ -23,7 +26,7 @@ export async function drain(pumps: Pump[], drainMs: number): Promise<void> {
   });
   do await changed.until(() => over, Math.max(drainMs, 1));
   while (
-    // Goes on waiting while the disk hangs, so that no output of the process is lost.
+    // While the disk hangs the wait continues, so that no output of the process is lost.
     !over &&
     pumps.some((pump) => pump.stalled(drainMs / 2))
   );
@@ -37,8 +40,8 @@ export interface Sink {
 }
 
 /**
- * Copies from a pipe or terminal through one buffer, and reads on only after the log has stored the bytes. A
- * program that writes too fast is slowed down and costs the agent no memory.
+ * Copies from a pipe or terminal through one buffer. The next read begins after the log has stored the bytes,
+ * so a program that writes too fast is slowed down and needs no memory in the agent.
  */
 export class Pump {
   /** Resolves when the pipe has ended or was cut and all bytes read are in the log. Never rejects. */
@@ -67,7 +70,7 @@ export class Pump {
       return false;
     };
     this.#pipe = open({ buffer: this.#buffer, callback });
-    // Ignored, because every error is followed by `close`, which is handled below.
+    // This error needs no handling: `close` follows every error and is handled below.
     this.#pipe.on('error', () => {});
     this.done = new Promise((resolve) => {
       this.#pipe.once('end', () => {

@@ -58,7 +58,7 @@ export async function recover(parts: Parts, outputs: string, pipes: string): Pro
 }
 
 /**
- * Kills the spawners of an earlier agent with everything they run. Otherwise a command that the earlier agent
+ * Kills the spawners of an earlier agent and all their processes. Otherwise a command that the earlier agent
  * requested could start after the recovery.
  */
 async function killSpawners(journalId: string, killForMs: number, log: Logger): Promise<void> {
@@ -103,8 +103,8 @@ async function reopen(
   const names = outputNames(id);
   const stdout = await openOutput(join(outputs, names.stdout), limits);
   const stderr = await openOutput(join(outputs, names.stderr), limits);
-  // After a power cut a file may be shorter than the length in the journal. Readers see the missing bytes as
-  // a gap.
+  // After a power cut an output file may be shorter than the journal says. Readers see the missing bytes as a
+  // gap.
   await stdout.skip(entry.exit?.stdout_bytes ?? 0);
   await stderr.skip(entry.exit?.stderr_bytes ?? 0);
   if (!entry.exit) lose(id, entry, journal, { stdout_bytes: stdout.end, stderr_bytes: stderr.end });
@@ -127,10 +127,13 @@ async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
   }
 }
 
-// Version 0.1.0 wrote each "accepted" line into a ring file first, and into the journal later. A line in a ring
-// file that a crashed agent left proves that the command of this id may have run.
+// Version 0.1.0 wrote each "accepted" line first into a ring file, and later into the journal. If a ring file
+// of a crashed agent has a line for an id, the command of this id may have run.
 
-/** The "accepted" lines of ring files whose ids the journal lacks. Call it once old spawners are dead. */
+/**
+ * The "accepted" lines of ring files whose ids are missing in the journal. Call it after the old spawners
+ * were killed.
+ */
 async function readRings(directory: string, journal: readonly Line[]): Promise<Line[]> {
   // A ring file may contain old lines of an id, so a line in the journal is newer.
   const journalled = new Set(journal.filter(({ t }) => t !== 'started' && t !== 'end').map(({ id }) => id));
@@ -139,7 +142,7 @@ async function readRings(directory: string, journal: readonly Line[]): Promise<L
   return lines.filter(({ t, id }) => t === 'accepted' && !journalled.has(id));
 }
 
-/** Removes the ring files of version 0.1.0. Call it only after their lines are in the journal. */
+/** Removes the ring files of version 0.1.0. Call it after their lines were copied into the journal. */
 async function removeRings(directory: string): Promise<void> {
   for (const path of await ringsIn(directory)) await rm(path, { force: true, recursive: true });
 }

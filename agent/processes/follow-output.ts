@@ -33,8 +33,8 @@ export function follow(
 }
 
 /**
- * Wraps the generator `answer` so that it can be left at any time, also while it waits.
- * The signal passed to `answer` fires when the iteration is over: by its end, by `signal`, or by return().
+ * Wraps the generator `answer` so that a caller can leave it at any time, even while it waits. The signal
+ * passed to `answer` fires when the iteration ends: by itself, by `signal`, or by return().
  */
 export function leaving<A>(
   signal: AbortSignal,
@@ -59,7 +59,8 @@ export function leaving<A>(
     },
     next: () => inner.next(),
     return() {
-      // The return() of a waiting generator takes effect only at its next yield, so its wait is aborted first.
+      // The return() of a generator that waits takes effect only at its next yield, so the wait is aborted
+      // first.
       leave();
       return inner.return(undefined);
     },
@@ -79,7 +80,7 @@ async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal
   await followed.begun(signal);
   if (followed.started && !signal.aborted) yield startedEvent(followed.started);
   while (!signal.aborted) {
-    // The exit is read before the output: once it is set, all output is in the logs.
+    // The exit is read before the output: if the exit is set, the logs contain all output.
     const { exit } = followed;
     for (const stream of streams) yield* output(followed[stream], readers[stream], stream);
     if (streams.some((stream) => followed[stream].end > readers[stream].position)) continue;
@@ -87,7 +88,7 @@ async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal
       yield { event: { exit } };
       return;
     }
-    // The checks above and this wait run in one turn of the event loop, so no wake is missed.
+    // Nothing is awaited between the checks above and this wait, so no wake is missed.
     if (!followed.exit) await followed.changed.wait(signal);
   }
 }

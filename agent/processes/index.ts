@@ -29,7 +29,10 @@ type Methods = Commands['methods'] &
 
 // The methods are properties, so that the object can be spread into the table of handlers.
 export interface Processes extends Methods {
-  /** Created together with the journal. A new id shows the broker that the machine's data was lost. */
+  /**
+   * Created with the journal. If it differs from the last one, the broker knows that the machine's data was
+   * lost.
+   */
   journalId: string;
   /** Rpc methods that this machine does not support. */
   missing: readonly Method[];

@@ -55,9 +55,12 @@ interface Batch {
 const emptyBatch = (): Batch => ({ lines: [], durable: false, written: Promise.withResolvers() });
 
 const version = 1;
-/** Milliseconds that a step which need not be durable waits, so that several steps share one write. */
+/** Milliseconds for which a step that need not be durable waits, so that several steps share one write. */
 const noteMs = 5;
-/** Bounds in bytes of the growth that makes a rewrite due: three times the size after the last rewrite. */
+/**
+ * A rewrite is due when the file has grown by three times its size after the last rewrite, within these
+ * bounds in bytes.
+ */
 const leastGrowth = 1024 * 1024;
 const mostGrowth = 16 * 1024 * 1024;
 
@@ -72,7 +75,8 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
   const [head] = parseLine(first);
   if (head?.t === 'journal' && head.version === version) return { id: head.id, lines: parseLines(rest) };
   if (text) {
-    // The new journal id makes the broker treat earlier processes as lost, and never as "never ran".
+    // Because of the new journal id the broker treats all earlier processes as lost. It must never conclude
+    // that they did not run.
     log.error(
       { path },
       'the journal of processes is unreadable and was renamed to journal.unreadable; commands and terminals from before this start count as lost',
@@ -106,7 +110,10 @@ function isLine(value: unknown): value is Line {
 export class Journal {
   readonly id: string;
   readonly entries = new Map<string, JournalEntry>();
-  /** Ids with acknowledged results, and when each was accepted. They do not run again within `seenMs`. */
+  /**
+   * Ids whose results are acknowledged, with the time at which each was accepted. They do not run again
+   * within `seenMs`.
+   */
   readonly #forgotten = new Map<string, number>();
   readonly #directory: string;
   readonly #seenMs: number;
@@ -150,7 +157,10 @@ export class Journal {
     }
   }
 
-  /** Not durable, like all later steps: after a power cut a process without this line counts as lost. */
+  /**
+   * This step and all later ones are not durable: after a power cut a process without this line counts as
+   * lost.
+   */
   started(id: string, { pid, start }: Leader, at: number): void {
     this.#note({ t: 'started', id, pid, start, at });
   }
@@ -222,7 +232,7 @@ export class Journal {
       } catch (error) {
         this.#damaged = true;
         batch.written.reject(error);
-        // Lets accept() remove the entry whose write failed, before the next batch rewrites the file.
+        // Lets accept() remove the entry of the failed write before the next batch rewrites the file.
         await Promise.resolve();
       }
     }
@@ -237,7 +247,8 @@ export class Journal {
     if (this.#damaged || this.#size + bytes.length > this.#mostSize) return this.#rewrite();
     this.#size += bytes.length;
     for (let at = 0; at < bytes.length; ) at += (await file.write(bytes, at)).bytesWritten;
-    // O_DSYNC would flush this line alone, and a hole before it would make it unreadable.
+    // O_DSYNC would flush only this line. If an earlier line were lost, the hole would make this line
+    // unreadable.
     if (durable) await file.datasync();
   }
 

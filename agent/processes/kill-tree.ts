@@ -7,7 +7,7 @@ import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { killByCgroup, threadsIn } from './cgroup.ts';
 import { marker } from './launch-plan.ts';
 
-/** Identifies one process. The pid alone does not, because the kernel reuses pids. */
+/** Identifies one process. The pid alone does not suffice, because the kernel reuses pids. */
 export interface Leader {
   pid: number;
   /** Start time in clock ticks since boot, field 22 of /proc/PID/stat (proc(5)). */
@@ -54,7 +54,7 @@ export class Tree {
   readonly #sessions = new Map<number, string>();
 
   constructor({ marks, links = [], leaders = [], cgroups = [] }: TreeOptions) {
-    // An empty mark or link is dropped, because it would match every process that has none.
+    // An empty mark or link is dropped, because it would match every process without one.
     this.marks = new Set(marks.filter((mark) => mark !== ''));
     this.#links = new Set(links.filter((link) => link !== ''));
     this.#cgroups = cgroups;
@@ -80,8 +80,8 @@ export class Tree {
   }
 
   /**
-   * Sends a signal. A process group in a session of the command gets it as a whole, so that no fork escapes.
-   * Returns the pids that the agent may not signal.
+   * Sends a signal. A process group in the command's own session gets the signal as a whole, so that no
+   * forked child misses it. Returns the pids that the agent may not signal.
    */
   signal(members: Process[], name: FirstSignal | 'SIGCONT' | 'SIGKILL'): number[] {
     const groups = new Set<number>();
@@ -104,7 +104,7 @@ export class Tree {
     if (one.pid === one.session) this.#sessions.set(one.session, one.start);
   }
 
-  /** Marks descendants of known processes, and processes in known sessions, as known. */
+  /** Adds to the known processes all descendants of known processes, and all processes in known sessions. */
   #spread(all: readonly Process[], byPid: ReadonlyMap<number, Process>): void {
     for (let grew = true; grew; ) {
       grew = false;
@@ -124,8 +124,8 @@ export class Tree {
 }
 
 /**
- * Sends `first` to the whole tree. Once `hurry` has fired it sends SIGKILL, repeated until no process is
- * left. Resolves to the number of processes that survived `killForMs` milliseconds of SIGKILL.
+ * Sends `first` to the whole tree. After `hurry` has fired, sends SIGKILL repeatedly until no process is
+ * left. Resolves to the number of processes that survived SIGKILL for `killForMs` milliseconds.
  */
 export async function killTree(
   tree: Tree,
@@ -151,8 +151,8 @@ export async function killTree(
 }
 
 /**
- * True if no process is left. Scans twice: one scan misses the child of a process that forks and exits during
- * the scan.
+ * True if no process is left. Scans twice, because one scan can miss the child of a process that forks and
+ * exits during the scan.
  */
 async function gone(tree: Tree): Promise<boolean> {
   return (await tree.members()).length === 0 && (await tree.members()).length === 0;
@@ -186,9 +186,12 @@ function send(pid: number, name: NodeJS.Signals): boolean {
 let next: Promise<readonly Seen[]> | undefined;
 let last: Promise<unknown> = Promise.resolve();
 
-/** Lists all processes but this one and init. Simultaneous calls share a scan, which begins after them. */
+/**
+ * Lists all processes except this one and init. Calls at the same time share one scan, which begins after
+ * these calls.
+ */
 function listProcesses(): Promise<readonly Seen[]> {
-  // A running scan is not reused: it may already have passed the process that the caller looks for.
+  // A scan that has begun is not shared: it may already have passed the process that the caller looks for.
   next ??= last.then(() => {
     next = undefined;
     const scanned = scan();

@@ -1,5 +1,5 @@
-// Turns a request into a plan of what to start: program, user, directory, environment. Or refuses with a
-// reason.
+// Turns a request into a plan of what to start: program, user, directory and environment. A request that
+// cannot be started is rejected with the reason.
 import { access, constants, readFile, stat } from 'node:fs/promises';
 import { userInfo } from 'node:os';
 import { resolve } from 'node:path';
@@ -13,7 +13,7 @@ export const marker = 'FARHAND_COMMAND_ID';
 
 const defaultPath = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
 
-/** Thrown if a process surely did not run. The message says why. */
+/** Thrown if it is certain that the process did not run. The message gives the reason. */
 export class NotStarted extends Error {
   override readonly name = 'NotStarted';
 }
@@ -37,7 +37,7 @@ export interface Plan {
   program: string;
 }
 
-/** The agent's own account, looked up once: it does not change while the agent runs. */
+/** The agent's own account. It is looked up only once, because it does not change while the agent runs. */
 let own: Account | undefined;
 
 /** Looks up everything needed to start a command. Rejects with NotStarted. */
@@ -56,8 +56,8 @@ export async function plan(id: string, spec: ProcessSpec__Output, mayRunAs: bool
 }
 
 /**
- * Plans a terminal. The program and directory are checked here, because the spawner starts an intermediate
- * shell, which would print such errors into the terminal.
+ * Plans a terminal. The program and the directory are checked here, because an intermediate shell starts the
+ * program and would print such errors into the terminal.
  */
 export async function terminalPlan(id: string, spec: TerminalSpec__Output): Promise<Plan> {
   own ??= ownAccount();
@@ -102,7 +102,8 @@ async function switched(
   const setpriv = await find('setpriv', '/', defaultPath);
   if (!setpriv)
     throw new NotStarted('commands of another user need setpriv; install util-linux on the machine');
-  // Errors are found here, because the shell would print them on the command's own stderr.
+  // The directory and the program are checked here, because the shell would print errors on the command's own
+  // stderr.
   const bad = mustEnter && (await badDirectory(cwd));
   if (bad) throw new NotStarted(bad);
   const found = await find(file, cwd, env.PATH ?? defaultPath);
@@ -120,10 +121,10 @@ async function switched(
 }
 
 /**
- * Builds a shell command that sets the directory and the environment and then becomes the program. The
- * program setpriv(1) starts as root, so it must not get the environment. LD_PRELOAD and similar variables
- * (ld.so(8), environ(7)) would make it run code of the user. Values are no arguments, which every user can
- * read.
+ * Builds a shell command that sets the directory and the environment and then becomes the program. setpriv(1)
+ * starts as root, so it must not get this environment: LD_PRELOAD and similar variables (ld.so(8),
+ * environ(7)) would make it run code of the user. The values are not passed as arguments, because every user
+ * can read those.
  */
 function entered(
   { cwd, env, mustEnter }: Pick<Plan, 'cwd' | 'env'> & { mustEnter: boolean },
@@ -166,9 +167,9 @@ async function find(name: string, cwd: string, path: string): Promise<string | u
 }
 
 /**
- * Milliseconds that a home directory counts as present without a new check. The check takes a tenth of the
- * agent's CPU time for a short command. If the directory was removed meanwhile, the start fails with a clear
- * reason.
+ * Milliseconds for which a home directory that was seen counts as present. Checking it for every short
+ * command would take a tenth of the agent's CPU time. If the directory is removed meanwhile, the start fails
+ * with a clear reason.
  */
 const homeSeenForMs = 1_000;
 const homesSeen = new Map<string, number>();
@@ -185,7 +186,7 @@ function place(cwd: string, home: string): string {
   return resolve(home, cwd === '~' || cwd.startsWith('~/') ? `.${cwd.slice(1)}` : cwd);
 }
 
-/** Builds the environment from nothing, so that the agent's tokens and NODE_OPTIONS never reach a command. */
+/** Builds the environment from nothing, so that commands do not get the agent's tokens and NODE_OPTIONS. */
 function environment(id: string, account: Account, wanted: Record<string, string>): Plan['env'] {
   for (const name of Object.keys(wanted)) {
     if (!name || name.includes('='))
@@ -233,7 +234,7 @@ async function badDirectory(cwd: string): Promise<string | undefined> {
   return denied === true ? `working directory ${cwd} cannot be entered (permission denied)` : undefined;
 }
 
-/** The agent's own account. In a container its uid may have no name; the number is then used as the name. */
+/** The agent's own account. In a container its uid may have no name; then the number is the name. */
 function ownAccount(): Account {
   try {
     const { username, uid, gid, homedir, shell } = userInfo();

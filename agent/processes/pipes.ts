@@ -1,6 +1,5 @@
-// Creates stdin, stdout and stderr of a command: named pipes, or a file for input that is complete from the
-// start. Node's own stdio pipes are sockets. On these `echo >/dev/stderr` fails, and bash assumes a remote
-// login.
+// Creates stdin, stdout and stderr of a command: named pipes, or a file if all input is known at the start.
+// Node's own stdio pipes are sockets, with which `echo >/dev/stderr` fails and bash assumes a remote login.
 import { spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { chmodSync, closeSync, constants, openSync, readSync, rmSync } from 'node:fs';
@@ -13,7 +12,10 @@ import { drain, Pump, type Sink } from './copy-output.ts';
 import type { Plan } from './launch-plan.ts';
 import type { Stdio } from './process-supervisor.ts';
 
-/** Pipes made by one run of mkfifo(1). They are reused, because one costs up to a millisecond. */
+/**
+ * Number of pipes made by one run of mkfifo(1). Pipes are used again, because creating one takes up to a
+ * millisecond.
+ */
 const batch = 32;
 
 /** Most bytes of input that may wait for the process to read them. */
@@ -83,8 +85,8 @@ export class PipeNames {
 }
 
 /**
- * Opens a pipe for reading. Undefined if a process has it open: left by an earlier command, it could read the
- * next command's output.
+ * Opens a pipe for reading. Returns undefined if a process has it open: a process left by an earlier command
+ * could read the next command's output.
  */
 function openFreePipe(path: string): number | undefined {
   try {
@@ -99,7 +101,7 @@ function openFreePipe(path: string): number | undefined {
     // read(2) fails with EAGAIN while a process has the pipe open for writing (pipe(7)).
     if (readSync(reader, Buffer.alloc(1)) === 0) return reader;
   } catch {
-    // The read failed, because another process has the pipe open.
+    // The read failed, so another process has the pipe open.
   }
   closeSync(reader);
   return undefined;
@@ -130,14 +132,14 @@ export interface PipedOptions {
   /** `stdin`: the whole input or, if the input stays open (`input`), its first bytes. */
   spec: { stdin: Uint8Array; input: boolean };
   names: PipeNames;
-  /** The directory of the file with the whole input, if the machine has no /dev/shm. */
+  /** The directory for the file with the whole input. It is used if the machine has no /dev/shm. */
   directory: string;
   stdout: Output;
   stderr: Output;
   log: Logger;
 }
 
-/** An output log. After release() its append() no longer waits for readers. */
+/** An output log. After release() its append() does not wait for readers. */
 type Output = Sink & { release(): void };
 
 /** Stdin, stdout and stderr of a command. The outputs are copied into the output logs. */
@@ -148,7 +150,7 @@ export class Piped implements Stdio {
   input: Input | undefined;
   readonly #options: PipedOptions;
   readonly #pumps: Pump[] = [];
-  /** The command's ends of the pipes. The agent sees no end of file while it has these open. */
+  /** The command's ends of the pipes. While the agent has these open, it sees no end of file. */
   readonly #theirs: number[] = [];
   /** A file with the whole input, if that is complete from the start. */
   #whole: FileHandle | undefined;
@@ -172,7 +174,7 @@ export class Piped implements Stdio {
   get request(): Stdio['request'] {
     const { file, args } = this.#options.plan;
     const [stdout = '', stderr = '', input] = this.links;
-    // The file has no name, so the spawner opens it through /proc of the agent.
+    // The file has no name, so the spawner opens it through the agent's directory in /proc.
     const stdin = this.#whole ? `/proc/${process.pid}/fd/${this.#whole.fd}` : input;
     return { file, args, stdin, stdout, stderr };
   }
@@ -183,14 +185,15 @@ export class Piped implements Stdio {
   }
 
   async drain(ms: number): Promise<void> {
-    // Slow readers no longer delay the copying: little is left in the pipes.
+    // Little is left in the pipes, so slow readers no longer delay the copying.
     for (const output of [this.#options.stdout, this.#options.stderr]) output.release();
     await drain(this.#pumps, ms);
   }
 
   close(): void {
     const { plan, names } = this.#options;
-    // Pipes of another user's command are not reused: that user could open them again through /proc.
+    // Pipes of another user's command are not used again, because processes of that user could still open
+    // them through /proc.
     const clean = this.#pumps.length === 2 && this.#pumps.every(({ ended }) => ended) && !plan.foreign;
     for (const pump of this.#pumps) pump.cut();
     this.input?.close();
@@ -226,9 +229,9 @@ export class Piped implements Stdio {
 }
 
 /**
- * Stores complete input in a file without a name, which the kernel frees by itself. A program may open
- * /dev/stdin late or twice; a named pipe would then wait for a writer that is gone. The file is in memory
- * (/dev/shm) where that exists, because users pass secrets as input.
+ * Stores complete input in a file without a name, which the kernel removes after its last use. A named pipe
+ * is not enough: a program that opens /dev/stdin late or twice would wait for a writer that has gone. The
+ * file is in memory (/dev/shm) if possible, because users pass secrets as input.
  */
 async function openInputFile(bytes: Uint8Array, directory: string): Promise<FileHandle> {
   const name = `farhand-${randomUUID()}`;
@@ -245,7 +248,7 @@ async function nameless(path: string, bytes: Uint8Array): Promise<FileHandle> {
     const reader = await open(path, 'r');
     await unlink(path);
     await writer.writeFile(bytes);
-    // The file is nameless now. Another user's command must be able to open it again, through /proc.
+    // The file has no name by now. Another user's command must still be able to open it through /proc.
     await writer.chmod(0o444);
     return reader;
   } finally {
@@ -253,7 +256,10 @@ async function nameless(path: string, bytes: Uint8Array): Promise<FileHandle> {
   }
 }
 
-/** Sends input to a running process: bytes in order, each accepted once, with a limit on unread bytes. */
+/**
+ * Sends input to a running process. Bytes are accepted in order and once each. The number of unread bytes is
+ * limited.
+ */
 export class Input {
   readonly #pipe: Socket;
   #taken = 0;
@@ -265,7 +271,8 @@ export class Input {
    */
   constructor(fd: number, first: Uint8Array = Buffer.alloc(0)) {
     this.#pipe = new Socket({ fd, readable: false, writable: true });
-    // A process may exit or close its input at any time; write() refuses all later bytes.
+    // This error needs no handling: a process may exit or close its input at any time, and write() then
+    // refuses all later bytes.
     this.#pipe.on('error', () => {});
     if (first.length > 0) this.#pipe.write(first);
   }
@@ -305,7 +312,8 @@ export class Input {
     }
     this.#taken += data.length;
     this.#waiting += data.length;
-    // The bytes are copied: they are a slice of a larger message, which would stay in memory.
+    // The bytes are copied, because they are a slice of a larger message, which would otherwise stay in
+    // memory.
     this.#pipe.write(Buffer.from(data), () => {
       this.#waiting -= data.length;
     });

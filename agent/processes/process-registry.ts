@@ -1,6 +1,6 @@
-// A table of all commands of this machine, or of all terminals. Each id runs at most once. Its entry stays
-// until the broker has acknowledged the result. States: accepted -> running -> over, accepted -> over, or
-// accepted -> refused.
+// The registry of all commands of this machine, or of all terminals. Each id runs at most once. An entry
+// remains until the broker has acknowledged its result. States: accepted -> running -> over, accepted ->
+// over, or accepted -> refused.
 import { now } from '../../shared/clock.ts';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
 import { Wake } from '../../shared/output-log.ts';
@@ -20,21 +20,24 @@ import { SpawnerDied } from './spawner/index.ts';
 
 type State =
   /**
-   * Not started yet. `cancelled`: set if a kill was requested meanwhile, to its grace period in milliseconds.
+   * Not started yet. `cancelled`: the grace period in milliseconds of a kill that was requested meanwhile.
    */
   | { is: 'accepted'; cancelled?: number }
   | { is: 'running'; running: Running }
   | { is: 'over'; exit: Exit }
-  /** The journal could not be written. The id may be used again. */
+  /** The journal could not be written, so the id may be used again. */
   | { is: 'refused'; failure: AppError };
 
-/** An entry of the table. `changed` wakes its waiters after every change. */
+/** An entry of the registry. After every change, `changed` wakes all waiters. */
 export abstract class Tracked {
   readonly id: string;
   readonly changed = new Wake();
   state: State = { is: 'accepted' };
   started?: { pid: number; at: number };
-  /** True once the broker has acknowledged the result: removed as soon as the process is over. */
+  /**
+   * True once the broker has acknowledged the result. The entry is then removed as soon as the process is
+   * over.
+   */
   forgotten = false;
 
   constructor(id: string) {
@@ -136,7 +139,7 @@ export abstract class ProcessTable<T extends Tracked> {
     return { one, running };
   }
 
-  /** Kills the process of `id`. Returns false if the table has no such id. */
+  /** Kills the process of `id`. Returns false if the registry has no such id. */
   kill(id: string, graceMs: number): boolean {
     const one = this.#entries.get(id);
     const state = one?.state;
@@ -169,12 +172,13 @@ export abstract class ProcessTable<T extends Tracked> {
   /** Starts a process for `id`, or returns the entry if this id was requested before. */
   async start(id: string, signal: AbortSignal, prepare: (one: T) => Promise<Prepared>): Promise<T> {
     const known = this.#find(id);
-    // An expired process was dropped before it was spawned, so it surely never ran and may be started again.
+    // An expired process was dropped before it was spawned. It is certain that it did not run, so it may be
+    // started again.
     if (known && known.exit?.outcome !== 'PROCESS_OUTCOME_EXPIRED') return known;
     const one = this.#add(id);
     const { journal, cgroups } = this.#parts;
     const accepting = journal.accept(id, this.#kind.name, cgroups?.take(id));
-    // While the disk flushes the journal, everything but the start itself is prepared.
+    // Everything except the start itself is prepared while the disk flushes the journal.
     const [accepted, prepared] = await Promise.allSettled([accepting, prepare(one)]);
     const ending = accepted.status === 'fulfilled' ? await this.#run(one, prepared, signal) : dropped;
     if (ending && prepared.status === 'fulfilled') await closeUnused(prepared.value.stdio);
@@ -187,7 +191,8 @@ export abstract class ProcessTable<T extends Tracked> {
     const { journal } = this.#parts;
     const one = this.#entries.get(id);
     if (one) return one;
-    // The id belongs to the other kind: a terminal in the table of commands, or the reverse.
+    // The id belongs to the other kind of process: to a terminal if this is the registry of commands, or the
+    // reverse.
     if (journal.entries.has(id)) throw this.notFound(id);
     // The process ran, and its result was removed after the broker acknowledged it.
     return journal.wasForgotten(id) ? this.#over(id, unseen('PROCESS_OUTCOME_LOST', 'forgotten')) : undefined;
@@ -240,8 +245,8 @@ export abstract class ProcessTable<T extends Tracked> {
     try {
       if (prepared.status === 'rejected') throw prepared.reason;
       await spawners.ready();
-      // The link may have been lost or replaced meanwhile. No await stands between this check and the spawn
-      // request.
+      // The link may have been lost or replaced meanwhile. Nothing is awaited between this check and the
+      // spawn request.
       if (cancelled() !== undefined) return endings.cancelled;
       if (signal.aborted || this.#stopping) return dropped;
       const running = await startRunning(one.id, prepared.value, this.#parts);
@@ -252,7 +257,7 @@ export abstract class ProcessTable<T extends Tracked> {
       one.changed.wake();
       if (this.#stopping) running.kill('stopped', limits.stopGraceMs);
       else if (grace !== undefined) running.kill('cancelled', grace);
-      // Neither `ended` nor #finish() rejects. stop() waits until #finish() has removed the entry from #open.
+      // Neither promise rejects. stop() waits until #finish() has removed the entry from #open.
       void running.ended.then((ending) => this.#finish(one, ending));
       return undefined;
     } catch (error) {

@@ -18,7 +18,7 @@ import { type Child, type Spawners, SpawnFailed } from './spawner/index.ts';
 import type { Exited, SpawnRequest } from './spawner/messages.ts';
 
 export const defaultLimits = {
-  /** Number of last bytes stored of each output stream of a command. */
+  /** Bytes stored of each output stream of a command; earlier bytes are dropped. */
   windowBytes: outputWindowBytes,
   /** Milliseconds after which a follower of the output that does not read no longer slows the command. */
   stallMs: readerStallMs,
@@ -32,7 +32,7 @@ export const defaultLimits = {
   drainMs: 2_000,
   /** Milliseconds for which SIGKILL is repeated for processes that survive it. */
   killForMs: 5_000,
-  /** Milliseconds after which a start counts as hung. Later commands are then sent to another spawner. */
+  /** Milliseconds after which a start counts as hung. Later commands then go to another spawner. */
   lateMs: 5_000,
   /** Milliseconds in which an id cannot run again after the broker has acknowledged its result. */
   seenMs: 24 * 3_600_000,
@@ -40,11 +40,11 @@ export const defaultLimits = {
   terminals: openTerminals,
   /** Most clients of all terminals together, including clients whose connection was lost. */
   clients: terminalClients,
-  /** Number of last bytes stored of a terminal's output. */
+  /** Bytes stored of a terminal's output; earlier bytes are dropped. */
   terminalWindowBytes,
   /** Milliseconds between SIGHUP and SIGKILL when a terminal's program has exited or its grace is over. */
   hangupMs: 2_000,
-  /** Milliseconds that a terminal's client has to return after the lost link to the broker is back. */
+  /** Milliseconds that a terminal's client has to come back once the link to the broker is restored. */
   heldMs: 5_000,
 };
 export type Limits = typeof defaultLimits;
@@ -64,7 +64,10 @@ export interface Stdio {
   request: Pick<SpawnRequest, 'file' | 'args' | 'stdin' | 'stdout' | 'stderr'>;
   /** Paths of the pipes or the terminal, as /proc/PID/fd lists them for a process that has them open. */
   links: string[];
-  /** Closes the agent's copies of the process's ends, once the process has its own or never will. */
+  /**
+   * Closes the agent's copies of the process's ends. Called when the process has its own copies, or will
+   * never start.
+   */
   handedOver(): Promise<void>;
   /** Reads the remaining output for about `ms` milliseconds. Never rejects. */
   drain(ms: number): Promise<void>;
@@ -78,7 +81,7 @@ export interface Prepared {
   first: FirstSignal;
   /** Timeout in milliseconds; 0 for none. */
   timeoutMs: number;
-  /** If set, processes that outlive the first one are killed, after this grace period in milliseconds. */
+  /** If set, processes that outlive the first one are killed after this grace period in milliseconds. */
   leftoversMs?: number;
 }
 
@@ -135,18 +138,18 @@ export async function startRunning(id: string, prepared: Prepared, parts: Parts)
 export class Running {
   readonly child: Child;
   /**
-   * Resolves when all output is in the logs and, after a kill, the whole process tree is gone or the kill was
-   * given up. Never rejects.
+   * Resolves when the logs contain all output. After a kill it also waits until the whole process tree has
+   * ended or the kill was given up. Never rejects.
    */
   readonly ended: Promise<Ending>;
   readonly startedAt: number;
   readonly #id: string;
   readonly #prepared: Prepared;
   readonly #parts: Parts;
-  /** Aborted when the grace period is over and SIGKILL is due. */
+  /** Aborted when the grace period ends and SIGKILL is due. */
   readonly #hurry = new AbortController();
   readonly #timers: (() => void)[] = [];
-  /** Resolves at the end of a kill, so that a command ends even if a process survives SIGKILL. */
+  /** Resolves at the end of a kill, so that a command ends even if one of its processes survives SIGKILL. */
   readonly #givenUp = Promise.withResolvers<Exited>();
   #alive = true;
   #cause: KillCause | undefined;
@@ -176,7 +179,7 @@ export class Running {
   async #end(): Promise<Ending> {
     const { stdio } = this.#prepared;
     const { code, signal } = await Promise.race([this.#exited(), this.#givenUp.promise]);
-    // Waits for a kill in progress, in which the rest of the tree still has its grace period.
+    // A kill may be in progress, in which the rest of the tree still has its grace period.
     await this.#killing;
     for (const cancel of this.#timers) cancel();
     await stdio.drain(this.#parts.limits.drainMs);

@@ -7,7 +7,7 @@ import type { Boundary, IsProtected } from '../confine/boundary.ts';
 import * as fs from '../confine/fs.ts';
 import { type Bytes, parentOf } from '../confine/request-path.ts';
 
-/** Open directories above which `full` is true. The directories of one deep path may exceed it. */
+/** Number of open directories from which on `full` is true. A deep path may open more than that. */
 const mostHeld = 256;
 /** Most directories that an archive may contain. */
 const mostDirectories = 200_000;
@@ -64,7 +64,7 @@ export class Tree implements Disposable {
   }
 
   /**
-   * True if too many directories are open. The caller then disposes of the tree once no file is being
+   * True if too many directories are open. The caller should then call dispose() as soon as no file is being
    * written.
    */
   get full(): boolean {
@@ -80,7 +80,7 @@ export class Tree implements Disposable {
     }
   }
 
-  /** Throws if the name is protected. `present`: stats of the file that has the name now. */
+  /** Throws if the name is protected. `present`: stats of the file that currently has the name. */
   assertFree({ stats }: TreeDirectory, name: Bytes, present: fs.BigIntStats | undefined, path: Bytes): void {
     if (!this.#isProtected(fs.identityOf(stats), name, present ?? stats)) return;
     throw entryFault('permission_denied', path, "cannot be unpacked: the agent's own files have this name");

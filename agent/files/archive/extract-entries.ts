@@ -58,8 +58,8 @@ export class Extractor implements AsyncDisposable {
   }
 
   /**
-   * Extracts one entry. May resolve before a small file is written; a later call then throws that file's
-   * failure.
+   * Extracts one entry. Small files are written in the background: if such a write fails, a later call throws
+   * its error.
    */
   async extract(entry: TarEntry): Promise<void> {
     const path = pathOfEntry(entry.name);
@@ -199,7 +199,10 @@ export class Extractor implements AsyncDisposable {
     await fs.unlink(at);
   }
 
-  /** Waits until no file is being written at this path or a parent of it. Throws the first failure so far. */
+  /**
+   * Waits until no file is being written at this path or at one of its parents. Throws the first write error
+   * so far.
+   */
   async #settled(path: Bytes): Promise<void> {
     for (let name = path; name !== ''; name = parentOf(name)) await this.#underway.get(name);
     if (this.#failure) throw this.#failure.reason;

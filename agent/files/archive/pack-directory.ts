@@ -73,7 +73,7 @@ function leaveOutForbidden(path: Bytes, error: unknown): void {
 }
 
 async function* symlinkOf({ at, path, stats }: Step, { users }: Job): AsyncGenerator<Buffer> {
-  // Skipped if the symlink is gone (ENOENT) or another file has its name by now (EINVAL).
+  // A symlink that was removed (ENOENT) or replaced by another file (EINVAL) is left out.
   const target = await readlink(at).catch(ignoring('ENOENT', 'EINVAL'));
   if (target !== undefined) yield encodeHeader({ ...headerOf('symlink', path, stats, users), target });
 }
@@ -143,7 +143,7 @@ async function* chunksOf(parts: AsyncIterable<Buffer>): AsyncGenerator<Buffer, v
 async function* zipped(chunks: AsyncGenerator<Buffer, void, void>): AsyncGenerator<Buffer, void, void> {
   const gzip = createGzip({ chunkSize: chunkBytes });
   const fed = pipeline(chunks, gzip);
-  // Ignored here: if packing fails, reading `gzip` throws the same error.
+  // This error needs no handling: if packing fails, reading `gzip` throws the same error.
   fed.catch(() => undefined);
   try {
     for await (const chunk of gzip) yield chunk as Buffer;

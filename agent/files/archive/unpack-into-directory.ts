@@ -37,7 +37,7 @@ export async function writeArchive(
   return answer;
 }
 
-/** Places each entry as it arrives. Entries placed before a failure stay. */
+/** Places each entry as soon as it arrives. After a failure the entries placed so far remain. */
 async function unpackInto(job: Job): Promise<WriteArchiveResponse> {
   const { entry } = job;
   const { found, at } = entry;
@@ -73,7 +73,7 @@ async function unpackWhole(job: Job): Promise<WriteArchiveResponse> {
 async function assertVacant({ disk, entry, upload }: Job, present?: fs.BigIntStats): Promise<void> {
   const { path, name } = entry;
   if (!present) return;
-  // "/" and paths that end in "." have no name of their own, and cannot be replaced.
+  // "/" and paths that end in "." have no last name, so they cannot be replaced by a rename.
   const nameless = name === '' || name === '.';
   if (!upload.open.overwrite || !present.isDirectory() || nameless)
     throw fault('already_exists', path, 'exists; overwrite replaces only an empty directory');

@@ -40,7 +40,7 @@ export class NewFile implements AsyncDisposable {
     this.#unflushed = 0;
     await this.flushing;
     this.flushing = handle.datasync();
-    // A failure is thrown where the promise is awaited.
+    // Prevents an unhandled rejection. The error is thrown where `flushing` is awaited.
     this.flushing.catch(() => undefined);
   }
 
@@ -72,7 +72,7 @@ export class Flushes implements AsyncDisposable {
   }
 
   async add(flush: Promise<void>): Promise<void> {
-    // A failure is thrown where the promise is awaited.
+    // Prevents an unhandled rejection. The error is thrown where the flush is awaited.
     flush.catch(() => undefined);
     if (this.#pending.push(flush) >= this.#most) await this.end();
   }
@@ -87,9 +87,10 @@ export class Flushes implements AsyncDisposable {
 }
 
 /**
- * Returns a time for Node's utimes(), exact to less than a microsecond. It is a string, because Node treats a
- * negative number as the present time. Most whole milliseconds are inexact as floating point numbers. They
- * get half a microsecond more, or every other one would be stored a millisecond too early.
+ * Returns a time for Node's utimes(), exact to less than a microsecond. The result is a string, because Node
+ * takes a negative number for the present time. Half a microsecond is added to whole milliseconds: as
+ * floating point numbers most of them are slightly too small, and every other one would be stored a
+ * millisecond too early.
  */
 export function seconds(ns: bigint): string {
   const isInexact = ns % 1_000_000n === 0n && ns % 125_000_000n !== 0n;
@@ -154,7 +155,7 @@ export class AtomicWrite implements AsyncDisposable {
 
   /**
    * Throws if the agent may not set the owner and group of the replaced file. Called before the first byte
-   * arrives, and leaves the new file unchanged.
+   * arrives, so that such an upload fails early. Does not change the new file.
    */
   async tryOwner(replaced: fs.BigIntStats): Promise<void> {
     const before = this.#current;
@@ -189,7 +190,8 @@ export class AtomicWrite implements AsyncDisposable {
     if (overwrite) await fs.rename(at, entry.at);
     else {
       await linkAs(at, entry.at, entry.path);
-      // Removed before the caller reads the change time, which removing a name updates.
+      // The temporary name is removed here, because removing it updates the change time, which the caller
+      // reads next.
       await fs.unlink(at);
     }
     await entry.keep();

@@ -18,7 +18,7 @@ export async function place({ from, to, directory, overwrite, path }: Placement)
   if (directory) return claim(from, to);
   await linkAs(from, to, path);
   const [old, made] = await Promise.all([lstat(from), lstat(to)]);
-  // If another file has the name `from` by now, that file is not removed.
+  // If another file has got the name `from` meanwhile, that file is not removed.
   if (identityOf(old) === identityOf(made)) await unlink(from);
 }
 

@@ -96,7 +96,7 @@ export class Journal {
         await truncate(this.#path);
         this.#size = 0;
       }
-      // This line need not be durable, because the file is already removed.
+      // This line need not be durable: the file is already removed, and removing it again does no harm.
       else await this.#append(line('-', path), false);
       if (this.#size > largest) await this.#rewrite();
     });

@@ -36,11 +36,12 @@ const identify = async (path: Bytes): Promise<string> =>
 const identifyIfThere = (path: Bytes): Promise<string | undefined> => identify(path).catch(() => undefined);
 
 /**
- * Inodes of an open directory and of all directories above it, itself first. They are found by "..", because
- * the path of the directory may be outdated.
+ * Inodes of an open directory and of all directories above it, itself first. They are found by following
+ * "..", because the path by which the directory was opened may be outdated.
  */
 export async function ancestry(at: Confined): Promise<string[]> {
-  // Only the depth is taken from the path. The kernel answers from memory, so this waits for no disk.
+  // Only the number of levels is taken from the path. The kernel answers from memory, so the synchronous call
+  // waits for no disk.
   const levels = readlinkSync(at, 'latin1').split('/').length;
   return Promise.all(Array.from({ length: levels }, (_, up) => identify(at + '/..'.repeat(up))));
 }
@@ -146,7 +147,10 @@ export class Boundary {
     throw ownFile(path);
   }
 
-  /** Returns a check for many names in a row. It refreshes the protected inodes about once a second. */
+  /**
+   * Returns a function that checks many names in a row. It reads the protected inodes again about once a
+   * second.
+   */
   async protection(): Promise<IsProtected> {
     await this.#protected.refresh();
     return (parent, name, stats) => {

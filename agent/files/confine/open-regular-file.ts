@@ -46,8 +46,8 @@ export async function openFileContents(step: Step, boundary: Boundary): Promise<
   let contents: Contents | undefined;
   try {
     const stats = await file.stat();
-    // The walk has checked the file that had this name before. If another file has it now, that is checked
-    // too.
+    // The walk has checked the file that had this name. If another file has the name now, that file is
+    // checked too.
     const isOther = identityOf(step.stats) !== identityOf(stats);
     const isProtected =
       isOther && (await boundary.protection())(await identify(step.parent), step.name, stats);

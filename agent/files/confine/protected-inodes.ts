@@ -21,7 +21,7 @@ export interface ProtectedInode {
   whole: boolean;
 }
 
-/** How long the inodes count as current, in milliseconds. Names are protected all the time. */
+/** Milliseconds for which inodes that were read are trusted. Names are always protected. */
 const trustMs = 1_000;
 
 export class ProtectedInodes {

@@ -35,7 +35,10 @@ class Trail {
     this.follows = follows;
   }
 
-  /** Opens a path with O_PATH. The path may be unchecked: the caller checks the directory it has led to. */
+  /**
+   * Opens a path with O_PATH. The path may be unchecked, because the caller checks the directory to which it
+   * leads.
+   */
   async hold(path: Bytes, flags: number): Promise<fs.Pinned> {
     const pinned = await fs.pin(path as fs.Confined, fs.pathOnly | flags);
     this.#held.push(pinned);
@@ -228,7 +231,7 @@ export class Confinement {
     trail.hops += 1;
     if (trail.hops > longestTrail) throw fault('invalid_path', trail.path, 'leads through too many symlinks');
     const link = await fs.readlink(fs.child(at, name)).catch(() => undefined);
-    // Looked up again, because the symlink was replaced after it was opened.
+    // The symlink was replaced after it was opened, so the name is looked up again.
     if (link === undefined) return this.#lookUp(trail, at, name);
     trail.link ??= link;
     const target = link.startsWith('/') ? link : `${at}/${link}`;
@@ -250,8 +253,8 @@ export class Confinement {
   }
 
   /**
-   * Throws the reason why a directory cannot be opened, but only if the last directory on the way lies inside
-   * the roots. Otherwise the error would reveal which paths exist.
+   * Throws the reason why a directory cannot be opened. If the last existing directory of the path is outside
+   * the roots, the reason is left out, because it would reveal which paths exist.
    */
   async #fail(trail: Trail, path: Bytes, error: unknown): Promise<never> {
     await this.#check(trail, { at: (await this.#reach(trail, path)).at });
@@ -260,7 +263,7 @@ export class Confinement {
 
   /** Opens the deepest existing directory of a path. Symlinks are followed as the kernel follows them. */
   async #reach(trail: Trail, path: Bytes, hops = 0): Promise<fs.Pinned> {
-    // Without slashes and dots at the end, which would make the kernel follow a symlink before them.
+    // Slashes and dots at the end are removed, because they would make the kernel follow a symlink.
     const plain = path.replace(/(\/\.?)+$/, '') || '/';
     const directory = await trail.hold(plain, fs.O_DIRECTORY).catch(() => undefined);
     if (directory) return directory;

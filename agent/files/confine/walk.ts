@@ -39,7 +39,10 @@ export interface WalkOptions {
    * such a file fails the walk.
    */
   skip?: (path: Bytes, error: unknown) => void;
-  /** Called before a directory is read, with the open directory as `inside`. False leaves out its content. */
+  /**
+   * Called before a directory is read, with the open directory as `inside`. If it returns false, the content
+   * is left out.
+   */
   enter?: (step: Step, inside: fs.Confined) => boolean | Promise<boolean>;
 }
 

@@ -43,8 +43,8 @@ const fitsSegment = (name: string[], segment: Segment): boolean =>
 const fitsPiece = (character: string, piece: Piece): boolean => piece !== '*' && piece(character);
 
 /**
- * Backtracks only to the last wildcard, which can match whatever an earlier wildcard could. The cost is at
- * most the product of both lengths.
+ * Backtracks only to the last wildcard, because that wildcard can match everything that an earlier one could.
+ * The cost is at most the product of both lengths.
  */
 function matches<T, P>(items: T[], pattern: P[], wildcard: P, fits: (item: T, part: P) => boolean): boolean {
   let [item, part] = [0, 0];

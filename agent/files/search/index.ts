@@ -23,8 +23,8 @@ const batchSize = 64;
 /** Milliseconds that a match waits for further matches, to be sent in one batch. */
 const longestWait = 50;
 /**
- * Milliseconds without a match after which an empty batch is sent. The broker cancels a silent call, and
- * other searches get their turn at each batch.
+ * Milliseconds without a match after which an empty batch is sent. The broker cancels a silent call, and a
+ * waiting search gets its turn only after a batch.
  */
 export const longestSilence = 1_000;
 /** Four searches work at once, each until its next batch. More would not make a disk faster. */
@@ -117,7 +117,7 @@ async function* batchesOf(job: Job): Batches {
   let matches: FileMatch[] = [];
   let [found, sentAt] = [0, monotonic()];
   for await (const match of everyMatch(job)) {
-    // One match beyond the limit is read, only to report that there are more.
+    // One match more than the limit is read, only to report that there are further matches.
     job.truncated = match !== undefined && found === job.limit;
     if (job.truncated) break;
     if (match) {

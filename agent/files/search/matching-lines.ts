@@ -38,8 +38,8 @@ export function compileText(text: string, ignoreCase: boolean): Text {
   const find = (bytes: Buffer): number => {
     const decoded = bytes.toString();
     const at = decoded.toLowerCase().indexOf(lower);
-    // The offset is inexact if a letter before it has another length in lower case. It only selects the
-    // reported part of a long line.
+    // The offset is inexact if an earlier letter has another length in lower case. It only decides which part
+    // of a long line is reported.
     return at === -1 ? -1 : Math.min(bytes.length, Buffer.byteLength(decoded.slice(0, at)));
   };
   return { find, overlap };

@@ -39,8 +39,8 @@ const startMs = 30_000;
 const killForMs = 5_000;
 
 /**
- * Values of the marker variable in the environments of spawners, none of which is a command's id. A forked
- * child has its spawner's value until it executes the program.
+ * Values of the marker variable in the environments of spawners. None of them is a command's id. A forked
+ * child has the spawner's value until it executes its program.
  */
 export function marksOf(name: string): string[] {
   return Array.from({ length: most }, (_, nth) => `spawner:${name}:${nth}`);
@@ -49,7 +49,9 @@ export function marksOf(name: string): string[] {
 export class Spawners {
   readonly #marks: string[];
   readonly #options: SpawnersOptions;
-  /** Spawners by mark. A dead spawner stays here until every half-started process of it is killed. */
+  /**
+   * Spawners by mark. A dead spawner is removed after all processes that it had begun to start are killed.
+   */
   readonly #spawners = new Map<string, SpawnerProcess>();
   #starting: Promise<void> | undefined;
 
@@ -72,7 +74,10 @@ export class Spawners {
     await this.#starting;
   }
 
-  /** Sends the request before returning. Rejects with SpawnFailed or SpawnerDied. */
+  /**
+   * Starts a program. The request is sent before this method returns. Rejects with SpawnFailed or
+   * SpawnerDied.
+   */
   spawn(request: SpawnRequest): Promise<Child> {
     const spawner = this.#prompt() ?? this.#connected()[0];
     return spawner ? spawner.spawn(request) : Promise.reject(new SpawnerDied());
@@ -105,7 +110,8 @@ export class Spawners {
       void spawner.ended.then(() => this.#spawners.delete(mark));
       await spawner.ready();
     } catch (cause) {
-      // Ignored while another spawner is connected, even if it hangs: the next command is sent to that one.
+      // The failure is ignored while another spawner is connected, even if that one hangs: it gets the next
+      // command.
       if (this.#connected().length > 0) return;
       throw new AppError(
         'unavailable',
@@ -157,7 +163,7 @@ class SpawnerProcess {
     this.#child.on('error', (error) => this.#ready.reject(error));
     // A spawner that has lost its channel to the agent must not start anything.
     this.#child.once('disconnect', () => this.#child.kill('SIGKILL'));
-    // Not checked: only the spawner can send messages over this channel.
+    // Messages are not checked, because only the spawner can send over this channel.
     this.#child.on('message', (report) => this.#take(report as SpawnReport));
   }
 
@@ -170,7 +176,7 @@ class SpawnerProcess {
     return this.#isReady && connected && exitCode === null && signalCode === null;
   }
 
-  /** True if the oldest start takes too long. The spawner cannot begin another start meanwhile. */
+  /** True if the oldest start takes too long. The spawner cannot begin another start before that one ends. */
   get hangs(): boolean {
     const oldest = [...this.#requested.values()].find(({ since }) => since !== undefined);
     return monotonic() - (oldest?.since ?? monotonic()) >= this.#options.lateMs;
@@ -185,7 +191,7 @@ class SpawnerProcess {
   spawn(request: SpawnRequest): Promise<Child> {
     const started = Promise.withResolvers<Child>();
     this.#requested.set(request.id, { since: monotonic(), started, exited: Promise.withResolvers() });
-    // An error of send() is ignored: reports of the spawner, or its death, show whether the request arrived.
+    // An error of send() is ignored: the spawner's reports, or its death, show whether the request arrived.
     this.#child.send(request, () => {});
     return started.promise;
   }

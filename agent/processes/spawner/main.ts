@@ -1,5 +1,6 @@
-// The spawner, a small separate process that starts programs for the agent. A start blocks until the kernel
-// has read the program, perhaps from a hung disk. The cost of a fork grows with the size of the process.
+// The spawner, a small separate process that starts programs for the agent. It is separate because a start
+// blocks until the kernel has read the program, perhaps from a hung disk, and small because the cost of a
+// fork grows with the size of the process.
 import { spawn } from 'node:child_process';
 import { closeSync, constants, openSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { flushCompileCache } from 'node:module';
@@ -8,7 +9,10 @@ import { join } from 'node:path';
 import type { SpawnReport, SpawnRequest } from './messages.ts';
 import { loadPosixSpawn } from './posix-spawn.ts';
 
-/** This process's cgroup, which contains one for each command. Undefined if it has none of its own. */
+/**
+ * This process's cgroup, which contains one cgroup per command. Undefined if the process has no cgroup of its
+ * own.
+ */
 const cgroup = joinCgroup(process.argv[2]);
 
 const posix = loadPosixSpawn();
@@ -20,7 +24,7 @@ const running = new Map<number, string>();
 const closeOnExec = 0o2000000;
 
 function report(message: SpawnReport): void {
-  // Exits if sending fails, because the agent is gone then.
+  // If sending fails the agent has gone, so the spawner exits.
   process.send?.(message, undefined, undefined, (error) => {
     if (error) process.exit();
   });
@@ -68,7 +72,10 @@ function reportFailure(id: string, error: unknown): void {
   report({ id, errno: error instanceof Error && 'code' in error ? String(error.code) : 'unknown' });
 }
 
-/** Opens stdin, stdout and stderr for this program alone: sharing an open file would share its locks. */
+/**
+ * Opens stdin, stdout and stderr for this program alone, because programs that share an open file share its
+ * locks.
+ */
 function withFiles(
   { cgroup: own, stdin, stdout, stderr }: SpawnRequest,
   use: (files: number[]) => void,
@@ -86,7 +93,8 @@ function withFiles(
 }
 
 /**
- * Opens an output pipe. Fails if the agent no longer reads, so that nothing starts after the agent's death.
+ * Opens an output pipe. Fails if the agent does not read from it any more, so that no program starts after
+ * the agent's death.
  */
 function openOutput(path: string): number {
   const probe = openSync(path, constants.O_WRONLY | constants.O_NONBLOCK);
@@ -108,14 +116,14 @@ function joinCgroup(directory: string | undefined): string | undefined {
 
 /**
  * Moves only the thread that forks ("threaded mode", cgroups(7)), so that the next child begins in that
- * cgroup. This takes microseconds. Moving a whole process takes the kernel 3 to 12 ms (measured), in which
- * nothing on the machine forks.
+ * cgroup. This takes microseconds. Moving the whole process takes 3 to 12 ms (measured), in which the kernel
+ * forks no process on the machine.
  */
 function moveInto(directory: string): void {
   try {
     writeFileSync(join(directory, 'cgroup.threads'), '0');
   } catch {
-    // Without a cgroup a kill still finds the processes by their mark.
+    // This error needs no handling: without a cgroup a kill finds the processes by their environment mark.
   }
 }
 
@@ -130,8 +138,8 @@ function startTime(pid: number): string {
 }
 
 /**
- * Closes inherited files, such as terminals of the agent, which every program would inherit as well.
- * Node opens files close-on-exec, so a file without that flag was inherited.
+ * Closes inherited files, such as the agent's terminals, which every program would inherit as well. Node
+ * opens files close-on-exec, so any file without that flag was inherited.
  */
 function closeInherited(): void {
   for (const fd of readdirSync('/proc/self/fd').map(Number)) {
@@ -140,7 +148,7 @@ function closeInherited(): void {
       const flags = Number.parseInt(/^flags:\s+(\d+)/m.exec(info)?.[1] ?? '', 8);
       if (fd > 2 && (flags & closeOnExec) === 0) closeSync(fd);
     } catch {
-      // Ignored: the descriptor of the directory listing itself is closed by now.
+      // This error needs no handling: the descriptor of the directory listing itself is already closed.
     }
   }
 }
@@ -151,19 +159,20 @@ function resetOomScore(): void {
   try {
     if (Number(readFileSync(file, 'latin1')) < 0) writeFileSync(file, '0');
   } catch {
-    // Ignored: the kernel has no such file.
+    // This error needs no handling: the kernel has no such file.
   }
 }
 
 closeInherited();
 resetOomScore();
-// Ignores signals sent to all processes of a unit or a terminal: only the agent ends a spawner.
+// These signals are ignored, because they may be sent to all processes of a unit or a terminal. Only the
+// agent ends a spawner.
 for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.on(signal, () => {});
 process.once('disconnect', () => process.exit());
 process.on('SIGCHLD', reportEnded);
-// Not checked: only the agent can send messages over this channel.
+// Messages are not checked, because only the agent can send over this channel.
 process.on('message', (message) => start(message as SpawnRequest));
 process.title = 'farhand-spawner';
 report({ ready: true });
-// Node flushes the cache only at a normal exit, and a spawner is killed.
+// Node writes its compile cache only at a normal exit, but a spawner is killed.
 flushCompileCache();

@@ -17,7 +17,7 @@ export interface SpawnRequest {
 
 /**
  * How a process ended. After a signal, `code` is 128 plus the signal's number, as in shells. `signal` is
- * empty without one.
+ * empty if no signal ended the process.
  */
 export interface Exited {
   code: number;

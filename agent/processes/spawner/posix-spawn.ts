@@ -1,6 +1,6 @@
 // Starts programs with posix_spawn(3), called through the addon koffi. The child shares the memory of the
-// spawner until it executes the program. Node's spawn first copies the page tables of the whole process,
-// which halves the commands per second at 32 at once.
+// spawner until it executes the program. Node's spawn first copies the page tables of the whole process: at
+// 32 commands at once it starts half as many per second.
 import { createRequire } from 'node:module';
 import { constants } from 'node:os';
 import type { Exited, SpawnRequest } from './messages.ts';
@@ -13,8 +13,8 @@ interface Koffi {
 }
 
 /**
- * Size of the buffers for structs of libc, which need far less (336 and 80 bytes in glibc). The second half
- * must stay untouched.
+ * Size of the buffers for structs of libc. The structs need far less (336 and 80 bytes in glibc), and the
+ * second half is checked to be untouched.
  */
 const structBytes = 4096;
 const untouched = 0xa5;
@@ -50,8 +50,8 @@ function loadLibc(koffi: Koffi) {
   const attributes = attributesOf(func);
 
   /**
-   * Starts a program, searched in the PATH of this process, as the leader of a new session. Returns its pid.
-   * Undefined if Node's spawn must start the program or find the error.
+   * Starts a program as the leader of a new session, and returns its pid. The program is searched in the PATH
+   * of this process. Returns undefined if Node's spawn has to start the program or report the error.
    */
   function spawn({ file, args, cwd, env }: SpawnRequest, files: readonly number[]): number | undefined {
     const argv = [file, ...args];
@@ -68,7 +68,7 @@ function loadLibc(koffi: Koffi) {
     return errno === 0 ? pid[0] : undefined;
   }
 
-  /** Returns once how the child has ended; undefined while it runs. */
+  /** Returns how the child has ended, once; undefined while the child runs. */
   function wait(pid: number): Exited | undefined {
     const status = [0];
     if (waitpid(pid, status, noHang) !== pid) return undefined;

@@ -80,7 +80,8 @@ export class Terminals extends ProcessTable<Terminal> {
       left.addEventListener('abort', terminal.keep(), { once: true });
       await terminal.begun(left);
       const { started } = terminal;
-      // Left out if an earlier call opened the terminal and it is over: only its exit is sent.
+      // The start is not sent if an earlier call opened the terminal and it is over: then only the exit is
+      // sent.
       if (started && !(found && terminal.exit) && !left.aborted) yield startedEvent(started);
       while (!terminal.exit && !left.aborted) await terminal.changed.wait(left);
       if (terminal.exit && !left.aborted) yield { event: { exit: terminal.exit } };
@@ -119,8 +120,8 @@ export class Terminals extends ProcessTable<Terminal> {
 }
 
 /**
- * Handles the messages of a client until the end of its call. Reads on after an error, so that the call can
- * end. Never rejects.
+ * Handles the messages of a client until its call ends. After an error it reads on, so that the call can end.
+ * Never rejects.
  */
 async function listen(incoming: AsyncIterator<AttachTerminalRequest__Output>, client: Client): Promise<void> {
   for (;;) {

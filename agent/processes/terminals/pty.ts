@@ -15,7 +15,7 @@ export interface Size {
   rows: number;
 }
 
-/** The native addon of node-pty. It only opens and resizes; the spawner starts the programs. */
+/** The native addon of node-pty. It only opens and resizes terminals; the spawner starts the programs. */
 export interface PtyMaker {
   open(cols: number, rows: number): { master: number; slave: number; pty: string };
   resize(master: number, cols: number, rows: number): void;
@@ -55,7 +55,10 @@ export class Pty implements Stdio {
   readonly #output: PtyOptions['output'];
   readonly #pump: Pump;
   #stream: ReadStream | undefined;
-  /** The slave, open in the agent too: otherwise the terminal would end whenever no program has it open. */
+  /**
+   * The agent has the slave open too, because otherwise the terminal would end as soon as no program has it
+   * open.
+   */
   #slave: number | undefined;
   #written: Promise<void> = Promise.resolve();
 
@@ -92,7 +95,7 @@ export class Pty implements Stdio {
   }
 
   async handedOver(): Promise<void> {
-    // The agent closes its slave only in drain().
+    // The slave is closed in drain().
   }
 
   async drain(ms: number): Promise<void> {
@@ -106,12 +109,17 @@ export class Pty implements Stdio {
     this.#pump.cut();
   }
 
-  /** True once the stream is closed. The file descriptor of the master may then belong to another file. */
+  /**
+   * True once the stream is closed. From then on the file descriptor of the master may belong to another
+   * file.
+   */
   get #over(): boolean {
     return this.#stream?.destroyed ?? true;
   }
 
-  /** Uses writeSync(): a write of the stream blocks the whole agent while the program does not read. */
+  /**
+   * Uses writeSync(), because a write of the stream blocks the whole agent while the program does not read.
+   */
   async #write(data: Uint8Array): Promise<void> {
     let wait = 1;
     for (let at = 0; at < data.length && !this.#over; ) {

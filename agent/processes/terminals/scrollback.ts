@@ -1,4 +1,5 @@
-// Stores a terminal's last output by byte offset. In memory, because echoes of keys must not wait for a disk.
+// Stores a terminal's last output by byte offset. It is in memory, because the echo of a key must not wait
+// for a disk.
 
 import { terminalReplayBytes } from '../../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../../shared/errors.ts';
@@ -11,7 +12,7 @@ interface Block {
 }
 
 export class Scrollback {
-  /** Pauses the program while all clients are far behind, without a time limit. */
+  /** Pauses the program while all clients are far behind. The pause has no time limit. */
   readonly pace: Backpressure;
   readonly #windowBytes: number;
   readonly #blockBytes: number;
@@ -37,7 +38,10 @@ export class Scrollback {
     return this.#end;
   }
 
-  /** The offset from which a new client gets output. A UTF-8 character cut in two there is skipped. */
+  /**
+   * The offset from which a new client gets output. If it lies inside a UTF-8 character, the rest of that
+   * character is skipped.
+   */
   replayFrom(): number {
     const from = Math.max(this.start, this.#end - terminalReplayBytes);
     if (from === 0) return 0;
@@ -52,12 +56,15 @@ export class Scrollback {
     return this.pace.hold(() => this.#end);
   }
 
-  /** From now on append() no longer waits for readers. */
+  /** After this call append() does not wait for readers. */
   release(): void {
     this.pace.release();
   }
 
-  /** At most `max` bytes from offset `from`; none at the end of the output. They never change. */
+  /**
+   * Returns at most `max` bytes from offset `from`; empty at the end of the output. The returned bytes never
+   * change.
+   */
   read(from: number, max: number): Buffer {
     const block = this.#blocks.find(({ start, size }) => from >= start && from < start + size);
     if (!block) return Buffer.alloc(0);
@@ -80,7 +87,7 @@ export class Scrollback {
   }
 }
 
-/** The error for an offset whose output was dropped, or is not written yet. */
+/** The error for an offset whose output was dropped, or has not been written yet. */
 export function fellOut({ start, end }: Scrollback, offset: number): AppError {
   const message = `the terminal's output at offset ${offset} is not stored; attach again with an offset from ${start} to ${end}`;
   return new AppError('range_not_satisfiable', message, { from: start, to: end });

@@ -15,9 +15,11 @@ import { fellOut, Scrollback } from './scrollback.ts';
 
 /** Most bytes of output in one message. */
 const pieceBytes = 64 * 1024;
-/** Bytes of input waiting for the program above which no further messages of the client are read. */
+/** If more bytes of input than this wait for the program, no further messages of the client are read. */
 const queuedBytes = 64 * 1024;
-/** Bytes of input that are acknowledged at once. Fewer are acknowledged along with output. */
+/**
+ * From this many bytes on, input is acknowledged at once. Fewer bytes are acknowledged with the next output.
+ */
 const acknowledgeBytes = 8 * 1024;
 
 export class Terminal extends Tracked {
@@ -28,7 +30,10 @@ export class Terminal extends Tracked {
   pty?: Pty;
   readonly #limits: Limits;
   readonly #clients = new Map<string, Client>();
-  /** Clients whose link was lost. The program still waits for them, and their counts of input are stored. */
+  /**
+   * Clients whose link was lost. The program still waits for them to read, and their counts of input are
+   * stored.
+   */
   readonly #held = new Map<string, Client>();
   #keepers = 0;
   #stopGrace = (): void => {};
@@ -59,7 +64,7 @@ export class Terminal extends Tracked {
   }
 
   async remove(): Promise<void> {
-    // Nothing to remove: the output is only in memory, and clients may still be reading it.
+    // There is nothing to remove: the output is only in memory, and clients may still read it.
   }
 
   /**
@@ -109,9 +114,7 @@ export class Terminal extends Tracked {
     this.changed.wake();
   }
 
-  /**
-   * Gives clients that lost their link `heldMs` to return, counted from now, when the broker's call is back.
-   */
+  /** From now on, clients that lost their link have `heldMs` to come back. Called when the broker is back. */
   #awaitHeld(): void {
     this.#stopWaiting();
     if (this.#held.size > 0) this.#stopWaiting = after(this.#limits.heldMs, () => this.#releaseHeld());
@@ -148,7 +151,9 @@ export class Client {
   /** Bytes of input accepted in all calls of the client, even if they still wait for the program. */
   #received: number;
   #acknowledged = 0;
-  /** True while no messages of the client are read. Its acknowledgements of output do not arrive then either. */
+  /**
+   * True while no messages of the client are read. Its acknowledgements of output are then not read either.
+   */
   #paused = false;
   #parting: Parting | undefined;
 
@@ -207,8 +212,8 @@ export class Client {
     const size = this.#news;
     this.#news = undefined;
     if (size) return { size };
-    // A program reads no input while it waits for its output to be read. So while input is paused, output
-    // counts as acknowledged; else both sides would wait.
+    // A program reads no input while it waits for its output to be read. While input is paused, output
+    // therefore counts as acknowledged. Otherwise both sides would wait for each other.
     if (this.#paused) this.#acknowledge(this.#position);
     const room = this.place.position + terminalReplayBytes - this.#position;
     const data = this.#terminal.output.read(this.#position, Math.min(room, pieceBytes));
@@ -219,8 +224,8 @@ export class Client {
   }
 
   /**
-   * Handles one message of the client. Resolves when the next may be read, which a program that reads no
-   * input delays.
+   * Handles one message of the client. Resolves when the next message may be read: a program that reads no
+   * input delays this.
    */
   async take({ input, size, signal, taken, open }: AttachTerminalRequest__Output): Promise<void> {
     if (this.#parting) return;
@@ -256,7 +261,7 @@ export class Client {
   #signal(name: string): void {
     if (!isSignal(name)) throw new AppError('invalid_request', `${name} is not a signal that may be sent`);
     const { running } = this.#terminal;
-    // The result is ignored, because without a foreground process there is nothing to signal.
+    // The result is ignored: without a foreground process no process needs the signal.
     if (running) signalGroup(running.child, name, true);
   }
 }
