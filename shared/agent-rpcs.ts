@@ -33,7 +33,7 @@ function orEncoded<T>(encode: (frame: T) => Buffer): (frame: T) => Buffer {
 export const protocolVersion = 1;
 /** The metadata key of Answer that contains the call's id. */
 export const callKey = 'farhand-call';
-/** Name in the broker's link certificate. It names no address, so that the broker's may change. */
+/** Name in the broker's link certificate. It is no address, so that the broker's address may change. */
 export const linkServerName = 'farhand-broker';
 /** Largest request or reply on the control stream, in bytes. */
 export const smallMessageBytes = 64 * 1024;
@@ -74,8 +74,8 @@ export interface CallOptions {
    */
   idle_ms?: number;
   /**
-   * Concurrency class: the calls that this call shares a limit with. The default is `control` for a unary call
-   * and `short` for a streaming one.
+   * Concurrency class of the call: the calls of one class share a limit. The default is `control` for a unary
+   * call and `short` for a streaming one.
    */
   lane?: Lane;
 }
@@ -145,7 +145,7 @@ export interface MethodShape {
 
 /** Every rpc of agent.proto by name. */
 export const methods: ReadonlyMap<string, MethodShape> = new Map(
-  // Messages are untyped objects in MethodShape. AgentStub and AgentMethods define their types.
+  // MethodShape types messages as plain objects. AgentStub and AgentMethods define their types.
   Object.entries(agentService).map(([name, definition]) => [name, shapeOf(name, definition)]),
 );
 
@@ -169,9 +169,9 @@ function shapeOf(name: string, definition: WireMethod): MethodShape {
 }
 
 /**
- * Returns a function that encodes a message as Frame{message}. On the wire a field of bytes is a tag, a
- * length and the bytes (protobuf.dev, Encoding). A chunk therefore needs two such headers and no encoder.
- * `chunk`: the number of that field.
+ * Returns a function that encodes a message as Frame{message}. A field of bytes is a tag, a length and the
+ * bytes (protobuf.dev, Encoding), so a chunk needs only two such headers and no encoder. `chunk`: the number
+ * of that field.
  */
 function framerOf(
   chunk: number | undefined,
@@ -219,8 +219,8 @@ export function present<T extends object>(fields: T): { [K in keyof T]?: NonNull
 }
 
 /**
- * Limits the queue of every object stream in this process to 2 objects. Node's default of 16 takes up to 4
- * MiB for each slow reader.
+ * Limits the queue of every object stream in this process to 2 objects. With Node's default of 16, each slow
+ * reader would take up to 4 MiB.
  */
 export function shortenQueues(): void {
   setDefaultHighWaterMark(true, 2);
@@ -269,7 +269,10 @@ export function fromWire(error: WireError): AppError {
   return new AppError(code, message.slice(0, longestMessage), parseDetails(details));
 }
 
-/** Most opening brackets in error details, which are flat. JSON.stringify fails for deeply nested values. */
+/**
+ * Most opening brackets in error details. Details are flat, and JSON.stringify fails for deeply nested
+ * values.
+ */
 const mostBrackets = 1_000;
 
 /** Parses error details; anything but a flat JSON object of limited size becomes empty details. */
@@ -324,8 +327,8 @@ export function drained(sink: EventEmitter, signal: AbortSignal): Promise<void> 
 }
 
 /**
- * Yields the received messages until the End frame. Throws the AppError of an Error frame. Throws the error
- * that `lost` returns if the stream stops without End, as it does when the peer is killed.
+ * Yields the received messages until the End frame. An Error frame is thrown as AppError. If the stream stops
+ * without End, for example because the peer was killed, the error that `lost` returns is thrown.
  */
 export async function* receiveFrames(
   frames: AsyncIterable<Frame>,

@@ -1,7 +1,7 @@
 // The only source of time for all code, which tests can replace.
 
 /**
- * Longest step of a timer in milliseconds; longer delays take several steps. Node itself fires at once for
+ * Longest step of a timer in milliseconds. Longer delays take several steps, because Node fires at once for
  * delays over 2^31 - 1 ms.
  */
 const longestTimer = 3_600_000;
@@ -12,8 +12,8 @@ export interface Clock {
   /** Time in milliseconds of a clock that is never set, to measure durations. */
   monotonic(): number;
   /**
-   * Calls `run` once after `ms`. Returns a function that cancels this. `hold`: true to make the process wait
-   * for it.
+   * Calls `run` once after `ms`. Returns a function that cancels this. With `hold` the process does not exit
+   * before the call.
    */
   after(ms: number, run: () => void, hold?: boolean): () => void;
 }
@@ -72,7 +72,7 @@ export function every(ms: number, run: () => void): () => void {
 /** Resolves after the callbacks that are due already have run. */
 export const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
-/** Resolves after `ms`, or at once when the signal fires; the process stays alive until then. */
+/** Resolves after `ms`, or at once when the signal fires. The process does not exit before that. */
 export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
     if (signal?.aborted) return resolve();

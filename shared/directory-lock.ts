@@ -16,7 +16,7 @@ export function takeDirectory(directory: string, program: string): () => void {
   return lock(directory, program);
 }
 
-/** Throws if root uses another user's directory, whose service could not use files created by root. */
+/** Throws if root uses another user's directory: that user's service could not use files created by root. */
 function refuseForeign(directory: string): void {
   const { uid } = statSync(directory);
   if (uid === 0 || process.getuid?.() !== 0) return;
@@ -29,7 +29,7 @@ function refuseForeign(directory: string): void {
 
 function lock(directory: string, program: string): () => void {
   const file = join(directory, 'lock.db');
-  // The file is created here, not by SQLite, so that it is private from the start.
+  // The file is created here and not by SQLite, so that it is private from its creation on.
   closeSync(openSync(file, 'a', 0o600));
   const database = new DatabaseSync(file, { timeout: 0 });
   try {

@@ -13,9 +13,9 @@ export interface WriteOptions {
 }
 
 /**
- * Replaces a file. Resolves when the new file is on the disk. Its mode is 0600 until `options` are applied. A
- * failure leaves the old file in place, except a failure of the last step, the flush of the directory. It leaves
- * the new file in place.
+ * Replaces a file. Resolves when the new file is on the disk. Its mode is 0600 until `options` are applied.
+ * After a failure the old file is in place, unless the last step failed, the flush of the directory: then the
+ * new file is in place.
  */
 export async function writeDurably(
   file: string,
@@ -47,7 +47,8 @@ const prefixOf = (file: string): string => `.${basename(file)}-`;
 async function fill(path: string, content: string | Buffer, { mode, owner }: WriteOptions): Promise<void> {
   await using handle = await open(path, 'wx', 0o600);
   await handle.writeFile(content);
-  // Changed by handle, because another user who owns the directory could replace the path with a link.
+  // The owner is changed through the handle, because a user who owns the directory could replace the path
+  // with a link.
   if (owner) await handle.chown(owner.uid, owner.gid);
   if (mode !== undefined) await handle.chmod(mode);
   await handle.sync();

@@ -64,7 +64,7 @@ const errnos: Readonly<Partial<Record<Code, readonly string[]>>> = {
   file_busy: ['EBUSY', 'ETXTBSY'],
   conflict: ['ESTALE'],
   not_supported: ['EXDEV', 'EOPNOTSUPP', 'ENOTSUP'],
-  // EUCLEAN means that the file system has found damage in its own data.
+  // EUCLEAN means that the file system found damage in its own data.
   io_error: ['EIO', 'EUCLEAN'],
   unavailable: ['EMFILE', 'ENFILE'],
 };
@@ -110,7 +110,7 @@ export function isCode(text: string): text is Code {
   return Object.hasOwn(codes, text);
 }
 
-/** Texts that Node has in place of a name for some errnos of Linux, with those names. */
+/** Linux errnos for which Node has no name: Node's text for each, and its name. */
 const unnamed: Readonly<Record<string, string>> = {
   'Unknown system error -116': 'ESTALE',
   'Unknown system error -117': 'EUCLEAN',

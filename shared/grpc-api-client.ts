@@ -63,7 +63,7 @@ const channelOptions: ChannelOptions = {
   'grpc.ssl_target_name_override': linkServerName,
   'grpc.default_authority': linkServerName,
   'grpc.use_local_subchannel_pool': 1,
-  // Disabling retries saves grpc-js a copy of every chunk, and no request can start a command twice.
+  // Without retries grpc-js does not copy every chunk, and no request can start a command twice.
   'grpc.enable_retries': 0,
   'grpc.service_config_disable_resolution': 1,
   'grpc-node.flow_control_window': windowBytes,
@@ -170,13 +170,14 @@ async function* answers<T>(
 ): AsyncGenerator<T> {
   const release = givingUp(stream, signal);
   const ended = new Promise<StatusObject>((resolve) => stream.once('status', resolve));
-  // The status reports the same error. But without a listener an "error" event would end the process.
+  // The status reports the same error. This listener is needed because an "error" event without one would end
+  // the process.
   stream.on('error', () => undefined);
   try {
     // grpc-js types the messages as any; the service decodes only messages of this type.
     for await (const message of stream as AsyncIterable<T>) yield message;
   } catch {
-    // Ignored, because the status, checked below, has the error code and details.
+    // The error is ignored here: the status, checked below, has the error code and the details.
   } finally {
     release();
     sending?.stop();

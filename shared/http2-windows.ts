@@ -1,5 +1,5 @@
-// Sizes the HTTP/2 windows of links: the bytes of a stream that may be on their way, or here and unread. Windows
-// of distant peers grow with what is read, and shrink when it stays unread.
+// Sizes the HTTP/2 windows of links. A window limits the bytes of a stream that are on their way or unread
+// here. Windows of distant peers grow while data is read quickly, and shrink when it stays unread.
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import type { Http2Session, Http2Stream, IncomingHttpHeaders } from 'node:http2';
 import { linkService } from './agent-rpcs.ts';
@@ -7,26 +7,29 @@ import { every, monotonic } from './clock.ts';
 
 const mebibyte = 1024 * 1024;
 /**
- * Window of a near peer, and the smallest of a distant one. On loopback 256 KiB are as fast as 2 MiB. A larger
- * window would delay key presses, because Node reads all available data at once.
+ * Window of a near peer, and the smallest of a distant one. On loopback 256 KiB are as fast as 2 MiB. A
+ * larger window would delay key presses, because Node reads all data that has arrived at once.
  */
 export const nearBytes = mebibyte / 2;
 /** Window of a whole connection to a near peer. */
 const connectionBytes = mebibyte;
 const largestBytes = 32 * mebibyte;
-/** Most bytes of all windows over `nearBytes` together, with what stays unread in them. */
+/** Most bytes of all windows over `nearBytes` together, including unread bytes in these windows. */
 const allBytes = largestBytes;
-/** Windows of a distant peer that is read may grow to this even if unread bytes of other peers take all. */
+/**
+ * The window of a distant peer whose data is read may grow to this size, even if unread bytes of other peers
+ * use up `allBytes`.
+ */
 const leastBytes = 4 * mebibyte;
 /** Largest window for each millisecond of the round trip: enough for 270 MiB/s. */
 const bytesPerMs = 0.64 * mebibyte;
 /**
- * Windows in bytes read per round trip. nghttp2 lets a peer go on once half of a window is read, so that less
- * than half of it is read in a round trip.
+ * Size of a window, as a multiple of the bytes read per round trip. nghttp2 lets a peer send more only after
+ * half of a window was read, so less than half of it is read in a round trip.
  */
 const tripsPerWindow = 6;
 const lookMs = 25;
-/** Number of pings; the shortest round trip counts, because a busy machine answers late. */
+/** Number of pings. The shortest round trip is used, because a busy machine answers late. */
 const pings = 3;
 
 interface Peer {
@@ -35,7 +38,10 @@ interface Peer {
   streams: Set<Http2Stream>;
   window: number;
   roundTripMs: number;
-  /** Bytes read in a round trip: lately, and a mean over some looks, because a busy process reads in bursts. */
+  /**
+   * Bytes read in a round trip: the latest value, and a mean of recent values, because a busy process reads
+   * in bursts.
+   */
   readPerTrip: [number, number];
   last: Status;
 }
@@ -49,7 +55,10 @@ interface Status {
 
 type Role = 'client' | 'server';
 
-/** Who controls sessions now, by role: a process has one channel for all sessions of a role. */
+/**
+ * The running control of sessions for each role. A process has one diagnostics channel for all sessions of a
+ * role.
+ */
 const controls = new Map<Role, { users: number; stop(): void }>();
 
 /**
@@ -70,7 +79,7 @@ export function controlFlow(role: Role): () => void {
 
 function startControl(role: Role): () => void {
   const peers = new WeakMap<Http2Session, Peer>();
-  /** Distant peers with open calls, or whose window is still to shrink after them. */
+  /** Distant peers with open calls, or with a window that still has to shrink after their calls. */
   const busy = new Set<Peer>();
   let stopLooking = (): void => {};
 
@@ -126,7 +135,7 @@ function startControl(role: Role): () => void {
   };
 }
 
-/** A client may open a stream before its session is connected, which then has no windows yet. */
+/** A client may open a stream before its session is connected. The session has no windows until then. */
 function whenConnected(session: Http2Session, run: (session: Http2Session) => void): void {
   if (session.connecting) session.once('connect', () => !session.destroyed && run(session));
   else if (!session.destroyed) run(session);
@@ -155,12 +164,12 @@ const statusOf = (peer: Peer): Status => ({
   unread: unreadOf(peer),
 });
 
-/** Bytes that the windows of a peer together need for what is read from it now. */
+/** Bytes that the windows of a peer need together at its present speed of reading. */
 const wantedBy = ({ readPerTrip }: Peer): number => tripsPerWindow * Math.max(...readPerTrip);
 
 /**
- * The window that each stream of a peer should have now; it shrinks by halves. `share`: most bytes of all its
- * windows together.
+ * The window that each stream of a peer should have now. It shrinks by halves. `share`: most bytes of all
+ * windows of the peer together.
  */
 function windowFor(peer: Peer, share: number): number {
   const { last, window, streams, roundTripMs } = peer;
@@ -177,7 +186,7 @@ function windowFor(peer: Peer, share: number): number {
 
 function resize(peer: Peer, window: number): void {
   const { session } = peer;
-  // A second change waits until the peer has acknowledged the first.
+  // A change waits until the peer has acknowledged the one before.
   if (window === peer.window || session.destroyed || session.pendingSettingsAck) return;
   peer.window = window;
   session.settings({ initialWindowSize: Math.round(window) });

@@ -7,7 +7,7 @@ import { readRegularJson } from './regular-file.ts';
 
 const identity = z.strictObject({
   /**
-   * Null until the broker has answered. The key is stored before, so that a repeated join after a crash
+   * Null until the broker has answered. The key is stored before that, so that a repeated join after a crash
    * yields the same machine.
    */
   machine_id: z.string().nullable(),

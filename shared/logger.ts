@@ -20,22 +20,23 @@ export function isJournal({ JOURNAL_STREAM: stream }: Record<string, string | un
 }
 
 /**
- * Most bytes of log lines that wait in memory, because the disk is full or standard error is a pipe that is read too
- * slowly; further lines are dropped.
+ * Most bytes of log lines that wait in memory because the disk is full or the reader of standard error is too
+ * slow. Further lines are dropped.
  */
 const mostWaiting = 8 * 1024 * 1024;
-/** Delay of another try to write lines that wait. */
+/** Milliseconds until waiting lines are written again. */
 const retryMs = 50;
-/** Most tries when the program ends, 100 ms apart. */
+/** Most attempts to write when the program ends, 100 ms apart. */
 const triesAtExit = 20;
 
 /** All loggers of a process write to one destination. */
 let shared: ReturnType<typeof createStderr> | undefined;
 
-/** Standard error for log lines, which are written at once. A pipe that is full delays no other work. */
+/** Standard error for log lines. Lines are written at once, but a full pipe does not delay other work. */
 function createStderr() {
   let triesLeft = 0;
-  // When the program runs, sonic-boom must not try again: it would stop the whole thread for 100 ms.
+  // While the program runs, sonic-boom must not repeat a failed write by itself: it would stop the whole
+  // thread for 100 ms.
   const retryEAGAIN = (): boolean => {
     triesLeft -= 1;
     return triesLeft > 0;
@@ -48,7 +49,7 @@ function createStderr() {
     isWaiting = true;
     after(retryMs, () => {
       isWaiting = false;
-      // Writes the lines that wait, too.
+      // An empty write makes sonic-boom write the waiting lines too.
       stderr.write('');
     });
   });
@@ -60,7 +61,7 @@ function createStderr() {
 }
 
 /**
- * Creates the logger of a program. It writes synchronously, so that the last line before a crash is written.
+ * Creates the logger of a program. It writes synchronously, so that the last line before a crash is not lost.
  */
 export function createLogger(program: string, level: LogLevel, journal = false): Logger {
   shared ??= createStderr();

@@ -11,7 +11,7 @@ import { countTransferred } from './start-garbage-collection.ts';
 export { Wake };
 
 export interface OutputOptions {
-  /** Number of last bytes that are at least stored; up to a sixteenth (one segment) more may be. */
+  /** At least this number of last bytes is stored, and at most a sixteenth (one segment) more. */
   windowBytes?: number;
   /** Woken whenever `end` changes. By default each log has a Wake of its own. */
   changed?: Wake;
@@ -27,7 +27,7 @@ export interface Piece {
   data: Buffer;
 }
 
-/** Reads a log in order. Appends resolve later while all readers are far behind. */
+/** Reads a log in order. While all readers are far behind, appends resolve later. */
 export interface OutputReader {
   /** Offset of the next byte to read. */
   readonly position: number;
@@ -44,8 +44,8 @@ interface Segment {
 }
 
 /**
- * Most segments of a log. 16 suffice for the window, but every gap and restart begins a new one, and
- * attackers may cause many.
+ * Most segments of a log. 16 suffice for the window, but every gap and restart begins a new segment, and an
+ * attacker may cause many of them.
  */
 const mostSegments = 64;
 
@@ -84,7 +84,7 @@ export class OutputLog {
   #queue: Promise<void> = Promise.resolve();
   #made: boolean;
 
-  /** Use newOutput or openOutput instead. */
+  /** Use newOutput() or openOutput() instead of this constructor. */
   constructor(directory: string, segments: Segment[], options: OutputOptions) {
     this.changed = options.changed ?? new Wake();
     this.#directory = directory;
@@ -115,15 +115,15 @@ export class OutputLog {
 
   /**
    * Adds bytes at the end, in the order of the calls. Resolves once they are written and a reader is near
-   * enough. Rejects if writing fails. `end` moves all the same, so that later offsets are right and readers
-   * find a gap.
+   * enough. Rejects if writing fails. `end` moves in that case too, so that later offsets are right and
+   * readers find a gap.
    */
   async append(data: Uint8Array): Promise<void> {
     await this.#inTurn(() => this.#append(data));
     await this.#backpressure.hold(() => this.#end);
   }
 
-  /** Makes present and later appends no longer wait for readers. */
+  /** From now on no append waits for readers, including appends that wait already. */
   release(): void {
     this.#backpressure.release();
   }
@@ -155,7 +155,8 @@ export class OutputLog {
   }
 
   /**
-   * Reads at most `max` bytes from offset `from`, or from the first stored byte after it. No data at the end.
+   * Reads at most `max` bytes from offset `from`, or from the first stored byte after it. The result is empty
+   * at the end of the log.
    */
   async read(from: number, max: number): Promise<Piece> {
     for (;;) {
@@ -206,7 +207,7 @@ export class OutputLog {
 
   #inTurn(run: () => Promise<void>): Promise<void> {
     const done = this.#queue.then(run);
-    // The caller handles the failure; the next operation in the queue starts all the same.
+    // The caller handles the failure. The next operation in the queue starts in any case.
     this.#queue = done.catch(() => {});
     return done;
   }
@@ -274,7 +275,7 @@ export class OutputLog {
     this.#made = true;
     const flags = constants.O_RDWR | constants.O_CREAT | constants.O_EXCL | constants.O_APPEND;
     this.#live = await open(this.#file(start), flags, 0o600);
-    // No await may stand between these lines: readers use the open file for the last segment.
+    // Nothing may be awaited between these lines, because readers use the open file for the last segment.
     if (!this.#segments[0]?.memory) this.#segments.push({ start, size: 0 });
   }
 
@@ -293,7 +294,8 @@ export class OutputLog {
       const enough = second && this.#end - second.start >= this.#windowBytes;
       if (!first || !second || (!enough && this.#segments.length <= mostSegments)) return;
       this.#segments.shift();
-      // A file that cannot be removed now is removed with the directory. Readers no longer find its segment.
+      // A file that cannot be removed now is removed later with the directory. Readers do not find its
+      // segment any more.
       await unlink(this.#file(first.start)).catch(() => {});
     }
   }

@@ -38,7 +38,7 @@ export function nameProcess(name: string): void {
   try {
     writeFileSync('/proc/self/comm', name);
   } catch {
-    // The name is only informative, so a failure is ignored.
+    // A failure is ignored, because the name is only informative.
   }
 }
 
@@ -55,7 +55,9 @@ export function failure(program: string, error: unknown): { text: string; code: 
 
 export const wrongNode = `Node ${process.version} is not supported; install Node 22.23.2 or a later 22.x, or Node 24.18.1 or later`;
 
-/** Start of the error message for a directory in use, by which the CLI recognizes the error and waits. */
+/**
+ * Start of the error message for a directory in use. By this text the CLI recognizes the error, and waits.
+ */
 export const inUse = (program: string, directory: string): string =>
   `another ${program} already uses ${directory}`;
 

@@ -19,7 +19,7 @@ export interface Setting<T extends z.ZodType = z.ZodType> {
   help: string;
   /** True if the setting is read from the command line only, never from a variable or the file. */
   flagOnly?: boolean;
-  /** True if the setting may be in the file for another verb, and has no flag or variable here. */
+  /** True if another verb uses the setting. It may be in the file, and has no flag or variable here. */
   fileOnly?: boolean;
 }
 
@@ -142,7 +142,7 @@ export function helpText(program: string, purpose: string, table: Record<string,
     const forms = `${short ? `-${short}, ` : ''}${dashed(name)}${value ? ` ${value}` : ''}`;
     return `  ${forms.padEnd(30)} ${help}`;
   });
-  // A setting with a value is the better example; a switch is used only if there is none.
+  // The example in the help text. A setting with a value is better than a switch.
   const others = flagged(table).filter((name) => !table[name]?.flagOnly);
   const example = others.find((name) => table[name]?.value) ?? others[0];
   const ways = `Each flag can also be set as ${variable(example ?? '')} and so on, or in a TOML file; --no-FLAG turns a switch off.`;

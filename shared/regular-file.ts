@@ -30,7 +30,7 @@ export async function readRegularFile(file: string): Promise<FileContent | undef
   } catch (error) {
     const code = errnoOf(error) ?? '';
     if (code === 'ENOENT') return undefined;
-    // open(2) fails with ELOOP for a link because of O_NOFOLLOW, and with ENXIO for a socket.
+    // Because of O_NOFOLLOW, open(2) fails with ELOOP for a link. For a socket it fails with ENXIO.
     throw ['ELOOP', 'ENXIO'].includes(code) ? notRegular(file) : error;
   }
 }

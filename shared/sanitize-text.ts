@@ -1,4 +1,4 @@
-// Removes what could control a terminal from text of machines before it is printed.
+// Removes characters that could control a terminal from text of machines, before the text is printed.
 
 /**
  * Matches characters that control a terminal (C0, DEL, C1), Unicode line ends, invisible characters, and

@@ -7,7 +7,10 @@ export class Semaphore {
   readonly #waiting = new Set<() => void>();
   #inside = 0;
 
-  /** `full` returns the error for work that may not wait behind `waiting` others; by default all work may wait. */
+  /**
+   * `full` returns the error for work that may not wait because `waiting` others wait already. By default all
+   * work may wait.
+   */
   constructor(atOnce: number, full: (waiting: number) => Error | undefined = () => undefined) {
     this.#atOnce = atOnce;
     this.#full = full;
@@ -26,8 +29,8 @@ export class Semaphore {
   }
 
   /**
-   * Waits for a slot. The result releases it and must be called once. Rejects with the signal's reason, or
-   * throws the error of a full queue.
+   * Waits for a slot and returns the function that releases it, which must be called once. Rejects with the
+   * signal's reason, or with the error of a full queue.
    */
   acquire(signal: AbortSignal): Promise<() => void> | (() => void) {
     if (this.#inside >= this.#atOnce) return this.#turn(signal);
@@ -37,7 +40,7 @@ export class Semaphore {
 
   readonly #release = (): void => {
     const [next] = this.#waiting;
-    // The slot passes directly to the next waiting work, so that no later work takes it.
+    // The slot is passed on to the next waiting work, so that later work cannot take it first.
     if (next) next();
     else this.#inside -= 1;
   };

@@ -20,8 +20,8 @@ export const spawnerProgram = join(
 );
 
 /**
- * Directory of Node's compile cache, for checkouts. Without it each process has Node's TypeScript stripper in
- * memory, 16 MiB.
+ * Directory of Node's compile cache, for checkouts. Without the cache each process loads Node's TypeScript
+ * stripper, 16 MiB.
  */
 export const compileCache = packaged ? undefined : join(home, 'node_modules/.cache/node');
 

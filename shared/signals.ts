@@ -1,6 +1,9 @@
 // The signals that clients of the API may send by name.
 
-/** Signals of faults, such as SIGSEGV, are left out: a command that they end would seem to have crashed. */
+/**
+ * The signals of crashes, such as SIGSEGV, are left out: a command ended by one of them would seem to have
+ * crashed.
+ */
 export const signals = [
   'SIGHUP',
   'SIGINT',

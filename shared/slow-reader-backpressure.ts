@@ -13,8 +13,8 @@ export class Wake {
   }
 
   /**
-   * Resolves at the next wake(), or when the signal fires. Call it without an await after the check of the
-   * state, or a wake() in between is missed.
+   * Resolves at the next wake(), or when the signal fires. Between the caller's check of its state and this
+   * call nothing may be awaited, because a wake() in between would be missed.
    */
   wait(signal?: AbortSignal): Promise<void> {
     return new Promise((resolve) => {
@@ -56,7 +56,7 @@ export async function* readStream<T>(stream: Readable, signal: AbortSignal): Asy
   try {
     while (!stream.readableEnded && !stream.destroyed && !stream.errored) {
       signal.throwIfAborted();
-      // The cast relies on the caller, who names the type of the stream's items.
+      // The cast is safe if the caller has named the type of the stream's items correctly.
       const item = stream.read() as T | null;
       if (item === null) await changed.wait(signal);
       else yield item;
@@ -118,7 +118,7 @@ export class Backpressure {
     }
   }
 
-  /** Milliseconds that the writer waits if no reader reads on meanwhile. */
+  /** Milliseconds for which the writer has to wait if no reader reads meanwhile. */
   #holdMs(end: number): number {
     if (this.#released || this.#places.size === 0) return 0;
     let longest = 0;

@@ -18,9 +18,9 @@ let passed = 0;
 let collect: Collect | undefined;
 
 /**
- * Called with the size of all transferred data. Its buffers are short-lived, but V8 counts them as old
- * objects. Without these collections V8 marks the whole heap repeatedly, which is half of the cost of a
- * transfer (measured).
+ * Called with the size of all transferred data. The buffers of a transfer are short-lived, but V8 counts them
+ * as old objects. Without these collections V8 marks the whole heap repeatedly, which is half of the cost of
+ * a transfer (measured).
  */
 export function countTransferred(bytes: number): void {
   passed += bytes;
@@ -30,16 +30,18 @@ export function countTransferred(bytes: number): void {
 }
 
 /**
- * Collects the garbage of a start or a burst of work once the process is idle. V8 itself frees that memory
- * only when it needs more, which may be never. `ms`: milliseconds between two checks. Runs until the returned
- * function is called.
+ * Collects the garbage of a start or a burst of work once the process is idle. V8 itself would free that
+ * memory only when it needs more. `ms`: milliseconds between two checks. Runs until the returned function is
+ * called.
  */
 export function collectAtRest(ms: number = lookMs): () => void {
-  // Repeated collections make V8 discard bytecode as old; without this flag the next work starts slowly.
+  // Repeated collections make V8 discard compiled bytecode. With this flag V8 retains it, so the next work
+  // starts fast.
   setFlagsFromString('--no-flush-bytecode');
   let rested = 0;
   let seen = performance.eventLoopUtilization();
-  // Least resident bytes since the last collection, whose memory is returned to the system a moment later.
+  // Smallest number of resident bytes since the last collection. V8 returns memory to the system a moment
+  // after a collection.
   let settled = 0;
   return every(ms, () => {
     const since = performance.eventLoopUtilization(seen);
@@ -65,11 +67,11 @@ export function residentBytes(): number | undefined {
 }
 
 /**
- * Returns V8's own gc(), normally enabled by starting Node with `--expose-gc`. A flag set later counts for
- * new contexts only (nodejs/node#16595), so gc() is taken from a new context. That is undocumented. Where it
- * fails, V8 collects by its own schedule. An idle broker then takes 43 MiB more, an idle agent 17 MiB more. A
- * transfer has 0.6 of its throughput (measured). The documented HeapProfiler.collectGarbage of node:inspector
- * frees 9 MiB less, and cannot collect young objects alone.
+ * Returns V8's own gc(), which is normally enabled by starting Node with `--expose-gc`. A flag that is set
+ * later counts only for new contexts (nodejs/node#16595), so gc() is taken from a new context. This is
+ * undocumented. If it fails, V8 collects by its own schedule: an idle broker then takes 43 MiB more, an idle
+ * agent 17 MiB more, and a transfer has 0.6 of its throughput (measured). The documented
+ * HeapProfiler.collectGarbage of node:inspector frees 9 MiB less, and cannot collect young objects alone.
  */
 function collector(): Collect {
   if (collect) return collect;

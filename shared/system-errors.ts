@@ -48,8 +48,8 @@ const ofAddresses: Readonly<Record<string, Fault>> = {
 };
 
 /**
- * Returns the message of any error. That of a system error has the path or address, and the next step. `of`:
- * the address that the program tried to use.
+ * Returns the message of any error. The message of a system error has the path or address, and the next step.
+ * `of`: the address that the program tried to use.
  */
 export function reasonOf(error: unknown, of?: string): string {
   if (!(error instanceof Error)) return String(error);
@@ -63,7 +63,7 @@ export function reasonOf(error: unknown, of?: string): string {
   return `${where}${wrong} (${errno}); ${next}`;
 }
 
-/** Returns the same error with `path` added, because errors of reads and writes of an open file have none. */
+/** Returns the same error with `path` added. Errors of reads and writes of an open file have no path. */
 export function atPath(error: unknown, path: string): unknown {
   return error instanceof Error && errnoOf(error) ? Object.assign(error, { path }) : error;
 }

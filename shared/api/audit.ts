@@ -12,10 +12,10 @@ const entry = named('AuditEntry', {
   login_id: z
     .string()
     .nullable()
-    .describe('Id of the login through which it came; null: with the key itself'),
+    .describe('Id of the login that made the call; null: the key itself was sent'),
   action: z.string().meta({
     description:
-      'Operation id of the call. Also `sessions.input` and `sessions.leave` (of terminal clients), and `refusals` (count of refusals not listed)',
+      'Operation id of the call. Also `sessions.input` and `sessions.leave` for terminal clients, and `refusals` for a count of refused calls that are not listed',
     examples: ['sessions.attach'],
   }),
   machine_id: z.string().nullable().describe('Id of the machine, if the call was about one'),

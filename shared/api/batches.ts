@@ -6,7 +6,10 @@ import { inPieces, outgoing, single } from './define-route.ts';
 import { batchId, commandId, machineId, named, queryNumber, tagList, timestamp } from './route.ts';
 
 export const mostMachines = 10_000;
-/** Most characters of args, env and stdin together, as JSON. Limited because each machine gets a copy. */
+/**
+ * Most characters of args, env and stdin together, as JSON. The limit is low because each machine gets a
+ * copy.
+ */
 const mostInput = 64 * 1024;
 
 const limit = z.int().max(mostMachines);
@@ -71,7 +74,7 @@ export const batches = {
       )
       .refine(
         ({ args = [], env = {}, stdin = '' }) => JSON.stringify([args, env, stdin]).length <= mostInput,
-        'args, env and stdin of a batch must not exceed 64 KiB together; upload a file first, and let the command read that',
+        'args, env and stdin of a batch must not exceed 64 KiB together; upload longer input as a file, and let the command read that file',
       ),
     example: { tags: ['web'], command: 'uptime', concurrency: 10, max_failures: 2 },
     ...inPieces(withResults, 'results'),
@@ -91,11 +94,11 @@ export const batches = {
   }),
   stream: outgoing('events', '/batches/{batch_id}/stream', 'commands:read', {
     summary: 'Follow the output of all commands of a batch, and its end, in one stream',
-    description: `Events: \`output\`, \`gap\` and \`exit\` as of a command, and last \`end\`. For batches of at most ${mostFollowed} machines. A new connection starts over: \`offset\` says what is a repeat.`,
+    description: `Events: \`output\`, \`gap\` and \`exit\` as of a command, and last \`end\`. For batches of at most ${mostFollowed} machines. A new connection starts at the beginning: \`offset\` shows which output is a repeat.`,
     query: {
       tail: queryNumber(0, 64 * 1024 * 1024)
         .default(64 * 1024)
-        .describe('Bytes of each output to begin with; those before are left out'),
+        .describe('Number of last bytes of each output to begin with; earlier bytes are left out'),
     },
     reply: z.union([
       z.object({ ...ofMember, ...outputPiece.shape }),
@@ -109,7 +112,7 @@ export const batches = {
   cancel: single('DELETE', '/batches/{batch_id}', 'commands:execute', {
     summary: 'Cancel a batch',
     description:
-      'Commands that have not started never run. Running commands are killed with all their processes.',
+      'Commands that have not started are not run. Running commands are killed with all their processes.',
     ...inPieces(withResults, 'results'),
   }),
 };

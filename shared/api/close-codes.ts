@@ -1,4 +1,5 @@
-// WebSocket close codes of a terminal; in a file of their own, because the SDK needs them without the schemas.
+// WebSocket close codes of a terminal. They have a file of their own, because the SDK needs the codes without
+// zod's schemas.
 
 /** Codes with which the broker closes the WebSocket, by reason. */
 export const closeCodes = {

@@ -36,7 +36,7 @@ export const command = named('Command', {
   signal: z.string().nullable().describe('Name of the signal that killed the command; null if none did'),
   stdout: z
     .string()
-    .describe('Last 1 MiB of standard output (4 KiB in lists), with U+FFFD for bytes that are not UTF-8'),
+    .describe('Last 1 MiB of standard output (4 KiB in lists); bytes that are not UTF-8 become U+FFFD'),
   stderr: z.string().describe('Like `stdout`'),
   stdout_bytes: z.number().describe('Number of bytes written in all'),
   stderr_bytes: z.number().describe('Number of bytes written in all'),
@@ -87,7 +87,7 @@ export const spec = {
   queue_for: milliseconds(1, 31 * day)
     .optional()
     .describe(
-      'Milliseconds that the command may wait for an offline or busy machine; default: not at all for an offline one, any time for a busy one',
+      'Milliseconds that the command may wait for an offline or busy machine; default: 0 if it is offline, no limit if it is busy',
     ),
 };
 
@@ -135,7 +135,7 @@ export const commands = {
   create: single('POST', '/commands', 'commands:execute', {
     summary: 'Run a command on a machine and wait for it',
     description:
-      'Answers when the command ends, or after `wait` milliseconds at the latest: then `status` is not final, and the command goes on. A machine runs 64 commands at once; up to 1,024 more wait as `queued`, in order.',
+      'Answers when the command ends, or after `wait` milliseconds. In the second case `status` is not final, and the command goes on. A machine runs 64 commands at once; up to 1,024 more wait as `queued`, in order.',
     example: { machine_id: 'mach_4fJ2kQ9ZtR7wXc0BvN1mLp', command: 'df -h /', timeout: 60_000 },
     errors: machineErrors,
     body: z.strictObject({ ...creation, wait }),
@@ -169,7 +169,7 @@ export const commands = {
   cancel: single('DELETE', '/commands/{command_id}', 'commands:execute', {
     summary: 'Cancel a command',
     description:
-      'Sends SIGTERM to all processes of the command, and SIGKILL after 10 s. If the machine is offline, that is done when it is back.',
+      'Sends SIGTERM to all processes of the command, and SIGKILL after 10 s. If the machine is offline, the signals are sent when it is online again.',
     reply: command,
   }),
   output: outgoing('bytes', '/commands/{command_id}/output', 'commands:read', {
@@ -184,9 +184,7 @@ export const commands = {
       offset: queryNumber(0)
         .optional()
         .describe('Offset of the first byte to read; default: the first stored byte'),
-      follow: queryBoolean
-        .optional()
-        .describe('Do not end at the present output; send further output as it is written'),
+      follow: queryBoolean.optional().describe('Wait for further output, and send it as it is written'),
     },
   }),
   stream: outgoing('events', '/commands/{command_id}/stream', 'commands:read', {

@@ -73,7 +73,7 @@ type Filterable =
   | 'type'
   | `${string}_${'id' | 'name' | 'hostname'}`;
 
-/** The filters derived from an item's fields. Authorization checks the id in such a filter as in a path. */
+/** The filters for an item's fields. If a filter is an id, authorization checks it like an id in the path. */
 function filtersOf({ shape }: z.ZodObject, given: object): Record<string, z.ZodType> {
   const filters = Object.entries<z.core.$ZodType>(shape).flatMap(([name, schema]): [string, z.ZodType][] => {
     const filter = Object.hasOwn(given, name) ? undefined : filterOf(name, schema);

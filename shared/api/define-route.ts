@@ -54,14 +54,17 @@ export function single<
   return build('single', method, path, access, definition);
 }
 
-/** A reply with an array that may be long: it is checked and sent in pieces. */
+/** A reply with an array that may be long: the array is checked and sent in pieces. */
 export function inPieces<R extends z.ZodObject>(reply: R, grows: keyof z.output<R> & string) {
   const { [grows]: items, ...others } = reply.shape;
   // The cast is safe: `grows` names a field of the reply.
   return { reply, grows, parts: { items: items as z.ZodType, rest: z.object(others) } };
 }
 
-/** Defines a route that answers one object with an array of any length, which is sent while it is read. */
+/**
+ * Defines a route that answers one object with an array of any length, which is sent while its items are
+ * read.
+ */
 export function growing<
   const P extends string,
   R extends z.ZodObject,
@@ -109,7 +112,8 @@ type RawDefinition = Pick<Route, 'summary' | 'description' | 'errors'> & {
 };
 
 /**
- * Defines a GET route that becomes a WebSocket. A ticket in its query authorizes it: browsers send no key.
+ * Defines a GET route that becomes a WebSocket. A ticket in its query authorizes the request, because
+ * browsers send no key with it.
  */
 export function socket<const P extends string, Q extends z.ZodRawShape & { ticket: z.ZodType }>(
   path: P,

@@ -114,7 +114,7 @@ const removing = {
 } as const;
 const removed = {
   ...requestedPath,
-  recursive: queryBoolean.default(false).describe('Delete a directory with its content'),
+  recursive: queryBoolean.default(false).describe('Delete a directory and everything in it'),
 };
 
 const uploaded = named('FileUploaded', { ...absolutePath, size, created, sha256 });
@@ -257,7 +257,7 @@ export const files = {
   upload: incoming('form', 'POST', `${prefixed}/upload`, 'files:write', {
     summary: 'Upload a file as a form',
     description:
-      'Send `path` in the query or before the file: the broker then passes the file on while it arrives, instead of storing it first.',
+      'Send `path` in the query or before the file: the broker then forwards the file while it arrives, and does not store it first.',
     query: {
       path: path.optional().describe('Path of the new file, if the form has no `path`'),
       path_encoding: pathEncoding,
@@ -328,7 +328,7 @@ export const files = {
   search: outgoing('lines', `${prefixed}/search`, 'files:read', {
     summary: 'Search below a directory by name and content',
     description:
-      'Answers one JSON object per line. The last one is `end`, which says whether the result is complete.',
+      'Answers one JSON object per line. The last object is `end`, which says whether the result is complete.',
     errors: readErrors,
     query: {
       ...optionalPath,

@@ -10,7 +10,7 @@ const amount = (about: string) => z.number().min(0).max(Number.MAX_SAFE_INTEGER)
 const packageFormat = z.enum(['deb', 'rpm', 'apk', 'pacman']);
 export type PackageFormat = z.output<typeof packageFormat>;
 
-/** Facts whose form on the wire is the same. */
+/** Facts that have the same form on the wire and in the API. */
 export const systemFacts = z.object({
   os_id: word('Distribution, as ID of os-release: `debian`'),
   os_version: word('Its version, as VERSION_ID of os-release; empty if it has none'),
@@ -27,10 +27,13 @@ export const systemFacts = z.object({
 
 const facts = systemFacts.extend({
   booted_at: timestamp.describe('Time of the last boot, by the machine’s clock'),
-  reboot_required: z.boolean().nullable().describe('Whether a restart is due; null: nothing there says it'),
+  reboot_required: z
+    .boolean()
+    .nullable()
+    .describe('Whether a restart is due; null: the machine has no information about it'),
   package_format: packageFormat
     .nullable()
-    .describe('Its rule compares versions; null: no known package manager'),
+    .describe('Rule by which versions are compared; null: no known package manager'),
 });
 
 const installed = z.object({
@@ -121,9 +124,9 @@ const listItem = named('ListedInventory', {
   machine_name: z.string().describe('Name of the machine'),
   ip: z.string().describe('Address the agent connected from'),
   tags: z.array(z.string()).describe('Tags of the machine'),
-  collected_at: collectedAt.nullable().describe('Time of the collection; null: there is none yet'),
-  facts: facts.nullable().describe('What the machine is; null: there is no collection yet'),
-  updates: z.number().nullable().describe('Number of pending updates; null: there is no collection yet'),
+  collected_at: collectedAt.nullable().describe('Time of the collection; null: no collection yet'),
+  facts: facts.nullable().describe('Facts about the machine; null: no collection yet'),
+  updates: z.number().nullable().describe('Number of pending updates; null: no collection yet'),
   packages: z.array(installed).describe('Packages that the parameter `package` selected'),
 });
 
@@ -154,7 +157,7 @@ export const inventory = {
       tags: z.string().max(4096).optional().describe('Only machines with all of these tags, comma-separated'),
       refresh: queryBoolean
         .optional()
-        .describe('True to let connected machines collect first, for at most 2 minutes; only at offset 0'),
+        .describe('True to make online machines collect first, for at most 2 minutes; only at offset 0'),
       ...paging(sort),
     },
     reply: listItem,

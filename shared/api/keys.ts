@@ -95,7 +95,7 @@ export const keys = {
   rotate: single('POST', '/api-keys/{key_id}/rotate', 'admin', {
     summary: 'Replace the secret of an API key',
     description:
-      'Only this answer contains the new secret. Id, rights and open streams of the key stay. Its logins end with the old secret, except the one that asks.',
+      'Only this answer contains the new secret. The key’s id, rights and open streams stay. Its logins end with the old secret, except the login that sends this request.',
     body: z.strictObject({
       expires_at: instant
         .nullable()

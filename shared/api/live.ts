@@ -40,7 +40,10 @@ const topics = parsedText(
 
 const update = named('LiveUpdate', {
   machines: z.array(liveMachine).optional().describe('In `machines`: machines that changed, or were added'),
-  removed: z.array(machineId).optional().describe('In `machines`: removed, or no longer allowed for the key'),
+  removed: z
+    .array(machineId)
+    .optional()
+    .describe('In `machines`: ids of machines that were removed, or that the key may no longer use'),
   event: event.optional().describe('In `event`: the event'),
   commands: z
     .array(commandId)
@@ -54,7 +57,7 @@ export const live = {
   follow: outgoing('events', '/live', 'any key', {
     summary: 'Follow machines, events, commands and batches in one stream',
     description:
-      'Events: `ready` first, then `machines` and `commands` (at most once a second), `event`, `command` and `batch`. Each topic needs its read scope. After `ready` read what you show: a new connection does not repeat what was missed.',
+      'Events: `ready` first, then `machines` and `commands` (at most once a second), `event`, `command` and `batch`. Each topic needs its read scope. Load your data after `ready`: a new connection does not repeat missed changes.',
     query: {
       topics: topics.describe(
         '`machines`, `events`, `commands`, `commands:ID` and `batches:ID`, comma-separated',

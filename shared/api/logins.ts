@@ -6,16 +6,18 @@ import { deleted, keyId, label, loginId, named, timestamp } from './route.ts';
 
 export const login = named('Login', {
   id: loginId,
-  key_id: keyId.describe('Id of the API key whose rights it has'),
+  key_id: keyId.describe('Id of the API key whose rights the login has'),
   key_name: z.string().describe('Name of that key'),
   name: z.string().nullable().describe('Name that the browser gave it'),
   address: z.string().describe('Client address that logged in'),
   created_at: timestamp.describe('Time of creation'),
-  confirmed_at: timestamp.describe('Time when the key was last sent for it'),
+  confirmed_at: timestamp.describe('Time when the login was last confirmed with the key'),
   last_used_at: timestamp.describe(
-    'Time of the last request, exact to an hour after a restart of the broker',
+    'Time of the last request; after a restart of the broker it may be up to an hour too early',
   ),
-  expires_at: timestamp.describe('Time when it ends: after 12 hours without a request, at most after 7 days'),
+  expires_at: timestamp.describe(
+    'Time when the login ends: after 12 hours without a request, at most after 7 days',
+  ),
 });
 
 const name = label(1, 100).optional().describe('Name for the list of logins, such as the browser’s');
@@ -32,19 +34,20 @@ export const logins = {
   }),
   list: list('/logins', 'any key', {
     summary: 'List logins',
-    description: 'Those of the key of this request; with the scope `admin` also those of weaker keys.',
+    description:
+      'Lists the logins of this request’s key; with the scope `admin` also those of keys with fewer rights.',
     sort: ['created_at', 'last_used_at'],
     reply: login,
   }),
   confirm: single('POST', '/logins/{login_id}/confirm', 'any key', {
     summary: 'Confirm a login with its API key',
     description:
-      'Send the key in the header `Authorization`. For 15 minutes the login may then do what needs a confirmation.',
+      'Send the key in the header `Authorization`. The login may then call routes that need a confirmation for 15 minutes.',
     reply: login,
   }),
   remove: single('DELETE', '/logins/{login_id}', 'any key', {
     summary: 'End a login at once',
-    description: 'Ends its open streams and terminals, too.',
+    description: 'Also ends the open streams and terminals of the login.',
     reply: deleted,
   }),
 };

@@ -10,12 +10,12 @@ export const tags = {
   list: build('list', 'GET', '/tags', 'machines:read', {
     summary: 'List the tags of machines',
     query: {
-      search: z.string().max(200).optional().describe('Only tags that contain this, in any case'),
+      search: z.string().max(200).optional().describe('Only tags that contain this text, ignoring case'),
       ...paging(sort),
     },
     reply: named('Tag', {
       name: z.string().describe('The tag'),
-      machines: z.number().describe('Number of machines with it that the key may use'),
+      machines: z.number().describe('Number of machines with this tag that the key may use'),
     }),
   }),
 };

@@ -33,7 +33,7 @@ const machineDetail = machine
     agent_version: agentVersion,
     capabilities: z
       .array(z.string())
-      .describe('What the machine’s owner lets the broker do there, such as `files:read`'),
+      .describe('What the machine’s owner allows the broker to do, such as `files:read`'),
   })
   .meta({ id: 'MachineDetail' });
 
@@ -55,7 +55,7 @@ const networkInterface = z.object({
   sent_bytes: z.number().describe('Bytes sent since boot'),
 });
 
-/** The values of a report that lists have, too. */
+/** The values of a report that are also in lists. */
 const report = {
   uptime: z.number().describe('Seconds since the machine booted'),
   cpu: group('CPU', {
@@ -88,7 +88,10 @@ const status = named('MachineStatus', {
 export const liveMachine = machine
   .extend({
     agent_version: agentVersion,
-    latest: z.object(report).nullable().describe('Last report; null: none, or its owner does not allow it'),
+    latest: z
+      .object(report)
+      .nullable()
+      .describe('Last report; null: none yet, or the machine’s owner does not allow reports'),
     stale_ms: z.number().describe('Milliseconds since the machine last sent anything'),
   })
   .meta({ id: 'LiveMachine' });
@@ -96,10 +99,13 @@ export const liveMachine = machine
 const percent = z.array(z.number().nullable());
 const listedStatus = liveMachine
   .extend({
-    hour: group('The last hour, a point for each minute, oldest first; those before a restart as stored', {
-      cpu: percent.describe('CPU in percent; null: no report in that minute'),
-      memory: percent.describe('Memory in use in percent; null: no report in that minute'),
-    }),
+    hour: group(
+      'The last hour, a point for each minute, oldest first; points before a restart of the broker are from the stored history',
+      {
+        cpu: percent.describe('CPU in percent; null: no report in that minute'),
+        memory: percent.describe('Memory in use in percent; null: no report in that minute'),
+      },
+    ),
   })
   .meta({ id: 'ListedMachineStatus' });
 
@@ -150,11 +156,11 @@ export const machines = {
     sort: sortable,
     reply: listItem,
   }),
-  // Before the route of one machine, whose path matches this one too.
+  // This route comes before that of one machine, whose path matches this one too.
   statuses: list('/machines/statuses', 'machines:read', {
     summary: 'List machines with their last report, and their CPU and memory use in the last hour',
     description:
-      'Filters are those of the list of machines. `cpu`, `memory` and `disk` sort by percent in use.',
+      'Takes the filters of the list of machines. `cpu`, `memory` and `disk` sort by percent in use.',
     query: selection,
     sort: [...sortable, 'cpu', 'memory', 'disk'],
     fields: machine,

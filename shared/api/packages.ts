@@ -5,7 +5,7 @@ import { outgoing, raw } from './define-route.ts';
 export const packages = {
   script: raw('/install.sh', 'everybody', {
     summary: 'Download the script that installs the agent',
-    description: 'The answer of `POST /join-tokens` contains the shell line that runs this script.',
+    description: 'The answer of `POST /join-tokens` contains the shell command that runs this script.',
     types: ['text/x-shellscript'],
     errors: ['route_not_found'],
   }),

@@ -134,7 +134,10 @@ type ObjectReply<R> = R extends { kind: 'list'; reply: infer T extends z.ZodType
     ? z.input<T>
     : never;
 
-/** A transaction of state.json or history.db. Appended entries are committed together with its change. */
+/**
+ * A transaction of state.json or history.db. Entries that are appended to it are committed together with its
+ * change.
+ */
 export interface Journal {
   append(entry: { kind: string }): void;
 }
@@ -168,9 +171,9 @@ export interface Caller extends Rights {
   during(change: Journal): Rights;
   /**
    * Adds this request's audit entry and idempotency key to the commit of its change. `made`: ids of created
-   * objects, of which a repeated request gets the first. `machines`: affected machines that the request does
-   * not name. `more`: further commits of the same change follow; the idempotency key is added to the last one. In a
-   * state transaction the rights are checked again, with the errors of authorization.
+   * objects; a repeated request gets the first of them. `machines`: affected machines that the request does
+   * not name. `more`: further commits of the same change follow, and the idempotency key is added to the last
+   * one. In a state transaction the rights are checked again, with the same errors as in authorization.
    */
   commit(
     journal: Journal,

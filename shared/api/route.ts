@@ -81,7 +81,7 @@ export interface Route<
    * the answer is never stored, and a repeated request is refused with the id of the created object.
    */
   idempotency?: 'replay' | 'secret';
-  /** Operation that answers a repeated request after a crash of the broker; default: `get`. */
+  /** The operation that answers a repeated request after a crash of the broker; `get` by default. */
   again?: string;
   /** Most bytes of a body; default 1 MiB. */
   bodyLimit?: number;

@@ -93,8 +93,8 @@ const upcoming = z.object({
   schedule_id: scheduleId,
   name: z.string().describe('Name of the schedule'),
   machine_id: machineId,
-  at: timestamp.describe('Time when it is due'),
-  utc_offset: z.number().describe('Minutes by which its time zone is ahead of UTC then'),
+  at: timestamp.describe('Time when the run is due'),
+  utc_offset: z.number().describe('Minutes by which the schedule’s time zone is ahead of UTC at that time'),
 });
 
 const cron = z.string().meta({
@@ -179,14 +179,14 @@ export const schedules = {
       from: instant.optional().describe('Start; default and earliest: now'),
       until: instant.optional().describe('End; default: 24 hours after the start'),
       limit: queryNumber(1, 1_000).default(200).describe('Largest number of runs in the answer'),
-      schedule_id: scheduleId.optional().describe('Only of this schedule'),
-      machine_id: machineId.optional().describe('Only on this machine'),
+      schedule_id: scheduleId.optional().describe('Only runs of this schedule'),
+      machine_id: machineId.optional().describe('Only runs on this machine'),
     },
     reply: named('UpcomingRuns', {
       from: timestamp.describe('Start'),
       until: timestamp.describe('End'),
       runs: z.array(upcoming).describe('Runs, the next first'),
-      more: z.boolean().describe('True if there are more before `until`'),
+      more: z.boolean().describe('True if there are more runs before `until`'),
     }),
   }),
   get: single('GET', '/schedules/{schedule_id}', 'schedules:read', {
@@ -196,7 +196,7 @@ export const schedules = {
   update: single('PATCH', '/schedules/{schedule_id}', 'schedules:write', {
     summary: 'Change a schedule',
     description:
-      'Needs the scope `commands:execute` too. Without `schedules:read`, `env` must be sent with a change of command, user, cwd or machine_id.',
+      'Needs the scope `commands:execute` too. A key without `schedules:read` must send `env` with a change of command, user, cwd or machine_id.',
     body: creation.partial(),
     example: { cron: '@hourly', enabled: false },
     reply: detailed,
@@ -209,7 +209,7 @@ export const schedules = {
   run: single('POST', '/schedules/{schedule_id}/run', 'schedules:write', {
     summary: 'Run a schedule now',
     description:
-      'Runs a disabled schedule too, and one that is running already. Needs the scope `commands:execute` too. Answers when the agent has accepted the command.',
+      'Also works for a disabled schedule, and while a run is in progress. Needs the scope `commands:execute` too. Answers when the agent has accepted the command.',
     reply: z.object({ command_id: commandId, status: z.string().describe('Status of the command') }),
     errors: machineErrors,
     idempotency: 'replay',

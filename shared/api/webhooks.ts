@@ -47,7 +47,7 @@ const ofMachines = 'Only events of these machines; null: of all machines';
 
 const attempt = z.object({
   at: timestamp.describe('Time of this attempt'),
-  status_code: z.number().nullable().describe('HTTP status of the answer; null if none came'),
+  status_code: z.number().nullable().describe('HTTP status of the answer; null if there was no answer'),
   duration: z.number().describe('Milliseconds until the answer or failure'),
   error: z.string().nullable().describe('Why the attempt failed'),
   answer: z.string().optional().describe('First 4 KiB of the answer; needs `webhooks:write`'),
@@ -76,7 +76,7 @@ const webhook = named('Webhook', {
   machine_ids: z.array(z.string()).nullable().describe(ofMachines),
   disabled_reason: disabledReason
     .nullable()
-    .describe('Why the broker disabled the webhook; null if it did not'),
+    .describe('Why the broker disabled the webhook; null if the broker did not disable it'),
   last_delivery: z
     .object({
       delivery_id: z.string().describe('Id of the delivery'),
@@ -140,7 +140,7 @@ export const webhooks = {
     description: 'Works for a disabled webhook too. The test is not repeated, and a failure is not counted.',
     reply: named('TestDelivery', {
       delivered: z.boolean().describe('True if the receiver accepted the event'),
-      status_code: z.number().nullable().describe('HTTP status of the answer; null if none came'),
+      status_code: z.number().nullable().describe('HTTP status of the answer; null if there was no answer'),
       duration: z.number().describe('Milliseconds until the answer or failure'),
       error: z.string().optional().describe('Why the delivery failed'),
     }),
@@ -159,7 +159,7 @@ export const webhooks = {
   }),
   redeliverSince: single('POST', '/webhooks/{webhook_id}/redeliver', 'webhooks:write', {
     summary: 'Deliver the events since a time again, except those delivered already',
-    body: z.strictObject({ since: instant.describe('Only events of this time or later') }),
+    body: z.strictObject({ since: instant.describe('Only events at this time or later') }),
     example: { since: '2026-11-21T10:00:00.000Z' },
     reply: named('Redelivered', { redelivered: z.number().describe('Number of deliveries repeated') }),
     idempotency: 'replay',

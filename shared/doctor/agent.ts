@@ -44,7 +44,7 @@ async function reached(broker: string, ca: string): Promise<Finding> {
   } catch (error) {
     const why = reason(error);
     const mend = /certificate|self.signed|issuer|verify/i.test(why)
-      ? 'another broker uses this address: to join it, use another --data-dir and a new join token'
+      ? 'another broker uses this address; to join that broker, use another --data-dir and a new join token'
       : 'check that the broker runs and that firewalls let this machine connect to its port';
     const fault = clockFault(why);
     return fault

@@ -32,7 +32,7 @@ function modes(dataDir: string, open: string[]): Finding {
   return fail(
     'directory',
     what,
-    `run chmod -R go= ${dataDir}; they may have read the keys in it already, so replace those`,
+    `run chmod -R go= ${dataDir}, and replace the keys in it, because other users may have read them`,
   );
 }
 
@@ -57,7 +57,10 @@ export function assertAccess(directory: string): void {
   if (why) throw new StartError(why, 1);
 }
 
-/** The error message if this user may not use the directory; undefined if the user may, or it is missing. */
+/**
+ * The error message if this user may not use the directory; undefined if the user may use it, or if it is
+ * missing.
+ */
 function refusedIn(directory: string): string | undefined {
   try {
     accessSync(directory, constants.R_OK | constants.W_OK | constants.X_OK);

@@ -1,4 +1,4 @@
-// The result of one check of a doctor command: its state, what was found, and how to fix that.
+// The result of one check of a doctor command: its state, what was found, and how to fix a problem.
 
 export interface Finding {
   check: string;

@@ -47,14 +47,14 @@ export interface ListResult<T> {
 }
 
 /**
- * Result of a list call: await it for one page, or iterate over it for all items. The request is sent only
- * then.
+ * Result of a list call: await it for one page, or iterate over it for all items. The request is sent when
+ * one of the two begins.
  */
 export type Listing<T> = Promise<ListResult<T>> & AsyncIterable<T>;
 
 /**
  * Result of a stream call: iterate over it for the items as they arrive, or await it for the start of the
- * answer. The request is sent only then.
+ * answer. The request is sent when one of the two begins.
  */
 export type Stream<T> = Promise<AsyncIterable<T>> & AsyncIterable<T>;
 

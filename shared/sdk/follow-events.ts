@@ -9,7 +9,10 @@ import { isTransient } from './send.ts';
 export interface FollowOptions {
   url: string;
   signal: AbortSignal | undefined;
-  /** Requests the events after the id `after`; without an id, the events that the caller asked for. */
+  /**
+   * Requests the events after the id `after`. Without an id, requests the events of the caller's own
+   * parameters.
+   */
   connect(after: string | undefined): Promise<Response>;
   /** Whether to reconnect after a lost connection, until the signal fires or the reader stops. */
   resumes: boolean;
@@ -29,7 +32,8 @@ export async function* follow(
 ): AsyncGenerator<ReceivedEvent<unknown>> {
   const { signal, resumes, last } = options;
   const pause = backoff();
-  // The header gives the position before the first event: a loss before that event then misses nothing.
+  // The header has the position before the first event, so that a connection lost before that event misses
+  // nothing.
   let at = first.headers.get('x-last-event-id') ?? undefined;
   for (let response: Response | undefined = first; ; response = await reconnect(at, options)) {
     let failure: unknown;
@@ -45,14 +49,15 @@ export async function* follow(
     }
     signal?.throwIfAborted();
     if (!resumes && failure !== undefined) throw noAnswer(new URL(options.url).origin, failure);
-    // Streams that do not resume end with the response; others end only with their last event, and reconnect.
+    // A stream without resuming ends with the response. Other streams end only with their last event, and
+    // reconnect here.
     if (!resumes) return;
     await sleep(pause.next(), signal);
     signal?.throwIfAborted();
   }
 }
 
-/** Connects again; undefined if the broker did not answer, so that another attempt follows. */
+/** Connects again. Returns undefined if the broker did not answer; the caller then tries again. */
 async function reconnect(at: string | undefined, how: FollowOptions): Promise<Response | undefined> {
   try {
     return await how.connect(at);

@@ -14,7 +14,7 @@ async function* linesOf(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<strin
   let half = '';
   for await (const chunk of chunks) {
     const text = half + decoder.decode(chunk, { stream: true });
-    // A CR at the end of a chunk may be the first half of a CRLF.
+    // A CR at the end of a chunk may be the first half of a CRLF, so it is read with the next chunk.
     half = text.endsWith('\r') ? '\r' : '';
     const [first = '', ...more] = text.slice(0, text.length - half.length).split(/\r\n|\n|\r/);
     begun.push(first);
@@ -95,7 +95,7 @@ async function within<T>(ms: number, work: Promise<T>): Promise<T> {
     return await Promise.race([work, silence]);
   } finally {
     timeout.abort();
-    // If `work` has settled first, a later rejection of `silence` must not end the program as unhandled.
+    // Without this handler a rejection of `silence` after the end of `work` would be unhandled.
     silence.catch(() => {});
   }
 }

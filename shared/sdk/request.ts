@@ -94,7 +94,7 @@ function bodyOf(route: Route, input: Input): { body: Prepared['body']; type?: st
     return { body: { body: content, duplex: 'half' }, repeatable: !isStream(content) };
   if (isStream(content)) return { ...streamedForm(fields, content), repeatable: false };
   const form = new FormData();
-  // Fields precede the file, so that the broker can stream the file to the machine without a copy.
+  // Fields come before the file, so that the broker can forward the file to the machine without storing it.
   for (const [name, value] of fields) form.set(name, asText(value));
   form.set('file', content instanceof Blob ? content : new Blob([content]));
   return { body: { body: form }, repeatable: true };

@@ -6,9 +6,9 @@ import type { Connection, Prepared } from './request.ts';
 
 /** Ceilings of the random delay between attempts in milliseconds; the ceiling doubles with each attempt. */
 const waits = { first: 500, most: 8_000 };
-/** Longest Retry-After in milliseconds that the client waits for; for a longer one the call rejects. */
+/** Longest Retry-After in milliseconds that the client waits. For a longer one the call rejects. */
 const longestWait = 60_000;
-/** System errors after which no request was sent, because the connection failed. */
+/** System errors of a failed connection, after which it is certain that no request was sent. */
 const neverSent = /^(ECONNREFUSED|ENOTFOUND|EHOSTUNREACH|ENETUNREACH|EAI_AGAIN|UND_ERR_CONNECT_TIMEOUT)$/;
 
 /** Resolves with the result of `read` for a successful answer; rejects with FarhandError. */
@@ -48,7 +48,7 @@ export function textOf(response: Response, url: string, signal: AbortSignal | un
   return orNoAnswer(url, signal, () => response.text());
 }
 
-/** Turns any failure of `work` other than the caller's own signal into the error `no_answer`. */
+/** Converts any failure of `work` to the error `no_answer`, unless the caller's own signal has fired. */
 async function orNoAnswer<T>(
   url: string,
   signal: AbortSignal | undefined,
@@ -86,7 +86,7 @@ export function isTransient({ status }: FarhandError): boolean {
 export function checkedBody(response: Response, url: string, signal: AbortSignal | undefined): Response {
   const { body, status, statusText, headers } = response;
   if (!body) return response;
-  // Content-Length counts compressed bytes, but fetch passes on decompressed bytes, which cannot be compared.
+  // Content-Length counts compressed bytes, but fetch returns decompressed bytes. The two cannot be compared.
   const length = headers.get('content-encoding') ? null : headers.get('content-length');
   const counted = countedBody(body, length === null ? undefined : Number(length), url, signal);
   return new Response(counted, { status, statusText, headers });

@@ -10,7 +10,7 @@ type End = Omit<BrokerMessage & { type: 'end' }, 'type'>;
 
 /**
  * Why a terminal ended. `ended`: its session has ended. After any other reason attach again, with `offset` to
- * continue at the same byte. `lost`: the connection broke, or the broker closed it for a reason in `message`.
+ * continue at the same byte. `lost`: the connection broke, or the broker closed it; `message` has the reason.
  */
 export type Ending = ({ why: 'ended' } & End) | { why: ClosedBy } | { why: 'lost'; message: string };
 
@@ -84,7 +84,7 @@ export function openTerminal(socket: WebSocket, settings: TerminalSettings): Pro
       resolve(ending ?? endingOf(code, reason));
     });
   });
-  // The close event, which follows an error, has the reason.
+  // The error event needs no handling, because the close event that follows has the reason.
   socket.addEventListener('error', () => {});
   signal?.addEventListener('abort', detach);
   if (signal?.aborted) detach();

@@ -4,13 +4,13 @@ import { parsed, propertyOf } from './error.ts';
 
 /** A webhook delivery as the receiver got it. */
 export interface WebhookDelivery {
-  /** The raw body; do not parse and serialize it before, since that changes bytes of the signed text. */
+  /** The raw body. Do not parse and serialize it before: that would change the signed bytes. */
   payload: string | Uint8Array<ArrayBuffer>;
   headers: Headers | Readonly<Record<string, string | readonly string[] | undefined>>;
   secret: string;
   /**
-   * Most milliseconds between the delivery's timestamp and now, 5 minutes by default. Infinity accepts any
-   * age and a missing timestamp; replays of old deliveries are then accepted, too.
+   * Most milliseconds between the delivery's timestamp and now, 5 minutes by default. With Infinity any age
+   * and a missing timestamp are accepted, and so are replays of old deliveries.
    */
   tolerance?: number;
 }
@@ -72,7 +72,9 @@ async function checkTimestamp(
     throw new SignatureError('webhook-signature does not match the timestamp and the body');
   const age = Math.abs(now() - Number(seconds) * 1000);
   if (!(age <= tolerance)) {
-    throw new SignatureError('the delivery is too old or from the future: check the clock of this machine');
+    throw new SignatureError(
+      'the delivery’s timestamp is too old or in the future; check the clock of this machine',
+    );
   }
 }
 
@@ -98,7 +100,7 @@ function standardKeyOf(secret: string): Uint8Array<ArrayBuffer> {
 function headerOf(headers: WebhookDelivery['headers'], name: string): string | undefined {
   if (headers instanceof Headers) return headers.get(name) ?? undefined;
   const value = Object.entries(headers).find(([key]) => key.toLowerCase() === name)?.[1];
-  // A header that occurs twice is ambiguous, and counts as missing.
+  // A header that occurs twice is ambiguous, so it counts as missing.
   return typeof value === 'string' ? value : undefined;
 }
 

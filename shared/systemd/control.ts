@@ -11,7 +11,10 @@ export interface State {
   installed: boolean;
   enabled: boolean;
   since: string;
-  /** Status text that the program sent to systemd. Commands of an agent that is not root can forge it. */
+  /**
+   * Status text that the program sent to systemd. If the agent does not run as root, its commands can forge
+   * this text.
+   */
   status: string;
   /** Version of the running program, which is at the end of its status text. */
   version: string | undefined;
@@ -23,7 +26,7 @@ export interface State {
 }
 
 interface Ran {
-  /** Exit code; also 1 if the program could not be started or was ended by a signal. */
+  /** Exit code. It is also 1 if the program could not be started or was ended by a signal. */
   code: number;
   stdout: string;
   stderr: string;
@@ -96,13 +99,14 @@ function split(line: string): [string, string] {
   return [line.slice(0, at), line.slice(at + 1)];
 }
 
-/** Returns the last lines of a service's log; none for a user who may not read the journal. */
+/** Returns the last lines of a service's log; empty if the user may not read the journal. */
 export async function lastLines(name: string, count: number): Promise<string[]> {
   return await journal(name, `--lines=${count}`);
 }
 
 /**
- * The last 10 lines of a service's log since `since` (ms since 1970); an older first error comes before them.
+ * Returns the last 10 lines of a service's log since `since` (ms since 1970). If an error came before them,
+ * the first such line is added.
  */
 export async function complaints(name: string, since: number): Promise<string[]> {
   const sinceThen = `--since=@${(since / 1_000).toFixed(3)}`;

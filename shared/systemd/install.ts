@@ -23,7 +23,7 @@ export interface Service {
   name: string;
   /** Home directory of the service's own account; absent if the account needs none. */
   home?: string;
-  /** True if a running service has the state that its installation waits for. */
+  /** True if a running service is in the state for which its installation waits. */
   settled(state: State): boolean;
 }
 
@@ -40,7 +40,9 @@ export interface Installation extends UnitValues {
   hidden: readonly string[];
   /** Content of the settings file, as TOML. */
   settings: string;
-  /** A file that only the service's account may read. Without `text` an existing file stays as it is. */
+  /**
+   * A file that only the service's account may read. If `text` is undefined, an existing file is not changed.
+   */
   secret?: { file: string; text: string | undefined };
 }
 
@@ -66,7 +68,7 @@ export async function install(service: Service, installation: Installation): Pro
   const { name } = service;
   await refuseHidden(installation);
   const files = [settingsOf(service), unitOf(service), installation.secret?.file ?? []].flat();
-  // All files are read before any is changed, because the account may have made one a FIFO or a link.
+  // All files are read before any is changed, because the account may have replaced one by a FIFO or a link.
   const old = new Map(
     await Promise.all(files.map(async (file) => [file, await readRegularFile(file)] as const)),
   );
@@ -135,7 +137,10 @@ async function rollBack(undo: Undo): Promise<string[]> {
 
 const messageOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));
 
-/** Throws if the unit would hide the program: only the journal would explain the failed start. */
+/**
+ * Throws if the unit would hide the program from its own service. Otherwise only the journal would explain
+ * why it cannot start.
+ */
 async function refuseHidden({ command, hidden }: Installation): Promise<void> {
   for (const word of command.filter((one) => one.startsWith('/'))) {
     const real = await realpath(word).catch(() => word);
@@ -148,7 +153,7 @@ async function refuseHidden({ command, hidden }: Installation): Promise<void> {
   }
 }
 
-/** Makes systemd read the unit files again, and restarts the service if `active` says that it ran before. */
+/** Makes systemd read the unit files again. Restarts the service if `active` says that it was running. */
 async function restore(name: string, active: string): Promise<void> {
   await must('systemctl', ['daemon-reload']);
   await run('systemctl', ['reset-failed', name]);
@@ -159,14 +164,16 @@ async function settle({ name, settled }: Service): Promise<Report> {
   for (const until = monotonic() + settleMs; ; await sleep(200)) {
     const state = await stateOf(name);
     if (state.active === 'failed' || state.restarts >= mostRestarts) {
-      throw new StartError(`${name} fails again and again: ${state.status || state.result}`, 1);
+      throw new StartError(`${name} fails at every restart: ${state.status || state.result}`, 1);
     }
     const good = state.active === 'active' && settled(state);
     if (good || monotonic() > until) return { ...state, settled: good, log: await lastLines(name, 5) };
   }
 }
 
-/** Stops the service and removes all its files. With `keep`, data, settings and account stay. */
+/**
+ * Stops the service and removes all its files. With `keep`, its data, settings and account are not removed.
+ */
 export async function uninstall(service: Service, keep: boolean): Promise<void> {
   needSystemd('uninstall', true);
   const { name, home } = service;
@@ -177,7 +184,7 @@ export async function uninstall(service: Service, keep: boolean): Promise<void> 
   await must('systemctl', ['daemon-reload']);
   await run('systemctl', ['reset-failed', name]);
   if (keep) return;
-  // Uses rm: the owner of the directory could redirect Node's own removal to another path.
+  // Uses rm, because the owner of the directory could redirect Node's own removal to another path.
   await must('rm', ['-rf', '--', dataOf(service)]);
   await place(settingsOf(service), undefined);
   await removeAccount(name, home).catch((error: unknown) => {
@@ -216,7 +223,7 @@ export async function place(file: string, content: FileContent | undefined): Pro
   }
   const { text, mode, uid, gid } = content;
   const made = await mkdir(directory, { recursive: true });
-  // The service must be able to enter a new directory, whatever the administrator's umask is.
+  // The service must be able to enter a new directory, so the administrator's umask must not apply.
   if (made) await chmod(directory, 0o755);
   await writeDurably(file, text, { mode, owner: { uid, gid } });
 }
@@ -260,13 +267,13 @@ async function findAccount(name: string): Promise<Account | undefined> {
 
 /**
  * Makes this account the owner of a data directory, after stopping the service. Removes links, FIFOs and
- * sockets of the old owner, which could make the new owner, perhaps root, open other files.
+ * sockets of the old owner, because they could make the new owner, perhaps root, open other files.
  */
 async function takeOver(service: string, directory: string, { uid, gid }: Account): Promise<void> {
   const owner = lstatSync(directory, { throwIfNoEntry: false })?.uid;
   if (owner === undefined || owner === uid || owner === 0) return;
   await run('systemctl', ['stop', service]);
-  // The directory is locked before its content changes, so that the old owner cannot enter it any more.
+  // The directory is closed to its old owner before its content changes.
   await must('chown', ['--no-dereference', '0:0', '--', directory]);
   await must('chmod', ['0700', '--', directory]);
   const ofNoUse = ['!', '-type', 'd', '!', '-type', 'f', '!', '-uid', '0'];

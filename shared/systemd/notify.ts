@@ -6,8 +6,8 @@ import { version } from '../version.ts';
 
 export interface Notify {
   /**
-   * Reports that the program is ready, with `text` as its status. systemd ends the program when `alive` no
-   * longer returns true. Later calls only change the text.
+   * Reports that the program is ready, with `text` as its status. systemd ends the program as soon as `alive`
+   * returns false. Later calls only change the text.
    */
   up(text: string, alive: () => boolean | Promise<boolean>): void;
   /** Reports that the program stops, with `text` as the reason. Resolves when the report is sent. */
@@ -39,7 +39,8 @@ export function createNotify(env: Environment, pid: number, log: Logger): Notify
   return {
     up(text, alive) {
       if (over) return;
-      // The status includes the running version, because the program file may be a newer one by now.
+      // The status includes the version of the running program, because the program file may have been
+      // updated since its start.
       void notify('READY=1', `STATUS=${line(text)} (${version})`);
       if (!watched || !(watchdogMs > 0)) return;
       const beat = async (): Promise<void> => {
@@ -63,7 +64,7 @@ function take(env: Environment, name: string): string | undefined {
 
 const line = (text: string): string => text.replace(/\s+/g, ' ');
 
-/** Runs `systemd-notify`, which takes 8 ms, because Node cannot send datagrams to the path of a socket. */
+/** Runs `systemd-notify`, because Node cannot send datagrams to the path of a socket. It takes 8 ms. */
 function send(socket: string, words: string[]): Promise<void> {
   const options = { env: { PATH: '/usr/bin:/bin', NOTIFY_SOCKET: socket }, timeout: notifyMs };
   return new Promise((resolve, reject) => {

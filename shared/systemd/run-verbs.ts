@@ -36,13 +36,13 @@ export async function perform(
   return 0;
 }
 
-/** What a program adds to its installation once its settings are validated. */
+/** What a program adds to its installation after its settings were validated. */
 export interface Plan extends Omit<Installation, 'command' | 'settings'> {
   /** Settings to store in the settings file; the data directory is added. */
   stored: Record<string, unknown>;
 }
 
-/** Installs a service, or changes an installed one, whose settings stay unless they are given again. */
+/** Installs a service, or changes an installed one. Settings that are not given again stay as they are. */
 export async function installCommand<T extends Record<string, Setting> & { data_dir: Setting }>(
   service: Service,
   table: T,

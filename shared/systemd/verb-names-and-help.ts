@@ -1,4 +1,5 @@
-// The names of the service verbs install, status and uninstall, their line of help, and the command to install.
+// The names of the service verbs install, status and uninstall, their line in the help, and the command line
+// that a service runs.
 import type { Invocation } from '../read-settings.ts';
 
 const verbs = ['install', 'status', 'uninstall'] as const;
@@ -13,7 +14,7 @@ export function verbsHelp(program: string): string {
   return `\nTo run it as a systemd service: ${program} install | status | uninstall, each with --help.\n`;
 }
 
-/** The command line that starts this program again: the launcher, which survives updates, or Node. */
+/** The command line that starts this program again. A launcher is preferred, because it survives updates. */
 export function ownCommand({ FARHAND_PROGRAM: launcher }: Invocation['env']): string[] {
   return launcher ? [launcher] : [process.execPath, ...process.execArgv, process.argv[1] ?? ''];
 }

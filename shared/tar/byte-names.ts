@@ -1,4 +1,5 @@
-// File names as bytes, one character per byte (latin1): names need not be UTF-8, and compare bytewise.
+// File names as strings with one character per byte (latin1), because names need not be UTF-8. They compare
+// bytewise.
 
 /** A path or name with one character per byte. For node:fs use bytes(), for messages toText(). */
 export type Bytes = string;

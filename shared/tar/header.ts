@@ -7,7 +7,9 @@ export const blockBytes = 512;
 /** The kind of an entry that has a path. Entries of other kinds only describe the next entry. */
 export type TarKind = 'file' | 'link' | 'symlink' | 'directory';
 
-/** The fields read from a header. The owner is none of them: files belong to the user who unpacks them. */
+/**
+ * The fields read from a header. The owner is not read, because files belong to the user who unpacks them.
+ */
 export interface TarContent {
   kind: TarKind;
   name: Bytes;
@@ -93,7 +95,10 @@ function encodeBlock(flag: string, header: TarHeader): Buffer {
   return block;
 }
 
-/** Returns a value in octal digits, or the largest number that fits: the pax record then has the value. */
+/**
+ * Returns a value in octal digits, or the largest number that fits. The pax record has the value if it does
+ * not fit.
+ */
 function octal(value: number, digits: number): string {
   return Math.min(value, 8 ** digits - 1)
     .toString(8)
@@ -120,12 +125,13 @@ export interface TarBlock extends Omit<TarContent, 'kind'> {
 export function decodeBlock(block: Buffer): TarBlock | undefined {
   if (number(block, 148, 8) !== checksumOf(block)) return undefined;
   const name = text(block, 0, 100);
-  // Only POSIX headers have a prefix of the name here: GNU stores times in these bytes, v7 leaves them empty.
+  // Only POSIX headers have a prefix of the name here. GNU stores times in these bytes, and v7 leaves them
+  // empty.
   const prefix = text(block, 257, 6) === 'ustar' && block[262] === 0 ? text(block, 345, 155) : '';
   const [size, mtime] = [number(block, 124, 12), number(block, 136, 12)];
   if (size === undefined || size < 0 || !Number.isSafeInteger(size)) return undefined;
   return {
-    // v7 has no flag for files. Flag "7" is a file that should be contiguous on the disk.
+    // v7 has no flag for files. Flag "7" is a file that should be stored contiguously on the disk.
     flag: text(block, 156, 1).replace(/^7?$/, flags.file),
     name: prefix ? `${prefix}/${name}` : name,
     target: text(block, 157, 100),

@@ -174,8 +174,8 @@ async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> 
     if (next.done) break;
     start = Buffer.concat([start, next.value]);
   }
-  // gunzip may end before its input does. The rest is then read below, so ending `all` must not end the
-  // source.
+  // gunzip may end before its input does. The remaining input is read below, so the end of gunzip must not
+  // end `all`.
   const rest = { [Symbol.asyncIterator]: () => ({ next: () => iterator.next() }) };
   const all = async function* (): AsyncGenerator<Buffer> {
     yield start;
@@ -188,7 +188,7 @@ async function* unzipped(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> 
 async function* inflated(chunks: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
   const gunzip = createGunzip({ chunkSize: inflatedBytes });
   const fed = pipeline(chunks, gunzip);
-  // Ignored here, because the loop over gunzip below throws the same failure.
+  // The error is ignored here, because the loop over gunzip below throws the same error.
   fed.catch(() => undefined);
   try {
     for await (const chunk of gunzip) yield chunk as Buffer;

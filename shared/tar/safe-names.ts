@@ -33,8 +33,8 @@ export function assertTarget(path: Bytes, target: Bytes): void {
 }
 
 /**
- * Throws unless a symlink leads to a path inside the directory. The target may have ".." only at its start:
- * after a name, which may be a symlink itself, ".." could lead anywhere.
+ * Throws unless a symlink leads to a path inside the directory. ".." is allowed only at the start of the
+ * target: after a name, which may itself be a symlink, ".." could lead anywhere.
  */
 export function assertInside(path: Bytes, target: Bytes): void {
   const refuse = (reason: string) => entryFault('invalid_path', path, `is a symlink ${reason}`);
