@@ -21,7 +21,7 @@ const counted: CountedTable = {
   ...{ table: 'audit', time: 'created_at', number: 'seq' },
   columns: ['action', 'key_id', 'key_name'],
 };
-// There are few indexes, because with each of them every command writes another page of the database.
+// There are few indexes: with each index, every command would write another page of the database.
 const tables = [
   `CREATE TABLE audit (
     seq INTEGER PRIMARY KEY, id TEXT NOT NULL, created_at INTEGER NOT NULL, key_id TEXT NOT NULL,
@@ -32,7 +32,7 @@ const tables = [
   CREATE INDEX audit_by_machine ON audit (machine_id)`,
   `CREATE INDEX audit_by_action ON audit (action); CREATE INDEX audit_by_key_name ON audit (key_name)`,
   'ALTER TABLE audit ADD COLUMN login_id TEXT',
-  // The index by machine has what lists of a machine filter by.
+  // The index by machine contains the columns by which lists of a machine are filtered.
   `${dropOldCounts('audit')} DROP INDEX audit_by_machine;
   CREATE INDEX audit_by_machine ON audit (machine_id, seq, created_at, action, key_id, key_name);
   CREATE INDEX audit_by_login ON audit (login_id) WHERE login_id IS NOT NULL;
@@ -57,7 +57,7 @@ export async function createAudit(history: History, keepMs: number, keepRows?: n
       address,
       login_id,
     };
-    // The transaction reports a failure.
+    // No error is handled here, because the transaction reports it.
     table.add(transaction, created_at, { ...row, what: JSON.stringify(what) }).catch(() => {});
   });
 
@@ -86,7 +86,7 @@ export async function createAudit(history: History, keepMs: number, keepRows?: n
   };
 }
 
-/** Condition for the rows of machines that the key may use, and the key's own rows that name no machine. */
+/** SQL condition for rows of machines that the key may use, and for the key's own rows without a machine. */
 function visibleTo(caller: Caller): Condition {
   const reachable = caller.reachable();
   if (!reachable) return undefined;

@@ -1,4 +1,4 @@
-// Makes a backup of the data directory, consistent at one moment, while the broker runs.
+// Makes a backup of the data directory while the broker runs. The backup has the state of one moment.
 import { existsSync } from 'node:fs';
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -10,8 +10,8 @@ import type { State } from './state/state.ts';
 export type Backups = Awaited<ReturnType<typeof createBackups>>;
 
 /**
- * Removes the copy that a killed broker or client left behind, then returns a function that makes backups.
- * `keyFiles` are files to copy besides the databases; they never change once created.
+ * Returns a function that makes backups. First removes the copy that a killed broker or client left behind.
+ * `keyFiles` are further files to copy; they never change once created.
  */
 export async function createBackups(
   dataDir: string,
@@ -25,8 +25,8 @@ export async function createBackups(
   async function copy(): Promise<void> {
     await rm(directory, { recursive: true, force: true });
     await mkdir(directory, { mode: 0o700 });
-    // Taken between two commits of the state, so that its entries are either
-    // in history or in the outbox of the copy.
+    // The copy is taken between two commits of the state. Each entry is then either in the copied history or
+    // in the copied outbox.
     const [declared, copyHistory] = await state.between(
       (committed) => [committed, history.snapshot()] as const,
     );
@@ -35,17 +35,17 @@ export async function createBackups(
       const file = join(dataDir, name);
       if (existsSync(file)) await writeDurably(join(directory, name), await readFile(file, 'utf8'));
     }
-    // Written last: no broker starts on a directory without this file.
+    // This file is written last, because no broker starts on a directory without it.
     await writeDurably(join(directory, 'state.json'), declared);
   }
 
   return {
     /**
-     * Makes a copy inside the data directory, which the caller moves away.
-     * Throws conflict while another copy is being made.
+     * Makes a copy inside the data directory; the caller then moves it away. Throws conflict while another
+     * copy is being made.
      */
     async make() {
-      if (making) throw new AppError('conflict', 'another backup is being made: try again later');
+      if (making) throw new AppError('conflict', 'another backup is being made; try again later');
       making = true;
       try {
         await copy();

@@ -42,20 +42,20 @@ export function createTrustedProxies(networks: readonly Network[]) {
     return isIP(address) !== 0 && trusted.check(address, familyOf(address));
   };
   return {
-    /** True if the headers of this peer are believed. */
+    /** True if the headers of this peer are trusted. */
     trusts: isTrusted,
-    /** True if many clients may share an address: that of this machine, or of a trusted proxy. */
+    /** True if many clients may share an address, because it is loopback or a trusted proxy. */
     isShared: (address: string): boolean => isLoopback(address) || isTrusted(address),
     /**
-     * Returns the address of the client: the last one in X-Forwarded-For that is no trusted proxy, otherwise
-     * the peer's.
+     * Returns the address of the client: the last address in X-Forwarded-For that is not a trusted proxy,
+     * otherwise the peer's address.
      */
     clientOf(peer: string, forwardedFor: string): string {
       if (forwardedFor === '') return peer;
       let client = peer;
       const hops = forwardedFor.split(',');
-      // Each proxy appends the address of its own client. Entries before that of an untrusted address may be
-      // forged.
+      // Each proxy appends the address of its own client. An untrusted client may have forged all entries
+      // before its own.
       while (isTrusted(client)) {
         const before = hostIn(hops.pop() ?? '');
         if (before === undefined) break;

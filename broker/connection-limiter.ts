@@ -21,9 +21,9 @@ export interface LimiterOptions extends ConnectionLimits {
   /** Milliseconds until an unauthenticated connection is closed; no limit by default. */
   deadlineMs?: number;
   /**
-   * Milliseconds during which a new connection is not closed in favour of newer ones, unless `connections`
-   * are open; 0 by default. After a failure all agents connect at once, before the first bytes of any of them
-   * can be read.
+   * Milliseconds during which a new connection is not closed in favour of newer ones, unless all
+   * `connections` are open; 0 by default. After a failure all agents connect at once, before the first bytes
+   * of any of them can be read.
    */
   graceMs?: number;
   /**
@@ -41,7 +41,10 @@ interface Connection {
   /** Time when the connection was accepted, in milliseconds of `monotonic`. */
   acceptedAt: number;
   onAuthenticated(): void;
-  /** On the HTTP port, requests in progress. On the gRPC port, all calls before authentication. */
+  /**
+   * On the HTTP port the number of requests in progress. On the gRPC port the number of all calls before
+   * authentication.
+   */
   requests: number;
   cancelDeadline(): void;
 }

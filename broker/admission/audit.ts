@@ -24,9 +24,7 @@ export type Who = Pick<Caller, 'key_id' | 'key_name' | 'login_id' | 'request_id'
 export type Recording = ReturnType<Recorder['begin']>;
 export type Recorder = ReturnType<typeof createAuditRecorder>;
 
-/**
- * Most refusals of one key that are recorded in a minute; of further refusals only the number is recorded.
- */
+/** Most recorded refusals of one key per minute. Of further refusals only the number is recorded. */
 const mostRefusals = 60;
 const minute = 60_000;
 
@@ -48,14 +46,17 @@ export function createAuditRecorder(
     }
   }
 
-  /** Writes records; a failed write is only logged, because the work of the request is done. */
+  /** Writes records. A failed write is only logged, because the request itself has succeeded already. */
   const write = (deeds: readonly Deed[], id: string): Promise<void> =>
     history
       .write((journal) => recordAll(journal, deeds, id))
       .catch((error: unknown) => log.error({ err: error, deeds }, 'an audit record could not be written'));
 
   return {
-    /** Begins a record. `about` is called on each write. Without `records`, only a failure is written. */
+    /**
+     * Begins the record of a request. Each write calls `about` for the details. Without `records`, only a
+     * failure is written.
+     */
     begin(action: string, who: Who, about: () => AuditedRequest, records = true) {
       const id = newId('audit');
       let committed = false;
@@ -65,14 +66,14 @@ export function createAuditRecorder(
         commit(...[journal, made = {}, machines]: Parameters<Caller['commit']>): void {
           committed = true;
           const request = about();
-          // With a row for each machine, no row needs the list of machines.
+          // Each machine has a row of its own, so no row needs the list of machines.
           const { machine_ids, ...rest } = request.what;
           const what = { ...(machines ? rest : request.what), ...made };
           const deeds = deedsOf(who, action, 'ok', { machines: machines ?? request.machines, what });
           recordAll(journal, deeds, id, rows);
           rows += deeds.length;
         },
-        /** Writes the record at the end of the request, unless commit() did. Never rejects. */
+        /** Writes the record at the end of the request, unless commit() has written it. Never rejects. */
         async settle(error?: unknown): Promise<void> {
           if ((committed || !records) && error === undefined) return;
           const deeds = deedsOf(who, action, resultOf(error), about());
@@ -80,7 +81,8 @@ export function createAuditRecorder(
           // A refused request changed nothing, so its record may be left out.
           const refused = error instanceof AppError && error.status < 500;
           if (first && refused && !refusals.take(first.key_id, first)) return;
-          // The ids are those of the commit: no row is added if the commit succeeded in spite of the error.
+          // The ids are the same as in the commit. If the commit succeeded in spite of the error, no second
+          // row is added.
           await write(deeds, id);
         },
       };
@@ -110,11 +112,14 @@ const auditedFields = [
 const longestText = 4_096;
 const longestList = 100;
 
-/** The recorded parts of a request: its machines, its other ids, and the audited fields as they came. */
+/**
+ * The recorded parts of a request: its machines, its other ids, and the audited fields as the client sent
+ * them.
+ */
 export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Headers): AuditedRequest {
   const single = subjects.filter(({ listed }) => !listed);
   const groups = single.flatMap(({ machines }) => (machines ? [machines.map((id) => id.slice(0, 200))] : []));
-  // The ids may be cut, but they are the ids that the request named.
+  // Long ids are cut. All others are exactly the ids that the request named.
   const machines = [...new Set(groups.flat())] as MachineId[];
   const parts = [raw.params, raw.query, raw.body].filter((part) => typeof part === 'object' && part !== null);
   const others = single.filter(({ noun }) => noun !== 'machine');
@@ -125,7 +130,7 @@ export function auditOf(subjects: readonly Subject[], raw: RawInput, answer: Hea
     return value === undefined ? [] : [[name, value]];
   });
   const what: Deed['what'] = Object.fromEntries([...ids, ...fields]);
-  // A record about several machines is readable only by keys that may use all of them.
+  // Only keys that may use all machines of a record can read it.
   if (groups.length > 1 && machines.length > 1) what.machine_ids = machines;
   // A repeat with the same Idempotency-Key changed nothing.
   if (answer.has(replayed)) what.replayed = true;

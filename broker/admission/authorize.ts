@@ -22,9 +22,9 @@ type Found = { machines?: readonly MachineId[] };
  * id may be of a removed object that is still in the history.
  */
 interface Lookup {
-  /** Finds what is declared or in memory. */
+  /** Finds objects that are declared or in memory. */
   present?(id: string, declared: Declared, filters: boolean): Found | undefined;
-  /** Finds what is in the history; called if `present` does not know the id. */
+  /** Finds objects in the history. Called if `present` does not know the id. */
   stored?(id: string, filters: boolean): Promise<Found | undefined>;
 }
 
@@ -55,17 +55,21 @@ export function guardOf<R extends Route>(route: R, services: AccessServices): Gu
 /** The parts of an empty request. */
 export const nothing: RawInput = { params: {}, query: {}, headers: {}, body: undefined };
 
-/** The work of one request; its client is passed separately. */
+/** The work of one request, without its client. */
 export interface RequestWork<R extends Route, T> {
-  /** Returns the request's parts; with `readRest`, only the parts that come first. */
+  /** Returns the parts of the request. If there is a `readRest`, returns only the parts that arrive first. */
   read(): RawInput;
-  /** Fires when the client goes away or its key loses the rights. */
+  /** Fires when the client disconnects or its key loses the rights. */
   gone: AbortController;
   /**
-   * The request may last long, so the rights of its key are checked again at each change of keys or machines.
+   * True if the request may last long. The rights of its key are then checked again at each change of keys or
+   * machines.
    */
   lasts: boolean;
-  /** Adds the body or the first message, which is read only after the first parts are authorized. */
+  /**
+   * Reads the body or the first message into the parts. It is called only after the other parts are
+   * authorized.
+   */
   readRest?: ((raw: RawInput) => Promise<void>) | undefined;
   act(input: Input<R>, caller: Caller): Promise<T>;
 }
@@ -94,7 +98,7 @@ export class AuthorizedRequest<R extends Route> {
     if (route.method !== 'GET') this.#recording = services.recorder.begin(action, this.#who, about, records);
   }
 
-  /** Checks, runs and records the request; its audit record is written when the promise settles. */
+  /** Checks, runs and records the request. When the promise settles, the audit record has been written. */
   async perform<T>({ read, gone, lasts, readRest, act }: RequestWork<R, T>): Promise<T> {
     try {
       if (this.#client.quota?.refusal) throw this.#client.quota.refusal;
@@ -107,7 +111,7 @@ export class AuthorizedRequest<R extends Route> {
         await readRest(raw);
       }
       await this.#lookUp(raw);
-      // No await may come between the check of the rights and the work.
+      // Nothing may be awaited between the check of the rights and the work.
       const { input, caller } = this.admit(raw, gone, lasts);
       const result = await act(input, caller);
       this.#stopWatching();
@@ -130,8 +134,8 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /**
-   * Checks all ids again, because the body may have taken long, and parses the request. With `lasts`, the
-   * rights are checked at each change until the request is over.
+   * Checks all ids again, because reading the body may have taken long, and parses the request. With `lasts`,
+   * the rights are checked at each change of keys or machines until the request is over.
    */
   admit(raw: RawInput, gone: AbortController, lasts: boolean): { input: Input<R>; caller: Caller } {
     const { route, services, parser } = this.#guard;
@@ -156,7 +160,7 @@ export class AuthorizedRequest<R extends Route> {
     return { input, caller };
   }
 
-  /** The body before parsing. */
+  /** The body as it was sent, before parsing. */
   get body(): unknown {
     return this.#raw.body;
   }
@@ -179,8 +183,8 @@ export class AuthorizedRequest<R extends Route> {
   }
 
   /**
-   * Checks scope and ids with the current version of the key. It is found by id: a new secret does not end
-   * requests that were made with the old one.
+   * Checks scope and ids against the present version of the key. The key is found by its id, so a new secret
+   * does not end requests that were made with the old one.
    */
   #check(subjects: readonly Subject[], declared: Declared): void {
     const key = currentKey(declared, this.#who.key_id);
@@ -194,7 +198,7 @@ export class AuthorizedRequest<R extends Route> {
     try {
       this.#check(this.#find(services.state), services.state);
     } catch (error) {
-      // A request that waits for a result has already created something, so it is answered even if its
+      // A request that waits for a result has already created an object, so it is answered even if its
       // machine was removed.
       const refused = error instanceof AppError && ['unauthorized', 'forbidden'].includes(error.code);
       if (!route.waits || refused) gone.abort(error);
@@ -221,9 +225,9 @@ function requireScope(key: Key, { access }: Route): void {
 }
 
 /**
- * What history knew about the ids of a request. With it, the rights can be checked again without a wait:
- * inside a change, and while the request lasts. An object that leaves the memory meanwhile is still judged by
- * the machines that it had.
+ * What the history contains about the ids of a request. With this the rights can be checked again without a
+ * wait: inside a change, and while the request lasts. An object that is removed from memory meanwhile is
+ * still checked by the machines that it had.
  */
 class StoredIds {
   readonly #found = new Map<string, Found | undefined>();
@@ -241,7 +245,8 @@ class StoredIds {
     return ids.map((found) => {
       const { noun, id, filters } = found;
       const names = lookups[noun].present?.(id, declared, filters) ?? this.#found.get(`${noun} ${id}`);
-      // An unknown machine id is checked like a known id, so that outsiders cannot find out which ids exist.
+      // An unknown machine id is checked like a known one, so that the answer does not reveal which ids
+      // exist.
       const machines = noun === 'machine' ? [id as MachineId] : names?.machines;
       return { ...found, named: names !== undefined, machines };
     });
@@ -302,8 +307,8 @@ export function handlerOf(handlers: Handlers, noun: string, operation: string): 
 }
 
 /**
- * Creates the function that answers a repeated request. It calls `operation`, which gets what the first
- * request created.
+ * Creates the function that answers a repeated request. It calls `operation` with the id of the object that
+ * the first request created.
  */
 export function createRecall(
   handlers: Handlers,

@@ -1,5 +1,5 @@
-// Idempotency-Key: a request runs at most once per key, and a repeat gets the first answer, even after a
-// restart.
+// Idempotency-Key: requests with the same key run at most once. A repeat gets the first answer, even after a
+// restart of the broker.
 import { createHash, hash } from 'node:crypto';
 import type { Route } from '../../shared/api/route.ts';
 import type { Caller, Content } from '../../shared/api/route-table.ts';
@@ -11,12 +11,13 @@ import type { History, HistoryTransaction, OutboxEntry, RowReader } from '../his
 export const replayed = 'Idempotency-Replayed';
 
 /**
- * Answers a repeat: with the first answer, if the caller may still use every machine in it, otherwise with
- * the present state of what the first request created. Throws if the caller may not read that state.
+ * Answers a repeat. If the caller may still use every machine in the first answer, it gets that answer,
+ * otherwise the present state of the object that the first request created. Throws if the caller may not read
+ * that state.
  */
 export type Recall = (madeId: string, caller: Caller, first?: unknown) => unknown;
 
-/** A request that may have an Idempotency-Key. */
+/** A request to a route that accepts an Idempotency-Key. */
 export interface KeyedRequest {
   route: Route;
   caller: Caller;
@@ -38,7 +39,7 @@ interface MadeEntry extends OutboxEntry {
   resource_id: string;
 }
 
-/** The result of an earlier request: its answer, and the id of what the request created. */
+/** The result of an earlier request: its answer, and the id of the object that it created. */
 interface Earlier {
   answer: unknown;
   madeId: string | undefined;
@@ -46,7 +47,8 @@ interface Earlier {
 
 const keepMs = 24 * 3_600_000;
 /**
- * Longest answer in characters that is stored; the repeat of a longer answer gets the present state instead.
+ * Longest answer that is stored, in characters. The repeat of a longer answer gets the present state of the
+ * object.
  */
 const largestAnswer = 64 * 1024;
 
@@ -88,7 +90,7 @@ export class Idempotency {
     if (key === '') return request.run();
     if (!form.test(key))
       throw new AppError('invalid_request', 'Idempotency-Key must be 1 to 255 visible ASCII characters');
-    // A body with a file is not part of the fingerprint: its fields may come after the file, which is
+    // A body with a file is not part of the fingerprint: its fields may come after the file. The file is
     // compared by its digest.
     const body = route.accepts ? { query: request.query } : (request.body ?? null);
     const fingerprint = hash('sha256', JSON.stringify({ method: route.method, path, body }));
@@ -97,7 +99,7 @@ export class Idempotency {
     if (!earlier) return this.#run(id, request);
     const { answer, madeId } = earlier;
     if (answer === undefined && route.idempotency === 'secret') {
-      const message = `the first request created ${madeId}, whose secret is sent only once: remove it and create another`;
+      const message = `the first request created ${madeId}, whose secret is sent only once; remove it and send the request with a new key`;
       throw new AppError('conflict', message, { id: madeId });
     }
     if (content && answer !== undefined) await assertSame(content, answer);
@@ -106,11 +108,12 @@ export class Idempotency {
   }
 
   /**
-   * Returns the result of the earlier request with this key. Returns undefined for a new key, and marks it as
-   * in use.
+   * Returns the result of the earlier request with this key. If the key is new, marks it as in use and
+   * returns undefined.
    */
   async #begin(id: string, owner: string, key: string, fingerprint: string): Promise<Earlier | undefined> {
-    // Read and written in one transaction: of two requests with the same key, only the first may run.
+    // The result is read and the mark is written in one transaction, so that only the first of two requests
+    // with the same key runs.
     const begun = this.#history.write(async (transaction): Promise<Earlier | undefined> => {
       const earlier = await this.#earlier(id, fingerprint, transaction);
       if (earlier) return earlier;
@@ -127,8 +130,8 @@ export class Idempotency {
   }
 
   /**
-   * Reads the stored result. It is undefined for a new key, and if a crash ended the first request before it
-   * created anything.
+   * Reads the stored result. It is undefined for a new key. It is also undefined if a crash ended the first
+   * request before that created anything.
    */
   async #earlier(id: string, fingerprint: string, transaction: RowReader): Promise<Earlier | undefined> {
     const sql = 'SELECT * FROM idempotency WHERE id = ? AND created_at > ?';
@@ -137,10 +140,10 @@ export class Idempotency {
     if (row.fingerprint !== fingerprint)
       throw new AppError(
         'idempotency_mismatch',
-        'this Idempotency-Key was used for another request: use a new key',
+        'this Idempotency-Key was used for another request; use a new key',
       );
     if (this.#underWay.has(id)) {
-      const message = 'the first request with this Idempotency-Key is still running: try again later';
+      const message = 'the first request with this Idempotency-Key is still running; try again later';
       throw new AppError('conflict', message, { under_way: true });
     }
     const answer: unknown = row.answer ? JSON.parse(String(row.answer)) : undefined;
@@ -164,20 +167,20 @@ export class Idempotency {
     try {
       const reply = await run();
       const text = JSON.stringify(reply);
-      // If the client left before the answer, a repeat gets the present state, so no answer is stored.
+      // If the client disconnects before the answer, a repeat gets the present state, so no answer is stored.
       const later = made && (caller.signal.aborted || text.length > largestAnswer);
       if (route.idempotency === 'replay' && !later) answer = text;
       return reply;
     } finally {
-      // The request counts as running until its answer is stored, because a repeat in the same transaction
-      // may be handled first.
+      // The request counts as running until its answer is stored, because a repeat may be handled before
+      // that.
       await this.#history
         .write((transaction) => this.#store(id, answer, transaction))
         .finally(() => this.#underWay.delete(id));
     }
   }
 
-  /** Stores the answer; without an answer, and if nothing was created, frees the key. */
+  /** Stores the answer. If there is no answer and nothing was created, frees the key. */
   #store(id: string, answer: string | undefined, transaction: HistoryTransaction): void {
     if (answer === undefined) {
       transaction.run('DELETE FROM idempotency WHERE id = ? AND resource_id IS NULL', id);
@@ -186,8 +189,8 @@ export class Idempotency {
 }
 
 /**
- * Throws unless the content has the SHA-256 in the first answer. The answer of every route that takes content
- * has one.
+ * Throws unless the content has the SHA-256 that the first answer contains. All routes that accept content
+ * answer with one.
  */
 async function assertSame({ chunks }: Content<unknown>, answer: unknown): Promise<void> {
   const digest = createHash('sha256');
@@ -196,7 +199,7 @@ async function assertSame({ chunks }: Content<unknown>, answer: unknown): Promis
   if (typeof answer === 'object' && answer !== null && 'sha256' in answer && answer.sha256 === sha256) return;
   throw new AppError(
     'idempotency_mismatch',
-    'this Idempotency-Key was used for other content: use a new key',
+    'this Idempotency-Key was used for other content; use a new key',
     { sha256 },
   );
 }

@@ -17,7 +17,7 @@ export interface RawInput {
 export interface FoundId {
   noun: IdNoun;
   id: string;
-  /** True for an item of a list; the ids outside lists are the subject of the request. */
+  /** True for an id in a list. Ids outside lists are the subject of the request. */
   listed: boolean;
   /** True if the id filters a list or stream of past events, so it may identify a removed object. */
   filters: boolean;
@@ -29,7 +29,7 @@ export interface Subject extends FoundId {
   machines?: readonly MachineId[] | undefined;
 }
 
-/** Longer ids are cut, which is safe because the broker creates only shorter ids. */
+/** Length at which ids are cut. This is safe because all ids that the broker creates are shorter. */
 const longestId = 1_000;
 
 /** An element of a path: the name of a field, or, for a list, the number of items that are searched. */
@@ -70,7 +70,7 @@ export class RequestParser<R extends Route> {
     const found: FoundId[] = [];
     for (const { noun, path, listed } of this.#idPaths) {
       const filters = reads && path[0] === 'query';
-      // A cut id identifies nothing, because no id is this long.
+      // A cut id matches no object, because no id is this long.
       for (const id of valuesAt(raw, path)) found.push({ noun, id: id.slice(0, longestId), listed, filters });
     }
     return found;
@@ -169,7 +169,7 @@ function idPathsIn(
     );
   }
   if (!turns && schema instanceof z.ZodArray) {
-    // Items beyond the list's maximum are not looked up: the schema refuses such a list.
+    // Items beyond the list's maximum are not searched, because the schema refuses such a list.
     const longest = schema._zod.def.checks?.find((check) => check instanceof z.core.$ZodCheckMaxLength);
     const most = longest?._zod.def.maximum ?? Number.POSITIVE_INFINITY;
     return idPathsIn(schema.element, [...path, most], inside);

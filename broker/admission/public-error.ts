@@ -1,12 +1,10 @@
-// Converts any failure to a public error: the caller gets a documented error code; internal details are only
-// logged.
+// Converts any failure to a public error. The caller gets a documented error code, and internal details are
+// only logged.
 import { z } from 'zod';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 
-/**
- * The error that the caller gets; internal failures are logged with `about`, which identifies the request.
- */
+/** Returns the error for the caller. Logs an internal failure with `about`, which identifies the request. */
 export function publicError(
   error: unknown,
   about: { request_id: string; path: string },
@@ -37,9 +35,8 @@ const storageTroubles: Readonly<Record<string, string>> = {
 };
 
 /**
- * The message for a failure of the broker's own files, which the caller can only retry. A failure of a
- * machine's disk is not matched: it comes over the network with an error code, and without a system error as
- * its cause.
+ * The message for a failure of the broker's own files; the caller can only try again. A failure of a
+ * machine's disk does not match: it arrives with an error code, and no system error is its cause.
  */
 function storageTrouble(error: unknown): string | undefined {
   const errno = errnoOf(error) ?? '';

@@ -11,9 +11,11 @@ import { sourceOf } from '../client-address.ts';
 const windowSeconds = 60;
 /** Most wrong keys and wrong join tokens that a source may send in a minute. */
 const wrongFromOne = 30;
-/** The same limit for a shared address: loopback, or a trusted proxy that reports no client. */
+/**
+ * The same limit for an address that many clients share: loopback, or a trusted proxy that reports no client.
+ */
 const wrongFromMany = 1_000;
-/** Delay of each further refusal, so that fast retries do not load the broker. */
+/** Milliseconds by which each further refusal is delayed, so that fast retries do not load the broker. */
 const refusalDelayMs = 500;
 /** The requests that a key has left in the present minute. */
 export interface Quota {
@@ -75,8 +77,8 @@ function limiter(points: number): RateLimiterMemory {
 }
 
 /**
- * Counts one point. The library rejects with its count beyond the limit, which is returned here like any
- * other.
+ * Counts one point. Beyond the limit the library rejects with the count. Here the count is returned in both
+ * cases.
  */
 async function spent(from: RateLimiterMemory, what: string): Promise<RateLimiterRes> {
   return from.consume(what).catch((over: unknown) => {
@@ -90,7 +92,10 @@ function tooMany(what: string, ms: number): AppError {
   return new AppError('rate_limited', `${what}: try again in ${retry_after} s`, { retry_after });
 }
 
-/** Assigns sources to counters by a keyed hash: outsiders cannot find sources that share a counter. */
+/**
+ * Assigns each source to a counter by a keyed hash. Without the hash key it cannot be computed which sources
+ * share a counter.
+ */
 function bucketing(buckets: number): (source: string) => string {
   const secret = randomBytes(32);
   return (source) => String(createHmac('sha256', secret).update(source).digest().readUInt32BE() % buckets);

@@ -29,7 +29,7 @@ export function addBroker(program: Command): void {
   };
   const state = broker
     .command('state')
-    .description('repair state.json, the file of everything that was configured');
+    .description('repair state.json, the file with all configured objects');
   localVerb(state, 'accept', acceptSpec, async (options) => {
     const file = join(directoryOf(options), 'state.json');
     await startOnce(dirname(file), '--accept-state');
@@ -48,7 +48,7 @@ function directoryOf(options: Common): string {
 async function backup(dataDir: string, to: string): Promise<{ directory: string; bytes: number }> {
   if (`${to}${sep}`.startsWith(`${dataDir}${sep}`))
     throw new UsageError(
-      '--to must be outside the data directory, because a loss of that would include the backup',
+      '--to must be outside the data directory, or the backup would be lost together with it',
     );
   if (existsSync(to)) throw new StartError(`${to} already exists; choose a new directory for the backup`, 1);
   await mkdir(dirname(to), { recursive: true, mode: 0o700 });

@@ -1,4 +1,4 @@
-// The hidden verb farhand __complete, which the completion scripts of shells call for the words they offer.
+// The hidden verb farhand __complete. The completion scripts of shells call it for the candidates of a word.
 import { type Argument, Option } from 'commander';
 import { after } from '../../shared/clock.ts';
 import { clean } from '../../shared/sanitize-text.ts';
@@ -81,7 +81,10 @@ async function paths(client: Farhand, current: string): Promise<string[]> {
   return files.map(({ name, type }) => `${machine}:${directory}${name}${type === 'directory' ? '/' : ''}`);
 }
 
-/** Asks the broker of the login or environment. Without an answer within a second there are no candidates. */
+/**
+ * Calls the broker of the login or the environment. If it does not answer within a second, there are no
+ * candidates.
+ */
 async function ask(use: (client: Farhand) => Promise<string[]>): Promise<string[]> {
   const place = where({});
   const { url, apiKey } = place;

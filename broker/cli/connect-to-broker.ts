@@ -46,7 +46,10 @@ export function brokerUrl<T extends string | undefined>(text: T): T | string {
   return `${url.origin}${url.pathname}`.replace(/\/+$/, '').replace(/\/api\/v1$/, '');
 }
 
-/** Calls `use` with a client. Then closes the connection and stops a broker started only for this. */
+/**
+ * Calls `use` with a client. Afterwards closes the connection, and stops the broker if it was started only
+ * for this call.
+ */
 export async function withBroker<T>(place: Where, use: (client: Farhand) => Promise<T>): Promise<T> {
   const { dataDir, url, apiKey, mayCreate } = place;
   if (dataDir) return (await import('./local-broker.ts')).withSocket(dataDir, use, { mayCreate });
@@ -56,7 +59,7 @@ export async function withBroker<T>(place: Where, use: (client: Farhand) => Prom
   );
 }
 
-/** Like withBroker(), but only over HTTP, with or without a key. */
+/** Like withBroker(), but only over HTTP. The key may be missing. */
 export async function withUrl<T>(
   place: Where & { url: string },
   use: (client: Farhand) => Promise<T>,

@@ -1,4 +1,4 @@
-// Adds verbs that are declared as words, flags and examples, which also type the handler's arguments.
+// Declares verbs by their words, flags and examples. The types of the handler's arguments follow from these.
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { now } from '../../shared/clock.ts';
 import { durationForm, parseDuration } from '../../shared/duration.ts';

@@ -29,7 +29,7 @@ export function addEvents(program: Command): void {
     spec,
     async (client, { follow: following, machine, type, since, limit = 50, output }) => {
       const machine_id = machine && (await findMachine(client, machine));
-      // Typed as object, because the broker checks event types, and not this program.
+      // Typed as object, because the broker checks the event types and not this program.
       const filters: object = given({ type, machine_id, since });
       if (following) return follow(client, given({ types: type, machine_id }), output === 'json');
       const items = await take(client.events.list({ ...filters, limit: Math.min(100, limit) }), limit);
@@ -64,7 +64,7 @@ function lineOf({ timestamp, type, data }: Event): string {
 const machineIn = (data: Record<string, unknown>): string =>
   typeof data.machine_name === 'string' ? data.machine_name : '-';
 
-/** Returns the details of an event, except its machine, as text. */
+/** Returns the details of an event as text, without its machine. */
 const rest = (data: object): string => summary(data, 'machine_id', 'machine_name');
 
 export function addAudit(program: Command): void {

@@ -8,7 +8,10 @@ interface Named {
   name: string;
 }
 
-/** Returns the id of a machine that is given by its id or by a unique name. Throws StartError without one. */
+/**
+ * Returns the id of a machine that is given by its id or by a unique name. Throws StartError if no machine
+ * matches, or several.
+ */
 export async function findMachine(client: Farhand, text: string): Promise<string> {
   if (isId('mach', text)) return text;
   const all = await Array.fromAsync(client.machines.list({ search: text.slice(0, 200), limit: 100 }));
@@ -20,7 +23,10 @@ export async function findMachine(client: Farhand, text: string): Promise<string
   throw notFound('machine', text, items, has_more);
 }
 
-/** Returns the id of a schedule given by its id or by a unique name. Throws StartError without one. */
+/**
+ * Returns the id of a schedule that is given by its id or by a unique name. Throws StartError if no schedule
+ * matches, or several.
+ */
 export async function findSchedule(client: Farhand, text: string): Promise<string> {
   if (isId('sched', text)) return text;
   const all = await Array.fromAsync(client.schedules.list({ sort: 'name', limit: 100 }));
@@ -39,7 +45,7 @@ function ambiguous<T extends Named>(what: string, found: T[], describe: (one: T)
   return new StartError(`several ${what}s are named ${found[0]?.name}; use an id: ${each.join(', ')}`, 1);
 }
 
-/** True if a text is an id. Its length is checked, because a machine may be named mach_web. */
+/** True if a text is an id. The length is checked too, because a machine may be named mach_web. */
 const isId = (prefix: 'mach' | 'sched', text: string): boolean =>
   new RegExp(`^${prefix}_[0-9A-Za-z]{22}$`).test(text);
 
@@ -48,7 +54,10 @@ function notFound(what: string, text: string, some: Named[], more: boolean): Sta
   return new StartError(`no ${what} is named ${text}${names && `; names: ${names}${more ? '…' : ''}`}`, 1);
 }
 
-/** Returns a function from id to machine name. For an id that the key may not look up it returns the id. */
+/**
+ * Returns a function that converts machine ids to names. It returns the id itself if the key may not look up
+ * the machine.
+ */
 export async function machineNames(
   client: Farhand,
   ids: readonly (string | null)[],

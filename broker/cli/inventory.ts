@@ -1,4 +1,5 @@
-// The verbs farhand inventory and farhand machines inventory: what machines are, as text, CSV or an Ansible inventory.
+// The verbs farhand inventory and farhand machines inventory: print facts about machines as text, CSV or an
+// Ansible inventory.
 import type { Command } from 'commander';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { given, verb } from './declare-verb.ts';
@@ -12,7 +13,7 @@ type Listed = Awaited<ReturnType<Farhand['inventory']['list']>>['items'][number]
 export function addMachineInventory(machines: Command): void {
   routeVerb(machines, 'inventory', 'inventory', 'get', {
     examples: ['', '--refresh', '-o json'],
-    flags: { '--refresh': 'let the machine collect now; by default the last collection is printed' },
+    flags: { '--refresh': 'make the machine collect now (default: print the last collection)' },
     text: inventoryText,
   });
 }
@@ -28,7 +29,7 @@ const spec = {
     '--package <name>': 'only machines with this package',
     '--version-below <version>': 'with --package: only versions older than this one',
     '--tags <list>': 'only machines with all of these tags, comma-separated',
-    '--refresh': 'let connected machines collect first',
+    '--refresh': 'make online machines collect first',
     '--format <table|csv|ansible>': 'print a table (default), CSV, or an inventory file of Ansible',
   },
 } as const;
@@ -107,13 +108,19 @@ function csvOf(items: readonly Listed[]): string {
   return lines.map((line) => `${line.map(csvCell).join(',')}\r\n`).join('');
 }
 
-/** Machines choose these texts, and a spreadsheet would run one that starts like a formula: it gets an apostrophe. */
+/**
+ * Escapes a cell. The texts come from machines, and a spreadsheet would run a text that starts like a
+ * formula, so such a text gets an apostrophe.
+ */
 function csvCell(value: Cell): string {
   const text = clean(String(value ?? ''));
   return `"${/^[=+\-@]/.test(text) ? "'" : ''}${text.replaceAll('"', '""')}"`;
 }
 
-/** A file for Ansible's inventory plugin `yaml`, of which JSON is a part. Groups are tags and systems. */
+/**
+ * Makes a file for Ansible's inventory plugin `yaml`, which also reads JSON. Its groups are tags and
+ * operating systems.
+ */
 function ansibleOf(items: readonly Listed[]): object {
   const groups = new Map<string, Record<string, object>>();
   const hosts: Record<string, object> = {};
@@ -137,5 +144,5 @@ function ansibleOf(items: readonly Listed[]): object {
   return { all: { hosts, children } };
 }
 
-/** Ansible runs templates in braces, and machines choose these texts. */
+/** Removes braces, because Ansible runs templates in braces and these texts come from machines. */
 const withoutTemplates = (text: string): string => text.replaceAll(/[{}]/g, '_');

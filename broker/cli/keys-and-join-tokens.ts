@@ -57,12 +57,12 @@ export function addAuth(program: Command): void {
     after({ schedules, webhooks }, format) {
       if (format === 'json') return;
       const next = 'change them with another key';
-      if (schedules.length > 0) hint(`schedules of the key no longer run; ${next}: ${schedules.join(', ')}`);
-      if (webhooks.length > 0) hint(`webhooks of the key deliver nothing; ${next}: ${webhooks.join(', ')}`);
+      if (schedules.length > 0) hint(`schedules of the key have stopped; ${next}: ${schedules.join(', ')}`);
+      if (webhooks.length > 0) hint(`webhooks of the key have stopped; ${next}: ${webhooks.join(', ')}`);
     },
   });
   routeVerb(auth, 'list-logins', 'logins', 'list', {
-    about: 'list the browsers that are logged in',
+    about: 'list the logins of browsers',
     defaults: { sort: '-last_used_at' },
     view: { fields: 'name id key=key_name address created=created_at used=last_used_at' },
   });

@@ -99,8 +99,8 @@ async function listens(client: Farhand, dataDir: string, answerMs: number): Prom
 }
 
 /**
- * Starts a broker that serves only the socket file, because only a broker may open its state. Undefined if
- * another broker uses the directory.
+ * Starts a broker that serves only the socket file. This is needed because only a broker may open the state.
+ * Returns undefined if another broker uses the directory.
  */
 async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] = []) {
   assertData(dataDir, mayCreate);
@@ -117,14 +117,15 @@ async function startLocal(dataDir: string, mayCreate: boolean, flags: string[] =
   ]);
   if (!ready && log.includes(inUse('broker', dataDir))) return undefined;
   writeNow('stderr', log);
-  if (!ready) throw new StartError(`no broker could be started on ${dataDir}; the lines above say why`, 1);
+  if (!ready)
+    throw new StartError(`no broker could be started on ${dataDir}; see the lines above for the reason`, 1);
   child.stderr.removeAllListeners('data').pipe(process.stderr, { end: false });
   return child;
 }
 
 /**
- * Throws unless the directory contains a broker's data, or is new and `mayCreate` is set: a mistyped path must
- * not become a broker's data directory.
+ * Throws unless the directory contains a broker's data, or is new and `mayCreate` is set. A mistyped path
+ * must not become a data directory.
  */
 function assertData(dataDir: string, mayCreate: boolean): void {
   if (existsSync(join(dataDir, 'state.json'))) return;
@@ -134,7 +135,10 @@ function assertData(dataDir: string, mayCreate: boolean): void {
   hint(`farhand: creating the data directory of a new broker: ${dataDir}`);
 }
 
-/** User and group of the broker. Root starts it as the directory's owner, who must own new files. */
+/**
+ * User and group of the broker. If root starts it, it runs as the owner of the directory, who must own new
+ * files.
+ */
 function ownerOf(dataDir: string): { uid?: number; gid?: number } {
   if (process.getuid?.() !== 0 || !existsSync(dataDir)) return {};
   const { uid, gid } = statSync(dataDir);

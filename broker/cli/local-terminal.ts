@@ -2,17 +2,14 @@
 
 /** DEC private modes that stay set when a program ends: cursor keys, mouse, alternate screen… */
 const lasting = new Set([1, 9, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004]);
-/** DEC mode of the visible cursor. It is on at first, so a program that turned it off must be undone. */
+/** DEC mode of the visible cursor. It is set at first, so it is restored if a program has reset it. */
 const cursor = 25;
 // biome-ignore lint/suspicious/noControlCharactersInRegex: escape sequences begin with one
 const modeChange = /\x1b\[\?([\d;]+)([hl])/g;
-/** Longest escape sequence in bytes that may be split over two pieces of output. */
+/** Longest escape sequence in bytes that may be split between two pieces of output. */
 const longestSequence = 32;
 
-/**
- * Tracks the terminal modes that a remote program sets, so that they can be reset if the program does not do
- * it.
- */
+/** Tracks the terminal modes that a remote program sets, because a program may end without resetting them. */
 export function watchModes() {
   const set = new Set<number>();
   let tail = '';
@@ -38,8 +35,8 @@ export function watchModes() {
 }
 
 /**
- * Turns on raw mode if there is a terminal. Returns a function that turns it off, as the exit of the process
- * does.
+ * Turns on raw mode if there is a terminal. Returns a function that turns it off. The exit of the process
+ * also turns it off.
  */
 export function rawMode(): () => void {
   if (!process.stdin.isTTY) return () => {};

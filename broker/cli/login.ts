@@ -64,7 +64,9 @@ async function login(text: string | undefined, options: Options<typeof flags>): 
     );
 }
 
-/** Throws, before the key is asked for, unless a broker answers with the expected certificate. */
+/**
+ * Throws unless a broker with the expected certificate answers. Called before the user is asked for the key.
+ */
 async function assertBroker(place: Where & { url: string }): Promise<void> {
   try {
     await withUrl(place, (client) => client.service.healthz());

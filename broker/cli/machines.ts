@@ -95,7 +95,7 @@ type Disk = Status['disks'][number];
 function statusText(now: Status): Promise<string> {
   const part = ({ used, total }: { used: number; total: number }): string =>
     `${size(used)} of ${size(total)} (${percent(used, total)} %)`;
-  // As in df(1), space that is reserved for root is neither used nor available.
+  // As in df(1), space reserved for root counts as neither used nor available.
   const disk = ({ used, total, available }: Disk): string =>
     available === undefined
       ? part({ used, total })

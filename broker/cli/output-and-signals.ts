@@ -23,7 +23,7 @@ export class Interrupted extends Exit {
   }
 }
 
-/** Calls `leave` with an exit code on SIGINT, SIGTERM or SIGHUP. Returns a function that removes this. */
+/** Calls `leave` with an exit code on SIGINT, SIGTERM or SIGHUP. Returns a function that stops this. */
 export function onStop(leave: (code: number) => void): () => void {
   const names = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
   const listener = (name: NodeJS.Signals): void => leave(128 + constants.signals[name]);
@@ -39,13 +39,13 @@ export const lost: AbortSignal = losing.signal;
 
 function lose(output: OutputName, cause: Error): void {
   if (lost.aborted) return;
-  // If the reader leaves early, as head does, the exit code is that of SIGPIPE (141), which shells know.
+  // If the reader closes the pipe early, as head does, the exit code is 141, the code of SIGPIPE in shells.
   const isPipe = 'code' in cause && cause.code === 'EPIPE';
   losing.abort(new Exit(isPipe ? 128 + constants.signals.SIGPIPE : 1, '', { cause }));
   if (!isPipe && output === 'stdout') process.stderr.write(`farhand: standard output: ${cause.message}\n`);
 }
 
-/** Makes failed writes no longer end the program. They make its exit code nonzero. */
+/** From now on a failed write does not end the program, but makes its exit code nonzero. */
 export function watchOutputs(): void {
   for (const name of ['stdout', 'stderr'] as const)
     process[name].on('error', (error: Error) => lose(name, error));
@@ -83,7 +83,8 @@ export function writeNow(name: OutputName, bytes: Uint8Array | string): void {
   const { fd } = process[name];
   isFile[name] ??= fstatSync(fd).isFile();
   if (!isFile[name]) return void process[name].write(bytes);
-  // Files are written synchronously: Node's stream ignores that a full disk took only a part.
+  // Files are written synchronously, because Node's stream does not notice that a full disk stored only a
+  // part.
   const buffer = Buffer.from(bytes);
   try {
     for (let at = 0; at < buffer.length; ) at += writeSync(fd, buffer, at);

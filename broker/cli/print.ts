@@ -10,7 +10,8 @@ export type Format = 'text' | 'json';
 export type Cell = string | number | boolean | null | undefined;
 
 /**
- * Prints a result as JSON or as text. Lines of `text` are sanitized here, a string by table() or record().
+ * Prints a result as JSON or as text. The lines of `text` are sanitized here. A string was already sanitized
+ * by table() or record().
  */
 export async function print(
   format: Format,
@@ -27,7 +28,7 @@ export function printJson(value: unknown, indent?: number): void {
   writeNow('stdout', `${cleanJson(value, indent)}\n`);
 }
 
-/** Prints a text to standard error, so that it never mixes with piped output. */
+/** Prints a text to standard error, so that it is never mixed with piped output. */
 export function hint(text: string): void {
   writeNow('stderr', `${cleanLines(text)}\n`);
 }

@@ -1,5 +1,5 @@
-// Builds the tree of the command line's verbs. Only the module of the verb in use is loaded, for a fast
-// start.
+// Builds the tree of the command line's verbs. For a fast start, only the module of the verb in use is
+// loaded.
 import { Command } from 'commander';
 import { version } from '../../shared/version.ts';
 

@@ -33,7 +33,7 @@ export async function prompt(message: string, kind: 'text' | 'secret' = 'text'):
   throw new UsageError('no value was entered; nothing was changed');
 }
 
-/** Fires when the terminal closes or the user presses Ctrl-D, at which a prompt would wait for ever. */
+/** Fires when the terminal closes or the user presses Ctrl-D. A prompt would wait forever in these cases. */
 function endOfInput(): AbortSignal {
   const ended = new AbortController();
   process.stdin.once('end', () => ended.abort());
@@ -44,14 +44,18 @@ function endOfInput(): AbortSignal {
 }
 
 /**
- * The output of prompts, with 80 columns if the width is unknown: a prompt would break after each character.
+ * The output of prompts. If its width is unknown, it is set to 80 columns, because a prompt would break after
+ * each character.
  */
 function screen(): typeof process.stderr {
   process.stderr.columns ||= 80;
   return process.stderr;
 }
 
-/** Reads standard input as UTF-8 of at most `maxBytes`. Throws UsageError that ends in `advice`. */
+/**
+ * Reads standard input as UTF-8 of at most `maxBytes`. Otherwise throws a UsageError whose message ends with
+ * `advice`.
+ */
 export async function readInput(maxBytes: number, advice: string): Promise<string> {
   const chunks: Buffer[] = [];
   let bytes = 0;

@@ -24,11 +24,11 @@ type Answer<R> = R extends { reply: infer S extends z.ZodType } ? z.output<S> : 
 export type Given = Common & { yes?: boolean; limit?: number } & Item;
 
 interface RouteVerb<T> extends Partial<VerbSpec> {
-  /** Default input by names of the API, which flags override. */
+  /** Default values of the input, by their names in the API. Flags override them. */
   defaults?: Item;
   /** Returns further input, from flags that are not fields of the route. */
   input?: (given: Given) => Item | Promise<Item>;
-  /** Set for a verb that cannot be undone: the action to confirm, and the word for the completed action. */
+  /** For a verb that cannot be undone: the action to confirm, and the past tense to print afterwards. */
   destroys?: [what: string, done: string];
   /** Columns of a list. */
   view?: View<T>;
@@ -118,7 +118,7 @@ async function confirmed<T>(
   const [field = ''] = Object.keys(route.params);
   const [given, id] = [String(options[argumentOf(field)]), String(input[field])];
   let name = given;
-  // With --yes the name is not looked up: a key may have the right to remove but not to read.
+  // With --yes the name is not looked up, because a key may be allowed to remove but not to read.
   if (given === id && !options.yes && finders[argumentOf(field)])
     name = nameIn(await calls.get?.({ [field]: id }));
   const text = name === id ? id : `${name} (${id})`;
@@ -137,11 +137,11 @@ function routeOf(noun: string, operation: string): Route {
   return found.route;
 }
 
-/** Values of arguments in examples. Any other argument is its name in capitals. */
+/** Sample values of arguments, for examples. Any other argument is printed as its name in capitals. */
 const samples: Readonly<Record<string, string>> = { machine: 'web-1', schedule: 'backup' };
 
 /**
- * Returns an object with the fields of a route's body. Packages contain only their names
+ * Returns an object with the fields of a route's body. In packages the table of routes has only their names
  * (scripts/package/routes-as-plain-data.ts).
  */
 function bodyOf({ body = {} }: { body?: object | undefined }): object {
@@ -162,7 +162,7 @@ async function inputOf(client: Farhand, route: Route, options: Item): Promise<It
   return input;
 }
 
-/** Functions that find the id for a name, by the flag or argument that has the name. */
+/** Functions that find an id by name, by the flag or argument whose value is the name. */
 const finders: Readonly<Record<string, typeof findMachine>> = {
   machine: findMachine,
   schedule: findSchedule,
@@ -200,7 +200,10 @@ export async function viewText<T>(client: Farhand, answer: T | T[], view: View<T
   );
 }
 
-/** Returns the fields of a record, except outputs, which have a verb of their own, and lists of objects. */
+/**
+ * Returns the fields of a record. Outputs are left out, because they have their own verb, and so are lists of
+ * objects.
+ */
 function fieldsOf(record: object): string {
   const isLong = (name: string, value: unknown): boolean =>
     /^std(out|err)$/.test(name) || (Array.isArray(value) && typeof value[0] === 'object');

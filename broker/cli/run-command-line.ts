@@ -18,7 +18,8 @@ export async function run(argv: string[]): Promise<void> {
       return await (await import('./completion-candidates.ts')).complete(argv.slice(3));
     await (await createProgram(argv[2])).parseAsync(argv);
   } catch (error) {
-    // Commander has printed its error already. It also throws after help and version, which are no failures.
+    // Commander has already printed the error. It also throws after printing help or the version, which are
+    // no failures.
     if (error instanceof CommanderError) process.exitCode = error.exitCode === 0 ? 0 : 2;
     else if (error instanceof FarhandError) end(refusal(error), 1);
     else if (error instanceof Exit) end(error.message && `farhand: ${error.message}`, error.exitCode);
@@ -39,7 +40,7 @@ function end(text: string, code: number): void {
 function refusal(error: FarhandError): string {
   const { code, message, requestId, details } = error;
   const request = requestId && `, request ${clean(requestId)}`;
-  // The cause is printed too, because the error of fetch says only that fetch failed.
+  // The cause is printed too, because the message of fetch is only "fetch failed".
   const why = code === 'no_answer' && error.cause !== undefined ? `: ${clean(reason(error))}` : '';
   const lines = [
     `farhand: ${clean(message)}${why} (${clean(code)}${request})`,
@@ -49,7 +50,7 @@ function refusal(error: FarhandError): string {
   return [...lines, ...(next ? [next] : [])].join('\n');
 }
 
-/** Returns the issues of fields that the message does not contain, one line each. */
+/** Returns the issues of fields that are not in the message, one line each. */
 function issuesOf({ issues }: Readonly<Record<string, unknown>>, text: string): string[] {
   if (!Array.isArray(issues)) return [];
   // The cast is safe, because the values are only printed.
@@ -58,7 +59,7 @@ function issuesOf({ issues }: Readonly<Record<string, unknown>>, text: string): 
   return others.map((pair) => `  ${clean(pair.join(': '))}`);
 }
 
-/** Next steps for error codes whose messages do not name one. */
+/** Next steps for error codes. The broker's messages for these codes do not name one. */
 const nextSteps: Readonly<Record<string, string>> = {
   no_answer: 'Run farhand doctor to find out why.',
   unauthorized:

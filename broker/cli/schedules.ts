@@ -16,15 +16,15 @@ const flags = {
   '--command <line>': 'shell command line to run',
   '--cron <expression>': 'times to run: 5 fields, 6 with the seconds first, or a word such as @daily',
   '--timezone <zone>': 'time zone of --cron, such as Europe/Berlin (default: UTC)',
-  '--description <text>': 'purpose of the schedule',
+  '--description <text>': 'what the schedule is for',
   '--timeout <duration>': 'kill the command and its child processes after this time',
   '--user <name>': 'user to run as, if the agent allows it',
   '--cwd <dir>': 'working directory on the machine',
   '--env <name=value>': 'environment variable; repeat the flag for several',
-  '--overlap <skip|allow>': 'whether to skip or allow a run while the previous one goes on (default: skip)',
+  '--overlap <skip|allow>': 'skip or allow a run while the previous run is not over (default: skip)',
   '--catch-up <none|last|all>':
-    'which of the runs missed while the broker was down to start late (default: none)',
-  '--catch-up-window <duration>': 'start no missed run that was due longer ago than this (default: 1d)',
+    'which runs missed while the broker was down are started later (default: none)',
+  '--catch-up-window <duration>': 'do not start missed runs that were due longer ago than this (default: 1d)',
   '--notify-failure': 'emit the event schedule.failed when a run fails',
   '--notify-success': 'emit the event schedule.completed when a run succeeds',
 };
@@ -100,7 +100,7 @@ function addRuns(schedules: Command): void {
     input: ({ within }) => (typeof within === 'number' ? { until: iso(now() + within) } : {}),
     text: async ({ runs, more }, client) => {
       const text = await viewText(client, runs, { fields: 'at name machine', cells: { at: ({ at }) => at } });
-      return more ? `${text}\nThere are more; raise --limit to print them.` : text;
+      return more ? `${text}\nThere are more runs; raise --limit to print them.` : text;
     },
   });
   routeVerb(schedules, 'preview <cron>', 'schedules', 'preview', {

@@ -58,7 +58,7 @@ export async function showSession(client: Farhand, session_id: string, observe: 
   const modes = watchModes();
   const leaving = new AbortController();
   let code: number | undefined;
-  // A signal detaches first, so that the local terminal is restored.
+  // On a signal the session is detached before the program ends, so that the local terminal is restored.
   const forget = onStop((as) => {
     code = as;
     leaving.abort();
@@ -78,9 +78,10 @@ export async function showSession(client: Farhand, session_id: string, observe: 
       if (!terminal) return code ?? 1;
       if (first) hint(`${session_id}: Ctrl-] detaches`);
       const ending = await drive(terminal, observe, (bytes) => modes.see(bytes));
-      // A client that was too slow attaches again and continues with the latest output.
+      // A client that read too slowly attaches again and continues with the latest output.
       if (ending.why === 'fell_behind') continue;
-      // The terminal is restored before the last message, which would disappear with the alternate screen.
+      // The terminal is restored before the last message is printed, which would otherwise vanish with the
+      // alternate screen.
       restore();
       return code ?? codeOf(ending, session_id);
     }
@@ -112,7 +113,7 @@ async function drive(
   const restore = rawMode();
   const input = typeInto(terminal, observe);
   const left = (): void => terminal.detach();
-  // Reading input fails when the window of the terminal is closed.
+  // Reading input fails if the terminal's window is closed.
   process.stdin.on('error', left);
   try {
     for await (const bytes of terminal.output) {
@@ -129,7 +130,7 @@ async function drive(
 }
 
 interface Typing {
-  /** Called with output of the terminal. Sends the end of input again at each prompt. */
+  /** Called with output of the terminal. Sends the end of input again after each prompt. */
   answer(bytes: Uint8Array): void;
   stop(): void;
 }
@@ -156,9 +157,9 @@ function typeInto(terminal: Terminal, observe: boolean): Typing {
     if (at >= 0) terminal.detach();
   };
   const end = (): void => {
-    // Input from a terminal ends when its window is closed. The session then stays open.
+    // Input from a terminal ends if its window is closed. The session is then only detached, not ended.
     if (stdin.isTTY) terminal.detach();
-    // A last line without a line feed gets one, because the end of input counts only at the start of a line.
+    // A last line without a line feed gets one, because Ctrl-D ends the input only at the start of a line.
     else void terminal.write(last === undefined || last === newline ? endOfInput : `\n${endOfInput}`);
     over = true;
   };
@@ -169,7 +170,7 @@ function typeInto(terminal: Terminal, observe: boolean): Typing {
   }
   if (!observe || stdin.isTTY) stdin.on('data', take);
   return {
-    // A program may consume the end of input before the shell reads it, so each new prompt gets it again.
+    // A program may read the end of input before the shell does, so it is sent again after each new prompt.
     answer: (bytes) => void (over && bytes.at(-1) !== newline && terminal.write(endOfInput)),
     stop() {
       stopped = true;

@@ -1,5 +1,5 @@
-// Makes connections that plain fetch cannot: over a socket file, with a private certificate authority or a
-// pinned key.
+// Makes connections that fetch alone cannot make: over a socket file, with a private certificate authority,
+// or with a pinned key.
 import { createHash } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { TLSSocket } from 'node:tls';
@@ -61,9 +61,9 @@ function readPins(text: string): string[] {
   );
 }
 
-/** Returns a connector of undici that verifies only the server's public key, and connects only over https. */
+/** Returns a connector of undici that only verifies the server's public key. It connects only over https. */
 function pinned(pins: readonly string[]): undici.buildConnector.connector {
-  // Sessions are not resumed, because a resumed connection has no certificate to check.
+  // Sessions are not resumed, because a resumed connection has no certificate to verify.
   const connect = undici.buildConnector({ rejectUnauthorized: false, maxCachedSessions: 0 });
   return (options, callback) => {
     if (options.protocol !== 'https:')
@@ -83,7 +83,10 @@ function pinned(pins: readonly string[]): undici.buildConnector.connector {
   };
 }
 
-/** The server's key (SubjectPublicKeyInfo) as `sha256//BASE64` (RFC 7469), if it has a certificate. */
+/**
+ * Returns the server's key (SubjectPublicKeyInfo) as `sha256//BASE64` (RFC 7469); undefined if the server
+ * sent no certificate.
+ */
 function pinOf(socket: unknown): string | undefined {
   const certificate = socket instanceof TLSSocket ? socket.getPeerX509Certificate() : undefined;
   const key = certificate?.publicKey.export({ type: 'spki', format: 'der' });

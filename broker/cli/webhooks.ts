@@ -6,7 +6,10 @@ import { when } from './print.ts';
 import { readInput } from './prompt.ts';
 import { latest, printView, routeVerb, since } from './route-verb.ts';
 
-/** Flags of both create and update. The secret is no flag, because other users can read command lines. */
+/**
+ * Flags of both create and update. There is no flag for the secret, because other users can read command
+ * lines.
+ */
 const flags = {
   '--events <list>': 'event types, or families such as machine.* (default: *, for all)',
   '--machine <list>': 'only events of these machines, comma-separated',
@@ -70,9 +73,11 @@ function addDeliveries(webhooks: Command): void {
     },
   });
   const redeliver = {
-    about: 'repeat one delivery, or with --since all that failed',
+    about: 'repeat one delivery, or with --since all failed deliveries',
     examples: ['farhand webhooks redeliver hook_… --since 6h'],
-    flags: { '--since <time>': 'repeat all failed ones since this time: a date, or 6h for 6 hours ago' },
+    flags: {
+      '--since <time>': 'repeat all failed deliveries since this time: a date, or 6h for 6 hours ago',
+    },
   } as const;
   verb(
     webhooks,

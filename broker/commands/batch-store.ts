@@ -47,8 +47,8 @@ export class BatchStore {
   }
 
   /**
-   * Removes the batches that were being stored when the broker crashed. Their requests were not answered, and
-   * no agent got any of their commands.
+   * Removes the batches that were being stored when the broker crashed. No request for them was answered, and
+   * no agent got one of their commands.
    */
   async removeIncomplete(): Promise<void> {
     const open = `SELECT batch_id FROM commands WHERE ${isOpen}`;
@@ -96,7 +96,10 @@ export class BatchStore {
     await this.#history.write((transaction) => transaction.run(cancel, id));
   }
 
-  /** Removes the spec of a batch, which can contain secrets, once none of its members will start any more. */
+  /**
+   * Removes the spec of a batch, which can contain secrets. Called when no command of the batch will start
+   * any more.
+   */
   dropSpec(id: BatchId): void {
     this.#changes.delete(id);
     this.#history
@@ -108,7 +111,7 @@ export class BatchStore {
 
   /** Counts the members of a batch by status, on these machines or on all. */
   async tally(batchId: string, machines?: readonly MachineId[]): Promise<Tally[]> {
-    // On the thread for lists, because a batch can have 10,000 members.
+    // This query runs on the thread for lists, because a batch can have 10,000 commands.
     const sql = `SELECT status, count(*) AS n, max(finished_at) AS finished_at FROM commands
        WHERE batch_id = ?1 AND (CAST(?2 AS TEXT) IS NULL OR machine_id IN (SELECT value FROM json_each(?2))) GROUP BY status`;
     const values = [batchId, machines ? JSON.stringify(machines) : null];

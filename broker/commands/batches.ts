@@ -117,8 +117,8 @@ export class Batches {
   }
 
   /**
-   * Stores a batch in slices and adds its commands to `members`. A batch without its last slice is
-   * incomplete: it is removed after a failure, and after a crash at the next start.
+   * Stores a batch in slices and adds its commands to `members`. Without its last slice a batch is
+   * incomplete. An incomplete batch is removed after a failure, or at the next start after a crash.
    */
   async #store(batch: Batch, members: OpenCommand[], params: CreateParams, caller: Caller): Promise<void> {
     const { scheduler, store, log } = this.#context;
@@ -167,7 +167,10 @@ export class Batches {
     return { ...serializeBatch(batch, tally), results };
   }
 
-  /** The machines of a batch that the caller may use. The caller must not learn how many others there are. */
+  /**
+   * Returns the machines of a batch that the caller may use. The caller must not learn how many others it
+   * has.
+   */
   async #reachable(id: string, caller: Caller): Promise<MachineId[]> {
     return (await this.machinesOf(id)).filter((machine) => caller.reaches(machine));
   }
@@ -178,7 +181,7 @@ export class Batches {
       const rows = await this.#context.store.ofBatch(id, from, sliceSize);
       for (const { command } of rows) if (caller.reaches(command.machine_id)) yield command;
       from = rows.length < sliceSize ? undefined : rows.at(-1)?.next;
-      // Lets other requests run between two slices.
+      // Other requests run between two slices.
       if (from !== undefined) await new Promise((resolve) => setImmediate(resolve));
     }
   }
@@ -189,7 +192,8 @@ export class Batches {
    */
   #machinesFor({ machine_ids, tags }: CreateParams, caller: Caller): MachineId[] {
     if (machine_ids) return [...new Set(machine_ids)];
-    // An empty list of tags would match every machine: a batch on all machines must not happen by mistake.
+    // An empty list of tags would match every machine. A batch on all machines must not be started by
+    // mistake.
     const named = tags && tags.length > 0;
     const matching = [...this.#context.state.machines.values()].filter(
       (machine) => named && caller.reaches(machine.id) && tags.every((tag) => machine.tags.includes(tag)),
@@ -217,7 +221,10 @@ function hasMember(such: Condition): Condition {
   return [`EXISTS (SELECT 1 FROM commands WHERE ${where})`, ...values];
 }
 
-/** SQL condition on the status that serializeBatch() computes from members on these machines, or on all. */
+/**
+ * SQL condition for the status that serializeBatch() computes from the commands on these machines, or on all
+ * machines.
+ */
 function statusIs(status: string | undefined, machines: readonly string[] | undefined): Condition {
   const [where, values] = allOf([['batch_id = batches.id'], reachableOnly(machines)]);
   const of = `(SELECT CASE WHEN count(*) FILTER (WHERE status IN ('queued', 'running')) > 0 THEN 'running'

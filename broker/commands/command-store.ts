@@ -25,13 +25,13 @@ export const countedCommands: CountedTable = {
   ...{ table: 'commands', time: 'created_at', number: 'rowid' },
   columns: ['status', 'stdout_truncated', 'stderr_truncated'],
 };
-/** Text of the conditions of commands that neither are open nor have completed. */
+/** SQL conditions for commands that have ended but not completed. */
 const failures = ['failed', 'timeout', 'cancelled', 'expired', 'lost'].map(
   (status) => `status = '${status}'`,
 );
 
-// The table command_tails has the output beyond listedBytes, so that lists read short rows. An index that
-// only few rows need is partial, because each insert writes to every full index.
+// The table command_tails has the output beyond listedBytes, so that lists read short rows. Indexes for few
+// rows are partial, because each insert writes to every full index.
 const tables = [
   `CREATE TABLE commands (
     id TEXT NOT NULL UNIQUE, machine_id TEXT NOT NULL, command TEXT NOT NULL, args TEXT, cwd TEXT, "user" TEXT,
@@ -52,7 +52,7 @@ const tables = [
     DELETE FROM command_tails WHERE id = old.id;
   END`,
   'CREATE INDEX commands_by_status ON commands (status, created_at)',
-  // Rows with the same time are in the order of their rowids. Open commands are found by their status.
+  // Rows with the same time are listed in the order of their rowids. Open commands are found by their status.
   `${dropOldCounts('commands')} DROP INDEX IF EXISTS commands_stdout_cut; DROP INDEX IF EXISTS commands_stderr_cut;
   DROP INDEX commands_open; DROP INDEX commands_by_time; CREATE INDEX commands_by_time ON commands (created_at);
   ALTER TABLE commands ADD COLUMN stdout_truncated INTEGER AS (stdout_bytes > length(stdout));
@@ -71,7 +71,7 @@ const changing = [
   ...(['cancel', 'kept_bytes'] as const),
 ];
 const stored = `${lasting}, ${changing.join(', ')}`;
-/** Selects a column that the members of a batch share: it is stored once, in the batch's row. */
+/** Selects a column that all commands of a batch share. It is stored once, in the batch's row. */
 const ofBatch = (column: string): string =>
   `CASE WHEN batch_id IS NULL THEN ${column} ELSE (SELECT ${column} FROM batches WHERE batches.id = batch_id) END AS ${column}`;
 /** The columns of a command, with only the last listedBytes of each output stream. */
@@ -123,7 +123,7 @@ export class CommandStore {
   readonly #services: CommandServices;
   readonly #outputs: OutputDirectory;
   readonly #keepBytes: number;
-  /** Bytes in the output files of all ended commands. */
+  /** Bytes in the output files of all commands that have ended. */
   #storedBytes: number;
   #dropping = false;
   readonly #watchers = new Set<(command: Command) => void>();
@@ -164,8 +164,8 @@ export class CommandStore {
   }
 
   /**
-   * Inserts a command. A stored `spec` lets an agent get the command later, and is removed when the command
-   * starts.
+   * Inserts a command. With a stored `spec` the command can be sent to an agent later. The spec is removed
+   * when the command starts.
    */
   insert(command: Command, spec: Spec | undefined, transaction: HistoryTransaction): void {
     transaction.put('commands', 'id', { ...rowOf(command), spec: spec ? JSON.stringify(spec) : null });
@@ -202,7 +202,9 @@ export class CommandStore {
     return this.#services.ended(command, transaction);
   }
 
-  /** Calls back with each command that was created, started or ended. The returned function stops this. */
+  /**
+   * Calls `watcher` with each command that was created, started or ended. The returned function ends this.
+   */
   watch(watcher: (command: Command) => void): () => void {
     this.#watchers.add(watcher);
     return () => void this.#watchers.delete(watcher);
@@ -220,7 +222,7 @@ export class CommandStore {
     const { batch_id, command: text } = command;
     this.#services.events.emit(journal, type, machine, {
       command_id: command.id,
-      // A batch emits two events for each machine, so these have only the beginning of a long command line.
+      // A batch emits two events per machine, so these contain only the beginning of a long command line.
       command: batch_id === null ? text : text.slice(0, mostOfBatch).toWellFormed(),
       status: command.status,
       exit_code: command.exit_code,
@@ -261,7 +263,7 @@ export class CommandStore {
   async open(): Promise<Command[]> {
     const open = `FROM commands WHERE ${isOpen}`;
     const rows = await this.history.all(`SELECT ${stored} ${open} ORDER BY created_at, rowid`);
-    // In memory, too, the members of a batch share one command line.
+    // The commands of a batch share one command line in memory too.
     const lines = `SELECT id, command, args FROM batches WHERE id IN (SELECT batch_id ${open})`;
     const shared = new Map((await this.history.all(lines)).map((row) => [textIn(row, 'id'), lineIn(row)]));
     return rows.map((row) => {
@@ -294,7 +296,7 @@ export class CommandStore {
   async #dropOldest(): Promise<void> {
     const oldest = `SELECT id, kept_bytes FROM commands WHERE ${ended} ORDER BY finished_at LIMIT 1`;
     while (this.#storedBytes > this.#keepBytes) {
-      // Read inside the transaction: the row may be deleted for its age at the same time.
+      // The size is read inside the transaction, because the row may be deleted for its age at the same time.
       const dropped = await this.history.write(async (transaction) => {
         const row = await transaction.get(oldest);
         if (row) transaction.run(dropFiles, textIn(row, 'id'));

@@ -8,13 +8,13 @@ import type { Command } from './record.ts';
 
 export type Sent = Reply<Api['batches']['stream']> extends AsyncIterable<infer T> ? T : never;
 
-/** Most bytes in one event; a piece of each command may wait in memory. */
+/** Most bytes in one event. A piece of this size may be in memory for each command. */
 const pieceBytes = 16 * 1024;
 
 /**
- * Follows commands to their ends, beginning with the last `tail` bytes of each output. Ended commands are
- * read one after another, so that few files are open. Leaves out commands whose machine the caller may no
- * longer use.
+ * Follows commands to their ends, beginning with the last `tail` bytes of each output. Commands that have
+ * ended are read one after another, so that few files are open. Commands on machines that the caller may no
+ * longer use are left out.
  */
 export function followMembers(
   members: readonly Command[],
@@ -40,19 +40,25 @@ export function followMembers(
   return mergeStreams([one(ended), ...open.map(follow)], caller.signal);
 }
 
-/** Most commands that one key may follow at once, in all its streams of batches: each may have a piece in memory. */
+/**
+ * Most commands that one key may follow at once, in all its streams of batches. Each of them may have a piece
+ * in memory.
+ */
 const mostOfKey = 5 * mostFollowed;
 
-/** Commands as which a smaller stream counts, so that a key has at most 100 streams. */
+/** Least number of commands that a stream counts for. A key can thus have at most 100 streams. */
 const leastCost = mostOfKey / 100;
 
-/** Counts what the streams of batches follow, for each key. */
+/** Limits the commands that each key follows in its streams of batches. */
 export class FollowLimit {
   readonly #byKey = new Map<string, number>();
 
-  /** Counts a stream of these commands until its request is over. Throws unavailable beyond the limit. */
+  /**
+   * Counts a stream of these commands until its request is over. Throws unavailable if the key follows too
+   * many.
+   */
   take({ key_id, signal }: Caller, { length }: readonly Command[]): void {
-    // A stream of few commands still costs a connection and its reads.
+    // A stream of few commands still costs a connection and some reads.
     const cost = Math.max(length, leastCost);
     const used = (this.#byKey.get(key_id) ?? 0) + cost;
     if (used > mostOfKey) throw tooManyFollowed;
@@ -69,12 +75,12 @@ export class FollowLimit {
 
 const tooManyFollowed = new AppError(
   'unavailable',
-  `this key follows too many batches: at most 100 streams and ${mostOfKey} commands at once; close one of them first`,
+  `this key follows too many batches (at most 100 streams and ${mostOfKey} commands at once); close a stream and try again`,
 );
 
 /** Throws conflict for a batch with too many machines to follow in one stream. */
 export function assertFollowable(batch_id: string, machines: number): void {
   if (machines <= mostFollowed) return;
-  const message = `batch ${batch_id} has ${machines} machines, and at most ${mostFollowed} can be followed in one stream: follow its commands`;
+  const message = `batch ${batch_id} has ${machines} machines, and at most ${mostFollowed} can be followed in one stream; follow its commands`;
   throw new AppError('conflict', message, { batch_id, limit: mostFollowed });
 }

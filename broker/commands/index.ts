@@ -107,7 +107,8 @@ export class Commands {
     },
     input: async (input, caller) => {
       const open = this.#running(input.command_id) ?? (await this.#refuse(input.command_id));
-      // Input requests for one command run one after another, so that the input of two callers does not mix.
+      // Input requests for one command run one after another, so that the inputs of two callers are not
+      // mixed.
       const turn = open.input.then(() => this.#sendInput(open, input, caller));
       open.input = turn.catch(() => {});
       return { taken: await turn };
@@ -132,8 +133,8 @@ export class Commands {
   };
 
   /**
-   * Stores a command for a schedule and the writes of `also` in one transaction, then runs or queues the
-   * command. Throws the errors of POST /commands.
+   * Stores a command for a schedule in one transaction with the writes of `also`. Then runs the command or
+   * queues it. Throws the errors of POST /commands.
    */
   async start(
     params: ScheduledParams,
@@ -154,20 +155,24 @@ export class Commands {
     };
   }
 
-  /** Records of the commands with these ids, each with the end of its output; unknown ids are left out. */
+  /**
+   * Returns the records of the commands with these ids, each with the end of its output. Unknown ids are left
+   * out.
+   */
   async listed(ids: readonly string[]): Promise<Map<string, CommandRecord>> {
     const stored = await this.#parts.store.some(ids);
     const found = await Promise.all(stored.map((command) => this.#listed(command)));
     return new Map(found.map((command) => [command.id, command]));
   }
 
-  /** Calls back with the id and the machine of each command that was created, started or ended. */
+  /** Calls `watcher` with the id and the machine of each command that was created, started or ended. */
   watch(watcher: (id: CommandId, machine: MachineId) => void): () => void {
     return this.#parts.store.watch(({ id, machine_id }) => watcher(id, machine_id));
   }
 
   /**
-   * Finds the machine that a command belongs to. `open` knows the open commands, `stored` those in history.
+   * Finds the machine of a command: `open` that of an open command, `stored` that of a command in the
+   * history.
    */
   readonly machineOf = {
     open: (id: string): MachineId | undefined => this.#parts.scheduler.get(id)?.record.machine_id,
@@ -187,7 +192,7 @@ export class Commands {
     this.#parts.scheduler.stop();
   }
 
-  /** Closes the output files; to be called once no agent is linked any more. */
+  /** Closes the output files. Call it when no agent is linked any more. */
   async close(): Promise<void> {
     await Promise.all(this.#parts.scheduler.all().map(({ output }) => output.close()));
   }
@@ -269,7 +274,7 @@ export class Commands {
   }
 
   /**
-   * Finds a command that its machine has. There is no await, so that the input of two requests stays in
+   * Finds a command that its machine has. Nothing is awaited here, so that the inputs of two requests stay in
    * order.
    */
   #running(id: string): OpenCommand | undefined {
@@ -282,19 +287,25 @@ export class Commands {
     const open = this.#parts.scheduler.get(id);
     if (!open) await this.#parts.store.get(id);
     const started = open?.state !== 'queued';
-    const message = started ? `command ${id} has ended: it takes no more input or signals` : unstarted(id);
+    const message = started ? `command ${id} has ended, so it takes no more input or signals` : unstarted(id);
     throw new AppError('conflict', message, { command_id: id, started });
   }
 }
 
-const unstarted = (id: string): string => `command ${id} has not started yet: try again later`;
+const unstarted = (id: string): string => `command ${id} has not started yet; try again later`;
 
-/** A literal, so that the partial index of these commands is found; the schema of the route knows the status. */
+/**
+ * The status is written as a literal, so that the database uses the partial index. The schema of the route
+ * has checked it.
+ */
 function statusIs(status: Status | undefined): Condition {
   return status && [`status = '${status}'`];
 }
 
-/** Columns whose index finds the rows of lists: few commands are open, and most of the others are completed. */
+/**
+ * The columns whose index finds the rows of a list quickly. Few commands are open, and most of the others are
+ * completed.
+ */
 function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';
   const others = ['batch_id', 'machine_id', 'schedule_id', 'stdout_truncated', 'stderr_truncated'];

@@ -42,7 +42,7 @@ export interface CommandContext extends CommandServices {
 /** The part of the scheduler that an open command uses. */
 interface OpenCommands {
   remove(open: OpenCommand): void;
-  /** Schedules a round of decisions on the waiting commands. */
+  /** Makes the scheduler decide soon on the waiting commands. */
   decideSoon(): void;
 }
 
@@ -52,7 +52,7 @@ export const cancelWaitMs = killGraceMs + 1_000;
 const retryMs = 1_000;
 /** Delay before an end that could not be written is tried again. */
 const rewriteMs = 5_000;
-/** Delay before a start is written; the end of a shorter command is in the same write. */
+/** Milliseconds before a start is written, so that start and end of a short command are one write. */
 const announceMs = 10;
 
 export class OpenCommand {
@@ -60,11 +60,11 @@ export class OpenCommand {
   readonly output: Output;
   readonly batch: BatchProgress | undefined;
   readonly queueTimeout: QueueTimeout;
-  /** True once the command is on disk. It is not started or ended before that. */
+  /** True once the command is on disk. Before that it is neither started nor ended. */
   stored = false;
   /** The final record, set when the command ends and written to disk a little later. */
   end: Command | undefined;
-  /** The final record once it is on disk; the output is then complete. */
+  /** The final record after it was written to disk. The output is complete by then. */
   ended: Command | undefined;
   /** Settles when the last input request has ended, for the next one. Never rejects. */
   input: Promise<unknown> = Promise.resolve();
@@ -72,7 +72,7 @@ export class OpenCommand {
   /** Id of the request that created the command, for the machine's audit log. */
   readonly #requestId: string;
   #inSlot = false;
-  /** True while a call to the agent reads the command's reports. */
+  /** True while a call to the agent reads its reports on the command. */
   #followed = false;
   /** True once the event command.started is written or is part of a transaction. */
   #announced: boolean;
@@ -133,14 +133,14 @@ export class OpenCommand {
     this.#inSlot = false;
   }
 
-  /** Sends a queued command to its agent, after writing that the agent may have it. Never rejects. */
+  /** Stores that the agent may have the command, then sends it. Never rejects. */
   async dispatch(link: Link): Promise<void> {
     const { store, scheduler, mayRun, log } = this.#context;
     const { id } = this.record;
     try {
       if (!mayRun(this.record)) return await this.finish({ status: 'cancelled', reason: 'key_revoked' });
-      // Set before the first await, so that the scheduler sends the command only once, and resume() does not
-      // follow it before the agent has it.
+      // This is set before the first await. Otherwise the scheduler could send the command twice, or resume()
+      // could follow it before the agent has it.
       this.#followed = true;
       this.record = { ...this.record, journal_id: link.journalId };
       this.takeSlot();
@@ -169,8 +169,8 @@ export class OpenCommand {
   }
 
   /**
-   * Queues a command again that its machine never ran. Returns false if it may not wait, or if its spec is
-   * not stored because it never waited.
+   * Puts a command that its machine never ran back into the queue. Returns false if the command may not wait,
+   * or if its spec is not stored.
    */
   async #requeue(): Promise<boolean> {
     const { store, scheduler, log } = this.#context;
@@ -198,7 +198,7 @@ export class OpenCommand {
     return this.queueTimeout.mayRetry() && !this.end && started_at === null && !cancel;
   }
 
-  /** Sends the command to its agent; without `spec`, follows it from the end of its output. Never rejects. */
+  /** Sends the command; without `spec` only follows it from the end of its output. Never rejects. */
   async follow(link: Link, spec?: Spec): Promise<void> {
     this.#followed = true;
     const neverRan = await this.#readReports(link, spec);
@@ -206,11 +206,11 @@ export class OpenCommand {
     this.#followed = false;
     if (this.end) return;
     if (neverRan) await this.finish(neverRan);
-    // The reports stopped before the command's end: the machine may have a newer link, or was only slow.
+    // The reports stopped before the command's end, because the machine has a newer link or was slow.
     else after(retryMs, () => this.resume());
   }
 
-  /** Follows a command that the linked agent has, unless a call does so already; sends a pending cancel. */
+  /** Follows the command if the linked agent has it and no call does so yet; sends a pending cancellation. */
   resume(): void {
     const { presence, stopping } = this.#context;
     const { machine_id, journal_id, cancel } = this.record;
@@ -220,7 +220,7 @@ export class OpenCommand {
     if (cancel) this.#kill();
   }
 
-  /** Reads an agent's reports. Returns an End only if the command certainly never ran. Never rejects. */
+  /** Reads an agent's reports. Returns an End if the command certainly never ran. Never rejects. */
   async #readReports(link: Link, spec: Spec | undefined): Promise<End | undefined> {
     const { state, log } = this.#context;
     const { id, requested_by } = this.record;
@@ -248,7 +248,7 @@ export class OpenCommand {
     }
   }
 
-  /** Handles one report. Returns an End only if the command certainly never ran; writes any other end itself. */
+  /** Handles one report. Returns an End if the command certainly never ran; stores any other end. */
   async #handleReport(link: Link, report: ProcessEvent__Output): Promise<End | undefined> {
     const { started, output, exit } = report;
     if (!isPlausible(report)) await this.finish({ status: 'lost', reason: 'bad_report' });
@@ -259,7 +259,7 @@ export class OpenCommand {
     } else if (exit) {
       const end = endOf(exit, this.record, link.journalId);
       if (end.status === 'expired') return end;
-      // Output that the machine lost before the exit becomes a gap.
+      // If the machine has lost output before the exit, readers see a gap.
       const { stdout, stderr } = this.output;
       if (exit.stdout_bytes > stdout.end) await stdout.skip(exit.stdout_bytes);
       if (exit.stderr_bytes > stderr.end) await stderr.skip(exit.stderr_bytes);
@@ -277,12 +277,12 @@ export class OpenCommand {
     const reason = `${error.code}: ${error.message}`;
     const unstarted = starting && this.record.started_at === null;
     if (unstarted && error.code === 'unavailable') return { status: 'failed', reason };
-    // The agent was too busy, or its reports stopped before the end: follow() tries again.
+    // The agent was too busy, or its reports stopped before the end. follow() tries again.
     if (error.code === 'unavailable' || (starting && !unstarted)) return;
     await this.finish({ status: unstarted && error.code !== 'machine_error' ? 'failed' : 'lost', reason });
   }
 
-  /** Cancels the command now, or when its machine is online again. A queued command then never runs. */
+  /** Cancels the command now, or when its machine is online again. If it is queued, it never runs. */
   async cancel(by?: Caller): Promise<void> {
     this.#cancelledBy = by && { key_id: by.key_id, key_name: by.key_name };
     if (this.state === 'queued' && this.stored) return this.finish({ status: 'cancelled' });
@@ -302,7 +302,7 @@ export class OpenCommand {
     this.#kill();
   }
 
-  /** Asks the agent to end the command; while the agent is offline, resume() does so later. */
+  /** Requests the agent to end the command. If the agent is offline, resume() does so later. */
   #kill(): void {
     const { presence, stopping, log } = this.#context;
     const { id, machine_id } = this.record;
@@ -314,7 +314,7 @@ export class OpenCommand {
       .get(machine_id)
       .stub.killProcess({ id, grace_ms: killGraceMs }, options)
       .catch((error: unknown) => {
-        // The agent may not know the command yet.
+        // It is possible that the agent does not know the command yet.
         log.warn({ err: error, command_id: id }, 'a command could not be killed yet; trying again in 1 s');
         after(retryMs, () => this.#kill());
       });
@@ -349,7 +349,7 @@ export class OpenCommand {
   }
 
   /**
-   * Ends the command; only the first end counts. Resolves once it is on disk or the broker stops. Never
+   * Ends the command. Only the first end counts. Resolves when the end is on disk or the broker stops. Never
    * rejects.
    */
   async finish(outcome: End): Promise<void> {

@@ -26,9 +26,9 @@ const readBytes = 256 * 1024;
 const eventBytes = 64 * 1024;
 
 /**
- * Reads one stream from an offset to its present end or, with `follow`, to the end of the command. Throws
- * range_not_satisfiable for bytes that were deleted or are beyond the end. If bytes are deleted before they
- * are sent, the answer is cut off.
+ * Reads one stream from an offset to its present end. With `follow`, reads on to the end of the command.
+ * Throws range_not_satisfiable for bytes that were deleted or are beyond the end. If bytes are deleted before
+ * they are sent, the answer is cut off.
  */
 export function bytesOf(
   source: Source,
@@ -37,7 +37,7 @@ export function bytesOf(
 ): { reply: BytesReply; from: number } {
   const { start, end } = source.output[stream];
   const from = offset ?? start;
-  // With `follow`, the offset may lie beyond the present end: its bytes may still come.
+  // With `follow`, the offset may be beyond the present end, because more bytes may still be written.
   if (from < start || (from > end && (!follow || source.ended))) throw outOfRange(stream, start, end);
   const to = follow ? Number.POSITIVE_INFINITY : end;
   return {
@@ -62,7 +62,7 @@ async function* bytesBetween(
     if ('end' in part) return;
     if ('from' in part) {
       const { from, to } = part;
-      const message = `bytes ${from} to ${to} of the output were deleted before they could be sent: read on from byte ${to}`;
+      const message = `bytes ${from} to ${to} of the output were deleted before they could be sent; read on from byte ${to}`;
       throw new AppError('range_not_satisfiable', message, { from, to });
     }
     yield part.data.subarray(0, to - part.offset);
@@ -123,9 +123,9 @@ function outOfRange(stream: Stream, start: number, end: number): AppError {
 }
 
 /**
- * Reads both streams from `from` on, in pieces of at most `most` bytes, then the end of the command. With
- * `whole`, no character is cut in two. Throws range_not_satisfiable for an offset beyond the end of a command
- * that has ended.
+ * Reads both streams from `from` on in pieces of at most `most` bytes. The last part is the end of the
+ * command. With `whole`, no character is cut in two. Throws range_not_satisfiable for an offset beyond the
+ * end of a command that has ended.
  */
 export function partsFrom(
   source: Source,
@@ -169,7 +169,7 @@ async function* parts(
       }
       signal.throwIfAborted();
       if (output.stopped)
-        throw new AppError('unavailable', 'the broker is stopping: continue from the last offset later');
+        throw new AppError('unavailable', 'the broker is stopping; continue later from the last offset');
       if (!readers.some(({ behind }) => behind) && !source.ended) await output.changed.wait(signal);
     }
   } finally {
@@ -190,7 +190,7 @@ class StreamReader {
   readonly #stream: Stream;
   readonly #reading: Reading;
   readonly #reader: OutputReader;
-  /** First bytes of a character whose remaining bytes have not come yet. */
+  /** First bytes of a character whose other bytes have not arrived yet. */
   #begun: Buffer = Buffer.alloc(0);
 
   constructor(log: OutputLog, stream: Stream, from: number, reading: Reading) {

@@ -2,8 +2,8 @@
 import { monotonic, now } from '../../shared/clock.ts';
 
 /**
- * Time that a command without queue_for waits for a machine that has gone offline, or that refuses its start, for
- * example because the agent or the broker restarts.
+ * Milliseconds that a command without queue_for waits if its machine has gone offline or refuses its start,
+ * for example because the agent or the broker restarts.
  */
 const returnMs = 60_000;
 
@@ -11,7 +11,10 @@ export class QueueTimeout {
   readonly #queueUntil: number | null;
   /** Monotonic time until which a command without queue_for waits for its offline machine. */
   #returnUntil = 0;
-  /** Monotonic time until which a command without queue_for is sent again; set when its start was refused. */
+  /**
+   * Monotonic time until which a command without queue_for is sent again. Set when the machine refused its
+   * start.
+   */
   #retryUntil: number | undefined;
 
   /** `queueUntil` is the time until which the command may wait; null without queue_for. */
@@ -19,7 +22,7 @@ export class QueueTimeout {
     this.#queueUntil = queueUntil;
   }
 
-  /** Lets the command wait for its machine, which has just gone offline or is not back yet. */
+  /** Allows the command to wait for its machine, which has just gone offline or has not come back yet. */
   awaitReturn(): void {
     this.#returnUntil = monotonic() + returnMs;
   }
@@ -29,7 +32,7 @@ export class QueueTimeout {
     return this.#queueUntil === null ? this.#returnUntil - monotonic() : this.#queueUntil - now();
   }
 
-  /** True if the command, whose start was refused, may be sent again. */
+  /** True if the command may be sent again although the machine refused its start. */
   mayRetry(): boolean {
     this.#retryUntil ??= monotonic() + returnMs;
     return this.#queueUntil === null ? monotonic() < this.#retryUntil : this.#queueUntil > now();

@@ -26,17 +26,17 @@ export interface Command extends Omit<CommandRecord, Serialized> {
   /** Time until which the command may wait for its machine; null without `queue_for`. */
   queue_until: number | null;
   /**
-   * Id of the journal of the agent that has the command, empty if no agent has it. An agent with another id
-   * has lost its data since then.
+   * Id of the journal of the agent that has the command; empty if no agent has it. If the agent's journal has
+   * another id now, the agent has lost its data.
    */
   journal_id: string;
-  /** True once the end was requested. */
+  /** True once the end of the command was requested. */
   cancel: boolean;
   /** Bytes of output in files on the broker's disk. */
   kept_bytes: number;
 }
 
-/** Fields that Command replaces by another form, or leaves out because they are computed for REST. */
+/** Fields that Command has in another form, or not at all because they are computed for REST. */
 type Serialized =
   | ('id' | 'machine_id' | 'requested_by' | 'schedule_id' | 'batch_id' | 'stdout' | 'stderr' | 'queued_until')
   | ('created_at' | 'started_at' | 'finished_at' | 'duration' | 'stdout_truncated' | 'stderr_truncated');
@@ -45,7 +45,7 @@ export type Batch = Pick<Command, 'command' | 'args' | 'cwd' | 'user' | 'created
   id: BatchId;
   concurrency: number | null;
   max_failures: number | null;
-  /** True once the end was requested. */
+  /** True once the end of the batch was requested. */
   cancel: boolean;
 };
 
@@ -119,8 +119,8 @@ const outcomes: Readonly<Record<ProcessExit__Output['outcome'], Status>> = {
 
 /** Maps the exit reported by an agent with this journal to record fields. */
 export function endOf(exit: ProcessExit__Output, command: Command, journalId: string): End {
-  // The agent says that the command never ran. That is not credible if the broker saw the command running, or
-  // sent it to an agent with another journal.
+  // The agent reports that the command never ran. That is not credible if the broker saw the command running,
+  // or has sent it to an agent with another journal.
   const unsure =
     exit.outcome === 'PROCESS_OUTCOME_EXPIRED' &&
     (command.started_at !== null || journalId !== command.journal_id);

@@ -1,5 +1,5 @@
-// The scheduler of commands. It has all open commands in the order of their creation, decides which waiting
-// command starts next, and ends commands that can no longer run.
+// The scheduler of commands. It has all open commands in the order of their creation. It decides which
+// waiting command starts next, and ends commands that can no longer run.
 
 import type { Caller } from '../../shared/api/route-table.ts';
 import { after, every, now } from '../../shared/clock.ts';
@@ -15,7 +15,7 @@ import type { BatchProgress, Command, End, Spec } from './record.ts';
 const mostDecisions = 32;
 /** Delay before a failed round of decisions is tried again. */
 const retryMs = 1_000;
-/** A command is lost when its machine has been offline for this long. */
+/** Milliseconds after which a command is lost if its machine is offline all the time. */
 const noReportMs = 24 * 3_600_000;
 const silenceCheckMs = 3_600_000;
 
@@ -70,8 +70,8 @@ export class Scheduler {
   }
 
   /**
-   * Stores a command and the writes of `also` in one transaction, then starts or queues the command.
-   * Resolves once the command is on disk.
+   * Stores a command in one transaction with the writes of `also`. Then starts the command or queues it.
+   * Resolves when the command is on disk.
    */
   async accept(
     command: Command,
@@ -83,7 +83,7 @@ export class Scheduler {
     const link = this.#linkFor(command);
     const open = this.create({ ...command, journal_id: link?.journalId ?? '' }, requestId);
     const write = (transaction: HistoryTransaction): void => {
-      // A spec can contain secrets, so it is stored only if the command may wait.
+      // The spec is stored only if the command may wait, because it can contain secrets.
       store.insert(open.record, link && command.queue_until === null ? undefined : spec, transaction);
       also(transaction);
     };
@@ -101,8 +101,8 @@ export class Scheduler {
   }
 
   /**
-   * Runs `write`, which stores these commands, and then lets the scheduler start them. Removes them if they
-   * could not be stored.
+   * Runs `write`, which stores these commands. Afterwards the scheduler may start them. If they could not be
+   * stored, they are removed.
    */
   async store(added: readonly OpenCommand[], write: () => Promise<void>): Promise<void> {
     try {
@@ -116,7 +116,7 @@ export class Scheduler {
     }
   }
 
-  /** Lets the scheduler start these commands, except those whose machine was removed. */
+  /** From now on the scheduler may start these commands. Commands whose machine was removed are ended. */
   #release(added: readonly OpenCommand[]): void {
     const { machines } = this.#context.state;
     for (const open of added) open.stored = true;
@@ -153,11 +153,13 @@ export class Scheduler {
   /** Throws unavailable when too many commands wait for this machine already. */
   refuseLongQueue(machineId: string): undefined {
     if (this.waiting(machineId).length < waitingCommands) return undefined;
-    const message = `${waitingCommands} commands wait for machine ${machineId}, the most allowed: try again later`;
+    const message = `${waitingCommands} commands wait for machine ${machineId}, the most allowed; try again later`;
     throw new AppError('unavailable', message, { machine_id: machineId, limit: waitingCommands });
   }
 
-  /** Cancels members of a batch; waiting members are marked first, so that none of them starts meanwhile. */
+  /**
+   * Cancels commands of a batch. Waiting commands are marked first, so that none of them starts meanwhile.
+   */
   async cancelAll(members: readonly OpenCommand[], by: Caller): Promise<void> {
     for (const open of members) if (open.state === 'queued') open.record = { ...open.record, cancel: true };
     this.decideSoon();
@@ -203,8 +205,8 @@ export class Scheduler {
   }
 
   /**
-   * Returns the link on which a new command starts, undefined if it has to wait. Throws machine_offline or
-   * unavailable.
+   * Returns the link on which a new command starts; undefined if the command has to wait. Throws
+   * machine_offline or unavailable.
    */
   #linkFor({ machine_id, queue_until }: Command): Link | undefined {
     const { presence } = this.#context;
@@ -252,7 +254,7 @@ export class Scheduler {
     if (batch && batch.max_failures !== null && batch.failures > batch.max_failures)
       return { status: 'expired', reason: 'max_failures' };
     if (presence.online(machine_id) || open.queueTimeout.offlineMs() > 0 || !hasSlot(batch)) return undefined;
-    // The slot stays occupied until this end is counted, because the end may exceed the batch's max_failures.
+    // The slot stays occupied until this end is counted, because the batch may then exceed max_failures.
     open.takeSlot();
     return { status: 'expired', reason: 'machine_offline' };
   }
@@ -271,7 +273,7 @@ export class Scheduler {
 
   #linked({ machineId, processIds }: Link): void {
     for (const open of this.#on(machineId)) open.resume();
-    // The agent may delete commands that have ended for the broker, or that the broker does not know.
+    // The agent may delete commands that have ended for the broker, and those that the broker does not know.
     const settled = processIds.filter((id) => isId('command', id) && !this.#open.has(id));
     this.#context.acknowledgements.add(machineId, settled);
   }

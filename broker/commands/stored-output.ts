@@ -1,4 +1,4 @@
-// The broker's copy of the output of commands: in memory while it is small, in files once it grows.
+// The broker's copy of the output of commands. Small output is in memory, larger output in files.
 import { readdir, rm, statfs } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { Logger } from '../../shared/logger.ts';
@@ -7,9 +7,9 @@ import { newOutput, type OutputLog, openOutput, Wake } from '../../shared/output
 export const streams = ['stdout', 'stderr'] as const;
 export type Stream = (typeof streams)[number];
 
-/** Bytes from the end of each stream that the record of an ended command contains. */
+/** Number of last bytes of each stream in the record of a command that has ended. */
 const tailBytes = 1024 * 1024;
-/** Up to this size a stream is only in memory, because most commands print little. */
+/** Up to this number of bytes a stream is only in memory, because most commands print little. */
 const memoryBytes = 64 * 1024;
 const readBytes = 256 * 1024;
 
@@ -18,7 +18,7 @@ export class Output {
   readonly stdout: OutputLog;
   readonly stderr: OutputLog;
   readonly changed: Wake;
-  /** True once the broker is stopping. No more output comes before its next start. */
+  /** True once the broker is stopping. More output arrives only after its next start. */
   stopped = false;
   readonly #disk: OutputDirectory;
   #reported = false;
@@ -49,8 +49,8 @@ export class Output {
   }
 
   /**
-   * Returns at most `most` of the last bytes, all after the last gap. Never rejects: the result is empty if
-   * they cannot be read.
+   * Returns at most `most` of the last bytes, and only bytes after the last gap. Never rejects: the result is
+   * empty if the bytes cannot be read.
    */
   async tail(stream: Stream, most = tailBytes): Promise<Buffer> {
     try {
@@ -61,7 +61,7 @@ export class Output {
     }
   }
 
-  /** True while no output has been reported, so that there is nothing to read or close. */
+  /** True while no output has been reported. There is then nothing to read or close. */
   get silent(): boolean {
     return !this.#reported && this.stdout.end === 0 && this.stderr.end === 0;
   }
@@ -89,18 +89,18 @@ export class Output {
     for (const stream of streams) {
       await this[stream].sync(this.#disk.root).catch(async (error: unknown) => {
         this.#disk.log.error({ err: error, stream }, 'command output could not be synced and is deleted');
-        // The file is removed: a record must not refer to a file that a power cut may destroy.
+        // The file is removed, because the record must not refer to a file that a power cut may destroy.
         await this[stream].remove().catch(() => {});
       });
     }
     const extent = this.extent();
-    // If a stream has no file, its first byte is the first one of the tail in the record.
+    // If a stream has no file, its first stored byte is the first byte of the tail in the record.
     for (const stream of streams)
       if (this[stream].size === 0) extent[`${stream}_start`] = this[stream].end - tails[stream].length;
     return { ...tails, ...extent };
   }
 
-  /** Makes appends no longer wait for slow readers, because the command is to end or the broker stops. */
+  /** From now on appends do not wait for slow readers, because the command is to end or the broker stops. */
   release(): void {
     for (const stream of streams) this[stream].release();
   }
@@ -118,7 +118,7 @@ export class Output {
 }
 
 /**
- * Space on the disk that output leaves free for history and state: this many bytes, or this share of a small
+ * Free disk space that output leaves to history and state: this number of bytes, or this share of a small
  * disk.
  */
 const reserveBytes = 256 * 1024 * 1024;
@@ -169,7 +169,8 @@ export class OutputDirectory {
       const path = this.#pathOf(command.id, stream);
       const file = command.kept_bytes > 0 ? await openOutput(path, { changed }) : undefined;
       if (file && file.end > file.start) {
-        // A power cut can leave the file shorter than the record says: readers get a gap for the rest.
+        // After a power cut the file may be shorter than the record says. Readers get a gap for the missing
+        // bytes.
         await file.skip(bytes);
         return file;
       }
@@ -192,10 +193,10 @@ export class OutputDirectory {
 
   /**
    * Removes the files of all commands except these. Called at the start, because records may have been
-   * deleted.
+   * deleted meanwhile.
    */
   async removeAllBut(ids: ReadonlySet<string>): Promise<void> {
-    // The directory is created with the first output that needs it.
+    // The directory exists only if some output has needed it.
     for (const id of await readdir(this.#directory).catch(() => [])) {
       if (!ids.has(id)) await rm(join(this.#directory, id), { recursive: true, force: true });
     }
@@ -233,6 +234,6 @@ async function tailOf(log: OutputLog, most: number): Promise<Buffer> {
     pieces.push(data);
     at = offset + data.length;
   }
-  // The result also has pieces that the log dropped while this function was reading.
+  // The result also contains pieces that the log dropped while this function was reading.
   return Buffer.concat(pieces);
 }

@@ -33,7 +33,10 @@ export function serialize(command: Command): CommandRecord {
   };
 }
 
-/** Hides the output unless the caller has the scope commands:read or its key ran the command. */
+/**
+ * Returns the record without its output, unless the caller has the scope commands:read or its key ran the
+ * command.
+ */
 export function serializeFor(caller: Caller, record: CommandRecord): CommandRecord {
   if (caller.may('commands:read') || record.requested_by === caller.key_id) return record;
   const { stdout_bytes, stderr_bytes } = record;

@@ -330,7 +330,7 @@ describe('farhand files, in edge cases', () => {
     const { code, err } = await put.ended;
     expect([code, err]).toEqual([
       130,
-      `farhand: interrupted; ${there}/tree has the files sent so far; repeat the command to send the rest\n`,
+      `farhand: interrupted; the files sent so far are in ${there}/tree; repeat the command to send the rest\n`,
     ]);
     const back = temporaryFolder('back');
     const get = farhand.start('files get', [`web-1:${here}/tree`, join(back, 'tree')]);

@@ -361,7 +361,7 @@ test('schedules are created, changed, enabled, disabled, run, inspected and remo
   ]);
   const upcoming = await farhand('schedules upcoming', ['--within', '3h', '--limit', '2']);
   expect(upcoming.out).toMatch(/^\d{4}-\S+Z +backup +web-1$/m);
-  expect(upcoming.out).toMatch(/^There are more; raise --limit/m);
+  expect(upcoming.out).toMatch(/^There are more runs; raise --limit/m);
   expect(list.out).toMatch(new RegExp(`^backup +${made.id} +web-1 +@hourly \\(Europe/Berlin\\) +yes`, 'm'));
   expect(one.out).toMatch(/^command +echo done$/m);
   expect(one.out).toMatch(/^machine +web-1$/m);

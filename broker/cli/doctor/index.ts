@@ -24,7 +24,7 @@ export function addDoctor(program: Command): void {
     ],
   };
   localVerb(program, 'doctor', spec, doctor)
-    // Hidden options of version 0.1.0, which had no farhand-agent doctor.
+    // Hidden options of version 0.1.0, in which `farhand doctor` also checked agents.
     .addOption(new Option('--agent-data-dir <dir>').hideHelp())
     .addOption(new Option('--broker <host:port>').hideHelp());
 }
@@ -36,7 +36,7 @@ async function doctor({ dataDir, agentDataDir, broker, output }: DoctorOptions):
     findings.push(...(await examineAgent(agentDataDir, broker ?? process.env.FARHAND_BROKER)));
   if (dataDir !== undefined) findings.push(...(await examineDataDir(dataDir)));
   const place = configured();
-  // Without a login the broker is checked only if no data directory is.
+  // If only a data directory is given, and there is no login, the broker's address is not checked.
   if ('check' in place) findings.push(place);
   else if (place.url !== undefined || (dataDir === undefined && agentDataDir === undefined))
     findings.push(...(await examineBroker(place)));

@@ -50,7 +50,7 @@ export function exitCodeOf({ status, exit_code }: Pick<End, 'status' | 'exit_cod
   return exit_code ?? 1;
 }
 
-/** Returns the end of a command as text; undefined if the exit code says enough. */
+/** Returns the end of a command as text. Returns undefined if the exit code is explanation enough. */
 export function explain({ status, exit_code, signal, reason }: Omit<End, 'duration'>): string | undefined {
   const why = reason ? `: ${clean(reason)}` : '';
   if (status === 'completed') return;
@@ -60,8 +60,8 @@ export function explain({ status, exit_code, signal, reason }: Omit<End, 'durati
 }
 
 /**
- * Writes output of a command. A closed standard output is ignored: the command is being cancelled, and only
- * its end matters.
+ * Writes output of a command. A closed standard output is ignored: the command is then being cancelled, and
+ * only its end is of interest.
  */
 export async function writeOutput(stream: OutputStream, bytes: Uint8Array | string): Promise<void> {
   await write(stream, bytes).catch((error: unknown) => {
@@ -85,14 +85,14 @@ export function jsonLines(command_id: string, more: Record<string, unknown> = {}
 }
 
 /**
- * Cancels a command on a signal, or when the reader of this program's output leaves. `code` returns the exit
- * code for that, else undefined.
+ * Cancels a command on a signal, or when standard output is closed. `code` returns the exit code in that
+ * case, else undefined.
  */
 export function cancelOnSignals(cancel: () => Promise<unknown>) {
   let code: number | undefined;
   /**
    * True once the command has ended. A failed cancellation is then not reported, because the connection may
-   * be closed before the answer to it.
+   * be closed before the broker has answered it.
    */
   let over = false;
   const stop = (as: number): void => {

@@ -7,14 +7,14 @@ import { clean, cleanLines, hint, print, printJson } from '../print.ts';
 import { readInput } from '../prompt.ts';
 import * as one from './follow-command.ts';
 
-/** Most commands whose output is read at once, because each uses a connection. */
+/** Most commands whose output is read at the same time. Each of them uses a connection. */
 const followedAtOnce = 32;
-/** Characters after which a line without an end is printed in parts. */
+/** Number of characters from which on a line without an end is printed in parts. */
 const maxLine = 64 * 1024;
-/** Most bytes of input. The args, env and input of a batch may have 64 KiB together. */
+/** Most bytes of input. Args, env and input of a batch may have 64 KiB together. */
 const maxInput = 48 * 1024;
 const advice =
-  'input for several machines is UTF-8 of at most 48 KiB; for more, send a file first and let the command read that';
+  'input for several machines must be UTF-8 of at most 48 KiB; send longer input as a file, and let the command read that file';
 
 interface Member {
   command_id: string;
@@ -76,7 +76,8 @@ async function followAll(client: Farhand, members: Member[], json: boolean): Pro
 }
 
 /**
- * Prints whole lines without control characters, so that no machine can forge the output of another machine.
+ * Prints whole lines without control characters, so that a machine cannot imitate the output of another
+ * machine.
  */
 function prefixed(name: string): one.Listener & { flush(): Promise<void> } {
   const rest: Record<one.OutputStream, string> = { stdout: '', stderr: '' };

@@ -17,7 +17,7 @@ export function hasInput(): boolean {
 const pieceBytes = 256 * 1024;
 const retryMs = 500;
 
-/** Sends standard input until it or the command ends (`over` fires). Never rejects. */
+/** Sends standard input until its end, or until the command ends and `over` fires. Never rejects. */
 export async function sendInput(client: Farhand, command_id: string, over: AbortSignal): Promise<void> {
   let offset = 0;
   const send = async (bytes: Buffer, end: boolean): Promise<void> => {
@@ -35,7 +35,7 @@ export async function sendInput(client: Farhand, command_id: string, over: Abort
     }
     await send(Buffer.alloc(0), true);
   } catch {
-    // Errors are ignored: the command has stopped reading, or its end explains the error.
+    // Errors need no handling: the command has stopped reading, or its end explains the error.
   } finally {
     over.removeEventListener('abort', leave);
     leave();
@@ -43,7 +43,8 @@ export async function sendInput(client: Farhand, command_id: string, over: Abort
 }
 
 /**
- * Repeats `send` until it succeeds or the command is over. That is safe, because each piece has its offset.
+ * Repeats `send` until it succeeds or the command is over. A repeat is safe, because each piece has its
+ * offset.
  */
 async function insist(send: () => Promise<unknown>, over: AbortSignal): Promise<void> {
   for (;;) {

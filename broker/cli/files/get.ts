@@ -70,13 +70,13 @@ async function* asBuffers(chunks: AsyncIterable<Uint8Array>): AsyncGenerator<Buf
   for await (const chunk of chunks) yield Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length);
 }
 
-/** Writes a temporary file beside the target and renames it, so that a failed fetch changes nothing. */
+/** Writes a temporary file beside the target and renames it. A fetch that fails changes nothing. */
 async function writeWhole(target: string, bytes: AsyncIterable<Uint8Array>, mode: number): Promise<void> {
   const existing = await lstat(target).catch(() => undefined);
   if (existing?.isDirectory()) throw new StartError(`${target} is a directory; choose the name of a file`, 1);
-  // A device or pipe, such as /dev/null, is written to directly.
+  // A device or pipe, such as /dev/null, cannot be replaced, so it is written directly.
   if (existing && !existing.isFile() && !existing.isSymbolicLink()) return writeChunks(target, bytes, 'w');
-  // The temporary name does not contain the target's name, which could make it too long.
+  // The temporary name does not contain the target's name, because it could become too long.
   const draft = join(target, '..', `.farhand-${randomBytes(6).toString('hex')}`);
   try {
     await writeChunks(draft, bytes, 'wx', mode & 0o777);

@@ -128,10 +128,10 @@ function addTransfers(files: Command): void {
   });
 }
 
-/** Runs a transfer, which Ctrl-C ends. Its partial files are then removed. */
+/** Runs a transfer that Ctrl-C can end. Waits until its partial files are removed. */
 async function interruptible<T>(transfer: (signal: AbortSignal) => Promise<T>): Promise<T> {
   const leaving = new AbortController();
-  // Signals are handled until the cleanup is done, so that a second Ctrl-C leaves no partial file.
+  // Signals are handled until the cleanup is done, so that a second Ctrl-C does not leave a partial file.
   const forget = onStop((code) => leaving.abort(new Interrupted(code)));
   try {
     return await transfer(leaving.signal);
@@ -196,7 +196,7 @@ function addChanges(files: Command): void {
     await print(output, removed, () => removed.map(({ path }) => `deleted ${path}`));
   });
   const makes = {
-    about: 'create a directory; with -p it may exist already',
+    about: 'create a directory; with -p succeed if it exists already',
     examples: ['farhand files mkdir -p web-1:/srv/site/img'],
     flags: { ...parents, '--mode <mode>': 'permissions, such as 0755' },
   } as const;
@@ -220,7 +220,7 @@ function addChanges(files: Command): void {
     ],
     flags: {
       '--modified-at <time>': 'new modification time: a date, or 2h for 2 hours ago (default: now)',
-      '--existing': 'fail if the file does not exist, instead of creating it',
+      '--existing': 'fail if the file does not exist',
     },
   } as const;
   verb(files, 'touch <path>', touches, async (client, text, { modifiedAt, existing = false, output }) => {

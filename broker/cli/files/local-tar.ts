@@ -1,4 +1,4 @@
-// Packs local directories as tar archives while they are sent, and safely extracts archives of hostile
+// Packs local directories as tar archives while they are sent. Extracts archives that may come from hostile
 // machines.
 import { chmod, lstat, mkdir, mkdtemp, open, readdir, readlink, rename, rm, symlink } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
@@ -59,7 +59,7 @@ async function* packFile(at: tar.Bytes, header: Omit<tar.TarHeader, 'kind'>): As
   if (tar.paddingOf(size) > 0) yield Buffer.alloc(tar.paddingOf(size));
 }
 
-/** Links to create and modes to set once every file is written. */
+/** Links to create and modes to set after all files are written. */
 interface Later {
   links: { path: tar.Bytes; target: tar.Bytes }[];
   modes: { path: tar.Bytes; mode: number }[];
@@ -85,7 +85,7 @@ export async function extractNew(chunks: AsyncIterable<Buffer>, directory: strin
 async function extract(root: tar.Bytes, chunks: AsyncIterable<Buffer>): Promise<void> {
   const later: Later = { links: [], modes: [{ path: root, mode: 0o755 }] };
   for await (const entry of tar.readTar(chunks)) await extractEntry(root, entry, later);
-  // The parents of all links are created first, so that none of these parents can be a link.
+  // The parents of all links are created before any link, so that no parent can be a link.
   for (const { path } of later.links) await makeParent(root, path);
   for (const { path, target } of later.links) await symlink(tar.bytes(target), tar.bytes(`${root}/${path}`));
   const mask = process.umask();
@@ -109,7 +109,7 @@ async function extractEntry(root: tar.Bytes, entry: tar.TarEntry, later: Later):
 }
 
 /**
- * Creates the parent of a path. Below the root there are only directories and files of this program, so no
+ * Creates the parent of a path. The root contains only directories and files that this program made, so no
  * link is followed.
  */
 async function makeParent(root: tar.Bytes, path: tar.Bytes): Promise<void> {

@@ -9,8 +9,8 @@ const barWidth = 24;
 export interface Progress {
   name: string;
   /**
-   * Returns the total bytes or an estimate. Called only if progress is drawn. Without it neither percent nor
-   * time left are drawn.
+   * Returns the total number of bytes, or an estimate. It is called only if progress is drawn. Without it the
+   * percentage and the time left are not drawn.
    */
   total?: () => Promise<number | undefined>;
 }
@@ -44,7 +44,7 @@ export async function* withProgress(
   signal.addEventListener('abort', end);
   try {
     for await (const chunk of chunks) {
-      // Checked for each chunk, because fetch would read the body to its end.
+      // The signal is checked for each chunk, because fetch would read the body to its end.
       signal.throwIfAborted();
       done += chunk.length;
       // The cast is safe: bytes of files and of fetch are never in shared memory.

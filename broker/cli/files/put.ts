@@ -61,7 +61,7 @@ async function put(sender: Sender, from: string, target: RemotePath): Promise<st
   return putBytes(sender, bytes, { name: from, total: async () => stats.size }, { ...target, mode });
 }
 
-/** Sends standard input, and closes it when the request ends, because it may never end by itself. */
+/** Sends standard input. Closes it at the end of the request, because it may never end by itself. */
 async function putInput(sender: Sender, target: RemotePath): Promise<string> {
   const leave = (): void => void process.stdin.destroy();
   sender.signal.addEventListener('abort', leave);
@@ -88,7 +88,7 @@ async function putBytes(
     hash,
   );
   if (sent.sha256 === hash.digest('hex')) return sent.path;
-  throw new StartError(`${sent.path} arrived with another SHA-256 than it was sent with; send it again`, 1);
+  throw new StartError(`${sent.path} was changed on its way (its SHA-256 differs); send it again`, 1);
 }
 
 async function putTree(
@@ -103,17 +103,21 @@ async function putTree(
   const sent = await send(tree, progress, signal, (content) =>
     client.files.extract({ ...target, ...rest, content }, { signal }),
   ).catch((error: unknown) => {
-    // A directory is extracted as it arrives, so an interrupted transfer leaves the part that arrived.
+    // A directory is extracted while it arrives, so an interrupted transfer leaves the files that have
+    // arrived.
     if (!(signal.reason instanceof Interrupted)) throw error;
     throw new Interrupted(
       signal.reason.exitCode,
-      `${target.path} has the files sent so far; repeat the command to send the rest`,
+      `the files sent so far are in ${target.path}; repeat the command to send the rest`,
     );
   });
   return sent.path;
 }
 
-/** Sends chunks as a body. Throws an error of reading them instead of the broker's error that follows. */
+/**
+ * Sends chunks as a body. If reading them fails, throws that error and not the broker's error that follows
+ * from it.
+ */
 async function send<T>(
   chunks: AsyncIterable<Uint8Array>,
   progress: Progress,

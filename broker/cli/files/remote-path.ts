@@ -40,7 +40,10 @@ export async function isDirectory(client: Farhand, path: RemotePath): Promise<bo
   }
 }
 
-/** Throws for several sources if the target is not a directory, or if two of them have the same name. */
+/**
+ * Checks a transfer of several sources. Throws if the target is not a directory, or if two sources have the
+ * same name.
+ */
 export function assertDistinct(sources: string[], to: string, toDirectory: boolean): void {
   if (sources.length < 2) return;
   if (!toDirectory)
@@ -57,5 +60,5 @@ export function assertDistinct(sources: string[], to: string, toDirectory: boole
 export function nameOf(path: string): string {
   const name = posix.basename(path);
   if (name !== '' && name !== '..' && name !== '.' && name !== '~') return name;
-  throw new UsageError(`${path} does not end in a file name; add a name to the target`);
+  throw new UsageError(`${path} does not end in a file name; add a file name to the target`);
 }
