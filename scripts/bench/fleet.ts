@@ -9,7 +9,8 @@
 // Everything happens on loopback, in one temporary folder that goes with everything that was started, also on Ctrl-C.
 //
 // The rules: agents follow docs/agent-protocol.md and share no code with the broker but the protos. Their commands end
-// at once with exit code 0. They use the same cores as the broker. Those of 10,000 machines need `ulimit -n 15000`.
+// at once with exit code 0. They use the same cores as the broker, at a lower
+// priority. Those of 10,000 machines need `ulimit -n 20000`.
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
