@@ -110,7 +110,7 @@ export class ConnectionLimiter {
   readonly #unauthenticated = new Map<string, Connection>();
   readonly #authenticated = new Map<string, Connection>();
   /**
-   * Connections that wait for their TLS handshake, the oldest first. They count only toward the limit of all
+   * Connections that wait for their TLS handshake, oldest first. They count only toward the limit of all
    * connections.
    */
   readonly #waiting = new Map<string, Connection>();
@@ -132,8 +132,8 @@ export class ConnectionLimiter {
     // An error without a listener ends the process, and Node removes its own listener for the method CONNECT.
     socket.on('error', () => socket.destroy());
     const peer = peerOf(socket);
-    // The connection is already closed, or has the same address and port as an open connection. grpc-js
-    // cannot distinguish two such connections.
+    // The connection is closed already, or has the same address and port as an open one. grpc-js cannot
+    // distinguish two such connections.
     if (socket.remoteAddress === undefined || this.#find(peer)?.socket.destroyed === false)
       return void socket.destroy();
     const address = plainAddress(socket.remoteAddress);
@@ -152,7 +152,8 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Marks an unauthenticated connection as waiting for its TLS handshake. It has no deadline until resume().
+   * Marks an unauthenticated connection as waiting for its TLS handshake. Until resume() is called it has no
+   * deadline.
    */
   wait(socket: Socket): void {
     const connection = this.#unauthenticated.get(peerOf(socket));
@@ -161,7 +162,7 @@ export class ConnectionLimiter {
     this.#waiting.set(connection.peer, connection);
   }
 
-  /** Ends the wait of a connection, and starts its deadline. */
+  /** Ends the waiting of a connection, and starts its deadline. */
   resume(socket: Socket): void {
     const connection = this.#waiting.get(peerOf(socket));
     if (!connection) return;
@@ -205,7 +206,7 @@ export class ConnectionLimiter {
     return this.#find(peerOf(socket))?.socket;
   }
 
-  /** Closes a connection after a delay in which last messages can be sent. */
+  /** Closes a connection after a delay, in which last messages can still be sent. */
   closeSoon(peer: string): void {
     after(leavingMs, () => this.#find(peer)?.socket.destroy());
   }
@@ -223,7 +224,7 @@ export class ConnectionLimiter {
     return () => void unsubscribe(channel, look);
   }
 
-  /** Closes all connections, after a delay in which last messages can be sent. */
+  /** Closes all connections after a delay, in which last messages can still be sent. */
   async close(): Promise<void> {
     this.#stopChecking?.();
     const maps = [this.#unauthenticated, this.#authenticated, this.#waiting];
@@ -313,8 +314,8 @@ export class ConnectionLimiter {
       this.authenticate(connection.peer);
       return;
     }
-    // Compressed calls are refused: grpc-js would decompress them at once, and a few bytes can expand to
-    // megabytes. Agents never compress these calls.
+    // Compressed calls are refused, because a few bytes can expand to megabytes and grpc-js would decompress
+    // them at once. Agents do not compress these calls.
     const packed = (headers['grpc-encoding'] ?? 'identity') !== 'identity';
     if (connection.requests <= mostCalls && !packed) return;
     // The session is destroyed too, because closing only the socket would still deliver the data that came
@@ -324,8 +325,7 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Limits bytes on the wire, because grpc-js buffers messages of
-   * unauthenticated peers and offers no other count.
+   * Limits bytes on the wire. grpc-js buffers messages of unauthenticated peers, and offers no other count.
    */
   #checkBytes(): void {
     for (const connection of this.#unauthenticated.values())

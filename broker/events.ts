@@ -1,5 +1,5 @@
-// The event log: events are committed with the change that caused them, then listed,
-// streamed and passed to listeners.
+// The event log. Events are committed with the change that caused them, then listed, streamed and passed to
+// listeners.
 import { type EventType, eventTypes, readableTypes, events as routes } from '../shared/api/events.ts';
 import type { Api, Caller, Handlers, Input, Journal, SentEvent } from '../shared/api/route-table.ts';
 import { iso, now } from '../shared/clock.ts';
@@ -32,7 +32,7 @@ interface EventEntry extends OutboxEntry {
   machine_id: string | null;
 }
 
-/** Returns the function that writes what belongs to an event; undefined if nothing does. */
+/** Returns a function that writes rows of its own for an event; undefined if there is nothing to write. */
 type Recorder = (
   event: Event,
   machineId: string | null,
@@ -42,7 +42,7 @@ type StreamInput = Input<Api['events']['stream']>;
 const counted: CountedTable = {
   ...{ table: 'events', time: 'created_at', number: 'seq', columns: ['type'] },
 };
-// There are few indexes, because with each of them every command writes another page of the database.
+// There are few indexes: with each index, every command would write another page of the database.
 const tables = [
   `CREATE TABLE events (
     seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, type TEXT NOT NULL, created_at INTEGER NOT NULL,
@@ -50,7 +50,7 @@ const tables = [
   );
   CREATE INDEX events_by_machine ON events (machine_id)`,
   'CREATE INDEX events_by_type ON events (type)',
-  // The index by machine has what lists of a machine filter by.
+  // The index by machine contains the columns by which lists of a machine are filtered.
   `${dropOldCounts('events')} DROP INDEX events_by_machine;
   CREATE INDEX events_by_machine ON events (machine_id, seq, type, created_at);
   ${createCounts(counted)}`,
@@ -111,8 +111,8 @@ export class Events {
   }
 
   /**
-   * Calls `recorder` for each event, and the function that it returns inside the event's transaction,
-   * so that its own writes are committed with the event.
+   * Calls `recorder` for each event. If it returns a function, that function runs inside the event's
+   * transaction, so that its writes are committed with the event.
    */
   within(recorder: Recorder): void {
     this.#recorders.push(recorder);
@@ -124,7 +124,7 @@ export class Events {
     return () => this.#listeners.delete(listener);
   }
 
-  /** Streams every event from now on that the caller may read. */
+  /** Streams every later event that the caller may read. */
   follow(caller: Caller): AsyncIterable<SentEvent<Event>> {
     return this.#follow(this.#table.last, {}, caller);
   }
@@ -145,7 +145,8 @@ export class Events {
     const added = this.#table.add(transaction, created_at, row, () => {
       isNew = true;
     });
-    // The transaction reports a failure. The answer is awaited only if it decides on a write.
+    // No error is handled here, because the transaction reports it. The result is awaited only if a write
+    // depends on it.
     added.catch(() => {});
     transaction.committed(() => {
       if (!isNew) return;
@@ -156,7 +157,10 @@ export class Events {
     if (await added) await Promise.all(writes.map((write) => write(transaction)));
   }
 
-  /** The sequence number after which a stream begins: that of last_event_id, otherwise the newest. */
+  /**
+   * The sequence number after which a stream begins: that of last_event_id, otherwise that of the newest
+   * event.
+   */
   async #start({ last_event_id }: StreamInput, caller: Caller): Promise<number> {
     if (last_event_id === undefined) return this.#table.last;
     const [where, values] = allOf([['id = ?', last_event_id], ...readableOnly(caller)]);
@@ -169,7 +173,9 @@ export class Events {
     );
   }
 
-  /** The newest event that the caller may read, up to a sequence number: later ones are part of the stream. */
+  /**
+   * The newest event up to a sequence number that the caller may read. Later events are part of the stream.
+   */
   async #newestId(upTo: number, caller: Caller): Promise<string | undefined> {
     const [where, values] = allOf([['seq <= ?', upTo], ...readableOnly(caller)]);
     const newest = `SELECT id FROM events WHERE ${where} ORDER BY seq DESC LIMIT 1`;
@@ -178,7 +184,8 @@ export class Events {
   }
 
   /**
-   * Reads events from the table at the pace of the client, so that they do not wait in memory for a slow one.
+   * Reads events from the table at the pace of the client, so that no events wait in memory for a slow
+   * client.
    */
   async *#follow(from: number, input: StreamInput, caller: Caller): AsyncGenerator<SentEvent<Event>> {
     for (let position = from; ; ) {
@@ -209,7 +216,8 @@ export class Events {
 /** Conditions that select only the events that a caller may read, by type and by machine. */
 export function readableOnly(caller: Pick<Caller, 'may' | 'reachable'>): Condition[] {
   const types = readableTypes(caller.may);
-  // Without this condition, rows are read in their order until a page is full.
+  // Without this condition, rows are read in their order until a page is full, which is fast for an unlimited
+  // key.
   const isEveryType = types.length === eventTypes.length;
   return [
     isEveryType ? undefined : ['type IN (SELECT value FROM json_each(?))', JSON.stringify(types)],

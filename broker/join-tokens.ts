@@ -66,7 +66,7 @@ export class JoinTokens {
       });
       const { packages, fingerprint } = this.#context;
       const text = joinTokenText(secret, fingerprint, packages.hash());
-      // The name of a token for one machine becomes the name of that machine.
+      // If the token is for one machine, its name becomes the name of the machine.
       const name = input.uses === 1 ? input.name : undefined;
       return { ...serialize(token), token: text, ...packages.installLine(text, name) };
     },
@@ -91,8 +91,8 @@ export class JoinTokens {
 
   /**
    * Registers a machine with a token. The use of the token, the machine and the event machine.registered are
-   * one commit. A repeat with the same token and public key gets the same machine. Throws unauthorized for an
-   * invalid token, and validation_failed.
+   * one commit. A repeat with the same token and public key returns the same machine. Throws unauthorized for
+   * an invalid token, and validation_failed.
    */
   async enroll(request: EnrollRequest__Output, ip: string): Promise<EnrollResponse> {
     const parsed = enrolment.safeParse(request);
@@ -114,8 +114,8 @@ export class JoinTokens {
 }
 
 /**
- * Throws forbidden for a key that is limited to some machines. With a join token it could add machines with
- * any tag, and so gain rights.
+ * Throws forbidden for a key that is limited to some machines: with a join token it could add machines with
+ * any tag, and so extend its own rights.
  */
 function assertUnlimited({ reachable }: Rights): void {
   if (!reachable()) return;
@@ -132,8 +132,8 @@ function admit(
   params: { name: string; tags: string[]; publicKey: string },
 ): Machine {
   if (!token || Date.parse(token.expires_at) <= now() || token.uses_left < 1 || enrolled) {
-    // All reasons have the same text, so that attackers who guess tokens learn nothing.
-    throw new AppError('unauthorized', 'this join token is unknown, used up or expired: make a new one');
+    // The message is the same for all reasons, so that it does not help attackers who guess tokens.
+    throw new AppError('unauthorized', 'this join token is unknown, used up or expired; create a new one');
   }
   const machine: Machine = {
     id: newId('machine') as MachineId,

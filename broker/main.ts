@@ -42,8 +42,8 @@ async function main(): Promise<void> {
 }
 
 /**
- * Runs install, status or uninstall. Their module is loaded only here,
- * because a running broker does not need the module.
+ * Runs the verb install, status or uninstall. Their module is loaded only here, because a running broker does
+ * not need it.
  */
 async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
   const { service } = await import('./systemd-service.ts');
@@ -53,7 +53,8 @@ async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
 function fail(error: unknown): void {
   const { text, code } = failure(program, error);
   process.stderr.write(isJournal(process.env) ? withPriority(text, 3) : `${text}\n`);
-  // Exit code 78 stops systemd from restarting the broker, so systemd is sent the reason first.
+  // After exit code 78 systemd does not restart the broker, so the reason is first set as the status text of
+  // the unit.
   const notified = code === 78 && notify ? notify.ending(text) : undefined;
   if (!notified) process.exit(code);
   void notified.then(() => process.exit(code));

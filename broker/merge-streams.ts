@@ -2,8 +2,9 @@
 import { Wake } from '../shared/slow-reader-backpressure.ts';
 
 /**
- * Yields the items of all sources as they come, until all have ended. All sources are read at once, each at
- * most one item ahead. A source that fails ends the stream with its error, and so does the signal.
+ * Yields the items of all sources as they come, until all sources have ended. All sources are read at the
+ * same time, each at most one item ahead. If a source fails, the stream ends with its error. If the signal
+ * fires, it ends with the signal's reason.
  */
 export function mergeStreams<T>(
   sources: readonly AsyncGenerator<T>[],
@@ -36,7 +37,7 @@ export function mergeStreams<T>(
         } else await changed.wait(signal);
       }
     } finally {
-      // A source that is still waiting ends when its signal fires.
+      // A source that still waits ends when its signal fires, so return() is not awaited.
       for (const source of sources) source.return(undefined).catch(() => {});
     }
   })();

@@ -77,7 +77,7 @@ export function filtersOf(
   return filters.map((name) => {
     if (Object.hasOwn(own, name)) return own[name];
     const value: unknown = Reflect.get(input, name);
-    // As a literal, so that a partial index is found.
+    // The value is written as a literal, so that the database uses a partial index.
     if (typeof value === 'boolean') return [`${name} = ${Number(value)}`];
     return typeof value === 'string' || typeof value === 'number' ? [`${name} = ?`, value] : undefined;
   });
@@ -88,23 +88,26 @@ interface RowSource {
   columns: string;
   /** Columns that sort rows which are equal in the field that the list is sorted by. */
   tie?: readonly string[];
-  /** Set if the rows are counted. */
+  /** Set if the rows of the table are counted in the background. */
   counted?: CountedTable;
   /** The conditions for the bounds; by default they compare the column of times. */
   within?(bounds: Bounds): Condition[];
   /**
-   * Columns by which an index finds the rows, the fewest rows first. SQLite uses the first that has a condition, because
-   * it does not know that another column has many equal rows.
+   * Columns whose indexes find the rows, the best one first. SQLite uses the first of them that has a
+   * condition. It cannot choose by itself, because it does not know which columns have many equal rows.
    */
   findBy?: readonly string[];
 }
 
-/** The column that a condition compares with given values; empty for any other condition. */
+/** Returns the column that a condition compares with given values; empty for any other condition. */
 function columnOf([sql]: NonNullable<Condition>): string {
   return /^\w+(?= (?:=|IN) )/.exec(sql)?.[0] ?? '';
 }
 
-/** The conditions, with a plus before all columns of `findBy` but the first with a condition: it hides an index. */
+/**
+ * Returns the conditions with a plus before all columns of `findBy` except the first with a condition. The
+ * plus hides the index of a column.
+ */
 function withBestIndex({ findBy = [] }: RowSource, conditions: readonly Condition[]): Condition[] {
   const columns = conditions.map((condition) => condition && columnOf(condition));
   const best = findBy.find((column) => columns.includes(column));
@@ -117,8 +120,8 @@ function withBestIndex({ findBy = [] }: RowSource, conditions: readonly Conditio
 }
 
 /**
- * A page of rows of a history table. The total comes from the counts if they know the conditions. `sort` must come
- * from the route's list of fields, because it becomes part of the SQL text.
+ * Returns a page of rows of a history table. If the background counts cover the conditions, the total comes
+ * from them. `sort` becomes part of the SQL text, so it must be from the route's list of fields.
  */
 export async function pageOfRows(
   history: History,
@@ -134,7 +137,8 @@ export async function pageOfRows(
   const order = [...fields].map((column) => `${column} ${direction}`).join(', ');
   const page = `FROM ${table} WHERE ${where} ORDER BY ${order} LIMIT ? OFFSET ?`;
   const number = counted?.number;
-  // The rows of a page are looked up once they are known: an index may have all that the conditions need.
+  // The rows of a page are read in a second step, by number, because an index may contain all columns of the
+  // conditions.
   const sql = number
     ? `SELECT ${columns} FROM ${table} WHERE ${number} IN (SELECT ${number} ${page}) ORDER BY ${order}`
     : `SELECT ${columns} ${page}`;

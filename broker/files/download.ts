@@ -20,10 +20,10 @@ import {
 
 type DownloadInput = Input<Api['files']['download']>;
 
-/** The part of a file to send, after all conditions are checked. */
+/** The part of a file to send after all conditions were checked. */
 type Selection = 'whole' | { offset: number; length: number };
 
-/** The properties of a file that conditions compare. */
+/** The properties of a file with which conditions are compared. */
 type Version = Awaited<ReturnType<typeof versionOf>>;
 
 export async function download(
@@ -76,14 +76,15 @@ function checkConditions(input: DownloadInput, version: Version, caller: Caller)
   return unchanged ? 'unchanged' : partOf(input, version, caller);
 }
 
-/** True if a list of ETags contains this ETag or is "*". With `weak`, weak ETags are compared too. */
+/** True if a list of ETags contains this ETag, or is "*". With `weak`, weak ETags count too. */
 function etagMatches(header: string, etag: string, weak: boolean): boolean {
   const all = header.split(',').map((one) => one.trim());
   return all.some((one) => one === '*' || (weak ? one.replace(/^W\//, '') : one) === etag);
 }
 
 /**
- * True if a file changed after an HTTP date, in whole seconds; returns `invalid` if the text is not a date.
+ * True if a file changed after an HTTP date, which has whole seconds. Returns `invalid` if the text is no
+ * date.
  */
 function isNewer({ modified_at_ms }: Version, date: string, invalid = false): boolean {
   const given = Date.parse(date);
@@ -91,8 +92,7 @@ function isNewer({ modified_at_ms }: Version, date: string, invalid = false): bo
 }
 
 /**
- * Selects the range to send. Several ranges, and invalid ranges, are ignored, as RFC 9110 section 14.2
- * allows.
+ * Selects the range to send. Several ranges and invalid ranges are ignored, as RFC 9110 section 14.2 allows.
  */
 function partOf({ range, if_range }: DownloadInput, version: Version, caller: Caller): Selection {
   const [, from = '', to = ''] = /^bytes=\s*(\d{0,15})-(\d{0,15})\s*$/i.exec(range ?? '') ?? [];
@@ -113,7 +113,7 @@ function partOf({ range, if_range }: DownloadInput, version: Version, caller: Ca
   return { offset: first, length: last - first + 1 };
 }
 
-/** True if If-Range allows a range: exactly this ETag or exactly this date. */
+/** True if If-Range allows a range, because it has exactly this ETag or exactly this date. */
 function isSame(condition: string | undefined, { etag, modified_at_ms }: Version): boolean {
   if (condition === undefined || condition === etag) return true;
   return !condition.includes('"') && Date.parse(condition) === Math.floor(modified_at_ms / 1000) * 1000;
@@ -137,14 +137,14 @@ async function open(
   const { head, rest } = await splitHead(parts, validHead);
   const { entry, etag, offset, length } = head;
   if (part && length !== part.length) {
-    // The file is shorter than its reported size, as some files of the kernel are. So it is sent whole.
+    // The file is shorter than its reported size, as some files of the kernel are, so it is sent whole.
     return open(services, input, caller, 'whole', version);
   }
   if (version && etag !== version.etag)
     throw new AppError('conflict', 'the file changed while it was being read: try again');
   setValidators(caller, etag, entry.modified_at_ms);
   if (part) caller.headers.set('Content-Range', `bytes ${offset}-${offset + part.length - 1}/${entry.size}`);
-  // All parts of a file count as one download, which is recorded with the part that has the last byte.
+  // All parts of a file count as one download. It is recorded with the part that contains the last byte.
   const complete = length === undefined || offset + length >= entry.size;
   return {
     status: part ? 206 : 200,
@@ -207,7 +207,7 @@ function recordDownload(
   );
 }
 
-/** Yields the chunks of a stream. Calls `ended` with their total size at the end. */
+/** Yields the chunks of a stream. At the end calls `ended` with their total size. */
 async function* chunksOf(
   parts: AsyncIterable<{ chunk?: Buffer | null }>,
   ended: (size: number) => void,

@@ -1,5 +1,5 @@
-// The REST handlers of all file routes; the agent of the machine does the work. This file has those that
-// read: list, stat, content, search and watch.
+// The REST handlers of all file routes; the machine's agent does the work. This file has the handlers that
+// only read: list, stat, content, search and watch.
 import { isUtf8 } from 'node:buffer';
 import type { FileChange__Output } from '../../proto/types/farhand/agent/v1/FileChange.ts';
 import type { FileMatch__Output } from '../../proto/types/farhand/agent/v1/FileMatch.ts';
@@ -119,7 +119,7 @@ async function readContent(services: FileServices, input: Input<Route<'read'>>, 
       if (received > contentBytes) throw tooMuch();
     }
   } finally {
-    // The quota is released here, because the JSON built from these bytes counts as an answer.
+    // The quota is released here, because from now on the JSON text counts as an answer.
     release();
   }
   const entry = assertEntry(head?.entry);
@@ -169,7 +169,7 @@ const kinds = {
   FILE_CHANGE_KIND_REMOVED: 'removed',
 } as const;
 
-/** Resolves once the machine watches the path, so that a refusal is an ordinary error of the request. */
+/** Resolves when the machine watches the path. A refusal before that is an ordinary error of the request. */
 async function watchFiles(services: FileServices, input: Input<Route<'watch'>>, caller: Caller) {
   const request = { path: bytesOf(input.path ?? '', input.path_encoding), recursive: input.recursive };
   const answers = services.presence.get(input.machine_id).stub.watchFiles(request, watching(caller));
@@ -181,7 +181,7 @@ async function* eventsOf(
   path: Buffer,
   answers: AsyncIterable<{ changes: FileChange__Output[] }>,
 ): AsyncGenerator<SentEvent<Change>, undefined> {
-  // Every change after the machine's first answer is reported.
+  // Changes after the machine's first answer are all reported.
   yield { event: 'ready', data: pathOf(path) };
   for await (const { changes } of answers) for (const change of changes) yield changeOf(change);
 }

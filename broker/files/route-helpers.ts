@@ -36,7 +36,7 @@ const lasting =
 export const single = lasting({ deadline_ms: 120_000, lane: 'single' });
 /** Options of calls that stream one small content: at most 2 minutes. */
 export const short = lasting({ deadline_ms: 120_000, lane: 'short' });
-/** Options of calls for work on the machine's own disk, however large: at most 24 hours. */
+/** Options of calls for long work on the machine's own disk: at most 24 hours. */
 export const long = lasting({ deadline_ms: 24 * 3_600_000, lane: 'long' });
 /** Options of calls that transfer any number of bytes: no time limit while bytes arrive. */
 export const bulk = lasting({ lane: 'bulk' });
@@ -149,7 +149,8 @@ export function pathOf(path: Buffer): { path: string; path_encoding?: 'base64' }
  */
 export function bytesOf(path: string, encoding: 'base64' | undefined): Buffer {
   const bytes = Buffer.from(path, encoding ?? 'utf8');
-  // Node ignores characters that are not base64, so a mistyped path would become another path.
+  // Node ignores characters that are not base64. Without this check a mistyped path would become another
+  // path.
   if (encoding && bytes.toString('base64') !== path) {
     throw new AppError('invalid_path', 'the path is not valid base64; in a query, write + as %2B');
   }

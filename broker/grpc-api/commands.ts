@@ -15,7 +15,7 @@ type Part = Sent<'FollowCommand'> & Sent<'Exec'>;
 
 const { create, stream: follow, signal: signalRoute } = api.commands;
 
-/** Errors after which input is sent again, because they may pass while the command runs. */
+/** Errors after which input is sent again, because they may be temporary. */
 const retryableCodes: readonly Code[] = ['unavailable', 'machine_offline', 'machine_timeout'];
 const firstWaitMs = 10;
 const longestWaitMs = 500;
@@ -84,8 +84,8 @@ interface Execution {
 }
 
 /**
- * Sends a client's input and signals to its command, in order and no faster than the command reads, until the
- * client half-closes. Never rejects: an error aborts the call.
+ * Sends a client's input and signals to its command. Keeps their order, and reads no faster than the command
+ * does, until the client half-closes. Never rejects: an error aborts the call.
  */
 async function sendClientMessages(execution: Execution): Promise<void> {
   const { call } = execution;
@@ -110,7 +110,7 @@ async function sendClientMessages(execution: Execution): Promise<void> {
   }
 }
 
-/** Sends input. Resolves once the machine has all of these bytes. */
+/** Sends input. Resolves when the machine has all of these bytes. */
 async function sendInput(
   { services, command_id, caller }: Execution,
   bytes: Buffer,
@@ -124,7 +124,7 @@ async function sendInput(
     try {
       await services.handlers.commands.input(input, caller);
     } catch (error) {
-      // Only saves traffic: the offset already makes it harmless to send bytes twice.
+      // This only saves traffic. Because of the offset it would do no harm to send bytes twice.
       if (error instanceof AppError) given += Number(error.details.given ?? 0);
       throw error;
     }
@@ -132,8 +132,8 @@ async function sendInput(
 }
 
 /**
- * Sends a signal as a separate request, which counts toward the rate limit; without `records`, only a failure
- * is written to the audit log.
+ * Sends a signal as a request of its own, which counts toward the rate limit. Without `records`, only a
+ * failure is written to the audit log.
  */
 async function sendSignal(
   { services: { rates, handlers }, signalling, call, command_id, caller }: Execution,
@@ -174,7 +174,7 @@ async function retrying(
 /** Converts the first message to the body of POST /commands. */
 function bodyOf(start: ExecStart__Output) {
   const { machine_id, command, direct, args, cwd, env, user, timeout_ms, queue_for_ms } = start;
-  // Their number is checked before the variables themselves, because a message can have many thousands.
+  // The number is checked before the variables themselves, because a message can contain many thousands.
   if (Object.keys(env).length > mostVariables) {
     throw fieldError('body', 'env', `has too many variables: send at most ${mostVariables}`);
   }

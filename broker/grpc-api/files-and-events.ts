@@ -12,8 +12,8 @@ const { download, put, watch } = api.files;
 const { stream: follow } = api.events;
 
 /**
- * Creates the rpcs for files. A stalled client is disconnected, because each call is one of the few transfers
- * that its machine may have at once.
+ * Creates the rpcs for files and events. A stalled client is disconnected, because its machine may have only
+ * a few transfers at once.
  */
 export function fileRpcs(services: StreamsServices) {
   const { stalledMs } = services;
@@ -76,7 +76,7 @@ export function eventRpcs(services: StreamsServices) {
   return { Events };
 }
 
-/** Returns the head of a file, which has what HTTP sends in response headers. */
+/** Returns the head of a file: the values that HTTP sends as response headers. */
 function headOf({ length }: { length?: number | undefined }, headers: Headers) {
   const modified = Date.parse(headers.get('Last-Modified') ?? '');
   return {
@@ -87,8 +87,8 @@ function headOf({ length }: { length?: number | undefined }, headers: Headers) {
 }
 
 /**
- * Yields the chunks before the commit. Throws if the commit is missing or its checksum is wrong: then no file
- * is changed.
+ * Yields the chunks before the commit. Throws if the commit is missing or its checksum is wrong. In these
+ * cases no file is changed.
  */
 async function* chunksOf(call: Call<'WriteFile'>, stalledMs: number): AsyncGenerator<Uint8Array> {
   const hash = createHash('sha256');
@@ -103,7 +103,7 @@ async function* chunksOf(call: Call<'WriteFile'>, stalledMs: number): AsyncGener
     hash.update(chunk);
     yield chunk;
   }
-  throw new AppError('invalid_request', 'the call ended before its commit: nothing was changed');
+  throw new AppError('invalid_request', 'the call ended before its commit, and nothing was changed');
 }
 
 function assertChecksum(commit: WriteFileCommit__Output, sha256: string): void {

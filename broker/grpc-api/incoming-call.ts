@@ -28,7 +28,7 @@ import type { Sessions } from '../sessions/index.ts';
 
 /** Longest wait for the first message of a call that begins with one. */
 const firstMs = 30_000;
-/** Longest time between the two frames (half-close, then cancel) of a client that cancels. */
+/** Milliseconds that may lie between the two frames of a client that cancels: half-close and cancel. */
 const leavingMs = 20;
 
 const over = new AppError('unavailable', 'the call has ended');
@@ -85,8 +85,7 @@ export interface Admitted<R extends Route> {
 }
 
 /**
- * Converts the fields of a message to the parts of a request; empty fields are left out where they are
- * optional.
+ * Converts the fields of a message to the parts of a request. Empty fields are left out if they are optional.
  */
 export function partsOf({ params, query, headers }: Route, message: object): Partial<RawInput> {
   const named = (shape: Route['query']): [string, unknown][] =>
@@ -107,12 +106,15 @@ export class Call<M extends Method = Method> {
   readonly requestId: string;
   /** Fires when the client goes away, its key loses the rights, or the broker stops. */
   readonly gone = new AbortController();
-  /** The client's messages in order, until the client half-closes; a slow reader slows the client. */
+  /**
+   * The client's messages in order, until the client half-closes. If they are read slowly, the client is
+   * slowed down.
+   */
   readonly messages: AsyncGenerator<Received<M>>;
   readonly #stream: Stream;
   readonly #address: string;
   #client: Client | undefined;
-  /** The wait for the client to read, shared by all messages sent meanwhile. */
+  /** Waits for the client to read. All messages sent meanwhile share this promise. */
   #draining: Promise<void> | undefined;
 
   constructor(stream: Stream, proxies: Proxies) {
@@ -163,7 +165,7 @@ export class Call<M extends Method = Method> {
   }
 
   /**
-   * Authorizes and runs one request of this call; without `records`, only a failure is written to the audit
+   * Authorizes and runs one request of this call. Without `records`, only a failure is written to the audit
    * log.
    */
   request<R extends Route, T>(
@@ -188,8 +190,8 @@ export class Call<M extends Method = Method> {
   }
 
   /**
-   * Rejects if a client that half-closed was in fact cancelling: Node's clients send a half-close one frame
-   * before a cancel, and the two frames may arrive apart.
+   * Rejects if a client that half-closed was in fact cancelling. Node's clients send a half-close one frame
+   * before a cancel, and the two frames may arrive separately.
    */
   async assertConnected(): Promise<void> {
     await sleep(leavingMs, this.gone.signal);
@@ -207,7 +209,7 @@ export class Call<M extends Method = Method> {
   }
 
   /**
-   * Waits for `work`, which depends on the client. Aborts the call if it takes longer than `ms` milliseconds.
+   * Waits for `work`, which the client can delay. Aborts the call if it takes longer than `ms` milliseconds.
    */
   async within<T>(ms: number, work: Promise<T>): Promise<T> {
     const cancel = after(ms, () => this.gone.abort(stalled));
@@ -232,7 +234,7 @@ async function* messagesOf<Q>(stream: Stream, signal: AbortSignal): AsyncGenerat
   await awaitCancellation(signal);
 }
 
-/** Rejects if the client has cancelled: the end of a cancelled stream may arrive before its cancellation. */
+/** Rejects if the client has cancelled. The end of a cancelled stream may arrive before its cancellation. */
 async function awaitCancellation(signal: AbortSignal): Promise<void> {
   await new Promise<void>((resolve) => setImmediate(resolve));
   signal.throwIfAborted();
@@ -275,7 +277,7 @@ export function refusalOf(error: AppError, requestId: string) {
   metadata.set('farhand-details', detailsOf(error));
   return {
     code: finer[error.code] ?? statuses[codes[error.code]],
-    // grpc-js cannot encode half a character, which slice() may leave.
+    // grpc-js cannot encode half a character, which slice() may leave at the end.
     details: error.message.slice(0, longestMessage).toWellFormed(),
     metadata,
   };

@@ -58,7 +58,7 @@ export class StreamsService {
   }
 
   /**
-   * Serves one call until its end; `reply` is given for an rpc whose response is not a stream. Never rejects.
+   * Serves one call until its end. `reply` is set for an rpc whose response is not a stream. Never rejects.
    */
   async #serve(
     rpc: Rpc,

@@ -26,7 +26,7 @@ export function sessionRpcs(services: StreamsServices) {
     async run(call, { input, caller }) {
       const attachment = await services.sessions.join(input, caller);
       let closeReason: CloseReason | undefined;
-      // A failed send is ignored, because the signal reports that the client is gone.
+      // A failed send is ignored, because the signal reports that the client has disconnected.
       const send = (message: Message): Promise<void> => call.send(message).catch(() => undefined);
       await attachment.serve({
         output: (bytes) => send({ output: bytes }),
@@ -63,7 +63,7 @@ function messageOf(notice: Notice): Message {
   return { attached: { client_id: notice.client_id, offset: notice.offset, size } };
 }
 
-/** The client's actions; an invalid message ends the call. */
+/** The client's actions. An invalid message ends the call. */
 async function* actionsOf(call: Call<'AttachSession'>): AsyncGenerator<Action> {
   try {
     for await (const message of call.messages) yield actionIn(message);

@@ -56,10 +56,7 @@ init('api/v1/openapi.json', { disableTelemetry: true }, document.getElementById(
 
 const replies = new Map<string, RawReply>();
 
-/**
- * Returns an answer that is the same for all requests. It is created by the first request and stored with its
- * ETag.
- */
+/** Returns an answer that is the same for all requests. The first request creates it, with its ETag. */
 function createOnce(name: string, type: string, make: () => string | Buffer): RawReply {
   const found = replies.get(name);
   if (found) return found;

@@ -1,5 +1,5 @@
 // Reads request bodies: JSON of limited size, raw bytes, and forms with one file. A form's file is spooled to
-// disk only when the fields that say where the file goes come after it.
+// disk only if the fields with its destination come after it.
 import { isUtf8 } from 'node:buffer';
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, rm } from 'node:fs/promises';
@@ -28,8 +28,8 @@ const maxFields = 400;
 const [quote, backslash, colon, openBrace, closeBrace, openBracket, closeBracket] = Buffer.from('"\\:{}[]');
 
 /**
- * Reads and parses a JSON body; undefined when there is none. The size of a large body counts against `quota`
- * until the request is over. Throws invalid_request, payload_too_large or unavailable.
+ * Reads and parses a JSON body; undefined if there is none. The size of a large body counts against `quota`
+ * until the end of the request. Throws invalid_request, payload_too_large or unavailable.
  */
 export async function readJson(
   request: IncomingMessage,
@@ -49,19 +49,19 @@ export async function readJson(
       const tooLarge = error instanceof Error && 'status' in error && error.status === 413;
       throw tooLarge
         ? new AppError('payload_too_large', `the body is too large: send at most ${limit} bytes`, { limit })
-        : invalid('the body ended before its declared length: send the request again');
+        : invalid('the body ended before its declared length; send the request again');
     })
     .finally(tooSlow);
   return bytes.length === 0 ? undefined : parse(bytes, request.headers);
 }
 
-/** Calls `release` once the request is over. */
+/** Calls `release` at the end of the request. */
 function onRequestEnd(over: AbortSignal, release: () => void): void {
   if (over.aborted) release();
   else over.addEventListener('abort', release, { once: true });
 }
 
-/** Parses a body as JSON: a declared type must be JSON, and the body must not be compressed. */
+/** Parses a body as JSON. If its type is declared, the type must be JSON. The body must not be compressed. */
 function parse(bytes: Buffer, headers: IncomingHttpHeaders): unknown {
   const type = headers['content-type']?.split(';')[0]?.trim().toLowerCase();
   if (type !== undefined && type !== 'application/json' && !type.endsWith('+json')) {
@@ -79,7 +79,7 @@ function parse(bytes: Buffer, headers: IncomingHttpHeaders): unknown {
   }
 }
 
-/** Refuses JSON that is costly to parse and check, because it is nested too deep or has too many fields. */
+/** Refuses JSON that is nested too deeply or has too many fields, because it is costly to parse and check. */
 export function assertJsonLimits(bytes: Buffer): void {
   let depth = 0;
   let fields = 0;
@@ -131,8 +131,8 @@ export async function* bytesOf(
 }
 
 /**
- * Reads a form with one part called `file`. Resolves when that part begins if the fields before it are
- * `sufficient`; otherwise spools the file and resolves at the end of the form.
+ * Reads a form with one part called `file`. If the fields before that part are `sufficient`, resolves when
+ * the part begins. Otherwise spools the file and resolves at the end of the form.
  */
 export async function readForm(
   request: IncomingMessage,
@@ -165,7 +165,7 @@ class Form {
         this.#file.reject(fieldError('form', 'file', 'is missing: send the content as a part called file')),
       this.#file.reject,
     );
-    // A rejection that is never awaited would end the process.
+    // A rejection that is not handled would end the process.
     this.#file.promise.catch(() => undefined);
     parser.once('finish', this.#finished.resolve);
     parser.on('file', (name, part) => this.#takeFile(name, part));
@@ -193,7 +193,7 @@ class Form {
     return Object.fromEntries(this.#fields);
   }
 
-  /** Stops reading the form; every waiting reader gets the reason. */
+  /** Stops reading the form. Every waiting reader rejects with the reason. */
   stop(reason: unknown): void {
     if (this.#reason !== undefined) return;
     this.#reason = reason;
@@ -209,7 +209,7 @@ class Form {
         countTransferred(chunk.length);
         yield chunk;
       }
-      // Waits for the closing boundary: without it, the file may be incomplete.
+      // The form is read to its closing boundary, because without it the file may be incomplete.
       await this.#finished.promise;
     } catch (error) {
       throw this.#reason ?? malformed(error);
@@ -219,7 +219,7 @@ class Form {
   }
 
   #takeFile(name: string | undefined, part: Readable): void {
-    // Errors that a stopped parser still reports about a part are ignored.
+    // A parser that was stopped may still report errors of a part. They need no handling.
     part.on('error', () => undefined);
     if (name === 'file') {
       this.#part = part;
@@ -264,24 +264,24 @@ function malformed(error: unknown): AppError {
 
 // ---- Spooled files
 
-/** Most bytes that all spooled uploads together may have; also the limit of each upload. */
+/** Most bytes of all spooled uploads together. It is also the limit for each upload. */
 const maxSpooled = 1024 * 1024 * 1024;
 const chunkBytes = 256 * 1024;
 
 export type Spool = Awaited<ReturnType<typeof createSpool>>;
 
 /**
- * Creates a spool, which stores a form's file on disk until the fields after it say where the file goes. Each
- * file is unlinked as soon as it is open, so that none is left behind. Files that a killed broker left are
- * deleted here.
+ * Creates a spool, which stores a form's file on disk until the fields after it have arrived. Each file is
+ * unlinked as soon as it is open, so a crash leaves no file behind. Files that a killed broker left before it
+ * could unlink them are deleted here.
  */
 export async function createSpool(directory: string) {
   await rm(directory, { recursive: true, force: true });
   let spooledBytes = 0;
   return {
     /**
-     * Stores all chunks until the request is over, and returns a reader. Throws payload_too_large or
-     * unavailable.
+     * Stores all chunks and returns a function that reads them. The file exists until the end of the request.
+     * Throws payload_too_large or unavailable.
      */
     async store(chunks: AsyncIterable<Uint8Array>, over: AbortSignal): Promise<AsyncGenerator<Uint8Array>> {
       const handle = await openUnlinkedFile(directory);

@@ -19,10 +19,12 @@ const types: Readonly<Record<string, string>> = {
 };
 const assetPath = /^\/console\/assets\/([\w.-]{1,100}-[A-Za-z0-9]{6,16}\.(?:js|css|svg|woff2))$/;
 const immutable = 'public, max-age=31536000, immutable';
-/** Endings of the files beside each asset that have its compressed content, by content coding. */
+/** Suffixes of the compressed copies of an asset, by content coding. */
 const endings: Readonly<Record<string, string>> = { br: '.br', gzip: '.gz', identity: '' };
 
-/** Answers requests for `/` by a browser, and for paths below `/console`. Passes all other requests on. */
+/**
+ * Answers a browser's request for `/`, and requests for paths below `/console`. Passes all other requests on.
+ */
 export function serveConsole(directory: string) {
   const find = sharedAssets(directory);
   return async (ctx: Context, next: Next): Promise<void> => {
@@ -68,8 +70,8 @@ async function sendAsset(ctx: Context, find: Find): Promise<void> {
 type Find = (name: string) => Promise<Buffer | undefined>;
 
 /**
- * Reads assets into memory, each once for all requests. Otherwise clients without a key could fill the memory
- * with answers that they do not read. The content behind a name never changes.
+ * Reads assets into memory, each only once. Otherwise clients without a key could fill the memory with
+ * answers that they do not read. The content behind a name never changes.
  */
 function sharedAssets(directory: string): Find {
   const assets = new Map<string, Promise<Buffer | undefined>>();
@@ -88,7 +90,7 @@ function sharedAssets(directory: string): Find {
 }
 
 /**
- * Reads a file of the console; undefined if the console is not built, or was built again without this file.
+ * Reads a file of the console. Undefined if the console is not built, or if a newer build lacks this file.
  */
 function read(directory: string, name: string): Promise<Buffer | undefined> {
   return readFile(join(directory, name)).catch((error: unknown) => {

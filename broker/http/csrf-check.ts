@@ -1,4 +1,5 @@
-// Distinguishes requests of the broker's own pages from those of other pages, which could act for the user who views them.
+// Protects logins against requests of other sites (CSRF): a login's cookie counts only for requests of the
+// broker's own pages.
 import type { IncomingMessage } from 'node:http';
 import { AppError } from '../../shared/errors.ts';
 import { isLoopback } from '../../shared/loopback.ts';
@@ -22,13 +23,13 @@ const active = /script|style|worker|worklet|xslt|object|embed/;
 export function isOwnOrigin(request: IncomingMessage, services: OriginServices): boolean {
   const { origin = '', host } = request.headers;
   const from = URL.parse(origin);
-  // The scheme is unknown behind a proxy that reports none: the proxy may have terminated TLS.
+  // If a proxy reports no scheme it is unknown, because the proxy may have terminated TLS.
   const scheme = schemeOf(request, services.proxies) ?? from?.protocol;
   const own = [services.publicUrl(), `${scheme}//${host}`].map((url) => URL.parse(url));
   return own.some((one) => one && one.host === from?.host && one.protocol === from.protocol);
 }
 
-/** Headers with which proxies say that they pass on the request of another client. */
+/** Headers by which a proxy shows that it forwards the request of another client. */
 const forwarding = [
   'forwarded',
   'via',
@@ -38,14 +39,14 @@ const forwarding = [
   'x-real-ip',
 ];
 
-/** True if a proxy that is not trusted passed the request on: its client may be on any machine. */
+/** True if the request came through a proxy that is not trusted. Its client may then be on any machine. */
 export function isForwarded(request: IncomingMessage, proxies: Proxies): boolean {
   return hasForwarding(request) && !proxies.trusts(peerOf(request));
 }
 
 /**
- * True if a request came encrypted, or from this machine directly. A proxy on this machine has clients elsewhere, whose
- * connections are encrypted only if it is trusted and says so.
+ * True if a request was encrypted, or came directly from this machine. A proxy on this machine has clients
+ * elsewhere; their connections count as encrypted only if the proxy is trusted and reports it.
  */
 export function isPrivate(request: IncomingMessage, proxies: Proxies): boolean {
   const scheme = schemeOf(request, proxies);
@@ -56,12 +57,14 @@ function hasForwarding({ headers }: IncomingMessage): boolean {
   return forwarding.some((name) => headers[name] !== undefined);
 }
 
-/** Throws forbidden unless a page of this broker sent the request, which has the cookie of a login. */
+/**
+ * Throws forbidden unless the request, which has the cookie of a login, was sent by a page of this broker.
+ */
 export function assertOwnPage(request: IncomingMessage, services: OriginServices): void {
   const { method = '', headers } = request;
   if (active.test(String(headers['sec-fetch-dest'] ?? '')))
     throw refusal(
-      'the cookie of a login does not count for scripts and styles: a file of a machine is neither',
+      'the cookie of a login does not count for scripts and styles, because a file of a machine must not run as one',
     );
   const site = headers['sec-fetch-site'];
   const own = site === undefined ? isOwnOrigin(request, services) : site === 'same-origin';
@@ -72,8 +75,8 @@ export function assertOwnPage(request: IncomingMessage, services: OriginServices
 }
 
 /**
- * True if the browser itself asks for the rest of a download that broke off. No page can send such a request, and none
- * gets its answer, which goes into the file on the disk.
+ * True if the browser itself resumes a download that broke off. Pages cannot send such a request or read its
+ * answer, which the browser adds to the file on disk.
  */
 function resumesDownload({ method, headers }: IncomingMessage): boolean {
   const byBrowser = headers['sec-fetch-site'] === 'none' && headers['sec-fetch-dest'] === 'empty';

@@ -92,7 +92,7 @@ export function dispatcher(
       await request.perform({ read, gone, lasts, act, ...(route.method !== 'GET' && { readRest }) });
     } finally {
       if (!admitted) client.restoreTicket?.();
-      // Closes every stream and file, and releases every quota, that the request took.
+      // Closes every stream and file, and releases every quota, of this request.
       gone.abort(over);
     }
   };
@@ -114,7 +114,7 @@ function partsOf(ctx: Context, route: Route): RawInput {
   return {
     // The router sets params from the path.
     params: ctx.params as Record<string, unknown>,
-    // ctx.URL is not used, because a Host header can change how it is parsed.
+    // ctx.URL is not used, because a Host header could change how it is parsed.
     query: queryOf(ctx.querystring),
     headers: Object.fromEntries(headers) as Record<string, unknown>,
     body: undefined,
@@ -135,7 +135,8 @@ async function readBody(
     if (ctx.get('expect').toLowerCase() === '100-continue') ctx.res.writeContinue();
   };
   if (route.accepts) assertPlainContent(ctx);
-  // The client is asked for the content on the first read, so that it does not send content that is refused.
+  // The client is asked for the content at the first read, so that it does not send content that will be
+  // refused.
   if (route.accepts === 'bytes') return { chunks: bytesOf(req, signal, sendContinue), fields: () => ({}) };
   sendContinue();
   if (route.accepts === 'form') {
@@ -148,7 +149,7 @@ async function readBody(
   return undefined;
 }
 
-/** Refuses compressed or partial content, because content is stored as it comes (RFC 9110 section 14.5). */
+/** Refuses compressed or partial content, because content is stored as it arrives (RFC 9110 section 14.5). */
 function assertPlainContent(ctx: Context): void {
   const coding = ctx.get('content-encoding') || 'identity';
   const transfer = ctx.get('transfer-encoding') || 'chunked';
@@ -161,14 +162,14 @@ function assertPlainContent(ctx: Context): void {
 
 const forwardedTicket = new AppError(
   'forbidden',
-  'a ticket logs in on the broker’s own machine, and this request came through a proxy that is not trusted: log in with an API key, or open the broker’s own address',
+  'a ticket is valid only on the broker’s own machine, but this request came through a proxy that is not trusted; log in with an API key, or open the broker’s own address',
 );
 
 export type Clients = ReturnType<typeof createClients>;
 
 /**
- * Identifies the clients of one HTTP server: their address (by trusted proxies), their key or login, and their rate
- * limit. `connections` is undefined for the broker's own socket file, whose clients need no key.
+ * Identifies the clients of one HTTP server: address (by trusted proxies), key or login, and rate limit.
+ * `connections` is undefined for the broker's own socket file, whose clients need no key.
  */
 export function createClients(services: DispatchServices, connections: ConnectionLimiter | undefined) {
   const { keys, logins, proxies } = services;
@@ -189,7 +190,7 @@ export function createClients(services: DispatchServices, connections: Connectio
     return { ...client, secret_hash: keys.hashIn(authorization) };
   }
   return {
-    /** True if a new request is authenticated: by a key, by a login, or by the socket file that it came over. */
+    /** True if a new request has a valid key or login, or came over the socket file. */
     hasKey: ({ headers }: IncomingMessage): boolean =>
       !connections ||
       keys.accepts(headers.authorization ?? '') ||

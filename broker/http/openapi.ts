@@ -19,11 +19,11 @@ import { version } from '../../shared/version.ts';
 /** Display name and description of each resource, by its name in the route table. */
 const tags: Readonly<Record<string, readonly [name: string, description: string]>> = {
   machines: ['Machines', 'The computers that run an agent: list, inspect, rename, tag and remove them.'],
-  inventory: ['Inventory', 'What machines are, and the packages, ports and containers on them.'],
+  inventory: ['Inventory', 'Facts about machines, and the packages, ports and containers on them.'],
   tags: ['Tags', 'The names that machines are tagged with.'],
-  joinTokens: ['Join tokens', 'The secrets that new machines join with.'],
+  joinTokens: ['Join tokens', 'The secrets with which new machines join.'],
   files: ['Files', 'Files and directories on machines: read, write, transfer, search and watch them.'],
-  commands: ['Commands', 'Programs on machines: run, follow, feed, signal and cancel them.'],
+  commands: ['Commands', 'Programs on machines: run, follow, signal and cancel them, and send them input.'],
   batches: ['Batches', 'One command on many machines.'],
   schedules: ['Schedules', 'Commands by cron expression, and the history of their runs.'],
   sessions: [
@@ -36,8 +36,8 @@ const tags: Readonly<Record<string, readonly [name: string, description: string]
     'The keys that clients authenticate with, their scopes and the machines that they may use.',
   ],
   logins: ['Logins', 'Sessions of browsers: a cookie in place of an API key, with the rights of that key.'],
-  live: ['Live updates', 'What changes, in one stream.'],
-  webhooks: ['Webhooks', 'Subscriptions that send events to an address of yours, and their deliveries.'],
+  live: ['Live updates', 'Changes of machines, events, commands and batches in one stream.'],
+  webhooks: ['Webhooks', 'Subscriptions that send events to a URL, and their deliveries.'],
   audit: ['Audit log', 'The append-only record of every call that changes or runs something.'],
   packages: ['Packages', 'The install script and the agent packages for new machines.'],
   service: ['Service', 'Version, health and metrics of the broker, and this document.'],
@@ -95,7 +95,10 @@ const headers = {
   'Content-Range': { ...text, description: 'The range sent' },
   'Content-Disposition': { ...text, description: 'File name to save as' },
   'X-Output-Offset': { ...number, description: 'Offset of the first byte' },
-  'X-Last-Event-Id': { ...text, description: 'Id to resume with before the first event' },
+  'X-Last-Event-Id': {
+    ...text,
+    description: 'Id with which to resume if the stream breaks before its first event',
+  },
 } as const;
 type Header = keyof typeof headers;
 
@@ -153,7 +156,9 @@ export function openapiText(server: string): string {
   );
 }
 
-/** Adds a default that zod-openapi leaves out: that of a query text which becomes a number or boolean. */
+/**
+ * Adds a default that zod-openapi leaves out: that of a query text that is converted to a number or boolean.
+ */
 function addDefault({
   jsonSchema,
   zodSchema,
@@ -312,7 +317,7 @@ export function codesOf(route: Route): Code[] {
 function idsIn(route: Route): Code[] {
   const body = route.body instanceof z.ZodObject ? route.body.shape : {};
   const schemas = [route.params, route.query, body].flatMap((shape) => Object.values<z.core.$ZodType>(shape));
-  // A described copy of an id schema still has the checks of the original, so checks identify the noun.
+  // A described copy of an id schema still has the checks of the original, so the checks show the noun.
   const checks = schemas.flatMap((schema): readonly unknown[] => bare(schema)._zod.def.checks ?? []);
   const nouns = Object.keys(idSchemas) as (keyof typeof idSchemas)[];
   const named = nouns.filter((noun) => idSchemas[noun]._zod.def.checks?.some((one) => checks.includes(one)));
@@ -335,7 +340,8 @@ function deliveryOf(type: string): ZodOpenApiOperationObject {
     operationId: `deliver.${type}`,
     tags: ['Webhooks'],
     summary: `Receive ${type}`,
-    description: 'Answer with any 2xx within 15 seconds. Anything else is repeated after 1 and 5 minutes.',
+    description:
+      'Answer with any 2xx within 15 seconds. After any other answer the delivery is repeated, after 1 and 5 minutes.',
     security: [],
     requestParams: {
       header: z.object({

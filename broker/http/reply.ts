@@ -1,6 +1,6 @@
 // Sends the replies of handlers: one object in the JSON envelope, or a stream (file, lines, events, growing
-// list) at the pace of the reader. A failure before the first byte is an ordinary error; a later failure cuts
-// the connection.
+// list) at the pace of the reader. A failure before the first byte is sent as an ordinary error. A later
+// failure cuts the connection.
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import type { Context } from 'koa';
@@ -77,7 +77,10 @@ export async function sendReply(exchange: Exchange, reply: unknown): Promise<voi
 
 type GrowingParts = Omit<GrowingReply<Record<string, unknown>, string>, 'meta'> & { meta?: object };
 
-/** A reply whose array is too long to be checked in one turn of the event loop; else undefined. */
+/**
+ * Returns a reply whose array is too long to be checked in one turn of the event loop; undefined for any
+ * other reply.
+ */
 function longReply(
   { grows = '', parts }: Route,
   reply: unknown,
@@ -101,7 +104,7 @@ function metaOf(caller: Caller) {
 }
 
 /**
- * Sends an object or a list, parsed by the route's own schema so that only documented fields leave the
+ * Sends an object or a list. The route's own schema parses it first, so that only documented fields leave the
  * broker. Answers that wait for slow readers share one quota, so that many of them cannot fill the memory.
  */
 function sendObject({ ctx, route, input, caller }: Exchange, reply: unknown): void {
@@ -123,7 +126,7 @@ function sendObject({ ctx, route, input, caller }: Exchange, reply: unknown): vo
   const text = JSON.stringify({ data, meta });
   occupyMemory(ctx, text.length);
   ctx.status = route.status;
-  // Set here because koa otherwise searches its table of types for each answer.
+  // The type is set here, because koa would search its table of types for each answer.
   ctx.set('Content-Type', jsonType);
   ctx.body = text;
 }
@@ -136,8 +139,8 @@ function occupyMemory({ res }: Context, bytes: number): void {
 }
 
 /**
- * Sends bytes that answers may share in memory. A large body is sent in pieces: a slow reader occupies only
- * one.
+ * Sends bytes that several answers may share in memory. A large body is sent in pieces, so that a slow reader
+ * occupies only one piece.
  */
 export function sendRaw(ctx: Context, { status = 200, type, body, etag }: RawReply): void {
   ctx.status = status;
@@ -160,7 +163,7 @@ function* piecesOf(body: Buffer): Generator<Buffer> {
   for (let at = 0; at < body.length; at += pieceBytes) yield body.subarray(at, at + pieceBytes);
 }
 
-/** Sends a file, or only its headers for a HEAD request. */
+/** Sends a file. For a HEAD request sends only its headers. */
 async function sendBytes(
   exchange: Exchange,
   { status = 200, filename, length, bytes, quiet = false }: BytesReply,
@@ -220,7 +223,7 @@ async function* growingOf(
   for await (const batch of items) {
     const text = JSON.stringify(parts.items.parse(batch)).slice(1, -1);
     if (text === '') continue;
-    // The start is sent with the first batch: a failure before that is still an ordinary error.
+    // The start is sent with the first batch, so that a failure before that is still an ordinary error.
     yield (begun ? ',' : start()) + text;
     begun = true;
   }
@@ -228,8 +231,8 @@ async function* growingOf(
 }
 
 /**
- * Sends all chunks and ends the answer; a failure, or another number of bytes than `length`, cuts the
- * connection. The headers of a quiet stream do not wait long for its first chunk.
+ * Sends all chunks and ends the answer. Cuts the connection after a failure, or if the number of bytes is not
+ * `length`. The headers of a quiet stream do not wait long for its first chunk.
  */
 async function send(
   { ctx, caller, log }: Exchange,
@@ -242,7 +245,7 @@ async function send(
   ctx.status = status;
   ctx.set(headers);
   ctx.respond = false;
-  // A stream that was begun but is not sent is closed when the request ends.
+  // A stream that was begun but is not to be sent is closed at the end of the request.
   if (!ready || ctx.method === 'HEAD') return void res.end();
   if (quiet) res.flushHeaders();
   const { request_id, signal } = caller;
@@ -267,7 +270,7 @@ async function begun<T extends { length: number }>(
     let sent = 0;
     try {
       for (let next = await first; next && !next.done; next = await iterator.next()) {
-        // Released, because a large answer may take hours.
+        // The first chunk is released, because a large answer may take hours.
         first = undefined;
         sent += next.value.length;
         yield next.value;
@@ -280,7 +283,8 @@ async function begun<T extends { length: number }>(
 }
 
 /**
- * Resolves with the work's result, or undefined after `ms` milliseconds (Infinity: never); the work goes on.
+ * Resolves with the result of the work, or with undefined after `ms` milliseconds (Infinity: never). The work
+ * is not stopped.
  */
 function within<T>(ms: number, work: Promise<T>): Promise<T | undefined> {
   if (ms === Number.POSITIVE_INFINITY) return work;

@@ -49,19 +49,19 @@ export interface Port {
   hsts: boolean;
 }
 
-/** A client that neither reads nor sends for this long, while the broker waits for it, is cut. */
+/** Milliseconds after which a client is cut if the broker waits for it and it neither reads nor sends. */
 const stalledMs = 70_000;
 
-/** Limits of Node's HTTP server, which cut clients that send nothing. */
+/** Limits of Node's HTTP server, by which clients that send nothing are cut. */
 const serverOptions: ServerOptions = {
   maxHeaderSize: 16 * 1024,
-  // No limit here, because uploads may be slow; JSON bodies have their own limit, and stalled clients are
-  // cut.
+  // There is no limit here, because uploads may be slow. JSON bodies have their own limit, and stalled
+  // clients are cut.
   requestTimeout: 0,
-  // Larger pieces for uploads whose processing is slower than the client.
+  // Larger pieces, for uploads that are processed more slowly than they arrive.
   highWaterMark: 256 * 1024,
   keepAliveTimeout: 65_000,
-  // assertFraming() answers a missing Host header, in the envelope.
+  // assertFraming() answers requests without a Host header, in the envelope.
   requireHostHeader: false,
 };
 
@@ -109,8 +109,8 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
     else below?.destroy();
   });
   server.on('upgrade', (request, socket, head) => {
-    // A ticket counts as authentication. The request of a WebSocket is never answered, so begin() is not
-    // undone.
+    // A ticket authenticates the connection. The request of a WebSocket is never answered, so the function
+    // that begin() returned is not called.
     connections?.authenticate(request.socket);
     connections?.begin(request.socket);
     upgrades.take(request, socket, head);
@@ -127,7 +127,7 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
 }
 
 /**
- * Begins requests with a valid key at once and others in small groups, so that a request with a key waits for
+ * Begins requests with a valid key at once, and others in small groups. A request with a key thus waits for
  * few others.
  */
 export function beginKeyedFirst(
@@ -149,7 +149,9 @@ export function beginKeyedFirst(
   };
 }
 
-/** Cuts a stalled client, but not a client that waits for the broker: a large copy may take long. */
+/**
+ * Cuts a stalled client. A client that waits for the broker is not cut, because a large copy may take long.
+ */
 function cutStalled({ req, socket, writableEnded }: ServerResponse): void {
   const ours = !writableEnded && req.complete && socket?.writableLength === 0;
   if (ours) socket?.setTimeout(stalledMs);
@@ -158,7 +160,7 @@ function cutStalled({ req, socket, writableEnded }: ServerResponse): void {
 
 /** Answers malformed HTTP in the envelope; koa gets only well-formed requests. */
 function refuseMalformed(error: NodeJS.ErrnoException, socket: Duplex, headers: Headers): void {
-  // Node has removed its own error listener, and an unhandled error event would end the process.
+  // Node has removed its own listener, and an error event without a listener would end the process.
   socket.on('error', () => socket.destroy());
   if (!socket.writable || error.code === 'ECONNRESET') return void socket.destroy();
   const message = refusals[error.code ?? ''] ?? 'the request is not valid HTTP';
@@ -181,7 +183,7 @@ function refuseMalformed(error: NodeJS.ErrnoException, socket: Duplex, headers: 
 
 /** Longest time in which the rest of a refused body is read, so that its client receives the refusal. */
 const lingerMs = 5_000;
-/** Headers about a file, removed when an error is sent instead of the file. */
+/** Headers about a file. They are removed if an error is sent in place of the file. */
 const ofContent = [
   'ETag',
   'Last-Modified',
@@ -192,8 +194,8 @@ const ofContent = [
 ];
 
 /**
- * Headers by which browsers trust the declared type, store, load and frame nothing, and let no other origin
- * read an answer.
+ * Headers of every answer: browsers trust the declared type, store, load and frame nothing, and allow no
+ * other origin to read the answer.
  */
 const always = {
   'X-Content-Type-Options': 'nosniff',
@@ -227,11 +229,11 @@ function createApp(
     router.register(patternOf(route), [route.method], answer);
   }
   if (local) {
-    // These routes are not part of the API: they exist only on the broker's own socket file.
+    // These routes are not part of the API. They exist only on the broker's own socket file.
     router.post('/local/backup', async (ctx) => {
       ctx.body = { data: await options.backups.make(), meta: { request_id: requestIdOf(ctx) } };
     });
-    // Only the broker's own user can make tickets, for any key.
+    // This route is private, because its tickets are valid for any key.
     router.post('/local/login-tickets/:key_id', (ctx) => {
       const { key_id } = ctx.params;
       const key = options.state.keys.get(key_id ?? '');
@@ -252,7 +254,10 @@ function createApp(
   return app;
 }
 
-/** Answers a browser's request for an icon: unauthorized, as on any other path, but without a line in the log. */
+/**
+ * Answers a browser's request for an icon with unauthorized, as on any other path, but without a line in the
+ * log.
+ */
 async function answerBrowser(ctx: Context, next: Next): Promise<void> {
   if (ctx.path === '/favicon.ico' && !ctx.get('authorization'))
     throw new AppError('unauthorized', 'this broker has no icon');
@@ -281,7 +286,7 @@ function envelope(log: Logger, metrics: RequestMetrics, headers: Headers) {
     const ms = monotonic() - started;
     const { method, path, status } = ctx;
     const route = typeof ctx._matchedRoute === 'string' ? ctx._matchedRoute : 'none';
-    // Metrics and log are written after the answer, which does not wait for them.
+    // Metrics and log are written after the answer was sent, so that they do not delay it.
     setImmediate(() => {
       metrics.observe(method, route, status, ms);
       log.debug({ request_id: requestId, method, path, status, ms }, 'request');
@@ -292,7 +297,7 @@ function envelope(log: Logger, metrics: RequestMetrics, headers: Headers) {
 function assertFraming({ headers, httpVersion }: IncomingMessage): void {
   if (!headers.host && httpVersion === '1.1')
     throw new AppError('invalid_request', 'the request lacks the header Host, which HTTP/1.1 requires');
-  // Node decodes only chunked: a body in another transfer coding would be stored undecoded.
+  // Node decodes only the coding chunked. A body in another transfer coding would be stored undecoded.
   const coding = headers['transfer-encoding']?.trim().toLowerCase() ?? 'chunked';
   if (coding !== 'chunked')
     throw new AppError('invalid_request', 'send the body with no Transfer-Encoding other than chunked');
@@ -313,13 +318,13 @@ function writeError(ctx: Context, error: unknown, log: Logger): void {
   if (status === 401) ctx.set('WWW-Authenticate', 'Bearer');
   if (status === 503) ctx.set('Retry-After', '5');
   if (status === 429) ctx.set('Retry-After', String(details.retry_after));
-  // The connection is closed after an oversized body, because the rest of the body is not read.
+  // The connection is closed after an oversized body, because its rest is not read.
   if (status === 413) ctx.set('Connection', 'close');
   ctx.body = { error: { code, message, details } };
 }
 
 /**
- * Answers a request that no route matches: 401 without a valid key, so that the client learns nothing;
+ * Answers a request that matches no route. Without a valid key the answer is 401, so that it reveals nothing;
  * otherwise 405 with Allow, or 404.
  */
 async function unknownRoute(ctx: Context, router: Router, clients: Clients): Promise<void> {

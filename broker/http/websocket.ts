@@ -30,20 +30,21 @@ export interface Attachment {
 }
 
 export interface WebSocketServices extends OriginServices {
-  /** The attachment of a ticket, which is valid once; undefined for a used or unknown ticket. */
+  /** Returns the attachment of a ticket; undefined for an unknown or used ticket. A ticket is valid once. */
   redeem(ticket: string): Attachment | undefined;
   log: Logger;
 }
 
 const pingMs = 15_000;
-/** Unanswered pings after which a client is cut; the first ping is then 30 seconds old. */
+/** Number of unanswered pings after which a client is cut. The first of them is then 30 seconds old. */
 const maxUnanswered = 2;
 /** Bytes of input that may wait for the terminal; beyond that the socket is not read. */
 const maxWaiting = 64 * 1024;
 /** Bytes counted for each waiting message in addition to its data. */
 const messageCost = 64;
 /**
- * A client whose input waits this long is closed: a paused socket would not notice a disconnected client.
+ * Milliseconds after which a client is closed if its input still waits. Its socket is paused, so the broker
+ * would not notice that it has disconnected.
  */
 const stuckMs = 25_000;
 
@@ -66,7 +67,7 @@ export class WebSocketUpgrades {
     clientTracking: false,
     maxPayload: maxMessageBytes,
     perMessageDeflate: false,
-    // WebSocketClient answers pings itself, one at a time.
+    // WebSocketClient itself answers pings, one at a time.
     autoPong: false,
     // closeTimeout is missing in the library's types.
     ...{ closeTimeout: closeMs },
@@ -78,7 +79,10 @@ export class WebSocketUpgrades {
     this.#services = services;
   }
 
-  /** Checks a request to open a WebSocket; after `true`, take() must follow at once. */
+  /**
+   * Checks a request to open a WebSocket. If it returns true, take() must be called in the same turn of the
+   * event loop.
+   */
   admits(request: IncomingMessage): boolean {
     const session = sessionOf(request);
     if (session === undefined) return false;
@@ -120,13 +124,15 @@ function serve(ws: WebSocket, attachment: Attachment, log: Logger): void {
   });
 }
 
-/** The session whose terminal a request wants to open as a WebSocket; undefined for any other request. */
+/**
+ * Returns the session whose terminal a request wants to open as a WebSocket; undefined for any other request.
+ */
 function sessionOf({ method, url = '', headers }: IncomingMessage): string | undefined {
   if (method !== 'GET' || headers.upgrade?.toLowerCase() !== 'websocket') return undefined;
   return path.exec(url.split('?', 1)[0] ?? '')?.[1];
 }
 
-/** Checks the request, and redeems its ticket last, because redeeming uses the ticket up. */
+/** Checks the request. The ticket is redeemed last, because that uses it up. */
 function admitTicket(request: IncomingMessage, session: string, services: WebSocketServices): Attachment {
   assertHandshake(request);
   assertOwnOrigin(request, services);
@@ -142,7 +148,7 @@ function admitTicket(request: IncomingMessage, session: string, services: WebSoc
 }
 
 /**
- * Refuses bad handshakes here, because the library refuses them without the envelope (RFC 6455 section
+ * Refuses bad handshakes. The library would refuse them too, but without the envelope (RFC 6455 section
  * 4.2.1).
  */
 function assertHandshake({ headers }: IncomingMessage): void {
@@ -154,7 +160,10 @@ function assertHandshake({ headers }: IncomingMessage): void {
   }
 }
 
-/** Refuses pages of another origin, which could act for the user who views them; programs send no Origin. */
+/**
+ * Refuses pages of another origin, because they could act for the user who views them. Programs send no
+ * Origin.
+ */
 function assertOwnOrigin(request: IncomingMessage, services: WebSocketServices): void {
   const { origin } = request.headers;
   if (origin === undefined || isOwnOrigin(request, services)) return;
@@ -170,7 +179,7 @@ class WebSocketClient implements ClientPort {
   readonly actions: AsyncIterable<Action>;
   readonly #ws: WebSocket;
   readonly #gone = new AbortController();
-  /** Messages that the session has not taken; while they exceed maxWaiting, the socket is not read. */
+  /** Messages that the session has not read yet. While they exceed maxWaiting, the socket is not read. */
   #waiting: { data: Buffer; binary: boolean }[] = [];
   #waitingBytes = 0;
   readonly #changed = new Wake();
@@ -184,7 +193,7 @@ class WebSocketClient implements ClientPort {
     this.#ws = ws;
     const stopPings = every(pingMs, () => this.#ping());
     this.actions = this.#read();
-    // Messages are Buffers, because binaryType has its default.
+    // Messages are Buffers, because binaryType has its default value.
     ws.on('message', (data, binary) => this.#receive(data as Buffer, binary));
     ws.on('ping', (data) => this.#pong(data));
     for (const event of ['message', 'ping', 'pong'] as const) {
@@ -192,7 +201,7 @@ class WebSocketClient implements ClientPort {
         this.#unanswered = 0;
       });
     }
-    // Errors need no handling: the library reports them to the client in a close frame.
+    // Errors need no handling, because the library reports them to the client in a close frame.
     ws.on('error', () => {});
     ws.once('close', () => {
       stopPings();
@@ -222,7 +231,7 @@ class WebSocketClient implements ClientPort {
     this.#close(closeCodes[why], closeReasons[why]);
   }
 
-  /** Drops waiting messages and starts the close; still reads, to receive the client's close frame. */
+  /** Drops waiting messages and starts the close. Goes on reading, to receive the client's close frame. */
   #close(code: number, reason: string): void {
     this.#waiting = [];
     this.#ws.resume();
@@ -238,7 +247,7 @@ class WebSocketClient implements ClientPort {
     this.#changed.wake();
   }
 
-  /** Yields the client's actions. An invalid message closes the connection; the session goes on. */
+  /** Yields the client's actions. An invalid message closes the connection, but not the session. */
   async *#read(): AsyncGenerator<Action> {
     try {
       for (;;) {
@@ -258,7 +267,10 @@ class WebSocketClient implements ClientPort {
     }
   }
 
-  /** Answers a ping unless an answer is being sent; pings in between need none (RFC 6455 section 5.5.3). */
+  /**
+   * Answers a ping unless another answer is being sent. Pings in between need no answer (RFC 6455 section
+   * 5.5.3).
+   */
   #pong(data: Buffer): void {
     if (this.#ponging) return;
     this.#ponging = true;
@@ -268,7 +280,7 @@ class WebSocketClient implements ClientPort {
   }
 
   /**
-   * Pings the client, and cuts it when pings stay unanswered; pings do not count while the socket is paused.
+   * Pings the client. Cuts it if pings are not answered, but does not count pings while the socket is paused.
    */
   #ping(): void {
     if (this.#ws.isPaused) {

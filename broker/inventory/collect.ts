@@ -1,4 +1,4 @@
-// Asks a machine for its inventory, joins the parts of the answer and checks them.
+// Requests the inventory of a machine, joins the parts of the answer and checks them.
 import * as z from 'zod';
 import type { GetInventoryResponse__Output } from '../../proto/types/farhand/agent/v1/GetInventoryResponse.ts';
 import type { AgentStub, Asking } from '../../shared/agent-rpcs.ts';
@@ -7,7 +7,10 @@ import { iso, latestInstant } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Collected } from './records.ts';
 
-/** Milliseconds for the whole collection. Programs of the machine have 30 s each, side by side. */
+/**
+ * Milliseconds for the whole collection. Each program that the machine runs for it has 30 s, and they run at
+ * the same time.
+ */
 const deadlineMs = 90_000;
 
 const system = systemFacts.extend({

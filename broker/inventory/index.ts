@@ -1,5 +1,5 @@
-// Inventories: what machines are and what runs on them. A machine collects when a request asks for it; the last collection is
-// stored.
+// Inventories: facts about machines, and the packages, ports and containers on them. A machine collects its
+// inventory when a request asks for it. The last collection is stored.
 import type { MachineId } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
 import { after, now } from '../../shared/clock.ts';
@@ -26,16 +26,18 @@ interface InventoryServices {
 type ListInput = Input<Api['inventory']['list']>;
 type List = Reply<Api['inventory']['list']>;
 
-/** Machines that collect at once for a list. */
+/** Most machines that collect at the same time for a list. */
 const mostAtOnce = 16;
-/** Milliseconds that a list waits for collections. */
+/** Milliseconds that a list waits for the machines to collect. */
 const refreshMs = 120_000;
 
 export class Inventories {
   readonly #services: InventoryServices;
   readonly #records: InventoryRecords;
   readonly #log: Logger;
-  /** Collections that have not ended, by machine. Requests that come meanwhile share them. */
+  /**
+   * Collections that have not ended, by machine. Several requests for the same machine share one collection.
+   */
   readonly #collecting = new Map<string, Promise<void>>();
   readonly #turns = new Semaphore(mostAtOnce);
 
@@ -66,14 +68,20 @@ export class Inventories {
     list: (input, caller) => this.#list(input, caller),
   };
 
-  /** The last inventory. Throws permission_denied if the machine's owner no longer allows it. */
+  /**
+   * Returns the stored inventory. Throws permission_denied if the machine's owner no longer allows the
+   * inventory.
+   */
   async #stored(machine_id: MachineId): Promise<Inventory | undefined> {
     const stored = await this.#records.get(machine_id);
     if (stored) this.#services.machineFacts.assertAllows(machine_id, ['inventory']);
     return stored;
   }
 
-  /** Resolves once a new collection is stored. A collection goes on if the request that began it is cancelled. */
+  /**
+   * Makes a machine collect. Resolves when the new collection is stored. Cancelling the request does not
+   * cancel its collection.
+   */
   #collect(machineId: MachineId, { request_id, key_id, key_name }: Caller): Promise<void> {
     const running = this.#collecting.get(machineId);
     if (running) return running;
@@ -95,10 +103,10 @@ export class Inventories {
   async #list(input: ListInput, caller: Caller): Promise<List> {
     const { package: name, version_below: limit, offset, refresh } = input;
     if (limit !== undefined && name === undefined)
-      throw fieldError('query', 'package', 'is missing: version_below needs it', 'invalid_request');
+      throw fieldError('query', 'package', 'is missing; version_below needs it', 'invalid_request');
     if (refresh && offset === 0) await this.#refresh(this.#machines(input, caller), caller);
     const packages = name === undefined ? undefined : await this.#findPackages(name, limit);
-    // Lists the machines again, because the rights of the key may have changed during a refresh.
+    // The machines are listed again, because the rights of the key may have changed during a refresh.
     const machines = this.#machines(input, caller);
     const matching = packages ? machines.filter(({ id }) => packages.has(id)) : machines;
     const sorted = await this.#sort(matching, input.sort);
@@ -113,7 +121,7 @@ export class Inventories {
     return { items, total: matching.length };
   }
 
-  /** The machines with all tags that the key may use. */
+  /** Returns the machines with all these tags that the key may use. */
   #machines({ tags = '' }: ListInput, caller: Caller): Machine[] {
     const wanted = tags.split(',').flatMap((tag) => tag.trim() || []);
     const all = [...this.#services.state.machines.values()];
@@ -130,7 +138,7 @@ export class Inventories {
     return keyed.map(({ one }) => one);
   }
 
-  /** The packages of this name by machine: all of them, or those below a version. */
+  /** Returns the packages of this name by machine: all of them, or those older than a version. */
   async #findPackages(name: string, limit: string | undefined): Promise<Map<string, Package[]>> {
     const found = await this.#records.packagesNamed(name);
     const matching = found.filter(
@@ -143,13 +151,18 @@ export class Inventories {
     return new Map([...byMachine].map(([id, some]) => [id, some.map((one) => one.package)]));
   }
 
-  /** False if the machine's owner no longer allows the inventory. Then the stored one is not sent either. */
+  /**
+   * False if the machine's owner no longer allows the inventory. In that case the stored inventory is not
+   * sent either.
+   */
   #isAllowed(machineId: string): boolean {
     const { capabilities = [] } = this.#services.machineFacts.of(machineId) ?? {};
     return capabilities.length === 0 || capabilities.includes('inventory');
   }
 
-  /** Lets connected machines collect. A machine that fails keeps its last inventory. Ends after `refreshMs`. */
+  /**
+   * Makes online machines collect. If a machine fails, its last inventory remains. Ends after `refreshMs`.
+   */
   async #refresh(machines: readonly Machine[], caller: Caller): Promise<void> {
     const ending = new AbortController();
     const cancel = after(refreshMs, () => ending.abort());

@@ -1,5 +1,5 @@
-// The last inventory of each machine in the history: a row per machine, and a row per installed package, which finds
-// the machines with a package.
+// Stores the last inventory of each machine in the history: a row per machine, and a row per installed
+// package, by which machines with a package are found.
 import type { PackageFormat } from '../../shared/api/inventory.ts';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso } from '../../shared/clock.ts';
@@ -14,14 +14,14 @@ type Lists = Pick<
   'disks' | 'interfaces' | 'updates' | 'ports' | 'failed_units' | 'containers' | 'incomplete'
 >;
 
-/** An inventory as a machine answers it. */
+/** An inventory as a machine has sent it. */
 export interface Collected {
   facts: Facts;
   lists: Lists;
   packages: Package[];
 }
 
-/** The parts of an inventory that a list has. */
+/** The parts of an inventory that are in lists. */
 export type Summary = Pick<Listed, 'collected_at' | 'facts' | 'updates'>;
 
 /** A package of a machine, with the rule by which its version is compared. */
@@ -43,7 +43,7 @@ const tables = [
   CREATE INDEX inventory_packages_by_name ON inventory_packages (name)`,
 ];
 
-/** Packages that one statement adds. */
+/** Number of packages that one statement inserts. */
 const rowsAtOnce = 50;
 
 export class InventoryRecords {
@@ -58,7 +58,7 @@ export class InventoryRecords {
     return new InventoryRecords(history);
   }
 
-  /** The last inventory of a machine; undefined if there is none. */
+  /** Returns the last inventory of a machine; undefined if there is none. */
   async get(machine_id: Inventory['machine_id']): Promise<Inventory | undefined> {
     const [[row] = [], packages = []] = await this.#history.read([
       { sql: 'SELECT * FROM inventories WHERE machine_id = ?', values: [machine_id] },
@@ -68,13 +68,13 @@ export class InventoryRecords {
       },
     ]);
     if (!row) return undefined;
-    // The broker wrote these columns from values of the same types.
+    // The casts are safe: the broker wrote these columns from values of the same types.
     const [facts, lists] = [jsonIn(row, 'facts') as Facts, jsonIn(row, 'lists') as Lists];
     const collected_at = iso(Number(row.collected_at));
     return { machine_id, collected_at, ...facts, ...lists, packages: packages.map(packageIn) };
   }
 
-  /** The summaries of some machines, by id. */
+  /** Returns the summaries of these machines, by id. */
   async summaries(machineIds: readonly string[]): Promise<Map<string, Summary>> {
     const sql = `SELECT machine_id, collected_at, facts, updates FROM inventories
       WHERE machine_id IN (SELECT value FROM json_each(?))`;
@@ -91,7 +91,7 @@ export class InventoryRecords {
     );
   }
 
-  /** The time of the last collection of each machine in milliseconds. */
+  /** Returns the time of each machine's last collection, in milliseconds since 1970. */
   async times(): Promise<Map<string, number>> {
     const [rows = []] = await this.#history.read([
       { sql: 'SELECT machine_id, collected_at FROM inventories', values: [] },
@@ -99,7 +99,7 @@ export class InventoryRecords {
     return new Map(rows.map((row) => [textIn(row, 'machine_id'), Number(row.collected_at)]));
   }
 
-  /** All packages of one name, on all machines. */
+  /** Returns all packages of one name, on all machines. */
   async packagesNamed(name: string): Promise<FoundPackage[]> {
     const sql = `SELECT p.machine_id, p.name, p.version, p.arch, i.facts FROM inventory_packages p
       JOIN inventories i ON i.machine_id = p.machine_id WHERE p.name = ? ORDER BY p.version, p.arch`;
@@ -126,14 +126,14 @@ export class InventoryRecords {
       (await transaction.all(`SELECT name, version, arch ${of}`, machine_id)).map(packageIn),
     );
     const after = byContent(packages);
-    // Most packages stay as they are, so only the others are written.
+    // Only changed packages are written, because most packages do not change between two collections.
     for (const [key, one] of before) {
       const sql = `DELETE ${of} AND name = ? AND version = ? AND arch = ?`;
       if (!after.has(key)) transaction.run(sql, machine_id, one.name, one.version, one.arch);
     }
     const added = [...after].flatMap(([key, one]) => (before.has(key) ? [] : [one]));
     const single = added.length % rowsAtOnce;
-    // Only two texts of the statement exist, which stay prepared.
+    // Statements of at most two different lengths are used, so that both can stay prepared.
     for (let at = 0; at < added.length; ) {
       const some = added.slice(at, at + (at < single ? 1 : rowsAtOnce));
       const rows = some.map(() => '(?, ?, ?, ?)').join(', ');
@@ -146,7 +146,7 @@ export class InventoryRecords {
     }
   }
 
-  /** Deletes the inventory of a machine that was removed. */
+  /** Deletes the inventory of a removed machine. */
   remove(transaction: HistoryTransaction, machineId: string): void {
     transaction.run('DELETE FROM inventories WHERE machine_id = ?', machineId);
     transaction.run('DELETE FROM inventory_packages WHERE machine_id = ?', machineId);

@@ -20,8 +20,8 @@ const literal = 'service_apikey_';
 const bearer = /^Bearer ([\x21-\x7e]+)$/i;
 
 /**
- * Most log lines per minute about requests of one address without a valid key;
- * further ones become one line with a count.
+ * Most log lines per minute about requests of one address without a valid key. Further requests are counted,
+ * and the count is logged.
  */
 const mostLines = 10;
 const minute = 60_000;
@@ -36,7 +36,7 @@ export class Keys {
   readonly #log: Logger;
   readonly #usage: KeyUsage;
   readonly #limiter: LogLimiter<string>;
-  /** The committed keys from which `#byHash` was made. It is made again once they have changed. */
+  /** The committed keys from which `#byHash` was made. It is made again after they have changed. */
   #indexed: State['keys'] | undefined;
   #byHash = new Map<string, { key: Key; until: number }>();
 
@@ -153,7 +153,7 @@ export class Keys {
       const given = Object.entries(changes).filter(([, value]) => value !== undefined);
       const key = await this.#put(caller, (declared) => {
         const before = find(key_id, caller, declared);
-        // Fields of the body have the names and types of the document's fields.
+        // The cast is safe: fields of the body have the names and types of the document's fields.
         const edited = Object.fromEntries(given) as Partial<Key>;
         return { ...before, ...edited, expires_at: newEnd(before, expires_at) };
       });
@@ -206,7 +206,7 @@ function find(id: string, caller: Caller, declared: Pick<Declared, 'keys'>): Key
   return key;
 }
 
-/** All unknown keys get the same error text, so that attackers who guess keys learn nothing. */
+/** The message is the same for all unknown keys, so that it does not help attackers who guess keys. */
 const anyKey =
   'the API key is missing or unknown: send one in the header Authorization: Bearer service_apikey_…';
 const noGoodKey = new AppError('unauthorized', anyKey);
@@ -219,12 +219,12 @@ function newEnd({ expires_at }: Key, end: Date | null | undefined): string | nul
 function assertNotStronger(key: Key, own: Key): void {
   const missing = key.scopes.find((scope) => !holds(own, scope));
   if (missing) {
-    const text = `a key without the scope ${missing} cannot read, make or change a key with it: use a key with ${missing}`;
+    const text = `a key without the scope ${missing} cannot read, create or change a key with this scope; use a key with ${missing}`;
     throw new AppError('forbidden', text, { required_scope: missing });
   }
   if (within(key, own)) return;
   const text =
-    'a key limited to some machines cannot read, make or change a key for other machines: use a key without machine_ids and tags';
+    'a key limited to some machines cannot read, create or change a key for other machines; use a key without machine_ids and tags';
   throw new AppError('forbidden', text);
 }
 
@@ -233,11 +233,11 @@ function assertNotMore(key: Key, own: Key): void {
   assertNotStronger(key, own);
   if (endOf(key) <= endOf(own)) return;
   const { expires_at } = own;
-  const text = `a key cannot make a key that expires later than itself: send an expires_at of ${expires_at} or earlier`;
+  const text = `a key cannot create a key that expires later than itself; send an expires_at of ${expires_at} or earlier`;
   throw new AppError('forbidden', text, { expires_at });
 }
 
-/** The enabled schedules and webhooks that used the rights of this key and stop with it. */
+/** The enabled schedules and webhooks with the rights of this key. They stop when the key does. */
 function stoppedWith({ id }: Key, { schedules, webhooks }: State, caller: Caller) {
   const stopped = [...schedules.values()].filter(
     (one) => one.requested_by === id && one.enabled && caller.reaches(one.machine_id),
@@ -263,7 +263,10 @@ const tables = [
 /** Shortest time between two writes for the same key. */
 const betweenMs = 60_000;
 
-/** Records when and from where each key was last used, in the background, so that no request waits. */
+/**
+ * Records when and from where each key was last used. It writes in the background, so that no request waits
+ * for it.
+ */
 class KeyUsage {
   readonly #history: History;
   readonly #uses: Map<string, Use>;
@@ -307,7 +310,7 @@ class KeyUsage {
   #write(change: (transaction: HistoryTransaction) => void): void {
     this.#history
       .write(change)
-      // History logs a failed write. The next use of the key after a minute or a restart is written again.
+      // History logs a failed write. The next use of the key, after a minute, is written again.
       .catch(() => {});
   }
 }

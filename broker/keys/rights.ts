@@ -24,7 +24,7 @@ export const localKey: Key = {
   previous: null,
 };
 
-/** Errors for clients that have the secret of the key. All other clients get one general error. */
+/** Errors for clients that have the secret of the key. All other clients get one general message. */
 const expired = new AppError('unauthorized', 'this API key has expired: use another, or have it extended');
 const revoked = new AppError('unauthorized', 'this API key was revoked: use another one');
 
@@ -76,14 +76,14 @@ export function reaches(key: Key, machine: MachineId, { machines }: Machines): b
 }
 
 /**
- * The machines of limited keys. An entry is outdated once a change has replaced the key or the map of all
- * machines.
+ * The machines of limited keys. An entry is outdated after the key or the map of all machines was replaced by
+ * a change.
  */
 const reachableBy = new WeakMap<Key, { of: Machines['machines']; ids: readonly MachineId[] }>();
 
 /**
- * Returns every machine that a key may use; undefined means all, including removed ones. The array is the
- * same one until the key or a machine changes.
+ * Returns the machines that a key may use; undefined if it may use all, including removed ones. The same
+ * array is returned until the key or a machine changes.
  */
 function reachable(key: Key, { machines }: Machines): readonly MachineId[] | undefined {
   if (isUnlimited(key)) return undefined;
@@ -146,7 +146,7 @@ export function watchRights(state: State, key_id: KeyId, look: () => void): () =
   const awaitExpiry = (): void => {
     cancel();
     const left = endOf(keyOf(state, key_id) ?? localKey) - now();
-    // A check made after the expiry notices by itself that the key has expired, so no timer is needed.
+    // A later check finds by itself that the key has expired, so no timer is needed for that.
     if (left > 0 && Number.isFinite(left)) cancel = after(left, again);
   };
   const again = (): void => {
@@ -168,7 +168,7 @@ export function watchRights(state: State, key_id: KeyId, look: () => void): () =
 export function whileAttachable(state: State) {
   return (intent: Intent, end: () => void): (() => void) => {
     const look = (): void => {
-      // If the machine itself was removed, its sessions end for all clients anyway.
+      // If the machine was removed, its sessions end for all clients, so this client needs no check.
       if (state.machines.has(intent.machine_id) && !may(state, 'sessions:attach', intent)) end();
     };
     const stop = watchRights(state, intent.key_id, look);

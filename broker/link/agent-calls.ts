@@ -25,8 +25,8 @@ import { CallLimits } from './call-limits.ts';
 export type AnswerStream = ServerDuplexStream<AnswerRequest__Output, AnswerResponse>;
 
 /**
- * Streaming calls that wait for the stream on which the machine answers, by call id.
- * An id is valid for one stream.
+ * Streaming calls that wait for the stream with the machine's answer, by call id. Each id is valid for one
+ * stream.
  */
 export type AnswerWaiters = Map<string, (stream: AnswerStream) => void>;
 
@@ -48,14 +48,14 @@ export interface CallsOptions {
 const unaryDeadlineMs = 30_000;
 const answerWithinMs = 10_000;
 /**
- * Factor for the idle timeout after the last request of a transfer, when a disk may need longer to sync
+ * Factor for the idle timeout after the last request of a transfer. The disk may then need longer, to flush
  * everything.
  */
 const syncFactor = 10;
 const noBytes = Buffer.alloc(0);
 /**
- * The error that stops the sending side of a finished call. It is shared by all calls, because a new error
- * costs a stack trace, and this one is never printed.
+ * The error that stops the sending side of a finished call. All calls share it: a new error would cost a
+ * stack trace, and this one is never printed.
  */
 const finished = new AppError('unavailable', 'the call has ended');
 
@@ -112,7 +112,7 @@ export class Calls {
     return (
       last ??
       Promise.reject(
-        this.#error('machine_error', 'the machine ended the call without an answer: look at its agent’s log'),
+        this.#error('machine_error', 'the machine ended the call without an answer; look at its agent’s log'),
       )
     );
   }
@@ -130,7 +130,8 @@ export class Calls {
       ? encodeAll(shape, request as AsyncIterable<unknown>)
       : encodeAll(shape, large ? [request] : []);
     if (large) message = noBytes;
-    // Drops the reference to a large request, so that it does not stay in memory until the answer ends.
+    // The reference to a large request is dropped, so that the request does not stay in memory until the
+    // answer ends.
     request = undefined;
     const { request_id, caller, idle_ms = this.#options.idleMs } = options;
     const call = await this.#begin(lane, options.signal, deadline_ms);
@@ -141,7 +142,7 @@ export class Calls {
       });
       if ('call_id' in answer) {
         if (answer.error) throw fromWire(answer.error);
-        // A machine that has only a part of the request can only answer with an error.
+        // If the machine has only a part of the request, its answer can only be an error.
         const whole = clientStreams || large ? undefined : answer.messages?.messages;
         const messages = unary ? answer.response && [answer.response] : whole;
         if (!messages)
@@ -171,7 +172,7 @@ export class Calls {
     const stop = (): void => endWithError(stream, !this.#closed);
     abort.signal.addEventListener('abort', stop, { once: true });
     // The reading side of the stream does not end when the agent cancels or dies, so this listener ends it.
-    // It has no effect once the broker has ended the stream.
+    // After the broker has ended the stream the listener has no effect.
     stream.once('cancelled', () => abort.abort(this.#lost()));
     // A source of requests that fails aborts the whole call with its error.
     void sendFrames(stream, idle.whileSending(outgoing), abort.signal).catch((error: unknown) => {
@@ -187,7 +188,7 @@ export class Calls {
       complete = true;
     } catch (error) {
       if (abort.signal.aborted) throw abort.signal.reason;
-      // Otherwise the error is the one with which the machine ended its answer.
+      // If the answer is incomplete, the machine has ended it with an error, which is thrown.
       complete = !cut;
       throw error;
     } finally {
@@ -260,7 +261,7 @@ export class Calls {
       this.#cancel(id);
       reject(abort.signal.reason);
     };
-    // The answer of a unary call has to arrive before the deadline of the call itself.
+    // A unary call has its own deadline, in which its answer must arrive.
     const cancelTimeout = answerWaiters && after(answerWithinMs, () => abort.abort(this.#timedOut()));
     abort.signal.addEventListener('abort', fail, { once: true });
     this.#waiting.set(id, take);
@@ -297,7 +298,7 @@ export class Calls {
   }
 
   #timedOut(): AppError {
-    return this.#error('machine_timeout', 'the machine did not answer in time: look at its agent’s log');
+    return this.#error('machine_timeout', 'the machine did not answer in time; look at its agent’s log');
   }
 
   #error(code: Code, text: string, details: object = {}): AppError {
@@ -323,9 +324,9 @@ for (const shape of methods.values())
   });
 
 /**
- * Ends both sides with an error status and wakes the reader; destroy() would leave the agent's side open. The
- * status shows the agent whether the call was cancelled or the link lost. grpc-js itself sends CANCELLED with
- * other details.
+ * Ends both sides with an error status and wakes the reader. destroy() would leave the agent's side open. By
+ * the status the agent knows whether the call was cancelled or the link was lost. grpc-js itself sends
+ * CANCELLED with other details.
  */
 function endWithError(stream: AnswerStream, gaveUp: boolean): void {
   const code = gaveUp ? grpcStatus.CANCELLED : grpcStatus.UNAVAILABLE;
@@ -340,8 +341,8 @@ async function* encodeAll(
 }
 
 /**
- * Aborts a streaming call when its machine neither takes nor sends anything for `ms` milliseconds; 0 means
- * never. The timer runs only while the machine has to act.
+ * Aborts a streaming call if its machine neither reads nor sends for `ms` milliseconds; with 0 never. The
+ * timer runs only while it is the machine's turn to act.
  */
 function createIdleTimeout(ms: number, abort: AbortController) {
   let cancel = (): void => {};
@@ -349,13 +350,13 @@ function createIdleTimeout(ms: number, abort: AbortController) {
   function start(times = 1): void {
     cancel();
     if (ms === 0 || ended) return;
-    const message = 'the machine stopped in the middle of its answer: try again, or look at its agent’s log';
+    const message = 'the machine stopped in the middle of its answer; try again, or look at its agent’s log';
     cancel = after(ms * times, () => abort.abort(new AppError('machine_timeout', message)));
   }
   return {
     /**
-     * Passes requests on. The timer runs while the machine takes a request and after the last request. It
-     * stops while the source prepares the next.
+     * Yields requests. The timer runs while the machine reads a request, and after the last one. It is
+     * stopped while the source prepares the next request.
      */
     async *whileSending(requests: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
       let sent = 0;
@@ -368,7 +369,7 @@ function createIdleTimeout(ms: number, abort: AbortController) {
       }
       start(sent > 1 ? syncFactor : 1);
     },
-    /** Passes frames on. The timer stops while the reader handles a frame. */
+    /** Yields frames. The timer is stopped while the reader handles a frame. */
     async *whileReceiving<T>(frames: AsyncIterable<T>): AsyncGenerator<T> {
       for await (const frame of frames) {
         cancel();
@@ -376,7 +377,7 @@ function createIdleTimeout(ms: number, abort: AbortController) {
         start();
       }
     },
-    /** Stops the timeout for the rest of the call. */
+    /** Ends the timeout for the rest of the call. */
     end(): void {
       ended = true;
       cancel();

@@ -27,8 +27,8 @@ const authorityDays = 20 * 365;
 const leafDays = 90;
 const renewalMs = 30 * day;
 /**
- * A leaf is renewed when the clock was set back by this much. Clients reject a leaf after more than a day,
- * because it is valid only from one day before it was made.
+ * If the clock is set back by this much, the leaf is renewed. Clients would reject the old leaf after more
+ * than a day, because a leaf is valid from one day before its creation.
  */
 const backMs = day / 2;
 const renewalCheckMs = 60_000;
@@ -108,7 +108,7 @@ async function readAuthority(file: string, restKeyFile: string) {
 
 /**
  * Makes and applies a new leaf every 30 days. Call the returned function to stop. The age is measured by wall
- * time, because the machine may sleep and its clock may be set.
+ * time, because the monotonic clock stops while the machine sleeps.
  */
 export function renewLeaves(
   make: () => Promise<SecureContextOptions>,

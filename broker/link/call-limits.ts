@@ -1,5 +1,5 @@
-// Limits the calls that one machine has at once. Calls of most classes wait a short time, in order, until a
-// place is free.
+// Limits the calls that one machine has at once. In most classes, a call over the limit waits a short time,
+// in order, for a free slot.
 import type { Lane } from '../../shared/agent-rpcs.ts';
 import { after } from '../../shared/clock.ts';
 import { openTerminals, terminalClients } from '../../shared/command-and-terminal-limits.ts';
@@ -7,9 +7,9 @@ import { AppError } from '../../shared/errors.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 
 /**
- * Most calls of a class that may be open at once. The classes are separate, so that stalled downloads do not
- * delay a listing. Their sum, with 32 for each class of the hello, is what agents accept. `long` is less than the
- * 40 heavy file operations that agents run or queue.
+ * Most open calls of each class. The classes are separate, so that stalled downloads do not delay a listing.
+ * Their sum, with 32 for each of the two classes of the hello, is the number that agents accept. `long` is
+ * less than the 40 heavy file operations that agents run or queue.
  */
 const mostOpen = {
   ...{ control: 64, single: 64, long: 32 },
@@ -69,6 +69,6 @@ export class CallLimits {
   }
 
   #full(why: string): AppError {
-    return new AppError('unavailable', `${why}: try again later`, { machine_id: this.#machineId });
+    return new AppError('unavailable', `${why}; try again later`, { machine_id: this.#machineId });
   }
 }

@@ -1,5 +1,5 @@
-// Serves the control stream of one agent:
-// challenge, hello, welcome, then heartbeats and small calls until it ends.
+// Serves the control stream of one agent: challenge, hello and welcome, then heartbeats and small calls until
+// its end.
 import { randomBytes } from 'node:crypto';
 import { status as grpcStatus, type ServerDuplexStream } from '@grpc/grpc-js';
 import type { ConnectRequest__Output } from '../../proto/types/farhand/link/v1/ConnectRequest.ts';
@@ -33,7 +33,7 @@ export interface LinkServices {
   fingerprint: string;
   limits: LinkLimits;
   heartbeats: Heartbeats;
-  /** Divides the checks of hellos among turns of the event loop. */
+  /** Limits how many hellos are checked in one turn of the event loop. */
   hellos: TurnLimit;
   log: Logger;
 }
@@ -57,8 +57,8 @@ const frameBytes = 256 * 1024;
 /** Longest wait for the hello, even on a connection that has authenticated before. */
 const helloMs = 5_000;
 /**
- * Most bytes that may wait for an agent on its control stream.
- * An agent that reads too slowly is disconnected.
+ * Most bytes that may wait for an agent on its control stream. If the agent reads too slowly, it is
+ * disconnected.
  */
 const maxUnreadBytes = 4 * 1024 * 1024;
 /** Approximate size of a message without its request, in bytes. */
@@ -68,18 +68,18 @@ const plainId = /^[\x20-\x7e]{0,200}$/;
 /** Form of machine ids, as newId makes them. */
 const machineId = /^mach_[0-9A-Za-z]{22}$/;
 /**
- * Most capabilities read from a hello:
- * one more than a machine may report, so that the check refuses a longer list.
+ * Most capabilities read from a hello. It is one more than a machine may report, so that a longer list is
+ * found and refused.
  */
 const mostCapabilities = 64 + 1;
 /**
- * Most process ids read from a hello.
- * The agent lists further ones in a later hello, once these are acknowledged.
+ * Most process ids read from a hello. The agent lists further ids in a later hello, after these are
+ * acknowledged.
  */
 const mostProcesses = 4096;
 /**
- * Most messages of an agent, besides answers to calls, that may arrive at once. Each heartbeat interval
- * allows `unaskedPerBeat` more.
+ * Most messages, besides answers to calls, that an agent may send at once. Each heartbeat interval allows
+ * `unaskedPerBeat` more.
  */
 const mostUnasked = 2_000;
 const unaskedPerBeat = 500;
@@ -119,8 +119,8 @@ export async function serveConnect(
 }
 
 /**
- * Reads the first message, and pauses the stream after it. Returns undefined after refusing the stream.
- * Rejects if the stream fails.
+ * Reads the first message and then pauses the stream. Returns undefined if the stream was refused. Rejects if
+ * the stream fails.
  */
 async function helloOf(stream: ConnectStream): Promise<Hello__Output | undefined> {
   const { promise, resolve, reject } = Promise.withResolvers<ConnectRequest__Output | undefined>();
@@ -130,7 +130,7 @@ async function helloOf(stream: ConnectStream): Promise<Hello__Output | undefined
   };
   const end = (): void => resolve(undefined);
   const cancelDeadline = after(helloMs, () =>
-    refuse(stream, grpcStatus.DEADLINE_EXCEEDED, 'the hello did not arrive in time: connect again'),
+    refuse(stream, grpcStatus.DEADLINE_EXCEEDED, 'the hello did not arrive in time; connect again'),
   );
   stream.once('data', take).once('end', end).once('close', end).once('error', reject);
   const first = await promise.finally(() => {
@@ -140,7 +140,7 @@ async function helloOf(stream: ConnectStream): Promise<Hello__Output | undefined
   return first?.hello ?? refuse(stream, grpcStatus.INVALID_ARGUMENT, 'the first message must be a hello');
 }
 
-/** Finds the machine whose key signed this hello. Returns undefined after refusing the stream. */
+/** Finds the machine whose key signed this hello. Returns undefined if the stream was refused. */
 function authenticate(
   stream: ConnectStream,
   hello: Hello__Output,
@@ -159,7 +159,7 @@ function authenticate(
   const ids = [hello.instance_id, hello.journal_id];
   const proof = { nonce, machine_id, fingerprint };
   if (machine && !verifyProof(proof, hello.signature, Buffer.from(machine.public_key, 'base64'))) {
-    const text = 'the agent could not prove that it has the machine’s private key';
+    const text = 'the agent did not prove that it has the machine’s private key';
     limits.unauthenticated(address, { machine_id }, `refused an agent: ${text}`);
     return refuse(stream, grpcStatus.UNAUTHENTICATED, text);
   }
@@ -176,12 +176,11 @@ function refuse(stream: ConnectStream, code: grpcStatus, details: string): undef
 }
 
 export function textOf(error: unknown): string {
-  return error instanceof AppError ? error.message : 'unexpected failure, see the broker’s log';
+  return error instanceof AppError ? error.message : 'unexpected failure; see the broker’s log';
 }
 
 /**
- * The link to one authenticated agent. It has no reference to messages, because with 10,000 links every KiB
- * counts.
+ * The link to one authenticated agent. It references no messages, because with 10,000 links every KiB counts.
  */
 class AgentLink {
   readonly #link: Link;
@@ -224,8 +223,8 @@ class AgentLink {
       instanceId: hello.instance_id,
       methods: offered,
       stub: this.#calls.stub,
-      // An agent without a journal of processes loses their results when it ends,
-      // so its instance id serves as the id of the journal.
+      // An agent without a journal of processes loses their results at its end, so its instance id is used as
+      // the id of its journal.
       journalId: hello.journal_id || hello.instance_id || id,
       processIds: hello.process_ids.slice(0, mostProcesses),
       close: (last) => this.#close(last),
@@ -268,7 +267,7 @@ class AgentLink {
     };
     this.#stream.on('data', take).once('end', end).once('cancelled', end).once('close', end);
     this.#stream.once('error', fail).resume();
-    // These events may have come while the facts were being written.
+    // These events may have happened while the facts were being written.
     if (this.#stream.destroyed || this.#stream.readableEnded) end();
   }
 
@@ -309,15 +308,15 @@ class AgentLink {
   }
 
   /**
-   * Warns once when the machine's clock is far off, because times and certificates depend on it. Warns again
-   * if the clock was right in between.
+   * Warns if the machine's clock is far off, because times and certificates depend on it. The warning is
+   * repeated only if the clock was right in between.
    */
   #watchClock(): void {
     const facts = this.#services.machineFacts.of(this.#link.machineId);
     const clock_offset_ms = facts?.report?.clock_offset_ms ?? 0;
     const isOff = Math.abs(clock_offset_ms) > mostSkewMs;
     if (isOff && !this.#clockIsOff) {
-      const text = `the machine’s clock is ${clock_offset_ms < 0 ? 'behind' : 'ahead of'} the broker’s: let both follow a time server`;
+      const text = `the machine’s clock is ${clock_offset_ms < 0 ? 'behind' : 'ahead of'} the broker’s: set both by a time server`;
       const machine = this.#services.state.machines.get(this.#link.machineId)?.name;
       this.#log('warn', text, { machine, clock_offset_ms });
     }
@@ -326,8 +325,8 @@ class AgentLink {
 
   #send(message: ConnectResponse): void {
     if (this.#ended) return;
-    // Each call allows one more answer, even a late one. This credit has a limit, because some answers never
-    // come.
+    // Each call allows one more answer, even if it arrives late. This credit is limited, because some calls
+    // are never answered.
     if (message.call) this.#unasked = Math.max(-mostUnasked, this.#unasked - 1);
     // Node's own limit on a stream counts messages, not bytes.
     const bytes = (message.call?.request?.length ?? 0) + headBytes;
@@ -360,8 +359,8 @@ class AgentLink {
   }
 
   /**
-   * Reports two agent processes with one identity, which is a sign of a cloned machine. The newer link has
-   * replaced the older one.
+   * Reports two agent processes with one identity, which is the sign of a cloned machine. The newer link has
+   * already replaced the older one.
    */
   #recordTakeover(older: Link): void {
     if (older.instanceId === this.#link.instanceId) return;

@@ -1,5 +1,6 @@
-// Queue of new connections before their TLS handshake. After a failure a whole fleet connects at once. It then waits
-// here instead of being refused, each source has its turn, and other requests are served between the handshakes.
+// A queue of new connections before their TLS handshake. After a failure a whole fleet connects at once. Its
+// connections wait here in place of being refused, the sources take turns, and other requests are served
+// between two handshakes.
 import type { Socket } from 'node:net';
 import { after, monotonic } from '../../shared/clock.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
@@ -13,8 +14,8 @@ const defaultLimits = {
   /** Most handshakes that begin in one turn of the event loop; each takes some 0.5 ms. */
   perTurn: 8,
   /**
-   * Time that a connection has to authenticate while others wait. Otherwise it has until the deadline of the
-   * limiter.
+   * Milliseconds that a connection has to authenticate while others wait. If none waits, only the deadline of
+   * the limiter counts.
    */
   stalledMs: 2_000,
 };
@@ -35,7 +36,7 @@ export class HandshakeQueue {
   /** Waiting connections by source. The first source has the next turn. */
   readonly #waiting = new Map<string, Set<Waiting>>();
   /**
-   * Time at which the handshake of each connection began that has not authenticated yet, the oldest first.
+   * Connections that have not authenticated yet, with the time at which their handshake began, oldest first.
    */
   readonly #begun = new Map<Socket, number>();
   #turn: NodeJS.Immediate | undefined;
@@ -49,7 +50,7 @@ export class HandshakeQueue {
   }
 
   /**
-   * Adds an accepted TCP connection, unless the limiter closes it. The connection waits once its first bytes
+   * Adds an accepted TCP connection. The limiter may close it at once. It starts to wait when its first bytes
    * have arrived.
    */
   add(socket: Socket): void {
@@ -120,13 +121,14 @@ export class HandshakeQueue {
   #start(waiting: Waiting): void {
     const { socket, bytes } = waiting;
     socket.removeAllListeners('readable');
-    // The socket may have ended in this turn of the event loop. Then its bytes can no longer be put back.
+    // The socket may have ended in this turn of the event loop. In that case its bytes can no longer be put
+    // back.
     if (socket.destroyed || socket.readableEnded) return;
     this.#connections.resume(socket);
     this.#begun.set(socket, monotonic());
     socket.unshift(Buffer.concat(bytes));
-    // Frees the bytes: the listener for the end of the socket refers to this object as long as the link
-    // lasts.
+    // The bytes are released, because the listener for the end of the socket references this object as long
+    // as the link lasts.
     waiting.bytes = [];
     this.#begin(socket);
   }

@@ -1,4 +1,4 @@
-// Sends the heartbeats of all links when they are due, and finds silent machines, with a single timer.
+// Sends the heartbeats of all links when they are due, and finds silent machines. A single timer does both.
 import { every, monotonic } from '../../shared/clock.ts';
 
 /** A link that gets heartbeats. Its methods must not throw. */
@@ -7,7 +7,7 @@ interface Beating {
   readonly heardAt: number;
   /** Called every heartbeat interval. */
   beat(): void;
-  /** Called once the link has been silent for too long. It removes itself. */
+  /** Called when the link has been silent for too long. The link then removes itself. */
   silent(): void;
 }
 
@@ -17,8 +17,8 @@ export interface HeartbeatSettings {
 }
 
 /**
- * Milliseconds between two checks of all links. Silence is noticed at most this late. Checks once a second
- * would block the event loop for 30 ms at a time with 10,000 links.
+ * Milliseconds between two checks of some links. Silence is noticed at most this much later. With one check
+ * of all links per second, 10,000 links would block the event loop for 30 ms at a time.
  */
 const checkMs = 250;
 
@@ -52,7 +52,7 @@ export class Heartbeats {
     for (const [link, dueAt] of this.#dueAt) {
       if (now - link.heardAt >= silenceMs) link.silent();
       else if (now >= dueAt) {
-        // If the whole process was delayed, one heartbeat is enough.
+        // After a delay of the whole process, one heartbeat is enough.
         this.#dueAt.set(link, Math.max(dueAt + heartbeatMs, now));
         link.beat();
       }

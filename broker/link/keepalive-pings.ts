@@ -15,7 +15,7 @@ export interface Pings {
 const channel = 'http2.server.stream.created';
 
 /**
- * Pings each connection after its first stream, except links: these have heartbeats, and pings of 10,000
+ * Pings each connection after its first stream. Links are left out: they have heartbeats, and pings of 10,000
  * links would cost 3 % of a core. Call the returned function to stop.
  */
 export function pingConnections(pings: Pings): () => void {

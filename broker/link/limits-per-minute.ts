@@ -1,5 +1,5 @@
-// Limits per minute for links: log lines, hellos of one machine,
-// and events about two agents with one identity.
+// Limits per minute for links: log lines, hellos of one machine, and events about two agents with one
+// identity.
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
@@ -10,13 +10,13 @@ import type { Machine } from '../state/state.ts';
 const addressLines = 10;
 const machineLines = 30;
 /**
- * Most hellos of one machine per minute. A correct agent sends fewer, because its delays grow with each lost
+ * Most hellos of one machine per minute. A correct agent sends fewer, because it waits longer after each lost
  * link.
  */
 const machineHellos = 60;
 const minute = 60_000;
 /**
- * Most keys of a limiter by machine. It needs no limit, because only machines that have joined are counted.
+ * Most keys of a limiter by machine. There is no limit, because only machines that have joined are counted.
  */
 const unlimited = Number.POSITIVE_INFINITY;
 

@@ -25,7 +25,10 @@ interface LiveServices {
 
 /** Shortest time between two updates of the same topic, except events. */
 const betweenMs = 1_000;
-/** Most commands in one update; a batch can start thousands in a second, and a client reads its list anew anyway. */
+/**
+ * Most commands in one update. A batch can start thousands in a second, and a client then loads its list
+ * again anyway.
+ */
 const mostCommands = 200;
 
 const scopeOf: Readonly<Record<Topic['kind'], Scope>> = {
@@ -47,7 +50,8 @@ export class LiveUpdates {
     follow: async ({ topics }, caller) => {
       for (const topic of topics) await this.#assertAllowed(topic, caller);
       const signal = AbortSignal.any([caller.signal, this.#stopping.signal, this.#lossOf(topics, caller)]);
-      // Watching begins here, so that a client that reads a list after `ready` misses nothing.
+      // Watching begins before `ready` is sent, so that a client that loads a list after `ready` misses no
+      // change.
       const sources = topics.map((topic) => this.#follow(topic, caller, signal));
       return endless(mergeStreams(sources, signal), signal);
     },
@@ -58,7 +62,10 @@ export class LiveUpdates {
     this.#stopping.abort(new AppError('unavailable', 'the broker is stopping: connect again'));
   }
 
-  /** Fires once the key has no longer the scope of every topic. Authorization does not see scopes of topics. */
+  /**
+   * Fires when the key has lost the scope of one of the topics. Authorization does not check the scopes of
+   * topics.
+   */
   #lossOf(topics: readonly Topic[], caller: Caller): AbortSignal {
     const loss = new AbortController();
     const stop = this.#services.state.watch(() => {
@@ -184,7 +191,7 @@ export class LiveUpdates {
     for (let last = ''; ; await sleep(betweenMs, signal)) {
       if (signal.aborted || !caller.may('commands:read')) return;
       const now = { changes: batches.changesOf(id), reachable: caller.reachable() };
-      // Counting reads every member, so it is done only after a change.
+      // The batch is counted only after a change, because counting reads every command of it.
       const isKnown =
         now.changes !== undefined && now.changes === counted?.changes && now.reachable === counted?.reachable;
       if (isKnown) continue;

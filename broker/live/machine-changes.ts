@@ -1,16 +1,23 @@
-// Collects the machines that change while a client follows them, of those that its key may use.
+// Collects the machines that change while a client follows them. Only machines that the client's key may use
+// are collected.
 import type { MachineId } from '../../shared/api/route.ts';
 import type { Caller } from '../../shared/api/route-table.ts';
 import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import { type LiveMachine, liveOf, type MachineSources } from '../machines/to-json.ts';
 import type { Machine, State } from '../state/state.ts';
 
-/** Most machines in one update; the others wait for the next. Ten thousand machines report 700 times a second. */
+/**
+ * Most machines in one update. The others are sent with the next one. 10,000 machines report 700 times a
+ * second.
+ */
 const mostAtOnce = 200;
 
 type Services = MachineSources & { state: State };
 
-/** The machines that a client may see. A change replaces the map or the array, so comparing them finds it. */
+/**
+ * The machines that a client may see. Each change replaces the map or the array, so a change is found by
+ * comparing references.
+ */
 interface Seen {
   machines: State['machines'];
   reachable: readonly MachineId[] | undefined;
@@ -39,13 +46,15 @@ export class MachineChanges {
     ];
   }
 
-  /** Resolves once something may have changed, or when the signal fires. */
+  /** Resolves when there may be a change, or when the signal fires. */
   wait(signal: AbortSignal): Promise<void> {
     const waiting = this.#changed.size + this.#reported.size + this.#removed.size > 0;
     return waiting || this.#next() ? Promise.resolve() : this.#woken.wait(signal);
   }
 
-  /** The oldest changes that were not sent yet; undefined if the key may use none of their machines. */
+  /**
+   * Returns the oldest changes that were not sent yet; undefined if the key may use none of their machines.
+   */
   take(): { machines?: LiveMachine[]; removed?: MachineId[] } | undefined {
     this.#compare();
     const machines: LiveMachine[] = [];
@@ -78,7 +87,10 @@ export class MachineChanges {
     return next.machines === machines && next.reachable === reachable ? undefined : next;
   }
 
-  /** Finds machines that were added, edited or removed, or that the key has gained or lost. */
+  /**
+   * Finds machines that were added, edited or removed, and machines that the key may use from now on, or no
+   * longer.
+   */
   #compare(): void {
     const before = this.#seen;
     const after = this.#next();

@@ -1,5 +1,5 @@
-// Logins: sessions of browsers, each with the rights of one API key. A cookie has the secret of a login, and
-// state.json its hash.
+// Logins: sessions of browsers, each with the rights of one API key. The cookie contains the login's secret,
+// and state.json its hash.
 import { timingSafeEqual } from 'node:crypto';
 import { logins as routes } from '../../shared/api/logins.ts';
 import type { LoginId } from '../../shared/api/route.ts';
@@ -20,7 +20,7 @@ import { endOfSecret } from './rights.ts';
 const idleMs = 12 * 3_600_000;
 /** A login ends after this time in any case. */
 const longestMs = 7 * 24 * 3_600_000;
-/** Most logins of one key. Another login ends the one that was used least recently. */
+/** Most logins of one key. A further login ends the one that has not been used for the longest time. */
 const mostOfKey = 50;
 const sweepMs = 60_000;
 /** Least time between two writes of a login's last use, because each of them writes the whole state.json. */
@@ -30,10 +30,10 @@ export class Logins {
   readonly tickets = new Tickets();
   readonly #state: State;
   readonly #log: Logger;
-  /** Time of the last request of each login, which is newer than the one in state.json. */
+  /** Time of the last request of each login. It is newer than the time in state.json. */
   readonly #used = new Map<LoginId, number>();
   readonly #stop: () => void;
-  /** The committed logins from which `#byHash` was made. It is made again once they have changed. */
+  /** The committed logins from which `#byHash` was made. It is made again after they have changed. */
   #indexed: State['logins'] | undefined;
   #byHash = new Map<string, Login>();
 
@@ -43,7 +43,7 @@ export class Logins {
     this.#stop = every(sweepMs, () => this.#sweep());
   }
 
-  /** The login of a cookie's secret, with its key; undefined if either has ended. */
+  /** Returns the login of a cookie's secret, and its key; undefined if either has ended. */
   find(secret: string): { login: Login; key: Key } | undefined {
     if (this.#indexed !== this.#state.logins) {
       this.#indexed = this.#state.logins;
@@ -153,7 +153,7 @@ export class Logins {
     };
   }
 
-  /** Removes the login of a key that was used least recently if the key has too many. */
+  /** If a key has too many logins, removes the one that has not been used for the longest time. */
   #removeSurplus(transaction: StateTransaction, { key_id }: Login): void {
     const own = transaction.all('logins').filter((login) => login.key_id === key_id);
     own.sort((a, b) => this.#usedAt(a) - this.#usedAt(b));
@@ -161,7 +161,7 @@ export class Logins {
       transaction.remove('logins', id);
   }
 
-  /** Removes logins that have ended, which ends their streams, and saves when the others were last used. */
+  /** Removes logins that have ended, which also ends their streams. Saves when the others were last used. */
   #sweep(): void {
     const all = [...this.#state.logins.values()];
     const ended = all.filter((login) => this.#endOf(login) <= now());
@@ -190,7 +190,7 @@ const anotherKey = new AppError(
 );
 const notManaged = new AppError(
   'forbidden',
-  'this login belongs to another API key: end it with that key, or with an unlimited key with the scope admin',
+  'this login belongs to another API key; end it with that key, or with an unlimited key that has the scope admin',
 );
 
 function find(id: LoginId, { logins }: Pick<Declared, 'logins'>): Login {
@@ -200,8 +200,8 @@ function find(id: LoginId, { logins }: Pick<Declared, 'logins'>): Login {
 }
 
 /**
- * True if a key may see and end a login. With the scope admin it may do so with logins of keys that are not
- * stronger.
+ * True if a key may read and end a login. A key with the scope admin may do so for logins of keys that have
+ * no more rights than itself.
  */
 function mayManage(own: Key, { key_id }: Login, { keys }: Pick<Declared, 'keys'>): boolean {
   if (own.id === key_id) return true;
@@ -213,7 +213,7 @@ function mayManage(own: Key, { key_id }: Login, { keys }: Pick<Declared, 'keys'>
 function assertPrivate({ secure }: Caller): void {
   if (secure) return;
   const message =
-    'logging in needs an encrypted connection, because a cookie sent over plain HTTP can be read on the way: use https (--tls or --tls-cert), name your TLS proxy with --trusted-proxy and let it send X-Forwarded-Proto, or open the console on the broker’s own machine';
+    'logging in needs an encrypted connection, because others could read a cookie that is sent over plain HTTP; use https (--tls or --tls-cert), set --trusted-proxy for your TLS proxy and make it send X-Forwarded-Proto, or open the console on the broker’s own machine';
   throw new AppError('forbidden', message);
 }
 

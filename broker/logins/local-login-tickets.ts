@@ -1,4 +1,4 @@
-// One-time tickets that log in a person on the broker's own machine, who then needs not type a key.
+// One-time tickets that log in a person on the broker's own machine, without typing a key.
 import type { KeyId } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
 import { newSecret } from '../../shared/ids.ts';
@@ -14,10 +14,10 @@ const validMs = 5 * 60_000;
 const mostTickets = 16;
 
 export class Tickets {
-  /** Tickets that were not used, by their hash, oldest first. */
+  /** Unused tickets by their hash, oldest first. */
   readonly #open = new Map<string, { key_id: KeyId; until: number }>();
 
-  /** Makes a ticket for a key, which is valid once and for 5 minutes. */
+  /** Makes a ticket for a key. It is valid once, within 5 minutes. */
   make(key_id: KeyId): string {
     for (const oldest of [...this.#open.keys()].slice(0, 1 - mostTickets)) this.#open.delete(oldest);
     const ticket = `${literal}${newSecret()}`;
@@ -26,8 +26,8 @@ export class Tickets {
   }
 
   /**
-   * Uses up the ticket in `Bearer TICKET`, which only clients on this machine may. `restore` makes it valid again, for
-   * a request that was refused before it did anything.
+   * Uses up the ticket in `Bearer TICKET`. Only clients on this machine may do so. `restore` makes the ticket
+   * valid again if the request is refused before it has an effect.
    */
   redeem(authorization: string, address: string): { key_id: KeyId; restore: () => void } | undefined {
     const hashed = hashOf(bearer.exec(authorization)?.[1] ?? '');

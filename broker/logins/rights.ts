@@ -1,4 +1,5 @@
-// What a login adds to the rights of its key: it must exist, and some requests need a confirmation by the key.
+// The rules of a login in addition to the rights of its key: it must exist, and some requests need a
+// confirmation by the key.
 import type { KeyId, LoginId, Route } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -6,7 +7,7 @@ import type { Declared, Key, StateTransaction } from '../state/state.ts';
 
 type Logins = Pick<Declared, 'logins'>;
 
-/** Time after which a confirmation counts no more. */
+/** Milliseconds for which a confirmation is valid. */
 const confirmedMs = 15 * 60_000;
 
 export const loginEnded = new AppError('unauthorized', 'this login has ended: log in again');
@@ -16,20 +17,23 @@ export function assertLogin({ logins }: Logins, id: LoginId | undefined): void {
   if (id !== undefined && !logins.has(id)) throw loginEnded;
 }
 
-/** Throws confirmation_required if the route needs one and the login has none of the last 15 minutes. */
+/**
+ * Throws confirmation_required if the route needs a confirmation and the login was not confirmed within the
+ * last 15 minutes.
+ */
 export function assertConfirmed({ logins }: Logins, id: LoginId | undefined, route: Route): void {
   if (id === undefined || !route.confirmed) return;
   const confirmed_at = Date.parse(logins.get(id)?.confirmed_at ?? '');
   const age = now() - confirmed_at;
-  // A confirmation in the future comes from a clock that was set back.
+  // A confirmation in the future means that the clock was set back. It does not count.
   if (age >= 0 && age < confirmedMs) return;
   const message = `this needs the API key again: send it with POST /logins/${id}/confirm, then repeat the request`;
   throw new AppError('confirmation_required', message, { login_id: id });
 }
 
 /**
- * Ends the logins of a key whose secret is replaced: at once, or with `until`, the end of the old secret. The login that
- * asks for it goes on: its browser gets the new secret, and has to display it.
+ * Ends the logins of a key whose secret is replaced: at once, or with `until`, the end of the old secret. The
+ * login that sends this request goes on, because its browser has to display the new secret.
  */
 export function endLogins(
   transaction: StateTransaction,
@@ -39,15 +43,15 @@ export function endLogins(
 ): void {
   for (const login of transaction.all('logins')) {
     if (login.key_id !== key_id || login.id === asking) continue;
-    // The secret before the last one ends now, even if it had a grace period.
+    // The logins of the secret before the last one end now, even if that secret had a grace period.
     if (until === undefined || login.secret_until !== undefined) transaction.remove('logins', login.id);
     else transaction.put('logins', { ...login, secret_until: until });
   }
 }
 
 /**
- * The end of a secret of a key, by its hash: undefined for the present secret, and for a request without one. Throws
- * unauthorized for a secret that has ended.
+ * Returns when a secret of a key ends, by the secret's hash; undefined for the present secret, and for a
+ * request without one. Throws unauthorized for a secret that has ended.
  */
 export function endOfSecret({ hash, previous }: Key, presented: string | undefined): string | undefined {
   if (presented === undefined || presented === hash) return undefined;

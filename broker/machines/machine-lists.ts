@@ -1,5 +1,5 @@
-// Filtered and sorted lists of machines. A list is made once and serves every page until a machine changes in a
-// field that the list filters or sorts by, because making a list takes 10 ms with 10,000 machines.
+// Filtered and sorted lists of machines. A list serves every page until a machine changes in a field by which
+// the list is filtered or sorted, because making a list takes 10 ms with 10,000 machines.
 import { machines as routes } from '../../shared/api/machines.ts';
 import type { MachineId } from '../../shared/api/route.ts';
 import type { Page } from '../../shared/api/route-table.ts';
@@ -31,7 +31,10 @@ interface List {
 
 /** Most lists in memory for each set of machines: one for each combination of filters and sort field. */
 const mostLists = 16;
-/** Most age of a list that is sorted by reported values, because online machines report all the time. */
+/**
+ * Milliseconds for which a list that is sorted by reported values is used, because online machines report all
+ * the time.
+ */
 const reportedMs = 100;
 
 export class MachineLists {
@@ -98,7 +101,9 @@ export class MachineLists {
     return percentOf(name === 'memory' ? report.memory : report.disk);
   }
 
-  /** The versions of the fields that the selection uses and that change without a change of the state. */
+  /**
+   * Returns the versions of the fields that the selection uses and that may change while the state does not.
+   */
   #versionsOf(selection: Selection): string {
     const { presence, machineFacts } = this.#services;
     const used = [...Object.keys(selection), selection.sort.replace('-', '')];

@@ -1,5 +1,5 @@
-// Records machine.online and machine.offline events two seconds after a change,
-// so that a short interruption causes none.
+// Records machine.online and machine.offline events two seconds after a change. A shorter interruption causes
+// no event.
 import { after, iso } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
@@ -10,7 +10,8 @@ import type { State } from '../state/state.ts';
 
 const settleMs = 2_000;
 /**
- * Time after the start of the broker in which agents can reconnect before their machines count as offline.
+ * Milliseconds after the start of the broker in which agents can reconnect before their machines count as
+ * offline.
  */
 const graceAtStartMs = 45_000;
 

@@ -1,4 +1,4 @@
-// Converts machines, with what they have reported, to the JSON of the REST API.
+// Converts machines and the values that they have reported to the JSON of the REST API.
 import { includedIn } from '../../shared/api/machines.ts';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso } from '../../shared/clock.ts';
@@ -17,7 +17,7 @@ export interface MachineSources {
   machineFacts: MachineFacts;
 }
 
-/** Texts of last_seen. A list of machines spends a tenth of its time on making them. */
+/** The texts of last_seen are stored, because making them takes a tenth of the time of a list of machines. */
 const seenTexts = new WeakMap<Facts, string>();
 
 function seenText(facts: Facts): string {
@@ -38,8 +38,8 @@ export function itemOf({ presence, machineFacts }: MachineSources, machine: Mach
 }
 
 /**
- * Returns the offset of a machine's clock from the broker's; nothing unless the machine's owner allows
- * metrics.
+ * Returns the offset of a machine's clock from the broker's. The result is empty unless the machine's owner
+ * allows metrics.
  */
 function clockOf(facts: Facts | undefined): { clock_offset_ms?: number } {
   const offset = facts?.capabilities.includes('metrics') ? facts.report?.clock_offset_ms : undefined;
@@ -70,7 +70,7 @@ export function statusOf({ presence, machineFacts }: MachineSources, { id: machi
   if (connected) machineFacts.assertAllows(machine_id, ['metrics']);
   const report = facts?.report;
   if (!report) {
-    const text = 'this machine has never sent metrics: start its agent';
+    const text = 'this machine has never sent metrics; start its agent';
     throw new AppError('machine_offline', text, { machine_id });
   }
   return {
@@ -85,7 +85,7 @@ export function statusOf({ presence, machineFacts }: MachineSources, { id: machi
   };
 }
 
-/** Returns the values of a report that both a status and a list of statuses have. */
+/** Returns the values of a report that are both in a status and in a list of statuses. */
 function valuesOf({ uptime_s, cpu_usage, cpu_cores, memory, disk, load_average, recorded_at_ms }: Report) {
   const cpu = { usage: cpu_usage, cores: cpu_cores };
   return { uptime: uptime_s, cpu, memory, disk, load_average, recorded_at: iso(recorded_at_ms) };

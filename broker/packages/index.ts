@@ -33,7 +33,7 @@ interface Offer {
 }
 
 /**
- * Finds the packages in `directory`, the value of --packages. Throws StartError if it is set and has no
+ * Finds the packages in `directory`, the value of --packages. Throws StartError if it is set but has no
  * packages.
  */
 export function createPackages(directory: string | undefined, addresses: () => Addresses): Packages {
@@ -81,8 +81,8 @@ function assertOffer(offer: Offer | undefined): Offer {
 }
 
 /**
- * Yields a file in pieces, and opens it for each piece only. Downloads need no key, and slow ones could
- * otherwise use up the broker's file descriptors.
+ * Yields a file in pieces. The file is open only while a piece is read, because downloads need no key and
+ * slow ones could use up the broker's file descriptors.
  */
 async function* contentsOf(path: string): AsyncGenerator<Uint8Array> {
   for (let at = 0, piece = await pieceOf(path, at); piece.length > 0; piece = await pieceOf(path, at)) {
@@ -97,7 +97,7 @@ async function pieceOf(path: string, at: number): Promise<Buffer> {
   return buffer.subarray(0, bytesRead);
 }
 
-/** Like offerIn(), but undefined if the list names missing files, because it is damaged or being written. */
+/** Like offerIn(), but undefined if the list names missing files: it is damaged, or it is being written. */
 function completeOffer(directory: string): Offer | undefined {
   try {
     return offerIn(directory);

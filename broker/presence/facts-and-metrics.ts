@@ -21,7 +21,7 @@ const space = z.object({ total: amount, used: amount, free: amount });
 const disk = space.extend({ available: amount.optional() });
 const absent = { total: 0, used: 0, free: 0 };
 
-/** A report as received from an agent. Sizes and numbers are checked only here. */
+/** A report as an agent has sent it. Sizes and numbers are checked only here. */
 const reportSchema = z.object({
   recorded_at_ms: z.number().min(0).max(latestInstant),
   uptime_s: amount,
@@ -80,7 +80,7 @@ const tables = [
   CREATE INDEX metrics_by_time ON metrics (at)`,
 ];
 
-/** Creates the entry with the facts of a machine that enrols. Commit it together with the machine. */
+/** Creates the facts of a machine that enrols. Commit them together with the machine. */
 export function firstFacts(
   machineId: string,
   host: Omit<Facts, 'last_seen' | 'report' | 'capabilities'>,
@@ -102,7 +102,7 @@ export type MetricsPoint = Record<'at' | (typeof metricsPoint)[number], number>;
 
 const flushMs = 60_000;
 const hourMs = 3_600_000;
-/** Machines whose rows one transaction writes: some 5 ms. */
+/** Number of machines whose rows are written in one transaction, which takes some 5 ms. */
 const rowsAtOnce = 250;
 
 /**
@@ -135,7 +135,7 @@ export class MachineFacts {
         if (!this.#facts.has(machine_id)) this.#set(machine_id, { ...facts, report: undefined });
       });
     });
-    // A failed write loses nothing, because the facts stay in memory. History logs the failure.
+    // A failed write loses nothing, because the facts are in memory. History logs the failure.
     this.#stops = [
       every(flushMs, () => void this.#flush().catch(() => {})),
       every(sampleMs, () => void this.#sample().catch(() => {})),
@@ -156,7 +156,7 @@ export class MachineFacts {
     return made;
   }
 
-  /** Takes the last hour from the stored samples, since its own values do not outlive a restart. */
+  /** Fills the last hour from the stored samples after a restart. */
   async #fillHour(sampleMs: number): Promise<void> {
     const samples = await this.#history.all(
       'SELECT machine_id, at, cpu_usage, memory_used AS used, memory_total AS total FROM metrics WHERE at >= ?',
@@ -208,7 +208,7 @@ export class MachineFacts {
   }
 
   /**
-   * Stores the facts and the first report of a hello. Resolves once changed facts are on disk; a report is
+   * Stores the facts and the first report of a hello. Resolves when changed facts are on disk. A report is
    * written within a minute, like those of heartbeats. Throws validation_failed.
    */
   async hello(
@@ -225,7 +225,7 @@ export class MachineFacts {
     this.#addToHour(machineId);
     this.#heardAt.set(machineId, monotonic());
     this.#unsaved.add(machineId);
-    // Unchanged facts are not written at once. After a restart of the broker all machines return, and a
+    // Unchanged facts are not written at once. After a restart of the broker all machines come back, and one
     // commit for each would take longer than everything else.
     if (before && isDeepStrictEqual(declaredIn(before), declaredIn(facts))) return;
     await this.#history.write((transaction) => this.#save(machineId, transaction));
@@ -245,7 +245,10 @@ export class MachineFacts {
     for (const watcher of this.#watchers) watcher(machineId);
   }
 
-  /** Forgets the last hour of a removed machine. Its facts stay, because lists of history may name its id. */
+  /**
+   * Removes the last hour of a removed machine. Its facts remain, because lists of history may contain its
+   * id.
+   */
   remove(machineId: string): void {
     this.#heardAt.delete(machineId);
     this.#lastHour.remove(machineId);
@@ -291,11 +294,11 @@ export class MachineFacts {
 
   async close(): Promise<void> {
     for (const stop of this.#stops) stop();
-    // History logs a failure. It must not keep the other parts from being closed.
+    // History logs the failure. Closing continues with the other parts.
     await this.#flush().catch(() => {});
   }
 
-  /** Writes in slices, so that other requests do not wait for the rows of a whole fleet. */
+  /** Writes in slices, so that other requests do not wait until the rows of a whole fleet are written. */
   async #flush(): Promise<void> {
     const machines = takeAll(this.#unsaved);
     for (let at = 0; at < machines.length; at += rowsAtOnce) {

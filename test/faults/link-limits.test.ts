@@ -36,7 +36,7 @@ test('unauthenticated connections of one address are logged ten times a minute, 
   }
   const received = () => [
     ...linesOf(system, 'its machine is not registered'),
-    ...linesOf(system, 'could not prove that it has'),
+    ...linesOf(system, 'did not prove that it has'),
   ];
   expect(received()).toHaveLength(10);
   expect(received()[0]).toContain('"address":"127.0.0.1"');

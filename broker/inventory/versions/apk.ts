@@ -1,18 +1,20 @@
 // Compares versions as apk does: numbers, a letter, suffixes and the revision of the package, as in 1.2.3b_rc1-r4.
 import { compareNumbers } from './deb.ts';
 
-/** Suffixes in their order. Those of versions before a release are older than no suffix at all. */
+/**
+ * Suffixes in ascending order. A version with a suffix of a pre-release is older than one without a suffix.
+ */
 const suffixes = ['alpha', 'beta', 'pre', 'rc', '', 'cvs', 'svn', 'git', 'hg', 'p'];
 
 interface Version {
   numbers: string[];
   letter: string;
   suffixes: { rank: number; number: string }[];
-  /** Empty if the version has none, which is older than revision 0. */
+  /** Empty if the version has no revision, which is older than revision 0. */
   revision: string;
 }
 
-/** As compareDeb(). */
+/** Compares two versions as compareDeb() does, by the rule of apk. */
 export function compareApk(a: string, b: string): number {
   const [x, y] = [parse(a), parse(b)];
   return (
@@ -48,7 +50,10 @@ function compareLists<T>(
   return 0;
 }
 
-/** After the first number, one with a zero in front is a fraction: 1.05 is older than 1.5. */
+/**
+ * Compares two numbers. After the first number, a number with a leading zero is a fraction: 1.05 is older
+ * than 1.5.
+ */
 function compareNumber(x: string | undefined, y: string | undefined, at: number): number {
   if (x === undefined || y === undefined) return Number(x !== undefined) - Number(y !== undefined);
   return at > 0 && (x.startsWith('0') || y.startsWith('0')) ? compareText(x, y) : compareNumbers(x, y);

@@ -1,6 +1,6 @@
 // Compares versions as dpkg does (deb-version(7)).
 
-/** Below 0 if `a` is older than `b`, above 0 if it is newer, 0 if they are equal. */
+/** Returns a number below 0 if `a` is older than `b`, above 0 if it is newer, and 0 if both are equal. */
 export function compareDeb(a: string, b: string): number {
   const [x, y] = [partsOf(a), partsOf(b)];
   return x.epoch - y.epoch || comparePart(x.upstream, y.upstream) || comparePart(x.revision, y.revision);
@@ -13,7 +13,9 @@ function partsOf(version: string): { epoch: number; upstream: string; revision: 
   return { epoch: Number(epoch), upstream: rest.slice(0, dash), revision: rest.slice(dash + 1) };
 }
 
-/** Compares in turn a part without digits, sign by sign, and a number, until one differs. */
+/**
+ * Compares parts of text and numbers alternately, until one differs. Text is compared character by character.
+ */
 function comparePart(a: string, b: string): number {
   const [x, y] = [segmentsOf(a), segmentsOf(b)];
   for (let at = 0; at < Math.max(x.length, y.length); at += 1) {
@@ -24,7 +26,10 @@ function comparePart(a: string, b: string): number {
   return 0;
 }
 
-/** Parts without digits and numbers in turn. A text that starts with a number has an empty part before it. */
+/**
+ * Splits a version into parts of text and numbers, alternately. If the version starts with a number, the
+ * first part is empty.
+ */
 function segmentsOf(text: string): string[] {
   const segments: string[] = text.match(/\d+|\D+/g) ?? [];
   return /^\d/.test(text) ? ['', ...segments] : segments;
@@ -38,14 +43,17 @@ function compareSigns(a: string, b: string): number {
   return 0;
 }
 
-/** A tilde sorts before the end of the text, and letters sort before all other signs. */
+/**
+ * Returns the order of a character: a tilde sorts before the end of the text, and letters before all other
+ * characters.
+ */
 function rankOf(sign: string | undefined): number {
   if (sign === undefined) return 0;
   if (sign === '~') return -1;
   return /[a-z]/i.test(sign) ? sign.charCodeAt(0) : sign.charCodeAt(0) + 256;
 }
 
-/** Compares numbers of any length. An absent number is 0. */
+/** Compares numbers of any length. A missing number counts as 0. */
 export function compareNumbers(a: string, b: string): number {
   const [x, y] = [a.replace(/^0+/, ''), b.replace(/^0+/, '')];
   return x.length - y.length || (x < y ? -1 : Number(x > y));

@@ -1,4 +1,4 @@
-// Compares versions of packages by the rule of their distribution.
+// Compares versions of packages by the rule of the machine's distribution.
 import type { PackageFormat } from '../../../shared/api/inventory.ts';
 import { compareApk } from './apk.ts';
 import { compareDeb } from './deb.ts';
@@ -13,8 +13,8 @@ const rules: Readonly<Record<PackageFormat, (a: string, b: string) => number>> =
 };
 
 /**
- * True if `version` is older than `limit`. An epoch counts only if the limit has one: people who know the fixed release
- * 3.0.15 need not know that a distribution calls it 1:3.0.15.
+ * True if `version` is older than `limit`. An epoch counts only if the limit has one: a user who looks for
+ * versions below 3.0.15 need not know that the distribution calls it 1:3.0.15.
  */
 export function isBelow(format: PackageFormat, version: string, limit: string): boolean {
   const compared = /^\d+:/.test(limit) ? version : version.replace(/^\d+:/, '');

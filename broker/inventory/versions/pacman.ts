@@ -1,12 +1,12 @@
-// Compares versions as pacman does (vercmp(8)). It looks like rpm's rule, but 1.0beta is older than 1.0, and the number of
-// signs between segments counts.
+// Compares versions as pacman does (vercmp(8)). The rule is similar to rpm's, but 1.0beta is older than 1.0,
+// and the number of separators between segments counts.
 import { compareNumbers } from './deb.ts';
 import { compareWithEpoch } from './rpm.ts';
 
-/** As compareDeb(). A release counts only if both versions have one. */
+/** Compares two versions as compareDeb() does. A release counts only if both versions have one. */
 export const comparePacman = (a: string, b: string): number => compareWithEpoch(a, b, compareSegments);
 
-/** Signs, followed by a segment of digits or letters; or signs at the end. */
+/** Separators followed by a segment of digits or letters, or separators at the end. */
 const pieces = /([^0-9a-z]*)(\d+|[a-z]+)|([^0-9a-z]+)$/gi;
 
 function compareSegments(a: string, b: string): number {
@@ -29,9 +29,12 @@ function compareSegment(x: string, y: string): number {
   return x < y ? -1 : Number(x > y);
 }
 
-/** Compares what is left when one text has no further segment. Letters are older than nothing. */
+/**
+ * Compares the rests of two versions, of which one has no further segment. A rest of letters is older than an
+ * empty rest.
+ */
 function compareRests(a: string, b: string): number {
-  // If both have something left, signs before a segment do not count.
+  // If both have a rest, separators before a segment do not count.
   const [x, y] = a && b ? [withoutSigns(a), withoutSigns(b)] : [a, b];
   if (x === y) return 0;
   return (x === '' && !/^[a-z]/i.test(y)) || /^[a-z]/i.test(x) ? -1 : 1;

@@ -1,13 +1,13 @@
 // Compares versions as rpm does (rpm-version(7)): epoch, version and release, each in segments.
 import { compareNumbers } from './deb.ts';
 
-/** Compares one segment text, such as a version, with another. */
+/** A function that compares two parts of versions, such as the releases. */
 type CompareText = (a: string, b: string) => number;
 
-/** As compareDeb(). A release counts only if both versions have one. */
+/** Compares two versions as compareDeb() does. A release counts only if both versions have one. */
 export const compareRpm = (a: string, b: string): number => compareWithEpoch(a, b, compareSegments);
 
-/** Compares [EPOCH:]VERSION[-RELEASE], the form that rpm and pacman have in common. */
+/** Compares versions of the form [EPOCH:]VERSION[-RELEASE], which rpm and pacman have in common. */
 export function compareWithEpoch(a: string, b: string, compare: CompareText): number {
   const [x, y] = [partsOf(a), partsOf(b)];
   const order = compareNumbers(x.epoch, y.epoch) || compare(x.version, y.version);
@@ -22,7 +22,10 @@ function partsOf(text: string): { epoch: string; version: string; release: strin
   return { epoch, version: rest.slice(0, dash), release: rest.slice(dash + 1) };
 }
 
-/** rpmvercmp(): signs only separate, except that a tilde sorts before the end and a caret after it. */
+/**
+ * Compares as rpmvercmp() does. Special characters only separate segments, except for the tilde, which sorts
+ * before the end, and the caret, which sorts after it.
+ */
 function compareSegments(a: string, b: string): number {
   const segment = /~|\^|\d+|[a-z]+/gi;
   const x: readonly string[] = a.match(segment) ?? [];
