@@ -15,7 +15,7 @@ import {
 } from '../shared/read-settings.ts';
 import { type Network, networkOf } from './client-address.ts';
 
-/** Requests per minute that each API key may make, by the names that --rate-limit takes. */
+/** Requests per minute that each API key may make, by the names that --rate-limit accepts. */
 const plans: Readonly<Record<string, number>> = { free: 100, pro: 1_000, enterprise: 10_000 };
 const ratePlan = z
   .union([z.int(), z.string()])

@@ -53,10 +53,7 @@ export function createAuditRecorder(
       .catch((error: unknown) => log.error({ err: error, deeds }, 'an audit record could not be written'));
 
   return {
-    /**
-     * Begins the record of a request. Each write calls `about` for the details. Without `records`, only a
-     * failure is written.
-     */
+    /** Begins a record. Each write calls `about` for the details. Without `records`, only failures are written. */
     begin(action: string, who: Who, about: () => AuditedRequest, records = true) {
       const id = newId('audit');
       let committed = false;

@@ -1,4 +1,4 @@
-// The shell around every page: menu, banners, palette and toasts; before a login the login page.
+// The frame around every page: menu, banners, palette and toasts. Before a login it shows the login page.
 import { useEffect, useState } from 'preact/hooks';
 import { brokerAnswers, confirmation } from './client.ts';
 import { lost, startLive } from './live-updates.ts';

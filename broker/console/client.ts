@@ -1,4 +1,5 @@
-// The SDK of this page: requests carry the console's own header, and an ended login is noticed here.
+// The SDK client of this page. It adds the console's own header to requests, and notices the end of the
+// login.
 import { signal } from '@preact/signals';
 import { failureOf } from '../../shared/sdk/error.ts';
 import { Farhand, FarhandError } from '../../shared/sdk/index.ts';
@@ -75,9 +76,9 @@ export function clientWithEtag(report: (etag: string | null) => void): Farhand {
   });
 }
 
-/** Returns the message of an error for people. The broker's messages name the next step. */
+/** Returns an error's message for the user. The broker's messages name the next step. */
 export function messageOf(error: unknown): string {
-  // A TypeError is what fetch throws when no answer comes at all.
+  // fetch throws a TypeError if there is no answer.
   if (error instanceof TypeError) return 'The broker does not answer. Check that it runs, then try again.';
   return error instanceof Error ? error.message : String(error);
 }

@@ -1,4 +1,4 @@
-// One stream of changes from the broker for the whole page, however many parts listen.
+// Live updates: one stream of changes from the broker for the whole page, shared by all its parts.
 import { batch, computed, effect, signal } from '@preact/signals';
 import { useEffect } from 'preact/hooks';
 import { FarhandError, streams } from './client.ts';
@@ -19,7 +19,7 @@ export const lost = signal(false);
 
 const listeners = new Set<(update: Update) => void>();
 const returning = new Set<() => void>();
-/** Topics of the open page, each with the number of parts that follow it. */
+/** Topics that the open page follows, each with the number of parts that follow it. */
 const followed = signal<ReadonlyMap<string, number>>(new Map());
 const topics = computed(() =>
   [...(may('machines:read') ? ['events'] : []), ...followed.value.keys()].sort().join(','),
@@ -33,7 +33,10 @@ export function listen(listener: (update: Update) => void): () => void {
   return () => listeners.delete(listener);
 }
 
-/** Calls `run` each time the stream is open again, because everything may have changed meanwhile. */
+/**
+ * Calls `run` each time the stream was interrupted and is open again, because any data may have changed
+ * meanwhile.
+ */
 export function onReturn(run: () => void): () => void {
   returning.add(run);
   return () => returning.delete(run);
@@ -64,7 +67,8 @@ async function follow(of: string, stop: AbortSignal): Promise<void> {
         else for (const listener of [...listeners]) listener(data);
       }
     } catch (error) {
-      // The key has lost rights. Pages and topics now follow from the rights that it still has.
+      // The key has lost rights. identify() reads the rights that remain, and pages and topics follow from
+      // them.
       if (error instanceof FarhandError && error.status === 403) await identify().catch(() => {});
       if (error instanceof FarhandError && [401, 403, 404].includes(error.status)) return;
     }
@@ -84,18 +88,18 @@ function opened(): void {
     connected.value = true;
     lost.value = false;
   });
-  // The first page has just read its data, so it does not read it again.
+  // After the first connection the page has just loaded its data, so it does not load it again.
   if (openedBefore) for (const run of [...returning]) run();
   openedBefore = true;
 }
 
-/** Follows the stream while somebody is logged in. */
+/** Follows the stream while a user is logged in. */
 export function startLive(): void {
   effect(() => {
     if (!loggedIn.value || topics.value === '') return undefined;
     const of = topics.value;
     const stop = new AbortController();
-    // A new page adds its topics a moment later.
+    // The stream is opened a moment later, because a new page adds its topics one after another.
     const cancel = after(settleMs, () => void follow(of, stop.signal));
     return () => {
       cancel();

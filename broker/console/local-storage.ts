@@ -1,4 +1,5 @@
-// The few choices that the browser stores: the theme and the columns of the list of machines. Nothing else is stored.
+// The choices that the browser stores: the theme and the columns of the list of machines. Nothing else is
+// stored.
 
 /** The stored text of a choice; undefined if there is none, or the browser forbids storage. */
 export function storedText(name: 'theme' | 'columns'): string | undefined {
@@ -9,12 +10,15 @@ export function storedText(name: 'theme' | 'columns'): string | undefined {
   }
 }
 
-/** Stores a choice; undefined removes it. Where a browser forbids storage, it lasts until the page is closed. */
+/**
+ * Stores a choice; undefined removes it. If the browser forbids storage, the choice is lost when the page is
+ * closed.
+ */
 export function storeText(name: 'theme' | 'columns', text: string | undefined): void {
   try {
     if (text === undefined) localStorage.removeItem(`farhand-${name}`);
     else localStorage.setItem(`farhand-${name}`, text);
   } catch {
-    // The choice is in memory, which is enough for this page.
+    // The choice is in memory, which is sufficient for this page.
   }
 }

@@ -1,4 +1,4 @@
-// The login page: an API key is exchanged for a cookie, and not stored by this page.
+// The login page. It exchanges an API key for a cookie, and does not store the key.
 import { useState } from 'preact/hooks';
 import { loginEnded } from './client.ts';
 import { Form, TextField } from './parts/form.tsx';
@@ -6,7 +6,9 @@ import { Icon } from './parts/icon.tsx';
 import { info } from './parts/icons.ts';
 import { logIn, me } from './session.ts';
 
-/** Whether this browser may drop the cookie: over plain http Safari stores no cookie that is marked Secure. */
+/**
+ * True if this browser may drop the cookie: over plain http Safari stores no cookie that is marked Secure.
+ */
 const mayDropCookie = (): boolean =>
   location.protocol === 'http:' && /Safari\//.test(navigator.userAgent) && !/Chrom/.test(navigator.userAgent);
 

@@ -1,5 +1,5 @@
-// The menu with the pages that this login may use. The table of pages sets it once. The menu, the palette and
-// the profile read it.
+// The items of the navigation menu: the pages that this login may use. The table of pages sets them once. The
+// menu, the palette and the profile display them.
 import { computed, signal } from '@preact/signals';
 import type { Scope } from '../../shared/api/route.ts';
 import type { IconNodes } from './parts/icon.tsx';
@@ -9,7 +9,7 @@ export interface MenuItem {
   group: 'Fleet' | 'Work' | 'Watch' | 'Access';
   text: string;
   icon: IconNodes;
-  /** The second key of its shortcut, after `g`. */
+  /** The second key of its shortcut, pressed after `g`. */
   key: string;
   pattern: string;
   needs: Scope | undefined;
@@ -17,5 +17,5 @@ export interface MenuItem {
 
 export const allItems = signal<readonly MenuItem[]>([]);
 
-/** Items of pages that the login may use. */
+/** The items of the pages that the login may use. */
 export const menu = computed(() => allItems.value.filter(({ needs }) => needs === undefined || may(needs)));

@@ -1,4 +1,4 @@
-// The command palette: finds pages, machines and actions by a few letters.
+// The command palette: finds pages, machines and actions by a few typed letters.
 import { signal } from '@preact/signals';
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
 import { client } from './client.ts';
@@ -64,7 +64,7 @@ function actions(): Found[] {
   ];
 }
 
-/** Machines whose name contains the text; found anew a moment after the last key. */
+/** The machines whose name contains the text. They are searched a moment after the last key press. */
 function useMachines(text: string): Found[] {
   const [found, setFound] = useState<Found[]>([]);
   useEffect(() => {
@@ -92,7 +92,8 @@ function useMachines(text: string): Found[] {
       stop.abort();
     };
   }, [text]);
-  // Those found for fewer letters stay until the answer: Enter must not take one that no longer matches.
+  // The machines found for the previous text are displayed until the answer arrives, but only those that
+  // still match, so that Enter cannot choose another one.
   const letters = text.toLowerCase();
   return found.filter((one) => one.text.toLowerCase().includes(letters));
 }
@@ -102,8 +103,8 @@ export function Palette() {
 }
 
 /**
- * Opens a dialog as modal before the next paint, so that it has the focus when the first letter is typed. At its end,
- * the focus returns to where it was.
+ * Opens a dialog as modal before the next paint, so that it has the focus when the first letter is typed.
+ * When it is closed, the focus returns to the previous element.
  */
 function useModal() {
   const element = useRef<HTMLDialogElement>(null);

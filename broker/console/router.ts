@@ -1,8 +1,8 @@
-// The router: the address of the page as a signal, links without a reload, and the page for each path.
+// The router: the page's address as a signal, links without a reload, and the page component of each path.
 import { computed, signal } from '@preact/signals';
 import type { ComponentType } from 'preact';
 
-/** All pages are below this path; the broker answers every path there with the same document. */
+/** The path of all pages. For every path below it the broker sends the same document. */
 const base = '/console';
 
 export type Params = Readonly<Record<string, string>>;
@@ -24,7 +24,7 @@ addEventListener('popstate', () => {
   place.value = here();
 });
 
-/** Address of a page for links: `to('/machines', id)` encodes each further part. */
+/** Returns the address of a page for links. `to('/machines', id)` encodes the id. */
 export function to(page: string, ...parts: readonly string[]): string {
   return base + [page, ...parts.map(encodeURIComponent)].join('/');
 }
@@ -37,7 +37,10 @@ export function go(address: string, { replace = false } = {}): void {
   if (!replace) scrollTo(0, 0);
 }
 
-/** Changes parameters of the query; an empty value removes its parameter. `push`: as a page of its own, for Back. */
+/**
+ * Changes parameters of the query. An empty value removes the parameter. `push`: adds an entry to the
+ * browser's history, so that Back undoes the change.
+ */
 export function setQuery(changes: Record<string, string>, { push = false } = {}): void {
   const query = new URLSearchParams(location.search);
   for (const [name, value] of Object.entries(changes)) {
@@ -48,7 +51,7 @@ export function setQuery(changes: Record<string, string>, { push = false } = {})
   go(location.pathname + (text && `?${text}`), { replace: !push });
 }
 
-/** Follows clicks on links to pages of the console without loading a new document. */
+/** Opens links to pages of the console without loading a new document. */
 export function followLinks(): void {
   document.addEventListener('click', (event) => {
     const link = event.target instanceof Element ? event.target.closest('a') : null;

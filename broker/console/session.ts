@@ -1,30 +1,33 @@
-// Who is logged in: login by key or by a link with a ticket, logout, and what the key may do.
+// The login of this page: by API key or by a link with a ticket, logout, and the rights of the key.
 import { computed, signal } from '@preact/signals';
 import type { Scope } from '../../shared/api/route.ts';
 import { client, clientWithKey, loginEnded } from './client.ts';
 
 export type Me = Awaited<ReturnType<typeof client.keys.me>>;
 
-/** The key behind this login; undefined while unknown, null without a login. */
+/** The key of this login; undefined while it is unknown, null if there is no login. */
 export const me = signal<Me | null | undefined>(undefined);
 
-/** True if the key has a scope. The broker decides; pages only leave out what it would refuse. */
+/**
+ * True if the key has a scope. The broker itself checks every request; pages only leave out what it would
+ * refuse.
+ */
 export function may(scope: Scope): boolean {
   const scopes = me.value?.scopes ?? [];
   return scopes.includes('admin') || scopes.includes(scope);
 }
 
-/** True while pages can be used: false again when the login ends while a page is open. */
+/** True while a user is logged in. Becomes false if the login ends while a page is open. */
 export const loggedIn = computed(() => me.value !== null && me.value !== undefined && !loginEnded.value);
 
-/** Removes the ticket from the address before the first request, so that no log or history contains it. */
+/** Removes the ticket from the address before the first request, so that it is in no log and no history. */
 export function takeTicket(): string | undefined {
   const ticket = new URLSearchParams(location.hash.slice(1)).get('ticket') ?? undefined;
   if (location.hash) history.replaceState(null, '', location.pathname + location.search);
   return ticket;
 }
 
-/** Asks the broker who is logged in. Rejects if the broker does not answer. */
+/** Loads the login from the broker. Rejects if the broker does not answer. */
 export async function identify(): Promise<void> {
   try {
     me.value = await client.keys.me();
@@ -35,7 +38,7 @@ export async function identify(): Promise<void> {
   }
 }
 
-/** A name for the list of logins, such as `Chrome on Linux`. */
+/** Returns a name for the list of logins, such as `Chrome on Linux`. */
 function browserName(): string {
   const agent = navigator.userAgent;
   const browser = /Edg|Firefox|Chrome|Safari/.exec(agent)?.[0]?.replace('Edg', 'Edge') ?? 'Browser';
@@ -43,13 +46,13 @@ function browserName(): string {
   return system ? `${browser} on ${system}` : browser;
 }
 
-/** Logs in with an API key or with a ticket; rejects with the broker's reason. */
+/** Logs in with an API key or a ticket. Rejects with the broker's reason. */
 export async function logIn(secret: string): Promise<void> {
   await clientWithKey(secret).logins.create({ name: browserName() });
   await identify();
 }
 
-/** Sends the key of a login again, for actions that need a recent confirmation. */
+/** Sends the key of a login again. Actions that need a recent confirmation require that. */
 export async function confirmLogin(loginId: string, key: string): Promise<void> {
   await clientWithKey(key).logins.confirm({ login_id: loginId });
 }

@@ -1,11 +1,11 @@
-// Keys that work on every page: the palette, the search of a page, and `g` with a second key for each page.
+// Keyboard shortcuts of every page: the palette, the search of a page, and `g` followed by the key of a page.
 import { menu } from './navigation-menu.ts';
 import { paletteOpen } from './palette.tsx';
 import { go, to } from './router.ts';
 import { loggedIn } from './session.ts';
 import { now } from './time.ts';
 
-/** Most milliseconds between the two keys of a shortcut. */
+/** Most milliseconds between the two keys of such a shortcut. */
 const pairMs = 1_500;
 
 const isTyping = (target: EventTarget | null): boolean =>

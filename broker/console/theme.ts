@@ -1,4 +1,4 @@
-// The theme: that of the system, or the person's choice, which is the only thing the console stores.
+// The colour theme: that of the system, or the user's choice.
 import { effect, signal } from '@preact/signals';
 import { storedText, storeText } from './local-storage.ts';
 
@@ -13,7 +13,7 @@ system.addEventListener('change', ({ matches }) => {
 });
 
 /**
- * True while the page is dark. Terminals and charts read it, because the style sheet does not set their
+ * True while the page is dark. Terminals and charts need it, because the style sheet does not set their
  * colours.
  */
 export const isDark = (): boolean => (theme.value === 'system' ? systemDark.value : theme.value === 'dark');

@@ -1,4 +1,4 @@
-// Timers, and texts for times and sizes. The pages take the time from here alone.
+// Timers, and the formatting of times and sizes. Pages read the time only from here.
 import { signal } from '@preact/signals';
 
 export const now = (): number => Date.now();
@@ -15,7 +15,7 @@ export function every(ms: number, run: () => void): () => void {
   return () => clearInterval(timer);
 }
 
-/** The time in steps of 5 s. Parts that read it are drawn again with each step. */
+/** The current time in steps of 5 s. Components that read it are drawn again at each step. */
 export const clock = signal(now());
 every(5_000, () => {
   if (!document.hidden) clock.value = now();
@@ -31,7 +31,7 @@ const units: readonly (readonly [name: string, ms: number])[] = [
   ['s', 1_000],
 ];
 
-/** Returns a duration in its largest unit, such as `3 min`; below a second in milliseconds. */
+/** Returns a duration in its largest unit, such as `3 min`. Less than a second is in milliseconds. */
 export function durationText(ms: number): string {
   const [name, size] = units.find(([, of]) => ms >= of) ?? ['ms', 1];
   const value = ms / size;

@@ -4,7 +4,7 @@ import { monotonic } from '../../shared/clock.ts';
 
 const minutes = 60;
 const minuteMs = 60_000;
-/** Bytes of one machine: a byte of CPU and one of memory for each minute, in a ring. */
+/** Bytes per machine: for each minute a byte of CPU and one of memory, in a ring. */
 const bytes = 2 * minutes;
 /** The value of a minute without a report. All other values are percentages. */
 const none = 255;
@@ -26,8 +26,8 @@ export class LastHour {
   }
 
   /**
-   * Fills in a stored sample, which stands for the `spanMs` milliseconds before it. Minutes that have a value
-   * are left as they are.
+   * Adds a stored sample, which stands for the `spanMs` milliseconds before it. Minutes that already have a
+   * value are not changed.
    */
   fill(machineId: string, agoMs: number, spanMs: number, cpu: number, memory: number): void {
     this.#advance();
@@ -55,7 +55,7 @@ export class LastHour {
     return { cpu: ring(start), memory: ring(start + minutes) };
   }
 
-  /** Forgets a machine; the next new one gets its bytes. */
+  /** Removes a machine. The next new machine gets its bytes. */
   remove(machineId: string): void {
     const row = this.#rows.get(machineId);
     if (row === undefined) return;

@@ -1,35 +1,33 @@
-// Decides which time of a schedule runs next and which times were missed,
-// after downtime or a change of the clock.
+// Decides which time of a schedule runs next, and which times were missed because the broker was down or the
+// clock was changed.
 import type { Schedule } from '../state/state.ts';
 import type { Timetable } from './timetable.ts';
 
 export interface Situation {
   schedule: Pick<Schedule, 'catch_up' | 'catch_up_window'>;
   timetable: Timetable;
-  /** Every time up to this one has run or is recorded as skipped or missed. */
+  /** Every time up to this one has run, or is recorded as skipped or missed. */
   settledUntil: number;
   now: number;
-  /** When the broker started. Earlier times passed while it was down. */
+  /** When the broker started. At earlier times it was down. */
   started: number;
   jump: ClockJump | undefined;
 }
 
-/** A jump of the clock forward: times after `from` and up to `to` never came. */
+/** A jump of the clock forward. The times after `from` and up to `to` never came. */
 export interface ClockJump {
   from: number;
   to: number;
 }
 
-/** Either all times up to `missed` are missed, or the first time, `at`, runs. */
+/** One of two steps: all times up to `missed` are missed, or the first time, `at`, runs. */
 export type Step = { missed: number } | { at: number; trigger: 'cron' | 'catch_up' };
 
-/**
- * A jump of the clock forward counts as lasting after this many milliseconds. Until then no schedule runs.
- */
+/** Milliseconds after which a jump of the clock forward counts as lasting. No schedule runs before that. */
 export const lastingMs = 60_000;
 /**
  * A due time that is noticed more than this many milliseconds late is missed, for example after the machine
- * slept. The wait after a jump forward is included.
+ * slept. This includes the wait after a jump forward.
  */
 export const lateMs = lastingMs + 60_000;
 
@@ -57,6 +55,6 @@ function choose(
     return fresh || (schedule.catch_up === 'last' && last >= oldest) ? last : undefined;
   const [next] = timetable.times(Math.max(settledUntil, oldest - 1), 1, now);
   if (next === undefined || !jump || next <= jump.from || next > jump.to) return next;
-  // Of the times within a jump only the last one runs, because running all would be a burst.
+  // Of the times within a jump only the last one runs, because running all of them would be a burst.
   return timetable.last(next - 1, Math.min(jump.to, now));
 }

@@ -3,8 +3,8 @@ import { monotonic, now } from '../../shared/clock.ts';
 import { type ClockJump, lastingMs } from './catch-up.ts';
 
 /**
- * Smallest difference between the clocks that counts as a change.
- * NTP causes none, because NTP slews both clocks alike.
+ * Smallest difference between the clocks that counts as a change. NTP causes none, because it slews both
+ * clocks alike.
  */
 const jumpMs = 1_000;
 
@@ -21,15 +21,15 @@ export class ClockWatch {
   #recent: (ClockJump & { ahead: number; since: number }) | undefined;
 
   /**
-   * True if the clock jumped forward less than a minute ago.
-   * Nothing may run then, because the clock may be set back.
+   * True if the clock jumped forward less than a minute ago. No schedule may run then, because the clock may
+   * be set back.
    */
   get isUncertain(): boolean {
     return this.#recent !== undefined;
   }
 
   /**
-   * Compares the clocks. Returns as `drift` the milliseconds by which the wall clock was set since the last
+   * Compares the clocks. `drift` is the number of milliseconds by which the wall clock was set since the last
    * call, or 0. `corrected` is the time of the last call by the clock as it is set now.
    */
   compare(): { drift: number; corrected: number } {

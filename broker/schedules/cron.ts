@@ -7,7 +7,7 @@ import { AppError } from '../../shared/errors.ts';
 export interface Cron {
   /**
    * True if the hour field starts with `*`. Such an expression is due whenever the wall clock has one of its
-   * times, also twice in an hour that is repeated.
+   * times. In an hour that is repeated, it is due twice.
    */
   hourly: boolean;
   /** Returns the first matching wall time after `wall`, in whole seconds; undefined if there is none. */
@@ -22,7 +22,7 @@ const fields = [
   { name: 'month', min: 1, max: 12 },
   { name: 'day of week', min: 0, max: 7 },
 ];
-/** Extensions of croner that other programs read differently: `?`, `+`, `W` and `#L`. */
+/** Syntax of croner that other programs read differently: `?`, `+`, `W` and `#L`. */
 const extension = /[?+]|[\dL]W|#L/;
 
 const nicknames: ReadonlyMap<string, string> = new Map([
@@ -36,7 +36,7 @@ const nicknames: ReadonlyMap<string, string> = new Map([
 ]);
 
 const fiveFields = 'minute, hour, day of month, month, day of week';
-/** Longest expression in characters; enough to list every minute and second. */
+/** Longest expression in characters. It suffices to list every minute and second. */
 const longest = 512;
 
 /** Makes a validation_failed error about one field of a request. */
@@ -65,10 +65,10 @@ export function assertCron(text: string): void {
     const example = `${min}-${max}, 1,3 or */2`;
     throw refusal('cron', `${name}: ${given} must be made of values from ${min} to ${max}, as in ${example}`);
   }
-  // Only 28 years are searched, in which every date falls on every weekday. A search to the year 9999 takes
-  // 80 ms.
+  // Only 28 years are searched, because in that time every date falls on every weekday. A search to the year
+  // 9999 takes 80 ms.
   const first = patternOf([...partsOf(text), '2000-2027']).nextRun(new Date(0));
-  if (!first) throw refusal('cron', 'never fires: none of these months has such a day');
+  if (!first) throw refusal('cron', 'never fires, because none of these months has such a day');
 }
 
 /** True if croner accepts this text for the field at this index. */

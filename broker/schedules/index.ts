@@ -26,7 +26,7 @@ const defaults = {
   ...{ catch_up_window: 86_400_000, user: null, cwd: null, env: null },
 };
 const detailedTimes = 5;
-/** Longest wait for a linked agent to accept a command. */
+/** Milliseconds that a linked agent has to accept a command. */
 const acceptMs = 10_000;
 
 export class Schedules {
@@ -114,13 +114,13 @@ export class Schedules {
       const changed = await this.#context.state.change((transaction) => {
         assertMayExecute(caller.during(transaction));
         const before = this.#find(schedule_id, transaction.before);
-        // A request that changes nothing does not make the caller the owner of the schedule.
+        // A request that changes nothing does not make its key the owner of the schedule.
         if (Object.values(changes).every((value) => value === undefined)) return before;
         const after = changedBy(before, changes, caller);
         checkedTimetable(after.cron, after.timezone);
         transaction.put('schedules', after);
         caller.commit(transaction);
-        // Checked last, so that a caller who is not allowed to use the machine learns nothing else.
+        // This is checked last, so that a caller who may not use the machine gets no other information.
         assertMayExpose(caller.during(transaction), changes);
         return after;
       });
@@ -162,7 +162,7 @@ export class Schedules {
     throw new AppError('schedule_not_found', `no schedule has the id ${id}`, { schedule_id: id });
   }
 
-  /** Returns the due times of these schedules that ran too early, while the clock was ahead. */
+  /** Returns the due times of these schedules that ran too early because the clock was ahead. */
   #ranAhead(schedules: readonly Schedule[]): Promise<RanTimes> {
     return this.#context.records.ran(
       schedules.map(({ id }) => id),
@@ -192,7 +192,7 @@ export class Schedules {
     return runs.map((run) => {
       const command = run.command_id === null ? undefined : commands.get(run.command_id);
       const began = run.finished_at === null ? command?.started_at : undefined;
-      // The reason is returned in stderr for a run that never started.
+      // For a run that never started, stderr contains the reason.
       const reason = run.duration === 0 && !command?.started_at ? run.reason : undefined;
       return {
         ...run,
@@ -211,7 +211,10 @@ function serializeDue({ schedule: { id, name, machine_id, timezone }, at }: DueR
   return { schedule_id: id, name, machine_id, at: iso(at), utc_offset: offset / 60_000 };
 }
 
-/** Throws forbidden for a key that may not run commands: it must not decide what a schedule runs. */
+/**
+ * Throws forbidden for a key that may not run commands, because such a key must not decide what a schedule
+ * runs.
+ */
 function assertMayExecute({ may }: Rights): void {
   if (may('commands:execute')) return;
   const required_scope = 'commands:execute';
@@ -219,7 +222,7 @@ function assertMayExecute({ may }: Rights): void {
   throw new AppError('forbidden', message, { required_scope });
 }
 
-/** Fields that could expose the environment, because a command can print it. */
+/** Fields with which a key could expose the environment, because a command can print it. */
 const exposing = ['command', 'user', 'cwd', 'machine_id'] as const;
 
 function assertMayExpose({ may }: Rights, changes: Changes): void {
@@ -245,8 +248,8 @@ const given = (params: Changes): Partial<Omit<Schedule, 'notify'>> =>
   Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
 
 /**
- * Applies the changes of a request. A change of the times sets `since`,
- * so that earlier times are not caught up.
+ * Applies the changes of a request. If the times change, sets `since`, so that earlier times are not run
+ * later.
  */
 function changedBy(before: Schedule, changes: Changes, { key_id }: Caller): Schedule {
   const at = iso();

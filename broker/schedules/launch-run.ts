@@ -1,5 +1,5 @@
-// Starts runs of schedules. The row of a run is stored in the same transaction as its command, or with the
-// reason why it has no command.
+// Starts runs of schedules. The row of a run is stored in one transaction with its command, or with the
+// reason why there is no command.
 
 import type { KeyId, MachineId, RunId } from '../../shared/api/route.ts';
 import { monotonic } from '../../shared/clock.ts';
@@ -26,11 +26,11 @@ interface Requester {
   request_id: string;
 }
 
-/** How long a scheduled command waits for a busy machine. */
+/** Milliseconds that a scheduled command waits for a busy machine. */
 const busyMs = 60_000;
-/** Time after the broker's start in which machines may still be reconnecting. */
+/** Milliseconds after the broker's start in which machines may still be reconnecting. */
 const returnMs = 60_000;
-/** A machine reports its ended commands within this time after it has linked. */
+/** Milliseconds after linking in which a machine reports the commands that have ended. */
 const reportMs = 5_000;
 
 export class Launcher {
@@ -58,8 +58,8 @@ export class Launcher {
   }
 
   /**
-   * True if all these runs may have ended while the broker was down
-   * and their machines may not have reported it yet.
+   * True if it is possible that all these runs ended while the broker was down, and that their machines have
+   * not reported it yet.
    */
   mayHaveEnded(open: readonly ScheduleRun[]): boolean {
     const isReported = (machineId: string): boolean =>
@@ -68,21 +68,20 @@ export class Launcher {
     return open.every(({ id, machine_id }) => this.#leftOpen.has(id) && !isReported(machine_id));
   }
 
-  /** Starts a run at its time. Resolves once the run, or the reason why there is none, is on disk. */
+  /** Starts a run at its time. Resolves when the run, or the reason why there is none, is on disk. */
   async byClock(schedule: Schedule, at: number, trigger: 'cron' | 'catch_up'): Promise<void> {
     const run = newRun(schedule, trigger, at);
     if (!this.#context.mayRun(schedule)) return this.#refused(run, keyRevoked);
     const requester = { key_id: schedule.requested_by, request_id: newId('request') };
     const waiting = this.#queueFor(schedule.machine_id);
     await this.#launch(schedule, run, { ...requester, ...waiting }).catch((error: unknown) => {
-      // A refusal is already stored in the row of the run.
+      // The row of the run already contains the refusal.
       if (!(error instanceof AppError)) throw error;
     });
   }
 
   /**
-   * Starts a run for a request. Throws the errors of POST /commands,
-   * after the row with the refusal is on disk.
+   * Starts a run for a request. Throws the errors of POST /commands, after a row with the refusal is on disk.
    */
   byHand(
     schedule: Schedule,
@@ -136,5 +135,5 @@ export class Launcher {
 
 const keyRevoked = new AppError(
   'forbidden',
-  'the key that last changed this schedule is no longer allowed to run commands on its machine (key_revoked): change the schedule with another key',
+  'the key that last changed this schedule is no longer allowed to run commands on its machine (key_revoked); change the schedule with another key',
 );

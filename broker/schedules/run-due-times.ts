@@ -11,36 +11,36 @@ import { Timetable } from './timetable.ts';
 /** A declared schedule and its progress. */
 interface Tracked {
   schedule: Schedule;
-  /** Every time up to this one has run or is recorded as skipped or missed. */
+  /** Every time up to this one has run, or is recorded as skipped or missed. */
   settledUntil: number;
   /** The first time after `settledUntil`; undefined if there is none. */
   next: number | undefined;
-  /** When the schedule is checked next: at its next time, or later. */
+  /** When the schedule is checked next: at its next time or later. */
   checkAt: number;
   /** True while the schedule is being checked. */
   busy: boolean;
-  /** True while the next time waits for an open run to end, or for another try after a failed write. */
+  /** True while the next time waits: for the end of an open run, or for a retry after a failed write. */
   waiting: boolean;
   /** Number of missed times recorded in a row. */
   missed: number;
 }
 
-/** Longest wait between checks of the clock, because the clock can be set. */
+/** Longest wait between two checks of the clock. It is short because the clock can be set at any time. */
 const longestWaitMs = 1_000;
 /** Most schedules that are checked together, in one transaction. */
 const atOnce = 32;
-/** Most schedules far behind that are checked together; each of them may write many rows. */
+/** Most schedules far behind that are checked together. Each of them may write many rows. */
 const behindAtOnce = 8;
 const missedAtOnce = 100;
-/** Most rows for missed times in a row of one schedule. All further times share one more row. */
+/** Most rows in succession for missed times of one schedule. All further times share one more row. */
 const mostMissed = 1000;
 /** Most rows for missed times of all schedules, for one start of the broker or one change of the clock. */
 const mostMissedInAll = 20_000;
-/** Times that share a row are counted up to this number. */
+/** The times that share a row are counted only up to this number. */
 const mostCounted = 200;
 /**
- * Delays until a due time that waits for an open run is checked again: `unsureMs` if it may have ended,
- * `openMs` if it has not.
+ * Milliseconds until a due time that waits for an open run is checked again: `unsureMs` if the run may have
+ * ended, `openMs` if it has not.
  */
 const unsureMs = 1_000;
 const openMs = 60_000;
@@ -77,7 +77,10 @@ export class DueTimes {
     this.#rewind(now());
   }
 
-  /** The first due time of a schedule after an instant; undefined if there is none or the schedule is disabled. */
+  /**
+   * Returns the first due time of a schedule after an instant; undefined if there is none or the schedule is
+   * disabled.
+   */
   nextAfter(id: string, after: number): number | undefined {
     const tracked = this.#tracked.get(id);
     if (tracked?.next === undefined || tracked.next > after) return tracked?.next;
@@ -85,8 +88,8 @@ export class DueTimes {
   }
 
   /**
-   * The next due times of a schedule, at most `count`. Those in `ran` are skipped: they already ran, while the clock
-   * was ahead.
+   * Returns at most `count` next due times of a schedule. The times in `ran` are left out, because they ran
+   * while the clock was ahead.
    */
   nextOf(id: string, count: number, ran: RanTimes): number[] {
     const tracked = this.#tracked.get(id);
@@ -108,7 +111,7 @@ export class DueTimes {
     this.#cancelTimer();
   }
 
-  /** Updates the tracked schedules to those that are declared now. */
+  /** Makes the tracked schedules equal to those that are declared now. */
   #sync(marks: ReadonlyMap<string, number> = new Map()): void {
     const { schedules } = this.#context.state;
     if (schedules === this.#declared) return;
@@ -207,7 +210,7 @@ export class DueTimes {
 
   /**
    * Removes rows and marks later than `to`, which were written while the clock was ahead. Rows of runs that
-   * took place stay, and these runs are not repeated.
+   * took place are not removed, and these runs are not repeated.
    */
   #rewind(to: number): void {
     const { state, history, records } = this.#context;
@@ -252,8 +255,8 @@ export class DueTimes {
     }
     const { at, trigger } = step;
     tracked.missed = 0;
-    // A due time that already ran can come again after the clock was set back. `busy` lets only one step of a
-    // schedule run, so no other step records this time meanwhile.
+    // After the clock was set back, a due time that has run can come again. `busy` ensures that no other step
+    // records this time meanwhile, because only one step of a schedule runs at a time.
     if (!(await this.#ran(schedule, at))) {
       const decision = await this.#decideOverlap(schedule, trigger);
       if (typeof decision === 'number') return decision;
@@ -264,13 +267,13 @@ export class DueTimes {
   }
 
   /**
-   * Decides whether a due time runs or is skipped while earlier runs have not ended. A number means: wait
-   * this many milliseconds, then decide again.
+   * Decides whether a due time runs or is skipped while earlier runs have not ended. A returned number means:
+   * wait this many milliseconds, then decide again.
    */
   async #decideOverlap(schedule: Schedule, trigger: 'cron' | 'catch_up'): Promise<'run' | 'skip' | number> {
-    // A manual run that starts during this read is as good as one that starts right after the due time.
+    // A manual run that starts during this read is treated like one that starts right after the due time.
     const open = await this.#context.records.open(schedule.id);
-    // On an offline machine the command fails, and its row then has the reason.
+    // If the machine is offline, the command fails, and its row then has the reason.
     if (open.length === 0 || this.#launcher.isAway(schedule.machine_id)) return 'run';
     const all = schedule.catch_up === 'all';
     if (all && trigger === 'catch_up') return openMs;
@@ -284,7 +287,7 @@ export class DueTimes {
     const most = Math.min(missedAtOnce, mostMissed - tracked.missed, this.#missedRowsLeft);
     if (most <= 0) return this.#recordRest(tracked, timetable, until);
     const passed = timetable.times(settledUntil, most, until);
-    // Subtracted before the wait, because other schedules use up the same number.
+    // The number is subtracted before the wait, because other schedules use the same number.
     this.#missedRowsLeft -= passed.length;
     const ran = await this.#context.records.ran([schedule.id], settledUntil, passed.at(-1));
     const times = passed.filter((at) => !ran.get(schedule.id)?.has(at));
@@ -336,8 +339,8 @@ function sharing(timetable: Timetable, settledUntil: number, last: number): stri
 }
 
 /**
- * Sets `since` of these schedules, so that times before `at` are neither run
- * nor recorded as missed. Resolves once on disk.
+ * Sets `since` of these schedules, so that times before `at` are neither run nor recorded as missed. Resolves
+ * when that is on disk.
  */
 export async function countTimesFrom(
   state: State,

@@ -36,7 +36,7 @@ export interface ScheduleRun extends Omit<Served, Times | 'stdout' | 'stderr'> {
 /** Due times at which a run took place, by schedule. */
 export type RanTimes = ReadonlyMap<string, ReadonlySet<number>>;
 
-/** Most times that next_run skips because they have already run. */
+/** Most times that next_run skips because they already ran. */
 export const mostRan = 1000;
 
 /** The machines that a caller may see; undefined means all, including removed ones. */
@@ -46,8 +46,8 @@ const counted: CountedTable = {
   ...{ table: 'schedule_runs', time: 'decided_at', number: 'rowid' },
   ...{ columns: ['schedule_id', 'status', 'trigger'], scope: 'schedule_id' },
 };
-// The machine sets started_at, and its clock can be wrong.
-// So rows are sorted and deleted by decided_at, the broker's time.
+// Rows are sorted and deleted by decided_at, the broker's time. started_at is set by the machine, whose clock
+// can be wrong.
 const tables = [
   `CREATE TABLE schedule_runs (
     id TEXT NOT NULL UNIQUE, schedule_id TEXT NOT NULL, machine_id TEXT NOT NULL, command_id TEXT,
@@ -104,19 +104,19 @@ export class ScheduleRecords {
   /** Stores a run whose command is created in the same transaction. */
   begin(run: ScheduleRun, transaction: HistoryTransaction): void {
     const { schedule_id, scheduled_for: at } = run;
-    // After the clock was set back, this replaces the row of the same time that did not run.
+    // After the clock was set back, this replaces a row of the same time whose run did not take place.
     transaction.put('schedule_runs', 'schedule_id, scheduled_for', { decided_at: now(), ...run });
     if (at !== null) transaction.put('schedule_marks', 'schedule_id', { schedule_id, at });
   }
 
-  /** Stores runs that have no command. The last of them causes an event if the schedule asks for one. */
+  /** Stores runs without a command. The last of them causes an event if the schedule is set to emit one. */
   settle(runs: readonly ScheduleRun[], transaction: HistoryTransaction): void {
     for (const run of runs) this.begin(run, transaction);
     const last = runs.at(-1);
     if (last) this.#emit(last, transaction);
   }
 
-  /** Stores the end of a run in the transaction that stores the end of its command. */
+  /** Stores the end of a run, in the transaction that stores the end of its command. */
   readonly ended = async (command: Command, transaction: HistoryTransaction): Promise<void> => {
     if (command.schedule_id === null) return;
     const run = await this.#one('command_id = ? AND finished_at IS NULL', [command.id], transaction);
@@ -143,8 +143,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Handles a clock that was set back to `to`:
-   * moves later marks back, and deletes later rows that did not run.
+   * Handles a clock that was set back to `to`. Moves later marks back, and deletes later rows of runs that
+   * did not take place.
    */
   rewind(to: number, transaction: HistoryTransaction): void {
     transaction.run('UPDATE schedule_marks SET at = ?1 WHERE at > ?1', to);
@@ -169,8 +169,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Returns the due times from `from` to `to` at which these schedules ran or still run: of each schedule at
-   * least the first `mostRan`.
+   * Returns the due times from `from` to `to` at which these schedules ran or still run. Of each schedule it
+   * returns at least the first `mostRan`.
    */
   async ran(scheduleIds: readonly string[], from: number, to = latestInstant): Promise<RanTimes> {
     const ran = `schedule_id IN (SELECT value FROM json_each(?)) AND scheduled_for BETWEEN ? AND ? AND NOT ${neverRan}`;
@@ -191,7 +191,8 @@ export class ScheduleRecords {
   }
 
   /**
-   * Returns the last ended run of a schedule on the machines in `reach`, apart from skipped and missed runs.
+   * Returns the last run of a schedule that has ended, on the machines in `reach`. Skipped and missed runs do
+   * not count.
    */
   last(scheduleId: string, reach: Reach): Promise<ScheduleRun | undefined> {
     const [conditions, values] = allOf([['schedule_id = ?', scheduleId], reachableOnly(reach)]);
@@ -216,7 +217,7 @@ export class ScheduleRecords {
     const findBy = input.command_id ? ['command_id', 'schedule_id'] : ['status', 'machine_id'];
     const page = await pageOfRows(
       this.#history,
-      // Runs decided at the same time stay in the order of their due times.
+      // Runs that were decided at the same time are sorted by their due times.
       { table: 'schedule_runs', columns, counted, tie: ['rowid'], findBy },
       [reachableOnly(reach), ...filtersOf(routes.history, input)],
       { ...input, sort: input.sort.replace('started_at', 'decided_at') },
@@ -251,7 +252,7 @@ export class ScheduleRecords {
   }
 }
 
-/** A run whose command is about to be created; `scheduled_for` is null for a manual run. */
+/** Makes a run whose command will be created. `scheduled_for` is null for a manual run. */
 export function newRun(
   { id: schedule_id, machine_id }: Schedule,
   trigger: ScheduleRun['trigger'],
@@ -264,7 +265,7 @@ export function newRun(
   };
 }
 
-/** Returns a copy of the run, ended before a command was created. */
+/** Returns a copy of the run that ended before its command was created. */
 export function settledRun(run: ScheduleRun, status: Status, reason: string): ScheduleRun {
   const at = now();
   return { ...run, status, reason, started_at: at, finished_at: at, exit_code: -1, duration: 0 };

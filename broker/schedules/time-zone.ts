@@ -2,13 +2,13 @@
 // including changes to and from daylight saving time.
 
 /**
- * The instants of a wall time: two if the clocks were turned back. A wall time that clocks skip has none,
- * only the `end` of the gap.
+ * The instants of a wall time. There are two if the clocks were turned back. A wall time that is skipped has
+ * none, only the `end` of the gap.
  */
 export type Instants = { at: [first: number, second?: number]; gap: false } | { end: number; gap: true };
 
 const second = 1000;
-/** Longer than the largest change of any zone's offset. */
+/** A time that is longer than the largest change of any zone's offset. */
 export const dayMs = 24 * 3_600_000;
 
 const zoneName = /^[A-Za-z][A-Za-z0-9_+\-/]{0,63}$/;
@@ -66,7 +66,7 @@ export class TimeZone {
     return { end: this.transition(late, early), gap: true };
   }
 
-  /** The first second whose offset differs from the offset at `from`. There must be one up to `to`. */
+  /** Returns the first second with another offset than at `from`. There must be one up to `to`. */
   transition(from: number, to: number): number {
     const offset = this.offsetAt(from);
     let [same, other] = [Math.floor(from / second), Math.ceil(to / second)];

@@ -1,12 +1,13 @@
-// The due times of a cron expression in a time zone; daylight saving time follows crontab's rule.
+// The due times of a cron expression in a time zone. In changes of daylight saving time it follows crontab's
+// rule.
 import { assertCron, type Cron, readCron, refusal } from './cron.ts';
 import { dayMs, findTimeZone, type TimeZone } from './time-zone.ts';
 
 const second = 1000;
 
 /**
- * Makes the timetable for a request. Throws validation_failed with the name of the wrong field, also for an
- * expression that is never due.
+ * Makes the timetable for a request. Throws validation_failed with the name of the wrong field, also if the
+ * expression is never due.
  */
 export function checkedTimetable(expression: string, timezone: string): Timetable {
   assertCron(expression);
@@ -45,7 +46,7 @@ export class Timetable {
   last(after: number, until: number): number | undefined {
     let [found] = this.times(after, 1, until);
     if (found === undefined) return undefined;
-    // Searches by bisection, so that the cost does not grow with the number of due times.
+    // The search is a bisection, so that its cost does not grow with the number of due times.
     for (let end = until; end - found >= second; ) {
       const middle: number = Math.floor((found + end) / 2);
       const [later] = this.times(middle, 1, until);
@@ -56,8 +57,8 @@ export class Timetable {
   }
 
   /**
-   * For expressions with fixed hours: each wall time is due once. One in a gap is due right after the gap, a
-   * repeated one the first time.
+   * For expressions with fixed hours: each wall time is due once. A time in a gap is due right after the gap,
+   * and a repeated time when it first occurs.
    */
   #nextByDay(after: number): number | undefined {
     let wall: number | undefined = this.#pastRepeat(after);
@@ -71,8 +72,7 @@ export class Timetable {
   }
 
   /**
-   * Returns the wall time of an instant, or, if the instant is in the second pass of a repeated hour, the end
-   * of that hour.
+   * Returns the wall time of an instant. In the second pass of a repeated hour, returns the end of that hour.
    */
   #pastRepeat(instant: number): number {
     const wall = this.#zone.wallAt(instant);
@@ -83,8 +83,8 @@ export class Timetable {
   }
 
   /**
-   * For expressions whose hour field starts with `*`: a wall time in a gap is never due, a repeated one is
-   * due twice.
+   * For expressions whose hour field starts with `*`: a wall time in a gap is never due, and a repeated time
+   * is due twice.
    */
   #nextByClock(after: number): number | undefined {
     const repeated = this.#inRepeat(after);
@@ -102,7 +102,7 @@ export class Timetable {
     }
   }
 
-  /** Returns the first match in the second pass of a repeated hour, if the instant is in its first pass. */
+  /** If the instant is in the first pass of a repeated hour, returns the first match in the second pass. */
   #inRepeat(after: number): number | undefined {
     const [offset, later] = [this.#zone.offsetAt(after), this.#zone.offsetAt(after + dayMs)];
     if (later >= offset) return undefined;

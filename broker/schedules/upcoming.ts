@@ -7,12 +7,12 @@ export interface DueRun {
   at: number;
 }
 
-/** Schedules whose first time is computed in one turn of the event loop. */
+/** Number of schedules whose first time is computed in one turn of the event loop. */
 const sliceSize = 100;
 
 /**
- * Returns at most `limit` runs that are due from `from` until just before `until`, and whether there are
- * more. `nextAfter` returns the first due time of a schedule after an instant.
+ * Returns at most `limit` runs that are due from `from` on and before `until`, and whether there are more.
+ * `nextAfter` returns the first due time of a schedule after an instant.
  */
 export async function dueRuns(
   schedules: readonly Schedule[],
@@ -25,7 +25,7 @@ export async function dueRuns(
     if (at !== undefined && at < until) waiting.push({ schedule, at });
     if (n % sliceSize === sliceSize - 1) await nextTurn();
   }
-  // Sorted in descending order, so that pop() removes the next run.
+  // The order is descending, so that pop() removes the next run.
   waiting.sort((a, b) => b.at - a.at);
   const runs: DueRun[] = [];
   for (let run = waiting.pop(); run && runs.length < limit; run = waiting.pop()) {

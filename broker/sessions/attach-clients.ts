@@ -1,4 +1,4 @@
-// Clients of terminals: attaches them by ticket or gRPC call, and serves each one until it leaves.
+// Attaches clients of terminals, by ticket or gRPC call, and serves each one until it disconnects.
 import type { Caller, Journal } from '../../shared/api/route-table.ts';
 import { after, now } from '../../shared/clock.ts';
 import { terminalClients } from '../../shared/command-and-terminal-limits.ts';
@@ -16,14 +16,13 @@ export interface AttachParams {
   offset?: number | undefined;
 }
 
-/** A client whose connection does not arrive within this time is detached. */
+/** Milliseconds after which a client without a connection is detached. */
 export const unusedMs = 30_000;
-/** Time that a client has to read the rest of the output after the session has ended. */
+/** Milliseconds that a client has to read the rest of the output after the end of the session. */
 const drainMs = 30_000;
 
 /**
- * Attaches a client, whose connection must follow within 30 s.
- * Throws unavailable when the machine has too many clients.
+ * Attaches a client, which must connect within 30 s. Throws unavailable if the machine has too many clients.
  */
 export async function attach(
   context: SessionContext,
@@ -34,7 +33,7 @@ export async function attach(
   const { id: session_id, machine_id } = session.record;
   const attachedHere = sessionsOn(machine_id, context).flatMap(({ clients }) => [...clients.keys()]);
   if (attachedHere.length >= terminalClients) {
-    const message = `${terminalClients} clients are attached to sessions of machine ${machine_id}, the most allowed: detach one`;
+    const message = `${terminalClients} clients are attached to sessions of machine ${machine_id}, the most allowed; detach one`;
     throw new AppError('unavailable', message, { machine_id, limit: terminalClients });
   }
   const { key_id, key_name, login_id, request_id, address } = caller;
@@ -67,7 +66,7 @@ export function recordDetached(
   emitEvent(transaction, 'session.client_detached', session, context, { client_id, mode });
 }
 
-/** A client from its attachment until it leaves. */
+/** A client from its attachment until it is detached. */
 export class Attachment {
   readonly attached: Attached;
   readonly session: OpenSession;
@@ -80,7 +79,10 @@ export class Attachment {
   #served = false;
   #left: Promise<void> | undefined;
   #stopWatchingRights = (): void => {};
-  /** Detaches a client that never connects, or that reads too slowly after the end of its session. */
+  /**
+   * Cancels the timer that detaches a client which never connects, or which reads too slowly after the end of
+   * its session.
+   */
   #cancelTimer = (): void => {};
 
   constructor(
@@ -96,14 +98,14 @@ export class Attachment {
     this.#client = client;
   }
 
-  /** True while the client is attached and not served yet. */
+  /** True while the client is attached but not connected yet. */
   get waiting(): boolean {
     return !this.#served && !this.#left;
   }
 
   /**
-   * Starts the timeout for the connection, and watches the rights of the key.
-   * Call begin() once the client is on disk.
+   * Starts the timeout for the connection, and watches the rights of the key. Call begin() when the client is
+   * on disk.
    */
   begin(): void {
     const { key_id } = this.attached;
@@ -116,7 +118,7 @@ export class Attachment {
     if (this.#left) this.#stopWatchingRights();
   }
 
-  /** Serves the client until it leaves. Call it only once. Never rejects. */
+  /** Serves the client until it is detached. Call it only once. Never rejects. */
   async serve(port: ClientPort): Promise<void> {
     if (!this.waiting) return port.close(this.#reason ?? { why: 'detached' });
     this.#served = true;
@@ -128,12 +130,12 @@ export class Attachment {
     await this.#close(reason);
   }
 
-  /** Detaches a client whose connection will not come. */
+  /** Detaches a client that will not connect. */
   leave(): void {
     void this.detach('detached');
   }
 
-  /** Detaches the client. Resolves once this is on disk. Never rejects. */
+  /** Detaches the client. Resolves when that is on disk. Never rejects. */
   detach(why: 'detached' | 'forbidden' | 'stopping'): Promise<void> {
     return this.#close({ why });
   }

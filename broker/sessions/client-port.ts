@@ -24,15 +24,15 @@ export function actionOf(message: unknown): Action {
 /** A message to a client other than terminal output. */
 export type Notice =
   /**
-   * Sent once, before any output, which begins at `offset`. A client whose machine is offline gets it once
-   * the machine is back.
+   * Sent once before any output. `offset` is the offset of the first output. If the machine is offline, the
+   * client gets it when the machine is online again.
    */
   | { type: 'ready'; client_id: string; offset: number; cols: number; rows: number }
-  /** `status` is GRACE_PERIOD when the machine goes offline, and CONNECTED when it is back. */
+  /** `status` is GRACE_PERIOD after the machine went offline, and CONNECTED when it is online again. */
   | { type: 'status'; status: string }
   /** The size of the terminal has changed. */
   | { type: 'size'; cols: number; rows: number }
-  /** An action of the client was refused, or its input may be lost; `message` says why. */
+  /** An action of the client was refused, or its input may be lost. `message` has the reason. */
   | { type: 'refused'; message: string };
 
 /**
@@ -48,12 +48,13 @@ export type CloseReason =
  * fired.
  */
 export interface ClientPort {
-  /** Sends output. Resolves once the client has received enough of it for more to be sent. Never rejects. */
+  /** Sends output. Resolves when the client has received enough for more to be sent. Never rejects. */
   output(bytes: Uint8Array): Promise<void>;
   /** Sends a notice. Resolves and never rejects, like output(). */
   notify(notice: Notice): Promise<void>;
   /**
-   * The client's actions, in order. Reading slowly slows the client down. Ends when the client disconnects.
+   * The client's actions in order. If they are read slowly, the client is slowed down. Ends when the client
+   * disconnects.
    */
   actions: AsyncIterable<Action>;
   /** Fires when the client disconnects. */

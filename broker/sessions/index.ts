@@ -32,7 +32,7 @@ interface SessionSettings {
 
 type Routes = typeof routes;
 
-/** Longest time that create and end wait for the machine. */
+/** Milliseconds that create and end wait for the machine. */
 const answerMs = 10_000;
 
 export class Sessions {
@@ -83,7 +83,7 @@ export class Sessions {
         throw new AppError('client_not_found', message, { client_id });
       }
       const client_ids = found.map(({ attached }) => attached.client_id);
-      const message = `this key has ${found.length} clients attached to session ${session_id}: name the one to detach with client_id`;
+      const message = `this key has ${found.length} clients attached to session ${session_id}; set client_id to the client to detach`;
       throw new AppError('invalid_request', message, { client_ids });
     },
     end: async ({ session_id }, caller) => {
@@ -126,7 +126,7 @@ export class Sessions {
     ];
   }
 
-  /** Resolves once the sessions that an earlier broker left open are recovered. */
+  /** Resolves when the sessions that an earlier broker left open are recovered. */
   static async open(
     services: SessionServices,
     { keepMs, publicUrl }: SessionSettings,
@@ -139,7 +139,8 @@ export class Sessions {
   }
 
   /**
-   * Finds the machine that a session runs on. `open` knows the sessions in memory, `stored` those in history.
+   * Finds the machine of a session: `open` that of a session in memory, `stored` that of a session in the
+   * history.
    */
   readonly machineOf = {
     open: (id: string): MachineId | undefined => this.#context.sessions.get(id)?.record.machine_id,
@@ -176,7 +177,7 @@ export class Sessions {
     await Promise.all([...this.#context.sessions.values()].map((session) => session.stop()));
   }
 
-  /** Sets the current link of a machine's sessions, and ends all other terminals that its agent still runs. */
+  /** Sets the new link of a machine's sessions. Ends all other terminals that the agent still runs. */
   #relink(machineId: string): void {
     const { sessions } = this.#context;
     const link = linkTo(machineId, this.#context);
@@ -208,8 +209,8 @@ export class Sessions {
   }
 
   /**
-   * Writes a new session to disk. It counts against the machine's limit already while it is being written.
-   * Throws if the machine cannot have another.
+   * Writes a new session to disk. The session counts toward the machine's limit while it is being written.
+   * Throws if the machine cannot have another one.
    */
   async #store(params: Input<Routes['create']>, caller: Caller): Promise<OpenSession> {
     const { machine_id, shell = null, grace_period, cols, rows } = params;
@@ -246,13 +247,13 @@ export class Sessions {
     const { presence, machineFacts } = this.#context;
     const link = presence.get(machine_id);
     machineFacts.assertAllows(machine_id, ['terminal']);
-    // An agent that cannot load node-pty lists no method of terminals.
+    // An agent that cannot load node-pty lists no methods of terminals.
     const method = 'OpenTerminal';
-    const message = `the agent on machine ${machine_id} cannot open terminals: update or reinstall it`;
+    const message = `the agent on machine ${machine_id} cannot open terminals; update or reinstall it`;
     if (!link.methods.includes(method)) throw new AppError('not_supported', message, { machine_id, method });
     const open = sessionsOn(machine_id, this.#context).filter(({ over }) => !over);
     if (open.length >= openTerminals) {
-      const message = `${openTerminals} sessions are open on machine ${machine_id}, the most allowed: end one`;
+      const message = `${openTerminals} sessions are open on machine ${machine_id}, the most allowed; end one`;
       throw new AppError('unavailable', message, { machine_id, limit: openTerminals });
     }
     return link;
@@ -289,7 +290,7 @@ export class Sessions {
     };
   }
 
-  /** Finds a session that has not ended. There is no await, because the session could end meanwhile. */
+  /** Finds a session that has not ended. Nothing is awaited here, because the session could end meanwhile. */
   #open(session_id: string): OpenSession | undefined {
     const session = this.#context.sessions.get(session_id);
     return session?.stored && !session.ended ? session : undefined;
@@ -299,7 +300,7 @@ export class Sessions {
   async #refuse(session_id: string): Promise<never> {
     const { sessions, records } = this.#context;
     if (!sessions.has(session_id)) await records.get(session_id);
-    throw new AppError('conflict', `session ${session_id} has ended: create another`, { session_id });
+    throw new AppError('conflict', `session ${session_id} has ended; create another`, { session_id });
   }
 }
 

@@ -1,5 +1,5 @@
-// Serves one attached client of a terminal. Despite lost links the client gets each byte once, and none of
-// its input arrives twice.
+// Serves one attached client of a terminal. Although links may be lost, the client gets each byte once, and
+// its input arrives at most once.
 import type { AttachTerminalHead__Output } from '../../proto/types/farhand/agent/v1/AttachTerminalHead.ts';
 import type { AttachTerminalOpen } from '../../proto/types/farhand/agent/v1/AttachTerminalOpen.ts';
 import type { AttachTerminalRequest } from '../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
@@ -20,27 +20,25 @@ import type { Attached } from './session-records.ts';
 interface ServedClient {
   readonly attached: Attached;
   readonly session: OpenSession;
-  /** First byte of output that the client wants; the agent decides when it is undefined. */
+  /** First byte of output that the client wants. If it is undefined, the agent decides. */
   readonly offset: number | undefined;
   /** Writes an action of the client to the audit log. */
   audit(action: string, result: string): void;
 }
 
-/** Least time between two audit records of a client's input. The input itself is never recorded. */
+/** Milliseconds between two audit records of a client's input. The input itself is never recorded. */
 const auditMs = 60_000;
-/**
- * Most bytes that may be on their way to a client. An agent that gets acknowledgements pauses before that.
- */
+/** Most bytes on their way to a client. An agent that gets acknowledgements pauses before that. */
 const mostUnreceived = 2 * terminalReplayBytes;
 /** Approximate size of a notice in bytes. */
 const noticeBytes = 256;
 /** Delay before retrying a call that a linked agent refused. */
 const retryMs = 1_000;
 
-/** Errors of an agent for a terminal that has ended and has no output left. */
+/** Errors of an agent whose terminal has ended and has no output left. */
 const nothingLeft: readonly Code[] = ['range_not_satisfiable', 'session_not_found', 'conflict'];
 
-/** Serves one client. Each link to the agent needs a new call, so one client may take several calls. */
+/** Serves one client. After each new link the agent needs a new call, so one client may use several calls. */
 export class Conversation {
   readonly #client: ServedClient;
   readonly #session: OpenSession;
@@ -48,13 +46,13 @@ export class Conversation {
   readonly #signal: AbortSignal;
   readonly #log: Logger;
   readonly #input = new UnacknowledgedInput();
-  /** Offset of the next byte to send to the client; the agent decides when it is undefined. */
+  /** Offset of the next byte to send to the client. If it is undefined, the agent decides. */
   #position: number | undefined;
   #ready = false;
-  /** Bytes that were passed to the client's port and that the client has not received yet. */
+  /** Bytes that were passed to the client's port but have not been received by the client. */
   #unreceived = 0;
   readonly #received = new Wake();
-  /** True once the terminal has ended and all of its output was sent to the client. */
+  /** True when the terminal has ended and the client got all of its output. */
   #drained = false;
   #auditedAt = Number.NEGATIVE_INFINITY;
 
@@ -67,7 +65,10 @@ export class Conversation {
     this.#log = log;
   }
 
-  /** Serves until the session is over, the signal fires, or the agent no longer has the next byte. Never rejects. */
+  /**
+   * Serves the client until the session is over, the signal fires, or the agent no longer has the next byte.
+   * Never rejects.
+   */
   async run(): Promise<CloseReason> {
     this.#listen().catch((error: unknown) =>
       this.#log.debug({ err: error }, 'the input of a terminal client could not be read to its end'),
@@ -81,7 +82,10 @@ export class Conversation {
     }
   }
 
-  /** Reads the client's actions at the pace of the agent. No actions are read while the agent is offline. */
+  /**
+   * Reads the client's actions as fast as the agent accepts them. While the agent is offline no action is
+   * read.
+   */
   async #listen(): Promise<void> {
     for await (const action of this.#port.actions) {
       if (this.#signal.aborted) return;
@@ -100,8 +104,8 @@ export class Conversation {
   }
 
   /**
-   * Records that a client typed, or that an observer tried to.
-   * The input itself is private and is not recorded.
+   * Records that a client has typed, or that an observer has tried to. The input itself is private and not
+   * recorded.
    */
   #audit(result: 'ok' | 'forbidden'): void {
     if (monotonic() - this.#auditedAt < auditMs) return;
@@ -158,7 +162,7 @@ export class Conversation {
         if (size) await this.#resized(size);
         if (signal.aborted) return undefined;
       }
-      // The output of an open session never ends. So either the session has just ended, or the agent has
+      // The output of an open session never ends. Either the session has just ended, or the agent has
       // detached this client.
       await session.until(() => session.ended, retryMs, signal);
       this.#drained = session.ended;
@@ -181,7 +185,7 @@ export class Conversation {
     if (this.#position !== undefined && offset !== this.#position) throw wrongOffset(this.#position, offset);
     this.#position = offset;
     const lost = this.#input.begin({ offset, input_taken, known });
-    // A session that has ended takes no input, so the client needs no warning.
+    // A session that has ended takes no input, so the client needs no warning about it.
     if (lost > 0 && !ended) await this.#notify({ type: 'refused', message: mayBeLost(lost) });
     if (this.#ready) return;
     this.#ready = true;
@@ -207,8 +211,8 @@ export class Conversation {
   }
 
   /**
-   * Counts bytes that are being sent. It does not wait for the client, so that a slow client is closed as
-   * fallen behind. Only above `mostUntaken` it waits, because many notices could fill the memory.
+   * Counts bytes that are being sent. It does not wait for the client, so that a slow client is closed
+   * because it fell behind. It waits only above `mostUntaken`, because many notices could fill the memory.
    */
   async #countUntilReceived(taken: Promise<void>, bytes: number): Promise<void> {
     this.#unreceived += bytes;
@@ -222,7 +226,7 @@ export class Conversation {
 }
 
 function mayBeLost(bytes: number): string {
-  return `the connection to the machine was lost: some of the last ${bytes} bytes that were typed may not have arrived`;
+  return `the connection to the machine was lost; some of the last ${bytes} typed bytes may not have arrived`;
 }
 
 /** Returns the size that an agent has reported; undefined if it is not valid. */
@@ -236,7 +240,7 @@ function wrongOffset(wanted: number, sent: number): AppError {
   return new AppError('machine_error', 'the agent sent output from the wrong offset', { wanted, sent });
 }
 
-/** The close reason for clients of a session that is over. */
+/** Returns the close reason for the clients of a session that is over. */
 export function endOf({ record: { exit_code, signal, reason } }: OpenSession): CloseReason {
   return { why: 'ended', exit_code, signal, reason };
 }
@@ -261,14 +265,17 @@ interface Beginning {
 }
 
 /**
- * Input of one client that the agent has not acknowledged. It is sent again after a lost link, so it is in
- * memory from one call to the next. Bytes of input are counted over all calls.
+ * Input of one client that the agent has not acknowledged. It is sent again after a lost link, so it remains
+ * in memory from one call to the next. Bytes of input are counted over all calls.
  */
 class UnacknowledgedInput {
   readonly #changed = new Wake();
-  /** The client's next action; it stays here while too much input is unacknowledged. */
+  /** The client's next action. It waits here while too much input is unacknowledged. */
   #waiting: Action | undefined;
-  /** All input after byte `#acknowledged`, in one buffer: many small buffers would cost far more memory. */
+  /**
+   * All input after byte `#acknowledged`, in one buffer, because many small buffers would take far more
+   * memory.
+   */
   #input: Buffer = Buffer.alloc(0);
   #acknowledged = 0;
   /** Offset of the next byte of input to send. */
@@ -276,15 +283,15 @@ class UnacknowledgedInput {
   /** True once the agent has reported where this call begins. */
   #begun = false;
   /**
-   * `#taken` is the offset up to which the client has the output, `#reported` the last such offset that was
-   * sent to the agent.
+   * `#taken` is the offset up to which the client has received the output. `#reported` is the last such
+   * offset that was sent to the agent.
    */
   #taken = 0;
   #reported = 0;
 
   /**
-   * Resolves when a call has accepted the action, or the signal fires. Only input is sent again after a lost
-   * link, not sizes or signals.
+   * Resolves when a call has accepted the action, or when the signal fires. After a lost link only input is
+   * sent again, not sizes or signals.
    */
   async send(action: Action, signal: AbortSignal): Promise<void> {
     this.#waiting = action;
@@ -297,8 +304,8 @@ class UnacknowledgedInput {
    */
   begin({ offset, input_taken, known }: Beginning): number {
     const resumes = known && input_taken >= this.#acknowledged;
-    // An agent that does not know the client may have received all input that was sent before. So none of it
-    // is sent again.
+    // An agent that does not know the client may have received all earlier input, so none of it is sent
+    // again.
     const lost = resumes ? 0 : this.#next - this.#acknowledged;
     if (resumes) {
       this.#next = this.#acknowledged + this.#input.length;
@@ -330,7 +337,7 @@ class UnacknowledgedInput {
     if (this.#waiting) this.#changed.wake();
   }
 
-  /** Records that the client has the output up to this offset. */
+  /** Records that the client has received the output up to this offset. */
   taken(offset: number): void {
     this.#taken = offset;
     if (offset - this.#reported >= pieceBytes) this.#changed.wake();
@@ -341,7 +348,7 @@ class UnacknowledgedInput {
     this.#begun = false;
     yield { open };
     while (!signal.aborted) {
-      // The first byte of input to send is unknown until the agent has reported it.
+      // Until the agent has reported it, the first byte of input to send is unknown.
       const request = this.#begun ? this.#request() : undefined;
       if (request) yield request;
       else await this.#changed.wait(signal);
@@ -366,7 +373,7 @@ class UnacknowledgedInput {
     return waiting;
   }
 
-  /** Moves as much of the client's input into the buffer as fits; the rest waits. */
+  /** Appends as much of the client's input to the buffer as fits. The rest waits. */
   #append(input: Uint8Array): void {
     const free = mostUnacknowledged - this.#input.length;
     this.#input = Buffer.concat([this.#input, input.subarray(0, free)]);

@@ -22,7 +22,7 @@ export interface Session extends Omit<Detail, Times | 'session_id' | 'attached_c
   ended_at: number | null;
   /** The agent process that runs the terminal. When this process ends, the terminal ends too. */
   instance_id: string;
-  /** True once a caller has requested the end of the session, even if the session has not ended yet. */
+  /** True when the end of the session was requested, even if the session has not ended yet. */
   ending: boolean;
 }
 
@@ -56,7 +56,9 @@ const tables = [
   )`,
 ];
 
-/** The columns of a session; "SELECT *" would add the number of the row in PostgreSQL. */
+/**
+ * The columns of a session. They are listed because "SELECT *" would include the row number in PostgreSQL.
+ */
 export const columns = `id, machine_id, machine_hostname, shell, status, created_at, connected_at, last_heartbeat_at,
   grace_period, grace_period_started_at, ended_at, exit_code, signal, reason, cols, rows, requested_by, instance_id, ending`;
 const clientColumns = 'client_id, session_id, key_id, key_name, mode, attached_at, request_id';
@@ -109,7 +111,7 @@ export class SessionRecords {
   /** Clients that were still attached when an earlier broker process stopped. */
   async attached(): Promise<Attached[]> {
     const rows = await this.#history.all(`SELECT ${clientColumns} FROM session_clients ORDER BY rowid`);
-    // The columns are exactly the fields that attach() wrote.
+    // The cast is safe: the columns are exactly the fields that attach() wrote.
     return rows.map((row) => row as unknown as Attached);
   }
 }

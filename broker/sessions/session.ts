@@ -1,4 +1,4 @@
-// An open session, or one whose clients still read its last output. Writes each change of state with its
+// A session that is open, or whose clients still read its last output. Writes each change of state with its
 // event, and supervises the terminal on the agent.
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { TerminalEvent__Output } from '../../proto/types/farhand/agent/v1/TerminalEvent.ts';
@@ -30,8 +30,8 @@ export interface SessionServices {
   /** Adds a row to the audit log, in the transaction of the change. */
   audit(journal: Journal, deed: Deed): void;
   /**
-   * Calls `end` once the key may no longer attach to sessions of that machine.
-   * The returned function stops the watch.
+   * Calls `end` when the key may no longer attach to sessions of that machine. The returned function stops
+   * this.
    */
   whileAttachable(
     intent: Pick<Caller, 'key_id' | 'login_id'> & { machine_id: MachineId },
@@ -53,9 +53,9 @@ export interface SessionContext extends SessionServices {
 /** An attached client, as its session sees it. */
 interface SessionClient {
   readonly attached: Attached;
-  /** Detaches the client. Resolves once this is on disk. Never rejects. */
+  /** Detaches the client. Resolves when that is on disk. Never rejects. */
   detach(why: 'detached' | 'forbidden' | 'stopping'): Promise<void>;
-  /** Call it once the end of the session is on disk. */
+  /** Call it when the end of the session is on disk. */
   sessionEnded(): void;
 }
 
@@ -71,35 +71,35 @@ type TerminalEvents = AsyncIterable<{ event?: TerminalEvent__Output | null }>;
 
 const lasting = { idle_ms: 0, lane: 'terminal' } as const;
 const resizeMs = 1_000;
-/** Wait before the end of a session that could not be written is written again. */
+/** Milliseconds after which the end of a session is written again if the write failed. */
 const rewriteMs = 5_000;
 /** Time between the hangup signal and SIGKILL. */
 const killGraceMs = 2_000;
 /**
- * Longest wait for the agent to report the exit after a request to end a session.
- * Then the broker ends the session.
+ * Milliseconds that the agent has to report the exit after the end of a session was requested. After that the
+ * broker ends the session.
  */
 const overdueMs = 15_000;
-/** Delay before retrying a call that a linked agent did not answer. */
+/** Milliseconds until a call is repeated that a linked agent did not answer. */
 const retryMs = 1_000;
 
 export class OpenSession {
   record: Session;
-  /** True once the session is on disk. Until then a change of the link is ignored. */
+  /** True when the session is on disk. Before that, changes of the link are ignored. */
   stored: boolean;
   /** The status as it is on disk. */
   written: Status;
   /** The link to the agent that runs the terminal; undefined while the agent is offline. */
   link: Link | undefined;
-  /** True once the session has ended. The end is on disk only when `over` is true. */
+  /** True when the session has ended. Its end may not be on disk yet; see `over`. */
   ended = false;
-  /** True once the end of the session is on disk. */
+  /** True when the end of the session is on disk. */
   over = false;
   readonly clients = new Map<string, SessionClient>();
   /** Woken when the status or the link changes. */
   readonly changed = new Wake();
   readonly #context: SessionContext;
-  /** True once the agent has reported the exit of the terminal. Then nothing is left to kill there. */
+  /** True when the agent has reported the exit of the terminal. There is then nothing left to kill. */
   #exited = false;
   #cancelGrace = (): void => {};
   #cancelResize = (): void => {};
@@ -117,7 +117,7 @@ export class OpenSession {
     return this.changed.until(() => test() || this.#context.stopping.aborted, ms, signal);
   }
 
-  /** Opens the terminal, if its machine is still online. Call it once in the session's life. */
+  /** Opens the terminal if its machine is still online. Call it only once per session. */
   open(spec: TerminalSpec, requester: Requester): void {
     const link = linkTo(this.record.machine_id, this.#context);
     if (!link) return void this.end({ reason: 'machine_offline: the machine went offline before the start' });
@@ -127,12 +127,12 @@ export class OpenSession {
   }
 
   /**
-   * Requests the end of the terminal and its process tree, now or once its agent is back.
-   * Resolves once the request is on disk.
+   * Requests the end of the terminal and its process tree, now or when its agent is online again. Resolves
+   * when the request is on disk.
    */
   async requestEnd(caller: Caller): Promise<void> {
     const { ending } = this.record;
-    // Set before the write, so that no other change writes the record without it.
+    // This is set before the write, because another change would otherwise write the record without it.
     this.record = { ...this.record, ending: true };
     const written = this.#context.history.write((transaction) => {
       if (!this.ended) this.#context.records.put(this.record, transaction);
@@ -161,7 +161,7 @@ export class OpenSession {
     if (link && !this.link && !this.ended) this.#supervise(link);
   }
 
-  /** Handles the loss of the link to the agent. The agent leaves the terminal open for the grace period. */
+  /** Handles the loss of the link to the agent, which leaves the terminal open for the grace period. */
   awaitLink(): void {
     this.link = undefined;
     this.changed.wake();
@@ -178,7 +178,7 @@ export class OpenSession {
     void this.#change({ status: 'GRACE_PERIOD', ...changes }, 'session.grace_period');
   }
 
-  /** Records a new size of the terminal. Of several sizes within a second only the last is stored. */
+  /** Records a new size of the terminal. Of several sizes within a second, only the last one is stored. */
   resized({ cols, rows }: { cols: number; rows: number }): void {
     if (this.ended || (this.record.cols === cols && this.record.rows === rows)) return;
     this.record = { ...this.record, cols, rows };
@@ -187,8 +187,8 @@ export class OpenSession {
   }
 
   /**
-   * Ends the session; only the first call counts.
-   * Resolves once the end is on disk, or the broker stops. Never rejects.
+   * Ends the session. Only the first call counts. Resolves when the end is on disk, or when the broker stops.
+   * Never rejects.
    */
   async end({ exit_code = null, signal = null, reason }: End): Promise<void> {
     if (this.ended) return;
@@ -216,7 +216,7 @@ export class OpenSession {
     this.changed.wake();
   }
 
-  /** Removes a session that is over and has no clients left, from memory here and from its agent. */
+  /** Removes a session that is over and has no clients left: from memory and from its agent. */
   closeIfUnread(): void {
     if (!this.over || this.clients.size > 0) return;
     const { id, machine_id } = this.record;
@@ -243,8 +243,8 @@ export class OpenSession {
   }
 
   /**
-   * Follows one call that supervises the terminal, until it ends.
-   * A failed call is made again on the same link.
+   * Follows one call that supervises the terminal until its end. A call that fails is repeated on the same
+   * link.
    */
   async #follow(link: Link, events: TerminalEvents, opening: boolean): Promise<void> {
     const { stopping, log } = this.#context;
@@ -293,8 +293,8 @@ export class OpenSession {
   }
 
   /**
-   * Writes a change of the session. A failed write is only logged, because the next change, or the end,
-   * writes the whole record again.
+   * Writes a change of the session. A failed write is only logged, because the next change or the end writes
+   * the whole record again.
    */
   async #change(changes: Partial<Session>, type?: EventType): Promise<void> {
     const record = { ...this.record, ...changes };
@@ -347,12 +347,15 @@ export function linkTo(machineId: string, { presence }: SessionContext): Link | 
   return presence.online(machineId) ? presence.get(machineId) : undefined;
 }
 
-/** Ends a terminal that the agent still has although its session is over or the broker does not know it. */
+/**
+ * Ends a terminal that the agent still has although its session is over, or although the broker does not know
+ * it.
+ */
 export function endUnknown({ stub, machineId }: Link, id: string, context: SessionContext): void {
   stub
     .killProcess({ id, grace_ms: killGraceMs }, { request_id: newId('request') })
     .catch((err: unknown) => context.log.debug({ err, session_id: id }, 'a stray terminal was not killed'));
-  // The agent removes its result of the terminal once that has ended.
+  // The agent removes its result of the terminal after the terminal has ended.
   context.acknowledgements.add(machineId, [id]);
 }
 
@@ -378,13 +381,13 @@ function lostOn({ instance_id }: Session, { instanceId }: Link): End {
 }
 
 /**
- * Returns the outcome for a refused call: the terminal did not start, or the agent does not have it.
- * Undefined means: try again.
+ * Returns the outcome after a refused call: the terminal did not start, or the agent does not have it.
+ * Undefined means that the call should be repeated.
  */
 function refusalOf(error: unknown, unopened: boolean, session: Session, link: Link): End | undefined {
   if (!(error instanceof AppError)) return undefined;
-  // After these errors the agent may still have the terminal. As the answer to the first open, `unavailable`
-  // means that the machine has too many terminals.
+  // After these errors it is possible that the agent has the terminal. In the answer to the first open,
+  // `unavailable` means that the machine has too many terminals.
   const unsure = unopened
     ? ['machine_offline', 'machine_timeout']
     : ['machine_offline', 'machine_timeout', 'unavailable'];

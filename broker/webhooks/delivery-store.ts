@@ -87,8 +87,8 @@ export class DeliveryStore {
   readonly #history: History;
   readonly #startedAt = now() - monotonic();
   /**
-   * Number of times that each webhook had been enabled when its attempts failed. A webhook that was enabled
-   * again since then has a higher number, and works.
+   * For each webhook with a failed delivery, how often it had been enabled at that time. A webhook that was
+   * enabled more often since then works.
    */
   readonly #failed: Map<string, number>;
 
@@ -111,16 +111,16 @@ export class DeliveryStore {
   }
 
   /**
-   * Returns the time for due times: the wall time at the start of the broker, then monotonic. Setting the
-   * clock thus changes no delay.
+   * Returns the clock for due times: the wall time at the start of the broker, from then on monotonic.
+   * Setting the wall clock thus changes no delay.
    */
   now(): number {
     return Math.round(this.#startedAt + monotonic());
   }
 
   /**
-   * Records a new delivery, or makes a failed or waiting one due now. A delivered one is sent again only with
-   * `anyStatus`. Returns false if nothing changed.
+   * Records a new delivery. If the delivery exists and waits or has failed, it becomes due now. A delivered
+   * one is sent again only with `anyStatus`. Returns false if nothing changed.
    */
   async request(
     webhookId: WebhookId,
@@ -128,7 +128,7 @@ export class DeliveryStore {
     transaction: HistoryTransaction,
     anyStatus = false,
   ): Promise<boolean> {
-    // The new due time differs from the old one, so that saveAttempt() notices the new request.
+    // The new due time must differ from the old one, because saveAttempt() recognizes the new request by it.
     const changed = await transaction.get(
       `INSERT INTO webhook_deliveries
          (id, webhook_id, event_id, type, machine_id, created_at, status, tries, due_at, attempts)
@@ -152,7 +152,7 @@ export class DeliveryStore {
       ...[status, status === 'failed' ? 'attempts_failed' : null, delivery.tries + 1, next, text],
       ...[delivery.id, delivery.dueAt],
     );
-    // If nothing was changed, the delivery was requested again during the attempt, so it stays due.
+    // If no row was changed, the delivery was requested again during the attempt, so it remains due.
     const again = `UPDATE webhook_deliveries SET ${withAttempt} WHERE id = ? RETURNING attempts`;
     const row = changed ?? (await transaction.get(again, text, delivery.id));
     const attempts = row ? (jsonIn(row, 'attempts') as unknown[]) : [];
@@ -177,7 +177,7 @@ export class DeliveryStore {
     return row?.last ? (jsonIn(row, 'last') as Last) : null;
   }
 
-  /** Records that all attempts of a delivery failed since the webhook was last enabled. */
+  /** Records that all attempts of a delivery have failed since the webhook was last enabled. */
   saveFailed(webhook_id: WebhookId, armed: number, transaction: HistoryTransaction): void {
     transaction.put('webhook_marks', 'webhook_id', { webhook_id, tripped: armed });
     transaction.committed(() => this.#failed.set(webhook_id, armed));
@@ -206,7 +206,7 @@ export class DeliveryStore {
     );
   }
 
-  /** Returns waiting deliveries in the order of their due times, from the one after `after`. */
+  /** Returns waiting deliveries in the order of their due times, beginning after `after`. */
   async waiting(
     webhookId: WebhookId,
     limit: number,
@@ -270,8 +270,8 @@ export class DeliveryStore {
 }
 
 /**
- * Returns the id of a delivery, which is always the same for a webhook and event. It begins with the time, so
- * that new rows are adjacent on disk.
+ * Returns the id of a delivery, which is always the same for a webhook and an event. It begins with the time,
+ * so that new rows are close to each other on disk.
  */
 function idOf(webhookId: string, event: EventReference): string {
   const hash = createHash('sha256').update(`${webhookId} ${event.id}`).digest();
@@ -288,7 +288,7 @@ function deliveryOf(row: Row): Delivery {
   const { at, ...event } = referenceOf(row);
   const eventId = textIn(row, 'event_id');
   const head = JSON.stringify({ id: eventId, type: event.type, timestamp: iso(at) });
-  // `data` is sent as the stored text, without parsing, so that its bytes never change.
+  // `data` is sent as the text that is stored, without parsing, so that its bytes never change.
   const body =
     row.data === null ? undefined : Buffer.from(`${head.slice(0, -1)},"data":${textIn(row, 'data')}}`);
   const [rowid, tries, dueAt] = [Number(row.rowid), Number(row.tries), Number(row.due_at)];

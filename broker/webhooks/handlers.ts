@@ -29,9 +29,12 @@ type Serialized = Reply<Api['webhooks']['get']>;
 /** A caller, with the rights of its key at the time of the request. */
 type Editor = Rights & Pick<Caller, 'key_id'>;
 
-/** Most webhooks, because each event is matched against every webhook. */
+/** Most webhooks. Each event is compared with every webhook. */
 const maxWebhooks = 1_000;
-/** Most test deliveries at once, of one key and in all. Each may use a connection until its deadline. */
+/**
+ * Most test deliveries at the same time: of one key, and in all. Each may use a connection until its
+ * deadline.
+ */
 const [maxTestsOfKey, maxTests] = [4, 32];
 /** Most events that one transaction redelivers. */
 const eventStep = 500;
@@ -72,7 +75,7 @@ export class WebhookHandlers implements Routes {
     await state.change((transaction) => {
       assertScopes(caller.during(transaction), params.events);
       if (transaction.all('webhooks').length >= maxWebhooks) {
-        throw new AppError('unavailable', `there are ${maxWebhooks} webhooks, the most allowed: remove one`);
+        throw new AppError('unavailable', `there are ${maxWebhooks} webhooks, the most allowed; remove one`);
       }
       transaction.put('webhooks', webhook);
       caller.commit(transaction, { webhook_id: id });
@@ -102,14 +105,14 @@ export class WebhookHandlers implements Routes {
     const { sender, subscriptions } = this.#parts;
     const webhook = this.#find(webhook_id, caller);
     if (subscriptions.disabledReason(webhook) === 'secret_unreadable') {
-      const message = `the secret of webhook ${webhook_id} cannot be decrypted: set it again`;
+      const message = `the secret of webhook ${webhook_id} cannot be decrypted; set it again`;
       throw new AppError('conflict', message, { webhook_id });
     }
     const signer = subscriptions.signerOf(webhook);
     const { key_id, signal } = caller;
     const of_this_key = this.#testing.filter((one) => one === key_id).length;
     if (of_this_key >= maxTestsOfKey || this.#testing.length >= maxTests) {
-      const message = 'too many webhook tests are running: try again later';
+      const message = 'too many webhook tests are running; try again later';
       throw new AppError('unavailable', message, { of_this_key });
     }
     this.#testing.push(key_id);
@@ -151,7 +154,7 @@ export class WebhookHandlers implements Routes {
         throw new AppError('forbidden', 'the key of this webhook may not read this event', { delivery_id });
       }
       if (obstacle) {
-        const message = 'this webhook no longer subscribes to this event: change its events or machine_ids';
+        const message = 'this webhook no longer subscribes to this event; change its events or machine_ids';
         throw new AppError('conflict', message, { delivery_id });
       }
       await store.request(webhook_id, event, transaction, true);
@@ -164,7 +167,7 @@ export class WebhookHandlers implements Routes {
   readonly redeliverSince: Routes['redeliverSince'] = async ({ webhook_id, since: wanted }, caller) => {
     const { history, queue, store, subscriptions } = this.#parts;
     const webhook = this.#findEnabled(webhook_id, caller);
-    // Events before the webhook was created were not meant for it.
+    // Events before the creation of the webhook are not sent to it.
     const since = new Date(Math.max(wanted.getTime(), Date.parse(webhook.created_at)));
     let redelivered = 0;
     for (let after: number | undefined, more = true; more; more = after !== undefined) {
@@ -184,8 +187,8 @@ export class WebhookHandlers implements Routes {
   };
 
   /**
-   * True if the caller may read every event that a webhook sends. Only then may the caller change the webhook,
-   * because a change could send forbidden events to the caller.
+   * True if the caller may read every event that a webhook sends. Other callers must not change the webhook,
+   * because they could redirect events to themselves that they may not read.
    */
   #covers(caller: Editor, webhook: Webhook, declared?: Declared): boolean {
     if (webhook.key_id === caller.key_id) return true;
@@ -194,7 +197,7 @@ export class WebhookHandlers implements Routes {
     return reaches && missingScope(caller, webhook.events) === undefined;
   }
 
-  /** Finds a webhook that the caller may see and change. Throws webhook_not_found or forbidden. */
+  /** Finds a webhook that the caller may read and change. Throws webhook_not_found or forbidden. */
   #find(webhook_id: WebhookId, caller: Editor, declared: Declared = this.#parts.state): Webhook {
     const webhook = declared.webhooks.get(webhook_id);
     if (!webhook)
@@ -204,11 +207,11 @@ export class WebhookHandlers implements Routes {
     throw new AppError('forbidden', message, { webhook_id });
   }
 
-  /** Finds an enabled webhook. Throws conflict for a disabled one, which gets no deliveries. */
+  /** Finds an enabled webhook. Throws conflict for a disabled one, because it gets no deliveries. */
   #findEnabled(webhook_id: WebhookId, caller: Caller): Webhook {
     const webhook = this.#find(webhook_id, caller);
     if (this.#parts.subscriptions.isEnabled(webhook)) return webhook;
-    throw new AppError('conflict', `webhook ${webhook_id} is disabled: enable it first`, { webhook_id });
+    throw new AppError('conflict', `webhook ${webhook_id} is disabled; enable it first`, { webhook_id });
   }
 
   #change(input: Input<Api['webhooks']['update']>, caller: Caller, transaction: StateTransaction): Webhook {
@@ -226,13 +229,13 @@ export class WebhookHandlers implements Routes {
       updated_at: iso(),
     };
     if (secret !== undefined) webhook.secret = secret === null ? null : vault.encrypt(id, secret);
-    // A webhook belongs to the key that sets its URL,
-    // or that enables it after its own key was revoked or expired.
+    // A webhook belongs to the key that sets its URL. If that key was revoked or has expired, it belongs to
+    // the key that enables it again.
     const changesOwner =
       webhook.url !== before.url || (params.enabled && !rightsOf(before.key_id, transaction.before));
     if (changesOwner) webhook.key_id = caller.key_id;
-    // Both the editor and the owner must be able to read the events.
-    // Otherwise an editor could have more sent to itself.
+    // Both the editor and the owner must be able to read the events. Otherwise an editor could have further
+    // events sent to itself.
     for (const reader of [editor, rightsOf(webhook.key_id, transaction.before) ?? editor]) {
       assertScopes(reader, webhook.events);
       assertReaches(reader, params.machine_ids ?? []);
@@ -253,7 +256,7 @@ export class WebhookHandlers implements Routes {
   async #serialize(webhook: Omit<Serialized, 'last_delivery'>, caller: Caller): Promise<Serialized> {
     const { store } = this.#parts;
     const last = await store.last(webhook.id);
-    // The last delivery may be of an event type to which the webhook is no longer subscribed.
+    // It is possible that the last delivery is of an event type to which the webhook is no longer subscribed.
     const delivery = last ? await store.find(last.delivery_id) : undefined;
     const machineId = delivery?.event.machineId ?? null;
     const readable = last && readerOf(caller)({ type: last.type, machineId });
@@ -279,7 +282,7 @@ function testMessage(): Message {
   return { id: newId('delivery'), eventId, type, body };
 }
 
-/** Returns the first scope that these events need and the reader lacks. */
+/** Returns the first scope that these events need and the reader does not have. */
 function missingScope({ may }: Pick<Rights, 'may'>, events: readonly string[]) {
   const scopes = typesOf(events).map((type) => scopeOfType.get(type));
   return scopes.find((scope) => scope && !may(scope));

@@ -1,5 +1,5 @@
-// Webhooks: connects the parts that record, queue and send deliveries,
-// at least once and only to allowed addresses.
+// Webhooks: connects the parts that record, queue and send deliveries. Deliveries are sent at least once, and
+// only to allowed addresses.
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
@@ -27,8 +27,7 @@ export interface WebhookSettings extends RetrySettings {
 export type Webhooks = Awaited<ReturnType<typeof createWebhooks>>;
 
 /**
- * Creates all parts of webhooks. From then on each event is stored together with its deliveries. Throws
- * StartError.
+ * Creates all parts of webhooks. From then on each event is stored with its deliveries. Throws StartError.
  */
 export async function createWebhooks(
   given: { state: State; history: History; events: Events; rightsOf: RightsOf },
@@ -60,14 +59,14 @@ export async function createWebhooks(
   return {
     handlers: new WebhookHandlers({ ...parts, queue }),
     hasDelivery: async (id: string): Promise<boolean> => (await store.find(id)) !== undefined,
-    /** Starts delivering. Webhooks never call `ownPorts`, the ports of this broker. */
+    /** Starts to send deliveries. Webhooks never call `ownPorts`, the ports of this broker. */
     async start(ownPorts: readonly number[]): Promise<void> {
       guard.protect(ownPorts);
       for (const webhook of state.webhooks.values()) {
         if (subscriptions.disabledReason(webhook) !== 'secret_unreadable') continue;
         log.error(
           { webhook_id: webhook.id },
-          'a webhook is disabled, because webhooks.key does not decrypt its secret: set the secret again',
+          'a webhook is disabled, because webhooks.key does not decrypt its secret; set the secret again',
         );
       }
       await queue.start();
@@ -83,6 +82,6 @@ function assertNetwork(text: string): Network {
   const network = networkOf(text);
   if (network) return network;
   throw new StartError(
-    `--webhook-allow ${text}: must be an address or a network in full, such as 10.0.0.0/8 or fd00::/8`,
+    `--webhook-allow ${text}: must be a complete address or network, such as 10.0.0.0/8 or fd00::/8`,
   );
 }

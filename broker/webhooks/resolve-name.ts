@@ -1,5 +1,5 @@
-// Resolves names of webhook receivers without Node's thread pool, so that a dead name server delays no file
-// operations and no other receivers.
+// Resolves names of webhook receivers without Node's thread pool, so that a name server that does not answer
+// delays no file operation and no other receiver.
 import { promises as dns } from 'node:dns';
 import { existsSync, readFileSync } from 'node:fs';
 import { isIP } from 'node:net';
@@ -11,7 +11,7 @@ const limits = { timeout: 2_000, tries: 2 };
 
 /**
  * Resolves a name by the hosts file, then by the name servers (`servers`, or those of the system), without
- * search domains. Both are read at each call, so that changes by an administrator count at once.
+ * search domains. Both are read at each call, so that changes by an administrator have an effect at once.
  */
 export async function resolveName(
   given: string,

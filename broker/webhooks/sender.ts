@@ -1,4 +1,4 @@
-// Sends one attempt of a delivery: a POST to an allowed address, with a deadline for the whole attempt.
+// Sends a delivery once: a POST to an allowed address, with a deadline for the whole attempt.
 import { isIP, type LookupFunction, type Socket } from 'node:net';
 import { Agent, buildConnector, type Dispatcher, request } from 'undici';
 import { after, monotonic, now } from '../../shared/clock.ts';
@@ -13,11 +13,11 @@ export interface Outcome {
   status_code: number | null;
   duration: number;
   error: string | null;
-  /** The first bytes of the answer as text; null for an internal receiver. */
+  /** The first bytes of the answer as text; null if the receiver has an internal address. */
   answer: string | null;
   /** Milliseconds in the header Retry-After of a busy receiver; null without one. */
   retryAfter: number | null;
-  /** True if the broker aborted the attempt, which says nothing about the receiver. */
+  /** True if the broker aborted the attempt. The attempt then shows nothing about the receiver. */
   aborted: boolean;
 }
 
@@ -26,18 +26,18 @@ type Answered = Partial<Omit<Outcome, 'at' | 'duration'>>;
 const deadlineMs = 15_000;
 const storedBytes = 4 * 1024;
 /**
- * Milliseconds for which an idle connection may be reused.
- * The time is short, because receivers close idle connections.
+ * Milliseconds for which an idle connection may be used again. The time is short, because receivers close
+ * idle connections.
  */
 const idleMs = 1_000;
 
 export class Sender {
   readonly #guard: AddressGuard;
-  /** Origins that resolved to an internal address; their answers are not stored. */
+  /** Origins whose name resolved to an internal address. Their answers are not stored. */
   readonly #internal = new Set<string>();
   /**
-   * Errors of connections on which the receiver had answered before and which it then closed. Their requests
-   * are sent again.
+   * Errors of connections that the receiver closed after an earlier answer. Requests with these errors are
+   * sent again.
    */
   readonly #stale = new WeakSet<Error>();
   readonly #pooled: Agent;
@@ -51,7 +51,7 @@ export class Sender {
         (error: Error) => connected(error, null),
       );
     };
-    // undici's own timeouts are off, because the deadline covers the whole attempt.
+    // undici's own timeouts are off, because the deadline applies to the whole attempt.
     const limits = {
       headersTimeout: 0,
       bodyTimeout: 0,
@@ -112,8 +112,8 @@ export class Sender {
   }
 
   /**
-   * Connects to an address that the guard has checked.
-   * The name is not looked up again, so the address cannot change.
+   * Connects to an address that the guard has checked. The name is not resolved again, so the address cannot
+   * change.
    */
   async #connect(options: buildConnector.Options): Promise<Socket> {
     const { hostname, host, protocol } = options;
@@ -122,14 +122,14 @@ export class Sender {
     if (isInternal) this.#internal.add(new URL(`${protocol}//${host}`).origin);
     const found = addresses.map((address) => ({ address, family: isIP(address) }));
     const lookup: LookupFunction = (_name, _options, callback) => callback(null, found);
-    // node:net accepts several addresses only with autoSelectFamily.
+    // node:net tries several addresses only with autoSelectFamily.
     const connect = buildConnector({ allowH2: false, timeout: deadlineMs, lookup, autoSelectFamily: true });
     const socket = await new Promise<Socket>((resolve, reject) => {
       connect({ ...options, port }, (...[error, made]) => (error ? reject(error) : resolve(made)));
     });
     this.#guard.refuseSelf(socket);
     const before = socket.bytesRead;
-    // undici rejects the request with this same error object, so it can be recognized later.
+    // undici rejects the request with this same error object, by which it is recognized later.
     socket.on('error', (error) => {
       const closed = socket.readableEnded || ['ECONNRESET', 'EPIPE'].includes(errnoOf(error) ?? '');
       if (closed && socket.bytesRead > before) this.#stale.add(error);
@@ -139,8 +139,8 @@ export class Sender {
 }
 
 /**
- * Reads the first bytes of the answer. A body that is incomplete or late does not fail the delivery, because
- * the status is known.
+ * Reads the first bytes of the answer. An incomplete or late body does not make the delivery fail, because
+ * the status is already known.
  */
 async function beginningOf({ headers, body }: Dispatcher.ResponseData): Promise<string | null> {
   const chunks: Buffer[] = [];
@@ -153,7 +153,7 @@ async function beginningOf({ headers, body }: Dispatcher.ResponseData): Promise<
       if (size >= storedBytes) break;
     }
   } catch {
-    // An incomplete body is enough.
+    // An incomplete body is sufficient.
   }
   if (headers['content-encoding']) return null;
   return Buffer.concat(chunks).subarray(0, storedBytes).toString('utf8');

@@ -1,4 +1,4 @@
-// Decides which webhooks get an event. Decides it again at every attempt to send the event.
+// Decides which webhooks get an event. This is checked again before every attempt to send it.
 import { names, scopeOfType } from '../../shared/api/events.ts';
 import type { KeyId, Scope } from '../../shared/api/route.ts';
 import type { Declared, State, Webhook } from '../state/state.ts';
@@ -15,8 +15,8 @@ export interface KeyRights {
 }
 
 /**
- * Returns the rights of a key by `declared`, or else by the committed documents; undefined if it is revoked
- * or expired.
+ * Returns the rights of a key by `declared`, or by the committed documents if that is undefined. Returns
+ * undefined if the key is revoked or expired.
  */
 export type RightsOf = (id: KeyId, declared?: Declared) => KeyRights | undefined;
 
@@ -41,7 +41,10 @@ export class Subscriptions {
     );
   }
 
-  /** Returns why a webhook is disabled although its user has enabled it; null if it is not. */
+  /**
+   * Returns the reason why a webhook that its user has enabled is disabled all the same; null if it is not
+   * disabled.
+   */
   disabledReason(webhook: Webhook): 'attempts_failed' | 'key_revoked' | 'secret_unreadable' | null {
     if (!this.#rightsOf(webhook.key_id)) return 'key_revoked';
     if (webhook.secret !== null && !this.signerOf(webhook)) return 'secret_unreadable';
@@ -53,7 +56,8 @@ export class Subscriptions {
   }
 
   /**
-   * Returns why a webhook must not send an event: it is not subscribed, or its key may not read the event.
+   * Returns the reason why a webhook must not send an event: it is not subscribed, or its key may not read
+   * the event.
    */
   obstacle(webhook: Webhook, { type, machineId }: EventKind): 'not_subscribed' | 'not_permitted' | undefined {
     const { key_id, events, machine_ids } = webhook;

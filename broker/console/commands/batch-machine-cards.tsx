@@ -1,4 +1,4 @@
-// The machines of a batch as cards with the end of their output, as it is written: one stream for all of them.
+// The machines of a batch as cards, each with the last output of its command. One stream updates all cards.
 import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
 import { type client, FarhandError, streams } from '../client.ts';
 import { nameOf } from '../machines/names.ts';
@@ -10,7 +10,7 @@ import { Output, OutputText } from './output-text.tsx';
 
 export type Result = Awaited<ReturnType<typeof client.batches.get>>['results'][number];
 
-/** Bytes of earlier output, and characters that each card stores. */
+/** Bytes of earlier output to read, and characters to store per card. */
 const [tail, mostCharacters] = [4_096, 16_384];
 /** Milliseconds between two drawings, and until a lost stream is opened again. */
 const [drawMs, retryMs] = [250, 2_000];
@@ -18,7 +18,7 @@ const mostCards = 100;
 
 type Outputs = Map<string, Output>;
 
-/** Follows all commands of a batch until its end. A new connection starts over. */
+/** Follows all commands of a batch until its end. A new connection begins with the last output again. */
 async function follow(
   batch: string,
   outputs: Outputs,
@@ -38,7 +38,8 @@ async function follow(
         changed();
       }
     } catch (error) {
-      // The batch is gone, too large to follow, or no longer allowed: the cards then have the end of each result.
+      // The batch was removed, is too large to follow, or may no longer be read. The cards then show the end
+      // of each stored result.
       if (error instanceof FarhandError && error.status >= 400 && error.status < 500) return;
     }
     await new Promise<void>((resolve) => after(retryMs, resolve));

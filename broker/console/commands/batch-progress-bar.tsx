@@ -1,4 +1,4 @@
-// The machines of a batch by the state of their command, as one bar.
+// The progress of a batch: one bar with the number of machines per state of their command.
 import type { client } from '../client.ts';
 
 type Batch = Awaited<ReturnType<typeof client.batches.list>>['items'][number];

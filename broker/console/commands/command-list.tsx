@@ -1,4 +1,4 @@
-// Commands as a list: on their own page, and on the page of a machine.
+// A list of commands, used on the page of commands and on the page of a machine.
 import type { client } from '../client.ts';
 import type { MachineNames } from '../machines/names.ts';
 import { Ago, State } from '../parts/basics.tsx';
@@ -16,7 +16,10 @@ export function commandLine({ command, args }: Pick<CommandRecord, 'command' | '
   return [command, ...quoted].join(' ');
 }
 
-/** The page that runs a command again, with the same folder and user; `machine`: also on the same machine. */
+/**
+ * Returns the address of the page that runs a command again with the same folder and user. With `machine`,
+ * also on the same machine.
+ */
 export function runAgain(
   { cwd, user, ...line }: Pick<CommandRecord, 'command' | 'args' | 'cwd' | 'user'>,
   machine?: string,
@@ -38,7 +41,7 @@ export function outcome({ exit_code, signal }: Pick<CommandRecord, 'exit_code' |
 
 interface CommandListProps {
   items: readonly CommandRecord[];
-  /** Names of machines; undefined where the list is of one machine. */
+  /** Names of machines; undefined if the list is of one machine. */
   names?: MachineNames | undefined;
 }
 

@@ -1,4 +1,5 @@
-// The output of a command as it arrives, and as text: both streams in their order, bounded in memory.
+// The output of a command as text, updated while it arrives. Both streams are in their order, and the memory
+// is limited.
 import { client, FarhandError } from '../client.ts';
 
 export interface OutputPart {
@@ -9,7 +10,7 @@ export interface OutputPart {
   gap?: boolean;
 }
 
-/** Most characters that the page of a command draws; the whole output is a download. */
+/** Most characters that the page of a command draws. The whole output can be downloaded. */
 const mostCharacters = 1024 * 1024;
 
 // biome-ignore lint/suspicious/noControlCharactersInRegex: escape sequences are what is removed
@@ -30,12 +31,12 @@ export class Output {
   #nextId = 0;
   readonly #decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
 
-  /** `most`: characters that are stored; the oldest beyond them are dropped. */
+  /** `most`: number of characters to store. Older characters are dropped. */
   constructor(most = mostCharacters) {
     this.#most = most;
   }
 
-  /** Adds a piece of output; pieces of one stream that follow each other become one part. */
+  /** Adds a piece of output. Consecutive pieces of one stream become one part. */
   add(stream: OutputPart['stream'], data: string, encoding: 'utf-8' | 'base64'): void {
     const bytes =
       encoding === 'base64' ? Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0)) : undefined;
@@ -62,7 +63,7 @@ export class Output {
   }
 }
 
-/** Follows a command until its end; `changed` is called at most once a frame. */
+/** Follows a command until its end. Calls `changed` at most once per frame. */
 export async function followOutput(
   id: string,
   output: Output,

@@ -1,4 +1,5 @@
-// The text editor (CodeMirror), under the page's policy; loaded with the first file.
+// The text editor (CodeMirror), set up for the page's content security policy. It is loaded with the first
+// file.
 import { defaultKeymap, history, historyKeymap, indentWithTab } from '@codemirror/commands';
 import {
   bracketMatching,
@@ -69,7 +70,10 @@ interface EditorInput {
   onSave: () => void;
 }
 
-/** A file with CRLF alone keeps it; in any other only LF ends a line, so that every byte stays as it was. */
+/**
+ * Returns the line separator of a file: CRLF if all of its lines end with that, otherwise LF, so that every
+ * byte stays as it was.
+ */
 function separatorOf(text: string): string {
   return /\r\n/.test(text) && !/(?<!\r)\n/.test(text) ? '\r\n' : '\n';
 }
@@ -111,7 +115,7 @@ export async function createEditor({
         search({ top: true }),
         syntaxHighlighting(colors),
         ...(language ? [StreamLanguage.define(language)] : []),
-        // Escape, then Tab, moves the focus out of the editor.
+        // Tab inserts a tab, so Escape followed by Tab moves the focus out of the editor.
         keymap.of([save, ...searchKeymap, ...defaultKeymap, ...historyKeymap, indentWithTab]),
         EditorView.updateListener.of(({ docChanged }) => docChanged && onChange()),
         look,

@@ -1,16 +1,17 @@
-// The difference of two texts by lines, for the message that somebody else saved a file.
+// Computes the difference of two texts by lines. It is displayed when another person has saved the edited
+// file.
 
 export interface DiffLine {
   kind: 'same' | 'mine' | 'theirs';
   text: string;
 }
 
-/** Most lines on each side that are compared one by one; longer changes are listed as a whole. */
+/** Most lines on each side that are compared one by one. Longer changes are listed as a whole. */
 const mostLines = 1_000;
-/** Unchanged lines that are listed around each change. */
+/** Number of unchanged lines listed around each change. */
 const around = 3;
 
-/** Lines that only one of the texts has, with a few lines around them. */
+/** Returns the lines that only one of the texts has, with a few lines around them. */
 export function diffOf(theirs: string, mine: string): DiffLine[] {
   const [old, next] = [theirs.split('\n'), mine.split('\n')];
   let start = 0;
@@ -26,7 +27,7 @@ export function diffOf(theirs: string, mine: string): DiffLine[] {
   ];
 }
 
-/** Longest common subsequence by dynamic programming. */
+/** Computes the longest common subsequence by dynamic programming. */
 function changes(theirs: readonly string[], mine: readonly string[]): DiffLine[] {
   const only = (kind: DiffLine['kind'], lines: readonly string[]): DiffLine[] =>
     lines.map((text) => ({ kind, text }));

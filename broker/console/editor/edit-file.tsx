@@ -1,4 +1,5 @@
-// Edits a text file of a machine. A file that somebody else saved meanwhile is never replaced unasked.
+// Edits a text file of a machine. If another person has saved the file meanwhile, it is not replaced without
+// a question.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { clientWithEtag, FarhandError } from '../client.ts';
 import { baseOf } from '../files/paths.ts';
@@ -15,7 +16,7 @@ import { diffOf } from './diff.ts';
 
 /** A version of the file, as it is on the machine. */
 interface Version {
-  /** Undefined if the file is no UTF-8. */
+  /** Undefined if the file is not UTF-8. */
   text: string | undefined;
   etag: string | undefined;
 }
@@ -34,7 +35,9 @@ async function readFile(machine: string, path: string, signal?: AbortSignal): Pr
   }
 }
 
-/** Saves the text if the file still is the version of `etag`; resolves with the ETag of the new version. */
+/**
+ * Saves the text if the file is still the version with this ETag. Resolves with the ETag of the new version.
+ */
 async function saveFile(
   machine: string,
   path: string,
@@ -79,7 +82,7 @@ interface EditorProps {
   etag: string | undefined;
 }
 
-/** The editor's text, whether it is saved, and what somebody else saved instead. */
+/** The text in the editor, whether it is saved, and the version that another person has saved meanwhile. */
 function useEditing({ machine, path, text, etag }: EditorProps) {
   const element = useRef<HTMLDivElement>(null);
   const editor = useRef<CodeEditor | undefined>(undefined);
@@ -131,7 +134,7 @@ function useEditing({ machine, path, text, etag }: EditorProps) {
     setChanged(false);
     setTheirs(undefined);
   };
-  /** Saves over the version that is listed as theirs, not over one that is newer still. */
+  /** Replaces only the version that is displayed as the other person's, not a newer one. */
   const overwrite = async (version: Version): Promise<void> => {
     known.current = version.etag;
     await save();

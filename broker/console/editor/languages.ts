@@ -1,4 +1,4 @@
-// The language of a file by its name, loaded when it is needed.
+// Finds the syntax highlighting for a file by its name, and loads it.
 import type { StreamParser } from '@codemirror/language';
 
 type Load = () => Promise<StreamParser<unknown>>;
@@ -25,7 +25,10 @@ const byName: readonly (readonly [name: RegExp, load: Load])[] = [
   [/^(Dockerfile|Containerfile)/, docker],
 ];
 
-/** Returns the parser for a file. Undefined if neither its name nor its first line names the language. */
+/**
+ * Returns the parser for a file. Undefined if neither the name nor the first line of the file shows its
+ * language.
+ */
 export async function languageOf(name: string, text: string): Promise<StreamParser<unknown> | undefined> {
   const load =
     byName.find(([pattern]) => pattern.test(name))?.[1] ??

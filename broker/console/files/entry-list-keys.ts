@@ -1,4 +1,5 @@
-// Keys on the list of entries: arrows move, Backspace goes up, and others do what the buttons do.
+// Keyboard handling in the list of entries: arrows move, Backspace opens the parent folder, and other keys do
+// what the buttons do.
 import { goToPath, parentOf } from './paths.ts';
 
 export interface EntryActions {
@@ -12,12 +13,12 @@ const isName = (element: Element | null): element is HTMLElement =>
 
 const namesIn = (list: Element): HTMLElement[] => [...list.querySelectorAll('[data-entry]')].filter(isName);
 
-/** Focuses the first name, when the element that had the focus went with the folder before. */
+/** Focuses the first name if the element with the focus was removed with the previous folder. */
 export function focusFirst(list: Element | null): void {
   if (list && document.activeElement === document.body) namesIn(list)[0]?.focus();
 }
 
-/** Handles a key that is pressed on a name; all other keys work as everywhere. */
+/** Handles a key pressed on a name. Keys without an action here keep their usual effect. */
 export function onEntryKey(event: KeyboardEvent, folder: string, actions: EntryActions): void {
   const { currentTarget: list, target, key } = event;
   if (!(list instanceof Element) || !(target instanceof Element) || !isName(target)) return;

@@ -1,4 +1,5 @@
-// The entries of a folder: open by a click or keys, select several, and what can be done with them.
+// The list of entries of a folder: opens entries by a click or key, selects several, and has buttons for
+// actions on them.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import type { client } from '../client.ts';
 import { Ago } from '../parts/basics.tsx';
@@ -22,7 +23,7 @@ interface EntryListProps {
 
 type Action = 'rename' | 'transfer' | 'permissions' | 'remove';
 
-/** The entries that a person has selected; none in another folder. */
+/** The entries that are selected. The selection is empty after a change of the folder. */
 function useChosen(files: readonly FileEntry[], folder: string) {
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
   const clear = (): void => setChosen(new Set());
@@ -225,7 +226,7 @@ function Entry({ machine, entry, index, isChosen, toggle, act }: EntryProps) {
   );
 }
 
-/** The name: it opens a folder or the editor, and downloads what the editor does not open. */
+/** The name of an entry. A click opens a folder or the editor, and downloads any other file. */
 function EntryName({ machine, entry, index }: Pick<EntryProps, 'machine' | 'entry' | 'index'>) {
   const name = nameToRead(entry);
   const isFolder = entry.type === 'directory';

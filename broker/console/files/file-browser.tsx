@@ -1,4 +1,4 @@
-// The files of a machine: folders, uploads by drag and drop, and what can be done with each entry.
+// The file browser of a machine: folders, uploads by drag and drop, and actions on each entry.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { Choice } from '../parts/basics.tsx';
@@ -27,7 +27,7 @@ const searches = [
   ['content', 'Content'],
 ] as const;
 
-/** Entries that are read at first; a folder with more has a button for the rest. */
+/** Number of entries that are read at first. If a folder has more, a button reads the rest. */
 const mostAtFirst = 1_000;
 
 export function Files({ params: { machine = '', status } }: { params: Params }) {
@@ -193,7 +193,7 @@ function Toolbar({ machine, listing, path, hidden, setHidden, reload }: ToolbarP
   );
 }
 
-/** The path as links; a click beside them, or `e`, makes it a field to type another. */
+/** The path as links. A click beside them, or the key `e`, turns it into a text field. */
 function PathBar({ path }: { path: string }) {
   const [typed, setTyped] = useState<string | undefined>(undefined);
   const field = useRef<HTMLInputElement>(null);
@@ -253,10 +253,10 @@ interface SendingProps {
   close: () => void;
 }
 
-/** The first part of a path in the folder: a file, or the folder that was dropped. */
+/** Returns the first name of a chosen path: that of a file, or of the folder that was dropped. */
 const topOf = ({ path }: Chosen): string => path.split('/', 1)[0] ?? '';
 
-/** Starts uploads; asks before any replaces something that is listed. */
+/** Starts uploads. Asks first if one of them would replace an entry of the list. */
 function Sending({ machine, listing, files, close }: SendingProps) {
   const there = new Set(listing.files.map(({ name }) => name));
   const replaced = new Set(files.map(topOf).filter((name) => there.has(name)));

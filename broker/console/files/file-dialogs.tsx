@@ -1,4 +1,4 @@
-// Dialogs about files: a new folder, rename, delete, and the question before files are replaced.
+// Dialogs for files: new folder, rename, delete, and the question before files are replaced.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { Confirm, Dialog } from '../parts/basics.tsx';

@@ -1,15 +1,15 @@
-// Paths on machines: their parts, and names that are not UTF-8, which requests carry as base64.
+// Paths on machines: their parts, and names that are not UTF-8, which are sent as base64.
 import type { client } from '../client.ts';
 import { setQuery } from '../router.ts';
 
 type Listing = Awaited<ReturnType<typeof client.files.list>>;
 export type FileEntry = Listing['files'][number];
 
-/** Shows a folder, or a file in the editor, without a search. */
+/** Opens the page of a folder, or of a file in the editor, and removes a search from the address. */
 export const goToPath = (place: { path: string } | { edit: string }): void =>
   setQuery({ ...('path' in place && { find: '', in: '' }), ...place }, { push: true });
 
-/** Returns the parameters of a request for a path. */
+/** The path in the form that requests have. */
 export interface WirePath {
   path: string;
   path_encoding?: 'base64';
@@ -29,14 +29,14 @@ export const joined = (folder: string, name: string): string => `${folder.replac
 export const parentOf = (path: string): string => path.replace(/\/[^/]*\/?$/, '') || '/';
 export const baseOf = (path: string): string => path.replace(/.*\//, '');
 
-/** The folders above a path, each with its own path, from the root on. */
+/** Returns the folders above a path, from the root on, each with its own path. */
 export function crumbsOf(path: string): { name: string; path: string }[] {
   const names = path.split('/').filter(Boolean);
   const crumbs = names.map((name, index) => ({ name, path: `/${names.slice(0, index + 1).join('/')}` }));
   return [{ name: '/', path: '/' }, ...crumbs];
 }
 
-/** Returns the address of a download, which the browser writes to disk as it arrives. */
+/** Returns the address of a download. The browser writes the file to disk while it arrives. */
 export function downloadAddress(machine: string, entry: FileEntry): string {
   const query = new URLSearchParams({
     ...pathOf(entry),

@@ -17,7 +17,7 @@ const rights = [
   ['Execute', 1],
 ] as const;
 
-/** The mode with the bits that a listing names one by one. */
+/** Returns the mode including the special bits, which a listing contains as separate fields. */
 export function wholeMode({ mode, setuid, setgid, sticky }: FileEntry): string {
   return `${(setuid ? 4 : 0) + (setgid ? 2 : 0) + (sticky ? 1 : 0)}${mode.slice(-3)}`;
 }
@@ -38,7 +38,7 @@ export function Permissions({ machine, entries, close, reload }: PermissionsProp
   const [group, setGroup] = useState(before.group);
   const isMode = /^[0-7]{3,4}$/.test(mode);
   const same = entries.length === 1;
-  // Of several entries everything is set, because they may differ.
+  // For several entries all values are set, because the entries may differ.
   const changes = {
     ...((!same || mode !== before.mode) && { mode }),
     ...(owner !== before.owner && { owner }),

@@ -1,4 +1,4 @@
-// What a search below a folder finds, as it is found.
+// The results of a search below a folder. They are displayed while the search runs.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { Ago } from '../parts/basics.tsx';
@@ -14,10 +14,10 @@ type Match = Extract<Line, { entry: unknown }>;
 type End = Extract<Line, { end: unknown }>['end'];
 
 export type SearchBy = 'name' | 'content';
-/** Milliseconds between two drawings while matches arrive. */
+/** Milliseconds between two drawings while results arrive. */
 const drawMs = 100;
 
-/** A pattern for names: a text without wildcards may be anywhere in the name. */
+/** Returns the pattern for a searched text. A text without wildcards may occur anywhere in the name. */
 const patternOf = (text: string): string => (/[*?[]/.test(text) ? text : `*${text}*`);
 
 interface SearchProps {

@@ -1,4 +1,4 @@
-// Copies or moves entries, also to another machine.
+// The dialog that copies or moves entries on a machine, or to another one.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { MachinePicker } from '../machines/machine-picker.tsx';
@@ -24,7 +24,7 @@ interface Transfer {
   overwrite: boolean;
 }
 
-/** Copies or moves one entry. A move to another machine is a copy, which is checked by SHA-256, then a removal. */
+/** Copies or moves one entry. A move to another machine is a copy, checked by SHA-256, and then a removal. */
 async function transfer({ way, from, to, entry, ...there }: Transfer, signal: AbortSignal): Promise<void> {
   const { path: source, path_encoding } = pathOf(entry);
   const what = {

@@ -1,4 +1,5 @@
-// The tray of uploads at the bottom of the page: progress of all, the failed ones with their reason.
+// The tray of uploads at the bottom of the page: the progress of all uploads, and the reasons of those that
+// failed.
 import { Icon } from '../parts/icon.tsx';
 import { close } from '../parts/icons.ts';
 import { bytesText } from '../time.ts';

@@ -1,4 +1,4 @@
-// Uploads in the background: a queue of files, with their progress, which goes on while other pages are open.
+// Uploads in the background: a queue of files with their progress. It continues while other pages are open.
 import { signal } from '@preact/signals';
 import { failureOf } from '../../../shared/sdk/error.ts';
 import { consoleHeader, messageOf } from '../client.ts';
@@ -13,20 +13,23 @@ export interface Upload {
   state: 'waiting' | 'sending' | 'done' | 'failed' | 'cancelled';
   /** Bytes sent so far. */
   sent: number;
-  /** Whether it may replace a file. */
+  /** True if the upload may replace a file. */
   replace: boolean;
   error?: string;
-  /** Whether it failed because the file exists. */
+  /** True if the upload failed because the file exists. */
   exists?: boolean;
 }
 
 export const uploads = signal<readonly Upload[]>([]);
-/** Changes when uploads have ended, so that open folders are listed again. */
+/** Changes when uploads have ended. Open folders then load their list again. */
 export const arrivals = signal(0);
 
-/** A browser has six connections: one is for live updates, and one must remain for the pages. */
+/**
+ * Most uploads at the same time. A browser has six connections: live updates need one, and one must be free
+ * for the pages.
+ */
 const atOnce = 4;
-/** Milliseconds between two listings while many small files arrive. */
+/** Milliseconds between two loads of the list while many small files arrive. */
 const betweenListings = 2_000;
 const running = new Map<number, XMLHttpRequest>();
 let lastId = 0;
@@ -37,7 +40,7 @@ export interface Chosen {
   file: File;
 }
 
-/** Adds files to the queue. `replace`: whether a file may replace one that exists. */
+/** Adds files to the queue. `replace`: true if a file may replace an existing one. */
 export function upload(
   machine: string,
   folder: string,
@@ -63,7 +66,7 @@ export function cancelUploads(): void {
   for (const request of [...running.values()]) request.abort();
 }
 
-/** Sends what failed once more; what failed because the file exists replaces it now. */
+/** Sends all failed uploads again. An upload that failed because the file exists now replaces it. */
 export function retryFailed(): void {
   uploads.value = uploads.value.map((one) => {
     const { error: _, exists = false, ...again } = one;
@@ -92,7 +95,7 @@ function next(): void {
 
 let cancelListing: (() => void) | undefined;
 
-/** Has open folders listed again: at once after the last upload, else once in a while. */
+/** Makes open folders load their list again: at once after the last upload, otherwise at intervals. */
 function listAgain(): void {
   if (running.size === 0) cancelListing?.();
   else if (cancelListing) return;
@@ -102,7 +105,7 @@ function listAgain(): void {
   });
 }
 
-/** Sends a file; only XMLHttpRequest reports how much of a body was sent. */
+/** Sends a file. XMLHttpRequest is used because only it reports the progress of a body. */
 function send({ id, machine, path, file, replace }: Upload): void {
   const request = new XMLHttpRequest();
   running.set(id, request);
@@ -133,13 +136,13 @@ function send({ id, machine, path, file, replace }: Upload): void {
 
 const responseOf = ({ status }: XMLHttpRequest): Response => new Response(null, { status });
 
-// Chromium has no global classes for entries, so their fields say what they are.
+// Chromium has no global classes for entries, so their type is found by their fields.
 const isFile = (entry: FileSystemEntry): entry is FileSystemFileEntry => entry.isFile;
 const isFolder = (entry: FileSystemEntry): entry is FileSystemDirectoryEntry => entry.isDirectory;
 
-/** Returns the dropped files. Files in a folder have their path inside that folder. */
+/** Returns the dropped files. A file in a dropped folder has its path inside that folder. */
 export async function droppedFiles(items: DataTransferItemList): Promise<Chosen[]> {
-  // The entries must be taken before the first await: afterwards the list is empty.
+  // The entries must be read before the first await, because the list is empty afterwards.
   const entries = [...items].flatMap((item) => item.webkitGetAsEntry() ?? []);
   const found: Chosen[] = [];
   const walk = async (entry: FileSystemEntry): Promise<void> => {
@@ -155,7 +158,7 @@ export async function droppedFiles(items: DataTransferItemList): Promise<Chosen[
 async function childrenOf(folder: FileSystemDirectoryEntry): Promise<FileSystemEntry[]> {
   const reader = folder.createReader();
   const all: FileSystemEntry[] = [];
-  // Each call answers some of the entries, the last none.
+  // Each call returns some of the entries. The last call returns none.
   for (;;) {
     const some = await new Promise<FileSystemEntry[]>((resolve, reject) =>
       reader.readEntries(resolve, reject),

@@ -13,7 +13,7 @@ import { allScopes, scopeTexts } from './scopes.ts';
 export type Key = Awaited<ReturnType<typeof client.keys.list>>['items'][number];
 
 const dayMs = 86_400_000;
-/** The choice that leaves the expiry of a key as it is. */
+/** The choice that does not change the expiry of a key. */
 const asBefore = 'same';
 const expiries = [
   ['', 'never'],
@@ -23,7 +23,7 @@ const expiries = [
 ] as const;
 
 interface KeyFormProps {
-  /** The key to change; without one a key is created. */
+  /** The key to change. If it is undefined, a key is created. */
   apiKey?: Key;
   close: () => void;
   saved: (created?: { name: string; key: string }) => void;
@@ -32,14 +32,14 @@ interface KeyFormProps {
 interface Draft {
   name: string;
   scopes: ReadonlySet<Scope>;
-  /** Separated by commas. */
+  /** Tags, separated by commas. */
   tags: string;
   machines: readonly string[];
-  /** Days until it expires; empty: never. */
+  /** Days until the key expires; empty for no expiry. */
   days: string;
 }
 
-/** Creates or changes a key; resolves with the secret of a new one. */
+/** Creates or changes a key. Resolves with the secret if the key is new. */
 async function save(
   draft: Draft,
   id: string | undefined,

@@ -1,4 +1,4 @@
-// What a key may do, in words, and which machines that reaches now.
+// The dialog with the rights of a key: its scopes in words, and the machines that it may use now.
 import { client } from '../client.ts';
 import { learnNames, nameOf } from '../machines/names.ts';
 import { Dialog } from '../parts/basics.tsx';
@@ -8,7 +8,7 @@ import { to } from '../router.ts';
 import type { Key } from './key-form.tsx';
 import { scopeTexts } from './scopes.ts';
 
-/** Machines that are read for each tag, and links that are drawn. */
+/** Most machines that are read for each tag, and most links that are drawn. */
 const [mostRead, mostLinks] = [1_000, 100];
 
 interface Reached {

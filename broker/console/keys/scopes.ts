@@ -1,7 +1,7 @@
-// Every scope of a key with what it allows, in words.
+// Every scope of a key, with a description of what it allows.
 import type { Scope } from '../../../shared/api/route.ts';
 
-/** The type makes the list complete. */
+/** Because of the type, a missing scope does not compile. */
 export const scopeTexts: Readonly<Record<Scope, string>> = {
   'machines:read': 'See machines, their metrics and events',
   'machines:write': 'Rename, tag and remove machines',

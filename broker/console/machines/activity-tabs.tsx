@@ -1,4 +1,4 @@
-// The tabs of a machine that list what happens on it: commands, schedules and events.
+// The tabs of a machine with its commands, schedules and events.
 import { client } from '../client.ts';
 import { CommandList } from '../commands/command-list.tsx';
 import type { Happened } from '../live-updates.ts';

@@ -1,15 +1,15 @@
-// How old the values of a machine are, in words.
+// The age of a machine's values, in words.
 import { lost } from '../live-updates.ts';
 import { Ago } from '../parts/basics.tsx';
 import { clock, durationText } from '../time.ts';
 import type { MachineRow } from './live-machine-list.ts';
 
-/** Milliseconds without a message after which values count as old: agents report every 10 s. */
+/** Milliseconds without a message after which values count as old. Agents report every 10 s. */
 const staleMs = 30_000;
 
 const silenceOf = ({ heardAt }: MachineRow): number => Math.max(0, clock.value - heardAt);
 
-/** Whether the values of a machine are no longer those of now. */
+/** True if the values of a machine may have changed since its last message. */
 export const isOld = (machine: MachineRow): boolean =>
   machine.status === 'offline' || lost.value || silenceOf(machine) > staleMs;
 

@@ -1,4 +1,4 @@
-// The list of machines as cards, as many beside each other as fit.
+// The list of machines as cards, in as many columns as fit.
 import { useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { Bar, Sparkline, share } from '../parts/bar-and-sparkline.tsx';
 import { State, Tags } from '../parts/basics.tsx';
@@ -8,7 +8,7 @@ import { isOld, LastSeen } from './age-of-values.tsx';
 import type { MachineRow } from './live-machine-list.ts';
 import { type FleetProps, SelectOne } from './table.tsx';
 
-/** Pixels: the least width of a card, and the height of a row of cards with its gap. */
+/** Sizes in pixels: the least width of a card, and the height of a row of cards with its gap. */
 const [leastWidth, rowHeight] = [270, 186];
 
 export function MachineCards({ fleet, show }: Pick<FleetProps, 'fleet' | 'show'>) {

@@ -1,4 +1,4 @@
-// Chosen machines as chips, each with a button to leave it out.
+// The machines chosen for a command, as chips. A button on each chip removes its machine.
 import { Icon } from '../parts/icon.tsx';
 import { close, machines as machinesIcon } from '../parts/icons.ts';
 import { nameOf } from './names.ts';

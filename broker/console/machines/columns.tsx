@@ -1,4 +1,4 @@
-// The columns of the list of machines: their cells, their widths, and which of them a person has chosen.
+// The columns of the list of machines: cells, widths, and which columns are chosen.
 import { computed, signal } from '@preact/signals';
 import type { ComponentChildren } from 'preact';
 import { storedText, storeText } from '../local-storage.ts';
@@ -12,7 +12,7 @@ import type { MachineRow } from './live-machine-list.ts';
 export interface Column {
   name: string;
   text: string;
-  /** Least width in pixels, and the share of the space that is left. */
+  /** Least width in pixels, and the column's share of the remaining width. */
   width: readonly [least: number, share: number];
   sort?: SortField;
   cell: (machine: MachineRow) => ComponentChildren;
@@ -112,7 +112,7 @@ export const columns: readonly Column[] = [
   },
 ];
 
-/** Whether the window is at most this wide, in pixels. */
+/** True if the window is at most this wide, in pixels. */
 function isNarrow(pixels: number) {
   const query = matchMedia(`(max-width: ${pixels}px)`);
   const narrow = signal(query.matches);
@@ -125,7 +125,7 @@ function isNarrow(pixels: number) {
 const phone = isNarrow(800);
 const medium = isNarrow(1100);
 
-/** The columns that a window of this width has until a person chooses. */
+/** The default columns for the width of the window. */
 const byWidth = computed(() => {
   if (phone.value) return ['status', 'cpu'];
   const most = ['status', 'cpu', 'memory', 'disk', 'last_seen'];
@@ -134,7 +134,7 @@ const byWidth = computed(() => {
 
 const chosen = signal(storedText('columns')?.split(','));
 
-/** Shows these columns from now on; undefined: those that fit the window. */
+/** Displays these columns from now on. With undefined, displays the columns that fit the window. */
 export function chooseColumns(names: readonly string[] | undefined): void {
   chosen.value = names && [...names];
   storeText('columns', names?.join());
@@ -150,7 +150,7 @@ const selectWidth = 40;
 const gap = 8;
 const nameWidth = computed(() => (phone.value ? 92 : 170));
 
-/** The widths of a row: the checkbox, the name, and the columns. */
+/** The widths of all columns of a row: the checkbox, the name, and the chosen columns. */
 export const template = computed(() => {
   const tracks = visibleColumns.value.map(({ width: [least, part] }) =>
     phone.value ? `${least}px` : `minmax(${least}px, ${part}fr)`,
@@ -158,7 +158,7 @@ export const template = computed(() => {
   return [`${selectWidth}px`, `minmax(${nameWidth.value}px, 2.2fr)`, ...tracks].join(' ');
 });
 
-/** Pixels below which the table scrolls sideways. */
+/** Width in pixels below which the table scrolls sideways. */
 export const leastWidth = computed(() => {
   const widths = visibleColumns.value.map(({ width: [least] }) => least + gap);
   return widths.reduce((sum, width) => sum + width, selectWidth + nameWidth.value + gap + 12);

@@ -1,4 +1,4 @@
-// Search, filters and order of the list of machines, as they stand in the address.
+// Search, filters and order of the list of machines, read from the address of the page.
 import type { MachineQuery } from './live-machine-list.ts';
 
 export const sorts = [
@@ -26,6 +26,9 @@ export function queryOf(given: URLSearchParams): MachineQuery {
   };
 }
 
-/** The order by a field that was not the order before: of numbers and times the largest is looked for first. */
+/**
+ * Returns the order when a field is chosen for the first time: descending for numbers and times, because the
+ * largest values are of most interest.
+ */
 export const firstSort = (field: SortField): string =>
   ['name', 'hostname', 'status'].includes(field) ? field : `-${field}`;

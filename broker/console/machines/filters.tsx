@@ -1,4 +1,4 @@
-// What stands above the list of machines: search, filters, and how the list is drawn.
+// The bar above the list of machines: search, filters, order, and the choice between table and cards.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { Choice, Dialog } from '../parts/basics.tsx';
@@ -17,7 +17,7 @@ const views = [
 ] as const;
 export type View = (typeof views)[number][0];
 
-/** How the address says that the list is drawn. */
+/** Reads from the address whether the list is a table or cards. */
 export const viewOf = (query: URLSearchParams): View => (query.get('view') === 'cards' ? 'cards' : '');
 
 export function Filters() {
@@ -80,7 +80,7 @@ function Select({ label, name, options }: SelectProps) {
   );
 }
 
-/** A field for tags that proposes those in use, which are read when it is first used. */
+/** A field for tags. It proposes the tags in use, which are loaded when the field is first used. */
 function TagFilter({ value }: { value: string }) {
   const [tags, setTags] = useState<readonly { name: string; machines: number }[] | undefined>(undefined);
   const read = (): void => {

@@ -1,4 +1,5 @@
-// The machines that a page shows: parts of a long list, read as they come into view, and changed as they report.
+// A live list of machines for a page. It loads the parts of a long list that come into view, and updates the
+// machines that report.
 import { signal } from '@preact/signals';
 import { useCallback, useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../client.ts';
@@ -13,27 +14,30 @@ export type MachineRow = Listed & {
 };
 export type MachineQuery = NonNullable<Parameters<typeof client.machines.statuses>[0]>;
 
-/** Machines per request, the most that the broker answers. */
+/** Machines per request. It is the most that the broker answers. */
 const pageSize = 100;
-/** Milliseconds between two readings of what is in view, for the lines of the last hour and the order. */
+/**
+ * Milliseconds after which the machines in view are loaded again, to update the graphs of the last hour and
+ * the order.
+ */
 const refreshMs = 60_000;
-/** Milliseconds until machines that have just joined are read, so that many of them are one request. */
+/** Milliseconds until machines that have just joined are loaded, so that one request loads many of them. */
 const joinedMs = 500;
 
 export class Fleet {
   readonly #query: MachineQuery;
   readonly #arrived: () => void;
-  /** Grows with each change, so that what reads the machines is drawn again. */
+  /** Grows with each change, so that components that read the machines are drawn again. */
   readonly #version = signal(0);
   #total: number | undefined;
   #error: unknown;
   readonly #stop = new AbortController();
   readonly #rows = new Map<number, MachineRow>();
   readonly #indexes = new Map<string, number>();
-  /** The number of the last request for each page; an older answer that arrives late is ignored. */
+  /** The number of the last request for each page. An older answer that arrives late is ignored. */
   readonly #asked = new Map<number, number>();
   #requests = 0;
-  /** Machines that are not in this list although they reported; each is looked for once. */
+  /** Machines that have reported but are not in this list. Each of them is searched only once. */
   readonly #foreign = new Set<string>();
   #view = { first: 0, last: pageSize - 1 };
 
@@ -58,27 +62,27 @@ export class Fleet {
     return this.#rows.get(index);
   }
 
-  /** Whether this is true for every machine that has been read so far. */
+  /** True if the condition is true for every machine that was loaded so far. */
   every(holds: (machine: MachineRow) => boolean): boolean {
     this.#subscribe();
     for (const machine of this.#rows.values()) if (!holds(machine)) return false;
     return true;
   }
 
-  /** Reads the rows in view that have not been read. */
+  /** Loads the rows in view that were not loaded before. */
   show(first: number, last: number): void {
     this.#view = { first, last };
     for (const page of this.#pagesInView()) if (!this.#asked.has(page)) void this.#read(page);
   }
 
-  /** Reads the rows in view again; those out of view are read when they come into view. */
+  /** Loads the rows in view again. Other rows are loaded when they come into view. */
   refresh(): void {
     const inView = this.#pagesInView();
     for (const page of [...this.#asked.keys()]) if (!inView.includes(page)) this.#asked.delete(page);
     for (const page of inView) void this.#read(page);
   }
 
-  /** Copies the values of machines that reported. The order stays until the next refresh. */
+  /** Copies the values of machines that have reported. The order does not change before the next refresh. */
   update(changed: readonly Omit<Listed, 'hour'>[], removed: readonly string[]): void {
     for (const machine of changed) {
       const index = this.#indexes.get(machine.id);
@@ -148,7 +152,7 @@ const heard = <T extends { stale_ms: number }>(machine: T): T & { heardAt: numbe
   heardAt: now() - machine.stale_ms,
 });
 
-/** The machines of a query. The rows of the query before stay until the first new rows arrive. */
+/** The machines of a query. The rows of the previous query are displayed until the first new rows arrive. */
 export function useFleet(query: MachineQuery): { fleet: Fleet; show: (first: number, last: number) => void } {
   useTopic('machines');
   const text = JSON.stringify(query);

@@ -16,7 +16,7 @@ interface MachinePickerProps {
   choose: (machine: Selected) => void;
 }
 
-/** Machines whose name contains the text, and the one that the arrow keys have reached. */
+/** The machines whose name contains the text, and the one that is selected by the arrow keys. */
 function useFound(text: string, open: boolean) {
   const [found, setFound] = useState<Found>([]);
   const [at, setAt] = useState(0);
@@ -32,7 +32,8 @@ function useFound(text: string, open: boolean) {
       );
     });
   }, [text, open]);
-  // Those found for fewer letters stay until the answer: Enter must not take one that no longer matches.
+  // The machines found for the previous text are displayed until the answer arrives, but only those that
+  // still match, so that Enter cannot choose another one.
   const letters = text.toLowerCase();
   return { found: found.filter(({ name }) => name.toLowerCase().includes(letters)), at, setAt };
 }

@@ -1,4 +1,4 @@
-// Names of machines by id, for lists whose items name only the id.
+// Names of machines by id, for lists whose items contain only the id.
 import { signal } from '@preact/signals';
 import { client } from '../client.ts';
 
@@ -7,12 +7,14 @@ export type MachineNames = (id: string) => string;
 const names = signal<ReadonlyMap<string, string>>(new Map());
 const asked = new Set<string>();
 
-/** Stores names that other answers contained. */
+/** Stores names that were contained in other answers. */
 export function learnNames(machines: readonly { id: string; name: string }[]): void {
   names.value = new Map([...names.value, ...machines.map(({ id, name }) => [id, name] as const)]);
 }
 
-/** Returns the name of a machine, or its id if the name was not read yet or the machine was removed. */
+/**
+ * Returns the name of a machine. Returns its id if the name is not loaded yet, or if the machine was removed.
+ */
 export const nameOf: MachineNames = (id) => {
   const known = names.value.get(id);
   if (known !== undefined) return known;

@@ -1,4 +1,4 @@
-// The overview of a machine: charts over its stored history, its last report, and facts about it.
+// The overview of a machine: charts of its stored history, its last report, and its facts.
 import type { ComponentChildren } from 'preact';
 import { useEffect, useMemo } from 'preact/hooks';
 import { client } from '../client.ts';
@@ -102,7 +102,7 @@ function Fact({ name, children }: { name: string; children: ComponentChildren })
   );
 }
 
-/** Seconds without a point after which a line has a gap. */
+/** Number of intervals without a point after which a line has a gap. */
 const gapSteps = 2.5;
 
 function Charts({ metrics: { points, step, until }, hours }: { metrics: Metrics; hours: number }) {

@@ -1,4 +1,4 @@
-// The machines that a person has selected to run a command on.
+// The machines that the user has selected to run a command on.
 import { signal } from '@preact/signals';
 import { client } from '../client.ts';
 
@@ -8,7 +8,9 @@ export interface Selected {
 }
 
 export const selected = signal<ReadonlyMap<string, Selected>>(new Map());
-/** Number of machines that are read so far while all that match are selected; undefined otherwise. */
+/**
+ * Number of machines loaded so far while all matching machines are being selected; undefined at other times.
+ */
 export const selecting = signal<number | undefined>(undefined);
 
 export function toggle({ id, name }: Selected): void {
@@ -26,10 +28,10 @@ export function selectAll(machines: readonly Selected[]): void {
 
 type Filter = Pick<NonNullable<Parameters<typeof client.machines.list>[0]>, 'search' | 'tags' | 'status'>;
 
-/** Machines per request, the most that the broker answers. */
+/** Machines per request. It is the most that the broker answers. */
 const pageSize = 100;
 
-/** Selects every machine that matches, also those that no page has read. */
+/** Selects every machine that matches, including those that are not loaded. */
 export async function selectMatching({ search, tags, status }: Filter): Promise<void> {
   const filter = { ...(search && { search }), ...(tags && { tags }), ...(status && { status }) };
   const found: Selected[] = [];

@@ -1,4 +1,4 @@
-// The audit log: who did what, on which machine, and how it ended.
+// The page of the audit log: who did what, on which machine, with which result.
 import { client } from '../client.ts';
 import { nameOf } from '../machines/names.ts';
 import { Ago } from '../parts/basics.tsx';
@@ -10,7 +10,7 @@ import { place, to } from '../router.ts';
 
 type Entry = Awaited<ReturnType<typeof client.audit.list>>['items'][number];
 
-/** The objects of a call as text, without the ids that have a column. */
+/** Returns the objects of a call as text. Ids with a column of their own are left out. */
 function textOf({ what }: Entry): string {
   const parts = Object.entries(what).filter(([name]) => name !== 'machine_id');
   return parts

@@ -1,5 +1,5 @@
-// One batch: a live row for each machine with the end of its output, and a button to run it again where it
-// failed.
+// The page of one batch: a live row for each machine with the last output, and a button that runs the command
+// again on machines where it failed.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { BatchCards, type Result } from '../commands/batch-machine-cards.tsx';
@@ -23,7 +23,7 @@ import { after, durationText } from '../time.ts';
 type BatchRecord = Awaited<ReturnType<typeof client.batches.get>>;
 
 const bad = ['failed', 'timeout', 'lost', 'expired', 'cancelled'];
-/** Most machines that are drawn as cards until the address says otherwise. */
+/** Number of machines up to which the batch is drawn as cards by default. */
 const mostAsCards = 60;
 const views = [
   ['cards', 'Cards'],
@@ -115,7 +115,7 @@ function viewOf({ total }: BatchRecord): 'cards' | 'table' {
   return total <= mostAsCards ? 'cards' : 'table';
 }
 
-/** Rows that are drawn at first: a batch may have 10,000 machines. */
+/** Most rows that are drawn at first. A batch may have 10,000 machines. */
 const mostRows = 200;
 
 function Results({ results }: { results: readonly Result[] }) {

@@ -1,4 +1,4 @@
-// Batches: commands on many machines, with how many of them are done.
+// The page of all batches, each with the number of machines that are done.
 import { client } from '../client.ts';
 import { Counts } from '../commands/batch-progress-bar.tsx';
 import { commandLine } from '../commands/command-list.tsx';

@@ -1,4 +1,4 @@
-// One command: its two outputs as they are written, how it ended, and what can be done with it.
+// The page of one command: both outputs while they are written, its end, and buttons for actions.
 import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { type CommandRecord, commandLine, outcome, runAgain } from '../commands/command-list.tsx';
@@ -126,7 +126,7 @@ const views = [
   ['stderr', 'Errors'],
 ] as const;
 
-/** Output of a command, drawn as it arrives. */
+/** The output of a command, drawn while it arrives. */
 function useOutput(id: string, ended: () => void) {
   const output = useRef(new Output());
   const [, draw] = useReducer((count: number, _: undefined) => count + 1, 0);
@@ -158,7 +158,10 @@ function OutputView({ command, ended }: { command: CommandRecord; ended: () => v
   }, [output.parts]);
   const parts = output.parts.filter(({ stream }) => view === 'both' || stream === view);
   const hasErrors = view !== 'stdout' && parts.some(({ stream }) => stream === 'stderr');
-  /** Shows the first line of errors below what is in view; after the last the first of all. */
+  /**
+   * Scrolls to the first line of errors below the visible ones. After the last line it begins with the first
+   * again.
+   */
   const nextError = (): void => {
     const element = end.current;
     if (!element) return;
@@ -217,7 +220,10 @@ function Downloads({ command }: { command: CommandRecord }) {
   });
 }
 
-/** Writes lines to the standard input of a command that was started with one. */
+/**
+ * A field that writes lines to the standard input of a command. The command must have been started with open
+ * input.
+ */
 function InputField({ command }: { command: string }) {
   const [text, setText] = useState('');
   const send = async (end: boolean): Promise<void> => {

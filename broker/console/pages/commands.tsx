@@ -1,4 +1,4 @@
-// All commands, newest first, with a filter by status.
+// The page of all commands, newest first, with a filter by status.
 import { client } from '../client.ts';
 import { CommandList } from '../commands/command-list.tsx';
 import { nameOf } from '../machines/names.ts';

@@ -1,4 +1,4 @@
-// Events as they happen, above those of the last 72 hours.
+// The page of events: new events as they happen, above those of the last 72 hours.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { connected, type Happened, listen, onReturn } from '../live-updates.ts';
@@ -18,7 +18,7 @@ const families = [
   ['file', 'Files'],
 ] as const;
 
-/** Most events above the list that was read. */
+/** Most live events above the list. */
 const mostLive = 500;
 
 export function Events() {
@@ -27,7 +27,7 @@ export function Events() {
   const [live, setLive] = useState<readonly Happened[]>([]);
   useEffect(() => {
     const add = (event: Happened): void => setLive((before) => [event, ...before].slice(0, mostLive));
-    // The list is read again after an interruption, with what happened meanwhile.
+    // After an interruption the list is loaded again, because it may lack events.
     const stops = [listen(({ event }) => event && add(event)), onReturn(() => setLive([]))];
     return () => {
       for (const stop of stops) stop();

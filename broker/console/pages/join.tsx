@@ -1,5 +1,5 @@
-// Joins a machine: creates a token, prints the line to paste into a shell, and reports the machine once it
-// has joined.
+// The page that joins a machine: it creates a token, displays the command to run on the machine, and reports
+// when the machine has joined.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { listen } from '../live-updates.ts';

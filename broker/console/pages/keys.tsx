@@ -1,4 +1,5 @@
-// API keys: what each may do and on which machines; create, change, replace the secret and revoke.
+// The page of API keys: what each key may do and on which machines. It creates, changes and revokes keys, and
+// replaces their secrets.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { type Key, KeyForm } from '../keys/key-form.tsx';

@@ -1,4 +1,4 @@
-// One machine: its heading and its tabs.
+// The page of one machine: its heading and its tabs.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { listen, useTopic } from '../live-updates.ts';
@@ -63,7 +63,10 @@ export function Machine({ params }: { params: Params }) {
   );
 }
 
-/** Calls `reload` when the machine comes or goes: a quick return, as after a restart of the broker, is no event. */
+/**
+ * Calls `reload` when the machine goes online or offline. A short interruption, such as a restart of the
+ * broker, causes no event.
+ */
 function usePresence(machine: MachineDetail | undefined, reload: () => void): void {
   useTopic('machines');
   const { id, status } = machine ?? {};
@@ -78,7 +81,7 @@ function usePresence(machine: MachineDetail | undefined, reload: () => void): vo
       }),
     [id, status, reload],
   );
-  // An answer may be older than the last report, which came while the answer was awaited.
+  // The answer of a request may be older than the last report, because the report can arrive first.
   useEffect(() => {
     const isOlder = machine !== undefined && last.current !== undefined && last.current !== status;
     last.current = undefined;

@@ -1,4 +1,4 @@
-// The live list of machines. Its address contains search, filters and order.
+// The page with the live list of machines. Its address contains search, filters and order.
 import { useMemo } from 'preact/hooks';
 import { MachineCards } from '../machines/cards.tsx';
 import { Filters, viewOf } from '../machines/filters.tsx';

@@ -1,4 +1,4 @@
-// Your key and its rights, the browsers that are logged in, the theme and the shortcuts.
+// The page of the user's profile: the API key and its rights, logins of browsers, theme and shortcuts.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { menu } from '../navigation-menu.ts';

@@ -1,4 +1,4 @@
-// Runs a command on one machine or on many, by selection or by tags.
+// The page that runs a command on one machine, on selected machines, or on all machines with some tags.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { Chips } from '../machines/chosen-machine-chips.tsx';
@@ -24,9 +24,9 @@ interface Options {
   concurrency: string;
   failures: string;
   queue: boolean;
-  /** Text for its standard input. */
+  /** Text for the standard input of the command. */
   stdin: string;
-  /** Whether its input stays open for lines from its page. */
+  /** True if the input stays open for lines that are typed on the command's page. */
   input: boolean;
 }
 
@@ -49,7 +49,7 @@ function numberOf(text: string, name: string): number | undefined {
   return Number(text);
 }
 
-/** Starts the command and resolves with the address of the page that follows it. */
+/** Starts the command. Resolves with the address of the page that follows it. */
 async function start(options: Options, ids: readonly string[], tags: readonly string[]): Promise<string> {
   const { command, cwd, user, timeout, concurrency, failures, queue, stdin, input } = options;
   const seconds = numberOf(timeout, 'The timeout');
@@ -174,7 +174,7 @@ function Where({ by, setBy, tags, setTags }: WhereProps) {
   );
 }
 
-/** How many machines have the tags now. */
+/** The number of machines that have the tags now. */
 function Tagged({ tags }: { tags: string }) {
   const [total, setTotal] = useState<number | undefined>(undefined);
   useEffect(() => {

@@ -1,4 +1,5 @@
-// One schedule: its form, with the expression in words while typing, and the history of its runs.
+// The page of one schedule: its form, which describes the expression in words while it is typed, and the
+// history of its runs.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { outcome } from '../commands/command-list.tsx';

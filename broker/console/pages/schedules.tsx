@@ -1,4 +1,4 @@
-// The schedules: when each runs next, how it ended last, and a button to run it now.
+// The page of all schedules: the next run and the last result of each, and a button to run it now.
 import { client } from '../client.ts';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';

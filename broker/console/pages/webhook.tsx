@@ -1,4 +1,4 @@
-// One webhook: its deliveries, a test, a new secret, and sending again.
+// The page of one webhook: its deliveries, a test, a new secret, and repeated deliveries.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { Confirm, Dialog, State, Tags } from '../parts/basics.tsx';
@@ -165,6 +165,6 @@ function ActionDialog({ what, webhook, close, changed, reveal }: ActionDialogPro
   );
 }
 
-/** A secret of 256 random bits, in the form of Standard Webhooks. */
+/** Makes a secret of 256 random bits in the form of Standard Webhooks. */
 const newSecret = (): string =>
   `whsec_${btoa(String.fromCharCode(...crypto.getRandomValues(new Uint8Array(32))))}`;

@@ -1,4 +1,4 @@
-// Webhooks: where events are sent, and how the last delivery went.
+// The page of all webhooks: their URLs, and the result of the last delivery of each.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { Ago, Dialog, State } from '../parts/basics.tsx';

@@ -1,12 +1,12 @@
-// Small drawings of measured values: a bar of a share, and a sparkline of the last hour.
+// Small graphs of measured values: a bar for a percentage, and a sparkline of the last hour.
 
-/** From this share on a bar warns, and from the second it alarms. */
+/** Percentages from which on a bar has the colour of a warning, or of an alarm. */
 const high = { warn: 75, bad: 90 };
 
 const toneOf = (percent: number): string =>
   percent >= high.bad ? 'bad' : percent >= high.warn ? 'warn' : 'good';
 
-/** A share in percent as a bar with its number. */
+/** A percentage as a bar with its number. */
 export function Bar({ percent, title }: { percent: number | undefined; title?: string | undefined }) {
   if (percent === undefined || Number.isNaN(percent)) return <span class="muted">–</span>;
   return (
@@ -21,7 +21,7 @@ export function Bar({ percent, title }: { percent: number | undefined; title?: s
 
 const [width, height] = [96, 22];
 
-/** Values from 0 to 100 as a line; a gap where a value is missing. */
+/** Values from 0 to 100 as a line. Missing values are gaps. */
 export function Sparkline({ values, label }: { values: readonly (number | null)[]; label: string }) {
   const step = width / Math.max(1, values.length - 1);
   let pen = 'M';

@@ -1,4 +1,4 @@
-// Small parts of many pages: states, times, copy buttons, switches between tabs, and dialogs.
+// Small components of many pages: states, times, copy buttons, tabs and dialogs.
 import type { ComponentChildren } from 'preact';
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { after, fullTime, relativeText } from '../time.ts';
@@ -25,7 +25,7 @@ const tones: Readonly<Record<string, string>> = {
   GRACE_PERIOD: 'warn',
 };
 
-/** A state with a dot in its colour; the word says the same. */
+/** A state with a coloured dot. The text contains the state too, so the colour is not needed to read it. */
 export function State({ of, text = of }: { of: string; text?: string }) {
   return (
     <span class={`state ${tones[of] ?? 'idle'}`}>
@@ -35,7 +35,7 @@ export function State({ of, text = of }: { of: string; text?: string }) {
   );
 }
 
-/** A time in words, exact in its tooltip. */
+/** A time in words, with the exact time as tooltip. */
 export function Ago({ at }: { at: string | null | undefined }) {
   if (!at) return <span class="muted">never</span>;
   return (
@@ -94,7 +94,7 @@ export function Tabs({ label, tabs, current }: { label: string; tabs: readonly T
   );
 }
 
-/** One of a few choices, beside each other. */
+/** A group of buttons, of which one is chosen. */
 export function Choice<T extends string>({
   label,
   options,
@@ -125,13 +125,14 @@ interface DialogProps {
   wide?: boolean;
 }
 
-/** A dialog above the page; Escape and a click beside it close it. */
+/** A dialog above the page. Escape or a click beside it closes it. */
 export function Dialog({ title, onClose, children, wide = false }: DialogProps) {
   const element = useRef<HTMLDialogElement>(null);
   useEffect(() => {
     const before = document.activeElement;
     element.current?.showModal();
-    // showModal() gives the focus to the first button: the field that asked for it gets it back.
+    // showModal() gives the focus to the first button, so the focus is set again on the field that should
+    // have it.
     element.current?.querySelector<HTMLElement>('[data-focused]')?.focus();
     return () => {
       if (before instanceof HTMLElement) before.focus();
@@ -171,7 +172,7 @@ interface ConfirmProps {
   onClose: () => void;
 }
 
-/** Asks before something that cannot be undone. */
+/** Asks for a confirmation of something that cannot be undone. */
 export function Confirm({ title, action, children, run, onClose }: ConfirmProps) {
   const [busy, setBusy] = useState(false);
   const press = async (): Promise<void> => {

@@ -1,4 +1,4 @@
-// A line chart over time, of uPlot: loaded with the first page that has one.
+// A line chart over time (uPlot). The library is loaded with the first page that has a chart.
 import { useEffect, useRef } from 'preact/hooks';
 import uPlot from 'uplot';
 import { isDark } from '../theme.ts';
@@ -6,18 +6,18 @@ import { isDark } from '../theme.ts';
 export interface Line {
   label: string;
   values: readonly (number | null)[];
-  /** Custom property of the colour, such as `--accent-text`. */
+  /** CSS custom property of the colour, such as `--accent-text`. */
   color: string;
 }
 
 interface ChartProps {
   label: string;
-  /** Seconds since 1970 of each value. */
+  /** Time of each value in seconds since 1970. */
   times: readonly number[];
   lines: readonly Line[];
-  /** Text of a value at the axis. */
+  /** Formats a value for the axis. */
   format: (value: number) => string;
-  /** Largest value of the axis; default: by the values. */
+  /** Largest value of the axis; by default it follows from the values. */
   most?: number;
   height?: number;
   /** First and last second of the axis. */
@@ -106,7 +106,7 @@ export function Chart(props: ChartProps) {
   );
 }
 
-/** The values at one time, such as `14:05  12 %`. */
+/** Returns the values at one time as text, such as `14:05  12 %`. */
 function textAt({ times, lines, format }: ChartProps, index: number): string {
   const at = times[index];
   if (at === undefined) return '';

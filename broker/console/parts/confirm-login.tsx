@@ -1,4 +1,4 @@
-// Asks for the API key again before something that a stolen browser tab must not do.
+// Asks for the API key again before an action that the thief of an open browser tab must not be able to do.
 import { useState } from 'preact/hooks';
 import { confirmation } from '../client.ts';
 import { confirmLogin } from '../session.ts';

@@ -1,4 +1,4 @@
-// Events as sentences, newest first.
+// A list of events as sentences, newest first.
 import type { Happened } from '../live-updates.ts';
 import { to } from '../router.ts';
 import { fullTime, timeOfDay } from '../time.ts';
@@ -10,7 +10,7 @@ const tones: readonly (readonly [pattern: RegExp, tone: string])[] = [
 
 const toneOf = (type: string): string => tones.find(([pattern]) => pattern.test(type))?.[1] ?? 'idle';
 
-/** Fields that name the object of an event; the first that an event has is used. */
+/** Fields that name the object of an event. The first of them that an event has is displayed. */
 const subjects = ['command', 'path', 'name', 'hostname', 'session_id'] as const;
 
 function textOf({ data }: Happened): string {

@@ -1,4 +1,4 @@
-// Fields of forms with labels, hints and the message of a failed submit.
+// Form fields with labels and hints, and the message of a failed submit.
 import type { ComponentChildren } from 'preact';
 import { useId, useState } from 'preact/hooks';
 import { messageOf } from '../client.ts';
@@ -34,7 +34,7 @@ interface TextProps {
   change: (value: string) => void;
   hint?: string;
   placeholder?: string;
-  /** Whether dots hide the text. */
+  /** True if the text is hidden by dots. */
   secret?: boolean;
   numeric?: boolean;
   required?: boolean;
@@ -136,7 +136,7 @@ interface FormProps {
   disabled?: boolean;
 }
 
-/** A form whose failure is written above its buttons. Ctrl-Enter submits it, too. */
+/** A form. The message of a failed submit is displayed above its buttons. Ctrl-Enter submits it too. */
 export function Form({ submit, run, children, cancel, disabled = false }: FormProps) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState<unknown>(undefined);

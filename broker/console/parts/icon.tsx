@@ -1,9 +1,9 @@
-// Icons of lucide, drawn as SVG elements.
+// Draws an icon of lucide as an SVG element.
 import { createElement } from 'preact';
 
 export type IconNodes = readonly (readonly [name: string, attributes: Readonly<Record<string, string>>])[];
 
-/** An icon beside a text that says the same; screen readers skip it. */
+/** An icon beside a text with the same meaning, so screen readers skip it. */
 export function Icon({ of, size = 16 }: { of: IconNodes; size?: number }) {
   return (
     <svg

@@ -1,4 +1,4 @@
-// The icons of the console by what they mean here.
+// The icons of the console, named by their meaning here.
 export { default as activity, default as events } from 'lucide-static/icons/activity.svg';
 export { default as down } from 'lucide-static/icons/arrow-down.svg';
 export { default as arrowUp } from 'lucide-static/icons/arrow-up.svg';

@@ -1,4 +1,4 @@
-// Pages and tabs whose script is loaded when they are first opened.
+// Loads the script of a page or tab when it is first opened.
 import { createElement } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
 import type { Page, Params } from '../router.ts';

@@ -1,4 +1,4 @@
-// Buttons that several pages have: something new, and the end of something that runs.
+// Buttons of several pages: one that creates something, and one that cancels something that runs.
 import { useState } from 'preact/hooks';
 import { Confirm } from './basics.tsx';
 import { Icon } from './icon.tsx';
@@ -6,9 +6,9 @@ import { join, stop } from './icons.ts';
 
 interface NewButtonProps {
   text: string;
-  /** Whether the key may make one; if not, there is no button. */
+  /** True if the key may create it. Otherwise there is no button. */
   allowed?: boolean;
-  /** A page, or what a click does. */
+  /** The page that a click opens, or the function that it calls. */
   opens: string | (() => void);
 }
 
@@ -32,9 +32,9 @@ export function NewButton({ text, allowed = true, opens }: NewButtonProps) {
 }
 
 interface CancelButtonProps {
-  /** What is cancelled, such as `command`. */
+  /** The kind of thing to cancel, such as `command`. */
   what: string;
-  /** What happens then. */
+  /** The effect of cancelling, for the question. */
   text: string;
   run: () => Promise<unknown>;
 }

@@ -1,4 +1,4 @@
-// The frame of every page: its heading, and what it shows while it loads, is empty or has failed.
+// The frame of every page: its heading, and what is displayed while it loads, is empty or has failed.
 import type { ComponentChildren } from 'preact';
 import { useEffect } from 'preact/hooks';
 import { FarhandError, messageOf } from '../client.ts';
@@ -13,7 +13,7 @@ interface PageProps {
   /** Content beside the title. */
   beside?: ComponentChildren;
   actions?: ComponentChildren;
-  /** True if the page uses the whole height, and its content scrolls by itself. */
+  /** True if the page has the height of the window, and its content scrolls by itself. */
   full?: boolean;
   children: ComponentChildren;
 }
@@ -47,7 +47,7 @@ export function Page({ title, above = [], beside, actions, full = false, childre
   );
 }
 
-/** Draws the data of a page; until it arrives a placeholder, or the error in its place. */
+/** Draws the data of a page. Until the data arrives it draws a placeholder, and after a failure the error. */
 export function Show<T>({ of, children }: { of: Loaded<T>; children: (data: T) => ComponentChildren }) {
   const { data, error, reload } = of;
   if (data === undefined)
@@ -97,7 +97,7 @@ export function Failed({ error, retry }: { error: unknown; retry?: () => void })
   );
 }
 
-/** Text in place of a list without items: what would be in it, and the next step. */
+/** The text of an empty list: what the list would contain, and the next step. */
 export function Empty({
   icon = info,
   title,

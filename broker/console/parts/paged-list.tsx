@@ -1,4 +1,4 @@
-// Lists that are read page by page: the first page is live, and a button adds further ones.
+// Lists that are loaded page by page. The first page is live, and a button adds further pages.
 import type { ComponentChildren } from 'preact';
 import { useEffect, useState } from 'preact/hooks';
 import type { ListResult } from '../../../shared/sdk/index.ts';
@@ -11,12 +11,12 @@ type Read<T> = (paging: { limit: number; offset: number }, signal: AbortSignal) 
 
 interface LongListProps<T> {
   read: Read<T>;
-  /** The list is read anew when one of these changes. */
+  /** The list is loaded again when one of these changes. */
   inputs: readonly unknown[];
   when?: (event: Happened) => boolean;
-  /** Instead of `when`: the list is read anew after updates of this topic. */
+  /** If set, updates of this topic reload the list, and `when` is not used. */
   topic?: 'commands';
-  /** Text in place of an empty list. */
+  /** The text of an empty list. */
   empty: ComponentChildren;
   children: (items: readonly T[], reload: () => void) => ComponentChildren;
 }
@@ -42,7 +42,7 @@ export function LongList<T extends { id: string }>({
     <Show of={first}>
       {({ items, total }) => {
         if (total === 0) return empty;
-        // New items push others onto the next page, which is not read again.
+        // New items move others to the next page, which is not loaded again, so repeats are removed by id.
         const seen = new Set(items.map(({ id }) => id));
         const all = [...items, ...further.filter(({ id }) => !seen.has(id) && seen.add(id))];
         return (
@@ -63,7 +63,7 @@ export function LongList<T extends { id: string }>({
   );
 }
 
-/** A table in a frame; on a narrow screen the frame scrolls. */
+/** A table in a frame. On a narrow screen it scrolls inside the frame. */
 export function List({
   label,
   head,

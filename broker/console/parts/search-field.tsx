@@ -1,4 +1,4 @@
-// A search field whose text is in the query of the address.
+// A search field whose text is a query parameter of the page's address.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { place, setQuery } from '../router.ts';
 import { after } from '../time.ts';
@@ -12,7 +12,7 @@ export function SearchField({ label, name }: { label: string; name: string }) {
   const [text, setText] = useState(inAddress);
   const written = useRef(inAddress);
   useEffect(() => {
-    // What this field has written is older than what was typed meanwhile.
+    // The address has changed because of this field itself, so the newer text in the field is not replaced.
     if (inAddress === written.current) return;
     written.current = inAddress;
     setText(inAddress);

@@ -1,4 +1,4 @@
-// A secret that only this dialog has.
+// A dialog that displays a secret for the only time.
 import { CopyButton, Dialog } from './basics.tsx';
 
 interface SecretProps {

@@ -1,4 +1,4 @@
-// What an import of an icon is: scripts/build-console.ts turns its file into a list of elements.
+// The type of an imported icon file: scripts/build-console.ts converts it to a list of SVG elements.
 declare module '*.svg' {
   const nodes: import('./icon.tsx').IconNodes;
   export default nodes;

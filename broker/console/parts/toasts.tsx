@@ -1,4 +1,4 @@
-// Short messages in a corner: what was done, or why it was not.
+// Short messages in a corner of the page: what was done, or why it failed.
 import { signal } from '@preact/signals';
 import { messageOf } from '../client.ts';
 import { after } from '../time.ts';
@@ -31,7 +31,7 @@ export const say = (text: string): void => add(text, false);
 /** Reports an error. */
 export const sayError = (error: unknown): void => add(messageOf(error), true);
 
-/** Runs an action of a button. Reports its failure, or `done` if it succeeds. */
+/** Runs the action of a button. Displays its error, or `done` if it succeeds. */
 export async function attempt(action: () => Promise<unknown>, done?: string): Promise<boolean> {
   try {
     await action();

@@ -1,4 +1,5 @@
-// Loads data for a page: the old data stays while the new is loaded, and a left page cancels its requests.
+// Loads data for a page. The old data is displayed while new data is loaded, and leaving the page cancels its
+// requests.
 import { useCallback, useEffect, useRef, useState } from 'preact/hooks';
 import { FarhandError } from '../client.ts';
 import { type Happened, listen, onReturn, type Update, useTopic } from '../live-updates.ts';
@@ -9,19 +10,21 @@ export interface Loaded<T> {
   error: unknown;
   loading: boolean;
   reload(): void;
-  /** Takes over data that arrived in another way. */
+  /** Replaces the data by data that came from elsewhere, such as an answer of another request. */
   replace(data: T): void;
 }
 
-/** Milliseconds between two loads because of events, however many events there are. */
+/** Milliseconds between two loads that events cause, however many events there are. */
 const restMs = 1_000;
-/** Milliseconds after which data is loaded again if it was unavailable, for example because its machine was offline. */
+/**
+ * Milliseconds until data is loaded again that was unavailable, for example because its machine was offline.
+ */
 const againMs = 2_000;
 
 /**
- * Loads data again whenever one of `inputs` changes, and after the stream of events was interrupted. `when`: also after
- * an event for which it is true; null for what a person edits, which is loaded again only by `reload`. `topic`: instead
- * after its updates.
+ * Loads data again when one of `inputs` changes, and after the stream of events was interrupted. `when`: also
+ * after events for which it returns true. It is null for data that the user edits, which only `reload` loads
+ * again. `topic`: after updates of this topic, in place of `when`.
  */
 export function useData<T>(
   load: (signal: AbortSignal) => Promise<T>,
@@ -61,7 +64,7 @@ export function useData<T>(
   return { ...state, reload, replace };
 }
 
-/** Calls `run` after updates for which `when` is true and after interruptions, at most once a second. */
+/** Calls `run` after updates for which `when` is true, and after interruptions, at most once a second. */
 function useEvents(run: () => void, when: ((update: Update) => boolean) | null | undefined): void {
   const wanted = useRef(when);
   wanted.current = when;

@@ -1,4 +1,4 @@
-// A scrolling list that draws only the rows in view, for any number of rows of one height.
+// A scrolling list that draws only the rows in view. It may have any number of rows, all of the same height.
 import type { ComponentChildren } from 'preact';
 import { useCallback, useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
 
@@ -6,11 +6,11 @@ interface VirtualRowsProps {
   count: number;
   rowHeight: number;
   label: string;
-  /** Above the rows of a table. */
+  /** The content above the rows of a table. */
   header?: ComponentChildren;
-  /** Whether the rows are parts of a list, instead of the rows of a table. */
+  /** True for rows of a list, false for rows of a table. */
   isList?: boolean;
-  /** Pixels below which the rows scroll sideways, together with the header. */
+  /** Width in pixels below which the rows and the header scroll sideways. */
   leastWidth?: number;
   row: (index: number) => ComponentChildren;
   /** Called with the indexes of the first and the last drawn row. */
@@ -18,10 +18,10 @@ interface VirtualRowsProps {
   class?: string;
 }
 
-/** Rows drawn above and below those in view, so that a small scroll shows no blanks. */
+/** Rows drawn above and below the visible ones, so that a small scroll shows no gaps. */
 const margin = 8;
 
-/** The rows that are drawn: those in view, and some above and below. */
+/** The range of rows to draw: the visible ones, and some above and below. */
 function useRange({ count, rowHeight, onRange }: Pick<VirtualRowsProps, 'count' | 'rowHeight' | 'onRange'>) {
   const scroller = useRef<HTMLDivElement>(null);
   const [range, setRange] = useState({ first: 0, last: Math.min(count, 40) });
@@ -83,7 +83,8 @@ export function VirtualRows({
       >
         <div class="rows-space" role="presentation" style={{ height: `${count * rowHeight}px` }}>
           {indexes.map((index) => (
-            // Each row has a place of its own: the browser paints only those that come into view.
+            // Each row is an element of its own, so that the browser paints only the rows that come into
+            // view.
             <div key={index} class="row-at" role="presentation" style={{ top: `${index * rowHeight}px` }}>
               {row(index)}
             </div>

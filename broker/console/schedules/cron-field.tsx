@@ -1,4 +1,4 @@
-// A field for a cron expression: in words, and with its next times, while it is typed.
+// A field for a cron expression. While it is typed, the expression in words and its next times are displayed.
 import { useEffect, useState } from 'preact/hooks';
 import { client, messageOf } from '../client.ts';
 import { TextField } from '../parts/form.tsx';
@@ -15,8 +15,8 @@ interface CronFieldProps {
 const typingMs = 150;
 
 /**
- * Returns the offset of a zone at a time, such as `GMT+2`. It differs between two times if the clock changes
- * between them.
+ * Returns the offset of a zone at a time, such as `GMT+2`. If the offsets of two times differ, the clocks
+ * change in between.
  */
 const offsetAt = (at: string, timeZone: string): string =>
   new Intl.DateTimeFormat('en', { timeZone, timeZoneName: 'shortOffset' })

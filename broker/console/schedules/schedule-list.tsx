@@ -1,4 +1,4 @@
-// Schedules as a list: on their own page, and on the page of a machine.
+// A list of schedules, used on the page of schedules and on the page of a machine.
 import { client } from '../client.ts';
 import { nameOf } from '../machines/names.ts';
 import { Ago, State } from '../parts/basics.tsx';
@@ -11,13 +11,13 @@ import { may } from '../session.ts';
 
 type Schedule = Awaited<ReturnType<typeof client.schedules.list>>['items'][number];
 
-/** Whether the key may create, change and run schedules. */
+/** True if the key may create, change and run schedules. */
 export const mayWrite = (): boolean => may('schedules:write') && may('commands:execute');
 
 interface ScheduleListProps {
   items: readonly Schedule[];
   reload: () => void;
-  /** Whether each row names its machine. */
+  /** True if each row contains the name of the machine. */
   withMachine?: boolean;
 }
 

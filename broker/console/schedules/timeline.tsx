@@ -1,4 +1,5 @@
-// What will run in the next day or week, on a line per schedule; a change of a time zone's clock is marked.
+// A timeline of the runs in the next day or week, with one line per schedule. Changes of a time zone's clock
+// are marked.
 import { client } from '../client.ts';
 import { nameOf } from '../machines/names.ts';
 import { Choice } from '../parts/basics.tsx';
@@ -15,9 +16,9 @@ const spans = [
   ['1', '24 hours'],
   ['7', '7 days'],
 ] as const;
-/** Labels below the lines. */
+/** Number of labels below the lines. */
 const labels = 6;
-/** Runs closer than this are one dot, in percent of the line. */
+/** Distance, in percent of the line, below which several runs are drawn as one dot. */
 const dotPercent = 0.4;
 
 const hour = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', hour12: false });
@@ -62,7 +63,7 @@ export function Timeline() {
   );
 }
 
-/** Where an instant is on the line, in percent. */
+/** Returns the position of an instant on the line, in percent. */
 function percentAt(at: string, { from, until }: Upcoming): number {
   const start = Date.parse(from);
   return (100 * (Date.parse(at) - start)) / (Date.parse(until) - start);
@@ -106,7 +107,7 @@ function Line({ runs, data }: { runs: readonly Run[]; data: Upcoming }) {
   );
 }
 
-/** A dot for each run, or for several that are so close that they would be one. */
+/** Returns a dot for each run, or one dot for several runs that are too close to each other. */
 function dotsOf(runs: readonly Run[], data: Upcoming): { percent: number; title: string }[] {
   const dots: { percent: number; title: string }[] = [];
   for (const { at } of runs) {

@@ -1,4 +1,5 @@
-// Connects an emulator with a session on a machine. After each loss it connects again at the same byte.
+// Connects an emulator with a session on a machine. After each loss it reconnects and continues at the same
+// byte.
 import type { Terminal } from '../../../shared/sdk/index.ts';
 import { client, FarhandError, messageOf } from '../client.ts';
 import { after } from '../time.ts';
@@ -6,7 +7,7 @@ import type { Emulator } from './emulator.ts';
 
 export type Phase =
   | { name: 'connecting' | 'offline' }
-  /** `client`: the id of this attachment. */
+  /** `client`: the id of this client in the session. */
   | { name: 'connected'; client: string }
   | { name: 'lost'; text: string }
   | { name: 'ended'; text: string };
@@ -19,13 +20,13 @@ interface Attachment {
   emulator: Emulator;
   signal: AbortSignal;
   onPhase: (phase: Phase) => void;
-  /** Changes what is typed before it is sent. */
+  /** Changes the typed text before it is sent. */
   typed: (text: string) => string;
 }
 
 const retryMs = 1_500;
 
-/** Runs until the session ends, the login may not use it any more, or the signal fires. */
+/** Runs until the session ends, the login may no longer use it, or the signal fires. */
 export async function keepAttached(attachment: Attachment): Promise<void> {
   const { session, mode, emulator, signal, onPhase, typed } = attachment;
   let offset: number | undefined;
@@ -84,8 +85,8 @@ async function endOf(terminal: Terminal): Promise<Phase> {
 }
 
 /**
- * Returns the phase after one connection. An error of an ended session ends it; after any other error it
- * connects again.
+ * Makes one connection and returns the phase after its end. If the session has ended, the phase is the end.
+ * After any other error the connection is made again.
  */
 async function once(connect: () => Promise<Phase>): Promise<Phase> {
   try {

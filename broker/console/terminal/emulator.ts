@@ -1,4 +1,5 @@
-// The terminal emulator (xterm), with search and links, under the page's policy; loaded with the first terminal.
+// The terminal emulator (xterm) with search and links, set up for the page's content security policy. It is
+// loaded with the first terminal.
 import { FitAddon } from '@xterm/addon-fit';
 import { SearchAddon } from '@xterm/addon-search';
 import { WebLinksAddon } from '@xterm/addon-web-links';
@@ -69,9 +70,15 @@ export interface Emulator {
   /** Makes the terminal as large as its element. */
   fit(): void;
   paint(isDark: boolean): void;
-  /** Makes the output readable for screen readers. Text that no key produces, such as an emoji, cannot be typed then. */
+  /**
+   * Makes the output readable for screen readers. In this mode, text that no single key produces, such as an
+   * emoji, cannot be typed.
+   */
   readAloud(on: boolean): void;
-  /** Resolves once at most 256 KiB wait to be drawn, so that a fast program does not fill the memory of the page. */
+  /**
+   * Resolves when at most 256 KiB wait to be drawn, so that a fast program does not fill the memory of the
+   * page.
+   */
   write(bytes: Uint8Array): Promise<void>;
   close(): void;
 }
@@ -91,7 +98,7 @@ export function createEmulator(element: HTMLElement, isDark: boolean): Emulator 
   const search = new SearchAddon();
   terminal.loadAddon(fit);
   terminal.loadAddon(search);
-  // A link opens on Ctrl-click alone, because a program writes what the link says.
+  // A link opens only on Ctrl-click, because a program on the machine can write any link.
   terminal.loadAddon(
     new WebLinksAddon((event, address) => {
       if (event.ctrlKey || event.metaKey) window.open(address, '_blank', 'noopener,noreferrer');
@@ -116,7 +123,7 @@ export function createEmulator(element: HTMLElement, isDark: boolean): Emulator 
 
 const mostWaiting = 256 * 1024;
 
-/** The emulator draws many small pieces of output at once; waiting for each of them would cost 4 ms apiece. */
+/** Several pieces are drawn at once: the emulator needs 4 ms for each piece that is awaited. */
 function writerOf(terminal: Terminal): Emulator['write'] {
   let waiting = 0;
   return (bytes) =>

@@ -1,4 +1,4 @@
-// Who is in a terminal: who types, and who only watches.
+// The list of clients in a terminal: who types, and who only watches.
 import { client } from '../client.ts';
 import { Ago } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
@@ -7,7 +7,7 @@ import { useData } from '../parts/use-data.ts';
 
 interface ParticipantsProps {
   session: string;
-  /** The attachment of this page; undefined while it has none. */
+  /** The id of this page's own client; undefined while it is not attached. */
   own: string | undefined;
 }
 

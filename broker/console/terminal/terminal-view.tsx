@@ -1,4 +1,4 @@
-// One open terminal: the emulator, its toolbar with search and copy, and the state of the connection.
+// One open terminal: the emulator, a toolbar with search and copy, and the state of the connection.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { State } from '../parts/basics.tsx';
@@ -36,7 +36,7 @@ function useTerminal(session: string, mode: Mode) {
       opened = createEmulator(element.current, isDark());
       opened.terminal.focus();
       setEmulator(opened);
-      // An observer's emulator has the size of the terminal, not of the window.
+      // The emulator of an observer has the size of the terminal, which the operator's window decides.
       if (mode === 'operator') {
         sizes = new ResizeObserver(() => opened?.fit());
         sizes.observe(element.current);

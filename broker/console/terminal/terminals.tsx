@@ -1,4 +1,4 @@
-// The terminals of a machine: sessions as tabs, and the emulator of the one that is open.
+// The terminals of a machine: its sessions as tabs, and the emulator of the open one.
 import { useEffect, useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { Icon } from '../parts/icon.tsx';
@@ -13,7 +13,7 @@ import { TerminalView } from './terminal-view.tsx';
 
 type Session = Awaited<ReturnType<typeof client.sessions.list>>['items'][number];
 
-/** Milliseconds that a terminal outlives a lost link of its machine. */
+/** Milliseconds that a terminal stays open after its machine has lost the link. */
 const graceMs = 600_000;
 
 export function Terminals({ params: { machine = '', item, status } }: { params: Params }) {

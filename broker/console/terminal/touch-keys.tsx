@@ -1,19 +1,22 @@
-// Keys that a touch screen lacks, below the terminal.
+// Buttons below the terminal for keys that a touch screen lacks.
 import { signal } from '@preact/signals';
 import { attempt } from '../parts/toasts.tsx';
 import type { Emulator } from './emulator.ts';
 
-/** Whether the next letter is typed with Ctrl. */
+/** True if the next letter is typed with Ctrl. */
 const withCtrl = signal(false);
 
-/** What is typed, with Ctrl if its key was pressed before. */
+/** Returns the text to type: with Ctrl if its button was pressed before. */
 export function afterCtrl(text: string): string {
   if (!withCtrl.peek() || text.length !== 1) return text;
   withCtrl.value = false;
   return String.fromCharCode(text.toUpperCase().charCodeAt(0) & 31);
 }
 
-/** Text, name for screen readers, and bytes; of arrows the last letter of their sequence. */
+/**
+ * Text, name for screen readers, and bytes of each key. For arrows only the last letter of the escape
+ * sequence.
+ */
 const keys: readonly (readonly [text: string, name: string, bytes: string])[] = [
   ['Esc', 'Escape', '\u001b'],
   ['Tab', 'Tab', '\t'],
@@ -35,7 +38,7 @@ export function TouchKeys({ emulator }: { emulator: Emulator | undefined }) {
   const paste = (): Promise<boolean> =>
     attempt(async () => emulator?.terminal.paste(await navigator.clipboard.readText()));
   return (
-    // A press takes no focus, so that the keyboard of a phone stays open.
+    // A press does not move the focus, so that the keyboard of a phone stays open.
     <div class="touch-keys" onMouseDown={(event) => event.preventDefault()}>
       <button
         type="button"

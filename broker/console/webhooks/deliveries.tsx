@@ -1,4 +1,4 @@
-// The deliveries of a webhook: what was sent, every attempt with its answer, and sending again.
+// The deliveries of a webhook: the event, every attempt with its answer, and a button to send it again.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { Ago, State } from '../parts/basics.tsx';
@@ -87,7 +87,7 @@ function DeliveryRow({ delivery, changed }: { delivery: Delivery; changed: () =>
   );
 }
 
-/** The event that is the body of a delivery, while it is stored. */
+/** The event in a delivery's body. It can be displayed as long as the event is stored. */
 function Body({ event }: { event: string }) {
   const loaded = useData((signal) => client.events.list({ id: event }, { signal }), [event]);
   return (

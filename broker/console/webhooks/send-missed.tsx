@@ -1,4 +1,4 @@
-// Sends all events again that a receiver has missed since a time.
+// A dialog that sends all events since a time again that the receiver has missed.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { Dialog } from '../parts/basics.tsx';

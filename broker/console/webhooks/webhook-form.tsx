@@ -1,4 +1,4 @@
-// The form of a webhook: address, events and secret.
+// The form of a webhook: URL, events and secret.
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { CheckField, Form, TextField } from '../parts/form.tsx';
