@@ -173,7 +173,7 @@ function Banners() {
   return (
     <p class="notice warn banner" role="status">
       <Icon of={icons.warning} />
-      <span>The broker does not answer. The page may be out of date; this page tries again by itself.</span>
+      <span>The broker does not answer. The page may be out of date until the connection is restored.</span>
     </p>
   );
 }

@@ -183,7 +183,7 @@ function FoundList({ all, at, choose, hover }: FoundListProps) {
   useEffect(() => {
     document.getElementById(`found-${at}`)?.scrollIntoView({ block: 'nearest' });
   }, [at]);
-  if (all.length === 0) return <p class="muted palette-none">Nothing has this name.</p>;
+  if (all.length === 0) return <p class="muted palette-none">Nothing matches.</p>;
   return (
     <div id="found" role="listbox" aria-label="Found" tabIndex={-1}>
       {all.map((one, index) => (

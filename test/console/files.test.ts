@@ -66,7 +66,7 @@ browserTest('a file that somebody else saved is not replaced before the differen
   await conflict.getByText('- port: 81').waitFor();
   await conflict.getByText('+ mine: 123').waitFor();
   expect(readFileSync(file, 'utf8')).toBe('port: 81\r\n');
-  await conflict.getByRole('button', { name: 'Save mine over it' }).click();
+  await conflict.getByRole('button', { name: 'Replace it with mine' }).click();
   await conflict.waitFor({ state: 'detached' });
   expect(readFileSync(file, 'utf8')).toBe('port: 80\r\nname: x\r\nmine: 123');
   expect(faults).toEqual([]);

@@ -230,7 +230,7 @@ function Conflict({ theirs, mine, take, overwrite, later }: ConflictProps) {
           Take theirs
         </button>
         <button type="button" class="danger" onClick={overwrite}>
-          Save mine over it
+          Replace it with mine
         </button>
       </footer>
     </section>

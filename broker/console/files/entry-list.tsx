@@ -116,8 +116,8 @@ function EmptyFolder() {
     <Empty icon={icons.folder} title="This folder is empty">
       <p>
         {may('files:write')
-          ? 'Drop files and folders here to upload them. Hidden files are listed by their checkbox above.'
-          : 'Hidden files are listed by their checkbox above.'}
+          ? 'Drop files and folders here to upload them. To list hidden files, set the checkbox above.'
+          : 'To list hidden files, set the checkbox above.'}
       </p>
     </Empty>
   );

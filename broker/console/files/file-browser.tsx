@@ -90,7 +90,7 @@ export function Files({ params: { machine = '', status } }: { params: Params }) 
 function Offline() {
   return (
     <Empty icon={icons.folder} title="The machine is offline">
-      <p>Its files can be read when it is back. Check that it runs and that its agent is started.</p>
+      <p>Its files can be read when it is online again. Check that it runs and that its agent is started.</p>
     </Empty>
   );
 }
@@ -130,7 +130,7 @@ function SearchBar({ text, by }: { text: string; by: SearchBy }) {
           choose={(name) => setQuery({ in: name === 'name' ? '' : name })}
         />
       )}
-      {by === 'name' && text !== '' && <span class="hint">* and ? stand for other letters</span>}
+      {by === 'name' && text !== '' && <span class="hint">Wildcards: * and ?</span>}
     </div>
   );
 }

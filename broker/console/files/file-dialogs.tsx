@@ -30,7 +30,7 @@ export function NewFolder({ machine, folder, close, reload }: DialogProps & { fo
           label="Name"
           value={name}
           change={setName}
-          hint="With slashes also folders inside of it"
+          hint="With slashes, folders inside each other"
           required
           autoFocus
         />
@@ -94,7 +94,7 @@ export function RemoveEntries({
       }}
     >
       {entries.length > 1 && <Names names={entries.map(nameToRead)} />}
-      <p>{folders ? 'Folders and everything in them are deleted for good.' : 'This is for good.'}</p>
+      <p>{folders ? 'Folders and everything in them are deleted for good.' : 'This cannot be undone.'}</p>
     </Confirm>
   );
 }
@@ -117,7 +117,7 @@ export function ReplaceDialog({
       onClose={close}
       run={() => Promise.resolve(run())}
     >
-      <p>These are here already. Of a folder, files that have the same names are replaced:</p>
+      <p>These exist already. In folders, only files with the same names are replaced:</p>
       <Names names={names} />
     </Confirm>
   );

@@ -70,7 +70,7 @@ export function Permissions({ machine, entries, close, reload }: PermissionsProp
         </div>
         <p class="hint">
           {entries.some(({ type }) => type === 'directory')
-            ? 'Of a folder itself, not of what is in it. '
+            ? 'Changes only a folder itself, not its content. '
             : ''}
           Another owner or group needs an agent that runs as root.
         </p>

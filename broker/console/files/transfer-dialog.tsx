@@ -91,7 +91,11 @@ export function TransferEntries({ machine, folder, entries, close, reload }: Tra
           label={single ? 'Path there' : 'Folder there'}
           value={path}
           change={setPath}
-          hint={single ? 'With a slash at the end: the folder for it' : 'The entries are put into it'}
+          hint={
+            single
+              ? 'With a slash at the end: the folder to put it into'
+              : 'The entries are put into this folder'
+          }
           mono
           required
         />

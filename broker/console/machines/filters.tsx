@@ -133,7 +133,7 @@ function ColumnChoice() {
           <p class="hint">This browser remembers them.</p>
           <footer>
             <button type="button" disabled={!isChosen.value} onClick={() => chooseColumns(undefined)}>
-              As the window allows
+              Fit to the window
             </button>
             <button type="button" class="primary" onClick={close}>
               Done

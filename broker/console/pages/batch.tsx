@@ -187,7 +187,7 @@ function Actions({ batch, reload }: { batch: BatchRecord; reload: () => void }) 
       {batch.status === 'running' && (
         <CancelButton
           what="batch"
-          text="Commands that wait never run; those that run are killed with their process tree."
+          text="Waiting commands are not run; running commands are killed with all their processes."
           run={() => client.batches.cancel({ batch_id: batch.id }).then(reload)}
         />
       )}

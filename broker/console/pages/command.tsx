@@ -113,7 +113,7 @@ function Actions({ command, reload }: { command: CommandRecord; reload: () => vo
       </button>
       <CancelButton
         what="command"
-        text="Its whole process tree gets TERM, and KILL 10 seconds later."
+        text="All its processes get SIGTERM, and SIGKILL 10 seconds later."
         run={() => client.commands.cancel({ command_id: command.id }).then(reload)}
       />
     </>
@@ -196,7 +196,7 @@ function OutputView({ command, ended }: { command: CommandRecord; ended: () => v
         }}
       >
         {output.cut && (
-          <p class="muted">The beginning is left out here; the download has all that is stored.</p>
+          <p class="muted">The beginning is left out here; the download has everything that is stored.</p>
         )}
         <OutputText parts={parts} />
         {parts.length === 0 && <p class="muted">{over ? 'It wrote nothing.' : 'No output yet.'}</p>}

@@ -46,7 +46,7 @@ export function Commands() {
         topic="commands"
         empty={
           <Empty icon={icons.command} title={status ? `No command is ${status}` : 'No command has run yet'}>
-            <p>A command runs on one machine or on many, and its output stays here.</p>
+            <p>A command runs on one machine or on many, and its output is stored here.</p>
             <RunButton />
           </Empty>
         }

@@ -59,8 +59,7 @@ export function Events() {
         {(items) => {
           const there = new Set(items.map(({ id }) => id));
           const all = [...live.filter(({ id }) => !there.has(id)), ...items].filter(matches);
-          if (all.length === 0)
-            return <p class="muted">None of the events that were read is of this kind.</p>;
+          if (all.length === 0) return <p class="muted">None of the loaded events is of this kind.</p>;
           return <EventList items={all} withMachine />;
         }}
       </LongList>

@@ -225,7 +225,7 @@ function Tokens({ round, changed }: { round: number; changed: () => void }) {
             changed();
           }}
         >
-          <p>No further machine can join with it. Those that joined stay.</p>
+          <p>No further machine can join with it. Machines that have joined are not affected.</p>
         </Confirm>
       )}
     </>

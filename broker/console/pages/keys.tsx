@@ -28,7 +28,7 @@ export function Keys() {
         inputs={[round]}
         empty={
           <Empty icon={icons.key} title="There is no key">
-            <p>A key is what a person or a program logs in with. Create one for each.</p>
+            <p>People and programs log in with a key. Create one for each.</p>
             {newButton}
           </Empty>
         }

@@ -152,7 +152,7 @@ function Actions({ machine, reload }: { machine: MachineDetail; reload: () => vo
             go(to('/machines'));
           }}
         >
-          <p>Its agent stops for good and its schedules are deleted. Its history stays.</p>
+          <p>Its agent stops for good and its schedules are deleted. Its history is not deleted.</p>
           <p class="muted">To use the machine again, join it with a new token.</p>
         </Confirm>
       )}

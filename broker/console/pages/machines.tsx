@@ -70,7 +70,8 @@ function NoMachines() {
   return (
     <Empty icon={icons.machines} title="No machine has joined yet">
       <p>
-        A machine joins with one line in its shell. The broker needs no access to it: its agent dials out.
+        Run one line in the machine’s shell to join it. Its agent dials out, so the broker needs no access to
+        it.
       </p>
       {may('admin') ? joinButton() : <p>Joining needs a key with the scope admin.</p>}
     </Empty>

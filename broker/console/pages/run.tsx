@@ -236,7 +236,7 @@ function MoreOptions({ options, set, many }: MoreOptionsProps) {
           label="Timeout in seconds"
           value={options.timeout}
           change={(timeout) => set({ timeout })}
-          hint="Then the whole process tree is killed"
+          hint="The command is then killed with all its processes"
           numeric
         />
         {many && <BatchOptions options={options} set={set} />}
@@ -245,13 +245,13 @@ function MoreOptions({ options, set, many }: MoreOptionsProps) {
         label="Standard input"
         value={options.stdin}
         change={(stdin) => set({ stdin })}
-        hint="Text that the command reads; empty: it reads nothing"
+        hint="Text that the command reads; leave empty for no input"
         rows={2}
         mono
       />
       {!many && (
         <CheckField
-          label="Leave its input open, to write to it from its page"
+          label="Leave the input open, to write to it on the command’s page"
           value={options.input}
           change={(input) => set({ input })}
         />

@@ -157,7 +157,7 @@ function History({ schedule }: { schedule: string }) {
       when={({ data }) => data.schedule_id === schedule}
       empty={
         <Empty icon={icons.schedules} title="It has not run yet">
-          <p>Each run appears here with its result and its output. Run now does not wait for its time.</p>
+          <p>Each run appears here with its result and its output. “Run now” starts it at once.</p>
         </Empty>
       }
     >
@@ -263,7 +263,11 @@ function ScheduleForm({ schedule, reload }: { schedule?: Detail; reload?: () => 
         />
         <CronField cron={cron} timezone={rules.timezone} change={setCron} />
         <RuleFields rules={rules} change={(changes) => setRules({ ...rules, ...changes })} />
-        <CheckField label="A failure is an event, for webhooks" value={onFailure} change={setOnFailure} />
+        <CheckField
+          label="A failed run emits an event for webhooks"
+          value={onFailure}
+          change={setOnFailure}
+        />
       </Form>
     </div>
   );
@@ -279,7 +283,7 @@ function RuleFields({ rules, change }: { rules: Rules; change: (changes: Partial
         options={[...new Set([rules.timezone, ...zones])].map((zone) => [zone, zone] as const)}
       />
       <SelectField
-        label="If the run before has not ended"
+        label="If the previous run has not ended"
         value={rules.overlap}
         change={(value) => change({ overlap: value === 'allow' ? 'allow' : 'skip' })}
         options={[
@@ -288,7 +292,7 @@ function RuleFields({ rules, change }: { rules: Rules; change: (changes: Partial
         ]}
       />
       <SelectField
-        label="Missed during a downtime"
+        label="Missed while the broker was down"
         value={rules.catch_up}
         change={(value) => change({ catch_up: value === 'last' || value === 'all' ? value : 'none' })}
         options={[

@@ -146,7 +146,7 @@ function ActionDialog({ what, webhook, close, changed, reveal }: ActionDialogPro
           changed();
         }}
       >
-        <p>From the next delivery on, the new secret signs. Give it to the receiver at once.</p>
+        <p>The new secret signs all deliveries from now on. Set it at the receiver at once.</p>
       </Confirm>
     );
   }

@@ -24,8 +24,8 @@ export function Webhooks() {
         inputs={[]}
         when={({ type }) => type.startsWith('webhook.')}
         empty={
-          <Empty icon={icons.webhooks} title="Events are sent nowhere yet">
-            <p>A webhook posts events, such as a failed command or a lost machine, to an address of yours.</p>
+          <Empty icon={icons.webhooks} title="There is no webhook yet">
+            <p>A webhook posts events, such as a failed command or a lost machine, to a URL of yours.</p>
             {newButton}
           </Empty>
         }

@@ -20,7 +20,7 @@ export function ConfirmLogin() {
         }}
       >
         <p class="muted">
-          Creating keys and join tokens, and removing machines, asks for it after 15 minutes.
+          It is needed to create keys and join tokens and to remove machines, once every 15 minutes.
         </p>
         <TextField label="API key" secret value={key} change={setKey} required mono autoFocus />
       </Form>

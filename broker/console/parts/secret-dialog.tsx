@@ -10,7 +10,7 @@ interface SecretProps {
 export function Secret({ title, secret, close }: SecretProps) {
   return (
     <Dialog title={title} onClose={close}>
-      <p class="muted">Copy it now: no other page has it.</p>
+      <p class="muted">Copy it now; it is not displayed again.</p>
       <div class="secret">
         <pre>{secret}</pre>
         <CopyButton text={secret} />

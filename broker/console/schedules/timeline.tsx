@@ -40,7 +40,7 @@ export function Timeline() {
   return (
     <section class="card">
       <div class="card-head spread">
-        <h2>What will run</h2>
+        <h2>Upcoming runs</h2>
         <Choice
           label="Period"
           options={spans}

@@ -179,7 +179,7 @@ function SearchBar({ emulator, close }: { emulator: Emulator; close: () => void 
         ref={field}
         type="search"
         aria-label="Search in the terminal"
-        placeholder="Search; Enter finds the one before"
+        placeholder="Search; Enter finds the previous match"
         value={text}
         onInput={({ currentTarget }) => {
           setText(currentTarget.value);
@@ -193,12 +193,17 @@ function SearchBar({ emulator, close }: { emulator: Emulator; close: () => void 
       <button
         type="button"
         class="quiet icon-only"
-        aria-label="Find the one before"
+        aria-label="Find the previous match"
         onClick={() => find(true)}
       >
         <Icon of={icons.arrowUp} />
       </button>
-      <button type="button" class="quiet icon-only" aria-label="Find the next" onClick={() => find(false)}>
+      <button
+        type="button"
+        class="quiet icon-only"
+        aria-label="Find the next match"
+        onClick={() => find(false)}
+      >
         <Icon of={icons.down} />
       </button>
       <button type="button" class="quiet icon-only" aria-label="Close the search" onClick={close}>

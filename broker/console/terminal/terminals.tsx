@@ -78,9 +78,11 @@ interface NoTerminalsProps {
 function NoTerminals({ status, canOpen, busy, open }: NoTerminalsProps) {
   return (
     <Empty icon={icons.terminal} title="No terminal is open">
-      <p>A terminal goes on when you close this page, and others can join it.</p>
-      {status !== 'online' && <p>The machine is offline: a terminal can start when it is back.</p>}
-      {!may('sessions:attach') && <p>Opening one needs a key with the scope sessions:attach.</p>}
+      <p>A terminal stays open when you close this page, and others can join it.</p>
+      {status !== 'online' && (
+        <p>The machine is offline: a terminal can be opened when it is online again.</p>
+      )}
+      {!may('sessions:attach') && <p>Opening a terminal needs a key with the scope sessions:attach.</p>}
       {canOpen && (
         <button type="button" class="primary" disabled={busy} onClick={open}>
           <Icon of={icons.terminal} />

@@ -35,7 +35,7 @@ export function SendMissed({ webhook, close, changed }: SendMissedProps) {
             ['24', '24 hours'],
             ['72', '3 days'],
           ]}
-          hint="Those that were delivered are left out"
+          hint="Delivered events are not sent again"
         />
       </Form>
     </Dialog>
