@@ -2,9 +2,8 @@
 // them.
 import { existsSync } from 'node:fs';
 import { examineAgent } from '../shared/doctor/agent.ts';
-import { mendText } from '../shared/doctor/finding.ts';
+import { findingsText } from '../shared/doctor/finding.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
-import { clean } from '../shared/sanitize-text.ts';
 import { settingsOf } from '../shared/systemd/install.ts';
 import { agentSettings } from './settings-schema.ts';
 
@@ -23,11 +22,5 @@ export async function doctor({ argv, env }: Invocation): Promise<{ text: string;
     argv: installed ? ['--config', settingsOf({ name }), ...argv] : argv,
     env,
   });
-  const findings = await examineAgent(settings.data_dir, settings.broker);
-  const width = Math.max(...findings.map(({ check }) => check.length));
-  const lines = findings.map(
-    ({ state, check, what }) => `${state.padEnd(4)}  ${check.padEnd(width)}  ${clean(what)}`,
-  );
-  const failed = findings.some(({ state }) => state === 'fail');
-  return { text: `${lines.join('\n')}\n${mendText(findings)}\n`, code: failed ? 1 : 0 };
+  return findingsText(await examineAgent(settings.data_dir, settings.broker));
 }

@@ -18,10 +18,14 @@ async function main(): Promise<void> {
   nameProcess(program);
   const invocation = { argv: process.argv.slice(2), env: process.env };
   refusePasswordIn(invocation.argv);
-  if (isVerb(invocation.argv[0])) return await serve(invocation.argv[0], invocation);
+  const [verb] = invocation.argv;
+  if (isVerb(verb)) return await serve(verb, invocation);
+  if (verb === 'migrate' || verb === 'doctor') return await maintain(verb, invocation);
   if (invocation.argv.includes('--help')) {
     const help = helpText(program, 'the server that agents and API clients connect to', brokerSettings);
-    return void process.stdout.write(`${help}${verbsHelp(program)}`);
+    return void process.stdout.write(
+      `${help}${verbsHelp(program)}To find problems: ${program} doctor. To move its data to PostgreSQL, or back to files: ${program} migrate --help.\n`,
+    );
   }
   if (invocation.argv.includes('--version')) return void process.stdout.write(`${version}\n`);
   const settings = readSettings(brokerSettings, invocation);
@@ -48,6 +52,19 @@ async function main(): Promise<void> {
 async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
   const { service } = await import('./systemd-service.ts');
   process.exitCode = await service(verb, { argv: argv.slice(1), env }, ownCommand(env));
+}
+
+/** Runs doctor or migrate, whose modules a running broker does not need either. */
+async function maintain(verb: 'doctor' | 'migrate', { argv, env }: Invocation): Promise<void> {
+  const invocation = { argv: argv.slice(1), env };
+  if (verb === 'migrate') {
+    const { migrate } = await import('./migrate/index.ts');
+    return await migrate(invocation, (line) => void process.stdout.write(`${line}\n`));
+  }
+  const { doctor } = await import('./doctor.ts');
+  const { text, code } = await doctor(invocation);
+  process.stdout.write(text);
+  process.exitCode = code;
 }
 
 function fail(error: unknown): void {

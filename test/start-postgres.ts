@@ -19,7 +19,7 @@ import { Client, type CustomTypesConfig } from 'pg';
 const installed = '/usr/lib/postgresql';
 
 /** The folder of the programs of the newest version; undefined if there is none. */
-function programs(): string | undefined {
+export function programs(): string | undefined {
   const versions = existsSync(installed) ? readdirSync(installed).map(Number) : [];
   const folder = join(installed, String(Math.max(...versions)), 'bin');
   return existsSync(join(folder, 'initdb')) ? folder : undefined;

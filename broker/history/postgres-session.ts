@@ -13,7 +13,7 @@ import { toPostgres } from './postgres-sql.ts';
 import type { Row, Value, Writer } from './transaction.ts';
 
 /** The oldest version of PostgreSQL that is supported, as its setting server_version_num. */
-const oldestVersion = 140_000;
+export const oldestVersion = 140_000;
 /** The advisory lock of the broker that uses the database. */
 const lock = 0x66_61_72_68;
 /** Attempts to get the lock, because the server may notice late that an earlier broker has ended. */

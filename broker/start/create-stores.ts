@@ -57,13 +57,15 @@ async function createInDatabase(
       `${file} has the state of a broker without --database-url: use an empty data directory, or leave out --database-url`,
     );
   // Loaded only here, because a broker without a database needs none of it.
-  const [{ PostgresDatabase }, { PostgresStore }] = await Promise.all([
+  const [{ PostgresDatabase }, { PostgresStore }, { refuseMarked }] = await Promise.all([
     import('../history/postgres-database.ts'),
     import('../state/postgres-documents.ts'),
+    import('../history/copy-mark.ts'),
   ]);
   const database = await PostgresDatabase.open({ database_url, database_password_file }, log);
   const history = new History(database, log);
   closers.push(() => history.close());
+  await refuseMarked(history, database.name);
   const state = new State(await PostgresStore.open(history));
   closers.push(() => state.close());
   await database.writer.claim();

@@ -1,4 +1,5 @@
 // The result of one check of a doctor command: its state, what was found, and how to fix a problem.
+import { clean } from '../sanitize-text.ts';
 
 export interface Finding {
   check: string;
@@ -18,6 +19,16 @@ export const fail = finding('fail');
 export function mendText(findings: readonly Finding[]): string {
   const lines = findings.flatMap(({ check, mend }) => (mend === undefined ? [] : [`  ${check}: ${mend}`]));
   return ['', ...(lines.length === 0 ? ['No problem was found.'] : ['To fix:', ...lines])].join('\n');
+}
+
+/** Returns the list of findings with how to fix them, and the exit code: 1 if a check failed. */
+export function findingsText(findings: readonly Finding[]): { text: string; code: number } {
+  const width = Math.max(...findings.map(({ check }) => check.length));
+  const lines = findings.map(
+    ({ state, check, what }) => `${state.padEnd(4)}  ${check.padEnd(width)}  ${clean(what)}`,
+  );
+  const failed = findings.some(({ state }) => state === 'fail');
+  return { text: `${lines.join('\n')}\n${mendText(findings)}\n`, code: failed ? 1 : 0 };
 }
 
 /** Returns the message of the innermost cause of an error. */

@@ -177,10 +177,11 @@ function callsIn(page: string): { program: string; words: string[] }[] {
   const lines = ['sh', 'sh run']
     .flatMap((fence) => blocks(page, fence))
     .join('\n')
+    .replaceAll(/ *\\\n */g, ' ')
     .split(/\n|&&/);
   return lines.flatMap((line) => {
     const [, program, rest = ''] =
-      /^ *(?:sudo )?(farhand(?:-agent|-broker)?) (.*?)(?: -- .*| +#.*)?$/.exec(line) ?? [];
+      /^ *(?:sudo (?:-u \S+ )?)?(farhand(?:-agent|-broker)?) (.*?)(?: -- .*| +#.*)?$/.exec(line) ?? [];
     return program ? [{ program, words: rest.split(/ +/) }] : [];
   });
 }
@@ -188,19 +189,20 @@ function callsIn(page: string): { program: string; words: string[] }[] {
 const isFlag = (word: string): boolean => word.startsWith('--');
 
 test('every shell block calls verbs and flags that exist', async () => {
-  const help = async (main: string): Promise<string> =>
-    (await promisify(execFile)(process.execPath, [join(root, main), 'install', '--help'])).stdout;
-  const [tree, agent, broker] = await Promise.all([
+  const help = async (main: string, verb = 'install'): Promise<string> =>
+    (await promisify(execFile)(process.execPath, [join(root, main), verb, '--help'])).stdout;
+  const [tree, agent, broker, migrate] = await Promise.all([
     createProgram(),
     help('agent/main.ts'),
     help('broker/main.ts'),
+    help('broker/main.ts', 'migrate'),
   ]);
-  const services = `${agent}${broker} --yes --purge --keep-data `;
+  const services = `${agent}${broker}${migrate} --yes --purge --keep-data `;
   const calls = guides.flatMap(callsIn);
   expect(calls.length).toBeGreaterThan(25);
   for (const { program, words } of calls) {
     if (program !== 'farhand') {
-      expect(['install', 'status', 'uninstall', 'doctor']).toContain(words[0]);
+      expect(['install', 'status', 'uninstall', 'doctor', 'migrate']).toContain(words[0]);
       for (const flag of words.filter(isFlag)) expect(services).toContain(` ${flag.replace('--no-', '--')} `);
       continue;
     }

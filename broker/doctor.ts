@@ -1,0 +1,31 @@
+// farhand-broker doctor: finds problems of the broker's data directory and database, and says how to fix them.
+import { existsSync } from 'node:fs';
+import { unitState } from '../shared/doctor/agent.ts';
+import { examineDirectory } from '../shared/doctor/directory.ts';
+import { findingsText } from '../shared/doctor/finding.ts';
+import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
+import { settingsOf } from '../shared/systemd/install.ts';
+import { brokerSettings } from './config.ts';
+
+const name = 'farhand-broker';
+const { data_dir, database_url, database_password_file, config, help } = brokerSettings;
+
+/** Returns the text to print and the exit code, which is 1 if a check failed. */
+export async function doctor({ argv, env }: Invocation): Promise<{ text: string; code: number }> {
+  if (argv.includes('--help')) {
+    const purpose = 'checks the data directory and the database, and says how to fix what is wrong';
+    const table = { data_dir, database_url, database_password_file, config, help };
+    return { text: helpText(`${name} doctor`, purpose, table), code: 0 };
+  }
+  // Uses the settings of the installed service unless --config is given.
+  const installed = existsSync(settingsOf({ name })) && !argv.includes('--config');
+  const words = installed ? ['--config', settingsOf({ name }), ...argv] : argv;
+  const settings = readSettings(brokerSettings, { argv: words, env });
+  const stored = ['state.json', 'history.db', 'authority.json', 'rest-key.json', 'webhooks.key'];
+  const findings = await examineDirectory(settings.data_dir, stored);
+  if (settings.database_url !== undefined) {
+    const { examineDatabase } = await import('./history/examine-database.ts');
+    findings.push(...(await examineDatabase({ ...settings, database_url: settings.database_url })));
+  }
+  return findingsText([...findings, ...(await unitState(name))]);
+}

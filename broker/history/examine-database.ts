@@ -1,0 +1,120 @@
+// The doctor's checks of a PostgreSQL database: connection, version, settings, the broker that uses it, size and clock.
+import { Client } from 'pg';
+import { mostSkewMs, now } from '../../shared/clock.ts';
+import { type Finding, fail, ok, warn } from '../../shared/doctor/finding.ts';
+import { startErrorOf } from './postgres-errors.ts';
+import { oldestVersion } from './postgres-session.ts';
+import { addressOf, type PostgresSettings } from './postgres-settings.ts';
+
+/** Milliseconds in which each query must be answered. */
+const answerMs = 5_000;
+
+const server = `SELECT current_setting('server_version_num')::int AS number, current_setting('server_version') AS version,
+  current_setting('server_encoding') AS encoding, current_setting('fsync') AS fsync,
+  current_setting('synchronous_commit') AS synchronous_commit, pg_is_in_recovery() AS standby,
+  coalesce(has_schema_privilege(current_schema(), 'CREATE'), false) AS may_create,
+  pg_size_pretty(pg_database_size(current_database())) AS size,
+  (extract(epoch FROM clock_timestamp()) * 1000)::float8 AS clock`;
+
+interface Server {
+  number: number;
+  version: string;
+  encoding: string;
+  fsync: string;
+  synchronous_commit: string;
+  standby: boolean;
+  may_create: boolean;
+  size: string;
+  clock: number;
+}
+
+/** Every broker that uses a database has an advisory lock. */
+const users = `SELECT DISTINCT application_name AS program, coalesce(host(client_addr), 'the same box') AS address, pid,
+  to_char(backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') AS since
+  FROM pg_locks JOIN pg_stat_activity USING (pid)
+  WHERE locktype = 'advisory' AND granted AND datname = current_database() ORDER BY since`;
+
+interface User {
+  program: string;
+  address: string;
+  pid: number;
+  since: string;
+}
+
+/** Runs all checks, or only that of the connection if it fails. */
+export async function examineDatabase(settings: PostgresSettings): Promise<Finding[]> {
+  let name = 'the database';
+  try {
+    const address = addressOf(settings);
+    name = address.name;
+    const client = new Client({
+      ...address.config,
+      query_timeout: answerMs,
+      application_name: 'farhand doctor',
+    });
+    // A connection that fails later makes the query fail.
+    client.on('error', () => {});
+    await client.connect();
+    try {
+      const before = now();
+      const found = (await client.query<Server>(server)).rows[0];
+      const skew = found ? Math.abs(found.clock - (before + now()) / 2) : 0;
+      const { rows } = await client.query<User>(users);
+      return found
+        ? [...ofServer(name, found), user(rows), ok('database size', found.size), clock(skew)]
+        : [];
+    } finally {
+      await client.end().catch(() => {});
+    }
+  } catch (error) {
+    const { message, exitCode } = startErrorOf(error, name);
+    const start = 'check that the server runs and that firewalls let this machine connect to its port';
+    return [
+      fail('database', message, exitCode === 1 ? start : 'correct the settings that the finding names'),
+    ];
+  }
+}
+
+function ofServer(name: string, found: Server): Finding[] {
+  const { number, version, encoding, standby, may_create } = found;
+  const oldest = oldestVersion / 10_000;
+  return [
+    standby
+      ? fail('database', `${name} is a standby, which cannot be written`, 'set --database-url to the primary')
+      : ok('database', `${name} answers`),
+    number >= oldestVersion
+      ? ok('database version', version)
+      : fail('database version', version, `upgrade the server to PostgreSQL ${oldest} or newer`),
+    encoding === 'UTF8'
+      ? ok('encoding', encoding)
+      : fail('encoding', encoding, 'create the database with createdb --encoding UTF8 --template template0'),
+    ...(may_create
+      ? []
+      : [fail('tables', 'this user may not create tables', 'make the user the owner of the database')]),
+    ...durability(found),
+  ];
+}
+
+function durability({ fsync, synchronous_commit: commit }: Server): Finding[] {
+  const off = 'a power failure can lose or damage the data';
+  return [
+    fsync === 'off' ? warn('fsync', `off: ${off}`, 'set fsync = on in postgresql.conf') : ok('fsync', fsync),
+    commit === 'off'
+      ? ok('synchronous_commit', 'off; the broker turns it on for its own changes')
+      : ok('synchronous_commit', commit),
+  ];
+}
+
+function user(rows: readonly User[]): Finding {
+  const all = rows.map(
+    ({ program, address, pid, since }) => `${program} of ${address} since ${since} (pid ${pid})`,
+  );
+  if (all.length > 0) return ok('used by', all.join(', '));
+  return warn('used by', 'no broker uses the database', 'run systemctl start farhand-broker');
+}
+
+function clock(skew: number): Finding {
+  if (skew < mostSkewMs) return ok('database clock', 'agrees with the clock of this machine');
+  const what = `differs by ${Math.round(skew / 1000)} s from the clock of this machine`;
+  return warn('database clock', what, 'on both machines: follow a time server (timedatectl set-ntp true)');
+}

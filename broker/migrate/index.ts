@@ -1,0 +1,68 @@
+// The verb farhand-broker migrate: copies state and history from the files of a data directory to a PostgreSQL database, or
+// back, while no broker runs. Everything else in the directory stays where it is.
+import { existsSync } from 'node:fs';
+import { z } from 'zod';
+import { UsageError } from '../../shared/errors.ts';
+import { createLogger, logLevels } from '../../shared/logger.ts';
+import { helpText, type Invocation, readSettings } from '../../shared/settings.ts';
+import { settingsOf } from '../../shared/systemd/install.ts';
+import { brokerSettings } from '../config.ts';
+import { type Copied, copyToDatabase, copyToFiles } from './copy-stores.ts';
+
+const name = 'farhand-broker';
+
+const { data_dir, database_url, database_password_file, config, help } = brokerSettings;
+const to = {
+  schema: z
+    .string()
+    .regex(/^(files$|postgres(ql)?:\/\/)/, 'must be postgres://USER@HOST/DATABASE, or the word files')
+    .optional(),
+  value: 'URL|files',
+  help: 'where to copy to: an empty database, or files in the data directory',
+  flagOnly: true,
+};
+const log_level = { ...brokerSettings.log_level, schema: z.enum(logLevels).default('warn') };
+/** A file for --config may have all settings of the broker. */
+const settingsTable = { ...brokerSettings, log_level, to };
+const helpTable = {
+  to,
+  data_dir,
+  database_url: { ...database_url, help: 'PostgreSQL database to copy from, with --to files' },
+  database_password_file: { ...database_password_file, help: 'file with the password of the database' },
+  log_level,
+  config,
+  help,
+};
+
+/** Copies, and prints what was copied and what to do next. `print` writes a line. */
+export async function migrate({ argv, env }: Invocation, print: (line: string) => void): Promise<void> {
+  if (argv.includes('--help')) {
+    const purpose = 'copies state and history to PostgreSQL, or back to files, while no broker runs';
+    return print(helpText(`${name} migrate`, purpose, helpTable).trimEnd());
+  }
+  const installed = existsSync(settingsOf({ name })) && !argv.includes('--config');
+  const words = installed ? ['--config', settingsOf({ name }), ...argv] : argv;
+  const { to: target, ...settings } = readSettings(settingsTable, { argv: words, env });
+  if (target === undefined)
+    throw new UsageError('where to copy to is missing: --to postgres://USER@HOST/DATABASE, or --to files');
+  const log = createLogger(name, settings.log_level);
+  const report = (table: string, rows: number): void => print(`${table}: ${rows}`);
+  if (target === 'files') {
+    if (settings.database_url === undefined)
+      throw new UsageError(
+        'the database to copy from is missing: --database-url postgres://USER@HOST/DATABASE',
+      );
+    const copied = await copyToFiles({ ...settings, database_url: settings.database_url }, report, log);
+    print(summary(copied, settings.data_dir));
+    print('Next, start the broker without --database-url. Then delete the database.');
+    return;
+  }
+  const copied = await copyToDatabase({ ...settings, database_url: target }, report, log);
+  print(summary(copied, copied.database));
+  print(`The former files are in ${copied.aside}.`);
+  print(`Next, start the broker with --database-url. Then delete ${copied.aside}.`);
+}
+
+function summary({ documents, rows, seconds }: Copied, where: string): string {
+  return `Copied ${documents} documents and ${rows} rows to ${where} in ${seconds} s, and compared them.`;
+}
