@@ -3,9 +3,9 @@ import { existsSync } from 'node:fs';
 import { unitState } from '../shared/doctor/agent.ts';
 import { examineDirectory } from '../shared/doctor/directory.ts';
 import { findingsText } from '../shared/doctor/finding.ts';
-import { helpText, type Invocation, readSettings } from '../shared/settings.ts';
+import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
 import { settingsOf } from '../shared/systemd/install.ts';
-import { brokerSettings } from './config.ts';
+import { brokerSettings } from './settings-schema.ts';
 
 const name = 'farhand-broker';
 const { data_dir, database_url, database_password_file, config, help } = brokerSettings;

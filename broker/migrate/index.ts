@@ -4,9 +4,9 @@ import { existsSync } from 'node:fs';
 import { z } from 'zod';
 import { UsageError } from '../../shared/errors.ts';
 import { createLogger, logLevels } from '../../shared/logger.ts';
-import { helpText, type Invocation, readSettings } from '../../shared/settings.ts';
+import { helpText, type Invocation, readSettings } from '../../shared/read-settings.ts';
 import { settingsOf } from '../../shared/systemd/install.ts';
-import { brokerSettings } from '../config.ts';
+import { brokerSettings } from '../settings-schema.ts';
 import { type Copied, copyToDatabase, copyToFiles } from './copy-stores.ts';
 
 const name = 'farhand-broker';

@@ -5,8 +5,8 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
-import { programs } from '../postgres.ts';
 import { temporaryFolder } from '../start-farhand.ts';
+import { programs } from '../start-postgres.ts';
 import { createServer, withPostgres } from './postgres-fixture.ts';
 
 const root = join(import.meta.dirname, '../..');

@@ -3,12 +3,12 @@ import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
-import { refusePasswordIn } from '../../broker/config.ts';
 import { migrate } from '../../broker/migrate/index.ts';
+import { refusePasswordIn } from '../../broker/settings-schema.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { shared } from '../close-after-tests.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
-import { program } from '../start-process.ts';
+import { program } from '../start-processes.ts';
 import { createServer, databaseOf, startAgain, withPostgres } from './postgres-fixture.ts';
 
 const server = shared(() => createServer());
