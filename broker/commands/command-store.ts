@@ -60,6 +60,8 @@ const tables = [
   CREATE INDEX commands_stdout_truncated ON commands (created_at) WHERE stdout_truncated = 1;
   CREATE INDEX commands_stderr_truncated ON commands (created_at) WHERE stderr_truncated = 1;
   CREATE INDEX commands_failed ON commands (machine_id, status, created_at) WHERE ${failures.join(' OR ')};
+  DROP INDEX commands_by_schedule;
+  CREATE INDEX commands_by_schedule ON commands (schedule_id, created_at, machine_id) WHERE schedule_id IS NOT NULL;
   ${createCounts(countedCommands)}`,
 ];
 

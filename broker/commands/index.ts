@@ -304,11 +304,11 @@ function statusIs(status: Status | undefined): Condition {
 
 /**
  * The columns whose index finds the rows of a list quickly. Few commands are open, and most of the others are
- * completed.
+ * completed. A schedule has fewer commands than its machine.
  */
 function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';
-  const others = ['batch_id', 'machine_id', 'schedule_id', 'stdout_truncated', 'stderr_truncated'];
+  const others = ['batch_id', 'schedule_id', 'machine_id', 'stdout_truncated', 'stderr_truncated'];
   if (isOpen) return ['status', ...others];
   return status === 'completed' ? [...others, 'status'] : others;
 }

@@ -7,7 +7,7 @@
 // Everything happens on loopback, in one temporary folder that goes with everything that was started, also on Ctrl-C.
 //
 // The rules: machines are simulated as in scripts/bench/fleet.ts, but for the one of files and terminals, whose agent is
-// real. Browser, broker and agents share the same cores. Those of 10,000 machines need `ulimit -n 15000`.
+// real. Browser, broker and agents share the same cores. Those of 10,000 machines need `ulimit -n 20000`.
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';

@@ -3,6 +3,7 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { connectionLimits } from '../../../broker/connection-limiter.ts';
 import { cost, firstSecrets, privateMebibytes, until } from '../start-and-measure-programs.ts';
 
 interface Parameters {
@@ -26,6 +27,9 @@ export class BrokerProcess {
   joinToken = '';
 
   static async start(parameters: Parameters): Promise<BrokerProcess> {
+    const { machines } = parameters;
+    if (connectionLimits().grpc.connections < machines)
+      throw new Error(`a broker may not open enough files for ${machines} machines: run ulimit -n 20000 first`);
     const broker = new BrokerProcess(parameters);
     await broker.restart();
     const { key, token } = await firstSecrets(parameters.dataDir, parameters.machines);
