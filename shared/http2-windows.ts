@@ -7,26 +7,32 @@ import { every, monotonic } from './clock.ts';
 
 const mebibyte = 1024 * 1024;
 /**
- * Window of a near peer, and the smallest of a distant one. On loopback 256 KiB are as fast as 2 MiB. A
- * larger window would delay key presses, because Node reads all data that has arrived at once.
+ * Window of a near peer, and the smallest of a distant one. Twice as much makes downloads a tenth faster, but
+ * stalled readers take that much more, and key presses wait longer, because Node reads all data that has
+ * arrived at once.
  */
 export const nearBytes = mebibyte / 2;
 /** Window of a whole connection to a near peer. */
 const connectionBytes = mebibyte;
-const largestBytes = 32 * mebibyte;
+const largestBytes = 64 * mebibyte;
 /** Most bytes of all windows over `nearBytes` together, including unread bytes in these windows. */
 const allBytes = largestBytes;
+/** Most bytes of all windows of a peer with more than `fewStreams` open calls, whose readers may all stall at once. */
+const sharedBytes = 16 * mebibyte;
+const fewStreams = 4;
 /**
  * The window of a distant peer whose data is read may grow to this size, even if unread bytes of other peers
  * use up `allBytes`.
  */
 const leastBytes = 4 * mebibyte;
-/** Largest window for each millisecond of the round trip: enough for 270 MiB/s. */
-const bytesPerMs = 0.64 * mebibyte;
+/** Window of a whole connection to a distant peer. Node counts bytes as read once they arrive, so it bounds no memory. */
+const unlimitedBytes = 2 ** 31 - 1;
 /**
- * Size of a window, as a multiple of the bytes read per round trip. nghttp2 lets a peer send more only after
- * half of a window was read, so less than half of it is read in a round trip.
+ * Largest window for each millisecond of the round trip: enough for 500 MiB/s. nghttp2 lets a peer send more only
+ * after half of a window was read, so that often only the other half is on its way.
  */
+const bytesPerMs = 1.28 * mebibyte;
+/** Size of a window, as a multiple of the bytes read per round trip. */
 const tripsPerWindow = 6;
 const lookMs = 25;
 /** Number of pings. The shortest round trip is used, because a busy machine answers late. */
@@ -106,7 +112,7 @@ function startControl(role: Role): () => void {
     if (peer.streams.size === 0 || busy.has(peer) || peer.session.destroyed) return;
     if (largestOf(peer) <= nearBytes) return;
     busy.add(peer);
-    peer.session.setLocalWindowSize(largestBytes);
+    peer.session.setLocalWindowSize(unlimitedBytes);
     peer.last = statusOf(peer);
     peer.readPerTrip = [0, 0];
     if (busy.size === 1) stopLooking = every(lookMs, look);
@@ -155,7 +161,8 @@ const newPeer = (session: Http2Session): Peer => ({
   last: { at: monotonic(), received: 0, unread: 0 },
 });
 
-const largestOf = ({ roundTripMs }: Peer): number => Math.min(largestBytes, roundTripMs * bytesPerMs);
+const largestOf = ({ roundTripMs, streams }: Peer): number =>
+  Math.min(streams.size > fewStreams ? sharedBytes : largestBytes, roundTripMs * bytesPerMs);
 const unreadOf = ({ streams }: Peer): number => sum([...streams], (stream) => stream.readableLength);
 
 const statusOf = (peer: Peer): Status => ({

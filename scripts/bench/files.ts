@@ -19,7 +19,7 @@ import { randomFillSync } from 'node:crypto';
 import { closeSync, mkdirSync, openSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { Meter, type Peer, race, rounded, settle, Table } from './compare-peers.ts';
+import { Meter, type Peer, race, rest, rounded, settle, Table } from './compare-peers.ts';
 import type { FilesBench } from './files/programs-and-paths.ts';
 import { listing, privateMemory, stalled, startStalled } from './files/response-times.ts';
 import {
@@ -298,6 +298,8 @@ async function far(filesBench: FilesBench): Promise<void> {
   const sockets = await startStalled(new URL(`${files}/download?${query(source)}`), farhand.key);
   const stalledRow = `private memory that ${sockets.length} stalled downloads over ${2 * oneWayMs} ms take, broker + agent`;
   table.row(stalledRow, held(), '', '');
+  await rest();
+  table.row(`the same 30 s later, once V8 has collected its garbage`, held(), '', '');
   for (const socket of sockets) socket.destroy();
   await race(
     table,

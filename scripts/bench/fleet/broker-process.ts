@@ -29,7 +29,9 @@ export class BrokerProcess {
   static async start(parameters: Parameters): Promise<BrokerProcess> {
     const { machines } = parameters;
     if (connectionLimits().grpc.connections < machines)
-      throw new Error(`a broker may not open enough files for ${machines} machines: run ulimit -n 20000 first`);
+      throw new Error(
+        `a broker may not open enough files for ${machines} machines: run ulimit -n 20000 first`,
+      );
     const broker = new BrokerProcess(parameters);
     await broker.restart();
     const { key, token } = await firstSecrets(parameters.dataDir, parameters.machines);
