@@ -12,6 +12,7 @@ const tiers = {
   attack: 'test/attack/*.test.ts',
   console: 'test/console/*.test.ts',
   postgres: 'test/postgres/*.test.ts',
+  cluster: 'test/cluster/*.test.ts',
 };
 
 /** Tiers whose files run in the same worker processes, one after another. */

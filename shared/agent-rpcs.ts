@@ -25,7 +25,8 @@ export const linkService: LinkDefinition = {
   },
 };
 
-function orEncoded<T>(encode: (frame: T) => Buffer): (frame: T) => Buffer {
+/** Returns an encoder that also accepts messages which are already encoded. */
+export function orEncoded<T>(encode: (frame: T) => Buffer): (frame: T) => Buffer {
   return (frame) => (Buffer.isBuffer(frame) ? frame : encode(frame));
 }
 

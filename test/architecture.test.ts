@@ -394,7 +394,10 @@ const librariesByFolder: [libraries: string[], folders: string[]][] = [
   [['systeminformation'], ['agent/metrics']],
   [
     ['@grpc/'],
-    ['shared/grpc-services', 'shared/grpc-api-client', 'agent/link*', 'broker/link', 'broker/grpc-api*'],
+    [
+      ...['shared/grpc-services', 'shared/grpc-api-client', 'agent/link*', 'broker/link', 'broker/grpc-api*'],
+      'broker/cluster/peers',
+    ],
   ],
   [['protobufjs'], ['shared/load-protos', 'shared/grpc-services']],
   [['grpc-health-check'], ['broker/grpc-api']],

@@ -76,6 +76,13 @@ export class RequestParser<R extends Route> {
     return found;
   }
 
+  /** True if the body names the machine that the request is about. */
+  get namesMachineInBody(): boolean {
+    return this.#idPaths.some(
+      ({ noun, path, listed }) => path[0] === 'body' && noun === 'machine' && !listed,
+    );
+  }
+
   /**
    * Parses all parts. Throws invalid_request for a bad path, query or header, validation_failed for a bad
    * body.

@@ -23,8 +23,10 @@ import type { Idempotency } from '../admission/idempotency.ts';
 import type { RawInput } from '../admission/parse-request.ts';
 import type { Quota, Rates } from '../admission/rate-limits.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
+import type { Elsewhere, Peers } from '../cluster/peers/index.ts';
 import type { Commands } from '../commands/index.ts';
 import type { Sessions } from '../sessions/index.ts';
+import { forwardCall } from './forward-call.ts';
 
 /** Longest wait for the first message of a call that begins with one. */
 const firstMs = 30_000;
@@ -44,6 +46,8 @@ export interface StreamsServices extends AccessServices {
   idempotency: Idempotency;
   proxies: Proxies;
   rates: Rates;
+  /** Other brokers, which answer calls about their machines; undefined for a broker without peers. */
+  peers?: Peers | undefined;
   log: Logger;
   /** Longest wait in milliseconds for a client that neither reads nor sends during a transfer. */
   stalledMs: number;
@@ -67,6 +71,12 @@ type Opening<M extends Method> =
       ? NonNullable<P>
       : Received<M>;
 
+/** The first message of a call, and its opening. */
+interface Opened<M extends Method> {
+  message: Received<M>;
+  opening: Opening<M>;
+}
+
 /** An rpc, authorized by the rights that a REST route needs. */
 export interface Rpc<M extends Method = Method, R extends Route = Route> {
   guard: Guard<R>;
@@ -77,6 +87,9 @@ export interface Rpc<M extends Method = Method, R extends Route = Route> {
   /** Runs the call; resolves with the response unless the response is a stream. */
   run(call: Call<M>, admitted: Admitted<R>, opening: Opening<M>): Promise<Sent<M> | undefined>;
 }
+
+/** An rpc whose call is forwarded. `streams`: its response is a stream. */
+type Forwarding<M extends Method> = Pick<Rpc<M>, 'first'> & { streams: boolean };
 
 /** An authorized request. */
 export interface Admitted<R extends Route> {
@@ -114,6 +127,7 @@ export class Call<M extends Method = Method> {
   readonly #stream: Stream;
   readonly #address: string;
   #client: Client | undefined;
+  #opened: Promise<Opened<M>> | undefined;
   /** Waits for the client to read. All messages sent meanwhile share this promise. */
   #draining: Promise<void> | undefined;
 
@@ -141,9 +155,53 @@ export class Call<M extends Method = Method> {
     return typeof value === 'string' ? value : '';
   }
 
-  /** Finds the key of the call and counts its request. Throws rate_limited or unauthorized. */
-  async authenticate(services: StreamsServices): Promise<void> {
-    this.#client = await authenticate(this.header('authorization'), this.#address, services);
+  /**
+   * Finds the key of the call and counts its request. Throws rate_limited or unauthorized. `forwardedClient` finds the
+   * client of a call that another broker has authenticated.
+   */
+  async authenticate(
+    services: StreamsServices,
+    forwardedClient?: (headers: Metadata) => Client,
+  ): Promise<void> {
+    this.#client =
+      forwardedClient?.(this.#stream.metadata) ??
+      (await authenticate(this.header('authorization'), this.#address, services));
+  }
+
+  /** The broker that answers the call, if its machine belongs to another one. */
+  async elsewhere({ first, raw, guard }: Rpc<M>, peers: Peers): Promise<Elsewhere | undefined> {
+    if (this.#client?.quota?.refusal) return undefined;
+    try {
+      const { opening } = await this.#open(first);
+      const parts = raw?.(opening) ?? partsOf(guard.route, opening);
+      const machine = await peers.machineOf(guard.parser.ids({ ...nothing, ...parts }));
+      return machine && peers.elsewhere(machine);
+    } catch {
+      // A call that cannot be read is refused, and recorded, by this broker.
+      return undefined;
+    }
+  }
+
+  /** Lets another broker answer the call. Resolves with its response, unless the response is a stream. */
+  async forward({ first, streams }: Forwarding<M>, elsewhere: Elsewhere): Promise<Sent<M> | undefined> {
+    if (!this.#client) throw new Error('call authenticate() before forward()');
+    const { metadata: headers } = this.#stream;
+    const about = { client: this.#client, requestId: this.requestId };
+    let response: Sent<M> | undefined;
+    const call = {
+      ...{ path: this.#stream.getPath(), headers, about, signal: this.gone.signal },
+      first: (await this.#open(first)).message,
+      rest: first ? this.messages : [],
+      begin: () => this.#stream.sendMetadata(trailersOf(this.requestId)),
+      send: async (answer: Buffer): Promise<void> => {
+        // The cast is safe: the service also accepts messages that are already encoded.
+        const message = answer as unknown as Sent<M>;
+        if (streams) await this.send(message);
+        else response = message;
+      },
+    };
+    await forwardCall(call, elsewhere);
+    return response;
   }
 
   /** Authorizes the call, runs it, and writes its audit record. */
@@ -152,8 +210,7 @@ export class Call<M extends Method = Method> {
     return this.request(rpc.guard, {
       read: () => ({ ...nothing }),
       readRest: async (raw) => {
-        // The cast is safe: the service decodes only messages of this type.
-        opening = (rpc.first ? await this.#first(rpc.first) : this.#stream.request) as Opening<M>;
+        ({ opening } = await this.#open(rpc.first));
         Object.assign(raw, rpc.raw?.(opening) ?? partsOf(rpc.guard.route, opening));
       },
       lasts: true,
@@ -180,13 +237,26 @@ export class Call<M extends Method = Method> {
     return request.perform({ ...work, gone: this.gone });
   }
 
-  async #first(name: 'start' | 'open'): Promise<unknown> {
+  /** Reads the opening of the call, once. */
+  #open(first: Rpc['first']): Promise<Opened<M>> {
+    this.#opened ??= first ? this.#first(first) : this.#single();
+    return this.#opened;
+  }
+
+  async #single(): Promise<Opened<M>> {
+    // The casts are safe: the service decodes only messages of this type, which are their own opening.
+    const message = this.#stream.request as Received<M>;
+    return { message, opening: message as Opening<M> };
+  }
+
+  async #first(name: 'start' | 'open'): Promise<Opened<M>> {
     const refusal = new AppError('invalid_request', `the first message must have the field ${name}`);
     const cancel = after(firstMs, () => this.gone.abort(refusal));
     const next = await this.messages.next().finally(cancel);
     const part: unknown = next.done ? undefined : Reflect.get(next.value, name);
-    if (!part) throw refusal;
-    return part;
+    if (next.done || !part) throw refusal;
+    // The cast is safe: the service decodes only messages of this type.
+    return { message: next.value, opening: part as Opening<M> };
   }
 
   /**

@@ -1,9 +1,11 @@
 // The gRPC service farhand.client.v1.Streams for clients, and gRPC health, on the port that agents connect
 // to.
-import type { Server, sendUnaryData, UntypedServiceImplementation } from '@grpc/grpc-js';
+import type { Metadata, Server, sendUnaryData, UntypedServiceImplementation } from '@grpc/grpc-js';
 import { HealthImplementation } from 'grpc-health-check';
-import { streamsService } from '../../shared/agent-rpcs.ts';
+import { orEncoded, streamsService } from '../../shared/agent-rpcs.ts';
+import type { Client } from '../admission/authenticate.ts';
 import { publicError } from '../admission/public-error.ts';
+import type { Peers } from '../cluster/peers/index.ts';
 import { commandRpcs } from './commands.ts';
 import { eventRpcs, fileRpcs } from './files-and-events.ts';
 import {
@@ -17,7 +19,25 @@ import {
 } from './incoming-call.ts';
 import { sessionRpcs } from './sessions.ts';
 
+/** How the service treats the calls of one port. */
+interface CallsPort {
+  /** Called with the peer of each call that has a valid key. */
+  markAuthenticated?(peer: string): void;
+  /** Finds the client of a call that another broker forwarded; only on the peer port. */
+  forwardedClient?(headers: Metadata): Client;
+  /** Other brokers, in place of those of the service. */
+  peers?: Peers;
+}
+
 const served = ['', 'farhand.client.v1.Streams'];
+
+/** The service, whose answers may already be encoded by another broker. */
+const service = Object.fromEntries(
+  Object.entries(streamsService).map(([name, method]) => [
+    name,
+    { ...method, responseSerialize: orEncoded(method.responseSerialize) },
+  ]),
+);
 
 export class StreamsService {
   readonly #services: StreamsServices;
@@ -29,11 +49,8 @@ export class StreamsService {
     this.#services = services;
   }
 
-  /**
-   * Adds the service to a server that does not listen yet. `markAuthenticated` is called with the peer of
-   * each valid call.
-   */
-  addTo(server: Server, markAuthenticated: (peer: string) => void): void {
+  /** Adds the service to a server that does not listen yet. */
+  addTo(server: Server, port: CallsPort): void {
     const services = this.#services;
     const rpcs: Record<Method, Rpc> = {
       ...commandRpcs(services),
@@ -44,9 +61,9 @@ export class StreamsService {
     const handlers: UntypedServiceImplementation = {};
     for (const [name, rpc] of Object.entries(rpcs)) {
       handlers[name] = (stream: Stream, reply?: sendUnaryData<unknown>): void =>
-        void this.#serve(rpc, stream, markAuthenticated, reply);
+        void this.#serve(rpc, stream, port, reply);
     }
-    server.addService(streamsService, handlers);
+    server.addService(service, handlers);
     this.#health.addToServer(server);
   }
 
@@ -60,22 +77,21 @@ export class StreamsService {
   /**
    * Serves one call until its end. `reply` is set for an rpc whose response is not a stream. Never rejects.
    */
-  async #serve(
-    rpc: Rpc,
-    stream: Stream,
-    markAuthenticated: (peer: string) => void,
-    reply?: sendUnaryData<unknown>,
-  ): Promise<void> {
+  async #serve(rpc: Rpc, stream: Stream, port: CallsPort, reply?: sendUnaryData<unknown>): Promise<void> {
     const { proxies, log } = this.#services;
+    const peers = port.peers ?? this.#services.peers;
     const call = new Call(stream, proxies);
     const trailers = trailersOf(call.requestId);
     this.#open.add(call);
     try {
-      await call.authenticate(this.#services);
-      markAuthenticated(stream.getPeer());
+      await call.authenticate(this.#services, port.forwardedClient);
+      port.markAuthenticated?.(stream.getPeer());
       if (this.#stopped) call.stop();
       call.gone.signal.throwIfAborted();
-      const response = await call.perform(rpc);
+      const elsewhere = peers && (await call.elsewhere(rpc, peers));
+      const response = await (elsewhere
+        ? call.forward({ ...rpc, streams: !reply }, elsewhere)
+        : call.perform(rpc));
       if (reply) reply(null, response, trailers);
       else stream.end(trailers);
     } catch (error) {

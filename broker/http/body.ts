@@ -27,16 +27,22 @@ const maxDepth = 32;
 const maxFields = 400;
 const [quote, backslash, colon, openBrace, closeBrace, openBracket, closeBracket] = Buffer.from('"\\:{}[]');
 
+/** A JSON body, as it was sent and parsed. */
+export interface JsonBody {
+  bytes: Buffer;
+  value: unknown;
+}
+
 /**
  * Reads and parses a JSON body; undefined if there is none. The size of a large body counts against `quota`
  * until the end of the request. Throws invalid_request, payload_too_large or unavailable.
  */
-export async function readJson(
+export async function parseJsonBody(
   request: IncomingMessage,
   limit: number,
   quota: Quota,
   over: AbortSignal,
-): Promise<unknown> {
+): Promise<JsonBody | undefined> {
   const length = request.headers['content-length'];
   if (length === '0' || (length === undefined && request.headers['transfer-encoding'] === undefined))
     return undefined;
@@ -52,7 +58,7 @@ export async function readJson(
         : invalid('the body ended before its declared length; send the request again');
     })
     .finally(tooSlow);
-  return bytes.length === 0 ? undefined : parse(bytes, request.headers);
+  return bytes.length === 0 ? undefined : { bytes, value: parse(bytes, request.headers) };
 }
 
 /** Calls `release` at the end of the request. */

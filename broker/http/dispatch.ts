@@ -20,13 +20,15 @@ import type { Idempotency } from '../admission/idempotency.ts';
 import { queryOf, type RawInput } from '../admission/parse-request.ts';
 import type { Rates } from '../admission/rate-limits.ts';
 import { plainAddress } from '../client-address.ts';
+import type { Peers } from '../cluster/peers/index.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
 import { localKey } from '../keys/rights.ts';
 import { secretIn } from '../logins/cookie.ts';
 import type { Logins } from '../logins/index.ts';
 import { isTicket } from '../logins/local-login-tickets.ts';
-import { bytesOf, readForm, readJson, type Spool } from './body.ts';
+import { bytesOf, type JsonBody, parseJsonBody, readForm, type Spool } from './body.ts';
 import { assertOwnPage, isForwarded, isPrivate, type OriginServices } from './csrf-check.ts';
+import { createForwarder } from './forward.ts';
 import { isStreamed, sendReply } from './reply.ts';
 
 export interface DispatchServices extends AccessServices, OriginServices {
@@ -37,6 +39,8 @@ export interface DispatchServices extends AccessServices, OriginServices {
   spool: Spool;
   /** Memory quota of large bodies that are being read or processed. */
   bodies: Quota;
+  /** Other brokers, which answer requests about their machines; undefined for a broker without peers. */
+  peers?: Peers | undefined;
   log: Logger;
 }
 
@@ -55,6 +59,7 @@ export function dispatcher(
   const recall = createRecall(handlers, noun, route.again ?? 'get', services);
   const handler = handlerOf(handlers, noun, operation);
   const lasts = route.accepts !== undefined || route.waits === true || isStreamed(route);
+  const forward = services.peers && createForwarder(guard, services.peers);
   return async (ctx) => {
     const client = await clients.identify(ctx, route);
     const gone = new AbortController();
@@ -63,8 +68,13 @@ export function dispatcher(
     });
     const request = new AuthorizedRequest(guard, client, requestIdOf(ctx));
     let content: Content<Record<string, string>> | undefined;
+    let body: Promise<JsonBody | undefined> | undefined;
+    const readJson = (): Promise<JsonBody | undefined> => {
+      body ??= readBodyAsJson(ctx, route, services, gone.signal);
+      return body;
+    };
     const readRest = async (raw: RawInput): Promise<void> => {
-      content = await readBody(ctx, route, raw, services, gone.signal);
+      content = await readBody(ctx, route, raw, services.spool, readJson, gone.signal);
     };
     let admitted = false;
     const act = async (parsed: unknown, caller: Caller): Promise<void> => {
@@ -89,6 +99,7 @@ export function dispatcher(
     };
     const read = () => partsOf(ctx, route);
     try {
+      if (await forward?.(ctx, client, { read, readJson })) return;
       await request.perform({ read, gone, lasts, act, ...(route.method !== 'GET' && { readRest }) });
     } finally {
       if (!admitted) client.restoreTicket?.();
@@ -126,27 +137,40 @@ async function readBody(
   ctx: Context,
   route: Route,
   raw: RawInput,
-  { spool, bodies }: DispatchServices,
+  spool: Spool,
+  readJson: () => Promise<JsonBody | undefined>,
   signal: AbortSignal,
 ): Promise<Content<Record<string, string>> | undefined> {
   const { req } = ctx;
-  // A client that sent Expect: 100-continue waits for this answer (RFC 9110 section 10.1.1).
-  const sendContinue = (): void => {
-    if (ctx.get('expect').toLowerCase() === '100-continue') ctx.res.writeContinue();
-  };
   if (route.accepts) assertPlainContent(ctx);
   // The client is asked for the content at the first read, so that it does not send content that will be
   // refused.
-  if (route.accepts === 'bytes') return { chunks: bytesOf(req, signal, sendContinue), fields: () => ({}) };
-  sendContinue();
+  if (route.accepts === 'bytes')
+    return { chunks: bytesOf(req, signal, () => sendContinue(ctx)), fields: () => ({}) };
   if (route.accepts === 'form') {
+    sendContinue(ctx);
     const form = await readForm(req, spool, ({ path }) => (path ?? raw.query.path) !== undefined, signal);
     raw.body = form.fields();
     return form;
   }
-  const body = await readJson(req, route.bodyLimit ?? bodyLimit, bodies, signal);
-  if (route.body) raw.body = body;
+  const body = await readJson();
+  if (route.body) raw.body = body?.value;
   return undefined;
+}
+
+function readBodyAsJson(
+  ctx: Context,
+  route: Route,
+  { bodies }: DispatchServices,
+  signal: AbortSignal,
+): Promise<JsonBody | undefined> {
+  sendContinue(ctx);
+  return parseJsonBody(ctx.req, route.bodyLimit ?? bodyLimit, bodies, signal);
+}
+
+/** A client that sent Expect: 100-continue waits for this answer (RFC 9110 section 10.1.1). */
+function sendContinue(ctx: Context): void {
+  if (ctx.get('expect').toLowerCase() === '100-continue') ctx.res.writeContinue();
 }
 
 /** Refuses compressed or partial content, because content is stored as it arrives (RFC 9110 section 14.5). */
@@ -167,11 +191,18 @@ const forwardedTicket = new AppError(
 
 export type Clients = ReturnType<typeof createClients>;
 
+/** How the clients of an HTTP server are identified. */
+interface ClientsOf {
+  /** Undefined for the broker's own socket file, whose clients need no key. */
+  connections?: ConnectionLimiter | undefined;
+  /** Finds the client of a request that another broker forwarded; only on the peer port. */
+  forwardedClient?: ((request: IncomingMessage) => Client) | undefined;
+}
+
 /**
  * Identifies the clients of one HTTP server: address (by trusted proxies), key or login, and rate limit.
- * `connections` is undefined for the broker's own socket file, whose clients need no key.
  */
-export function createClients(services: DispatchServices, connections: ConnectionLimiter | undefined) {
+export function createClients(services: DispatchServices, { connections, forwardedClient }: ClientsOf) {
   const { keys, logins, proxies } = services;
   /** Authenticates the client by the key in the header Authorization, or else by the cookie of its login. */
   async function authenticated(ctx: Context, address: string, route?: Route): Promise<Client> {
@@ -193,6 +224,7 @@ export function createClients(services: DispatchServices, connections: Connectio
     /** True if a new request has a valid key or login, or came over the socket file. */
     hasKey: ({ headers }: IncomingMessage): boolean =>
       !connections ||
+      forwardedClient !== undefined ||
       keys.accepts(headers.authorization ?? '') ||
       logins.find(secretIn(headers.cookie)) !== undefined,
     /**
@@ -201,6 +233,7 @@ export function createClients(services: DispatchServices, connections: Connectio
      */
     async identify(ctx: Context, route?: Route): Promise<Client> {
       if (!connections) return { address: '', key: localKey };
+      if (forwardedClient) return forwardedClient(ctx.req);
       const { socket } = ctx.req;
       const peer = plainAddress(socket.remoteAddress ?? '');
       const address = proxies.clientOf(peer, ctx.get('x-forwarded-for'));

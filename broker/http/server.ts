@@ -6,6 +6,7 @@ import {
   type Server,
   type ServerOptions,
   type ServerResponse,
+  STATUS_CODES,
 } from 'node:http';
 import { createServer as createTlsServer } from 'node:https';
 import type { Socket } from 'node:net';
@@ -19,6 +20,7 @@ import { after, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId, requestIdFrom } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Client } from '../admission/authenticate.ts';
 import { publicError } from '../admission/public-error.ts';
 import type { Backups } from '../backup.ts';
 import { type ConnectionLimiter, logAcceptErrors } from '../connection-limiter.ts';
@@ -41,6 +43,11 @@ type Headers = Readonly<Record<string, string>>;
 export interface Port {
   /** Limits connections; undefined for the broker's own socket file, whose callers need no key. */
   connections?: ConnectionLimiter;
+  /**
+   * Finds the client of a request that another broker forwarded. Only for the peer port, which accepts and
+   * authenticates connections itself.
+   */
+  forwardedClient?: (request: IncomingMessage) => Client;
   /** Milliseconds within which the headers of the first request must arrive. */
   silentMs: number;
   /** Certificate and private key; undefined for a server without TLS. */
@@ -76,10 +83,11 @@ const refusals: Readonly<Record<string, string>> = {
 export const keylessPerTurn = 16;
 
 /** Creates an HTTP server for all routes. */
-export function createHttpServer(options: AppOptions, { connections, silentMs, tls, hsts }: Port): Server {
+export function createHttpServer(options: AppOptions, port: Port): Server {
+  const { connections, forwardedClient, silentMs, tls, hsts } = port;
   const headers = headersOfAll(hsts);
-  const clients = createClients(options, connections);
-  const upgrades = new WebSocketUpgrades(options);
+  const clients = createClients(options, port);
+  const upgrades = new WebSocketUpgrades(options, forwardedClient !== undefined);
   const handle = createApp(options, clients, upgrades, headers, !connections).callback();
   const begin = beginKeyedFirst(handle, clients.hasKey);
   const take = (request: IncomingMessage, response: ServerResponse): void => {
@@ -101,7 +109,7 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
   const server = tls ? createTlsServer(secure, take) : createServer(own, take);
   const refuse = (error: NodeJS.ErrnoException, socket: Duplex): void =>
     refuseMalformed(error, socket, headers);
-  server.on('connection', (socket: Socket) => connections?.accept(socket));
+  if (!forwardedClient) server.on('connection', (socket: Socket) => connections?.accept(socket));
   logAcceptErrors(server, options.log);
   server.on('tlsClientError', (error: NodeJS.ErrnoException, socket: Socket) => {
     const below = connections?.tcpSocketBelow(socket);
@@ -111,9 +119,18 @@ export function createHttpServer(options: AppOptions, { connections, silentMs, t
   server.on('upgrade', (request, socket, head) => {
     // A ticket authenticates the connection. The request of a WebSocket is never answered, so the function
     // that begin() returned is not called.
-    connections?.authenticate(request.socket);
+    const authenticate = (): void => connections?.authenticate(request.socket);
     connections?.begin(request.socket);
-    upgrades.take(request, socket, head);
+    const forwarding = upgrades.forward(request, socket, head);
+    if (forwarding)
+      forwarding.then(
+        (opened) => opened && authenticate(),
+        (error: unknown) => refuseUpgrade(error, request, socket, options.log, headers),
+      );
+    else {
+      authenticate();
+      upgrades.take(request, socket, head);
+    }
   });
   // The dispatcher sends 100 Continue once the request is authorized.
   server.on('checkContinue', take);
@@ -166,17 +183,39 @@ function refuseMalformed(error: NodeJS.ErrnoException, socket: Duplex, headers: 
   const message = refusals[error.code ?? ''] ?? 'the request is not valid HTTP';
   const tooLarge = error.code === 'HPE_HEADER_OVERFLOW';
   const code = tooLarge ? 'payload_too_large' : 'invalid_request';
-  const body = JSON.stringify({ error: { code, message, details: {} } });
+  endWithError(socket, new AppError(code, message), { ...headers, 'X-Request-Id': newId('request') });
+}
+
+/** Answers a request for a WebSocket that could not be forwarded. */
+function refuseUpgrade(
+  error: unknown,
+  request: IncomingMessage,
+  socket: Duplex,
+  log: Logger,
+  headers: Headers,
+): void {
+  const request_id = requestIdFrom(String(request.headers['x-request-id'] ?? ''));
+  const refusal = publicError(error, { request_id, path: request.url ?? '' }, log);
+  endWithError(socket, refusal, { ...headers, ...retryHeaders(refusal), 'X-Request-Id': request_id });
+}
+
+/** Sends an error in the envelope over a bare socket, and ends the connection. */
+function endWithError(socket: Duplex, error: AppError, headers: Headers): void {
+  const { status, code, message, details } = error;
+  const body = JSON.stringify({ error: { code, message, details } });
   const head = {
     ...headers,
-    'X-Request-Id': newId('request'),
     'Content-Type': jsonType,
     'Content-Length': String(Buffer.byteLength(body)),
     Connection: 'close',
   };
   const lines = Object.entries(head).map(([name, value]) => `${name}: ${value}\r\n`);
-  const status = tooLarge ? '413 Content Too Large' : '400 Bad Request';
-  socket.end(`HTTP/1.1 ${status}\r\n${lines.join('')}\r\n${body}`);
+  socket.end(`HTTP/1.1 ${status} ${statusText(status)}\r\n${lines.join('')}\r\n${body}`);
+}
+
+/** The name of a status. Node has the older name of 413. */
+function statusText(status: number): string {
+  return status === 413 ? 'Content Too Large' : (STATUS_CODES[status] ?? '');
 }
 
 // ---- The application
@@ -316,11 +355,16 @@ function writeError(ctx: Context, error: unknown, log: Logger): void {
   if (status !== 416) ctx.remove('Content-Range');
   ctx.status = status;
   if (status === 401) ctx.set('WWW-Authenticate', 'Bearer');
-  if (status === 503) ctx.set('Retry-After', '5');
-  if (status === 429) ctx.set('Retry-After', String(details.retry_after));
+  ctx.set(retryHeaders({ status, details }));
   // The connection is closed after an oversized body, because its rest is not read.
   if (status === 413) ctx.set('Connection', 'close');
   ctx.body = { error: { code, message, details } };
+}
+
+/** When a request may be repeated: after the seconds in the details of its error, otherwise after 5 s. */
+function retryHeaders({ status, details }: Pick<AppError, 'status' | 'details'>): Headers {
+  const { retry_after = 5 } = details;
+  return status === 503 || status === 429 ? { 'Retry-After': String(retry_after) } : {};
 }
 
 /**

@@ -7,10 +7,11 @@ import { closeCodes } from '../../shared/api/close-codes.ts';
 import { maxMessageBytes, terminal } from '../../shared/api/terminal.ts';
 import { every, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
+import { newId, requestIdFrom } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import { assertKnownParameters, queryOf } from '../admission/parse-request.ts';
+import type { Peers } from '../cluster/peers/index.ts';
 import {
   type Action,
   actionOf,
@@ -32,6 +33,8 @@ export interface Attachment {
 export interface WebSocketServices extends OriginServices {
   /** Returns the attachment of a ticket; undefined for an unknown or used ticket. A ticket is valid once. */
   redeem(ticket: string): Attachment | undefined;
+  /** Other brokers, which have the terminals of their machines; undefined for a broker without peers. */
+  peers?: Peers | undefined;
   log: Logger;
 }
 
@@ -73,26 +76,45 @@ export class WebSocketUpgrades {
     ...{ closeTimeout: closeMs },
   });
   readonly #admitted = new WeakMap<IncomingMessage, Attachment>();
+  /** Requests for sessions that are not open here, by the session. */
+  readonly #elsewhere = new WeakMap<IncomingMessage, string>();
   readonly #refused = new WeakMap<IncomingMessage, unknown>();
+  readonly #isPeerPort: boolean;
 
-  constructor(services: WebSocketServices) {
+  /** On the peer port, the broker that forwarded a request has checked its origin. */
+  constructor(services: WebSocketServices, isPeerPort = false) {
     this.#services = services;
+    this.#isPeerPort = isPeerPort;
   }
 
   /**
-   * Checks a request to open a WebSocket. If it returns true, take() must be called in the same turn of the
-   * event loop.
+   * Checks a request to open a WebSocket. If it returns true, forward() or take() must be called in the same turn
+   * of the event loop.
    */
   admits(request: IncomingMessage): boolean {
     const session = sessionOf(request);
     if (session === undefined) return false;
+    const { peers } = this.#services;
     try {
-      this.#admitted.set(request, admitTicket(request, session, this.#services));
+      assertHandshake(request);
+      if (!this.#isPeerPort) assertOwnOrigin(request, this.#services);
+      if (peers && !this.#isPeerPort && !peers.hasSession(session)) this.#elsewhere.set(request, session);
+      else this.#admitted.set(request, admitTicket(request, session, this.#services));
       return true;
     } catch (error) {
       this.#refused.set(request, error);
       return false;
     }
+  }
+
+  /**
+   * Joins a request with the broker that has its session. Returns undefined for a session that is open here, otherwise
+   * whether the terminal was opened; the promise rejects if the request is not answered yet.
+   */
+  forward(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<boolean> | undefined {
+    const session = this.#elsewhere.get(request);
+    const { peers } = this.#services;
+    return session === undefined || !peers ? undefined : forwardTo(peers, session, request, socket, head);
   }
 
   take(request: IncomingMessage, socket: Duplex, head: Buffer): void {
@@ -132,19 +154,38 @@ function sessionOf({ method, url = '', headers }: IncomingMessage): string | und
   return path.exec(url.split('?', 1)[0] ?? '')?.[1];
 }
 
-/** Checks the request. The ticket is redeemed last, because that uses it up. */
+async function forwardTo(
+  peers: Peers,
+  session: string,
+  request: IncomingMessage,
+  socket: Duplex,
+  head: Buffer,
+): Promise<boolean> {
+  // Node has removed its own listener, and an error event without one would end the process.
+  socket.on('error', () => socket.destroy());
+  // The pings of the terminal find a client that is gone.
+  request.socket.setTimeout(0);
+  const machine = await peers.machineOf([{ noun: 'session', id: session, listed: false, filters: false }]);
+  const elsewhere = machine && peers.elsewhere(machine);
+  if (!elsewhere) throw unknownTicket;
+  const requestId = requestIdFrom(String(request.headers['x-request-id'] ?? ''));
+  return elsewhere.upgrade(request, socket, head, { requestId });
+}
+
+const unknownTicket = new AppError(
+  'unauthorized',
+  'this ticket is unknown, used or expired: attach again, and open its stream_url within 30 seconds',
+);
+
+/** Redeems the ticket of a request. This comes after all other checks, because it uses the ticket up. */
 function admitTicket(request: IncomingMessage, session: string, services: WebSocketServices): Attachment {
-  assertHandshake(request);
-  assertOwnOrigin(request, services);
   const query = queryOf(request.url?.split('?', 2)[1] ?? '');
   assertKnownParameters(query, terminal.query);
   const ticket = typeof query.ticket === 'string' ? query.ticket : '';
   const attachment = services.redeem(ticket);
   if (attachment?.attached.session_id === session) return attachment;
   attachment?.leave();
-  const text =
-    'this ticket is unknown, used or expired: attach again, and open its stream_url within 30 seconds';
-  throw new AppError('unauthorized', text);
+  throw unknownTicket;
 }
 
 /**

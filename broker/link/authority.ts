@@ -33,6 +33,9 @@ const renewalMs = 30 * day;
 const backMs = day / 2;
 const renewalCheckMs = 60_000;
 
+/** Name in the certificates of brokers, by which they know each other at their peer ports. */
+export const peerName = 'farhand-broker-peer';
+
 const algorithm = { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' };
 const stored = z.strictObject({ certificate: z.string(), private_key: z.string() });
 const storedKey = z.strictObject({ private_key: z.string() });
@@ -40,6 +43,14 @@ const storedKey = z.strictObject({ private_key: z.string() });
 /** Files in the data directory: the CA certificate with its key, and the private key for --tls. */
 const [authorityFile, restKeyFile] = ['authority.json', 'rest-key.json'] as const;
 export const authorityFiles = [authorityFile, restKeyFile];
+
+/** TLS options of a broker for connections with other brokers, all in PEM. */
+export interface PeerLeaf {
+  minVersion: 'TLSv1.3';
+  ca: string;
+  cert: string;
+  key: string;
+}
 
 export type Authority = Awaited<ReturnType<typeof readAuthority>>;
 
@@ -96,6 +107,14 @@ async function readAuthority(file: string, restKeyFile: string) {
       return { minVersion: 'TLSv1.3', ...leaf };
     },
     /**
+     * Makes the TLS options with which brokers connect to each other, as client and as server. Only this leaf
+     * has the name of a broker, so that no other certificate of this authority opens a peer port.
+     */
+    async peer(): Promise<PeerLeaf> {
+      const leaf = await makeLeaf(issuer, peerName, [peerName], newKey(), [serverAuth, clientAuth]);
+      return { minVersion: 'TLSv1.3', ca: certificate.toString('pem'), ...leaf };
+    },
+    /**
      * Makes the TLS options for the REST API under these names and addresses. The key never changes, so a pin
      * outlives the leaves.
      */
@@ -110,9 +129,9 @@ async function readAuthority(file: string, restKeyFile: string) {
  * Makes and applies a new leaf every 30 days. Call the returned function to stop. The age is measured by wall
  * time, because the monotonic clock stops while the machine sleeps.
  */
-export function renewLeaves(
-  make: () => Promise<SecureContextOptions>,
-  apply: (leaf: SecureContextOptions) => void,
+export function renewLeaves<Leaf extends SecureContextOptions>(
+  make: () => Promise<Leaf>,
+  apply: (leaf: Leaf) => void,
   log: Logger,
 ): () => void {
   let made = now();
@@ -152,6 +171,8 @@ function pinOf(pem: string): string {
   return `sha256//${createHash('sha256').update(der).digest('base64')}`;
 }
 
+const { serverAuth, clientAuth } = x509.ExtendedKeyUsage;
+
 interface Issuer {
   certificate: x509.X509Certificate;
   key: webcrypto.CryptoKey;
@@ -162,6 +183,7 @@ async function makeLeaf(
   subject: string,
   names: readonly string[],
   pem: string,
+  usages: x509.ExtendedKeyUsageType[] = [serverAuth],
 ): Promise<{ cert: string; key: string }> {
   const alternatives = names.map((value) => ({ type: isIP(value) ? 'ip' : 'dns', value }) as const);
   const certificate = await x509.X509CertificateGenerator.create(
@@ -175,7 +197,7 @@ async function makeLeaf(
       signingAlgorithm: algorithm,
       extensions: [
         new x509.BasicConstraintsExtension(false, undefined, true),
-        new x509.ExtendedKeyUsageExtension([x509.ExtendedKeyUsage.serverAuth]),
+        new x509.ExtendedKeyUsageExtension(usages),
         new x509.SubjectAlternativeNameExtension(alternatives),
         await x509.AuthorityKeyIdentifierExtension.create(issuer.certificate),
       ],

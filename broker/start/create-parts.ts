@@ -12,6 +12,7 @@ import { createRateLimits } from '../admission/rate-limits.ts';
 import { createAudit } from '../audit.ts';
 import { createBackups } from '../backup.ts';
 import { createTrustedProxies } from '../client-address.ts';
+import type { Owners } from '../cluster/peers/owners.ts';
 import { createCommands } from '../commands/index.ts';
 import type { ConnectionLimits } from '../connection-limiter.ts';
 import { Events } from '../events.ts';
@@ -60,6 +61,8 @@ export interface Tuning {
   silentMs?: number;
   /** Milliseconds between checks of the certificate files. */
   certificateMs?: number;
+  /** The other brokers, and where the peer port listens. */
+  cluster?: { owners: Owners; listen: { host: string; port: number } };
 }
 
 /** Functions that close the parts created so far. They are called in reverse order. */
@@ -117,6 +120,7 @@ export async function createParts(opening: Opening) {
   return {
     ...stores,
     ...nouns,
+    owners: opening.tuning.cluster?.owners,
     authority,
     idempotency,
     recorder,

@@ -26,6 +26,7 @@ import type { Sessions } from '../sessions/index.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
 import { certificateOf } from './certificate.ts';
 import { type Closers, createParts, type Opening, type Parts, type Tuning } from './create-parts.ts';
+import { createPeering, type Peering } from './peering.ts';
 
 export type { Tuning } from './create-parts.ts';
 
@@ -108,7 +109,10 @@ async function startParts(
   const opening = { settings, tuning, status, closers, log };
   const parts = await createParts(opening);
   const { events, live, presence, commands, schedules, sessions } = parts;
-  const streams = new StreamsService({ ...parts, stalledMs: tuning.stalledMs ?? stalledMs, log });
+  const { owners } = parts;
+  const peering = owners && !settings.local ? await createPeering(opening, { ...parts, owners }) : undefined;
+  const peers = peering?.peers;
+  const streams = new StreamsService({ ...parts, peers, stalledMs: tuning.stalledMs ?? stalledMs, log });
   const spool = await createSpool(join(settings.data_dir, 'spool'));
   const bodies = new Quota(maxBodies, 'large request bodies are arriving');
   const terminals = {
@@ -116,7 +120,7 @@ async function startParts(
     publicUrl: () => settings.public_url ?? status.url,
   };
   const pages = { consoleDirectory: tuning.console ?? consoleDirectory };
-  const app = { ...parts, spool, bodies, log, ...terminals, ...pages };
+  const app = { ...parts, peers, spool, bodies, log, ...terminals, ...pages };
   const socket = join(settings.data_dir, 'broker.sock');
   const local = createHttpServer(app, { silentMs: tuning.silentMs ?? silentMs, hsts: false });
   /** Functions that stop the listening servers. */
@@ -134,6 +138,7 @@ async function startParts(
   await listen(local, { path: socket }, socket, socket);
   await chmod(socket, 0o600);
   if (!settings.local) await startServers(opening, app, streams, stops);
+  if (peering) await startPeerPort(opening, app, streams, peering, stops);
   status.ready = true;
   log.info({ http: status.url, grpc: status.grpc, data_dir: settings.data_dir }, 'broker is up');
   const alive = async (): Promise<boolean> => status.ready && (await answers(parts.history));
@@ -171,6 +176,25 @@ async function startServers(
   status.url = `${certificate ? 'https' : 'http'}://${address(http.host, port)}`;
   status.pin = certificate?.pin ?? '';
   await app.webhooks.start([port, agents.port]);
+}
+
+/** Opens the port to which other brokers forward requests. */
+async function startPeerPort(
+  { tuning }: Opening,
+  app: AppOptions & Parts,
+  streams: StreamsService,
+  peering: Peering,
+  stops: (() => Promise<unknown>)[],
+): Promise<void> {
+  const where = tuning.cluster?.listen ?? { host: '127.0.0.1', port: 0 };
+  const { host } = where;
+  const opened = await peering
+    .listen(app, streams, where, tuning.silentMs ?? silentMs)
+    .catch((error: unknown) => {
+      throw cannotListen(error, '--peer-listen', address(host, where.port));
+    });
+  stops.push(() => opened.close(finishRequestsMs));
+  await app.owners?.advertise(`https://${address(host, opened.port)}`);
 }
 
 function address(host: string, port: number): string {
@@ -238,7 +262,9 @@ function listenForAgents({ settings, tuning, log }: Opening, parts: Parts, strea
     handshakeMs: tuning.proofMs ?? proofMs,
     hasKey: (authorization: string): boolean => keys.accepts(authorization),
   };
-  const opening = startListener(services, options, link, (...server) => streams.addTo(...server));
+  const opening = startListener(services, options, link, (server, markAuthenticated) =>
+    streams.addTo(server, { markAuthenticated }),
+  );
   return opening.catch((error: unknown) => {
     throw cannotListen(error, '--grpc', address(grpc.host, grpc.port));
   });

@@ -1,0 +1,78 @@
+// gRPC calls to the peer ports of other brokers, over one connection to each.
+
+import { Client, type ClientDuplexStream, credentials, Metadata, type MethodDefinition } from '@grpc/grpc-js';
+import { type PeerLeaf, peerName } from '../../link/authority.ts';
+import { messageBytes } from '../../link/control-stream.ts';
+import type { Forwarded } from './forward-http.ts';
+import { clientHeader, describeClient } from './forwarded-client.ts';
+import type { Peer } from './owners.ts';
+
+/** A call to another broker. Its answers are encoded messages, because this broker does not read them. */
+export type PeerCall<Request> = ClientDuplexStream<Request, Buffer>;
+
+/** Most unread bytes of a call: brokers are near each other. */
+const windowBytes = 2 * 1024 * 1024;
+
+const options = {
+  'grpc.ssl_target_name_override': peerName,
+  'grpc.default_authority': peerName,
+  'grpc.use_local_subchannel_pool': 1,
+  // Disabling retries saves grpc-js a copy of every chunk, and no request can start a command twice.
+  'grpc.enable_retries': 0,
+  'grpc.service_config_disable_resolution': 1,
+  'grpc.enable_channelz': 0,
+  'grpc-node.flow_control_window': windowBytes,
+  'grpc.max_receive_message_length': messageBytes,
+  'grpc.max_send_message_length': messageBytes,
+  // A broker that is frozen or unreachable is noticed within 15 s.
+  'grpc.keepalive_time_ms': 10_000,
+  'grpc.keepalive_timeout_ms': 5_000,
+};
+
+/** Headers of a call that the owner of the machine reads. */
+const passed = ['idempotency-key'];
+
+export class PeerCalls {
+  readonly #clients = new Map<string, Client>();
+  #leaf: PeerLeaf;
+
+  constructor(leaf: PeerLeaf) {
+    this.#leaf = leaf;
+  }
+
+  /** Uses a newer certificate for new connections. Calls of the old ones go on. */
+  renew(leaf: PeerLeaf): void {
+    this.#leaf = leaf;
+    this.close();
+  }
+
+  /** Closes the connections once their calls have ended. */
+  close(): void {
+    for (const client of this.#clients.values()) client.close();
+    this.#clients.clear();
+  }
+
+  /** Starts a call of any kind: on the wire, all kinds are streams of messages both ways. */
+  call<Request>(
+    peer: Peer,
+    { path, requestSerialize }: Pick<MethodDefinition<Request, unknown>, 'path' | 'requestSerialize'>,
+    headers: Metadata,
+    { client, requestId }: Forwarded,
+  ): PeerCall<Request> {
+    const own = new Metadata();
+    for (const name of passed) for (const value of headers.get(name)) own.add(name, value);
+    own.set('x-request-id', requestId);
+    if (client) own.set(clientHeader, describeClient(client));
+    return this.#clientOf(peer).makeBidiStreamRequest(path, requestSerialize, (bytes) => bytes, own);
+  }
+
+  #clientOf({ url }: Peer): Client {
+    const known = this.#clients.get(url);
+    if (known) return known;
+    const { ca, key, cert } = this.#leaf;
+    const [root, own, chain] = [ca, key, cert].map((pem) => Buffer.from(pem));
+    const made = new Client(new URL(url).host, credentials.createSsl(root, own, chain), options);
+    this.#clients.set(url, made);
+    return made;
+  }
+}

@@ -1,0 +1,225 @@
+// Sends requests to the peer ports of other brokers: a client's request is streamed there, and its answer back.
+import type { ClientRequest, IncomingMessage, OutgoingHttpHeaders, ServerResponse } from 'node:http';
+import { Agent, request as httpsRequest } from 'node:https';
+import type { Duplex } from 'node:stream';
+import { pipeline } from 'node:stream/promises';
+import { createSecureContext } from 'node:tls';
+import { after } from '../../../shared/clock.ts';
+import { AppError } from '../../../shared/errors.ts';
+import type { Logger } from '../../../shared/logger.ts';
+import type { Client } from '../../admission/authenticate.ts';
+import { type PeerLeaf, peerName } from '../../link/authority.ts';
+import { clientHeader, describeClient } from './forwarded-client.ts';
+import type { Peer } from './owners.ts';
+
+/** A request that is forwarded, and what this broker knows of it. */
+export interface Forwarded {
+  /** The authenticated client; undefined for a terminal, whose ticket the owner checks. */
+  client?: Client;
+  requestId: string;
+  /** The whole body, if it had to be read to find the machine. */
+  body?: Buffer | undefined;
+}
+
+/** Longest time for TCP and TLS to another broker. */
+const connectMs = 2_000;
+/** Idle connections to each broker. A request without one waits for a handshake, some 2 ms. */
+const idleConnections = 64;
+/** Headers about one connection (RFC 9110 section 7.6.1). */
+const hopByHop = [
+  'connection',
+  'keep-alive',
+  'proxy-authenticate',
+  'proxy-authorization',
+  'proxy-connection',
+  'te',
+  'trailer',
+  'transfer-encoding',
+  'upgrade',
+];
+
+export class PeerClient {
+  readonly #log: Logger;
+  #agent: Agent;
+
+  constructor(leaf: PeerLeaf, log: Logger) {
+    this.#log = log;
+    this.#agent = agentWith(leaf);
+  }
+
+  /** Uses a newer certificate for new connections. */
+  renew(leaf: PeerLeaf): void {
+    this.#agent = agentWith(leaf);
+  }
+
+  /** Closes all connections. */
+  close(): void {
+    this.#agent.destroy();
+  }
+
+  /**
+   * Streams a request to the peer and its answer back, each at the pace of its reader. If the client leaves, the
+   * request is aborted at the peer. If the peer fails, throws unavailable, or cuts the client if the answer has begun.
+   */
+  async forward(
+    peer: Peer,
+    request: IncomingMessage,
+    response: ServerResponse,
+    forwarded: Forwarded,
+  ): Promise<void> {
+    const outgoing = this.#open(peer, request, headersOf(request, forwarded));
+    const answer = Promise.withResolvers<IncomingMessage>();
+    outgoing.once('response', answer.resolve);
+    // Stays for the whole request, because an error event without a listener would end the process.
+    outgoing.on('error', answer.reject);
+    const abort = (): void => void outgoing.destroy();
+    if (response.closed) abort();
+    else response.once('close', abort);
+    sendBody(request, response, outgoing, forwarded.body);
+    try {
+      const incoming = await answer.promise;
+      copyHead(incoming, response);
+      await pipeline(incoming, response);
+    } catch (error) {
+      const gone = response.closed && !response.writableFinished;
+      if (!response.headersSent) throw unanswered(peer, error);
+      response.destroy();
+      if (!gone)
+        this.#log.warn({ err: error, peer: peer.brokerId }, 'a forwarded answer was not sent in full');
+    } finally {
+      response.off('close', abort);
+      // The peer has answered without the rest of the body.
+      if (!outgoing.writableFinished) outgoing.destroy();
+    }
+  }
+
+  /**
+   * Opens the WebSocket of a request at the peer and joins both connections. Resolves with true once it is open, with
+   * false once the peer's refusal is sent. Throws unavailable.
+   */
+  upgrade(
+    peer: Peer,
+    request: IncomingMessage,
+    socket: Duplex,
+    head: Buffer,
+    forwarded: Forwarded,
+  ): Promise<boolean> {
+    const headers = { ...headersOf(request, forwarded), connection: 'Upgrade', upgrade: 'websocket' };
+    const outgoing = this.#open(peer, request, headers);
+    const abort = (): void => void outgoing.destroy();
+    socket.once('close', abort);
+    outgoing.end();
+    return new Promise<boolean>((resolve, reject) => {
+      outgoing.once('upgrade', (answer, far, farHead) => {
+        socket.off('close', abort);
+        socket.write(headOf(answer), 'latin1');
+        join(socket, head, far, farHead);
+        resolve(true);
+      });
+      outgoing.once('response', (answer) => {
+        socket.write(headOf(answer, true), 'latin1');
+        answer.once('error', abort).pipe(socket);
+        resolve(false);
+      });
+      outgoing.on('error', (error) => reject(unanswered(peer, error)));
+    });
+  }
+
+  #open({ url }: Peer, { method, url: path }: IncomingMessage, headers: OutgoingHttpHeaders): ClientRequest {
+    const { hostname, port } = new URL(url);
+    const host = hostname.replace(/^\[|\]$/g, '');
+    const outgoing = httpsRequest({ agent: this.#agent, host, port, method, path, headers });
+    const cancel = after(connectMs, () =>
+      outgoing.destroy(new Error(`no connection within ${connectMs} ms`)),
+    );
+    outgoing.once('close', cancel).once('socket', (socket) => {
+      if (!socket.connecting) cancel();
+      else socket.once('secureConnect', cancel);
+    });
+    return outgoing;
+  }
+}
+
+function agentWith(leaf: PeerLeaf): Agent {
+  return new Agent({
+    keepAlive: true,
+    maxFreeSockets: idleConnections,
+    servername: peerName,
+    secureContext: createSecureContext(leaf),
+  });
+}
+
+/** The headers of a request for the peer: all that are not about the connection, and the client's description. */
+function headersOf(request: IncomingMessage, { client, requestId, body }: Forwarded): OutgoingHttpHeaders {
+  const { headers } = request;
+  const kept = Object.entries(headers).filter(([name]) => !hopByHop.includes(name) && name !== clientHeader);
+  const own: OutgoingHttpHeaders = { ...Object.fromEntries(kept), 'x-request-id': requestId };
+  if (client) own[clientHeader] = describeClient(client);
+  if (body) {
+    // The client was asked for its body here.
+    delete own.expect;
+    own['content-length'] = body.length;
+  } else if (headers['transfer-encoding'] !== undefined) own['transfer-encoding'] = 'chunked';
+  return own;
+}
+
+/** Sends the body: the given one, or that of the request as it comes. */
+function sendBody(
+  request: IncomingMessage,
+  response: ServerResponse,
+  outgoing: ClientRequest,
+  body: Buffer | undefined,
+): void {
+  const { expect, 'content-length': length, 'transfer-encoding': coding } = request.headers;
+  if (body) outgoing.end(body);
+  else if (coding === undefined && (length === undefined || length === '0')) outgoing.end();
+  else if (expect?.toLowerCase() === '100-continue') {
+    // The client sends its body only if the peer asks for it.
+    outgoing.once('continue', () => {
+      response.writeContinue();
+      request.pipe(outgoing);
+    });
+  } else request.pipe(outgoing);
+}
+
+function copyHead(incoming: IncomingMessage, response: ServerResponse): void {
+  response.statusCode = incoming.statusCode ?? 502;
+  for (const [name, values = []] of Object.entries(incoming.headersDistinct)) {
+    const [value = ''] = values;
+    if (!hopByHop.includes(name)) response.setHeader(name, values.length > 1 ? values : value);
+  }
+  // The connection is closed after an oversized body, because the rest of the body is not read.
+  if (incoming.statusCode === 413) response.setHeader('Connection', 'close');
+  // The first event of a stream may come late.
+  if (incoming.headers['content-length'] === undefined) response.flushHeaders();
+}
+
+/** The head of an answer as text. With `last`, the connection is closed after the answer. */
+function headOf({ statusCode, statusMessage, rawHeaders }: IncomingMessage, last = false): string {
+  const lines = [`HTTP/1.1 ${statusCode} ${statusMessage}`];
+  for (let at = 0; at < rawHeaders.length; at += 2) {
+    const name = rawHeaders[at] ?? '';
+    if (!last || !hopByHop.includes(name.toLowerCase())) lines.push(`${name}: ${rawHeaders[at + 1]}`);
+  }
+  if (last) lines.push('Connection: close');
+  return `${lines.join('\r\n')}\r\n\r\n`;
+}
+
+/** Passes all bytes of two connections to each other. When one closes, the other does. */
+function join(near: Duplex, nearHead: Buffer, far: Duplex, farHead: Buffer): void {
+  if (nearHead.length > 0) near.unshift(nearHead);
+  if (farHead.length > 0) far.unshift(farHead);
+  for (const [one, other] of [
+    [near, far],
+    [far, near],
+  ] as const) {
+    one.on('error', () => one.destroy());
+    one.once('close', () => other.destroy());
+    one.pipe(other);
+  }
+}
+
+function unanswered({ brokerId }: Peer, cause: unknown): AppError {
+  const message = 'the broker that is responsible for this machine did not answer: try again';
+  return new AppError('unavailable', message, { broker_id: brokerId, retry_after: 1 }, { cause });
+}

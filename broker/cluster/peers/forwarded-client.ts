@@ -1,0 +1,46 @@
+// The client of a forwarded request: the broker that authenticated it describes it in a header, and the owner of
+// the machine authorizes it. The header counts only at the peer port, which only brokers can open.
+import { z } from 'zod';
+import type { KeyId, LoginId } from '../../../shared/api/route.ts';
+import { AppError } from '../../../shared/errors.ts';
+import type { Client } from '../../admission/authenticate.ts';
+import { currentKey } from '../../keys/rights.ts';
+import type { State } from '../../state/state.ts';
+
+export const clientHeader = 'x-farhand-client';
+
+/** Unknown fields are ignored, because a newer broker may send them. */
+const described = z.object({
+  address: z.string(),
+  key_id: z.string(),
+  login_id: z.string().optional(),
+  secure: z.boolean().optional(),
+});
+
+/** Returns the value of the header for an authenticated client. It is ASCII: an address and ids. */
+export function describeClient({ address, key, login_id, secure }: Client): string {
+  return JSON.stringify({ address, key_id: key.id, login_id, secure });
+}
+
+/**
+ * Returns the client that another broker describes. It is found by the id of its key: a new secret does not end
+ * requests that were made with the old one. The other broker has counted the request against the rate limit.
+ * Throws unauthorized if the key was revoked or has expired meanwhile.
+ */
+export function describedClient(header: string, state: State): Client {
+  const { address, key_id, login_id, secure = false } = parse(header);
+  // The casts are safe: ids that exist nowhere are refused by currentKey() and when the request is authorized.
+  const key = currentKey(state, key_id as KeyId);
+  return { address, key, secure, ...(login_id !== undefined && { login_id: login_id as LoginId }) };
+}
+
+function parse(header: string): z.output<typeof described> {
+  try {
+    return described.parse(JSON.parse(header));
+  } catch {
+    throw new AppError(
+      'invalid_request',
+      `the header ${clientHeader}, which brokers send here, is not valid`,
+    );
+  }
+}

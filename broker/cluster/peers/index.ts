@@ -1,0 +1,108 @@
+// Finds the broker that answers a request: the owner of the machine that the request is about. All other requests
+// are answered by the broker that they come to.
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import type { Duplex } from 'node:stream';
+import type { Metadata, MethodDefinition } from '@grpc/grpc-js';
+import type { IdNoun, MachineId } from '../../../shared/api/route.ts';
+import { AppError } from '../../../shared/errors.ts';
+import type { Lookups } from '../../admission/authorize.ts';
+import type { FoundId } from '../../admission/parse-request.ts';
+import type { State } from '../../state/state.ts';
+import type { PeerCall, PeerCalls } from './forward-grpc.ts';
+import type { Forwarded, PeerClient } from './forward-http.ts';
+import type { Owners, Peer } from './owners.ts';
+
+export type { Forwarded, PeerCall };
+
+interface Services {
+  owners: Pick<Owners, 'ownerElsewhere'>;
+  lookups: Lookups;
+  state: State;
+}
+
+/** Objects that live with the owner of their machine. Batches do not: they can have many machines. */
+const withMachine: readonly IdNoun[] = ['command', 'session', 'schedule', 'run'];
+
+/** A request about the machine of another broker. */
+export interface Elsewhere {
+  forward(request: IncomingMessage, response: ServerResponse, forwarded: Forwarded): Promise<void>;
+  upgrade(request: IncomingMessage, socket: Duplex, head: Buffer, forwarded: Forwarded): Promise<boolean>;
+  /** Starts a gRPC call. `headers`: those of the client's call. */
+  call<Request>(method: MethodOf<Request>, headers: Metadata, forwarded: Forwarded): PeerCall<Request>;
+}
+
+type MethodOf<Request> = Pick<MethodDefinition<Request, unknown>, 'path' | 'requestSerialize'>;
+/** The two ways to send something to other brokers. */
+interface Clients {
+  http: PeerClient;
+  grpc: PeerCalls;
+}
+
+export class Peers {
+  readonly #services: Services;
+  readonly #clients: Clients | undefined;
+
+  /** Without `clients`, requests about machines of other brokers are refused. */
+  constructor(services: Services, clients?: Clients) {
+    this.#services = services;
+    this.#clients = clients;
+  }
+
+  /** Refuses what it cannot answer here: a forwarded request is never forwarded again. */
+  get atPeerPort(): Peers {
+    return new Peers(this.#services);
+  }
+
+  /** The machine that a request is about; undefined if its ids belong to none. Ids in lists and filters do not count. */
+  async machineOf(ids: readonly FoundId[]): Promise<MachineId | undefined> {
+    for (const { noun, id, listed, filters } of ids) {
+      if (listed || filters) continue;
+      // The cast is safe: no broker owns a machine that does not exist.
+      if (noun === 'machine') return id as MachineId;
+      if (!withMachine.includes(noun)) continue;
+      const { present, stored } = this.#services.lookups[noun];
+      const found = present?.(id, this.#services.state, false) ?? (await stored?.(id, false));
+      const [machine] = found?.machines ?? [];
+      if (machine) return machine;
+    }
+    return undefined;
+  }
+
+  /** The only registered machine, which requests may omit. */
+  get onlyMachine(): MachineId | undefined {
+    const { machines } = this.#services.state;
+    const [only] = machines.size === 1 ? machines.keys() : [];
+    // The cast is safe: the keys are the ids of the machines.
+    return only as MachineId | undefined;
+  }
+
+  /** True if a session is open at this broker. */
+  hasSession(id: string): boolean {
+    const { lookups, state } = this.#services;
+    const [machine] = lookups.session.present?.(id, state, false)?.machines ?? [];
+    return machine !== undefined && !this.elsewhere(machine);
+  }
+
+  /** How a request about this machine is sent to its owner; undefined if this broker answers it. */
+  elsewhere(machine: MachineId): Elsewhere | undefined {
+    const peer = this.#services.owners.ownerElsewhere(machine);
+    if (!peer) return undefined;
+    if (!this.#clients) return missed(peer, machine);
+    const { http, grpc } = this.#clients;
+    return {
+      forward: (...request) => http.forward(peer, ...request),
+      upgrade: (...request) => http.upgrade(peer, ...request),
+      call: (...call) => grpc.call(peer, ...call),
+    };
+  }
+}
+
+/** Refuses a forwarded request whose machine has another owner: the broker that forwarded it did not know yet. */
+function missed({ brokerId }: Peer, machine_id: MachineId): Elsewhere {
+  const message = 'another broker has become responsible for this machine: try again';
+  const details = { machine_id, broker_id: brokerId, retry_after: 1 };
+  const refuse = (): never => {
+    throw new AppError('unavailable', message, details);
+  };
+  return { forward: async () => refuse(), upgrade: async () => refuse(), call: refuse };
+}

@@ -1,0 +1,65 @@
+// Lets another broker answer a gRPC call: passes the client's messages there and the answers back, each at the pace
+// of its reader.
+import { status as grpcStatus, type Metadata, type StatusObject } from '@grpc/grpc-js';
+import { drained, parseDetails, streamsService } from '../../shared/agent-rpcs.ts';
+import { AppError, isCode } from '../../shared/errors.ts';
+import type { Elsewhere, Forwarded, PeerCall } from '../cluster/peers/index.ts';
+
+interface ForwardedCall {
+  /** Path of the rpc. */
+  path: string;
+  headers: Metadata;
+  about: Forwarded;
+  /** The first message of the client, and those that follow. */
+  first: object;
+  rest: AsyncIterable<object> | Iterable<object>;
+  /** Fires when the client goes away or this broker stops. */
+  signal: AbortSignal;
+  /** Called when the other broker has accepted the call. */
+  begin(): void;
+  /** Sends an encoded answer. Resolves once the client has read enough for another. */
+  send(answer: Buffer): Promise<void>;
+}
+
+/** Resolves at the end of the call. Throws the other broker's refusal, and unavailable if it does not answer. */
+export async function forwardCall(call: ForwardedCall, elsewhere: Elsewhere): Promise<void> {
+  const { path, headers, about, signal, begin, send } = call;
+  const method = Object.values(streamsService).find((one) => one.path === path);
+  if (!method) throw new Error(`the service has no rpc with the path ${path}`);
+  const far: PeerCall<object> = elsewhere.call(method, headers, about);
+  const cancel = (): void => far.cancel();
+  signal.addEventListener('abort', cancel, { once: true });
+  if (signal.aborted) cancel();
+  const ended = new Promise<StatusObject>((resolve) => far.once('status', resolve));
+  far.once('metadata', begin);
+  // The status reports the same error, but an error event without a listener would end the process.
+  far.on('error', () => undefined);
+  sendAll(far, call).catch(cancel);
+  try {
+    // grpc-js types the messages as any; those of this call are not decoded.
+    for await (const answer of far as AsyncIterable<Buffer>) await send(answer);
+  } catch {
+    // Ignored, because the status, checked below, has the error code and details.
+    cancel();
+  } finally {
+    signal.removeEventListener('abort', cancel);
+  }
+  signal.throwIfAborted();
+  const status = await ended;
+  if (status.code !== grpcStatus.OK) throw errorOf(status);
+}
+
+async function sendAll(far: PeerCall<object>, { first, rest, signal }: ForwardedCall): Promise<void> {
+  if (!far.write(first)) await drained(far, signal);
+  for await (const message of rest) if (!far.write(message)) await drained(far, signal);
+  far.end();
+}
+
+/** The other broker's refusal. Without its error code, gRPC has lost the broker. */
+function errorOf({ details: message, metadata }: StatusObject): AppError {
+  const code = String(metadata.get('farhand-code')[0] ?? '');
+  if (isCode(code))
+    return new AppError(code, message, parseDetails(String(metadata.get('farhand-details')[0] ?? '')));
+  const text = 'the broker that is responsible for this machine did not answer: try again';
+  return new AppError('unavailable', text, { retry_after: 1 }, { cause: new Error(message) });
+}

@@ -1,0 +1,59 @@
+// Forwards requests about machines of other brokers to them.
+import type { Context } from 'koa';
+import type { MachineId, Route } from '../../shared/api/route.ts';
+import type { Client } from '../admission/authenticate.ts';
+import type { Guard } from '../admission/authorize.ts';
+import type { RawInput } from '../admission/parse-request.ts';
+import type { Peers } from '../cluster/peers/index.ts';
+import { holds } from '../keys/rights.ts';
+import type { JsonBody } from './body.ts';
+
+/** The parts of a request that may name its machine. */
+interface Parts {
+  /** Returns all parts except the body. */
+  read(): RawInput;
+  readJson(): Promise<JsonBody | undefined>;
+}
+
+/** Returns true once another broker has answered the request. Throws unavailable if that broker does not answer. */
+type Forwarder = (ctx: Context, client: Client, parts: Parts) => Promise<boolean>;
+
+/**
+ * Creates the function that forwards requests of one route; undefined for lists, which every broker answers. The owner
+ * of the machine authorizes the request, and applies the limit of a body that is not read here.
+ */
+export function createForwarder({ route, parser }: Guard<Route>, peers: Peers): Forwarder | undefined {
+  if (route.kind === 'list') return undefined;
+  const inBody = parser.namesMachineInBody;
+
+  async function find(client: Client, { read, readJson }: Parts): Promise<Found> {
+    const raw = read();
+    const named = await peers.machineOf(parser.ids(raw));
+    if (named) return { machine: named };
+    const body = inBody && mayCall(client, route) ? await readJson() : undefined;
+    const inside = body && (await peers.machineOf(parser.ids({ ...raw, body: body.value })));
+    return { machine: inside ?? (route.impliesMachine ? peers.onlyMachine : undefined), body: body?.bytes };
+  }
+
+  return async (ctx, client, parts) => {
+    if (client.quota?.refusal) return false;
+    // A request that cannot be read is refused, and recorded, by this broker.
+    const { machine, body } = await find(client, parts).catch((): Found => ({}));
+    const elsewhere = machine && peers.elsewhere(machine);
+    if (!elsewhere) return false;
+    await elsewhere.forward(ctx.req, ctx.res, { client, requestId: String(ctx.state.requestId), body });
+    ctx.respond = false;
+    return true;
+  };
+}
+
+interface Found {
+  machine?: MachineId | undefined;
+  /** The body, if it was read. */
+  body?: Buffer | undefined;
+}
+
+/** False for a key without the scope of the route, whose body is not read. */
+function mayCall({ key }: Client, { access }: Route): boolean {
+  return access === 'everybody' || access === 'any key' || holds(key, access);
+}

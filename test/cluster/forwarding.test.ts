@@ -1,0 +1,320 @@
+// Requests about machines of another broker: forwarded over the peer port, from HTTP to the machine's disk and back.
+import { createHash, randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { request } from 'node:http';
+import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import { expect, test, vi } from 'vitest';
+import { withBroker } from '../../broker/cli/connect-to-broker.ts';
+import { shared } from '../close-after-tests.ts';
+import { temporaryFolder } from '../start-farhand.ts';
+import { startTwoBrokers } from './two-brokers.ts';
+
+const brokers = shared(startTwoBrokers);
+const stat = '/files/stat?path=/etc/hostname';
+
+const sha256 = (bytes: Uint8Array): string => createHash('sha256').update(bytes).digest('hex');
+
+/** A request whose body and answer the test sends and reads piece by piece. */
+async function plainRequest(
+  path: string,
+  { method = 'GET', headers = {} }: { method?: string; headers?: Record<string, string | number> },
+) {
+  const { front, key, machineId } = await brokers();
+  const all = { Authorization: `Bearer ${key}`, ...headers };
+  return request(`${front.url}/api/v1/machines/${machineId}${path}`, { method, headers: all });
+}
+
+// ---- Failures
+
+test('an owner that cannot be reached is 503 with Retry-After 1, until it is back', async () => {
+  const { call, machineId, throughProxy } = await startTwoBrokers();
+  const proxy = throughProxy();
+  const get = () => call('GET', `/machines/${machineId}${stat}`);
+  expect((await get()).status).toBe(200);
+  proxy.forbid();
+  for (let n = 0; n < 3; n += 1) {
+    const { status, body, headers } = await get();
+    expect([status, body.error.code, headers.get('retry-after')]).toEqual([503, 'unavailable', '1']);
+  }
+  proxy.allow();
+  expect((await get()).status).toBe(200);
+});
+
+test('an owner that stalls at the handshake is 503 after two seconds', async () => {
+  const { call, machineId, throughProxy } = await startTwoBrokers();
+  throughProxy().stall();
+  const { status, body } = await call('GET', `/machines/${machineId}${stat}`);
+  expect([status, body.error.details.retry_after]).toEqual([503, 1]);
+});
+
+test('an owner that is lost before its answer is 503, and during its answer cuts the client', async () => {
+  const { call, front, key, owner, machineId, throughProxy } = await startTwoBrokers();
+  const proxy = throughProxy();
+  const body = { machine_id: machineId, command: 'sleep 30', wait: 20_000 };
+  const waiting = call('POST', '/commands', { body });
+  await vi.waitFor(async () =>
+    expect((await owner.client.commands.list({ status: 'running' })).items).toHaveLength(1),
+  );
+  proxy.cut();
+  expect((await waiting).status).toBe(503);
+  const path = `/api/v1/machines/${machineId}/files/watch?path=/tmp`;
+  const stream = await fetch(front.url + path, { headers: { Authorization: `Bearer ${key}` } });
+  expect(stream.status).toBe(200);
+  proxy.cut();
+  await expect(stream.text()).rejects.toThrow();
+});
+
+test('a forwarded request is not forwarded again', async () => {
+  const { call, machineId, own } = await startTwoBrokers();
+  own((seenBy) => (seenBy === 'front' ? 'owner' : 'front'));
+  const { status, body, headers } = await call('GET', `/machines/${machineId}${stat}`);
+  expect([status, body.error.code, headers.get('retry-after')]).toEqual([503, 'unavailable', '1']);
+  expect(body.error.details).toMatchObject({ machine_id: machineId, broker_id: 'front' });
+});
+
+test('the owner refuses what the key is not allowed to do', async () => {
+  const { call, reader, machineId } = await brokers();
+  for (const [method, path, body] of [
+    ['DELETE', `/machines/${machineId}/files?path=/nonexistent`, undefined],
+    ['POST', '/commands', { machine_id: machineId, command: 'true' }],
+    ['POST', '/commands', '{"machine_id":'],
+  ] as const) {
+    const answer = await call(method, path, { key: reader, body });
+    expect([method, path, answer.status]).toEqual([method, path, 403]);
+  }
+  expect((await call('GET', `/machines/${machineId}${stat}`, { key: reader })).status).toBe(200);
+  expect((await call('GET', `/machines/${machineId}${stat}`, { key: 'fh_wrong' })).status).toBe(401);
+});
+
+test('the header that describes a forwarded client is ignored on all other ports', async () => {
+  const { call, front, owner, reader, machineId } = await brokers();
+  const forged = JSON.stringify({ address: '192.0.2.1', key_id: 'key_local', secure: true });
+  const headers = { 'X-Farhand-Client': forged };
+  for (const { url } of [front, owner])
+    expect((await fetch(`${url}/api/v1/machines/${machineId}${stat}`, { headers })).status).toBe(401);
+  const path = `/machines/${machineId}/files?path=/nonexistent`;
+  expect((await call('DELETE', path, { key: reader, headers })).status).toBe(403);
+});
+
+test('a body that is too large or cannot be parsed is refused with the code of a broker alone', async () => {
+  const { call, machineId } = await brokers();
+  const large = JSON.stringify({ path: '/tmp/x', mode: 'x'.repeat(1024 * 1024) });
+  const mkdir = await call('POST', `/machines/${machineId}/files/mkdir`, { body: large });
+  expect([mkdir.status, mkdir.body.error.code]).toEqual([413, 'payload_too_large']);
+  const command = await call('POST', '/commands', { body: large });
+  expect([command.status, command.body.error.code]).toEqual([413, 'payload_too_large']);
+  const broken = await call('POST', '/commands', { body: `{"machine_id":"${machineId}"` });
+  expect([broken.status, broken.body.error.code]).toEqual([400, 'invalid_request']);
+});
+
+test('an upload whose client leaves changes nothing on the machine', async () => {
+  const folder = temporaryFolder('upload');
+  const path = `/files/raw?path=${join(folder, 'file')}`;
+  const upload = await plainRequest(path, { method: 'PUT', headers: { 'Content-Length': 4_000_000 } });
+  upload.on('error', () => undefined);
+  upload.write(randomBytes(1_000_000));
+  await vi.waitFor(() => expect(readdirSync(folder)).toHaveLength(1));
+  upload.destroy();
+  await vi.waitFor(() => expect(readdirSync(folder)).toEqual([]));
+});
+
+test('a stream whose client leaves ends at the owner', async () => {
+  const { front, key, machineId } = await brokers();
+  const folder = temporaryFolder('watch');
+  // More streams than the machine may have at once.
+  for (let n = 0; n < 40; n += 1) {
+    await vi.waitFor(async () => {
+      const left = new AbortController();
+      const headers = { Authorization: `Bearer ${key}` };
+      const path = `/api/v1/machines/${machineId}/files/watch?path=${folder}`;
+      const answer = await fetch(front.url + path, { headers, signal: left.signal });
+      left.abort();
+      expect(answer.status).toBe(200);
+    });
+  }
+});
+
+test('a client that waits for 100 Continue sends no body that the owner refuses', async () => {
+  const refused = await plainRequest('/files/raw?path=/nonexistent/folder/file&overwrite=nonsense', {
+    method: 'PUT',
+    headers: { 'Content-Length': 10, Expect: '100-continue' },
+  });
+  refused.flushHeaders();
+  const continued = vi.fn();
+  refused.once('continue', continued);
+  const [answer] = await once(refused, 'response');
+  expect([answer.statusCode, continued.mock.calls]).toEqual([400, []]);
+  refused.destroy();
+});
+
+// ---- What is forwarded
+
+test('an upload of several megabytes and its download are the same bytes, with ranges and conditions', async () => {
+  const { front, key, machineId } = await brokers();
+  const file = join(temporaryFolder('bytes'), 'file');
+  const bytes = randomBytes(9_000_001);
+  const at = `${front.url}/api/v1/machines/${machineId}/files`;
+  const headers = { Authorization: `Bearer ${key}` };
+  const put = await fetch(`${at}/raw?path=${file}`, { method: 'PUT', headers, body: bytes });
+  expect(await put.json()).toMatchObject({ data: { size: bytes.length, sha256: sha256(bytes) } });
+  expect(sha256(readFileSync(file))).toBe(sha256(bytes));
+  const whole = await fetch(`${at}/download?path=${file}`, { headers });
+  expect(sha256(new Uint8Array(await whole.arrayBuffer()))).toBe(sha256(bytes));
+  expect(whole.headers.get('content-length')).toBe(String(bytes.length));
+  const etag = whole.headers.get('etag') ?? '';
+  const part = await fetch(`${at}/download?path=${file}`, { headers: { ...headers, Range: 'bytes=5-9' } });
+  expect([part.status, part.headers.get('content-range')]).toEqual([206, `bytes 5-9/${bytes.length}`]);
+  expect(Buffer.from(await part.arrayBuffer())).toEqual(bytes.subarray(5, 10));
+  const same = await fetch(`${at}/download?path=${file}`, { headers: { ...headers, 'If-None-Match': etag } });
+  expect([same.status, await same.text()]).toEqual([304, '']);
+  const head = await fetch(`${at}/download?path=${file}`, { method: 'HEAD', headers });
+  expect([head.status, head.headers.get('etag')]).toEqual([200, etag]);
+});
+
+test('a client that waits for 100 Continue is asked for its body once the owner accepts', async () => {
+  const file = join(temporaryFolder('continue'), 'file');
+  const upload = await plainRequest(`/files/raw?path=${file}`, {
+    method: 'PUT',
+    headers: { 'Content-Length': 5, Expect: '100-continue' },
+  });
+  upload.flushHeaders();
+  await once(upload, 'continue');
+  upload.end('hello');
+  const [answer] = await once(upload, 'response');
+  expect([answer.statusCode, readFileSync(file, 'utf8')]).toEqual([200, 'hello']);
+  answer.resume();
+});
+
+test('a body without a length and a form arrive as they are', async () => {
+  const { front, key, machineId } = await brokers();
+  const folder = temporaryFolder('forms');
+  const upload = await plainRequest(`/files/raw?path=${join(folder, 'chunked')}`, { method: 'PUT' });
+  upload.write('first ');
+  upload.end('second');
+  const [answer] = await once(upload, 'response');
+  expect([answer.statusCode, readFileSync(join(folder, 'chunked'), 'utf8')]).toEqual([200, 'first second']);
+  answer.resume();
+  const form = new FormData();
+  form.set('path', join(folder, 'form'));
+  form.set('file', new Blob(['content']));
+  const url = `${front.url}/api/v1/machines/${machineId}/files/upload`;
+  const sent = await fetch(url, { method: 'POST', headers: { Authorization: `Bearer ${key}` }, body: form });
+  expect([sent.status, readFileSync(join(folder, 'form'), 'utf8')]).toEqual([201, 'content']);
+});
+
+test('an event arrives while the stream is open', async () => {
+  const { client, machineId } = await brokers();
+  const folder = temporaryFolder('events');
+  const events = await client.files.watch({ machine_id: machineId, path: folder });
+  const seen: string[] = [];
+  for await (const { event } of events) {
+    seen.push(event);
+    if (event === 'ready') writeFileSync(join(folder, 'new'), '');
+    else break;
+  }
+  expect(seen).toEqual(['ready', 'change']);
+});
+
+test('a command whose machine is named in the body runs there, once for an Idempotency-Key', async () => {
+  const { call, machineId } = await brokers();
+  const file = join(temporaryFolder('once'), 'runs');
+  const options = {
+    body: { machine_id: machineId, command: `echo run >> ${file}; echo done`, wait: 10_000 },
+    headers: { 'Idempotency-Key': 'forwarded-once' },
+  };
+  const first = await call('POST', '/commands', options);
+  expect([first.status, first.body.data.status, first.body.data.stdout]).toEqual([
+    201,
+    'completed',
+    'done\n',
+  ]);
+  const again = await call('POST', '/commands', options);
+  expect([again.body.data.id, again.headers.get('idempotency-replayed')]).toEqual([
+    first.body.data.id,
+    'true',
+  ]);
+  expect(readFileSync(file, 'utf8')).toBe('run\n');
+});
+
+test('a request that may omit its machine is forwarded if it names it in the query or in the body', async () => {
+  const { call, machineId } = await brokers();
+  const file = join(temporaryFolder('implied'), 'file');
+  const written = await call('PUT', '/files/content', {
+    body: { machine_id: machineId, path: file, content: 'a' },
+  });
+  expect([written.status, readFileSync(file, 'utf8')]).toEqual([200, 'a']);
+  const read = await call('GET', `/files/content?machine_id=${machineId}&path=${file}`);
+  expect(read.body.data.content).toBe('a');
+  const query = `/files/content?machine_id=${machineId}`;
+  expect((await call('PUT', query, { body: { path: file, content: 'b' } })).status).toBe(200);
+  expect(readFileSync(file, 'utf8')).toBe('b');
+});
+
+test('the owner records the address and request id of the client, and the answer has the headers of one broker', async () => {
+  const { front, owner, key, machineId } = await brokers();
+  const headers = {
+    Authorization: `Bearer ${key}`,
+    'X-Request-Id': 'asked-by-a-test',
+    'Content-Type': 'application/json',
+  };
+  const path = join(temporaryFolder('audited'), 'made');
+  const url = `${front.url}/api/v1/machines/${machineId}/files/mkdir`;
+  const answer = await fetch(url, { method: 'POST', headers, body: JSON.stringify({ path }) });
+  expect([answer.status, existsSync(path), answer.headers.get('x-request-id')]).toEqual([
+    201,
+    true,
+    'asked-by-a-test',
+  ]);
+  expect([...answer.headers.keys()].filter((name) => name.startsWith('x-'))).toEqual([
+    'x-content-type-options',
+    'x-frame-options',
+    'x-request-id',
+  ]);
+  expect(await answer.json()).toMatchObject({ meta: { request_id: 'asked-by-a-test' } });
+  await vi.waitFor(async () => {
+    const { items } = await owner.client.audit.list({});
+    expect(items.find(({ request_id }) => request_id === 'asked-by-a-test')).toMatchObject({
+      address: '127.0.0.1',
+      action: 'files.mkdir',
+      result: 'ok',
+    });
+  });
+});
+
+test('requests over the socket file are forwarded too', async () => {
+  const { front, machineId } = await brokers();
+  const found = await withBroker({ dataDir: front.dataDir, url: undefined, apiKey: undefined }, (local) =>
+    local.files.stat({ machine_id: machineId, path: '/etc' }),
+  );
+  expect(found.type).toBe('directory');
+});
+
+test('small answers reuse one connection', async () => {
+  const { call, machineId, throughProxy } = await startTwoBrokers();
+  const proxy = throughProxy();
+  const get = async () => (await call('GET', `/machines/${machineId}${stat}`)).status;
+  expect(await get()).toBe(200);
+  proxy.refuse();
+  for (let n = 0; n < 20; n += 1) expect(await get()).toBe(200);
+});
+
+test('a page of a list is answered without the owner', async () => {
+  const { call, machineId, throughProxy } = await startTwoBrokers();
+  throughProxy().forbid();
+  expect((await call('GET', `/machines/${machineId}/commands`)).status).not.toBe(503);
+  expect((await call('GET', '/events')).status).toBe(200);
+});
+
+test('a slow reader gets the whole answer, and other requests do not wait for it', async () => {
+  const { machineId, client } = await brokers();
+  const file = join(temporaryFolder('slow'), 'file');
+  writeFileSync(file, randomBytes(6_000_000));
+  const download = await plainRequest(`/files/download?path=${file}`, {});
+  download.end();
+  const [answer] = await once(download, 'response');
+  answer.pause();
+  expect((await client.files.stat({ machine_id: machineId, path: file })).size).toBe(6_000_000);
+  expect((await text(answer.setEncoding('latin1'))).length).toBe(6_000_000);
+});

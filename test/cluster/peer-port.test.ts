@@ -1,0 +1,67 @@
+// The peer port accepts only brokers of the same authority.
+import { once } from 'node:events';
+import { request } from 'node:https';
+import { connect } from 'node:net';
+import { text } from 'node:stream/consumers';
+import type { SecureContextOptions } from 'node:tls';
+import { expect, onTestFinished, test } from 'vitest';
+import { loadAuthority, peerName } from '../../broker/link/authority.ts';
+import { shared } from '../close-after-tests.ts';
+import { temporaryFolder } from '../start-farhand.ts';
+import { startTwoBrokers } from './two-brokers.ts';
+
+const brokers = shared(startTwoBrokers);
+
+/** Asks the owner's peer port for a file as the local administrator, with a certificate. */
+async function ask(leaf: SecureContextOptions, headers: Record<string, string> = {}): Promise<number> {
+  const { peerPort, machineId } = await brokers();
+  const sent = request(`https://${peerPort}/api/v1/machines/${machineId}/files/stat?path=/etc`, {
+    ...leaf,
+    servername: peerName,
+    agent: false,
+    headers: { 'X-Farhand-Client': JSON.stringify({ address: '', key_id: 'key_local' }), ...headers },
+  });
+  sent.end();
+  const [answer] = await once(sent, 'response');
+  await text(answer);
+  return answer.statusCode;
+}
+
+test('a connection without a certificate, or with one that is not a broker’s, gets no answer', async () => {
+  const { front } = await brokers();
+  const authority = await loadAuthority(front.dataDir, false);
+  const other = await loadAuthority(temporaryFolder('other'), true);
+  const { ca, ...peer } = await authority.peer();
+  const { ca: _, ...foreign } = await other.peer();
+  const { minVersion: __, ...link } = await authority.leaf();
+  const rest = await (await authority.rest(['localhost'])).leaf();
+  const named = await (await authority.rest([peerName])).leaf();
+  for (const [what, leaf] of Object.entries({ none: {}, foreign, link, rest, named }))
+    await expect(ask({ ca, ...leaf }), what).rejects.toThrow();
+  expect(await ask({ ca, ...peer })).toBe(200);
+});
+
+test('a broker that describes no client, or a key that does not exist, is refused', async () => {
+  const { front } = await brokers();
+  const leaf = await (await loadAuthority(front.dataDir, false)).peer();
+  expect(await ask(leaf, { 'X-Farhand-Client': '' })).toBe(400);
+  expect(await ask(leaf, { 'X-Farhand-Client': '{"address":""}' })).toBe(400);
+  expect(await ask(leaf, { 'X-Farhand-Client': '{"address":"","key_id":"key_none"}' })).toBe(401);
+});
+
+test('a broker does not send requests to a server that is not a broker', async () => {
+  const { call, machineId, owner, urls } = await startTwoBrokers();
+  // The port for agents has a certificate of the same authority.
+  urls.set('owner', `https://${owner.grpc}`);
+  const { status } = await call('GET', `/machines/${machineId}/files/stat?path=/etc`);
+  expect(status).toBe(503);
+});
+
+test('a connection that sends nothing is closed', async () => {
+  const { peerPort } = await startTwoBrokers({ silentMs: 300 });
+  const [host, port] = peerPort.split(':');
+  const socket = connect({ host, port: Number(port) });
+  onTestFinished(() => void socket.destroy());
+  socket.on('error', () => undefined).resume();
+  await once(socket, 'close');
+});

@@ -1,0 +1,66 @@
+// Two brokers with the same keys and authority: `front`, which gets the requests, and `owner`, which has the machines.
+import { cpSync } from 'node:fs';
+import type { Owners } from '../../broker/cluster/peers/owners.ts';
+import type { Tuning } from '../../broker/start/index.ts';
+import { Farhand } from '../../shared/sdk/index.ts';
+import { atEnd } from '../close-after-tests.ts';
+import { type CallOptions, startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
+import { startProxy } from '../tcp-proxy.ts';
+
+type Name = 'front' | 'owner';
+
+/** Which broker has a machine, by the test's own table. All machines belong to `owner` unless `move` says otherwise. */
+function createOwners() {
+  const urls = new Map<Name, string>();
+  const moved = new Map<string, (seenBy: Name) => Name>();
+  const of = (name: Name): Owners => ({
+    ownerElsewhere(machineId) {
+      const owner = moved.get(machineId)?.(name) ?? 'owner';
+      return owner === name ? undefined : { brokerId: owner, url: urls.get(owner) ?? '' };
+    },
+    peers: () => [],
+    advertise: async (url) => void urls.set(name, url),
+  });
+  return { of, urls, moved };
+}
+
+export async function startTwoBrokers(tuning: Tuning = {}) {
+  const first = temporaryFolder('front');
+  const second = temporaryFolder('owner');
+  const seed = await startFarhand({ dataDir: first });
+  const { key } = seed;
+  const reader = (await seed.keyed(['files:read'])).key;
+  await seed.broker.close();
+  cpSync(first, second, { recursive: true });
+  const owners = createOwners();
+  const listen = { host: '127.0.0.1', port: 0 };
+  const start = (name: Name, dataDir: string): Promise<TestSystem> =>
+    startFarhand({ dataDir, tuning: { ...tuning, cluster: { owners: owners.of(name), listen } } });
+  const owner = await start('owner', second);
+  const front = await start('front', first);
+  const agent = await owner.agent();
+  const { host } = new URL(owners.urls.get('owner') ?? '');
+  const proxy = await startProxy(host);
+  atEnd(() => proxy.close());
+  return {
+    front: { ...front, key },
+    owner: { ...owner, key },
+    key,
+    /** A key with the scope files:read. */
+    reader,
+    machineId: agent.machineId,
+    urls: owners.urls,
+    /** HOST:PORT of the owner's peer port. */
+    peerPort: host,
+    /** Sends what is forwarded through a proxy. */
+    throughProxy() {
+      owners.urls.set('owner', `https://${proxy.address}`);
+      return proxy;
+    },
+    /** Says who owns the machine, as each broker sees it. */
+    own: (as: (seenBy: Name) => Name) => void owners.moved.set(agent.machineId, as),
+    client: new Farhand({ baseUrl: front.url, apiKey: key, retries: 0 }),
+    call: (method: string, path: string, options: CallOptions = {}) =>
+      front.call(method, path, { key, ...options }),
+  };
+}
