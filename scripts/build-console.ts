@@ -62,8 +62,8 @@ const styledByProperty: Plugin = {
 const main = join(source, 'main.tsx');
 
 /**
- * Makes each part that is loaded later import the main script. The first page then needs one file. Otherwise
- * esbuild would split shared code into several files, each with its own request.
+ * Makes each script that is loaded later import the main script, so that the first page needs one file.
+ * Otherwise esbuild would split shared code into several files, each with its own request.
  */
 function partsImportMain(): Plugin {
   const parts = new Set<string>();
@@ -83,12 +83,14 @@ function partsImportMain(): Plugin {
   };
 }
 
-/** Builds the console into a directory, which is replaced as a whole. `fast` leaves out the slow compression. */
+/**
+ * Builds the console into a directory, which is replaced as a whole. `fast` leaves out the slow compression.
+ */
 export async function buildConsole(target = consoleFolder, { fast = false } = {}): Promise<Metafile> {
   mkdirSync(dirname(target), { recursive: true });
   const fresh = mkdtempSync(`${target}.new-`);
   try {
-    // The user of an installed broker must read it, too.
+    // The user of an installed broker must be able to read the directory.
     chmodSync(fresh, 0o755);
     const { metafile } = await build({
       absWorkingDir: root,
@@ -120,7 +122,7 @@ export async function buildConsole(target = consoleFolder, { fast = false } = {}
   }
 }
 
-/** Puts the hashed names of the script and the style into the page. */
+/** Inserts the hashed names of the script and the style into the page. */
 function withAssets(page: string, { outputs }: Metafile): string {
   const containing = (file: string): string => {
     const found = Object.entries(outputs).find(([, { inputs }]) =>
@@ -134,7 +136,7 @@ function withAssets(page: string, { outputs }: Metafile): string {
   return page.replace('__MAIN__', script).replace('__STYLE__', style);
 }
 
-/** Writes NAME.br and NAME.gz beside each file, so that the broker compresses nothing. */
+/** Writes NAME.br and NAME.gz beside each file, so that the broker need not compress them. */
 function compress(folder: string, fast: boolean): void {
   for (const name of readdirSync(folder)) {
     const bytes = readFileSync(join(folder, name));

@@ -19,7 +19,7 @@ interface Avoided {
   ceiling: number;
 }
 
-/** Words that docs must not contain, and that code should contain less and less. */
+/** Words that docs must not contain, and that should become fewer in the code. */
 const avoided: Avoided[] = [
   { name: 'told, tell', pattern: /\b(?:told|tell|tells|telling)\b/g, ceiling: 0 },
   { name: 'whoever', pattern: /\bwhoever\b/g, ceiling: 0 },
@@ -71,7 +71,10 @@ function filesBelow(folder: string, ending: RegExp): string[] {
 
 const read = (path: string): string => readFileSync(join(root, path), 'utf8');
 
-/** A path and its text with identifiers split into words: `startQuietSystem` as `start quiet system`. */
+/**
+ * Returns a path and its text with identifiers split into words: `startQuietSystem` becomes `start quiet
+ * system`.
+ */
 function wordsOf(path: string, text: string): string {
   return `${path}\n${text}`
     .replaceAll(/([a-z0-9])([A-Z])/g, '$1 $2')
@@ -118,7 +121,10 @@ const wordCount = (text: string): number => [...text.matchAll(/[\p{L}\p{N}][^\s]
 /** Returns the number of words as `wc -w` counts them, including tables, code and addresses. */
 const allWords = (text: string): number => text.split(/\s+/).filter(Boolean).length;
 
-/** The sentences of a page over the limit. In a table cell a semicolon ends a sentence, too. */
+/**
+ * Returns the sentences of a page that are longer than the limit. In a table cell a semicolon also ends a
+ * sentence.
+ */
 function longSentences(path: string): string[] {
   return [...paragraphsOf(read(path))].flatMap(({ line, text, isCell }) =>
     plain(text)

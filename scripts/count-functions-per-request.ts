@@ -86,7 +86,7 @@ async function main(): Promise<void> {
   await session.post('Profiler.enable');
   await session.post('Profiler.startPreciseCoverage', { callCount: true, detailed: false });
   const folder = mkdtempSync(join(tmpdir(), 'farhand-entered-'));
-  // The casts are safe if the other checkout's modules have the same exports as this one's.
+  // The casts are safe if the modules of the other checkout have the same exports as this checkout's.
   const { brokerSettings } = (await load(
     'broker/settings-schema.ts',
   )) as typeof import('../broker/settings-schema.ts');

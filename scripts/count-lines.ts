@@ -15,7 +15,7 @@ interface Counted {
   functions: { name: string; line: number; lines: number }[];
 }
 
-/** True if the lines of a file count: sources, shell scripts, unit files, styles and pages. */
+/** True if the lines of this file are counted: sources, shell scripts, unit files, styles and pages. */
 const counts = (path: string): boolean =>
   /\.(ts|tsx|sh|service|css|html|conf)(\.in)?$/.test(path) && !path.includes('node_modules');
 

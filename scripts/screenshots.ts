@@ -22,12 +22,12 @@ const machines = [
   ['build-1', 'ci'],
   ['edge-1', 'edge,us'],
 ] as const;
-/** Milliseconds until the lines of the last hour have two points: the broker stores one every 5 minutes. */
+/** Milliseconds until the graphs of the last hour have two points: the broker stores one every 5 minutes. */
 const reportsMs = 630_000;
 /** Most bytes of a picture in the repository. */
 const mostBytes = 150_000;
 const size = { width: 1280, height: 640 };
-/** What is typed into the terminal. */
+/** The commands that are typed into the terminal. */
 const typed = ['nproc', 'ls --color=always /usr', 'df -h / | cut -c1-60'];
 
 const folder = mkdtempSync(join(tmpdir(), 'farhand-screenshots-'));
@@ -74,7 +74,7 @@ async function logIn(browser: Browser, { url, key }: System, dark: boolean): Pro
 
 async function take(page: Page, name: string): Promise<void> {
   const path = join(docs, name);
-  // Without the marks of a pointer.
+  // The pointer is moved away, so that no element is highlighted.
   await page.mouse.move(0, 0);
   await page.screenshot({ path, animations: 'disabled' });
   const { size: bytes } = statSync(path);

@@ -71,11 +71,14 @@ interface OwnKey {
   key: string;
 }
 
-/** The key of the last start if it is still valid, so that schedules made with it continue to work. */
+/**
+ * Returns the key of the last start if it is still valid, so that schedules created with it continue to work.
+ */
 async function lastKey(baseUrl: string, ca: string[]): Promise<OwnKey | undefined> {
   const [apiKey] = fileOf(existsSync(keyFile) ? keyFile : undefined);
   if (apiKey === undefined) return undefined;
-  // The certificate must be this broker's. Its host name is not checked on the broker's own machine.
+  // The certificate must be this broker's. Its host name is not checked, because the broker runs on the same
+  // machine.
   const connect = { ca, allowPartialTrustChain: true, checkServerIdentity: () => undefined };
   const dispatcher = new Agent({ connect });
   const withCa = ((to: string, init: object) =>
@@ -119,7 +122,8 @@ function isLive(socket: string): Promise<boolean> {
 async function main(settings: BrokerSettings): Promise<void> {
   mkdirSync(data, { recursive: true, mode: 0o700 });
   const dataDir = settings.data_dir;
-  // Uses the socket file: once the broker started here has ended, another program may use its address.
+  // Calls the broker over its socket file, because another program may use its address after the broker has
+  // ended.
   const asked = <T>(use: Parameters<typeof withSocket<T>>[1]): Promise<T> =>
     withSocket(dataDir, use, { mustRun: true });
   const socket = join(dataDir, 'broker.sock');
@@ -147,7 +151,7 @@ async function main(settings: BrokerSettings): Promise<void> {
   process.stdout.write(greeting(url, ticket, info.tls_pin, key, machine.id));
 }
 
-/** Builds the console; without the development packages the broker runs without it. */
+/** Builds the console. If the development packages are missing, the broker runs without it. */
 async function buildPages(): Promise<void> {
   try {
     const { buildConsole } = await import('./build-console.ts');
@@ -158,7 +162,7 @@ async function buildPages(): Promise<void> {
 }
 
 function greeting(url: string, ticket: string, pin: string | null, key: string, machineId: string): string {
-  // A ticket is for a browser on this machine.
+  // A ticket can only be used by a browser on this machine.
   const local = url.replace(/\/\/(0\.0\.0\.0|::|\[::\]):/, '//127.0.0.1:');
   return `
 Farhand is up.

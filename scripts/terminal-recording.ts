@@ -107,7 +107,10 @@ const pace = { letter: 0.035, answer: 0.45, command: 0.9, rest: 6 };
 const escaped = (line: string): string =>
   line.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
 
-/** Returns an SVG with all lines. The animation hides each until its time; a still picture has all. */
+/**
+ * Returns an SVG with all lines. The animation hides each line until its time; a still picture contains all
+ * of them.
+ */
 function picture(steps: readonly { command: string; output: string[] }[]): string {
   const rows: { text: string; at: number; typed?: number }[] = [];
   let at = 0.8;

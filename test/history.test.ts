@@ -13,6 +13,7 @@ import { rowsSince } from '../broker/history/ordered-table.ts';
 import { allRoutes, type Caller } from '../shared/api/route-table.ts';
 import { now } from '../shared/clock.ts';
 import { newId } from '../shared/ids.ts';
+import { expectWaitingChangesUndone } from './history-fixture.ts';
 import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 import { startReceiver, startWebhookSystem } from './webhook-receivers.ts';
 
@@ -274,24 +275,7 @@ describe('a write that fails', () => {
   });
 
   test('because it waits for anything but its transaction undoes only itself, within a turn', async () => {
-    const { history, note, committed } = await createBench();
-    const outcomes = await Promise.allSettled([
-      history.write(async (transaction) => {
-        note(transaction, 'a');
-        await new Promise(() => {});
-      }),
-      history.write(async (transaction) => {
-        note(transaction, 'b');
-        // The change would wait for its own end.
-        await history.get('SELECT 1');
-      }),
-      history.write((transaction) => note(transaction, 'c')),
-    ]);
-    expect(outcomes.map(({ status }) => status)).toEqual(['rejected', 'rejected', 'fulfilled']);
-    expect(outcomes[0]).toMatchObject({
-      reason: expect.objectContaining({ message: expect.stringContaining('waited for something else') }),
-    });
-    expect(committed()).toEqual(['c']);
+    await expectWaitingChangesUndone(await createBench());
   });
 
   test('because a statement failed fails even if it goes on', async () => {

@@ -39,7 +39,7 @@ type Part = keyof typeof parts;
 interface CommandsBench {
   folder: string;
   runs: number;
-  /** Number of commands in history in the part `history`. */
+  /** Number of commands that the part `history` stores before it measures. */
   kept: number;
   table: Table;
   started: Farhand;
@@ -53,7 +53,7 @@ const names: Record<WayName, string> = {
   master: 'ssh -S, master connection',
 };
 const oneByOne = 150;
-/** Commands in a run, by the number at once. */
+/** Number of commands in a run, by how many of them run at once. */
 const widths = new Map([
   [1, 100],
   [8, 300],
@@ -121,7 +121,7 @@ async function trues(way: WayName, targets: Targets, wanted: Trues): Promise<See
 }
 
 /**
- * Runs every way in turn, `runs` times, each time with another one first. A way that fails is left out and
+ * Runs every way in turn, `runs` times. Each round begins with another way. A way that fails is left out and
  * reported.
  */
 async function inTurns<Way extends string, T>(
@@ -155,7 +155,7 @@ const p50 = (seen: Seen[]): number => median(seen.map(({ times }) => median(time
 const p99 = (seen: Seen[]): number => at(sorted(seen.flatMap(({ times }) => times)), 0.99);
 const bothOf = (seen: Seen[]): string => `${rounded(p50(seen))} / ${rounded(p99(seen))} ms`;
 
-/** Returns the number of commands, of all, without an answer or with another exit code than 0. */
+/** Returns how many commands got no answer, or an exit code other than 0, out of how many. */
 function unanswered({ table }: CommandsBench, way: WayName, seen: Seen[]): string {
   const failed = seen.reduce((sum, one) => sum + one.failed, 0);
   const total = seen.reduce((sum, one) => sum + one.times.length + one.failed, 0);
@@ -169,7 +169,7 @@ function unanswered({ table }: CommandsBench, way: WayName, seen: Seen[]): strin
 async function latency(commandsBench: CommandsBench): Promise<void> {
   const ways = reachable(commandsBench, ['farhand', 'spawn', 'ssh2', 'master']);
   const what = '`true`, one at a time: p50 / p99';
-  // Three times as many runs, because this part is the shortest, and varies most with the machine.
+  // This part has three times as many runs, because it is the shortest and its figures vary most.
   const seen = await inTurns({ ...commandsBench, runs: 3 * commandsBench.runs }, ways, what, (way) =>
     trues(way, commandsBench.targets, { count: oneByOne, width: 1 }),
   );
@@ -248,7 +248,7 @@ async function output(commandsBench: CommandsBench): Promise<void> {
   await trueBeside(commandsBench, what);
 }
 
-/** Returns MB/s. Every byte must have arrived. */
+/** Returns MB/s. Throws unless every byte has arrived. */
 async function streamed(way: WayName, targets: Targets): Promise<number> {
   const { bytes, seconds } = await client<Read>({ way, targets, command: writer });
   if (bytes !== outputBytes) throw new Error(`${bytes} of ${outputBytes} bytes arrived`);
@@ -257,7 +257,7 @@ async function streamed(way: WayName, targets: Targets): Promise<number> {
   return speed;
 }
 
-/** Measures the delay of other commands on the same machine meanwhile. */
+/** Measures the delay of other commands on the same machine during that. */
 async function trueBeside({ table, targets, runs }: CommandsBench, what: string): Promise<void> {
   const way = await startWay('farhand', targets, 1);
   const ask = (): Promise<void> => way.run('true');
@@ -281,7 +281,7 @@ async function trueBeside({ table, targets, runs }: CommandsBench, what: string)
   table.row(row, both(sorted(beside)), `without it: ${both(calm)}`, `${ratio} (p99)`);
 }
 
-/** Uses another broker, whose history is filled, beside the first one. */
+/** Compares the first broker with another one whose history is full. */
 async function history(commandsBench: CommandsBench): Promise<void> {
   const { table, kept } = commandsBench;
   const folder = join(commandsBench.folder, 'history');

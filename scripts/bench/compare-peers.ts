@@ -1,4 +1,4 @@
-// Runs peers that do the same work in turns, measures the cost of their programs, and makes the table of
+// Runs peers that do the same work in turns, measures the cost of their programs, and prints a table of
 // results.
 import { writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
@@ -7,7 +7,7 @@ import { cost, mebibytes, median, type Running, run } from './start-and-measure-
 
 export interface Peer {
   name: string;
-  /** A shell command that creates `made`, which does not exist before. */
+  /** A shell command that creates `made`. That path does not exist before. */
   command: string;
   made: string;
   meter?: Meter;
@@ -60,8 +60,8 @@ export class Table {
 }
 
 /**
- * Runs every peer in turn, `runs` times, each time with another one first. Then adds a row for each of ours
- * beside each other peer: median speeds, their ratio, and the least and greatest ratio of one round. A peer
+ * Runs every peer in turn, `runs` times. Each round begins with another peer. Adds a row for each pair of one
+ * of ours and another peer: median speeds, their ratio, and the least and greatest ratio of one round. A peer
  * that fails, or whose copy is wrong, is left out.
  */
 export async function race(
@@ -107,7 +107,7 @@ function ratiosOf(dividends: number[] = [], divisors: number[] = []): number[] {
 }
 
 async function turn(work: Work, peer: Peer): Promise<number> {
-  // Writes out the data of the previous peer, so that this one does not wait for it.
+  // Flushes the data of the previous peer, so that this one does not wait for it.
   await run(`rm -rf ${peer.made} && sync -f ${dirname(peer.made)}`);
   const timing = (): Promise<{ seconds: number }> => run(peer.command);
   const { seconds } = await (peer.meter ? peer.meter.around(timing) : timing());
@@ -168,7 +168,7 @@ export class Meter {
   }
 }
 
-/** Waits until programs have finished their start. */
+/** Waits until programs have finished starting. */
 export const settle = (): Promise<void> => sleep(2_000);
 
 /** Waits until programs have released unused memory, which they do after 15 s of rest. */

@@ -195,7 +195,7 @@ function sshPeers({ ssh, has, source, copy }: FilesBench, way: 'down' | 'up'): P
   return peers;
 }
 
-/** The peers that the option --beside names; all of them without it. */
+/** Returns the peers that the option --beside names, or all peers. */
 function chosen({ beside }: FilesBench, peers: Peer[]): Peer[] {
   return peers.filter(({ name }) => beside?.includes(name) ?? true);
 }

@@ -52,7 +52,8 @@ const agentsPerProcess = 2_500;
 const baseMs = 22_000;
 
 /**
- * The parts that need a fleet, in their order: cold first, and idle memory early, because load changes it.
+ * The parts that need a fleet, in their order. `cold` is the first, and idle memory comes early, because load
+ * changes it.
  */
 const parts: [name: string, measure: (fleet: Fleet) => Promise<void>][] = [
   ['cold', runColdCommands],
@@ -118,7 +119,9 @@ async function measureFleet(folder: string, figures: Figures): Promise<void> {
   }
 }
 
-/** Parts that take their profiles themselves, because they restart the broker or only a section is of interest. */
+/**
+ * Parts that take their profiles themselves: they restart the broker, or only a section of them is profiled.
+ */
 const ownProfiles = ['rest', 'batch', 'kill', 'cut'];
 
 async function profiled(name: string, fleet: Fleet, measure: (fleet: Fleet) => Promise<void>): Promise<void> {

@@ -1,4 +1,4 @@
-// Functions that all benches share: they start and measure programs, which are always ended with the bench.
+// Functions that all benches share: they start and measure programs, which end with the bench in any case.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { mkdtempSync, readdirSync, readFileSync, readlinkSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -24,14 +24,14 @@ export interface Farhand {
 
 const root = join(import.meta.dirname, '../..');
 const children = new Set<ChildProcess>();
-/** True once the bench ends. Then no program is started any more. */
+/** True when the bench ends. From then on no program is started. */
 let ending = false;
 const patienceMs = 5_000;
 const longestRunMs = 15 * 60_000;
 
 /**
- * Runs a bench in a temporary folder. All of its programs are ended and the folder is removed when it ends,
- * fails or is stopped.
+ * Runs a bench in a temporary folder. When the bench ends, fails or is stopped, all its programs are ended
+ * and the folder is removed.
  */
 export async function bench(main: (folder: string) => Promise<void>): Promise<void> {
   const folder = mkdtempSync(join(tmpdir(), 'farhand-bench-'));
@@ -40,7 +40,7 @@ export async function bench(main: (folder: string) => Promise<void>): Promise<vo
     process.once(signal, () => logged.reject(new Error(`ended by ${signal}`)));
   }
   try {
-    // The path becomes part of commands and addresses.
+    // The path is checked, because it becomes part of commands and addresses.
     if (!/^[\w/.-]+$/.test(folder))
       throw new Error(`${folder}: TMPDIR must be a path of letters, digits, _, . and -`);
     await Promise.race([main(folder), logged.promise]);
@@ -52,11 +52,11 @@ export async function bench(main: (folder: string) => Promise<void>): Promise<vo
     await Promise.all([...children].map(end));
     rmSync(folder, { recursive: true, force: true });
   }
-  // Interrupted work may still have timers and sockets open.
+  // The process exits explicitly, because interrupted work may have timers and sockets open.
   process.exit();
 }
 
-/** Registers a child, which must be the leader of its own process group. */
+/** Registers a child, which must be the leader of its own process group, to be ended with the bench. */
 function keep<Child extends ChildProcess>(child: Child): Child {
   children.add(child);
   child.once('close', () => children.delete(child));
@@ -75,11 +75,11 @@ function signalGroup(child: ChildProcess, signal: NodeJS.Signals): void {
   try {
     if (child.pid) process.kill(-child.pid, signal);
   } catch {
-    // Gone already.
+    // The process has already ended.
   }
 }
 
-/** Starts a program of a checkout, and resolves with its first log line that has this message. */
+/** Starts a program of a checkout. Resolves with its first log line that has this message. */
 export function program(
   main: string,
   args: string[],
@@ -87,13 +87,13 @@ export function program(
   checkout: string = root,
 ): Promise<Running> {
   return until(process.execPath, [join(checkout, main), ...args], (text) => {
-    // Our programs log flat objects; Node itself may warn in plain text.
+    // Our programs log flat JSON objects. Node itself may write warnings as plain text.
     const line = text.startsWith('{') ? (JSON.parse(text) as Record<string, string>) : {};
     return line.msg === message ? line : undefined;
   });
 }
 
-/** Starts a program, and resolves with what `match` returns for a line of its stderr. */
+/** Starts a program. Resolves with what `match` returns for a line of its stderr. */
 export function until(
   command: string,
   args: string[],
@@ -103,7 +103,7 @@ export function until(
   const child = keep(spawn(command, args, { stdio: ['ignore', 'ignore', 'pipe'], detached: true }));
   return new Promise((resolve, reject) => {
     let last = '';
-    // Reads to the end, so that later lines do not fill the pipe.
+    // stderr is read to its end, so that later lines do not fill the pipe.
     createInterface({ input: child.stderr }).on('line', (text) => {
       last = text;
       const line = match(text);
@@ -199,7 +199,7 @@ function executable(pid: number | string): string | undefined {
   try {
     return readlinkSync(`/proc/${pid}/exe`);
   } catch {
-    // Gone already.
+    // The process has already ended.
     return undefined;
   }
 }
@@ -240,7 +240,7 @@ export async function timed(count: number, once: () => Promise<unknown>): Promis
   return times.sort((a, b) => a - b);
 }
 
-/** Returns the value below which this share of a sorted list is. */
+/** Returns the value below which this share of a sorted list lies. */
 export const at = (sorted: number[], share: number): number =>
   sorted[Math.floor(sorted.length * share)] ?? Number.NaN;
 

@@ -23,10 +23,10 @@ export const sshPackages = {
   sshd: 'openssh-server',
 };
 
-// A directory that sshd needs as root. Debian's service creates it only at its start.
+// A directory that sshd needs if it runs as root. Debian's service creates it only when it starts.
 const separation = '/run/sshd';
 
-/** Returns the full path of a program, also if it is only in root's PATH. */
+/** Returns the full path of a program, even if it is only in root's PATH. */
 export function programPath(name: string): string | undefined {
   const folders = [...(process.env.PATH ?? '').split(delimiter), '/usr/local/sbin', '/usr/sbin', '/sbin'];
   return folders.map((folder) => join(folder, name)).find((path) => existsSync(path));
@@ -74,9 +74,9 @@ async function startSshd(sshd: string, room: string): Promise<Ssh> {
     PasswordAuthentication: 'no',
     KbdInteractiveAuthentication: 'no',
     PermitRootLogin: 'prohibit-password',
-    // The default of 10 would refuse commands that run at once over one connection.
+    // The default of 10 would refuse commands that run at the same time over one connection.
     MaxSessions: 64,
-    // Otherwise bash would read the user's .bashrc before every command.
+    // Without this variable bash would read the user's .bashrc before every command.
     SetEnv: 'SHLVL=1',
     Subsystem: 'sftp internal-sftp',
   };

@@ -45,7 +45,7 @@ interface Ground {
 const keys = 1000;
 const crowdSize = 20;
 const largeMiB = 1024;
-/** More bytes than the window of a terminal and all buffers have. */
+/** A number of bytes larger than the window of a terminal and all buffers together. */
 const floodBytes = 40_000_000;
 
 async function main(folder: string): Promise<void> {
@@ -184,7 +184,7 @@ async function download({ folder, table, started, client, machine, has }: Ground
 
 const printed = (sorted: number[]): string => `${rounded(at(sorted, 0.5))} / ${rounded(at(sorted, 0.99))} ms`;
 
-/** Attaches a client, and never reads its stream. */
+/** Attaches a client that never reads its stream. */
 async function neverReading(client: Client, id: string): Promise<Socket> {
   const { stream_url } = await client.sessions.attach({ session_id: id });
   const { host, hostname, port, pathname, search } = new URL(stream_url);

@@ -29,7 +29,9 @@ async function heardBy({ line }: Running): Promise<Heard> {
   return (await (await fetch(line.url ?? '')).json()) as Heard;
 }
 
-/** Measures how many requests a second bare undici sends, with as many at once as our webhooks together. */
+/**
+ * Measures how many requests per second bare undici sends, with as many at once as all our webhooks together.
+ */
 async function bare(url: string, seconds: number): Promise<number> {
   const dispatcher = new Agent({ connections: width });
   const end = performance.now() + seconds * 1000;
@@ -47,7 +49,7 @@ async function bare(url: string, seconds: number): Promise<number> {
   return done / seconds;
 }
 
-/** Returns the times of small reads, one after another, until stopped. */
+/** Returns the times of small reads that are sent one after another until the bench stops them. */
 async function reads(http: string, key: string, going: () => boolean): Promise<number[]> {
   const client = new Client({ baseUrl: http, apiKey: key, retries: 0 });
   const times: number[] = [];

@@ -47,7 +47,7 @@ async function answer(request: IncomingMessage, response: ServerResponse): Promi
       response.writeHead(401).end();
       return;
     }
-    // Answer first: a delivery that takes longer than 15 seconds is retried.
+    // The answer is sent first, because a delivery that takes longer than 15 seconds is retried.
     response.end();
     work(JSON.parse(body.toString('utf8')) as Event);
   } catch {

@@ -21,7 +21,10 @@ export type Entry = keyof typeof entries;
 const spawner = { 'farhand-spawner': 'agent/processes/spawner/main.ts' };
 const historyReader = { 'farhand-history-reader': 'broker/history/reader-thread.ts' };
 
-/** Code at the start of bundles for CommonJS libraries. Their `../../proto` becomes proto/ beside lib/. */
+/**
+ * Code at the start of bundles, for CommonJS libraries. Because of it their `../../proto` is proto/ beside
+ * lib/.
+ */
 const banner = `import { createRequire as requireFrom } from 'node:module';
 const require = requireFrom(import.meta.url), __dirname = import.meta.dirname + '/src', __filename = import.meta.filename;`;
 
@@ -47,7 +50,7 @@ const protosParsed: Plugin = {
   },
 };
 
-/** Makes the gRPC client import the SDK's own file, so that both throw the same FarhandError class. */
+/** Makes the gRPC client import the SDK's file, so that both throw the same class FarhandError. */
 const sdkBeside: Plugin = {
   name: 'the SDK beside',
   setup(esbuild) {
@@ -60,7 +63,7 @@ const shape: BuildOptions = {
   bundle: true,
   format: 'esm',
   target: 'node22',
-  // Halves the source text in V8's memory. Names and short lines stay, for readers of a stack trace.
+  // This halves the source text in V8's memory. Names and short lines remain, for readers of a stack trace.
   minifySyntax: true,
   minifyWhitespace: true,
   lineLimit: 120,
@@ -83,8 +86,8 @@ export async function bundlePrograms(names: readonly Entry[], folder: string): P
     chunkNames: 'part-[hash]',
     splitting: true,
     platform: 'node',
-    // Only the broker needs this library, for its health check. grpc-js imports it for a feature we do not
-    // use.
+    // Only the broker needs this library, for its health check. grpc-js also imports it, for a feature that
+    // is not used here.
     external: names.includes('farhand-broker') ? [] : ['@grpc/proto-loader'],
     banner: { js: banner },
     metafile: true,
@@ -111,8 +114,8 @@ export async function bundleLibrary(folder: string): Promise<void> {
 }
 
 /**
- * Writes bin/NAME.js, which starts a program with the user's own Node. A Node that is too old prints the
- * reason instead of loading code that it does not support. For that, bin/NAME.js uses only syntax of Node 12.
+ * Writes bin/NAME.js, which starts a program with the user's own Node. If that Node is too old, it prints so
+ * and does not load code that the old Node cannot parse. bin/NAME.js itself uses only syntax of Node 12.
  */
 export async function bundleDoors(names: readonly Entry[], folder: string): Promise<void> {
   for (const name of names) {

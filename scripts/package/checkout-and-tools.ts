@@ -1,4 +1,4 @@
-// Functions of all packaging steps: root and version of the checkout, running programs, reading JSON.
+// Functions that all packaging steps share: root and version of the checkout, running programs, reading JSON.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { execa } from 'execa';

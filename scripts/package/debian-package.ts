@@ -93,7 +93,7 @@ Description: ${programs[name].summary}
 }
 
 /**
- * Returns the maintainer scripts. They leave alone a unit that starts the program of another installation.
+ * Returns the maintainer scripts. They do not touch a unit that starts the program of another installation.
  */
 function scriptsOf(name: Program): Record<string, string> {
   const isAgent = name === 'farhand-agent';

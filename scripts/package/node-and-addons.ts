@@ -14,7 +14,8 @@ const cache = join(root, 'dist/.cache');
 /** Copies the program `node` and its license into a package. */
 export async function addBinaries(folder: string, arch: Arch): Promise<void> {
   const node = await libraryOf(`node-linux-${arch}`);
-  // Copied instead of hard-linked: tar fails if another packaging run changes the file's link count.
+  // The file is copied and not hard-linked, because tar fails if another packaging run changes the file's
+  // link count.
   copyFileSync(join(node, 'bin/node'), join(folder, 'node'), constants.COPYFILE_FICLONE);
   cpSync(join(node, 'LICENSE'), join(folder, 'NODE-LICENSE.txt'));
 }
@@ -26,7 +27,7 @@ export async function addAddons(folder: string, arch: Arch): Promise<void> {
   }
 }
 
-/** Returns the directory of a library: the installed one or, for another architecture, a cached download. */
+/** Returns the directory of a library: the installed one, or a cached download for another architecture. */
 async function libraryOf(name: string): Promise<string> {
   const installed = join(root, 'node_modules', name);
   if (existsSync(installed)) return installed;

@@ -1,4 +1,5 @@
-// Makes directories with farhand-agent or farhand-broker and its own Node, which need no other software.
+// Makes directories with farhand-agent or farhand-broker and its own Node, which need no other software on
+// the machine.
 import { chmodSync, cpSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { addShare } from '../man-pages-and-completions.ts';
@@ -13,10 +14,14 @@ export const programs = {
 } as const satisfies Record<string, { entries: Entry[]; summary: string }>;
 export type Program = keyof typeof programs;
 
-/** Flags of Node that save memory: an agent is idle, on a machine with other work. Transfers are as fast. */
+/**
+ * Flags of Node that save memory, because an agent is idle most of the time, on a machine with other work.
+ * Transfers are as fast as without them.
+ */
 const agentFlags =
   '--optimize-for-size --max-semi-space-size=1 --single-threaded --v8-pool-size=0' +
-  // Functions that run only at start are not worth loading the optimizing compiler, 5 MiB of Node's binary.
+  // For functions that run only at the start, loading the optimizing compiler (5 MiB of Node's binary) is not
+  // worthwhile.
   ' --invocation-count-for-turbofan=30000' +
   // The heap snapshot in Node's binary would save 0.04 s at the start and take 4 MiB more memory.
   ' --no-node-snapshot';
@@ -45,7 +50,7 @@ function addLauncher(folder: string, entry: Entry): void {
   chmodSync(launcher, 0o755);
 }
 
-/** Returns the launcher script. It sets FARHAND_PROGRAM to its own path, which updates do not change. */
+/** Returns the launcher script. It sets FARHAND_PROGRAM to its own path, which is the same after updates. */
 function launcherText(entry: Entry): string {
   const isAgent = entry === 'farhand-agent';
   return `#!/bin/sh

@@ -4,7 +4,7 @@ import { dirname, join, relative } from 'node:path';
 import { root, run } from './checkout-and-tools.ts';
 
 const entries = ['shared/sdk/index', 'shared/grpc-client'];
-/** Replacement for the types of gRPC's libraries to which the types of the protos refer. */
+/** The declarations that replace those types of gRPC's libraries to which the types of the protos refer. */
 const wire = `/** A whole number of 64 bits. */
 export interface Long {
   high: number;
@@ -74,7 +74,7 @@ function take(file: string, place: Place): void {
   write(target, text);
 }
 
-/** Removes declarations that need gRPC's types, so that only the messages of a service stay. */
+/** Removes declarations that need gRPC's types. Only the messages of a service remain. */
 function withoutGrpc(text: string): string {
   return text
     .replace(/^import type \* as grpc .*\n/m, '')

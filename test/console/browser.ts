@@ -1,6 +1,7 @@
 // Chromium with the console of a real broker: pages that are logged in, and what went wrong on them.
 import { type Browser, type BrowserContext, chromium, type Page } from 'playwright-core';
 import { afterAll, inject, onTestFinished } from 'vitest';
+import { shared } from '../close-after-tests.ts';
 import { needs } from '../skip-without-programs.ts';
 import { startFarhand, type TestSystem } from '../start-farhand.ts';
 
@@ -154,4 +155,19 @@ export async function startMachine(system: TestSystem, name: string, tags?: stri
   await system.agent({ name, ...(tags !== undefined && { tags }) });
   const { items } = await system.client.machines.list({ name });
   return items[0]?.id ?? '';
+}
+
+/** A broker with one machine, `web-1`, for all tests of a file. */
+export const oneMachine = shared(async () => {
+  const system = await startWithConsole();
+  return { system, machine: await startMachine(system, 'web-1') };
+});
+
+/** Opens a folder of that machine in the file browser. Resolves when files can be dropped there. */
+export async function newFolderPage(folder: string): Promise<ConsolePage> {
+  const { system, machine } = await oneMachine();
+  const window = await newLogin(system);
+  await window.open(`/machines/${machine}/files?path=${encodeURIComponent(folder)}`);
+  await window.page.locator('.drop-zone').waitFor();
+  return window;
 }

@@ -2,21 +2,8 @@
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect } from 'vitest';
-import { shared } from '../close-after-tests.ts';
 import { temporaryFolder } from '../start-farhand.ts';
-import { browserTest, type ConsolePage, newLogin, startMachine, startWithConsole } from './browser.ts';
-
-const oneMachine = shared(async () => {
-  const system = await startWithConsole();
-  return { system, machine: await startMachine(system, 'web-1') };
-});
-
-async function newFolderPage(folder: string): Promise<ConsolePage> {
-  const { system, machine } = await oneMachine();
-  const window = await newLogin(system);
-  await window.open(`/machines/${machine}/files?path=${encodeURIComponent(folder)}`);
-  return window;
-}
+import { browserTest, newFolderPage } from './browser.ts';
 
 browserTest('uploads arrive, and replacing a file is asked for first', async () => {
   const folder = temporaryFolder('files');

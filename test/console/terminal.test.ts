@@ -1,12 +1,7 @@
 // Terminals in the browser: what is typed is echoed, and what a program writes is text.
 import { expect } from 'vitest';
-import { shared } from '../close-after-tests.ts';
-import { browserTest, newLogin, type Page, startMachine, startWithConsole } from './browser.ts';
+import { browserTest, newLogin, oneMachine, type Page } from './browser.ts';
 
-const oneMachine = shared(async () => {
-  const system = await startWithConsole();
-  return { system, machine: await startMachine(system, 'web-1') };
-});
 const screen = (page: Page) => page.locator('.xterm-rows');
 
 browserTest('a terminal echoes, colours under the policy, and says how it ended', async () => {

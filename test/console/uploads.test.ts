@@ -3,30 +3,8 @@ import { mkdirSync, readdirSync, readFileSync, statSync, truncateSync, writeFile
 import { connect, createServer } from 'node:net';
 import { join } from 'node:path';
 import { expect, onTestFinished } from 'vitest';
-import { shared } from '../close-after-tests.ts';
 import { temporaryFolder } from '../start-farhand.ts';
-import {
-  browserTest,
-  type ConsolePage,
-  newLogin,
-  type Page,
-  startMachine,
-  startWithConsole,
-} from './browser.ts';
-
-const oneMachine = shared(async () => {
-  const system = await startWithConsole();
-  return { system, machine: await startMachine(system, 'web-1') };
-});
-
-/** The page of a folder on the machine, as soon as something can be dropped there. */
-async function newFolderPage(folder: string): Promise<ConsolePage> {
-  const { system, machine } = await oneMachine();
-  const window = await newLogin(system);
-  await window.open(`/machines/${machine}/files?path=${encodeURIComponent(folder)}`);
-  await window.page.locator('.drop-zone').waitFor();
-  return window;
-}
+import { browserTest, type ConsolePage, newFolderPage, newLogin, oneMachine, type Page } from './browser.ts';
 
 /** Drops files and folders of the disk onto the page, as from a window beside the browser. */
 async function drop({ page, context }: ConsolePage, ...paths: string[]): Promise<void> {

@@ -4,6 +4,7 @@ import { History, type HistoryTransaction } from '../../broker/history/history.t
 import { PostgresDatabase } from '../../broker/history/postgres-database.ts';
 import { stepToPostgres, toPostgres } from '../../broker/history/postgres-sql.ts';
 import { shared } from '../close-after-tests.ts';
+import { expectWaitingChangesUndone } from '../history-fixture.ts';
 import { quiet } from '../start-farhand.ts';
 import { createServer, databaseOf, withPostgres } from './postgres-fixture.ts';
 
@@ -76,21 +77,7 @@ withPostgres('a write', () => {
   });
 
   test('that waits for anything but its transaction undoes only itself', async () => {
-    const { history, note, committed } = await createHistory();
-    const outcomes = await Promise.allSettled([
-      history.write(async (transaction) => {
-        note(transaction, 'a');
-        await new Promise(() => {});
-      }),
-      history.write(async (transaction) => {
-        note(transaction, 'b');
-        // It would wait for its own end.
-        await history.get('SELECT 1');
-      }),
-      history.write((transaction) => note(transaction, 'c')),
-    ]);
-    expect(outcomes.map(({ status }) => status)).toEqual(['rejected', 'rejected', 'fulfilled']);
-    expect(await committed()).toEqual(['c']);
+    await expectWaitingChangesUndone(await createHistory());
   });
 
   test('is seen by reads that are requested after it, before it has resolved', async () => {

@@ -23,7 +23,7 @@ const enrol = {
 const closed = (socket: Socket): Promise<void> =>
   new Promise((resolve) => void socket.on('error', () => undefined).once('close', () => resolve()));
 
-/** Makes `count` connections at once. Each begins again when it is cut. */
+/** Opens `count` connections at once. A connection that is cut is opened again. */
 async function crowd(count: number, one: () => Promise<void>): Promise<void> {
   const again = async (): Promise<void> => {
     for (;;) {

@@ -1,4 +1,4 @@
-// The least cost of each step of a command, measured separately, for the commands bench.
+// The least cost of each step of a command, measured separately, for the bench of commands.
 import { mkdirSync } from 'node:fs';
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';

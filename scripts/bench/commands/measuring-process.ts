@@ -1,7 +1,7 @@
-// A small process that runs commands in one of the ways, and prints its measurements as JSON.
+// A small process that runs commands in one of the compared ways, and prints its measurements as JSON.
 import { type Read, startWay, type Targets, type WayName } from './ways-to-run-a-command.ts';
 
-/** Runs `true` a number of times, with a number of commands at once. */
+/** Runs the command `true` this often, with this many at once. */
 export interface Trues {
   count: number;
   width: number;
@@ -51,7 +51,7 @@ async function trues({ way: name, targets, count, width }: Ask & Trues): Promise
     return Promise.all(Array.from({ length: width }, lane));
   };
   await lanes(warmUp + width);
-  // Failures are still counted.
+  // The times of the warm-up are dropped, but its failures are counted.
   seen.times = [];
   const started = performance.now();
   await lanes(count);
@@ -81,7 +81,7 @@ async function stream({ way: name, targets, command }: Ask & Stream): Promise<Re
 try {
   const ask = JSON.parse(process.argv[2] ?? '') as Ask;
   const seen = JSON.stringify('command' in ask ? await stream(ask) : await trues(ask));
-  // A command without an answer may have its connection open.
+  // The process exits explicitly, because a command without an answer may have its connection open.
   process.stdout.write(seen, () => process.exit());
 } catch (error) {
   console.error(error instanceof Error ? error.message : error);

@@ -1,5 +1,5 @@
-// The ways to run a command that the commands bench compares, behind one interface. Each way imports its own
-// libraries, because the cost of a fork grows with the process.
+// The ways to run a command that the bench of commands compares, with one interface. Each way imports its own
+// libraries only when it is used, because the cost of a fork grows with the process.
 import { spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -24,19 +24,19 @@ export interface Read {
 export interface Way {
   /** Runs a command to its end. Rejects unless its exit code is 0. */
   run(command: string): Promise<void>;
-  /** Runs a command, and reads its output as it is written. */
+  /** Runs a command, and reads its output while it is written. */
   read(command: string): Promise<Read>;
   close(): Promise<void>;
 }
 
-/** The part of a command's record that says whether it succeeded. */
+/** The part of a command's record that shows whether it succeeded. */
 interface Answer {
   id: string;
   status: string;
   exit_code: number | null;
 }
 
-/** Time in which the record must be complete after the end of the output. */
+/** Milliseconds after the end of the output in which the record must be complete. */
 const recordedMs = 5_000;
 
 /** Connects one of the ways. `width` is the number of commands at once. */

@@ -1,4 +1,5 @@
-// What every part of the console bench works on: a broker with machines, and a tab that is logged in.
+// The objects that all parts of the console bench use: a broker with machines, a tab that is logged in, and
+// figures with their limits.
 
 import { rounded } from '../compare-peers.ts';
 import type { BrokerProcess } from '../fleet/broker-process.ts';
@@ -17,7 +18,7 @@ export interface ConsoleBench {
   folder: string;
 }
 
-/** Figures beside what was promised of them. */
+/** Figures, each with the limit that it must not exceed. */
 export class Limits extends Figures {
   constructor(out: string | undefined) {
     super(out, ['what', 'measured', 'at most', '']);

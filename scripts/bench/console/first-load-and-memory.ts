@@ -6,12 +6,12 @@ import { consoleFolder } from '../../build-console.ts';
 import type { BrokerProcess } from '../fleet/broker-process.ts';
 import type { ConsoleBench } from './broker-tab-and-limits.ts';
 
-/** After 15 s of rest the broker returns what it has used. */
+/** Milliseconds of rest after which the broker has returned its unused memory. */
 const restMs = 22_000;
 const joinedMs = 3_000;
 
 export async function measureLoads({ tab, figures }: ConsoleBench): Promise<void> {
-  // Machines that have just joined are read again.
+  // The page reads machines that have just joined once more, so the measurement begins after that.
   await sleep(joinedMs);
   await tab.page.goto('about:blank');
   const client = await tab.page.context().newCDPSession(tab.page);
@@ -56,16 +56,16 @@ const tour = [
   '/profile',
 ];
 
-/** A broker with one machine, for which no browser ever asks. */
+/** A broker with one machine that no browser uses, for comparison. */
 export interface Control {
   broker: BrokerProcess;
-  /** The id of its machine. */
+  /** The id of the broker's machine. */
   machine: string;
 }
 
 /**
- * Memory that a tour of the pages adds to the broker at rest, beside what the same requests of the API add to another
- * broker. The difference is what the console itself costs.
+ * Measures the memory that a tour of the pages adds to the broker at rest, and what the same requests of the
+ * API add to another broker. The difference is the cost of the console itself.
  */
 export async function measureBrokerMemory(
   { broker, figures, real }: Omit<ConsoleBench, 'tab'>,

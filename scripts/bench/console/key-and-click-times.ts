@@ -1,4 +1,5 @@
-// How long a key or a click takes until something is painted, over 200 actions on the page of machines.
+// Measures how long it takes from a key or click until the page is painted, over 200 actions on the page of
+// machines.
 import { at } from '../start-and-measure-programs.ts';
 import type { ConsoleBench } from './broker-tab-and-limits.ts';
 
@@ -6,7 +7,7 @@ const rounds = 25;
 
 type Act = () => Promise<unknown>;
 
-/** Each action with the condition that is true once the page has what was asked for. */
+/** Each action, with the condition that is true when the page displays its result. */
 function actionsOf({ tab: { page } }: ConsoleBench): [act: Act, condition: string][] {
   const press =
     (key: string): Act =>

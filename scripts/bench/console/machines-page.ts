@@ -1,10 +1,11 @@
-// The page of machines: how soon it has its first rows, whether it stays quick while machines report, and how it scrolls.
+// Measures the page of machines: the time to its first rows, its longest task while machines report, and its
+// scrolling.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { at } from '../start-and-measure-programs.ts';
 import type { ConsoleBench } from './broker-tab-and-limits.ts';
 
 const settledMs = 1_500;
-/** Machines report every 10 s: each of them once or twice in this time. */
+/** Milliseconds for which the page is watched. Machines report every 10 s, so each reports once or twice. */
 const watchedMs = 12_000;
 const rowHeight = 44;
 
@@ -38,7 +39,7 @@ export async function measureLargeFleet({ tab, figures, machines }: ConsoleBench
   const fast = await tab.frames(() => tab.scroll(60_000, 20_000));
   figures.most(`${count} machines: p95 frame of scrolling, 20,000 px/s`, at(fast.ms, 0.95), 20, 'ms');
   figures.line(`frames with a blank row: ${(fast.blank * 100).toFixed(0)} %; ${fast.ms.length} frames`);
-  // Every row has been read once: no larger state is possible.
+  // Every row has been loaded by now, so this is the largest state of the page.
   const end = machines * rowHeight;
   for (let pixels = 0; pixels < end; pixels += 50 * rowHeight) {
     await tab.page.evaluate(`document.querySelector('.rows-body').scrollTop = ${pixels}`);

@@ -1,4 +1,4 @@
-// A tab of Chromium with the console, and what is measured in it: paints, long tasks, frames, memory.
+// A tab of Chromium with the console, and measurements in it: paints, long tasks, frames, memory.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { type Browser, type CDPSession, chromium, type Page } from 'playwright-core';
 import { mebibytes } from '../start-and-measure-programs.ts';
@@ -19,7 +19,7 @@ const probe = `
   for (const type of ['pointerdown', 'keydown'])
     addEventListener(type, ({ timeStamp }) => { probe.started = timeStamp; }, true);
   const painted = (run) => requestAnimationFrame(() => requestAnimationFrame(run));
-  /** Resolves once a condition is true and painted, with the time since the last key or press before it. */
+  /** Resolves when a condition is true and painted, with the time since the last key or press before it. */
   probe.when = (condition) => new Promise((resolve) => {
     const look = () => {
       if (!condition()) return requestAnimationFrame(look);
@@ -44,7 +44,7 @@ const probe = `
 export interface Frames {
   /** Milliseconds of each frame, sorted. */
   ms: number[];
-  /** Share of frames with a row that had not been read. */
+  /** Share of frames with a row that was not loaded yet. */
   blank: number;
 }
 
@@ -54,7 +54,7 @@ export class Tab {
   readonly #client: CDPSession;
   readonly #browser: CDPSession;
 
-  /** Opens a window of its own, logged in with the key. */
+  /** Opens a new window that is logged in with the key. */
   static async open(browser: Browser, http: string, key: string): Promise<Tab> {
     const context = await browser.newContext({ viewport: { width: 1440, height: 900 } });
     const page = await context.newPage();
@@ -78,7 +78,7 @@ export class Tab {
     this.#browser = browser;
   }
 
-  /** The path below /console, as a new document. */
+  /** Loads the path below /console as a new document. */
   async goto(path: string): Promise<void> {
     await this.page.goto(this.#base + path);
   }
@@ -97,12 +97,12 @@ export class Tab {
     return this.page.evaluate<number>('probe.rows');
   }
 
-  /** Resolves once an expression of the page is true, with the milliseconds since the last key or press. */
+  /** Resolves when an expression in the page is true, with the milliseconds since the last key or press. */
   when(condition: string): Promise<number> {
     return this.page.evaluate<number>(`probe.when(() => ${condition})`);
   }
 
-  /** The longest task in milliseconds since a time of the page; 0 if none took 50 ms. */
+  /** Returns the longest task in milliseconds since a time of the page; 0 if no task took 50 ms. */
   longestTask(since: number): Promise<number> {
     return this.page.evaluate<number>(
       `Math.max(0, ...probe.longTasks.filter(([start]) => start >= ${since}).map(([, ms]) => ms))`,
@@ -113,7 +113,7 @@ export class Tab {
     return this.page.evaluate<number>('performance.now()');
   }
 
-  /** Draws frames while `work` runs. */
+  /** Measures the frames drawn while `work` runs. */
   async frames(work: () => Promise<void>): Promise<Frames> {
     await this.page.evaluate('probe.countFrames()');
     await work();
@@ -126,7 +126,7 @@ export class Tab {
     };
   }
 
-  /** Scrolls by pixels, as a hand on a touchpad does; resolves when the page has scrolled. */
+  /** Scrolls by some pixels in small steps, like a touchpad. Resolves when the page has scrolled. */
   async scroll(pixels: number, perSecond: number): Promise<void> {
     await this.#client.send('Input.synthesizeScrollGesture', {
       x: 700,
@@ -151,15 +151,15 @@ export class Tab {
     return usedSize / 1024 ** 2;
   }
 
-  /** MiB of the tab's process without files that are mapped: what Chromium calls its footprint. */
+  /** MiB of the tab's process, without mapped files. Chromium calls this its footprint. */
   async memory(): Promise<number> {
     const { processInfo } = await this.#browser.send('SystemInfo.getProcessInfo');
     const renderers = processInfo.filter(({ type }) => type === 'renderer');
-    // Chromium has a spare process for the next tab, which is smaller.
+    // Chromium has a spare process for the next tab, which is smaller than this one.
     return Math.max(...renderers.map(({ id }) => mebibytes(id, 'RssAnon')));
   }
 
-  /** The largest memory while `work` runs, looked at ten times a second. */
+  /** The largest memory while `work` runs, measured ten times a second. */
   async peakMemory(work: () => Promise<void>): Promise<number> {
     let [peak, isOver] = [await this.memory(), false];
     const watch = async (): Promise<void> => {

@@ -1,4 +1,4 @@
-// A terminal that floods the page with output, and how soon a key is echoed afterwards.
+// Measures a terminal that floods the page with output, and the echo of keys afterwards.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { at } from '../start-and-measure-programs.ts';
 import type { ConsoleBench } from './broker-tab-and-limits.ts';
@@ -7,7 +7,7 @@ const keys = 100;
 const betweenKeysMs = 40;
 const longestMs = 30_000;
 
-/** Notes for each key how long it took until its echo was painted. */
+/** Script of the page that records, for each key, the time until its echo is painted. */
 const watchEchoes = `
   probe.echoes = [];
   const rows = document.querySelector('.xterm-rows');
@@ -16,7 +16,7 @@ const watchEchoes = `
     if (probe.started) probe.echoes.push(performance.now() - probe.started);
     probe.started = 0;
   };
-  // The emulator changes its rows in a frame; the message arrives after that frame.
+  // The emulator changes its rows in a frame. The message of the observer arrives after that frame.
   new MutationObserver((changes) => {
     const isEcho = changes.some(({ target }) => target.textContent.includes('xx'));
     if (isEcho && probe.started) painted.port2.postMessage(0);

@@ -1,4 +1,5 @@
-// Uploads: a thousand files in folders and one of 2 GiB; whether the progress is true, what the tab needs, and cancelling.
+// Measures uploads of a thousand files in folders, and of one file of 2 GiB: the accuracy of the progress,
+// the memory of the tab, and cancelling.
 import { type Dirent, mkdirSync, readdirSync, rmSync, statSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -14,11 +15,11 @@ const longestMs = 60_000;
 const entries = (folder: string): Dirent[] =>
   readdirSync(folder, { recursive: true, withFileTypes: true }).filter((one) => one.isFile());
 
-/** Bytes of all files below a folder, those that are being written among them. */
+/** Returns the number of bytes of all files below a folder, including files that are being written. */
 function bytesBelow(folder: string): number {
   let sum = 0;
   for (const { parentPath, name } of entries(folder)) {
-    // A temporary file gets its final name meanwhile.
+    // The file may be missing, because a temporary file gets its final name meanwhile.
     sum += statSync(join(parentPath, name), { throwIfNoEntry: false })?.size ?? 0;
   }
   return sum;
@@ -44,7 +45,10 @@ const progress = `({
   title: document.querySelector('.upload-tray strong')?.textContent ?? '',
 })`;
 
-/** Compares the tray with the disk until the upload is over; the largest difference as a share of all bytes. */
+/**
+ * Compares the tray with the disk until the upload is over. Returns the largest difference, as a share of all
+ * bytes.
+ */
 async function followProgress(
   { tab, real }: ConsoleBench,
   bytes: number,

@@ -1,4 +1,5 @@
-// What all parts of the files bench use: the started programs, and the paths that they read and write.
+// The objects that all parts of the files bench use: the started programs, and the paths that they read and
+// write.
 
 import type { Table } from '../compare-peers.ts';
 import type { Farhand, Running } from '../start-and-measure-programs.ts';
@@ -13,12 +14,12 @@ export interface FilesBench {
   beside: string[] | undefined;
   table: Table;
   farhand: Farhand;
-  /** URL of the file routes of its first machine. */
+  /** URL of the file routes of the broker's first machine. */
   files: string;
   /** The large file, and the directory of its copies. */
   source: string;
   copy: string;
-  /** The bare server, which serves the folder of source and copies. */
+  /** The bare server, which serves the folder with the source and its copies. */
   plain: Running;
   /** Resident MiB of each program before any work. */
   idle: Map<Running, number>;

@@ -21,7 +21,7 @@ const veryLongList = 200_000;
 const page = 1_000;
 const readers = 32;
 const asks = 500;
-/** MiB of a download, more than all buffers on its way have. */
+/** MiB of a download that is larger than all buffers on its way. */
 const unfitting = 32;
 
 /** Sends GET requests over one connection. Every answer must be a 200. */

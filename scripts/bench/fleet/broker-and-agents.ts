@@ -1,4 +1,4 @@
-// What every part of the fleet bench works on.
+// The objects that all parts of the fleet bench use: the broker, the agents, a client and the settings.
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import type { BrokerProcess } from './broker-process.ts';
 import type { FleetOfAgents } from './fleet-of-agents.ts';

@@ -1,5 +1,5 @@
-// The broker that is measured: started, killed and started again on the same ports; its CPU, memory, disk writes, and
-// profiles of its main thread.
+// The process of the measured broker. Starts it, kills it and starts it again on the same ports. Measures its
+// CPU, memory and disk writes, and profiles its main thread.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -37,7 +37,8 @@ export class BrokerProcess {
     const { key, token } = await firstSecrets(parameters.dataDir, parameters.machines);
     broker.key = key;
     broker.joinToken = token;
-    // What the first start needs once, such as making certificates, must not count as memory at rest.
+    // The broker is started twice, because the memory for the work of a first start, such as making
+    // certificates, must not count.
     await broker.stop('SIGTERM');
     await broker.restart();
     return broker;
@@ -55,7 +56,7 @@ export class BrokerProcess {
     return this.#pid;
   }
 
-  /** Starts the broker, after the first time on the ports of that time. Resolves when it serves. */
+  /** Starts the broker again, on the ports of its first start. Resolves when it serves requests. */
   async restart(): Promise<void> {
     const { dataDir, profiled } = this.#parameters;
     const http = this.http.replace('http://', '') || '127.0.0.1:0';
@@ -82,7 +83,7 @@ export class BrokerProcess {
     }
   }
 
-  /** Memory in MiB that it shares with no other process. */
+  /** MiB of memory that the broker shares with no other process. */
   memory(): number {
     return privateMebibytes(this.#pid);
   }
@@ -92,12 +93,12 @@ export class BrokerProcess {
     return cost(this.#pid).cpu;
   }
 
-  /** Bytes so far that it has caused to be written to disks (proc_pid_io(5)). */
+  /** Bytes that the broker has caused to be written to disks so far (proc_pid_io(5)). */
   written(): number {
     return Number(/^write_bytes: (\d+)/m.exec(readFileSync(`/proc/${this.#pid}/io`, 'latin1'))?.[1]);
   }
 
-  /** Profiles the main thread while `work` runs. The functions in which most time passed come first. */
+  /** Profiles the main thread while `work` runs. The functions that took the most time come first. */
   async profile<T>(work: () => Promise<T>): Promise<{ result: T; top: string[] }> {
     if (this.#inspector === undefined) return { result: await work(), top: [] };
     const inspector = await connectInspector(this.#inspector);
@@ -128,8 +129,9 @@ interface Profile {
 const topFunctions = 5;
 
 /**
- * Functions by the samples that found them running, each with its share of all samples in JavaScript. Samples are
- * counted, because the time between two of them includes that in which other processes had the core.
+ * Returns the functions by the number of samples that found them running, each with its share of all samples
+ * in JavaScript. Samples are counted and not times, because the time between two samples includes that of
+ * other processes.
  */
 function topOf({ nodes, samples }: Profile): string[] {
   const names = new Map(
@@ -143,7 +145,7 @@ function topOf({ nodes, samples }: Profile): string[] {
     const name = names.get(id) ?? '';
     counts.set(name, (counts.get(name) ?? 0) + 1);
   }
-  // Work of Node's C++ code outside of any function, and waiting.
+  // These are the work of Node's C++ code outside of any function, and waiting.
   for (const outside of ['(idle)', '(program)', '(root)']) counts.delete(outside);
   const all = [...counts.values()].reduce((sum, count) => sum + count, 0);
   return [...counts]

@@ -1,4 +1,5 @@
-// Commands of a fleet: a batch on all machines, many commands at once on one, and many small reads at once of one.
+// Measures commands of a fleet: a batch on all machines, many commands at once on one machine, and many small
+// reads at once of one machine.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Pool } from 'undici';
 import { rounded } from '../compare-peers.ts';
@@ -9,7 +10,7 @@ import { describeProbe, milliseconds } from './print-figures.ts';
 
 /** The most machines of one batch. */
 const mostOfBatch = 10_000;
-/** Commands of the row `cold`, before V8 has compiled their code. */
+/** Number of commands in the row `cold`. They run before V8 has compiled their code. */
 const firstCommands = 50;
 const oneByOne = 200;
 const commandsAtOnce = 128;
@@ -44,7 +45,7 @@ async function oneAtATime({ client, agents, figures }: Fleet): Promise<void> {
 const runTrue = (client: Fleet['client'], machine_id: string): Promise<unknown> =>
   client.commands.create({ machine_id, command: 'true' });
 
-/** Runs one command on every machine, in as few batches as are allowed, all at once. */
+/** Runs one command on every machine, in as few batches as possible, all at once. */
 async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<void> {
   const ids = agents.machineIds;
   const prober = new Prober(broker.http, `/api/v1/machines/${ids[0]}`, broker.key);
@@ -58,7 +59,7 @@ async function batchOnAll({ broker, client, agents, figures }: Fleet): Promise<v
   );
   for (const { id } of made) {
     for (;;) {
-      // The list has the counts without the results of all machines.
+      // The list of batches has the counts without the results of all machines.
       const { items } = await client.batches.list({ id, limit: 1 });
       if (items[0]?.finished_at) break;
       await sleep(100);

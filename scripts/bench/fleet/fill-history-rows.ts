@@ -1,10 +1,10 @@
-// Fills the tables of history.db of a stopped broker with made-up rows, as many as a busy fleet leaves in two days.
-// The rows go straight into the file, because a broker would take hours to record them.
+// Fills the tables of history.db of a stopped broker with made-up rows, as many as a busy fleet creates in
+// two days. The rows are written directly into the file, because a broker would take hours to record them.
 import { DatabaseSync } from 'node:sqlite';
 
 export interface HistoryParams {
   rows: number;
-  /** Machines that the rows are about, in turn. */
+  /** Machines whose ids the rows contain, in turn. */
   machineIds: string[];
   scheduleId: string;
   webhookId: string;
@@ -16,13 +16,16 @@ const spanMs = 48 * 3_600_000;
 /** A column: an SQL expression of `n`, the number of the row, and `at`, its time in milliseconds. */
 type Columns = Record<string, string>;
 
-/** An id of row `n` in scattered order, as random ids are; two tables can name the same one. */
+/**
+ * An id of row `n`. Ids are in scattered order, like random ids. The same `n` yields the same id in two
+ * tables.
+ */
 const id = (prefix: string): string => `'${prefix}_' || printf('%022d', (n * 2654435761) % 4294967291)`;
-/** A batch has a hundred commands among a thousand successive ones. */
+/** Number of successive commands among which a batch has a hundred. */
 const rowsOfBatch = 1_000;
 const batchOf = (n: string): string => `'batch_' || printf('%022d', ${n})`;
 const json = (text: string): string => `'${text.replaceAll("'", "''")}'`;
-/** One row in a thousand is what a filter looks for when something went wrong. */
+/** A column that has a rare value in one row of a thousand, as when something failed. */
 const rare = (usual: string, seldom: string): string => `iif(n % 1000 = 7, '${seldom}', '${usual}')`;
 const machine = 'machine_of(n)';
 
@@ -112,7 +115,7 @@ function tables({ scheduleId, webhookId, keyId }: HistoryParams): Record<string,
   };
 }
 
-/** Adds the rows. The broker must have created the file and have stopped. */
+/** Adds the rows. The file must be that of a broker that has stopped. */
 export function fillHistory(file: string, params: HistoryParams): void {
   const { rows, machineIds } = params;
   const database = new DatabaseSync(file);

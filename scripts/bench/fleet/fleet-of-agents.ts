@@ -9,7 +9,7 @@ export interface FleetParams {
   brokers: string[];
   agents: number;
   processes: number;
-  /** Dials at once of the whole fleet; 0: no limit, as in a real fleet. */
+  /** Most dials at once of the whole fleet; with 0 there is no limit, as in a real fleet. */
   dialsAtOnce: number;
   joinToken: string;
 }
@@ -19,7 +19,7 @@ export type FleetCounts = Pick<Progress, 'linked' | 'dials' | 'refused' | 'welco
 
 /** Machines with the tag `limited`, for a key that may use only those. */
 const limitedMachines = 100;
-/** Agents that share one source address: few enough that ports of 127.0.0.x never run out. */
+/** Agents per source address, so that the ports of 127.0.0.x suffice. */
 const agentsPerSource = 500;
 const pollMs = 50;
 
@@ -45,7 +45,9 @@ export class FleetOfAgents {
     return fleet;
   }
 
-  /** Waits until this number of agents is linked, each with a welcome since an earlier count. */
+  /**
+   * Waits until this number of agents is linked. Each of them must have got a welcome since an earlier count.
+   */
   async linked(agents: number, seconds: number, welcomesBefore = 0): Promise<void> {
     const end = performance.now() + seconds * 1000;
     while (this.counts().linked < agents || this.counts().welcomes < welcomesBefore + agents) {
@@ -91,7 +93,7 @@ export class FleetOfAgents {
   }
 
   #fork(): ChildProcess {
-    // fork() closes the channel when this process ends in any way, which ends the child.
+    // If this process ends in any way, the channel of fork() closes, and that ends the child.
     const child = fork(join(import.meta.dirname, 'simulated-agents-process.ts'));
     this.#children.push(child);
     child.on('message', (progress: Progress) => {

@@ -1,5 +1,5 @@
-// Lists of history with many rows: every filter that the OpenAPI document names, alone and with machine_id, and
-// offsets; and the longest wait of another request meanwhile.
+// Measures lists of history with many rows: every filter in the OpenAPI document, alone and with machine_id,
+// and offsets. Also measures the longest wait of another request meanwhile.
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { request } from 'undici';
@@ -13,14 +13,14 @@ import { Prober } from './http-load.ts';
 import { type Figures, milliseconds } from './print-figures.ts';
 
 const machines = 100;
-/** Requests of each list, but not for longer than `longestMs`. */
+/** Most requests of each list. There are fewer if they take longer than `longestMs`. */
 const mostRequests = 20;
 const fewestRequests = 3;
 const longestMs = 500;
 const offsets = [100, 1_000, 10_000];
-/** Parameters that choose a page instead of filtering, and `key`, which is another name of `key_id`. */
+/** Parameters that select a page and do not filter, and `key`, which is another name of `key_id`. */
 const paging = new Set(['limit', 'offset', 'sort', 'since', 'until', 'include', 'key']);
-/** Values that one row in a thousand has. Other filters get a value of some row. */
+/** Values that only one row in a thousand has. Other filters get a value of any row. */
 const rare: Readonly<Record<string, string>> = {
   'events type': 'command.failed',
   'commands status': 'failed',
@@ -81,7 +81,7 @@ export async function listHistory(
 
 const seconds = (begun: number): string => ((performance.now() - begun) / 1000).toFixed(1);
 
-/** A schedule and a webhook that never run by themselves, and the lists with their rows. */
+/** Creates a schedule and a webhook that never run by themselves, and returns the lists of their rows. */
 async function declare(client: Client, machine_id: string) {
   const { id: keyId } = (await client.keys.list({ limit: 1 })).items[0] ?? { id: '' };
   const { id: scheduleId } = await client.schedules.create({
@@ -136,7 +136,7 @@ async function measureList(context: Context, list: List): Promise<void> {
     await measureOrFail(context, list, `machine_id and ${what}`, `machine_id=${context.machineId}&${query}`);
 }
 
-/** Measures a query. If it fails, the bench goes on with the next. */
+/** Measures a query. If it fails, the bench continues with the next one. */
 async function measureOrFail(context: Context, list: List, what: string, query: string): Promise<void> {
   await measureQuery(context, list, what, query).catch((error: unknown) =>
     context.figures.failure(`${list.noun}, ${what}`, error),

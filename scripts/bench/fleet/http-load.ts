@@ -1,5 +1,5 @@
-// Load over HTTP: requests a second over 32 connections, by wrk or by a loop of our own; and a prober that sends
-// requests at a fixed rate, however slow the answers are.
+// HTTP load: requests per second over 32 connections, by wrk or by a loop of this file. Also a prober that
+// sends requests at a fixed rate, however slow the answers are.
 import { execFile } from 'node:child_process';
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
@@ -23,7 +23,7 @@ export async function wrkVersion(): Promise<string | undefined> {
   return 'wrk';
 }
 
-/** Requests a second for some seconds. Rejects if an answer is not 200. */
+/** Measures requests per second for some seconds. Rejects if an answer is not 200. */
 export async function perSecond(url: string, key: string, seconds: number, byWrk: boolean): Promise<number> {
   if (!byWrk) return loop(new URL(url), key, seconds);
   const header = `Authorization: Bearer ${key}`;
@@ -56,7 +56,7 @@ async function loop(
 
 const headEnd = Buffer.from('\r\n\r\n');
 
-/** One keep-alive connection. The next request is sent when the previous answer is complete. */
+/** One keep-alive connection. The next request is sent after the previous answer is complete. */
 class Lane {
   readonly failed: Promise<never>;
   readonly #socket: Socket;
@@ -121,10 +121,13 @@ export interface Probed {
 
 const probeEveryMs = 20;
 const probeConnections = 64;
-/** Longer than any stall that was ever measured. */
+/** Longer than any stall that was measured so far. */
 const probeTimeoutMs = 60_000;
 
-/** Sends a request at once and every 20 ms until it is stopped. Times are in milliseconds from the moment of sending. */
+/**
+ * Sends one request at once, and then one every 20 ms until it is stopped. Times are in milliseconds from the
+ * moment of sending.
+ */
 export class Prober {
   readonly #pool: Pool;
   readonly #path: string;
@@ -139,7 +142,7 @@ export class Prober {
     this.#path = path;
     this.#headers = { authorization: `Bearer ${key}` };
     this.#timer = setInterval(() => this.#send(), probeEveryMs);
-    // The measured work may end before the first tick.
+    // The first request is sent at once, because the measured work may end before the first tick.
     this.#send();
   }
 

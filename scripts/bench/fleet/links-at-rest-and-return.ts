@@ -1,5 +1,5 @@
-// The links of a fleet: what they cost at rest, and how long it takes until all are back after the broker was killed
-// or the network was cut.
+// Measures the links of a fleet: their cost at rest, and the time until all are linked again after the broker
+// was killed or the network was cut.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { rounded } from '../compare-peers.ts';
 import { cost } from '../start-and-measure-programs.ts';
@@ -50,7 +50,7 @@ export async function returnAfterKill(fleet: Fleet): Promise<void> {
   });
 }
 
-/** Cuts all connections at once; the broker goes on. */
+/** Cuts all connections at once, while the broker goes on, and measures the return of all agents. */
 export async function returnAfterCut(fleet: Fleet): Promise<void> {
   await measureReturn(fleet, 'all back after a cut of the network', async () => fleet.agents.cut());
 }
@@ -80,7 +80,7 @@ async function measureReturn(fleet: Fleet, what: string, interrupt: () => Promis
   figures.profile(what, top);
 }
 
-/** CPU and memory a minute after the last storm. */
+/** Measures CPU and memory a minute after the last interruption. */
 export async function restAfterStorms(fleet: Fleet): Promise<void> {
   await sleep(minuteMs);
   await restRow(fleet, 'a minute after all of that');

@@ -1,5 +1,4 @@
-// The cost of lists and changes of machines: GET /machines beside bare koa and router, and PATCH of one
-// machine.
+// Measures lists and changes of machines: GET /machines beside bare koa and router, and PATCH of one machine.
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Farhand } from '../../../shared/sdk/index.ts';
 import { rounded } from '../compare-peers.ts';
@@ -11,7 +10,7 @@ import { milliseconds } from './print-figures.ts';
 const changesPerSecond = 5;
 const patches = 40;
 
-/** Filters and sort fields of GET /machines. All but the first answer page are of the same size. */
+/** Filters and sort fields of GET /machines. The answers to all of them but the first have the same size. */
 const selections: [what: string, query: string][] = [
   ['plain', ''],
   ['status=online', 'status=online'],
@@ -24,7 +23,9 @@ const selections: [what: string, query: string][] = [
   ['offset in the middle', 'offset=50'],
 ];
 
-/** The same of GET /machines/statuses, with what every machine has reported. */
+/**
+ * The filters and sort fields of GET /machines/statuses, whose answers contain the reports of the machines.
+ */
 const ofStatuses: [what: string, query: string][] = [
   ['plain', ''],
   ['status=online', 'status=online'],
@@ -58,7 +59,7 @@ export async function listMachines({ broker, client, figures, settings }: Fleet)
     );
   };
   figures.line(`requests by ${byWrk ? 'wrk' : 'a loop of this bench'}, 32 connections`);
-  // All programs compile what is hot before the first figure.
+  // All programs are warmed up before the first measurement.
   for (const url of [...Object.values(floors), `${broker.http}${lists}`, `${broker.http}${statuses}`])
     await perSecond(url, broker.key, settings.seconds, byWrk);
   for (const [what, query] of selections) await beside(what, query, broker.key);

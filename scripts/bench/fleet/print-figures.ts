@@ -1,4 +1,4 @@
-// The figures of a run: printed and stored as they come, and printed as a table at the end.
+// Prints and stores the figures of a run as they come, and prints them as a table at the end.
 import { appendFileSync, mkdirSync, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { rounded, Table } from '../compare-peers.ts';
@@ -27,13 +27,13 @@ export class Figures {
     for (const line of top) this.line(`profile, ${what}: ${line}`);
   }
 
-  /** Prints a line that is only in the raw output, not in the table. */
+  /** Prints a line that is in the raw output but not in the table. */
   line(text: string): void {
     console.error(text);
     if (this.#out !== undefined) appendFileSync(this.#out, `${text}\n`);
   }
 
-  /** The table itself, for parts that add notes to it. */
+  /** The table itself, for parts of the bench that add notes to it. */
   get table(): Table {
     return this.#table;
   }

@@ -1,5 +1,5 @@
-// The wire of simulated agents: messages of the protos, and gRPC frames on a stream of HTTP/2. Shares nothing with
-// the broker but the protos themselves.
+// Encodes and decodes the messages of simulated agents: protos, and gRPC frames on a stream of HTTP/2. Apart
+// from the protos it shares no code with the broker.
 import { join } from 'node:path';
 import protobuf from 'protobufjs';
 import type { ConnectResponse__Output } from '../../../proto/types/farhand/link/v1/ConnectResponse.ts';
@@ -20,7 +20,7 @@ export function encode(name: string, message: object): Buffer {
   return type.encode(type.fromObject(message)).finish() as Buffer;
 }
 
-/** Decodes a message of a proto; the type is that of the generated `…__Output`. */
+/** Decodes a message of a proto. The type is the generated type `…__Output`. */
 export function decode<T>(name: string, bytes: Uint8Array): T {
   const type = root.lookupType(name);
   // The cast is safe if T belongs to `name`: the types are generated with the same options.
@@ -34,7 +34,7 @@ export function decodeIncoming(bytes: Uint8Array): ConnectResponse__Output {
   return incoming.toObject(incoming.decode(bytes), shape);
 }
 
-/** One message as a gRPC frame: no compression, length, bytes. */
+/** Returns one message as a gRPC frame: no compression, length, bytes. */
 export function frame(message: Uint8Array): Buffer {
   const framed = Buffer.allocUnsafe(frameHead + message.length);
   framed[0] = 0;
@@ -43,7 +43,7 @@ export function frame(message: Uint8Array): Buffer {
   return framed;
 }
 
-/** Cuts the bytes of a stream into the messages of its frames. */
+/** Splits the bytes of a stream into the messages of its frames. */
 export class FrameReader {
   #rest: Buffer = Buffer.alloc(0);
 

@@ -19,7 +19,7 @@ export interface Way {
   port: number;
   /** Address to dial from, so that a fleet on one host has enough ports. */
   source: string;
-  /** Trusts the pinned CA alone. */
+  /** A TLS context that trusts only the pinned CA. */
   context: SecureContext;
   /** SHA-256 of the pinned CA in hexadecimal. */
   fingerprint: string;
@@ -33,11 +33,11 @@ export interface Identity {
 /** Counts of all agents of a process. */
 export interface Counts {
   dials: number;
-  /** Dials that no broker accepted. */
+  /** Number of dials that no broker accepted. */
   refused: number;
   welcomes: number;
   calls: number;
-  /** Ends of links, by their reason. */
+  /** Number of ended links, by reason. */
   ends: Record<string, number>;
 }
 
@@ -67,7 +67,8 @@ export class SimulatedAgent {
   #session: ClientHttp2Session | undefined;
   #stream: ClientHttp2Stream | undefined;
   /**
-   * Time when the present phase times out, or a waiting agent dials, in milliseconds of performance.now().
+   * Time when the present phase times out, or when a waiting agent dials, in milliseconds of
+   * performance.now().
    */
   #dueAt = 0;
   #ceilingMs = firstCeilingMs;
@@ -92,7 +93,7 @@ export class SimulatedAgent {
     return this.#phase === 'dialling' || this.#phase === 'greeting';
   }
 
-  /** Does the work that is due. A waiting agent dials only if `mayDial` is true. */
+  /** Does the work that is due now. An agent that waits dials only if `mayDial` is true. */
   tick(now: number, mayDial: boolean): void {
     if (this.#phase === 'ended') return;
     if (this.#phase === 'linked') this.#watch(now);
@@ -102,12 +103,12 @@ export class SimulatedAgent {
     else if (mayDial) this.#dial(now);
   }
 
-  /** Cuts the connection, as a lost network does. */
+  /** Cuts the connection, as a lost network would. */
   cut(): void {
     if (this.#phase === 'linked') this.#lose('cut');
   }
 
-  /** Links over the connection of its enrolment. */
+  /** Links over the same connection over which the agent has enrolled. */
   linkOver(session: ClientHttp2Session): void {
     this.#begin(session, performance.now());
   }
@@ -227,7 +228,7 @@ export class SimulatedAgent {
     this.#stream?.write(frame(encode('ConnectRequest', message)));
   }
 
-  /** Ends the link and plans the next dial: after `waitMs`, otherwise after a random share of the ceiling. */
+  /** Ends the link and plans the next dial: after `waitMs`, otherwise after a random share of the backoff. */
   #lose(reason: string, waitMs = 0, andBackoff = waitMs === 0): void {
     this.#count(reason);
     this.#close();
@@ -267,7 +268,7 @@ export function dialSession({ host, port, source, context: secureContext }: Way)
         minVersion: 'TLSv1.3',
       }),
   });
-  // Later errors of an abandoned session must not end the process.
+  // This listener prevents that later errors of an abandoned session end the process.
   session.on('error', () => undefined);
   return session;
 }

@@ -1,5 +1,5 @@
-// A process of simulated agents. scripts/bench/fleet/fleet-of-agents.ts forks it and controls it with messages; it ends
-// when the channel closes, whatever ended its parent.
+// A process of simulated agents. scripts/bench/fleet/fleet-of-agents.ts forks it and controls it by messages.
+// It ends when the channel closes, for whatever reason its parent ended.
 import { createHash, generateKeyPairSync } from 'node:crypto';
 import { once } from 'node:events';
 import { setPriority } from 'node:os';
@@ -31,10 +31,11 @@ const ticksPerProgress = 4;
 /** Enrolments at once in one process. */
 const enrolWidth = 64;
 const enrolTries = 5;
-/** A share of 1 by which successive numbers spread evenly, however many there are. */
+/** Multiples of this number, modulo 1, are spread evenly, however many there are. */
 const goldenShare = 0.618_033_988_75;
 
-// Agents have machines of their own. Here they share the broker's, so they yield the cores to the broker and its clients.
+// Real agents run on other machines. These share the cores of the broker, so they yield to the broker and its
+// clients.
 setPriority(10);
 
 const agents: SimulatedAgent[] = [];
@@ -43,7 +44,10 @@ let machineIds: string[] = [];
 let dialsAtOnce = Number.POSITIVE_INFINITY;
 let ticks = 0;
 
-/** Learns the CA as an agent does: the last certificate of the chain, good if it has the hash in the join token. */
+/**
+ * Gets the CA as an agent does: the last certificate of the chain, which must have the hash in the join
+ * token.
+ */
 async function pinned(broker: string, joinToken: string): Promise<Omit<Way, 'source'>> {
   const [, port = ''] = /:(\d+)$/.exec(broker) ?? [];
   const host = broker.slice(0, -port.length - 1);
@@ -81,7 +85,7 @@ async function join({ agents: params, brokers, joinToken, atOnce }: Order & { ki
   dialsAtOnce = atOnce;
 }
 
-/** Enrols one machine and links it on the same connection. A passing fault is tried again. */
+/** Enrols one machine and links it on the same connection. Tries again after a temporary failure. */
 async function joinOne(way: Way, token: string, { name, tags }: AgentParams, n: number): Promise<void> {
   const { publicKey, privateKey } = generateKeyPairSync('ed25519');
   // The last 32 bytes of the DER form are the raw key (RFC 8410 section 4).
@@ -118,7 +122,7 @@ function tick(): void {
 
 function report(failure?: string): void {
   const linked = agents.reduce((sum, agent) => sum + Number(agent.isLinked), 0);
-  // Ids are sent once.
+  // Each id is sent only once.
   const progress: Progress = { ...counts, linked, machineIds, ...(failure !== undefined && { failure }) };
   machineIds = [];
   if (process.connected) process.send?.(progress);
@@ -129,6 +133,6 @@ process.on('message', (order: Order) => {
   else join(order).catch((error: unknown) => report(String(error)));
 });
 process.once('disconnect', () => process.exit());
-// The parent decides when a bench that was interrupted ends, by closing the channel.
+// Ctrl-C is ignored here: the parent ends an interrupted bench, and then closes the channel.
 process.on('SIGINT', () => undefined);
 setInterval(tick, tickMs);

@@ -1,4 +1,4 @@
-// The machine behind a simulated agent: its reports, its commands, which end at once, and one small directory.
+// The machine of a simulated agent: its reports, its commands, which end at once, and one small directory.
 import type { Call__Output } from '../../../proto/types/farhand/link/v1/Call.ts';
 import { decode, encode } from './proto-and-grpc-frames.ts';
 
@@ -23,7 +23,7 @@ export const served = [
 export const capabilities = ['metrics', 'files:read', 'exec'];
 
 const gibibyte = 1024 ** 3;
-/** The files of the one directory: as small as settings often are. */
+/** The content of the files in the directory, which are as small as settings often are. */
 const content = Buffer.alloc(512, 'setting = value\n');
 const filesInDirectory = 20;
 const directory = '/etc/simulated';
@@ -31,7 +31,9 @@ const startedAt = Date.now();
 
 export class SimulatedMachine {
   readonly hostname: string;
-  /** Encoded ends of commands by id, until the broker has them. A real agent stores them on its disk. */
+  /**
+   * Encoded ends of commands by id, until the broker has acknowledged them. A real agent stores them on disk.
+   */
   readonly #results = new Map<string, Buffer[]>();
   #reports = 0;
 
@@ -44,7 +46,7 @@ export class SimulatedMachine {
     return [...this.#results.keys()];
   }
 
-  /** A new report, of the size that a small server has: two disks and two network interfaces. */
+  /** Returns a new report of the size that a small server sends: two disks and two network interfaces. */
   report(): object {
     this.#reports += 1;
     const uptime_s = (Date.now() - startedAt) / 1000;
@@ -103,7 +105,7 @@ export class SimulatedMachine {
     }
   }
 
-  /** Runs a command at most once per id. Each ends at once with exit code 0 and without output. */
+  /** Runs a command at most once per id. Every command ends at once with exit code 0 and without output. */
   #start(id: string): Result {
     const known = this.#results.get(id);
     if (known) return { messages: { messages: known } };
@@ -116,7 +118,7 @@ export class SimulatedMachine {
   }
 
   #follow(id: string): Result {
-    // Both responses have the same one field, so their bytes are the same.
+    // Both responses have this one field at the same number, so their bytes are equal.
     const messages = this.#results.get(id);
     return messages ? { messages: { messages } } : refusal('command_not_found', 'no such command');
   }

@@ -1,4 +1,4 @@
-// Many small files read at once from one real machine, beside sftp on one open connection.
+// Measures many small files that are read at once from one real machine, beside sftp on one open connection.
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { Pool } from 'undici';
@@ -10,7 +10,7 @@ import { milliseconds } from './print-figures.ts';
 const files = 64;
 const fileBytes = 1024;
 const rounds = 20;
-/** Rounds of both peers that do not count. */
+/** Rounds of both peers that are not counted. */
 const warmUp = 10;
 
 /** Reads all files at once. Rejects if the content of one is wrong. */

@@ -1,12 +1,12 @@
-// Measures key presses in a terminal, from each press to its echo.
+// Measures the time from key presses in a terminal to their echoes.
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Farhand as Client } from '../../../shared/sdk/index.ts';
 
 const patienceMs = 10_000;
-/** The command in the terminal. */
+/** The command that runs in the terminal. */
 export const echo = 'stty raw -echo; echo ready; exec cat';
 
-/** A terminal with a running `cat`, as its user sees it. */
+/** A terminal with a running `cat`, as a client uses it. */
 export interface Typist {
   /** Sends one byte. */
   press(text?: string): unknown;
@@ -60,7 +60,7 @@ export async function attached(client: Client, id: string): Promise<Typist> {
     }
   })();
   reading.catch((error: unknown) => begun.reject(error));
-  // The program has printed that it is ready.
+  // The promise resolves when the program has printed that it is ready.
   await begun.promise;
   return {
     press: (text = 'x') => terminal.write(text),

@@ -1,4 +1,5 @@
-// A broker that emits events at a steady rate after SIGUSR2, more than the machines of a bench could cause.
+// A broker that emits events at a steady rate after SIGUSR2. The rate is higher than the machines of a bench
+// could cause.
 
 import type { Events } from '../../../broker/events.ts';
 import type { History } from '../../../broker/history/history.ts';
@@ -29,7 +30,7 @@ function emit(): void {
   const timer = setInterval(() => {
     const due = Math.min(Number(rate) * Number(seconds), ((performance.now() - begun) / 1000) * Number(rate));
     for (; received < due; received += 1) {
-      // Each event has its own transaction, as usual.
+      // Each event has its own transaction, as in normal operation.
       void rooms?.history.write((journal) => rooms?.events.emit(journal, 'command.completed', machine, data));
     }
     if (received >= Number(rate) * Number(seconds)) clearInterval(timer);

@@ -1,0 +1,32 @@
+// A test that the history passes on SQLite and on PostgreSQL alike.
+import { expect } from 'vitest';
+import type { History, HistoryTransaction } from '../broker/history/history.ts';
+
+interface Notes {
+  history: History;
+  /** Inserts a row with this id. */
+  note(transaction: HistoryTransaction, id: string): string;
+  /** Ids of the rows that another connection reads. */
+  committed(): unknown[] | Promise<unknown[]>;
+}
+
+/** Writes changes that wait for something other than their transaction, and expects that only these are undone. */
+export async function expectWaitingChangesUndone({ history, note, committed }: Notes): Promise<void> {
+  const outcomes = await Promise.allSettled([
+    history.write(async (transaction) => {
+      note(transaction, 'a');
+      await new Promise(() => {});
+    }),
+    history.write(async (transaction) => {
+      note(transaction, 'b');
+      // This read waits for the end of the change, so the change would wait for itself.
+      await history.get('SELECT 1');
+    }),
+    history.write((transaction) => note(transaction, 'c')),
+  ]);
+  expect(outcomes.map(({ status }) => status)).toEqual(['rejected', 'rejected', 'fulfilled']);
+  expect(outcomes[0]).toMatchObject({
+    reason: expect.objectContaining({ message: expect.stringContaining('waited for something else') }),
+  });
+  expect(await committed()).toEqual(['c']);
+}
