@@ -1,4 +1,4 @@
-// Makes requests to every route from its schemas, and a broker with two of each object they may name.
+// Makes requests to every route from its schemas, and starts a broker that has two objects of each kind.
 import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect } from 'vitest';
@@ -57,9 +57,9 @@ export const everything: Named[] = allRoutes().map(({ noun, operation, route }) 
   name: `${noun}.${operation}`,
   route,
 }));
-// The WebSocket is left out: it needs a ticket, and is tested in websocket.test.ts.
+// The WebSocket is left out, because it needs a ticket. It is tested in websocket.test.ts.
 export const table = everything.filter(({ route }) => route.kind !== 'socket');
-/** The routes that need a key, in a number of parts, because a broker limits the wrong keys in a minute. */
+/** The routes that need a key, divided into some parts, because a broker limits the wrong keys per minute. */
 export const inParts = (parts: number): Named[][] =>
   Array.from({ length: parts }, (_, part) => keyed.filter((_one, n) => n % parts === part));
 export const keyed = table.filter(({ route }) => route.access !== 'everybody');
@@ -70,8 +70,8 @@ function schemaOf(route: Route, part: (typeof parts)[number]): Json {
 }
 
 /**
- * Returns the noun of a field with an id: `destination_machine_id` is a machine's. Throws for an unknown
- * name.
+ * Returns the kind of object that a field with an id names: `destination_machine_id` names a machine. Throws
+ * for an unknown name.
  */
 function nounAt(at: string): IdNoun | undefined {
   const field = at
@@ -79,8 +79,8 @@ function nounAt(at: string): IdNoun | undefined {
     .filter((step) => step !== '0')
     .at(-1);
   if (!field || !/_ids?$/.test(field)) return undefined;
-  // These ids are not looked up: of a session's client, of a past request or event, or of a key that may be
-  // revoked.
+  // These ids are not looked up: ids of a session's client, of an earlier request or event, or of a key that
+  // may be revoked.
   if (['client_id', 'request_id', 'event_id'].includes(field)) return undefined;
   if (['query.key_id', 'query.login_id'].includes(at)) return undefined;
   const noun = nouns.find((one) => new RegExp(`(^|_)${one}_ids?$`).test(field));
@@ -105,7 +105,7 @@ export const placesIn = (route: Route): Place[] =>
   parts.flatMap((part) => placesOf(schemaOf(route, part), part));
 
 /**
- * Makes a value that matches a schema, with required fields and every id. `swap` puts another id at one
+ * Makes a value that matches a schema, with its required fields and all ids. `swap` puts another id at one
  * place.
  */
 function fill(schema: Json, at: string, ids: Ids, known: Known, swap?: { at: string; id: string }): unknown {
@@ -131,7 +131,7 @@ function fill(schema: Json, at: string, ids: Ids, known: Known, swap?: { at: str
 export function rawOf(route: Route, ids: Ids, known: Known, swap?: { at: string; id: string }): RawInput {
   const [params, query, body] = parts.map((part) => fill(schemaOf(route, part), part, ids, known, swap));
   return {
-    // The cast is safe: it is made from z.object() schemas.
+    // The cast is safe: the value is made from schemas of z.object().
     params: params as Record<string, string>,
     query: query as Record<string, string>,
     headers: {},
@@ -139,7 +139,7 @@ export function rawOf(route: Route, ids: Ids, known: Known, swap?: { at: string;
   };
 }
 
-// ---- A system with two machines, and calls into it
+// ---- A system with two machines, and calls to it
 
 export interface Scene {
   system: TestSystem;
@@ -189,11 +189,14 @@ export async function startScene(): Promise<Scene> {
   };
 }
 
-/** Makes one object of each kind with an id. A new noun does not compile until it is added here. */
+/**
+ * Creates one object of each kind that has an id. If a new kind of object is missing here, this does not
+ * compile.
+ */
 async function furnish(system: TestSystem, { machineId: machine }: AgentHandle, tag: string): Promise<Ids> {
   const [session, command, batch, key, token, login] = await Promise.all([
     system.client.sessions.create({ machine_id: machine, shell: 'cat' }),
-    // Waits long enough for the event of the start.
+    // The wait is long enough for the event of the start.
     system.client.commands.create({ machine_id: machine, command: 'cat', input: true, wait: 100 }),
     system.client.batches.create({ machine_ids: [machine], command: 'true' }),
     system.client.keys.create({ name: tag, scopes: ['files:read'] }),
@@ -220,7 +223,7 @@ async function furnish(system: TestSystem, { machineId: machine }: AgentHandle, 
   };
 }
 
-/** Makes a webhook and a failed delivery of it, because nothing may be sent to its URL. */
+/** Creates a webhook with a failed delivery. Nothing may be sent to its URL. */
 async function deliveredTo(
   { client }: TestSystem,
   machine: string,
@@ -235,7 +238,7 @@ async function deliveredTo(
   return { webhook: id, delivery: items[0]!.id };
 }
 
-/** Waits until nothing changes by itself any more, so that every later change has a cause. */
+/** Waits until nothing changes by itself any more. Every later change then has a cause. */
 async function settled({ client }: TestSystem): Promise<void> {
   const { items: webhooks } = await client.webhooks.list();
   const busy = async (): Promise<number> => {
@@ -250,7 +253,7 @@ async function settled({ client }: TestSystem): Promise<void> {
 
 const isUntried = ({ attempts }: { attempts: unknown[] }): boolean => attempts.length === 0;
 
-/** True for nouns whose objects belong to a machine, or are one. */
+/** True for kinds of objects that belong to a machine, or are one. */
 export const onMachine: Record<IdNoun, boolean> = {
   machine: true,
   command: true,
@@ -271,7 +274,7 @@ export interface Ask {
   swap?: { at: string; id: string };
   headers?: Record<string, string>;
   method?: string;
-  /** Sent instead of the matching body. */
+  /** Sent in place of a body that matches the schema. */
   body?: unknown;
   query?: Record<string, string>;
 }
@@ -303,7 +306,8 @@ export async function ask(scene: Scene, route: Route, options: Ask = {}): Promis
 }
 
 /**
- * Returns a body that is no JSON: the bytes of a file, which are an empty archive, too, or a form with them.
+ * Returns a body that is not JSON: the bytes of a file, which are also an empty archive, or a form with these
+ * bytes.
  */
 function bodyOf({ accepts }: Route, { body }: RawInput, { path }: Known): { body?: unknown; type?: string } {
   const bytes = '\0'.repeat(1024);
@@ -316,7 +320,7 @@ function bodyOf({ accepts }: Route, { body }: RawInput, { path }: Known): { body
 }
 
 /**
- * Checks that an answer has the form of all refusals. Returns its status and code, such as `403 forbidden`.
+ * Checks that a refusal has the form of the envelope. Returns its status and code, such as `403 forbidden`.
  */
 export function refusalIn(answer: Answer): string {
   const { code, message, details } = answer.body?.error ?? {};
@@ -332,18 +336,18 @@ export function refusalIn(answer: Answer): string {
 /** Tables that record the calls themselves, or reports of machines. */
 const byThemselves = /^(audit|key_|machine_facts|metrics|announced|sqlite_)/;
 
-/** Returns everything stored, which refused calls must not change. */
+/** Returns everything that is stored. Refused calls must not change it. */
 async function kept({ system, folder, agents }: Scene): Promise<Record<string, unknown>> {
   return {
     state: await storedState(system.dataDir),
-    // Those come two seconds after a machine linked.
+    // These are recorded two seconds after a machine has linked.
     history: Object.entries(await storedTables(system.dataDir, byThemselves)).map(([table, rows]) => [
       table,
       rows.filter(({ type }) => type !== 'machine.online'),
     ]),
     files: [folder, system.dataDir, ...agents.map(({ dataDir }) => dataDir)].map((directory) =>
       readdirSync(directory, { recursive: true, encoding: 'utf8' })
-        // Leaves out a machine's own log, which is written a moment later.
+        // A machine's own log is left out, because it is written a moment later.
         .filter((name) => !name.startsWith('activity.'))
         .toSorted((a, b) => a.localeCompare(b)),
     ),

@@ -7,7 +7,7 @@ import { join, posix } from 'node:path';
 import { parseSync } from 'oxc-parser';
 import { describe, expect, test } from 'vitest';
 
-// ---- What a rule sees of a file
+// ---- The properties of a file that rules check
 
 interface Import {
   /** A path from the root of the project, a package, or `node:…`. */
@@ -77,7 +77,7 @@ function targetOf(path: string, specifier: string): string {
   return isBuiltin(specifier) && !specifier.startsWith('node:') ? `node:${specifier}` : specifier;
 }
 
-/** Returns the globals that one node uses, without those of its children. */
+/** Returns the globals that one node uses. Its children are not included. */
 function usesOf(node: Node): string[] {
   if (node.type === 'Identifier' || node.type === 'MemberExpression') return [nameOf(node)];
   if (node.type === 'NewExpression' && (node.arguments as unknown[]).length === 0) {

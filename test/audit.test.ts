@@ -32,7 +32,7 @@ async function onMachine() {
   return { system, machine_id, folder: temporaryFolder('audit') };
 }
 
-// ---- What is refused
+// ---- Refused calls
 
 describe('a refusal', () => {
   test('is recorded with its code for a valid key, and not for an invalid one', async () => {
@@ -113,7 +113,7 @@ describe('a refusal', () => {
   });
 });
 
-// ---- What was done
+// ---- Calls that succeed
 
 test('files, commands, input and settings are recorded by path and command line, never by content', async () => {
   const { system, machine_id, folder } = await onMachine();
@@ -210,7 +210,7 @@ test('a declared change and its row are one commit', async () => {
   );
 });
 
-/** A broker that counts the transactions of its history, and those with an audit record. */
+/** Starts a broker and counts the transactions of its history, and those with an audit record. */
 async function counting() {
   const count = { writes: 0, appending: 0 };
   const system = await startFarhand({
@@ -280,7 +280,7 @@ test('a batch has a row for each of its machines, and the row of a repeat says t
   expect(again).toMatchObject([{ result: 'ok', what: { replayed: true } }]);
 });
 
-// ---- Who may read it
+// ---- The right to read it
 
 test('a limited admin reads the rows of its machines and its own, without details of other machines', async () => {
   const system = await startFarhand();

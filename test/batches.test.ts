@@ -27,7 +27,7 @@ function batchesOf(system: TestSystem) {
   return {
     run: (command: string, more: object) => client.batches.create({ command, wait: 50_000, ...more }),
     get: (batch_id: string) => client.batches.get({ batch_id }),
-    /** Resolves with the batch once every member has ended. */
+    /** Resolves with the batch after every command in it has ended. */
     async ended(batch_id: string) {
       const { results } = await client.batches.get({ batch_id });
       await Promise.all(results.map(({ id }) => listen(system, id)));
@@ -37,8 +37,8 @@ function batchesOf(system: TestSystem) {
 }
 
 /**
- * A command that creates a file while it runs and waits at a gate, and a function that lists running
- * commands.
+ * Returns a command that creates a file while it runs and waits at a gate, and a function that lists the
+ * running commands.
  */
 function marked(wait: Gate['wait']) {
   const folder = temporaryFolder('marks');
@@ -161,7 +161,7 @@ test('by tags it runs only on machines with all of them that the key may use', a
   });
   const theirs = await limited.client.batches.create({ command: 'true', tags: ['web'] });
   expect(machinesOf(theirs)).toEqual(new Set([ids[2]]));
-  // It has no members that the key cannot see.
+  // The key cannot see commands of the batch on other machines.
   expect((await system.client.commands.list({ batch_id: theirs.id })).total).toBe(1);
   await expect(limited.client.batches.create({ command: 'true', tags: ['other'] })).rejects.toMatchObject({
     status: 422,
@@ -185,7 +185,7 @@ test('at most `concurrency` members run at once, and all of them run in the end'
   expect(status).toBe('running');
   let done = 0;
   while (done < 7) {
-    // All members with a slot have started. One too many would have started with them.
+    // All commands that have a slot have started. A command too many would have started with them.
     const running = Math.min(3, 7 - done);
     await soon(() => marks.ran()).toBe(done + running);
     await soon(async () => (await get(id)).counts.running).toBe(running);
@@ -211,7 +211,7 @@ test('when more than max_failures have failed, the other members expire and neve
   expect(readFileSync(join(folder, 'ran'), 'utf8')).toBe('ran\n');
   const one = await run(failing, { machine_ids: ids, concurrency: 1, max_failures: 1 });
   expect(one.counts).toMatchObject({ failed: 2, expired: 3 });
-  // Running members go on.
+  // Commands that run are not ended.
   const all = await run(failing, { machine_ids: ids, max_failures: 0 });
   expect(all.counts).toMatchObject({ failed: 5, expired: 0 });
 });
@@ -397,7 +397,7 @@ test('a batch that was stored only in part before a crash is removed at the next
     await system.client.batches.create(many),
   ];
   await system.broker.close();
-  // The spec is stored with the last part of a batch, and removed once the batch has ended.
+  // The spec is stored with the last part of a batch, and removed when the batch has ended.
   const database = new DatabaseSync(join(system.dataDir, 'history.db'));
   database.prepare('UPDATE batches SET spec = NULL WHERE id IN (?, ?)').run(part.id, begun.id);
   const [first] = begun.results;
@@ -550,7 +550,7 @@ test('a machine that repeatedly reports a false start gets no second slot for it
   const report = reporting(liar, (await nextCall(liar, 'StartProcess')).call_id);
   for (let n = 0; n < 3; n += 1) report.unknown();
   report.end();
-  // The start is sent again, and no other member starts meanwhile.
+  // The start is sent again. Meanwhile no other command of the batch starts.
   const again = await nextCall(liar, 'StartProcess');
   const first = honest.map((agent) => agent.next('call'));
   const early = Promise.race(first.map((call) => call.then(() => 'early')));

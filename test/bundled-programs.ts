@@ -1,4 +1,5 @@
-// Bundles the three programs as they are shipped, once for all test files of a run, in its temporary folder.
+// Bundles the three programs as they are shipped, once for all test files of a run, into the run's temporary
+// folder.
 import { execFileSync } from 'node:child_process';
 import { existsSync, mkdirSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -6,7 +7,7 @@ import { join } from 'node:path';
 
 export const shipped = join(tmpdir(), 'shipped');
 
-/** Returns the file of a bundled program. */
+/** Returns the path of a bundled program. */
 export function shippedProgram(name: 'farhand' | 'farhand-agent' | 'farhand-broker'): string {
   const made = join(shipped, 'made');
   try {
@@ -16,7 +17,7 @@ export function shippedProgram(name: 'farhand' | 'farhand-agent' | 'farhand-brok
     writeFileSync(made, '');
   } catch (error) {
     if (!(error instanceof Error && 'code' in error && error.code === 'EEXIST')) throw error;
-    // Another test file is bundling the programs.
+    // Another test file is bundling the programs now.
     const sleeper = new Int32Array(new SharedArrayBuffer(4));
     for (let waited = 0; !existsSync(made) && waited < 60_000; waited += 50) Atomics.wait(sleeper, 0, 0, 50);
   }

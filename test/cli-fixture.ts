@@ -1,4 +1,4 @@
-// Runs the real `farhand`, bundled as it is shipped, as a process against a real broker.
+// Runs the real `farhand`, bundled as it is shipped, as a process that calls a real broker.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { expect, onTestFinished } from 'vitest';
 import { shipped, shippedProgram } from './bundled-programs.ts';
@@ -12,7 +12,7 @@ export interface Ending {
   err: string;
 }
 
-/** As `input`: standard input that stays open without data. */
+/** A value of `input`: standard input stays open without data. */
 export const open = Symbol('open');
 
 export interface RunOptions {
@@ -21,30 +21,30 @@ export interface RunOptions {
   cwd?: string;
   /** An open file to which standard output goes. */
   stdout?: number;
-  /** A program, with arguments, that starts `farhand`. */
+  /** A program with arguments that starts `farhand`, such as setpriv. */
   through?: string[];
 }
 
 export interface Running {
   child: ChildProcess;
   ended: Promise<Ending>;
-  /** Resolves once the pattern was written to standard output or standard error. */
+  /** Resolves when the pattern was written to standard output or standard error. */
   says(pattern: RegExp): Promise<void>;
 }
 
 export interface Line {
-  /** `verb` is one text, such as 'machines list', so that a test finds which verbs have tests. */
+  /** `verb` is one text, such as 'machines list', by which a test finds out which verbs are tested. */
   (verb: string, args?: string[], options?: RunOptions): Promise<Ending>;
   start(verb: string, args?: string[], options?: RunOptions): Running;
   /** Runs a verb with -o json, expects success and returns the parsed output. */
   // biome-ignore lint/suspicious/noExplicitAny: the tests look into answers as a script would
   json(verb: string, args?: string[], options?: RunOptions): Promise<any>;
   home: string;
-  /** For tests that start the program in another way. */
+  /** The program itself, for tests that start it in another way. */
   program: { file: string; env: Record<string, string> };
 }
 
-/** The command line of a user who is logged in to `system`, or of one who is not logged in. */
+/** Returns the command line of a user who is logged in to `system`, or of one who is not logged in. */
 export function createLine(system?: Pick<TestSystem, 'url' | 'key'>): Line {
   const main = shippedProgram('farhand');
   const home = temporaryFolder('home');
@@ -77,7 +77,7 @@ function begin(argv: string[], { input, env, cwd, stdout = -1, through = [] }: R
   const [file = '', ...args] = [...through, process.execPath, ...argv];
   const child = spawn(file, args, { env, cwd, stdio: [stdin, stdout < 0 ? 'pipe' : stdout, 'pipe'] });
   onTestFinished(() => void child.kill('SIGKILL'));
-  // A program that ends early does not read its input.
+  // A program that ends early does not read its input, so this error needs no handling.
   child.stdin?.on('error', () => {});
   if (input !== open) child.stdin?.end(input);
   const [out, err]: Buffer[][] = [[], []];

@@ -1,20 +1,24 @@
-// Closes the resources of a test at its end, and those shared by a file's tests after the last test.
+// Closes the resources of a test at its end, and resources that the tests of a file share after the last of
+// them.
 import { afterAll, onTestFinished } from 'vitest';
 
 type Close = () => unknown;
 
-/** Functions that close what is shared by all tests of a file. */
+/** Functions that close the shared resource that is being created; undefined at other times. */
 let ofFile: Close[] | undefined;
 
-/** The function added last is called first. */
+/**
+ * Calls `close` at the end of the test, or after the last test if a shared resource is being created. The
+ * function added last is called first.
+ */
 export function atEnd(close: Close): void {
   if (ofFile) ofFile.push(close);
   else onTestFinished(async () => void (await close()));
 }
 
 /**
- * Creates a resource once for all tests of a file, when the first test needs it. No test may leave it
- * changed.
+ * Creates a resource once for all tests of a file, when the first of them needs it. Tests must leave it as
+ * they found it.
  */
 export function shared<T>(make: () => Promise<T>): () => Promise<T> {
   const closers: Close[] = [];

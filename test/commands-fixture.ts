@@ -1,4 +1,5 @@
-// Helpers for tests of commands: gates that make commands wait, output as bytes or events, a settable clock.
+// Helpers for tests of commands: gates at which commands wait, output as bytes or events, and a clock that
+// the test sets.
 import { execFileSync } from 'node:child_process';
 import { closeSync, constants, openSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
@@ -14,8 +15,8 @@ export type StreamEvent =
   Awaited<ReturnType<Farhand['commands']['stream']>> extends AsyncIterable<infer T> ? T : never;
 
 /**
- * Polls until an expectation is met, for changes without an event. The timeout is long enough for a busy
- * machine.
+ * Polls until an expectation is met. Use it only for changes without an event. The timeout is long enough for
+ * a busy machine.
  */
 export function soon<T>(read: () => T | Promise<T>, interval = 20) {
   return expect.poll(read, { timeout: 15_000, interval });
@@ -23,7 +24,7 @@ export function soon<T>(read: () => T | Promise<T>, interval = 20) {
 
 /** A named pipe at which a command waits until the test lets it continue. */
 export interface Gate {
-  /** Shell command that waits. */
+  /** The shell command that waits at the gate. */
   wait: string;
   /** Lets one waiting command continue, now or when it arrives. */
   open(): void;
@@ -32,7 +33,8 @@ export interface Gate {
 export function gate(): Gate {
   const path = join(temporaryFolder('gate'), 'gate');
   execFileSync('mkfifo', [path]);
-  // Open for reading and writing, so that open() never blocks, and written bytes stay until they are read.
+  // The pipe is open for reading and writing, so that open() never blocks and written bytes remain until they
+  // are read.
   const fd = openSync(path, constants.O_RDWR);
   onTestFinished(() => closeSync(fd));
   return { wait: `head -c 1 ${path} >/dev/null`, open: () => void writeSync(fd, 'x') };
@@ -57,7 +59,7 @@ export function commandsOn(system: TestSystem, machine_id: string) {
     run: (command: string, more: object = {}) =>
       client.commands.create({ machine_id, command, wait: 50_000, ...more }),
     get: (command_id: string) => client.commands.get({ command_id }),
-    /** Resolves with the record of a command once it has ended. */
+    /** Resolves with the record of a command after its end. */
     async ended(command_id: string): Promise<CommandRecord> {
       await lastEvent(system, command_id);
       return client.commands.get({ command_id });
@@ -102,7 +104,7 @@ export function nothingReceived(): Received {
   return { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0), gaps: [], events: [], at: '', exit: false };
 }
 
-/** Adds an event to those received. Throws for a byte that was sent twice, or left out without a gap. */
+/** Adds an event to the received ones. Throws if a byte was sent twice, or left out without a gap. */
 function hear(received: Received, event: StreamEvent): void {
   received.events.push(event);
   received.at = event.id ?? '';
@@ -141,8 +143,8 @@ async function lastEvent({ client }: Pick<TestSystem, 'client'>, command_id: str
 }
 
 /**
- * A clock that runs in real time and that a test can move forward: timers that are then due fire at once, in
- * order. With `still` it only moves by leap(). `set` sets the wall clock, on which no duration depends.
+ * A clock that runs in real time and that a test can move forward. Timers that are due then fire at once, in
+ * order. With `still` it moves only by leap(). `set` sets the wall clock, which affects no duration.
  */
 export function leapingClock({ still = false } = {}): { leap(ms: number): void; set(wall: number): void } {
   let ahead = 0;
@@ -193,7 +195,7 @@ export function leapingClock({ still = false } = {}): { leap(ms: number): void; 
   };
 }
 
-/** Resolves with the next call of a method to a scripted agent. Skips acknowledgements of results. */
+/** Resolves with the next call of a method to a scripted agent. Acknowledgements of results are skipped. */
 export async function nextCall(
   agent: ScriptedAgent,
   method: 'StartProcess' | 'FollowProcess' | 'KillProcess',
@@ -205,7 +207,7 @@ export async function nextCall(
   return { ...request, call_id: call.call_id };
 }
 
-/** Functions that answer a call event by event. */
+/** Returns functions that answer a call event by event. */
 export function reporting(agent: ScriptedAgent, call_id: string) {
   const stream = agent.answer(call_id);
   const send = (event: object): void =>
@@ -231,7 +233,7 @@ export function reporting(agent: ScriptedAgent, call_id: string) {
   };
 }
 
-/** A scripted machine that is offline. `back` links it again. */
+/** Links a scripted machine and cuts its link, so that it is offline. `back` links it again. */
 export async function scriptedAway(system: TestSystem) {
   const identity = await joinScripted(system);
   const back = async (): Promise<ScriptedAgent> => {
@@ -242,7 +244,7 @@ export async function scriptedAway(system: TestSystem) {
   const leave = async (agent: ScriptedAgent): Promise<void> => {
     agent.control.cancel();
     await agent.ended;
-    // The status of the machine changes once the broker has noticed its end.
+    // The status of the machine changes when the broker has noticed the end of the link.
     await soon(
       async () => (await system.client.machines.get({ machine_id: identity.machineId })).status,
     ).toBe('offline');

@@ -42,7 +42,7 @@ test('events hold both streams with offsets and ids, text cut between characters
   report.started();
   report.stdout(0, Buffer.concat([Buffer.from('a'), euro.subarray(0, 2)]));
   const received = await listen(system, id, nothingReceived(), ({ events }) => events.length === 1);
-  // The first bytes of a character wait for the rest, and the id does not count them.
+  // The first bytes of an incomplete character are not sent yet, and the id does not count them.
   expect(received.events).toEqual([
     { event: 'output', id: '1.0', data: { stream: 'stdout', offset: 0, data: 'a', encoding: 'utf-8' } },
   ]);
@@ -79,7 +79,7 @@ test('the head of a stream of events arrives at once, even if the command is sil
   const { wait, open } = gate();
   const id = await begin(wait);
   const stop = new AbortController();
-  // Resolves once the head of the answer has arrived.
+  // Resolves when the head of the answer has arrived.
   await system.client.commands.stream({ command_id: id }, { signal: stop.signal });
   stop.abort();
   open();
@@ -156,7 +156,7 @@ test('overlapping output of an agent counts once, and repeated or earlier output
   ] as const) {
     report.stdout(offset, data);
   }
-  // The exit reports fewer bytes than were sent, which are not removed.
+  // The exit reports fewer bytes than were sent. The bytes that were sent are not removed.
   report.exited(4);
   report.end();
   expect(await ended(id)).toMatchObject({ stdout: 'abcdefghijkl', stdout_bytes: 12, stdout_start: 0 });

@@ -16,7 +16,7 @@ async function onMachine() {
     });
     return new Uint8Array(await response.arrayBuffer());
   };
-  /** Resolves once the command has written this number of bytes. */
+  /** Resolves when the command has written this number of bytes. */
   const wrote = (id: string, bytes: number) =>
     expect
       .poll(async () => (await system.client.commands.get({ command_id: id })).stdout_bytes)

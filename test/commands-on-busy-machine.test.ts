@@ -18,7 +18,7 @@ import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.
 const atOnce = 64;
 const waitingCommands = 1024;
 
-/** A machine with the most running commands that it may have. Each function of `ends` ends one of them. */
+/** A machine with as many running commands as it may have. Each function of `ends` ends one of them. */
 async function busyMachine(system: TestSystem) {
   const agent = await scriptedMachine(system);
   const on = commandsOn(system, agent.identity.machineId);
@@ -181,7 +181,7 @@ test('a waiting command whose start is refused is sent again for a minute, and t
   const id = await begin('echo waited');
   ends[0]!();
   reporting(agent, (await nextCall(agent, 'StartProcess')).call_id).refused('unavailable');
-  // A start that is not answered for 10 s counts as sent, so time passes in smaller steps.
+  // A start without an answer for 10 s counts as sent, so the clock moves in smaller steps.
   for (let n = 1; n <= 7; n += 1) {
     const again = await nextCall(agent, 'StartProcess');
     expect([n, again.id, (await get(id)).status]).toEqual([n, id, 'queued']);

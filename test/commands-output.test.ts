@@ -153,11 +153,11 @@ test('a follower gets the head at once, then each byte as it is written, and the
   const reader = response.body!.getReader();
   first.open();
   expect(await until(reader, 'one')).toBe('one');
-  // The offset may be of a byte that is not written yet.
+  // The offset may be that of a byte that is not written yet.
   const later = await output(system, id, 'follow=true&offset=5');
   const inside = await output(system, id, 'follow=true&offset=1');
   expect(later.headers.get('x-output-offset')).toBe('5');
-  // Without follow, the answer has only the present output.
+  // Without `follow`, the answer contains only the present output.
   expect(await answerOf(await output(system, id))).toEqual([200, '0', 'one']);
   expect(await answerOf(await output(system, id, 'offset=4'))).toMatchObject([
     416,
@@ -288,7 +288,7 @@ test('old commands are deleted with their files, whose space can be used again',
   const again = await system.agent({ dataDir: agent.dataDir });
   const { run: later } = commandsOn(system, again.machineId);
   const young = await later('seq 2 500000');
-  // The files are still there after another command.
+  // Another command does not remove the files.
   await later('true');
   expect(await digestOfBody(await output(system, young.id, 'offset=0'))).toBe(digestOf('seq 2 500000'));
 });
@@ -315,7 +315,7 @@ test('removed or shortened output files cut the answer, and the events report a 
   const { id, stdout_bytes } = await run('seq 1 200000');
   const [name = ''] = readdirSync(join(system.dataDir, 'output', id, 'stdout'));
   writeFileSync(join(system.dataDir, 'output', id, 'stdout', name), 'short');
-  // Cut before or after its head, so that a part never looks complete.
+  // The answer is cut before or after its head, so that an incomplete answer never looks complete.
   await expect(output(system, id).then((cut) => cut.text())).rejects.toThrow();
   expect((await listen(system, id)).gaps).toEqual([[5, stdout_bytes]]);
 });
@@ -328,7 +328,7 @@ test('the database stores only the last MiB of an output', async () => {
   const database = new DatabaseSync(join(system.dataDir, 'history.db'));
   const length = (table: string) =>
     database.prepare(`SELECT length(stdout) AS n FROM ${table} WHERE id = ?`).get(id);
-  // Lists read the first table, a single command the second. Both rows are deleted together.
+  // Lists read the first table, and a request for one command the second. Both rows are deleted together.
   expect([length('commands'), length('command_tails')]).toEqual([{ n: 4096 }, { n: mib }]);
   database.exec('DELETE FROM commands');
   expect(length('command_tails')).toBeUndefined();

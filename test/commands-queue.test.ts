@@ -18,7 +18,7 @@ import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.
 
 const hour = 3_600_000;
 
-/** A machine that was linked once and is offline. */
+/** Starts a machine and cuts its link, so that it is offline. */
 async function away(system?: TestSystem) {
   const broker = system ?? (await startFarhand());
   const agent = await broker.agent();

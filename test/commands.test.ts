@@ -14,7 +14,7 @@ async function onMachine(flags: string[] = []) {
   return { system, machine_id, run, close };
 }
 
-/** True if the process whose pid is in a file still runs. A zombie does not. */
+/** True if the process whose pid is in a file is running. A zombie is not running. */
 function alive(pidFile: string): boolean {
   const stat = `/proc/${readFileSync(pidFile, 'utf8').trim()}/stat`;
   return existsSync(stat) && !readFileSync(stat, 'utf8').includes(') Z ');
@@ -105,7 +105,7 @@ test.skipIf(!mayMount)(
     const stream = agent.answer((await agent.next('call')).call_id);
     const filler = join(dataDir, 'filler');
     expect(() => writeFileSync(filler, Buffer.alloc(8 * 1024 * 1024))).toThrow(/ENOSPC/);
-    // Also uses up the space that was reserved for the write-ahead log.
+    // The loop also uses up the space that was reserved for the write-ahead log.
     for (let n = 0, full = false; n < 2000 && !full; n += 1) {
       full = (await system.call('POST', '/join-tokens', { body: {} })).status === 503;
     }

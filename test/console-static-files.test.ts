@@ -1,4 +1,5 @@
-// The console's files as the broker serves them: one page for all paths, compressed assets, and the policy of both.
+// The static files of the console as the broker serves them: one page for all paths, compressed assets, and
+// the headers of both.
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { get } from 'node:http';
 import { join } from 'node:path';
@@ -10,7 +11,7 @@ const page =
   '<!doctype html><style nonce="__NONCE__"></style><script type="module" src="/console/assets/main-ABCD1234.js"></script>';
 const script = 'console.log(1)';
 
-/** A broker with a console as the build leaves it. */
+/** Starts a broker whose console directory looks like that of a build. */
 async function withConsole(): Promise<TestSystem> {
   const folder = temporaryFolder('console');
   mkdirSync(join(folder, 'assets'));
@@ -107,7 +108,7 @@ test('an asset is compressed as the browser accepts it, and may be stored for go
       vary: 'Accept-Encoding',
     });
   }
-  // Without a compressed file beside it, an asset is sent as it is.
+  // An asset without a compressed file beside it is sent uncompressed.
   const style = await headOf(`${system.url}/console/assets/style-ABCD1234.css`, 'br, gzip');
   expect([style.headers['content-type'], style.headers['content-encoding']]).toEqual([
     'text/css; charset=utf-8',
@@ -115,7 +116,7 @@ test('an asset is compressed as the browser accepts it, and may be stored for go
   ]);
 });
 
-/** The answer as it was sent: fetch would decode it. */
+/** Returns the answer as it was sent. fetch would decompress it. */
 function headOf(url: string, accepted: string) {
   return new Promise<{ headers: Record<string, unknown> }>((resolve, reject) => {
     get(url, { headers: { 'Accept-Encoding': accepted } }, (response) => {

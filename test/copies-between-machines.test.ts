@@ -1,5 +1,5 @@
-// Copies from one machine to another, streamed through the broker and checked by a digest. A failed copy
-// leaves nothing.
+// Copies from one machine to another, streamed through the broker and checked by a digest. A copy that fails
+// leaves nothing behind.
 import { execFileSync } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { mkdirSync, readdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs';

@@ -1,5 +1,5 @@
-// Downloads from a real disk over HTTP: conditions, ranges, names, files that change meanwhile, and clients
-// that stop reading.
+// Downloads from a real disk over HTTP: conditions, ranges, names, files that change during the download, and
+// clients that stop reading.
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdirSync, truncateSync, utimesSync, writeFileSync } from 'node:fs';
@@ -35,7 +35,7 @@ async function onMachine(opened = machine()) {
 const codeOf = async (response: Response): Promise<unknown> =>
   ((await response.json()) as { error: { code: string } }).error.code;
 
-/** Returns the events of a type in the event log, once there is one. */
+/** Resolves with the events of a type when the event log has at least one. */
 async function eventsOf(system: TestSystem, type: 'file.downloaded') {
   for (;;) {
     const { items } = await system.client.events.list({ type });
@@ -79,7 +79,7 @@ test('a file that shrinks while it is sent never looks complete', async () => {
   });
   asked.end();
   const [response] = await once(asked, 'response');
-  // The download has begun and waits for the client, because the windows are much smaller than the file.
+  // The download has begun and waits for its client, because the windows are much smaller than the file.
   truncateSync(path, 1_000);
   let got = 0;
   const failed = new Promise((resolve) => response.once('error', resolve));
@@ -207,7 +207,7 @@ test('an empty file and a file of /proc are sent whole, also with a Range', asyn
 test('a client that disconnects in the middle releases the machine', async () => {
   const { system, machineId, folder } = await onMachine(startMachine());
   writeFileSync(join(folder, 'big'), Buffer.alloc(64 * 1024 * 1024));
-  // More calls than may be open at once, so each must have been released.
+  // These are more calls than may be open at once, so each of them must have been released.
   for (let n = 0; n < 40; n += 1) {
     const abort = new AbortController();
     const answer = await fetch(
@@ -234,7 +234,7 @@ test('thirty-two stalled downloads delay neither lists nor contents; one more is
   expect((await client.read({ machine_id: machineId, path: join(folder, 'd/a') })).content).toBe('x');
   const refused = client.download({ machine_id: machineId, path: join(folder, 'big') });
   refused.catch(() => undefined);
-  // Later requests are answered before the download that waits.
+  // Later requests are answered before the waiting download ends.
   await client.list({ machine_id: machineId, path: join(folder, 'd') });
   clock.leap(10_001);
   await expect(refused).rejects.toMatchObject({ code: 'unavailable' });

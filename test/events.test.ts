@@ -21,7 +21,7 @@ type Way = (
   key: string,
 ) => Promise<(params: Params, signal?: AbortSignal) => AsyncIterable<Seen> | Promise<AsyncIterable<Seen>>>;
 
-/** Both ways to follow must behave alike. */
+/** Both ways to follow events must behave alike. */
 const ways: Record<'SSE' | 'gRPC', Way> = {
   async SSE({ client, url }, key) {
     const { Farhand } = await import('../shared/sdk/index.ts');
@@ -162,7 +162,7 @@ for (const [name, way] of Object.entries(ways)) {
     const listening = (async () => {
       for await (const event of await follow({ types: ['file.*'] }, stop.signal)) heard.push(event);
     })().catch(() => undefined);
-    // It may take a moment until the stream follows.
+    // The stream begins to follow only after a moment.
     await soon(async () => {
       await system.client.files.write({ machine_id, path, content: '' });
       return heard.length;

@@ -1,4 +1,4 @@
-// A clock that moves only when a test says so.
+// A clock that moves only when the test moves it.
 import { onTestFinished } from 'vitest';
 import { setClock } from '../shared/clock.ts';
 

@@ -1,4 +1,4 @@
-// A WebSocket server for one made-up session, whose messages the test sends and receives.
+// A WebSocket server with one invented session. The test sends and receives its messages.
 import { once } from 'node:events';
 import { createServer, type IncomingMessage } from 'node:http';
 import { type AddressInfo, connect, type Socket } from 'node:net';
@@ -14,7 +14,8 @@ const session_id = 'sess_one';
 export const path = `/api/v1/sessions/${session_id}/stream`;
 
 /**
- * A WebSocket server for one session, whose tickets are valid once. The test gets each client that connects.
+ * Starts a WebSocket server for one session, whose tickets are valid once. The test gets each client that
+ * connects.
  */
 export async function startTerminalServer(publicUrl = '') {
   const tickets = new Set(['one', 'two']);
@@ -67,7 +68,7 @@ export async function startTerminalServer(publicUrl = '') {
       await once(client, 'open');
       return { client, port: await arrived, closed };
     },
-    /** Cuts requests that are silent for this long, as the broker does. */
+    /** From now on cuts requests that are silent for this long, as the broker does. */
     cutSilent: (ms: number) => void server.setTimeout(ms, (socket) => socket.destroy()),
     /** Resolves when every connection is closed on the server's side. */
     async empty(): Promise<void> {

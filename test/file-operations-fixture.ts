@@ -1,4 +1,5 @@
-// Makes folders for each test of the agent's file operations: a root, one outside it, and a protected one.
+// Makes folders for each test of the agent's file operations: a root, a folder outside it, and a protected
+// folder.
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import {
@@ -18,7 +19,7 @@ import type { AgentCall } from '../shared/agent-rpcs.ts';
 import { createLogger } from '../shared/logger.ts';
 import { diskFolder, onOtherDisk } from './find-file-systems.ts';
 
-/** A second file system with write access, if there is one. */
+/** A second file system with write access; undefined if there is none. */
 export const otherDisk = onOtherDisk(diskFolder);
 
 export class Disk {
@@ -58,7 +59,7 @@ export class Disk {
     this.mount('-t', 'tmpfs', '-o', `size=${size}`, 'tmpfs', at);
   }
 
-  /** Takes the arguments of mount(8), the mount point last. */
+  /** Calls mount(8) with these arguments. The last one is the mount point. */
   mount(...args: string[]): void {
     execFileSync('mount', args, { stdio: 'ignore' });
     this.#mounts.push(args.at(-1) ?? '');
@@ -77,7 +78,7 @@ export class Disk {
     return this.owns(child);
   }
 
-  /** Ends the program when the disk is removed. */
+  /** Ends the program when the folders of the test are removed. */
   owns<Child extends ChildProcess>(child: Child): Child {
     this.#children.push(child);
     return child;
@@ -161,10 +162,11 @@ function namesBelow(directory: string, prefix: string): string[] {
   });
 }
 
-/** Removes a tree of any depth and modes, but nothing that is mounted in it. */
+/** Removes a tree of any depth and with any modes, but nothing that is mounted in it. */
 function removeTree(at: string): void {
   if (!existsSync(at)) return;
-  // An ordinary user cannot empty a directory without its write bit, nor Node remove a very deep tree.
+  // An ordinary user cannot empty a directory without write permission, and Node cannot remove a very deep
+  // tree.
   if (!isRoot) execFileSync('chmod', ['-R', 'u+rwx', at]);
   execFileSync('rm', ['-rf', '--one-file-system', at]);
 }

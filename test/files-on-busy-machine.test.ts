@@ -1,4 +1,5 @@
-// File calls that wait on a busy machine: in order, for at most 10 s, and only while their client waits.
+// File calls that wait for a busy machine: in order, for at most 10 s, and only while their client is
+// connected.
 import { mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
@@ -19,7 +20,7 @@ async function readableMachine(openCalls: number) {
       key: system.key,
       ...(signal && { signal }),
     });
-  /** Resolves once the requests that were sent before have reached the machine's queue. */
+  /** Resolves when all earlier requests have reached the machine's queue. */
   const arrived = async (): Promise<void> => {
     for (let n = 0; n < 3; n += 1) await system.client.machines.get({ machine_id: agent.identity.machineId });
   };
@@ -29,7 +30,7 @@ async function readableMachine(openCalls: number) {
 const pathOf = (agent: ScriptedAgent, call: Call__Output): string =>
   String((agent.decode(call) as { path: Buffer }).path);
 
-/** Answers a read with its own path. */
+/** Answers a read; the content is the requested path. */
 function answer(agent: ScriptedAgent, call: Call__Output): void {
   const path = Buffer.from(pathOf(agent, call));
   const entry = { name: path, path, size: path.length };
@@ -38,7 +39,7 @@ function answer(agent: ScriptedAgent, call: Call__Output): void {
   agent.send({ reply: { call_id: call.call_id, messages: { messages } } });
 }
 
-/** Begins an answer to a read that never ends. */
+/** Begins the answer to a read, but never ends it. */
 function stall(agent: ScriptedAgent, call: Call__Output): void {
   const entry = { name: Buffer.from('a'), path: Buffer.from('/a'), size: 1 };
   agent

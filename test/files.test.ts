@@ -23,7 +23,7 @@ async function startMachine(flags: string[] = []) {
 
 const machine = shared(startMachine);
 
-/** With flags it is another machine. */
+/** Starts a system with a machine. With flags, the machine is started with these. */
 async function onMachine(flags: string[] = []) {
   const { system, agent } = await (flags.length > 0 ? startMachine(flags) : machine());
   const folder = temporaryFolder('files');

@@ -6,7 +6,7 @@ import { ask, type Named, refusalIn, type Scene, startScene, table } from './all
 import { shared } from './close-after-tests.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
 
-// Many requests: a busy machine is slow, not wrong.
+// The tests make many requests, which take long on a busy machine.
 vi.setConfig({ testTimeout: 60_000 });
 
 type Item = Record<string, unknown> & { id: string };
@@ -31,13 +31,13 @@ async function startVariedScene(): Promise<Scene> {
     ...{ enabled: false, overlap: 'allow', catch_up: 'all' },
   });
   await client.schedules.run({ schedule_id });
-  // These events are recorded two seconds after the machines, and no event follows by itself.
+  // These events are recorded two seconds after the machines. After that no event occurs by itself.
   const online = async () => (await client.events.list({ type: 'machine.online' })).total;
   await expect.poll(online, { interval: 50 }).toBe(2);
   return scene;
 }
 
-// The tests add batches and keys, and search only for their own.
+// The tests add batches and keys, so each of them searches only for its own.
 const anyScene = shared(startScene);
 
 test('every route refuses unknown parameters, and names its own', async () => {
@@ -58,7 +58,7 @@ async function page(
   { route }: Named,
   query: Record<string, string>,
 ): Promise<Item[]> {
-  // Only required parameters, and the given ones.
+  // The request has only the required parameters, and the given ones.
   const path = route.path.replaceAll(/\{(\w+)_id\}/g, (_, noun: string) => here[noun as 'machine']);
   const search = new URLSearchParams({ limit: '100', ...query });
   const { status, body } = await system.call('GET', `${path}?${search.toString()}`);
@@ -69,7 +69,7 @@ async function page(
 
 const idsOf = (items: Item[]): string[] => items.map(({ id }) => id);
 
-/** A field that a page does not have is read from the item itself. */
+/** If the page of a list does not contain a field, it is read from the item itself. */
 async function withField({ system }: Scene, name: string, items: Item[]): Promise<Item[]> {
   if (items[0] && name in items[0]) return items;
   const whole = items.map(({ id }) => system.client.schedules.get({ schedule_id: id }));
@@ -100,7 +100,7 @@ test('every list is filtered by its fields, and by since, which counts itself, a
     expect([list, await found({ until: '2001-01-01T00:00:00Z' })]).toEqual([list, []]);
     const always = { since: '2001-01-01T00:00:00Z', until: '2100-01-01T00:00:00Z' };
     expect([list, await found(always)]).toEqual([list, idsOf(all)]);
-    // Runs are filtered by an internal time, which no field has to the millisecond.
+    // Runs are filtered by an internal time, which no field contains exactly to the millisecond.
     if (list === 'schedules.history') continue;
     const middle = all.map(timeOf).toSorted()[Math.floor(all.length / 2)]!;
     const [later, before] = [await found({ since: middle }), await found({ until: middle })];

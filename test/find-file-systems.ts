@@ -2,7 +2,10 @@
 import { existsSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 
-/** The machine's own temporary folder, for effects that only a disk has: delayed writes and slow renames. */
+/**
+ * A folder on a disk, for effects that only a disk has: delayed writes and slow renames. The temporary folder
+ * of a run may be in memory.
+ */
 export const diskFolder = process.env.FARHAND_TEST_DISK ?? tmpdir();
 
 /**

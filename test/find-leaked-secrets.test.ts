@@ -1,4 +1,5 @@
-// The search for leaked secrets, which every test with a broker ends with, finds them in all places.
+// Tests of the search for leaked secrets, which every test with a broker ends with. It must find secrets in
+// all places.
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
@@ -7,7 +8,7 @@ import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
 const key = `service_apikey_${'k'.repeat(43)}`;
 
-/** A directory with a secret, and the function that searches it. */
+/** Returns a directory with a secret, and the function that searches it. */
 function hushed() {
   const directory = temporaryFolder('hushed');
   const silence = keepBrokerSilent(directory);

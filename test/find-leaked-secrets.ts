@@ -1,4 +1,4 @@
-// Searches for secrets that a broker returned to clients in everything that it stores, logs and answers.
+// Searches everything that a broker stores, logs and answers for secrets that it has returned to clients.
 // Every broker and agent of a test is searched when the test ends.
 import { createPrivateKey } from 'node:crypto';
 import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs';
@@ -8,16 +8,19 @@ import type { Logger } from '../shared/logger.ts';
 
 /** Bytes that must not occur anywhere, and what they are. */
 const secrets = new Map<string, { what: string; bytes: Buffer }>();
-/** Answers that contained a secret which their request did not create. */
+/** Answers that contained a secret although their request did not create it. */
 let blabbed: string[] = [];
 /** Number of systems and agents of the running test. */
 let open = 0;
 
 /** Files in which the programs store their own secrets. */
 const ownFiles = ['identity.json', 'authority.json', 'webhooks.key', 'rest-key.json'];
-/** What a test writes is small; the rest of a larger file is output of its commands. */
+/**
+ * Bytes from which on a file is not searched. Tests write only small files; larger ones are output of their
+ * commands.
+ */
 const largestFile = 16 * 1024 * 1024;
-/** A shorter text may occur by chance. */
+/** Shorter texts are not searched, because they may occur by chance. */
 const shortest = 16;
 
 export function remember(what: string, secret: string | Buffer): void {
@@ -25,7 +28,9 @@ export function remember(what: string, secret: string | Buffer): void {
   if (bytes.length >= shortest) secrets.set(bytes.toString('latin1'), { what, bytes });
 }
 
-/** For a test that publishes a secret on purpose, for example in a command line. */
+/**
+ * Allows a secret to occur anywhere, for a test that publishes it on purpose, for example in a command line.
+ */
 export function giveAway(secret: string): void {
   for (const [key, { bytes }] of secrets) if (secret.includes(bytes.toString())) secrets.delete(key);
 }
@@ -36,7 +41,7 @@ const forms: [what: string, form: RegExp][] = [
   ['a ticket', /[?&]ticket=([0-9A-Za-z]{43})/g],
 ];
 
-/** Reads a request and its answer: new secrets are remembered, and known ones in an answer are reported. */
+/** Called with a request and its answer. Remembers new secrets, and records known secrets in the answer. */
 export function overhear(
   method: string,
   { asked, status, received }: { asked: unknown; status: number; received: string },
@@ -67,8 +72,8 @@ interface Silence {
 }
 
 /**
- * Searches for a broker on a directory. Call `meanwhile` while it runs, and `afterwards` once it is closed.
- * Both throw if they find a secret.
+ * Begins the search for a broker on a directory. Call `meanwhile` while the broker runs, and `afterwards`
+ * when it is closed. Both throw if they find a secret.
  */
 export function keepBrokerSilent(directory: string) {
   const { log, lines } = begin('broker');
@@ -86,8 +91,8 @@ export function keepBrokerSilent(directory: string) {
 }
 
 /**
- * Searches for an agent on a directory. Call `begin` once it has its identity, and `afterwards` when it is
- * closed.
+ * Begins the search for an agent on a directory. Call `begin` when the agent has its identity, and
+ * `afterwards` when it is closed.
  */
 export function keepAgentSilent(directory: string) {
   const { log, lines } = begin('agent');
@@ -148,7 +153,7 @@ function inDirectory(directory: string): string[] {
   });
 }
 
-/** Empty for a file that was removed meanwhile. */
+/** Returns the content of a file; empty if it was removed meanwhile. */
 function contentOf(path: string): Buffer {
   try {
     return statSync(path).size > largestFile ? Buffer.alloc(0) : readFileSync(path);

@@ -1,5 +1,5 @@
-// Before all tests: generates the types of the protos, and makes a temporary folder for the run. After them:
-// removes the folder and prints how to run only some tests.
+// Runs before all tests: generates the types of the protos, and makes a temporary folder for the run.
+// Afterwards removes the folder, and prints how to run only some tests.
 import { execFileSync } from 'node:child_process';
 import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statfsSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -7,11 +7,11 @@ import { join } from 'node:path';
 import { type PostgresServer, startPostgres } from './start-postgres.ts';
 
 const root = join(import.meta.dirname, '..');
-/** All files of a run need less than this at any time. */
+/** Bytes of free memory that suffice for all files of a run. */
 const enoughBytes = 4 * 1024 ** 3;
 
 export default async function setup(): Promise<(() => Promise<void>) | undefined> {
-  // This function runs once per tier, but folder and message are made once per run.
+  // This function runs once per tier. The folder and the message are made only once per run.
   if (process.env.FARHAND_TEST_DISK) return undefined;
   if (!existsSync(join(root, 'proto/types')))
     execFileSync(process.execPath, [join(root, 'scripts/generate-proto-types.ts')]);
@@ -33,7 +33,7 @@ export default async function setup(): Promise<(() => Promise<void>) | undefined
   };
 }
 
-/** One server for the brokers of all tests. */
+/** Starts one PostgreSQL server for the brokers of all tests. */
 async function createServer(folder: string): Promise<PostgresServer> {
   const data = join(folder, 'postgres');
   mkdirSync(data);
@@ -41,8 +41,8 @@ async function createServer(folder: string): Promise<PostgresServer> {
 }
 
 /**
- * Returns a file system in memory with enough space, from which programs may be run. Every broker of a test
- * waits for fsync some ten times, which on a disk takes up to half of the time of the tests.
+ * Returns a file system in memory that has enough space and from which programs may be run. On a disk, tests
+ * would spend up to half of their time waiting for fsync.
  */
 function inMemory(): string | undefined {
   const folder = '/dev/shm';

@@ -37,7 +37,7 @@ export async function refusalOf(work: Promise<unknown> | AsyncIterable<unknown>)
   throw new Error('it was not refused');
 }
 
-/** Requests that a test sends one by one. */
+/** Requests that a test sends one after another. */
 export function line<T>(...first: T[]) {
   const waiting: T[] = [...first];
   let ended = false;
@@ -67,7 +67,7 @@ export function line<T>(...first: T[]) {
   };
 }
 
-/** Collects output, end and gaps of a command. Throws for a byte that was sent twice or left out. */
+/** Collects output, end and gaps of a command. Throws if a byte was sent twice or left out. */
 export function hearing() {
   const heard = { stdout: Buffer.alloc(0), stderr: Buffer.alloc(0) };
   return {

@@ -1,5 +1,5 @@
 // The gRPC streams of clients: the same refusals as over REST, commands with input and output, files, and the
-// ends of calls.
+// end of calls.
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -45,7 +45,7 @@ async function clientsOf(system: TestSystem): Promise<(apiKey: string) => Stream
 
 // ---- Refusals
 
-/** An rpc and the route that does the same. Both must refuse in the same way. */
+/** An rpc, and the route that does the same. Both must refuse in the same way. */
 interface Twin {
   rpc: keyof Streams;
   scope: Scope;
@@ -277,7 +277,7 @@ test('a program that does not read its input stops the reading of the call, and 
   const { heard, take } = hearing();
   for await (const { accepted, output } of client.exec(requests())) {
     if (accepted) {
-      // The output stops once the pipe, agent, broker and all windows are full.
+      // The output stops when the pipe, the agent, the broker and all windows are full.
       await soon(standsStill, 400).toBe(true);
       expect(asked).toBeLessThan(pieces);
       held.open();
@@ -340,7 +340,7 @@ test('a cancellation that arrives in two parts does not end the input', async ()
   await once(call, 'data');
   call.end();
   await once(call, 'finish');
-  // The broker, which runs in this process, too, handles the first part.
+  // The broker runs in this process too, and handles the first part meanwhile.
   for (let turns = 0; turns < 8; turns += 1) await new Promise((resolve) => setImmediate(resolve));
   call.close(constants.NGHTTP2_CANCEL);
   await once(call, 'close');
@@ -472,7 +472,7 @@ test('changes are sent as they happen, after a first message that the watch has 
   }
 });
 
-// ---- What ends a call
+// ---- The end of a call
 
 test('a key that is revoked ends its open calls at once', async () => {
   const { system, machine_id } = await scene(startScene());

@@ -1,5 +1,5 @@
-// history.db: refused if it is of another installation, writes grouped by turn and durable when they resolve,
-// rows pruned by age.
+// history.db: a file of another installation is refused, the writes of a turn are grouped, resolved writes
+// are durable, and old rows are removed.
 import { cpSync, existsSync, renameSync, rmSync, statSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -24,7 +24,7 @@ interface Bench {
   file: string;
   /** Writes one row, and returns its id. */
   note(transaction: HistoryTransaction, id: string, at?: number, text?: string): string;
-  /** Returns the rows that another connection sees, which are only the committed ones. */
+  /** Returns the ids of the rows that another connection reads, which are only the committed ones. */
   committed(): string[];
 }
 
@@ -60,7 +60,7 @@ async function usedFolder(): Promise<string> {
   return system.dataDir;
 }
 
-/** Makes a folder of a killed broker, as a copy during which nothing was written. */
+/** Makes the folder of a killed broker, as a copy of a running one's folder while nothing is written. */
 async function killedFolder(): Promise<string> {
   const { dataDir } = await startFarhand();
   const copy = temporaryFolder('killed');
@@ -344,7 +344,8 @@ describe('a write', () => {
     const together = await Promise.all(['a', 'b', 'c'].map((id) => history.write(own(id))));
     expect(together).toEqual(['a', 'b', 'c']);
     expect(await history.write(own('d'))).toBe('d');
-    // Each saw the rows that were committed when it ran: none of its own turn, all of the turn before.
+    // Each of them saw the rows that were committed when it ran: no rows of its own turn, and all rows of the
+    // turn before.
     expect(seen).toEqual([[], [], [], ['a', 'b', 'c']]);
   });
 
@@ -450,7 +451,7 @@ describe('a write', () => {
     let count = 0;
     const insert = (transaction: HistoryTransaction) =>
       transaction.run("INSERT INTO notes VALUES (?, 1, '')", String(count));
-    // One write after the other, so that one is waiting when the database is closed.
+    // The writes follow each other, so that one of them is waiting when the database is closed.
     await expect(
       (async () => {
         for (;;) {
@@ -618,7 +619,7 @@ describe('pruning', () => {
     const { history, note, committed } = await createBench();
     history.retain({ table: 'notes', column: 'at', keepMs: 3_600_000, ordered: 'rowid' });
     await history.write((transaction) => {
-      // Rows of a clock that was ahead for a while.
+      // These are rows of a clock that was ahead for a while.
       for (let n = 0; n < 600; n += 1) note(transaction, `ahead${n}`, now() + 3_600_000);
       for (let n = 0; n < 700; n += 1) note(transaction, `old${n}`, n);
       for (let n = 0; n < 600; n += 1) note(transaction, `new${n}`);
@@ -643,7 +644,7 @@ describe('pruning', () => {
       note(transaction, 'new');
     });
     const between = history.prune();
-    // A write that arrives meanwhile does not wait for the end of the pruning.
+    // A write that is requested meanwhile does not wait until all old rows are removed.
     await history.write((transaction) => note(transaction, 'meanwhile'));
     expect(committed().length).toBeGreaterThan(2);
     await between;
@@ -698,7 +699,7 @@ describe('counts of rows', () => {
   const machines = ['mach_1', 'mach_2', null];
   const types = ['machine.online', 'machine.offline'];
   const first = Date.parse('2026-01-01T00:00:00Z');
-  /** Adds events to the table, whose times go back once, in the middle of a quarter of an hour. */
+  /** Adds events to the table. Their times go back once, in the middle of a quarter of an hour. */
   async function addEvents(history: History, count: number): Promise<void> {
     await history.write((journal) => {
       for (let n = 0; n < count; n += 1) {
@@ -714,7 +715,7 @@ describe('counts of rows', () => {
     });
   }
 
-  /** The totals of the list with these filters, of which the first are those of the rows themselves. */
+  /** Expects that the total of the list with each of these filters equals the number of rows. */
   async function expectExact(events: Events, history: History): Promise<void> {
     const caller = { may: () => true, reachable: () => undefined } as unknown as Caller;
     const rows = await history.all('SELECT created_at, type, machine_id FROM events');

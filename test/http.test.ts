@@ -1,4 +1,4 @@
-// HTTP with a real broker: bad requests are refused in the envelope, tricks with paths and headers change no
+// HTTP with a real broker: wrong requests are refused in the envelope, disguised paths and headers change no
 // rights, and no request ends the broker.
 import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
@@ -16,7 +16,7 @@ import { type Answer, call, startFarhand, type TestSystem, temporaryFolder } fro
 
 const mebibyte = 1024 * 1024;
 
-// ---- Requests as bytes, for what fetch would tidy up
+// ---- Requests as bytes, because fetch would correct them
 
 interface WireAnswer {
   status: number;
@@ -27,13 +27,14 @@ interface WireAnswer {
 async function dialHttp(system: TestSystem): Promise<Socket> {
   const { hostname, port } = new URL(system.url);
   const socket = connect(Number(port), hostname);
-  // A broker that refuses a request before it has read all of it may reset the connection.
+  // A broker that refuses a request before it has read all of it may reset the connection, so this error
+  // needs no handling.
   socket.on('error', () => undefined);
   await once(socket, 'connect');
   return socket;
 }
 
-/** Reads everything until the connection is closed, as text with a character for each byte. */
+/** Reads until the connection is closed. Returns text with one character per byte. */
 function everything(socket: Socket): Promise<string> {
   const chunks: Buffer[] = [];
   socket.on('data', (chunk: Buffer) => chunks.push(chunk));
@@ -163,7 +164,7 @@ test('an unknown method of a path is 405 with Allow, and 401 without a key if th
   const paths = Map.groupBy(allRoutes(), ({ route }) => `${route.base}${route.path}`);
   for (const [path, routes] of paths) {
     const offered = routes.map(({ route }) => route.method as string);
-    // `async` also matches the parameter of another route.
+    // The path with `async` also matches the route with a parameter at that place.
     const alike = [...paths].filter(([other]) => matches(other, path)).flatMap(([, some]) => some);
     if (alike.length > routes.length) continue;
     const url = system.url + path.replaceAll(/\{\w+\}/g, 'x');
@@ -281,7 +282,7 @@ test('a Host header changes nothing about a request, whatever is in it', async (
     const limit = JSON.parse(known.text || '{}').meta?.limit;
     received.push(`${host}: ${without.status}, ${known.status} with limit ${limit}`);
   }
-  // A refusal is right, too. A failure is not, nor a query that is read from the header.
+  // A refusal is also correct. A failure is not, and neither is a query that is read from the header.
   const good = /^.*: (401, 200 with limit 1|40[01], 400 with limit undefined)$/;
   expect(received.filter((line) => !good.test(line))).toEqual([]);
 });
@@ -516,7 +517,7 @@ test('a body of 1 MB with 80,000 unknown fields is refused with a short message 
     expect(answer.body.error.message).toBe('body: has too many fields: send at most 400');
     expect(answer.body.error.details.issues).toHaveLength(1);
   }
-  // Invalid JSON, to prove that the body is refused before it is parsed.
+  // The JSON is invalid, to prove that the body is refused before it is parsed.
   const cut = JSON.stringify(many).slice(0, -1);
   expect(refusal(await system.call('POST', '/schedules', { body: cut }))).toBe('422 validation_failed');
 });
@@ -615,7 +616,7 @@ test('an empty body is accepted if no field is required, with and without Conten
   expect(refusal(required)).toBe('422 validation_failed');
 });
 
-// ---- What is hardly HTTP
+// ---- Requests that are not valid HTTP
 
 const garbage: [what: string, bytes: string, expected: RegExp][] = [
   ['the start of TLS', '\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n', /^400 invalid_request$/],
@@ -687,10 +688,10 @@ test('headers just under 16 KiB are read', async () => {
 });
 
 test('the time to parse a query grows with the number of its names, not with its square', () => {
-  // Such a request can be sent without a key.
+  // Such a request can be sent without a key, so it must not be costly.
   const timed = (names: number): number => {
     const search = Array.from({ length: names }, (_, n) => `n${n}`).join('&');
-    // CPU time, in milliseconds: other tests run at the same time.
+    // CPU time is measured, in milliseconds, because other tests run at the same time.
     const runs = [1, 2, 3, 4, 5].map(() => {
       const started = process.cpuUsage();
       expect(Object.keys(queryOf(search))).toHaveLength(names);
@@ -822,7 +823,7 @@ test('HEAD answers every GET route with the same status and type, and without a 
   const { id: key_id } = await system.client.keys.me();
   const ids = { machine_id, command_id, batch_id, session_id, schedule_id, run_id, webhook_id, key_id };
   const values: Record<string, string> = { ...ids, file: 'page.js' };
-  // Leaves out the WebSocket, and the packages, which a checkout may not have.
+  // The WebSocket is left out, and so are the packages, because a checkout may have none.
   const answering = allRoutes().filter(
     ({ noun, route }) => route.method === 'GET' && route.kind !== 'socket' && noun !== 'packages',
   );
@@ -959,13 +960,13 @@ test('/metrics needs a key that may read machines, and paths of unauthenticated 
   expect(body).not.toMatch(/without-a-route/);
 });
 
-// ---- Clients that go away, and machines that answer nonsense
+// ---- Clients that disconnect, and machines that send invalid answers
 
 /** Starts a request with the system's key. Returns a function that disconnects. */
 function askAndLeave(system: TestSystem, method: string, path: string, body?: unknown) {
   const gone = new AbortController();
   const answer = system.call(method, path, { signal: gone.signal, ...(body !== undefined && { body }) });
-  // A test may end before the answer.
+  // The test may end before the answer, so this error needs no handling.
   answer.catch(() => undefined);
   const leave = async (): Promise<void> => {
     gone.abort();
@@ -1013,7 +1014,7 @@ test.each(['refuses it', 'has begun'])(
     expect(await statusOf(stream)).toEqual(grpcStatus.CANCELLED);
     expect((await received).match(/HTTP\/1\.1 200/g)).toHaveLength(2);
   },
-  // Less than the time after which a silent stream sends a comment.
+  // This is less than the time after which a silent stream sends a comment.
   5_000,
 );
 
@@ -1032,7 +1033,7 @@ async function startCommand(
   const machine_id = agent.identity.machineId;
   const { leave } = askAndLeave(system, 'POST', '/commands', { machine_id, command: 'x', wait: 50_000 });
   let started = await agent.next('call');
-  // Skips acknowledgements of earlier commands.
+  // Acknowledgements of earlier commands are skipped.
   while (started.method !== 'StartProcess') started = await agent.next('call');
   const stream = agent.answer(started.call_id);
   const send = (one: object): void =>
@@ -1055,7 +1056,8 @@ test('a client that disconnects does not cancel its command', async () => {
   const agent = await scriptedMachine(system);
   const command = await startCommand(system, agent, { started: { pid: 1, started_at_ms: Date.now() } });
   await command.leave();
-  // A file call that was started later is cancelled, so the broker has noticed that both clients left.
+  // A file call that was started later has been cancelled, so the broker has noticed that both clients are
+  // gone.
   const file = askAndLeave(system, 'GET', `/machines/${agent.identity.machineId}/files`);
   const { call_id, method } = await agent.next('call');
   expect(method).toBe('ListFiles');

@@ -1,4 +1,5 @@
-// Writes and reads single HTTP/2 frames (RFC 9113), for hostile clients that no library offers.
+// Writes and reads single HTTP/2 frames (RFC 9113), for hostile clients, because libraries refuse to send
+// such frames.
 import { once } from 'node:events';
 import { connect, type TLSSocket } from 'node:tls';
 import { onTestFinished } from 'vitest';

@@ -1,4 +1,5 @@
-// HTTP/2 windows of a distant machine: they grow while a transfer is read, and stay small when they are not read.
+// HTTP/2 windows of a distant machine: they grow while a transfer is read, and stay small while it is not
+// read.
 import { randomBytes } from 'node:crypto';
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import { readFileSync, writeFileSync } from 'node:fs';
@@ -11,7 +12,10 @@ import { startProxy } from './tcp-proxy.ts';
 
 const mebibyte = 1024 * 1024;
 
-/** A machine with a round trip of 50 ms, and the streams of its answers on the side that receives files. */
+/**
+ * A machine with a round trip of 50 ms. `streams` has the streams of its answers on the side that receives
+ * files.
+ */
 async function distantMachine(receiver: 'client' | 'server') {
   const system = await startFarhand();
   const proxy = await startProxy(system.grpc, { delayMs: 25 });

@@ -1,5 +1,5 @@
-// Two fresh installs have no secret in common. Every long token in the files of one is searched for in the
-// other.
+// Two fresh installations have no secret in common. Every long token in the files of one is searched in the
+// files of the other.
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -9,11 +9,11 @@ import { startFarhand } from './start-farhand.ts';
 /** Texts that may be a key, a hash or an id: hexadecimal, base64, or the characters of our ids. */
 const token = /[0-9A-Za-z+/_-]{16,}={0,2}/g;
 /**
- * A certificate is public. It is compared as a whole, because two of the same second have some lines in
- * common.
+ * A certificate is public. It is compared as a whole, because two certificates of the same second have some
+ * lines in common.
  */
 const certificate = /-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----/g;
-/** Words, as in names and in the frames of PEM. */
+/** Texts that are words, as in names and in the frames of PEM. */
 const plain = /^([a-z_/-]+|[A-Z_/-]+)$/;
 
 /** Returns the text of a file, or the rows of a database without its schema. */
@@ -26,7 +26,7 @@ function textOf(file: string): string {
   try {
     const tables = database.prepare("SELECT name FROM sqlite_master WHERE type = 'table'").all();
     const rows = tables.flatMap(({ name }) => database.prepare(`SELECT * FROM "${String(name)}"`).all());
-    // Leaves out the fingerprints of requests, which are equal for equal requests.
+    // The fingerprints of requests are left out, because they are equal for equal requests.
     const received = rows.flatMap((row) =>
       Object.entries(row).filter(([column]) => column !== 'fingerprint'),
     );
@@ -39,7 +39,7 @@ function textOf(file: string): string {
 /** Returns every token below a directory, with its file. */
 function tokensIn(directory: string): Map<string, string> {
   const files = readdirSync(directory, { recursive: true, withFileTypes: true });
-  // Locks and logs of databases are left out: the rows of the database are read.
+  // Locks and logs of databases are left out, because the rows of the database itself are read.
   const read = files.filter((one) => one.isFile() && !/^lock\.db|\.db-\w+$/.test(one.name));
   const found = read.flatMap(({ parentPath, name }) =>
     [...textOf(join(parentPath, name)).matchAll(token)].map(([word]): [string, string] => [word, name]),
@@ -48,8 +48,8 @@ function tokensIn(directory: string): Map<string, string> {
 }
 
 /**
- * Makes a broker and an agent with one of everything that has a secret. Names that users choose are the same
- * in each.
+ * Starts a broker and an agent, with one object of each kind that has a secret. Names that users choose are
+ * the same in both installations.
  */
 async function install(): Promise<Map<string, string>> {
   const { client, dataDir, ...system } = await startFarhand();
@@ -64,7 +64,7 @@ test('two fresh installs have no key, hash, id or sealed secret in common', asyn
   const [first, second] = [await install(), await install()];
   const shared = [...first].filter(([word]) => second.has(word));
   expect(shared).toEqual([]);
-  // Checks that all files with secrets were read.
+  // This checks that all files with secrets were read.
   const kept = ['authority.json', 'identity.json', 'state.json', 'webhooks.key', 'history.db'];
   expect([...new Set(second.values())]).toEqual(expect.arrayContaining(kept));
 });

@@ -1,4 +1,4 @@
-// Versions of packages are compared by the rule of each distribution.
+// Comparing versions of packages by the rules of the distributions.
 import { execFileSync } from 'node:child_process';
 import { expect, test } from 'vitest';
 import { compareApk } from '../broker/inventory/versions/apk.ts';

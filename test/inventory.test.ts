@@ -31,7 +31,7 @@ const readProcess = (path: string): string => (existsSync(path) ? readFileSync(p
 
 const never = new AbortController().signal;
 
-// ---- What is refused
+// ---- Refused requests
 
 test('a machine without a stored inventory that cannot be asked gives a clear error', async () => {
   const system = await startFarhand();
@@ -143,7 +143,7 @@ needs('lscpu', 'ss')('processor and ports are those of lscpu and ss', async () =
   const model = /^Model name:\s*(.*)$/m.exec(printed('lscpu'))?.[1];
   if (process.arch === 'x64') expect(found.cpu_model).toBe(model);
   const ports = new Set(found.ports.map(({ port }) => port));
-  // Other tests open and close ports meanwhile, so only that of this broker is compared.
+  // Other tests open and close ports meanwhile, so only the port of this broker is compared.
   const own = Number(new URL(system.url).port);
   expect(printed('ss', '-Hltn')).toContain(`:${own} `);
   expect(ports).toContain(own);
@@ -189,7 +189,7 @@ test('a stored inventory is not sent once the machine’s owner disallows it, an
   expect(events.total).toBe(1);
 });
 
-// ---- The fleet
+// ---- Inventories of many machines
 
 test('a package is found on the machines that have it, below a version, page by page', async () => {
   const system = await startFarhand();
@@ -205,7 +205,7 @@ test('a package is found on the machines that have it, below a version, page by 
     (await client.inventory.list(query)).items.map((item) => item.machine_id);
   expect(await ids({ package: 'openssl' })).toEqual([one, three, two]);
   expect(await ids({ package: 'openssl', version_below: '3.0.15' })).toEqual([one, three]);
-  // With an epoch all of the version counts: those without one are older.
+  // If the limit has an epoch, the whole version is compared, and versions without an epoch are older.
   expect(await ids({ package: 'openssl', version_below: '1:3.0.7-27' })).toEqual([one, two]);
   expect(await ids({ package: 'openss' })).toEqual([]);
   expect(await ids({ package: 'bash', sort: '-machine_name' })).toEqual([one, none]);
@@ -272,7 +272,7 @@ async function collected(
   return machine_id;
 }
 
-// ---- Until somebody asks
+// ---- Memory before the first request
 
 test('an agent loads nothing that collects before the first request', () => {
   const script = `
@@ -292,7 +292,7 @@ test('an agent loads nothing that collects before the first request', () => {
   expect(JSON.parse(output)).toEqual([['index.ts'], true]);
 }, 60_000);
 
-// ---- Output of programs that this machine may not have
+// ---- Output of package managers that this machine may not have
 
 test('updates of apt, dnf, zypper, apk and pacman are read from their output', () => {
   const apt = `Inst libc6 [2.36-9+deb12u8] (2.36-9+deb12u9 Debian:12.9/stable [amd64]) []

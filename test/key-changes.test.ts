@@ -1,4 +1,4 @@
-// API keys that change: which changes are allowed to whom, new secrets, and the time of the last use.
+// Changes of API keys: who may change what, new secrets, and the time of the last use.
 
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -41,7 +41,8 @@ describe('a change is refused', () => {
     for (const { key } of [byId, byTag]) {
       for (const { id } of wider) {
         const path = `/api-keys/${id}`;
-        // The change would make the key as limited as the caller's, but it is still stronger now.
+        // The change would limit the key like the caller's own, but at this moment the key still has more
+        // rights.
         const body = { name: 'mine', tags: ['a'] };
         expect(refusal(await system.call('PATCH', path, { key, body }))).toEqual([403, 'forbidden']);
         expect(refusal(await system.call('POST', `${path}/rotate`, { key }))).toEqual([403, 'forbidden']);
@@ -86,7 +87,7 @@ describe('a change is refused', () => {
         }
       }
     }
-    // The key also lasts longer now.
+    // The key also expires later than the caller's now.
     expect(refusal(await ask(long.id, '/rotate', {}))).toEqual([403, 'forbidden']);
     expect(await knows(system, long.key)).toBe(200);
     expect((await ask(long.id, '', { expires_at })).status).toBe(200);

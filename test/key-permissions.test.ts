@@ -16,8 +16,8 @@ import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 const day = 86_400_000;
 
 /**
- * The parts of a broker without its servers. Requests that are started together are committed together, in
- * order.
+ * Creates the parts of a broker without its servers. Requests that are started together are committed
+ * together, in order.
  */
 async function startBench() {
   const closers: Closers = [];
@@ -64,7 +64,7 @@ async function startBench() {
     return async () => handlerOf(parts.handlers, noun, operation)(input, caller);
   }
 
-  /** Returns the results of requests that are committed together. */
+  /** Starts these requests together, so that they are committed together. Returns their results. */
   async function together(...deeds: (() => Promise<unknown>)[]): Promise<unknown[]> {
     const first = parts.state.change(() => undefined);
     const outcomes = await Promise.allSettled(deeds.map((act) => act()));
@@ -244,13 +244,13 @@ test('a change that was committed is recorded once for each of its machines, tho
   const machines = ['mach_a', 'mach_b'] as MachineId[];
   const recording = recorder.begin('files.copy', who, () => ({ machines, what: {} }));
   await history.write((journal) => recording.commit(journal));
-  // The commit was not confirmed, so it has failed for its caller.
+  // The commit was not confirmed, so for its caller it has failed.
   await recording.settle(new Error('the disk was slow to say so'));
   const rows = await history.all('SELECT machine_id, result FROM audit ORDER BY rowid');
   expect(rows).toEqual(machines.map((machine_id) => ({ machine_id, result: 'ok' })));
 });
 
-/** A key that may use only the machine `inside`, and a schedule of it that was moved to `outside`. */
+/** A key that may use only the machine `inside`, and its schedule that was moved to `outside`. */
 async function movedAway() {
   let history: History | undefined;
   const system = await startFarhand({

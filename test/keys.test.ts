@@ -34,7 +34,7 @@ function moveClock(ms: number): void {
 
 const sha256 = (secret: string): string => createHash('sha256').update(secret).digest('hex');
 
-/** Returns everything that the broker has on disk, as one text. */
+/** Returns everything that the broker has on disk as one text. */
 function diskOf({ dataDir }: TestSystem): string {
   return readdirSync(dataDir)
     .filter((name) => !['broker.sock', 'spool'].includes(name))
@@ -51,7 +51,7 @@ async function documents({ dataDir }: TestSystem): Promise<{
 
 const refusal = ({ status, body }: Answer): unknown[] => [status, body.error?.code];
 
-// ---- Getting in
+// ---- Authentication
 
 /** Kinds of invalid credentials, each made from a valid key. */
 const strangers: Record<string, (key: string) => Record<string, string>> = {
@@ -171,7 +171,7 @@ test('a secret is in one answer only: no list, file or log of the broker has it,
   expect(diskOf(system)).not.toContain(secret);
 });
 
-// ---- How far a key reaches
+// ---- The limits of a key
 
 /** A system with a machine tagged `a`, one tagged `b`, and admin keys limited to the first. */
 async function dividedSystem() {
@@ -254,7 +254,7 @@ describe('a key cannot create a stronger one:', () => {
         expect([what, limit, ...refusal(answer)]).toEqual([what, limit, 403, 'forbidden']);
       }
     }
-    // A limit by id and one by tag do not imply each other, because the tags of machines may change.
+    // A limit by id and a limit by tag do not include each other, because the tags of machines may change.
     await expect(
       byId.client.keys.create({ name: 'x', scopes: ['admin'], tags: ['a'] }),
     ).rejects.toMatchObject({
@@ -321,7 +321,7 @@ describe('a key cannot create a stronger one:', () => {
   });
 });
 
-/** A POST /api-keys that is authorized before its body is sent, which the broker's 100 Continue proves. */
+/** A POST /api-keys that is authorized before its body is sent. The broker's 100 Continue proves that. */
 async function heldRequest({ url }: TestSystem, key: string) {
   const held = request(`${url}/api/v1/api-keys`, {
     method: 'POST',
@@ -374,7 +374,7 @@ describe('a repeat with the same Idempotency-Key', () => {
     const second = await startFarhand({ dataDir: first.dataDir });
     await repeat(second);
     expect((await documents(second)).join_tokens).toEqual(before.join_tokens);
-    // The system has created another key for itself.
+    // This system has created another key for itself, which is left out.
     expect((await documents(second)).keys.slice(0, -1)).toEqual(before.keys);
   });
 
@@ -520,7 +520,7 @@ async function enrol(system: TestSystem, params: EnrollRequest): Promise<string>
   return (await enrollWith(system.grpc, authorityOf(system), params)).machine_id;
 }
 
-/** The same text for every reason. */
+/** The message is the same for every reason. */
 const notGood = {
   name: 'StartError',
   exitCode: 78,
@@ -668,7 +668,7 @@ describe('a join token', () => {
   test('sets name and tags only once, whatever an agent reports later', async () => {
     const system = await startFarhand();
     const identity = await joinScripted(system, 'first');
-    // Fields that our agent does not send, but an older or hostile one may.
+    // Our agent does not send these fields, but an older or a hostile one may.
     const params = { name: 'renamed', tags: ['prod'], host: { hostname: 'moved', os: 'linux', arch: 'x64' } };
     const agent = await connectScripted(system.grpc, identity, params);
     await agent.next('welcome');

@@ -1,5 +1,5 @@
-// Short answers of streaming calls, which are sent on the control stream. A machine that confuses its two
-// ways to answer causes no failure.
+// Short answers of streaming calls, which are sent on the control stream. If a machine mixes the two ways to
+// answer, nothing fails.
 import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -99,7 +99,7 @@ test('the agent is notified when a caller disconnects, and a later reply is igno
   await expect(answer).rejects.toThrow();
   expect(await agent.next('cancel')).toMatchObject({ call_id });
   agent.send({ reply: { call_id, messages: whole(agent, 'late') } });
-  // The slot of the call is free again, and a reply frees the next one's.
+  // The call has released its slot, and a reply releases the next one.
   for (const text of ['one', 'two']) {
     const next = system.call('GET', content(agent));
     agent.send({ reply: { call_id: (await agent.next('call')).call_id, messages: whole(agent, text) } });
@@ -122,7 +122,7 @@ test('a watch that a distant machine refuses is refused, however late the refusa
   const agent = await scriptedMachine(system);
   const answer = system.call('GET', `/machines/${agent.identity.machineId}/files/watch?path=/a`);
   const { call_id } = await agent.next('call');
-  // Longer than the head of an answer waits for a first item.
+  // The pause is longer than the head of an answer waits for a first item.
   await setTimeout(100);
   agent.send({ reply: { call_id, error: toWire(new AppError('file_not_found', 'no such file')) } });
   expect(await answer).toMatchObject({ status: 404, body: { error: { code: 'file_not_found' } } });

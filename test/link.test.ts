@@ -1,4 +1,4 @@
-// The link: authentication, the ends of calls, and limits for agents that break the protocol.
+// The link: authentication, the end of calls, and limits for agents that break the protocol.
 import { generateKeyPairSync } from 'node:crypto';
 import { once } from 'node:events';
 import { connect } from 'node:net';
@@ -186,7 +186,7 @@ test('a caller of an agent that never answers gets machine_timeout, or disconnec
   gone.abort();
   await expect(answer).rejects.toThrow();
   expect(await agent.next('cancel')).toMatchObject({ call_id });
-  // The agent's Answer comes too late and finds no call.
+  // The agent's Answer comes too late and matches no call.
   expect(await statusOf(agent.answer(call_id))).toBe(grpcStatus.NOT_FOUND);
 });
 
@@ -243,7 +243,7 @@ test('an invalid report is ignored, and the last valid one is retained', async (
   agent.send({ heartbeat: { metrics: { cpu_usage: 1e9, recorded_at_ms: 2 } } });
   agent.send({ heartbeat: { metrics: { cpu_usage: 7, recorded_at_ms: 3 } } });
   agent.send({ heartbeat: { metrics: { cpu_usage: Number.NaN, recorded_at_ms: 4 } } });
-  // A small answer is handled after all earlier messages.
+  // The broker handles a small answer after all earlier messages.
   const answer = system.call('GET', files(agent.identity.machineId));
   const stream = agent.answer((await agent.next('call')).call_id);
   stream.write({ error: { code: 'io_error', message: '', details: '' } });
@@ -285,7 +285,7 @@ test('the connection of a fenced link is closed, and an authenticated one withou
   const newer = await connectScripted(system.grpc, identity);
   await newer.next('welcome');
   await older.next('fenced');
-  // Its connection is closed, with all streams on it.
+  // The connection of the older agent is closed, with all its streams.
   expect(await statusOf(older.answer('call_x'))).toBeGreaterThan(0);
   expect(await system.client.machines.get({ machine_id: identity.machineId })).toMatchObject({
     status: 'online',

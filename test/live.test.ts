@@ -1,4 +1,4 @@
-// Live updates: one stream of changes, with only those that a key may read.
+// Live updates: one stream of changes that contains only those that the key may read.
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';

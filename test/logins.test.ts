@@ -1,5 +1,5 @@
-// Logins of browsers: the cookie in place of a key, for which requests it counts, how it ends, and that it is
-// never stored.
+// Logins of browsers: the cookie that replaces a key, the requests for which it counts, and the end of a
+// login. The cookie's secret is never stored.
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
@@ -15,7 +15,7 @@ const own = { 'Sec-Fetch-Site': 'same-origin', 'X-Farhand-Console': '1' };
 interface Browser {
   id: string;
   cookie: string;
-  /** Sends a request as the console does. */
+  /** Sends a request with the headers of the console. */
   ask(
     method: string,
     path: string,
@@ -31,7 +31,7 @@ interface Browser {
 
 const said = ({ status, body }: Answer): string => [status, body?.error?.code].join(' ').trim();
 
-/** Leaves out empty headers. */
+/** Returns the headers without empty ones. */
 const present = (headers: Record<string, string>): Record<string, string> =>
   Object.fromEntries(Object.entries(headers).filter(([, value]) => value !== ''));
 
@@ -178,8 +178,8 @@ describe('a cookie does not count', () => {
       '200',
       expect.stringMatching(/^__Host-farhand=; Max-Age=0;/),
     ]);
-    // Many requests, as of a console in many tabs. None is rate limited, so that each reports the end of the
-    // login.
+    // These are many requests, as from a console in many tabs. No rate limit may refuse them, so that each
+    // answer reports the end of the login.
     for (let asked = 0; asked < 50; asked += 1)
       expect(await outcome('GET', '/machines')).toBe('401 unauthorized');
   });

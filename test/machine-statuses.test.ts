@@ -1,4 +1,4 @@
-// Statuses of many machines at once, with the last hour of each, and the tags of all.
+// The statuses of many machines in one list, each with its last hour, and the tags of all machines.
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { openHistory } from '../broker/history/open-history.ts';

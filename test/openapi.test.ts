@@ -1,4 +1,5 @@
-// The OpenAPI document that a broker serves: without a warning of the linter, complete, and right.
+// The OpenAPI document that a broker serves: the linter has no warning, and the document is complete and
+// correct.
 import { execFile } from 'node:child_process';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -356,12 +357,12 @@ test('every JSON body has an example, and each works when it is sent', async () 
       .replaceAll(/mach_\w{22}/g, machine_id)
       .replaceAll(/cli_\w{22}/g, client_id)
       .replaceAll('/srv/app', join(scene.folder, 'app'));
-    // The example for input ends the command.
+    // The example for input also ends the command's input.
     const command = name === 'commands.input' ? input.id : scene.here.command;
     const url = addressOf(scene, route, { ids: { ...scene.here, command } });
     const { status, body } = await call(url, route.method, { key, body: JSON.parse(text) });
     expect([name, status, body?.error]).toEqual([name, route.status, undefined]);
-    // Removed at once, so that nothing is sent to its URL.
+    // The webhook is removed at once, so that nothing is sent to its URL.
     if (name === 'webhooks.create') await client.webhooks.remove({ webhook_id: body.data.id });
   }
 });

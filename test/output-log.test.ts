@@ -122,7 +122,7 @@ test('a reader that stops reading stalls the writer once, then loses bytes until
   expect(performance.now() - begun).toBeGreaterThanOrEqual(45);
   expect(performance.now() - begun).toBeLessThan(1000);
   expect(await reader.read(100)).toEqual({ offset: log.start, data: Buffer.alloc(100, 24) });
-  // The reader counts again.
+  // The reader counts as reading again, so the writer waits for it.
   const again = performance.now();
   await log.append(Buffer.alloc(100));
   expect(performance.now() - again).toBeGreaterThanOrEqual(45);
@@ -155,7 +155,7 @@ test.each<[string, (log: OutputLog, reader: OutputReader) => unknown]>([
   });
   const woken = log.changed.wait(new AbortController().signal);
   await woken;
-  // Appends to another log, by which time an append that does not wait has ended.
+  // Appends to another log. An append that does not wait has ended by the time this one has.
   const other = newOutput(join(home, 'other'));
   logs.push(other);
   await other.append(Buffer.alloc(1));

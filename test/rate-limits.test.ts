@@ -136,7 +136,8 @@ test('after 30 wrong keys a source is rate limited; a good key from there works,
   expect((await through(system, '203.0.113.9', 'x', '/nothing')).status).toBe(429);
   expect((await through(system, '203.0.113.9', system.key)).status).toBe(200);
   expect((await through(system, '203.0.113.10', 'service_apikey_wrong')).status).toBe(401);
-  // A request without a key is no wrong key, and routes without a key are not limited.
+  // A request without a key does not count as one with a wrong key, and routes that need no key are not
+  // limited.
   expect((await through(system, '203.0.113.9', null)).status).toBe(401);
   const health = await call(`${system.url}/healthz`, 'GET', {
     key: 'service_apikey_wrong',
@@ -205,7 +206,7 @@ test('a key over its limit gets 429 with the time to wait; another key and the s
     local.keys.create({ name: 'reader', scopes: ['machines:read'] }),
   );
   const before = Math.floor(Date.now() / 1_000);
-  // Refused requests with a valid key count, too.
+  // Refused requests with a valid key count too.
   const paths = ['/machines', '/nothing', '/audit', '/machines/mach_x', '/auth/me'];
   const statuses = [200, 404, 403, 404, 200];
   for (const [n, path] of paths.entries()) {
@@ -233,7 +234,7 @@ test('a key over its limit gets 429 with the time to wait; another key and the s
 test('calls over gRPC are counted with those over REST', async () => {
   const system = await startFarhand({ flags: ['--rate-limit', '3'] });
   const client = await streamsOf(system);
-  // One request was used to fetch the certificate authority.
+  // One request was used up by fetching the certificate authority.
   await system.call('GET', '/machines');
   await system.call('GET', '/machines');
   const refusal = await refusalOf(client.events({}));
@@ -263,7 +264,7 @@ test('each signal of a call over gRPC is counted as a request', async () => {
   const joinToken = (await withBroker(local, (client) => client.joinTokens.create({}))).token;
   const { machineId: machine_id } = await system.agent({ joinToken });
   const client = await streamsOf(system);
-  // With the fetch of the certificate authority and the call itself, this is the limit.
+  // Together with the fetch of the certificate authority and the call itself, these reach the limit.
   const signals = Array.from({ length: 5 }, () => ({ signal: 'SIGCONT' }));
   const asked = line<object>({ start: { machine_id, command: 'cat' } }, ...signals);
   const refusal = await refusalOf(client.exec(asked.requests));

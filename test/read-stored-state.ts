@@ -1,4 +1,4 @@
-// What a broker has stored, read past it: in its files, or in its database with FARHAND_TEST_DATABASE.
+// Reads what a broker has stored directly from its files, or from its database with FARHAND_TEST_DATABASE.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
@@ -23,7 +23,7 @@ export async function storedRows(dataDir: string, sql: string, ...values: Value[
   return rows;
 }
 
-/** All rows of all tables of the history but those that `without` matches, by table. */
+/** Returns the rows of all tables of the history, by table. Tables that match `without` are left out. */
 export async function storedTables(dataDir: string, without: RegExp): Promise<Record<string, Row[]>> {
   const isFile = (await databaseOf(dataDir)) === undefined;
   const all = isFile

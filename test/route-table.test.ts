@@ -1,6 +1,6 @@
-// The table of routes, tested on a real broker: the order of checks, and that every route is complete. The
-// rights are tested in attack/every-route-wrong-keys.test.ts. The cases are made from the table, so that a new route is tested at
-// once.
+// Tests the table of routes with a real broker: the order of checks, and that every route is complete. Rights
+// are tested in attack/every-route-wrong-keys.test.ts. The cases are made from the table, so that new routes
+// are tested at once.
 import { expect, test } from 'vitest';
 import { z } from 'zod';
 import { RequestParser } from '../broker/admission/parse-request.ts';
@@ -26,7 +26,7 @@ import { call, startFarhand } from './start-farhand.ts';
 
 const scenery = shared(startScene);
 
-// ---- Who may
+// ---- Authorization
 
 test('an unknown id is 404 in every place and form, before any other check', async () => {
   const scene = await scenery();
@@ -77,7 +77,7 @@ test.each(['machine_ids', 'tags'] as const)(
     for (const { name, route } of reads) {
       const { params, query } = rawOf(route, scene.here, scene.known);
       const path = route.path.replaceAll(/\{(\w+)\}/g, (_, param: string) => String(params[param]));
-      // Without filters, so that the answer has all that the key may read.
+      // The request has no filters, so that the answer contains all that the key may read.
       const given = Object.entries(query).filter(([field]) => !/_ids?$|^since$/.test(field));
       const search = new URLSearchParams({
         ...(Object.fromEntries(given) as Record<string, string>),
@@ -92,7 +92,7 @@ test.each(['machine_ids', 'tags'] as const)(
       if (total > 0) expect([name, body.data.length]).toEqual([name, total]);
     }
     expect(received).toEqual(received.map(([name, , total]) => [name, [], total]));
-    // Contains its own file, because an empty stream would prove nothing.
+    // The answer contains the key's own file, because an empty stream would prove nothing.
     const seen = received.filter(([, , total]) => total > 0).map(([name]) => name);
     expect(seen).toEqual(
       expect.arrayContaining(['machines.list', 'commands.list', 'batches.list', 'audit.list']),
@@ -150,7 +150,7 @@ test('the routes that need no key are exactly these, and answer without one and 
   }
 });
 
-// ---- Nothing of the table is forgotten
+// ---- Completeness of the table
 
 test('every route has a handler: a broker starts, and no route answers that it does not exist', async () => {
   const { system, known } = await scenery();
@@ -160,9 +160,9 @@ test('every route has a handler: a broker starts, and no route answers that it d
     const path = route.path.replaceAll(/\{(\w+)\}/g, (_, param: string) => String(params[param]));
     const headers = { Authorization: `Bearer ${system.key}` };
     const answer = await fetch(`${system.url}${route.base}${path}`, { method: route.method, headers });
-    // Streams that go on while a client reads.
+    // These are streams that go on while a client reads.
     if (answer.headers.get('content-type') === 'text/event-stream') await answer.body?.cancel();
-    // A checkout has no packages until they are built, which the answer says.
+    // A checkout has no packages before they are built, and the answer says so.
     else if (!name.startsWith('packages.'))
       expect([name, await answer.text()]).not.toEqual([
         name,
@@ -218,7 +218,7 @@ test('no route hides another: the path of each route matches that route first', 
   }
 });
 
-// ---- Every id in a request is one that dispatch checks
+// ---- All ids in a request are found and checked
 
 interface Named {
   noun: IdNoun;
@@ -286,7 +286,7 @@ const recursive: z.ZodType = z.object({
   },
 });
 
-// Each of these schemas compiles and parses. An id in it must be found, or the broker must refuse to start.
+// Each of these schemas compiles and parses. Either the ids in it are found, or the broker refuses to start.
 test.each<[string, z.ZodType, unknown]>([
   ['a description', z.object({ id: id.meta({ description: 'the target' }) }), { id: 'a' }],
   ['a refinement of its own', z.object({ id: id.refine(() => true) }), { id: 'a' }],

@@ -1,4 +1,4 @@
-// Starts a broker and an agent whose clock the test sets, with schedules that count their runs.
+// Starts a broker and an agent whose clock the test sets. Schedules count their runs.
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, vi } from 'vitest';
@@ -10,19 +10,19 @@ import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.
 
 export type Run = Awaited<ReturnType<Farhand['schedules']['history']>>['items'][number];
 
-/** The real date, because restarted brokers check their certificates. */
+/** The real date, because brokers that are started again check their certificates. */
 export const today = new Date().toISOString().slice(0, 10);
 
-/** Time after a jump of the clock until schedules run again. */
+/** Milliseconds after a jump of the clock until schedules run again. */
 const settleMs = 90_000;
 
 /**
- * A system with one machine at a time that the test sets. The clock moves in steps of `stepMs`, with a
- * heartbeat in each, because a link ends after 45 s without one.
+ * A system with one machine, whose clock the test sets. The clock moves in steps of `stepMs` with a heartbeat
+ * in each, because a link ends after 45 s without a heartbeat.
  */
 export async function systemAt(start: string, day = today, stepMs = 30_000) {
   const at = (time: string): number => Date.parse(`${day}T${time}Z`);
-  // A stopping broker then makes its agents wait almost five seconds.
+  // Because of this value a stopping broker makes its agents wait for almost five seconds.
   vi.spyOn(Math, 'random').mockReturnValue(0.9);
   onTestFinished(() => void vi.restoreAllMocks());
   const clock = leapingClock();
@@ -32,8 +32,8 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
   const { machineId: machine_id } = agent;
   const identity = await joinScripted(system);
   const away = identity.machineId;
-  // Set only now, because certificates are made with the real time. After a clock is set forward no schedule
-  // runs for a minute.
+  // The clock is set only here, because certificates are made with the real time. After a clock is set
+  // forward, no schedule runs for a minute.
   clock.set(at(start) - settleMs);
 
   const self = {
@@ -58,8 +58,8 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
       return existsSync(file) ? readFileSync(file, 'utf8').split('\n').length - 1 : 0;
     },
     /**
-     * Moves the clock slowly enough that the link stays and every run ends before the next, except `held`
-     * ones.
+     * Moves the clock so slowly that the link stays and every run ends before the next one begins, except
+     * `held` runs.
      */
     until: (time: string, held = 0): Promise<void> => self.pass(at(time) - now(), held),
     async pass(ms: number, held = 0): Promise<void> {
@@ -80,7 +80,7 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
       await gone;
     },
     /**
-     * Starts the broker again. The clock leaps over the seconds until the machine dials; dialing takes real
+     * Starts the broker again. The clock leaps over the seconds until the machine dials. Dialing takes real
      * time.
      */
     async up(flags: string[] = []): Promise<void> {
@@ -101,7 +101,7 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
       }
       await back;
     },
-    /** Resolves with every run, oldest first, once none is running. */
+    /** Waits until no run of the schedule is in progress. Resolves with all its runs, oldest first. */
     async runs(schedule_id: string): Promise<Run[]> {
       const all: Run[] = [];
       for (let more = true; more; ) {
@@ -116,7 +116,7 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
       }
       return all.toSorted((a, b) => ((a.scheduled_for ?? '') < (b.scheduled_for ?? '') ? -1 : 1));
     },
-    /** Resolves with the due times of a schedule, each with its status. */
+    /** Resolves with the due times of a schedule and their statuses. */
     async fates(schedule_id: string): Promise<string[]> {
       const all = await self.runs(schedule_id);
       const times = all.map(({ scheduled_for }) => scheduled_for);
@@ -128,7 +128,7 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
   return self;
 }
 
-/** Returns `n` minutes from a time on, in the form of fates(). */
+/** Returns `n` successive minutes, beginning at a time, in the form of fates(). */
 export function minutes(from: string, n: number): string[] {
   return Array.from({ length: n }, (_, k) =>
     new Date(Date.parse(`${today}T${from}Z`) + k * 60_000).toISOString().slice(11, 16),

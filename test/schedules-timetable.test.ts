@@ -4,7 +4,7 @@ import { wordsOf } from '../broker/schedules/cron.ts';
 import { checkedTimetable } from '../broker/schedules/timetable.ts';
 import { AppError } from '../shared/errors.ts';
 
-/** Returns the next due times after an instant, without seconds and Z if the seconds are 0. */
+/** Returns the next due times after an instant as text. Seconds and Z are left out if the seconds are 0. */
 function next(cron: string, zone: string, from: string, count = 3): string[] {
   const timetable = checkedTimetable(cron, zone);
   const times: string[] = [];
@@ -25,7 +25,7 @@ function refusalOf(cron: string, zone = 'UTC'): unknown {
   return 'accepted';
 }
 
-/** Returns the milliseconds of the fastest of three runs, because a busy machine may delay some. */
+/** Returns the milliseconds of the fastest of three runs, because a busy machine may delay some of them. */
 function fastest(run: () => unknown): number {
   const times = [1, 2, 3].map(() => {
     const begun = performance.now();
@@ -35,7 +35,7 @@ function fastest(run: () => unknown): number {
   return Math.min(...times);
 }
 
-/** Texts too long for a test's name. */
+/** Texts that are too long for the name of a test. */
 const longTexts = new Map<string, string>();
 function long(name: string, text: string): string {
   longTexts.set(name, text);
@@ -86,7 +86,8 @@ test.each([
   '0 0 31 2 *',
   '0 0 30,31 2 *',
   '0 0 31 2,4,6,9,11 */2',
-  // Never due: the last Friday is never before the 22nd, and a fifth one never before the 29th.
+  // This is never due: the last Friday of a month is never before the 22nd, and a fifth one never before the
+  // 29th.
   '* * */20 * FRIL',
   '0 0 */8 12 FRI#5',
   '@reboot',
@@ -459,7 +460,7 @@ test('an expression is described in words', () => {
   expect(wordsOf('@daily')).toBe('At 00:00');
 });
 
-// ---- Against a walk through every minute, as a clock on the wall shows them
+// ---- Comparison with a check of every minute of the wall clock
 
 interface Fields {
   text: string;
@@ -471,7 +472,7 @@ function pick<T>(random: () => number, from: readonly T[]): T {
   return from[Math.floor(random() * from.length)] as T;
 }
 
-/** Returns numbers from 0 to 1, the same in every run. */
+/** Returns a function that returns numbers from 0 to 1, the same in every run. */
 function seeded(seed: number): () => number {
   let state = seed;
   return () => {
@@ -528,7 +529,7 @@ function wallsOf(zone: string, from: number, to: number): number[] {
   return walls;
 }
 
-/** Returns the due times that follow from checking every minute, to compare with. */
+/** Returns the due times that follow from checking every minute, for comparison. */
 function watched({ matches, hourly }: Fields, walls: readonly number[], from: number): number[] {
   const found: number[] = [];
   let printed = (walls[0] ?? 0) - minuteMs;

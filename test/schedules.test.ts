@@ -1,11 +1,11 @@
-// Schedules from REST to a machine and back: creating them, manual runs, history and events.
+// Schedules over REST with a real machine: creating them, manual runs, history and events.
 import { expect, test } from 'vitest';
 import { bench, gate, nextCall, soon } from './commands-fixture.ts';
 import { storedState } from './read-stored-state.ts';
 import { joinScripted, scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 
-/** A time that is not due during a test. */
+/** A cron expression that is not due during a test. */
 const yearly = '0 0 29 2 *';
 
 /** A system with one machine, and functions for schedules on it. */
@@ -84,7 +84,7 @@ test('an expression of 100,000 letters is refused in 10 ms', async () => {
       took.push(performance.now() - begun);
     }
   }
-  // These times include sending the request, also on a busy machine.
+  // These times include sending the request, even on a busy machine.
   expect(Math.min(...took)).toBeLessThan(10);
 });
 
@@ -170,7 +170,7 @@ test('the clock of a machine affects neither the order of runs, nor since, nor t
   const { id: schedule_id } = await client.schedules.create(params);
   const begun = new Date().toISOString();
   const day = 86_400_000;
-  // The first run has a clock a day ahead, the second a year behind.
+  // In the first run the machine's clock is a day ahead, in the second a year behind.
   for (const [off, exit_code] of [
     [day, 1],
     [-365 * day, 2],

@@ -1,4 +1,4 @@
-// An agent that breaks the protocol as a test needs: wrong hello, cut answers, two answers, no answer.
+// An agent that breaks the protocol as a test needs it: wrong hello, cut answers, two answers, no answer.
 import { once } from 'node:events';
 import { onTestFinished } from 'vitest';
 import { loadIdentity } from '../agent/identity.ts';
@@ -104,7 +104,7 @@ export async function connectScripted(
   return agent;
 }
 
-/** A linked machine that does only what the test calls. */
+/** Links a machine that does only what the test calls. */
 export async function scriptedMachine(
   system: TestSystem,
   hello: Partial<Hello> = {},

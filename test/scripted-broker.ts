@@ -1,4 +1,4 @@
-// A broker that makes any call to an agent, allowed or not.
+// A broker that makes any call to an agent, whether the agent allows it or not.
 import { Server, ServerCredentials } from '@grpc/grpc-js';
 import { onTestFinished } from 'vitest';
 import { agentSettings } from '../agent/settings-schema.ts';
@@ -57,7 +57,7 @@ export async function scriptedBroker(): Promise<ScriptedBroker> {
         settle?.(outcomeOf(error));
         stream.end();
       });
-      // Sends no request, so the agent's read of the first one fails.
+      // No request is sent, so the agent fails to read the first one.
       stream.write({ end: {} });
     },
   };

@@ -1,4 +1,5 @@
-// Lists, streams and bodies of the SDK: all pages, events that continue after a cut, complete bodies.
+// Lists, streams and bodies of the SDK: lists return all pages, events continue after a cut, and bodies are
+// complete.
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
@@ -13,7 +14,7 @@ import { startFarhand, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
 import { startWebhookSystem } from './webhook-receivers.ts';
 
-/** Starts a server that answers as the test says. Returns its client. */
+/** Starts a server that answers as the test specifies. Returns its client. */
 async function served(answer: (response: ServerResponse, request: IncomingMessage, count: number) => void) {
   let count = 0;
   const server = createServer((request, response) => {

@@ -1,4 +1,4 @@
-// Parses the bytes of an answer as lines and events, in chunks of any size.
+// Parsing the bytes of an answer as lines and events, in chunks of any size.
 import { expect, test } from 'vitest';
 import { eventsOf, objectsOf } from '../shared/sdk/parse-lines-and-sse.ts';
 

@@ -16,7 +16,7 @@ const refuse =
   (response) =>
     response.writeHead(status).end(JSON.stringify({ error: { code, message: 'no', details } }));
 const cut: Answer = (response) => void response.destroy();
-/** Sends half of a body, and then nothing. */
+/** Sends half of a body, and nothing after that. */
 const half: Answer = (response) => {
   response.writeHead(200, { 'Content-Length': 100 }).write('{"data":');
   setImmediate(() => response.destroy());
@@ -74,7 +74,7 @@ beforeEach(() => {
   onTestFinished(() => void vi.restoreAllMocks());
 });
 
-// ---- The table of docs/sdk.md: which call is retried after which answer.
+// ---- The table of docs/sdk.md: which calls are retried after which answers
 
 test.each([
   ['a cut connection', cut, ['get', 'put', 'run']],
@@ -195,7 +195,7 @@ test('a command whose answer is lost on the way runs once, and the repeat return
       asked += 1;
       const answer = fetch(...args);
       if (asked > 1) return answer;
-      // The command has run, but its answer has not arrived.
+      // The command has run, but its answer has not arrived yet.
       await vi.waitFor(() => expect(readFileSync(file, 'utf8')).toBe('ran\n'));
       proxy.cut();
       return answer;

@@ -1,4 +1,4 @@
-// The SDK's terminal with the broker's own WebSocket server: what a program or a page gets of a session.
+// The SDK's terminal with the broker's own WebSocket server, as programs and pages use it.
 import { once } from 'node:events';
 import { Terminal as Screen } from '@xterm/headless';
 import { expect, onTestFinished, test } from 'vitest';
@@ -30,7 +30,7 @@ async function take(actions: AsyncIterable<Action>, count: number): Promise<Acti
   return taken;
 }
 
-// ---- What goes wrong
+// ---- Failures
 
 test('a terminal that cannot be opened rejects with the next step, for a used ticket and an unreachable broker', async () => {
   const door = await startTerminalServer();
@@ -88,7 +88,7 @@ test('16 MiB of unread output end the terminal; the buffered output can be read,
   expect([got, terminal.offset]).toEqual([16 * piece.length, 100 + 16 * piece.length]);
 });
 
-// ---- How it ends
+// ---- The end of a terminal
 
 test.each<CloseReason>([
   { why: 'ended', exit_code: 130, signal: 'SIGINT', reason: null },
@@ -114,7 +114,7 @@ test('detaching closes the connection, and the session detaches its client', asy
   expect(await terminal.ended).toEqual({ why: 'detached' });
 });
 
-// ---- Where it is
+// ---- The address of the WebSocket
 
 test('it is opened at the client’s own address of the broker, with the ticket of the attach', async () => {
   const door = await startTerminalServer();
@@ -136,7 +136,7 @@ test('it is opened at the client’s own address of the broker, with the ticket 
   ]);
 });
 
-// ---- What passes
+// ---- Messages
 
 test('input, sizes and signals arrive in order, however long the input is', async () => {
   const { terminal, port } = await attach();

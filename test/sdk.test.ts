@@ -58,7 +58,7 @@ function noting(system: TestSystem, baseUrl = system.url) {
   return { client, sent, answers };
 }
 
-// ---- What goes wrong
+// ---- Failures
 
 test('a refusal is a FarhandError with the code, status, details and request id of the broker’s answer', async () => {
   const system = await startFarhand();
@@ -193,7 +193,7 @@ test('a call whose signal has already fired sends nothing, and one whose signal 
   expect((await system.client.machines.list()).total).toBe(1);
 });
 
-// ---- What goes right
+// ---- Successful calls
 
 test('machines are listed, read, changed and removed', async () => {
   const system = await startFarhand();
@@ -314,7 +314,7 @@ test('a query has booleans, numbers and Dates in the broker’s form, and leaves
   expect((await client.events.list({ since: new Date(Date.now() + 86_400_000) })).items).toEqual([]);
   expect((await client.events.list({ since, type: 'machine.registered' })).total).toBe(1);
   expect((await client.machines.list({ limit: 7, offset: 3 })).limit).toBe(7);
-  // Like a caller without types.
+  // This input is like that of a caller without types.
   const loose = { limit: undefined, search: undefined } as unknown as { limit: number };
   expect((await client.machines.list(loose)).limit).toBe(20);
   expect(sent.map(({ url }) => new URL(url).search).filter((search) => search.includes('undefined'))).toEqual(

@@ -18,7 +18,7 @@ test('a client gets the offset of the output, all of it, and only then how the s
   line.output(1_000, 'before ');
   kept.exit({ exit_code: 3 });
   await soon(async () => (await one.system.client.sessions.get({ session_id })).status).toBe('DISCONNECTED');
-  // The agent still has unread output. An acknowledgement would have arrived before this.
+  // The agent still has unread output. If there were an acknowledgement, it would have arrived before this.
   clock.leap(100);
   await begin(one);
   expect(one.machine.waiting('ForgetProcesses')).toBe(0);
@@ -123,9 +123,9 @@ test('a client that reads no notices is sent a limited number of them, whichever
   const typing = { input: Buffer.from('x') };
   port.do(...Array.from({ length: 2500 }, () => typing));
   for (let n = 0; n < 2500; n += 1) line.resized(1 + (n % 1000), 1);
-  // Half a MiB at 256 bytes each, and the first notice.
+  // This is half a MiB at 256 bytes each, and the first notice.
   await soon(() => port.notes.length).toBeGreaterThan(2048);
-  // Another client on the same link attaches after all of that.
+  // Another client on the same link attaches after all of these.
   const other = await join(one, session_id);
   other.line.head();
   await other.note('ready');
@@ -172,7 +172,7 @@ test.each(['revoked', 'retagged', 'expired'])('a client whose key is %s is detac
   const { id } = (await system.client.keys.list({ sort: '-created_at' })).items[0] ?? {};
   if (how === 'revoked') await system.client.keys.remove({ key_id: id ?? '' });
   if (how === 'retagged') await system.client.machines.update({ machine_id, tags: [] });
-  // The clock leaps by an hour, without messages on the link.
+  // The clock leaps by an hour in which no message is sent on the link.
   if (how === 'expired') clock.leap(3_600_000);
   expect(await port.parted()).toEqual({ why: 'forbidden' });
   const { attached_clients } = await system.client.sessions.get({ session_id });

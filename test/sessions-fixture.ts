@@ -77,7 +77,7 @@ export function refuse({ agent }: Machine, { call_id }: Call, code: string): voi
   agent.send({ reply: { call_id, error: { code, message: 'no', details: '{}' } } });
 }
 
-/** Functions that send the reports on a terminal to its session. */
+/** Returns functions that send reports on a terminal to its session. */
 export function keeper({ agent }: Machine, { call_id }: Call) {
   const stream = agent.answer(call_id);
   const send = (event: object): void =>
@@ -115,7 +115,7 @@ export function attached({ agent }: Machine, { call_id }: Call) {
   return {
     stream,
     open: () => next<{ id: string; client_id: string; offset?: number }>('open'),
-    /** Resolves with all input once there is this much. */
+    /** Resolves with all input when it has this length. */
     async input(length: number): Promise<string> {
       let text = '';
       while (text.length < length) text += (await next<Buffer>('input')).toString();
@@ -151,7 +151,7 @@ export function attached({ agent }: Machine, { call_id }: Call) {
   };
 }
 
-/** A client without a transport, controlled by the test. */
+/** A client without a transport, which the test controls. */
 export function createPort() {
   const gone = new AbortController();
   const happened = new EventEmitter();
@@ -215,10 +215,10 @@ export function createPort() {
     },
     /** Returns the number of its actions that were read. */
     read: () => read,
-    /** Returns the bytes that were sent to it, received or not. */
+    /** Returns the bytes that were sent to the client, whether received or not. */
     given: () => given,
     text: () => Buffer.concat(taken).toString(),
-    /** Receives nothing until release(). */
+    /** From now on the client receives nothing until release(). */
     hold() {
       held = [];
     },

@@ -1,4 +1,4 @@
-// Unacknowledged input of a terminal, over lost links, with agents that count it rightly or wrongly.
+// Unacknowledged input of a terminal over lost links, with agents that count it correctly or wrongly.
 import { expect, test } from 'vitest';
 import { leapingClock } from './commands-fixture.ts';
 import { attached, begin, bench, join, keeper } from './sessions-fixture.ts';
@@ -6,7 +6,7 @@ import { attached, begin, bench, join, keeper } from './sessions-fixture.ts';
 const kib = 1024;
 const size = { cols: 80, rows: 24 };
 
-/** An operator on a machine whose agent counts its input. */
+/** An operator on a machine whose agent counts the input. */
 async function typist() {
   const one = await bench();
   const { session_id } = await begin(one);
@@ -31,7 +31,7 @@ async function typist() {
   };
 }
 
-/** Resolves once the client has received everything that was sent before. */
+/** Resolves when the client has received everything that was sent before. */
 async function heard({ line, gets, given }: Awaited<ReturnType<typeof typist>>): Promise<void> {
   const at = given();
   line.output(at, '.');

@@ -1,4 +1,4 @@
-// Sessions from REST to a real program and back.
+// Sessions over REST with a real program in the terminal.
 import { createHash } from 'node:crypto';
 import { existsSync, readFileSync, statSync } from 'node:fs';
 import { join as path } from 'node:path';
@@ -64,7 +64,7 @@ test('ending a session ends all of its processes, however they hide', async () =
   const { id } = await open('trap "" HUP TERM; setsid sleep 600 & sleep 600; sleep 600');
   const port = await join(id);
   await port.note('ready');
-  // Counts the processes with its mark.
+  // Counts the processes that have the session's mark.
   const left = async (): Promise<number> => {
     const command = `grep -lsz '${id}' /proc/[0-9]*/environ | wc -l`;
     return Number((await system.client.commands.create({ machine_id: agent.machineId, command })).stdout);

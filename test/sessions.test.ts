@@ -199,7 +199,7 @@ test('attached clients are listed in the session and in events, and detaching ne
       { client_id: second.client_id, key_name: 'test', mode: 'observer' },
     ],
   });
-  // It does not say which of the two clients.
+  // The answer does not reveal which of the two clients is meant.
   expect(await refusal(client.sessions.detach({ session_id }))).toBe('invalid_request');
   expect(await refusal(client.sessions.detach({ session_id, client_id: 'cli_none' }))).toBe(
     'client_not_found',
@@ -252,7 +252,7 @@ test('the audit log records opening, attaching, typing and ending, but no input'
   ok(one.machine, await one.machine.next('KillProcess'));
   kept.exit();
   await end;
-  // Leaves out keys and tokens, which were created before.
+  // Events of keys and tokens are left out, because these were created before.
   const list = (query: object = {}) =>
     one.system.client.audit.list({ sort: 'created_at', machine_id: one.machine_id, ...query });
   await soon(async () => (await list()).items.map(({ action, result }) => `${action} ${result}`)).toEqual([

@@ -1,4 +1,5 @@
-// Runs before each test file: sets home, shell and environment, independent of the user who runs the tests.
+// Runs before each test file. Sets home, shell and environment, so that they do not depend on the user who
+// runs the tests.
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';

@@ -1,4 +1,5 @@
-// Tests that cannot run with FARHAND_TEST_DATABASE=postgres, and why: each is about the files of a broker without it.
+// Tests that cannot run with FARHAND_TEST_DATABASE=postgres, and the reasons. Each is about files that a
+// broker has only without a database server.
 
 const files = 'is about state.json or history.db';
 const edits = 'edits state.json or history.db';
@@ -22,7 +23,7 @@ const reasons: Readonly<Record<string, readonly [reason: string, name: RegExp][]
   'machines.test.ts': [[edits, /^white space around tags/]],
 };
 
-/** Why a test cannot run; undefined if it can. */
+/** Returns the reason why a test cannot run; undefined if it can run. */
 export function notOnPostgres(file: string, name: string): string | undefined {
   return reasons[file]?.find(([, names]) => names.test(name))?.[0];
 }

@@ -1,4 +1,4 @@
-// Skips tests that need a program which is missing on this machine. Their names say what they need.
+// Skips tests that need a program which is not installed. Their names say which program they need.
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { type TestFunction, test } from 'vitest';

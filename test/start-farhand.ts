@@ -28,7 +28,7 @@ export interface AgentHandle extends Agent {
   dataDir: string;
   /** The lines of its log so far. */
   logged: readonly string[];
-  /** Resolves when the link is next established or lost. */
+  /** Resolves when the link is established or lost the next time. */
   linked(state: boolean): Promise<void>;
 }
 
@@ -36,7 +36,7 @@ export interface AgentOptions {
   name?: string;
   tags?: string;
   dataDir?: string;
-  /** HOST:PORT of a proxy, in place of the broker's own. */
+  /** HOST:PORT of a proxy to use in place of the broker's address. */
   through?: string;
   joinToken?: string;
   flags?: string[];
@@ -53,7 +53,7 @@ export interface TestSystem {
   /** A client with an admin key. */
   client: Farhand;
   joinToken(): Promise<string>;
-  /** Starts a real agent. Resolves once it is linked. */
+  /** Starts a real agent. Resolves when it is linked. */
   agent(params?: AgentOptions): Promise<AgentHandle>;
   /** Creates a client with a new key. */
   keyed(
@@ -108,7 +108,7 @@ export async function startFarhand(
     local.keys.create({ name: 'test', scopes: ['admin'] }),
   );
   remember('the first key', key);
-  // Without retries, so that tests see every answer.
+  // The client makes no retries, so that tests see every answer.
   const client = new Farhand({ baseUrl: url, apiKey: key, retries: 0, fetch: listening });
   const joinToken = async (): Promise<string> => (await client.joinTokens.create({ uses: 1 })).token;
   return {

@@ -1,4 +1,4 @@
-// Starts PostgreSQL of Debian's package for tests, in a temporary folder and as an ordinary user, and ends it.
+// Starts PostgreSQL, from Debian's package, for tests: in a temporary folder, and as an ordinary user.
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
@@ -25,15 +25,15 @@ export function programs(): string | undefined {
   return existsSync(join(folder, 'initdb')) ? folder : undefined;
 }
 
-/** Why there is no PostgreSQL for tests; undefined if there is one. */
+/** The reason why tests have no PostgreSQL; undefined if they have one. */
 export const missingPostgres = programs() ? undefined : 'needs the Debian package postgresql';
 
-/** PostgreSQL refuses to run as root: the user and group without rights. */
+/** User and group without rights. They run the server, because PostgreSQL refuses to run as root. */
 export const serverUser = 65_534;
 const user = process.getuid?.() === 0 ? { uid: serverUser, gid: serverUser } : {};
 
 export interface PostgresServer {
-  /** Of its socket, for this database. */
+  /** The URL of a database, over the server's socket. */
   url(database: string): string;
   port: number;
   folder: string;
@@ -41,11 +41,11 @@ export interface PostgresServer {
   createDatabase(): Promise<string>;
   query(sql: string, database?: string): Promise<Record<string, unknown>[]>;
   start(): Promise<void>;
-  /** As systemd stops it, or at once. */
+  /** Stops the server: as systemd does, or at once. */
   stop(signal?: 'SIGINT' | 'SIGKILL'): Promise<void>;
 }
 
-/** Creates a cluster in a folder that exists, and starts it. `settings` are lines of postgresql.conf. */
+/** Creates a cluster in an existing folder and starts it. `settings` are lines of postgresql.conf. */
 export async function startPostgres(
   folder: string,
   settings: readonly string[] = [],
@@ -108,7 +108,8 @@ export async function startPostgres(
       if (!child || child.exitCode !== null || child.signalCode !== null) return;
       const ended = once(child, 'exit');
       const { pid } = child;
-      // The server process of a connection can outlive a killed postmaster, and may wait for ever for a lock of another.
+      // The server process of a connection can outlive a killed postmaster, and may wait forever for a lock
+      // of another process.
       const others = signal === 'SIGKILL' ? readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8') : '';
       child.kill(signal);
       await ended;
@@ -122,7 +123,7 @@ function killIfAlive(pid: number): void {
   try {
     process.kill(pid, 'SIGKILL');
   } catch {
-    // It has ended by itself.
+    // The process has ended by itself.
   }
 }
 

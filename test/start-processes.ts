@@ -8,8 +8,8 @@ import { onTestFinished } from 'vitest';
 const root = join(import.meta.dirname, '..');
 
 /**
- * Starts a real program as a separate process, which is ended with the test. `under` is a command that
- * executes it.
+ * Starts a real program as a separate process, which ends with the test. `under` is a command that executes
+ * it.
  */
 export function program(
   main: string,

@@ -1,4 +1,4 @@
-// How system errors of a machine's disk, and of the broker's own files, are reported to the caller.
+// The messages for system errors of a machine's disk, and of the broker's own files.
 import { getSystemErrorName } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { publicError } from '../broker/admission/public-error.ts';

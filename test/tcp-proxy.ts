@@ -8,7 +8,7 @@ export interface Proxy {
   resume(): void;
   /** Ends every connection. New ones are accepted. */
   cut(): void;
-  /** Refuses new connections until allow(). Open ones go on. */
+  /** Refuses new connections until allow(). Open connections are not cut. */
   refuse(): void;
   /** Ends every connection, and refuses new ones until allow(). */
   forbid(): void;

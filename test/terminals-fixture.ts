@@ -23,7 +23,7 @@ export interface Keeper {
   /** Resolves with the pid of the shell. */
   started(): Promise<number>;
   exit(): Promise<ProcessExit>;
-  /** Ends its call. */
+  /** Detaches the client and ends its call. */
   leave(): void;
 }
 
@@ -37,17 +37,19 @@ export interface Viewer {
   /** The reported count of its input, and whether it continues an earlier call. */
   input(): { taken: number; known: boolean };
   sizes: { cols: number; rows: number }[];
-  /** Offset of the byte after the last one that it has. */
+  /** Offset after the last byte that the client has received. */
   position(): number;
   do(doing: Doing): void;
   type(text: string | Uint8Array): void;
-  /** Waits for a text in the output since the last call. Output after the text is left for the next call. */
+  /**
+   * Waits for a text in the output since the previous call. Output after the text is left for the next call.
+   */
   sees(what: string | RegExp): Promise<void>;
   /** Waits until this many bytes have arrived in all. */
   reaches(position: number): Promise<void>;
   /** Turns acknowledgements of output on or off. */
   taking(on: boolean): void;
-  /** Stops reading. */
+  /** Stops reading the output. */
   stop(): void;
   /** Cuts its link. */
   lose(): void;
@@ -63,7 +65,7 @@ export interface Bench {
   open(spec?: Partial<TerminalSpec__Output>, id?: string): Keeper;
   keep(id: string): Keeper;
   attach(id: string, options?: { client?: string; offset?: number; taking?: boolean }): Viewer;
-  /** Stops the agent, and starts another on the same directory. */
+  /** Stops the agent and starts another one on the same directory. */
   again(): Promise<void>;
 }
 

@@ -1,5 +1,5 @@
-// TLS of the REST API: certificates from files and of the broker's own authority, pins, renewal, and
-// refusals.
+// TLS of the REST API: certificates from files and of the broker's own authority, pins, renewal, and refused
+// connections.
 import { execFile } from 'node:child_process';
 import { KeyObject, webcrypto, type X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
@@ -87,7 +87,7 @@ async function curl(...args: string[]): Promise<string> {
   return (await run('curl', ['-sS', '--max-time', '10', ...args])).stdout;
 }
 
-/** A clock that runs like the real one with an offset. Timers of a minute and more fire only by tick(). */
+/** A clock like the real one with an offset. Timers of a minute and more fire only by tick(). */
 function movedClock(): { move(ms: number): void; tick(): void } {
   let shift = 0;
   const waiting = new Set<() => void>();
@@ -117,7 +117,7 @@ function movedClock(): { move(ms: number): void; tick(): void } {
   };
 }
 
-// ---- What does not start
+// ---- Failed starts
 
 test('an address other than loopback needs TLS or --insecure-http', async () => {
   const start = (...flags: string[]) =>
@@ -168,7 +168,7 @@ test('a damaged key of the REST API stops the start, with its file in the error'
   await expect(startSecure(['--tls'], {}, dataDir)).rejects.toThrow(/rest-key\.json is damaged/);
 });
 
-// ---- What is refused
+// ---- Refused connections
 
 test('TLS before 1.2 and other protocols than HTTP/1.1 are refused', async () => {
   const { url } = await startSecure(['--tls']);
@@ -299,13 +299,13 @@ test('a terminal works over TLS, and only pages over TLS may open it', async () 
   await once(own, 'open');
 });
 
-// ---- The link's leaf
+// ---- The certificate of the link
 
 test('a leaf of the link is renewed by wall time while agents stay linked, and agents that dial later link with the new one', async () => {
   const clock = movedClock();
   clock.move(-35 * day);
   const system = await startFarhand();
-  // As after a long sleep: the wall time has moved, but not the timers.
+  // As after a long sleep, the wall time has moved, but not the timers.
   clock.move(35 * day);
   const identity = await joinScripted(system);
   const linked = await connectScripted(system.grpc, identity);
@@ -323,7 +323,7 @@ test('a leaf of the link is renewed by wall time while agents stay linked, and a
   const left = ((await leaf())?.validToDate.getTime() ?? 0) - Date.now();
   expect(left).toBeGreaterThan(89 * day);
   expect(left).toBeLessThanOrEqual(90 * day);
-  // The new leaf has its whole time.
+  // The new leaf is valid for the whole time.
   const fresh = await leaf();
   clock.tick();
   await new Promise((resolve) => setImmediate(resolve));

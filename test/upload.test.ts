@@ -1,4 +1,5 @@
-// Uploads over HTTP to a real disk: forms in either order, plain bodies, and uploads that are cut off.
+// Uploads over HTTP to a real disk: forms with the path before or after the file, plain bodies, and uploads
+// that are cut off.
 import { createHash, randomBytes } from 'node:crypto';
 import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { request } from 'node:http';
@@ -93,7 +94,7 @@ test.each([0.01, 0.5, 0.99, 1])(
           `--${boundary}\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n`,
       ),
       randomBytes(4_000_000),
-      // Complete except for its last boundary.
+      // The body is complete except for its last boundary.
       Buffer.from('\r\n'),
     ]);
     const last = `--${boundary}--\r\n`;
@@ -117,7 +118,8 @@ test.each([0.01, 0.5, 0.99, 1])(
       }
       if (announced === short.length) expect(Buffer.concat(answer).toString()).toContain('400 Bad Request');
     }
-    // The next upload to this path is answered after the last one was removed, so leftovers would be found.
+    // The next upload to this path is answered after the previous one was removed, so leftovers would be
+    // found.
     const after = await system.client.files.put({
       machine_id: machineId,
       path: join(folder, 'b'),
@@ -224,7 +226,7 @@ test('a form is accepted in either order, with its fields anywhere and its path 
     expect(readFileSync(at(name)).equals(content)).toBe(true);
     expect(statSync(at(name)).mode & 0o777).toBe(0o600);
   }
-  // Spooled files have no names, and are gone.
+  // Spooled files are unlinked while they are open, so the directory is empty.
   expect(readdirSync(join(system.dataDir, 'spool'))).toEqual([]);
   const { items } = await system.client.events.list({ type: 'file.uploaded' });
   expect(items.map(({ data }) => String(data.path)).sort()).toEqual(
@@ -298,7 +300,7 @@ test('a slow upload does not count toward the machine’s idle timeout', async (
     upload.on('response', (r) => resolve(r.statusCode)),
   );
   upload.write('abc');
-  // The idle timeout of another machine ends first, although it began later.
+  // The idle timeout of another machine ends first, although its upload began later.
   const silent = await scriptedMachine(system);
   const never = system.client.files.read({ machine_id: silent.identity.machineId, path: '/a' });
   silent.answer((await silent.next('call')).call_id);

@@ -1,4 +1,4 @@
-// Receivers of webhooks: HTTP servers on loopback that answer as the test decides and store requests.
+// Receivers of webhooks: HTTP servers on loopback that answer as the test decides, and store the requests.
 import { EventEmitter, once } from 'node:events';
 import { createServer, type IncomingHttpHeaders, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -60,7 +60,7 @@ export async function startReceiver(answer: Answer = (response) => response.end(
   };
 }
 
-/** Answers with these statuses one after another, then always with the last. */
+/** Answers with these statuses one after another, and from then on with the last one. */
 export function answering(...statuses: number[]): Answer {
   return (response, _request, count) => {
     response.statusCode = statuses[Math.min(count, statuses.length) - 1] ?? 200;

@@ -1,4 +1,4 @@
-// Addresses that webhooks must not call, in every form of an address, and names that resolve to them.
+// Addresses that webhooks must not call, in all their spellings, and names that resolve to them.
 import { once } from 'node:events';
 import { connect, createServer, isIPv4 } from 'node:net';
 import { networkInterfaces } from 'node:os';
@@ -116,7 +116,7 @@ test('every form of such an address is refused when a webhook is created, with t
   expect(status).toBe(422);
 });
 
-/** A port on loopback that must never be called. Counts its connections. */
+/** Listens on a port of loopback that must never be called. Counts its connections. */
 async function startTrap() {
   let calls = 0;
   const server = createServer((socket) => {
@@ -195,7 +195,10 @@ test('an internal receiver is no longer called once the broker starts without it
   expect(trap.calls()).toBe(0);
 });
 
-/** Returns the addresses of a broker's listeners, also for a listener on all addresses of this machine. */
+/**
+ * Returns the addresses of a broker's listeners. A listener on all addresses yields each address of this
+ * machine.
+ */
 function listenersOf(system: TestSystem, hosts: readonly string[]): string[] {
   const ports = [new URL(system.url).port, system.grpc.split(':')[1]];
   return ports.flatMap((port) =>

@@ -11,7 +11,7 @@ import { type Received, startReceiver, startWebhookSystem } from './webhook-rece
 const root = join(import.meta.dirname, '..');
 const secret = 'a "secret" with $igns ~ and \\';
 
-/** Returns the code of a language in that page. */
+/** Returns the code in a language from docs/webhooks.md. */
 function recipe(language: string): string {
   const chapter = readFileSync(join(root, 'docs/webhooks.md'), 'utf8');
   const code = new RegExp(`\`\`\`${language}\n([^]*?)\`\`\``).exec(chapter)?.[1];
@@ -77,7 +77,7 @@ test('the example receiver accepts signed deliveries and refuses others', async 
   const line = async (): Promise<string> => String((await lines.next()).value);
   const url = /http\S+/.exec(await line())?.[0] ?? '';
   const signed = await system.client.webhooks.create({ url, events: ['machine.online'], secret });
-  // A name without a line separator, because the output is read line by line.
+  // The name contains no line separator, because the output is read line by line.
   await system.happen('machine.online', { n: 1 }, { id: 'mach_1', name: 'web' });
   expect(await line()).toMatch(/^new machine\.online evt_\w+ .*"n":1/);
   const { items } = await system.client.webhooks.deliveries({ webhook_id: signed.id });

@@ -209,7 +209,7 @@ test('a webhook belongs to the key that set its URL: it sends what that key may 
   const made = await system.call('POST', '/webhooks', { key: maker.key, body: asked });
   const webhook_id = made.body.data.id;
   const patch = (key: string, body: object) => system.call('PATCH', `/webhooks/${webhook_id}`, { key, body });
-  // With the same URL the webhook still belongs to its key, also when another key removes events.
+  // If the URL does not change, the webhook still belongs to its key, even if another key removes events.
   await patch(mover.key, { ...asked, events: ['machine.online', 'machine.offline'] });
   await patch(mover.key, { url: second.url });
   await patch(maker.key, { events: ['machine.*'] });

@@ -1,4 +1,4 @@
-// Terminals over WebSocket: admission, and messages between a WebSocket and its session.
+// Terminals over WebSocket: tickets, and messages between a WebSocket and its session.
 import { once } from 'node:events';
 import { type IncomingMessage, request } from 'node:http';
 import { connect } from 'node:net';
@@ -30,7 +30,7 @@ async function leftBy({ gone }: ClientPort): Promise<void> {
   if (!gone.aborted) await once(gone, 'abort');
 }
 
-// ---- Who is let in
+// ---- Admission
 
 test('a ticket that is wrong, used, missing or for another session is 401, and leaves no open socket', async () => {
   const door = await startTerminalServer();
@@ -41,7 +41,7 @@ test('a ticket that is wrong, used, missing or for another session is 401, and l
   expect(await door.status({})).toBe(401);
   expect(door.left).toEqual([]);
   expect(await door.status({ path: '/api/v1/sessions/sess_two/stream?ticket=two' })).toBe(401);
-  // The ticket is used up by the check.
+  // Checking a ticket uses it up.
   expect([door.left, door.tickets.size, door.ports.length]).toEqual([['left'], 0, 1]);
 });
 
@@ -94,7 +94,7 @@ test('pages of another origin get 403, and those of the broker’s own host or p
   ).toBe(101);
 });
 
-// ---- What a client says
+// ---- Messages of a client
 
 test.each([
   ['no JSON', 'ls'],
@@ -231,7 +231,7 @@ test('a client that sends pings without reading gets an answer only as often as 
   for (let count = 0; count < pings; count += 1) client.ping(Buffer.alloc(125));
   client.send(Buffer.from('after them'));
   await take(port.actions, 1);
-  // Sent after all pongs.
+  // This is sent after all pongs.
   void port.output(Buffer.from('.'));
   const answered = once(client, 'message');
   client.resume();
@@ -256,13 +256,13 @@ test.each<[CloseReason, number]>([
   expect((await closed)[0]).toBe(code);
   const { why: _, ...ending } = closeReason;
   expect(got).toEqual(code === 1000 ? [{ type: 'end', ...ending }] : []);
-  // The client was closed, it did not leave.
+  // The broker closed the connection, not the client.
   await door.empty();
   expect(port.gone.aborted).toBe(false);
   expect(await take(port.actions, 1)).toEqual([]);
 });
 
-// ---- Who is still there
+// ---- Clients that do not answer
 
 test('a client that answers no ping is disconnected within 45 s, and one that answers is not', async () => {
   const clock = fakeClock(0);
@@ -298,7 +298,7 @@ test('a client whose input is not read is closed within 45 s, because it may be 
   await leftBy(port);
 });
 
-// ---- In the broker
+// ---- With a real broker
 
 /** Opens a session that runs cat, and attaches a client. */
 async function openSession(system: TestSystem) {
@@ -374,7 +374,7 @@ test('a quiet terminal is not cut after the time limit of silent requests', asyn
   const door = await startTerminalServer();
   door.cutSilent(100);
   const { client } = await door.enter();
-  // Both connections came later, and are cut for their silence.
+  // Both connections came later, and are cut because they are silent.
   for (const _ of [1, 2]) await once(connect(door.port, '127.0.0.1'), 'close');
   expect(client.readyState).toBe(WebSocket.OPEN);
 });

@@ -1,4 +1,5 @@
-// The lock of the machine's owner: what each capability allows, tested with a broker that ignores the lock.
+// The capabilities that a machine's owner allows: what each one permits, tested with a broker that sends
+// every call.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
@@ -13,7 +14,7 @@ const all = [...methods.values()].map(({ name }): [Method, readonly Capability[]
 ]);
 const nothing = '/nonexistent/anywhere';
 
-/** A request without any effect. */
+/** A request that changes nothing. */
 const harmless = {
   path: Buffer.from(nothing),
   source: Buffer.from(nothing),

@@ -94,7 +94,7 @@ const write = (target: string, tar: Buffer, options: WriteOptions = {}): Promise
 
 type Entry = Parameters<Pack['entry']>[0] & { content?: string | Buffer };
 
-/** A tar made by another program. */
+/** Returns a tar made by another program. */
 async function tarOf(...entries: Entry[]): Promise<Buffer> {
   const stream = pack();
   for (const { content, ...header } of entries) {
@@ -121,7 +121,7 @@ function expectNothingElse(): void {
   expect(tree(disk.forbidden)).toEqual(['key']);
 }
 
-// ---- Out
+// ---- Packing
 
 describe('readArchive', () => {
   test('refuses files, missing, outside and forbidden paths, and file systems of the kernel', async () => {
@@ -260,7 +260,7 @@ function makeTree(at: string): void {
   writeFileSync(join(at, 'żółw 🐢'), 'UTF-8');
   writeFileSync(join(at, 'sub/file'), Buffer.alloc(700_001, 'x'), { mode: 0o640 });
   writeFileSync(join(at, 'nothing'), '');
-  // Only root can read a file without any permission.
+  // Only root can read a file that has no permissions.
   chmodSync(join(at, 'nothing'), isRoot ? 0 : 0o400);
   chmodSync(join(at, 'sub/empty'), 0o700);
   symlinkSync('../nothing', join(at, 'sub/link'));
@@ -273,7 +273,8 @@ function makeTree(at: string): void {
 
 function listTree(at: string, digits = 3): string[] {
   const found = spawnSync('find', ['.', '-printf', '%P %y %s %m %l %T@\\0'], { cwd: at, encoding: 'latin1' });
-  // Sizes of directories depend on the file system, and times may be cut to microseconds.
+  // Removes what differs between file systems: sizes of directories, and fractions of times below
+  // microseconds.
   const tidy = (line: string): string =>
     line.replace(/ d \d+ /, ' d ').replace(/\.\d*$/, (fraction) => fraction.slice(0, 1 + digits));
   return found.stdout.split('\0').filter(Boolean).map(tidy).sort();
@@ -284,7 +285,7 @@ const expectSameTree = (one: string, other: string, digits?: number): void => {
   execFileSync('diff', ['-r', '--no-dereference', one, other]);
 };
 
-// ---- In
+// ---- Unpacking
 
 const evil: [string, string, Entry][] = [
   ['a name with dots', 'invalid_path', { name: '../outside/new', content: 'x' }],
@@ -311,7 +312,7 @@ const evil: [string, string, Entry][] = [
   ['a sparse file', 'unsupported_file', { name: 'a', pax: { 'GNU.sparse.major': '1' }, content: 'x' }],
 ];
 
-/** Symlinks that lead, or may lead, out of the directory. */
+/** Symlinks that lead out of the directory, or may lead out of it. */
 const wayward: Entry[] = [
   { name: 'a', type: 'symlink', linkname: '../outside' },
   { name: 'd/a', type: 'symlink', linkname: '../../o' },
@@ -322,7 +323,7 @@ const wayward: Entry[] = [
 /** A header with records for all entries that follow. */
 async function globalHeader(records: Record<string, string>): Promise<Buffer> {
   const tar = await tarOf({ name: 'a', pax: records, content: '' });
-  // Leaves out the entry itself and the end of the archive.
+  // The entry itself and the end of the archive are cut off.
   const header = tar.subarray(0, tar.length - 1536);
   header[156] = 0x67;
   header.fill(0x20, 148, 156);
@@ -411,7 +412,7 @@ describe('writeArchive', () => {
     const swapper = `import fs from 'node:fs'; process.chdir(${JSON.stringify(path('target'))});
       console.log('ready');
       for (;;) { try { fs.renameSync('dir', 'aside'); fs.symlinkSync(${JSON.stringify(disk.outside)}, 'dir'); fs.unlinkSync('dir'); fs.renameSync('aside', 'dir'); }
-        // The archive may have made the directory again while it was aside.
+        // The archive may have created the directory again while it was renamed away.
         catch { fs.rmSync('aside', { recursive: true, force: true }); } }`;
     const child = spawn(process.execPath, ['--input-type=module', '-e', swapper], {
       stdio: ['ignore', 'pipe', 'inherit'],
@@ -420,7 +421,8 @@ describe('writeArchive', () => {
     try {
       await once(child.stdout, 'data');
       const started = performance.now();
-      // Long enough for a race, and until one of them has met the symlink. Otherwise the test proves nothing.
+      // The loop runs long enough for a race, and until an entry has met the symlink. Otherwise the test
+      // would prove nothing.
       const enough = (): boolean =>
         performance.now() - started > (codes.has('not_a_directory') ? 2_000 : 20_000);
       while (!enough()) {
@@ -434,7 +436,7 @@ describe('writeArchive', () => {
       child.kill('SIGKILL');
       await once(child, 'exit');
     }
-    // None is an unexpected error.
+    // This is the expected error of a lost race.
     expect(codes).toContain('not_a_directory');
     expect(codes).not.toContain('internal_error');
     expectNothingElse();
@@ -592,7 +594,7 @@ describe('writeArchive', () => {
       ] as const) {
         rmSync(path('target'), { recursive: true, force: true });
         await expect(write(path('target'), input, { whole, ending })).rejects.toThrow();
-        // Without `whole`, files that were extracted before stay.
+        // Without `whole`, files that were extracted before the failure remain.
         expect(existsSync(path('target/a'))).toBe(!whole);
         expectNothingElse();
       }

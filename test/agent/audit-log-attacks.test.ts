@@ -100,7 +100,7 @@ test('many calls with one id count as one call, and a call whose id fits no head
   const broker = await scriptedBroker();
   const { agent, dataDir } = await broker.agent(['--allow', 'files:read']);
   const call_id = 'call_same';
-  // Its stream stays open without a request.
+  // The stream of this call stays open, but no request is sent on it.
   const held = broker.call('ReadFile', {}, { call_id, request_follows: true });
   for (let n = 0; n < 50; n += 1) void broker.call('StatFile', { path: Buffer.from('/tmp') }, { call_id });
   void broker.call('StatFile', { path: Buffer.from('/tmp') }, { call_id: 'a\u0001b' });

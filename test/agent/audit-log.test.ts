@@ -1,4 +1,4 @@
-// The audit log of a machine: who, what, when and how it ended; never contents.
+// The audit log of a machine: who did what and when, with which result, and never any content.
 import { mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
@@ -7,7 +7,7 @@ import { type AgentHandle, quiet, startFarhand, temporaryFolder } from '../start
 
 type Line = Record<string, unknown>;
 
-/** Returns all lines of the log once its agent has ended. */
+/** Returns all lines of the log after its agent has ended. */
 async function linesOf(agent: AgentHandle): Promise<Line[]> {
   await agent.close();
   return read(join(agent.dataDir, 'activity.log'));
@@ -159,7 +159,8 @@ test('calls are answered while the log cannot be written, and the missing lines 
 test('more lines than the disk takes at once are written in order', async () => {
   const directory = temporaryFolder('many');
   const lines = await Lines.open(directory, 'x', quiet);
-  // All in one turn of the event loop, so that the second batch is full while the first one is being written.
+  // All of these run in one turn of the event loop, so that the second batch is full while the first is being
+  // written.
   const many = Array.from({ length: 300 }, (_, count) => ({ count, pad: 'x'.repeat(3_000) }));
   for (const line of many) lines.add(line);
   await lines.close();

@@ -1,4 +1,4 @@
-// farhand-agent doctor: what it finds wrong on an agent's machine. Also tests an agent whose clock is wrong.
+// farhand-agent doctor: the problems that it finds on an agent's machine, including a wrong clock.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { chmodSync, writeFileSync } from 'node:fs';

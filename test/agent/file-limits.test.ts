@@ -1,5 +1,5 @@
-// Limits of the agent's file operations: the cost of many calls at once, and paths that no request may find
-// out.
+// Limits of the agent's file operations: the cost of many calls at once, and paths about which a request must
+// learn nothing.
 import { execFileSync } from 'node:child_process';
 import {
   existsSync,
@@ -203,7 +203,7 @@ describe('watches', () => {
     const third = begin();
     await expect(third.iterator.next()).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
     await two.end();
-    // A watch does not wait for its slot.
+    // A watch begins without waiting for a slot.
     await vi.waitFor(async () => {
       const again = begin();
       try {

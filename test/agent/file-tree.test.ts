@@ -78,7 +78,7 @@ beforeEach(async () => {
 
 afterEach(() => disk.remove());
 
-/** Makes nested directories, deeper than the longest path; the last one contains a file. */
+/** Makes nested directories whose path is longer than the longest path. The last one contains a file. */
 function makeDeep(at: string, levels: number, name = 'd'): void {
   mkdirSync(at);
   let above = openSync(at, 'r');
@@ -96,7 +96,7 @@ function makeDeep(at: string, levels: number, name = 'd'): void {
 function swap(name: string, target: string): ChildProcess {
   return disk.program(`
     const [name, target] = ${JSON.stringify([name, target])};
-    // Calls under way may have made or removed something in the gap.
+    // Running calls may have created or removed something while the name was free.
     const tried = (work) => { try { work(); } catch {} };
     console.log('ready');
     for (const end = Date.now() + 1000; Date.now() < end; ) {
@@ -116,7 +116,7 @@ const expectCode = (work: Promise<unknown>, code: string): Promise<void> =>
 const text = (at: string): string => readFileSync(at, 'utf8');
 const modeOf = (at: string): number => lstatSync(at).mode & 0o7777;
 
-// ---- Calls
+// ---- Calls of the operations
 
 type Way = string | Buffer;
 
@@ -158,9 +158,9 @@ function plant(at: string): void {
   for (const way of ['sub/empty', 'sub', '']) utimesSync(join(at, way), 3_000, 4_000);
 }
 
-/** Returns what a copy must preserve, by path. */
+/** Returns the properties that a copy must preserve, by path. */
 function portrait(at: string): Record<string, unknown> {
-  // Left out: the time of the root, which changes with every temporary name.
+  // The time of the root is left out, because every temporary name changes it.
   const ways = [...(at === path() ? [] : ['']), ...tree(at).filter((way) => !way.includes('\ufffd'))];
   return Object.fromEntries(
     ways.map((way) => {
@@ -204,7 +204,7 @@ describe('walking', () => {
     return steps;
   }
 
-  /** Leaves out the second step of each directory. */
+  /** The second step of each directory is left out. */
   const received = async (options: Partial<WalkOptions> = {}, from = root): Promise<string[]> =>
     (await receivedTwice(options, from)).filter((way) => !way.endsWith('/'));
 
@@ -256,7 +256,7 @@ describe('walking', () => {
       }
       for (const directory of opened.splice(0)) directory[Symbol.dispose]();
     }
-    // The walk has seen both, so there was a race.
+    // The walk has seen both directories, so there was a race.
     expect([...seen].sort()).toContain('sub/inside');
     expect([...seen].filter((way) => way.includes('secret'))).toEqual([]);
     expect(links).toBeGreaterThan(0);
@@ -318,7 +318,7 @@ describe('walking', () => {
     };
     await expect(failing()).rejects.toThrow('enough');
     for (const directory of opened.splice(0)) directory[Symbol.dispose]();
-    // Checked soon, because the garbage collector would close the handles later.
+    // This is checked soon, because later the garbage collector would close the handles.
     await vi.waitFor(() => expect(disk.openHandles()).toEqual([]), 200);
   });
 
@@ -517,7 +517,7 @@ describe('removing', () => {
     mkdirSync(path('holder'));
     symlinkSync('homes', path('alias'));
     const before = tree(root);
-    // Not recursive, because a mistake would empty the disk.
+    // The call is not recursive, because with a faulty agent it would empty the disk.
     await expectCode(remove('/', false, none, all), 'permission_denied');
     await expectCode(remove(base, false, none, all), 'permission_denied');
     for (const recursive of [false, true]) {
@@ -595,12 +595,12 @@ describe('removing', () => {
     await printed(swapping, 'ready');
     const codes = new Map<string, number>();
     while (swapping.exitCode === null) {
-      // Created elsewhere, because mkdir itself would follow the symlink.
+      // The directory is created elsewhere, because mkdir itself would follow the symlink.
       mkdirSync(path('next/sub/deep/deeper'), { recursive: true });
       tries(() => renameSync(path('next'), path('in')));
       const code = await remove(path('in'), true).then(() => 'done', codeOf);
       codes.set(code, (codes.get(code) ?? 0) + 1);
-      // Removes the directory only if it is not the symlink that was swapped in.
+      // Removes the directory unless the name is the symlink at this moment.
       tries(() => execFileSync('rm', ['-rf', path('in')]));
     }
     expect(tree(outside)).toEqual(before);
@@ -905,7 +905,7 @@ describe.skipIf(!otherDisk)('moving between file systems (needs a second one)', 
     const [left] = readdirSync(shm);
     expect(left).toMatch(/^\.farhand-/);
     expect(modeOf(join(shm, left!))).toBe(0o700);
-    // Another directory gets the name of the temporary one.
+    // Another directory gets the name of the temporary directory.
     const beside = readdirSync(root).find((name) => name.startsWith('.farhand-'))!;
     renameSync(path(beside), path('was'));
     mkdirSync(path(beside));
@@ -971,7 +971,7 @@ describe('copying', () => {
       const code = await copy(path('in'), path('copy')).then(() => 'done', codeOf);
       codes.set(code, (codes.get(code) ?? 0) + 1);
       if (code !== 'done') continue;
-      // Does not follow symlinks, because a copied symlink also leads out.
+      // find does not follow symlinks here, because a copied symlink also leads out.
       for (const way of execFileSync('find', ['.'], { cwd: path('copy') })
         .toString()
         .split('\n'))
@@ -995,7 +995,7 @@ describe('copying', () => {
     copying.catch(() => undefined);
     for (; running; await new Promise(setImmediate)) appendFileSync(path('log'), 'more');
     const { bytes, files: count } = await copying;
-    // Bytes may have been appended before the copy began.
+    // It is possible that bytes were appended before the copy began.
     expect([count, statSync(path('copy')).size]).toEqual([1, bytes]);
     expect(bytes).toBeGreaterThanOrEqual(100_000_000);
     expect(statSync(path('log')).size).toBeGreaterThan(Number(bytes));

@@ -317,7 +317,7 @@ describe('confinement', () => {
     writeFileSync(path('sub/secret'), 'inside');
     writeFileSync(path('leaf'), 'inside');
     const swapping = disk.program(`
-      // Calls under way may have made something in the gap: it goes.
+      // Running calls may have created something while the name was free. It is removed.
       const insist = (to, work) => {
         for (;;) try { return work(); } catch { try { fs.rmSync(to, { recursive: true, force: true }); } catch {} }
       };
@@ -403,7 +403,7 @@ describe('reading', () => {
     symlinkSync('fifo', path('link'));
     const server = createServer().listen(path('socket'));
     await once(server, 'listening');
-    // A device made for this test, so that a faulty agent replaces none of the machine's.
+    // This device is made for the test, so that a faulty agent does not replace one of the machine.
     const device = tries(() => execFileSync('mknod', [path('zero'), 'c', '1', '5'], { stdio: 'ignore' }))
       ? path('zero')
       : path('fifo');
@@ -463,7 +463,7 @@ describe('reading', () => {
     writeFileSync(path('big'), Buffer.alloc(2_000_000, 'x'));
     const shrink = (chunk: number) => chunk === 1 && truncateSync(path('big'), 700_000);
     await expectCode(read(path('big'), { between: shrink }), 'conflict');
-    // Also changes bytes that were already read.
+    // The change also affects bytes that were already read.
     writeFileSync(path('big'), Buffer.alloc(600_000, 'x'));
     const cut = (chunk: number) => chunk === 2 && truncateSync(path('big'), 10);
     await expectCode(read(path('big'), { between: cut }), 'conflict');

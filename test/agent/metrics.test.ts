@@ -1,4 +1,4 @@
-// The agent's metrics: right numbers on this machine, and no failure on broken ones.
+// The agent's metrics: correct numbers on this machine, and no failure on broken machines.
 import { readFileSync } from 'node:fs';
 import os from 'node:os';
 import { afterEach, expect, test } from 'vitest';
@@ -18,7 +18,7 @@ interface Machine {
   statfs?: Sources['statfs'];
 }
 
-/** A machine that has only the given files. */
+/** A machine with only these files. */
 function machine({ proc = {}, statfs = async () => sound }: Machine): Sources {
   return {
     statfs,
@@ -30,7 +30,7 @@ function machine({ proc = {}, statfs = async () => sound }: Machine): Sources {
   };
 }
 
-/** A clock that stands still. `pass` moves it, and fires the timers that are due by then. */
+/** A clock that does not move by itself. `pass` moves it, and fires the timers that are due by then. */
 function stoppedClock(): { pass(ms: number): void; now: number } {
   const timers = new Set<{ at: number; run: () => void }>();
   const clock = {
@@ -55,7 +55,7 @@ function stoppedClock(): { pass(ms: number): void; now: number } {
 }
 
 const mountsOf = (metrics: Metrics): string[] => metrics.disks!.map(({ mount }) => mount!);
-/** Resolves after all callbacks that are already due. */
+/** Resolves after all callbacks that are due already. */
 const settle = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
 const mountinfo = (
@@ -153,7 +153,7 @@ test('a disk that hangs delays one report only', async () => {
   await settle();
   clock.pass(1_000);
   expect(mountsOf(await first)).toEqual(['/']);
-  // The clock stands still, so this report must not wait for a timer.
+  // The clock does not move, so this report must not wait for a timer.
   expect(mountsOf(await metrics.report())).toEqual(['/']);
 });
 
@@ -205,7 +205,7 @@ test('every real file system is listed once: no pseudo ones, images, parts or al
 test('CPU is the share of all cores since the last report; waiting for disks is idle, guests count once', async () => {
   const clock = stoppedClock();
   const proc: Record<string, string> = {};
-  //                user nice system idle iowait irq softirq steal guest
+  // Columns: user nice system idle iowait irq softirq steal guest
   const times = (...ticks: number[]): void => {
     proc['/proc/stat'] = `cpu  ${ticks.join(' ')} 0\ncpu0 1 2\ncpu1 1 2\nintr 5`;
   };
@@ -234,7 +234,7 @@ test('reclaimable memory counts as free, not only unused memory', async () => {
   const { memory } = await new MetricsReader().report();
   const available = /^MemAvailable: +(\d+) kB$/m.exec(readFileSync('/proc/meminfo', 'utf8'))?.[1];
   expect(memory!.total).toBe(os.totalmem());
-  // Other programs take and free memory between the two reads.
+  // Other programs allocate and free memory between the two reads.
   expect(Math.abs(Number(memory!.free) - 1024 * Number(available))).toBeLessThan(0.05 * os.totalmem());
 });
 

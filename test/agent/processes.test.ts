@@ -60,7 +60,7 @@ function call(signal: AbortSignal = new AbortController().signal): AgentCall {
   return { call_id: newId('call'), request_id: newId('request'), signal };
 }
 
-/** A command line for the shell, or a spec with further fields. */
+/** A command line for the shell, or fields of a spec. */
 type Wanted = string | Partial<ProcessSpec__Output>;
 
 function start(wanted: Wanted, id = newId('command'), signal?: AbortSignal): AsyncIterator<Answer> {
@@ -83,7 +83,7 @@ function follow(id: string, stdout_offset = 0, stderr_offset = 0): AsyncIterator
   return processes.followProcess({ id, stdout_offset, stderr_offset }, call())[Symbol.asyncIterator]();
 }
 
-/** WriteInput. */
+/** Calls WriteInput. */
 function give(
   id: string,
   data: string | Buffer,
@@ -108,7 +108,7 @@ interface Received {
   exits: ProcessExit[];
 }
 
-/** Receives until the end, or until `enough` is true. Checks that every byte is at its offset. */
+/** Reads events until the end, or until `enough` returns true. Checks that every byte is at its offset. */
 async function hear(
   events: AsyncIterator<Answer>,
   enough: (received: Received) => boolean = () => false,
@@ -144,7 +144,7 @@ async function hear(
   return received;
 }
 
-/** Runs to the end and returns the only exit. */
+/** Runs a command to its end. Returns its exit, of which there must be only one. */
 async function run(wanted: Wanted, id?: string): Promise<Received & { exit: ProcessExit }> {
   const received = await hear(start(wanted, id));
   const [exit] = received.exits;
@@ -156,7 +156,7 @@ function sees(text: string): (received: Received) => boolean {
   return ({ stdout }) => stdout.includes(text);
 }
 
-/** Whether a process exists and is no zombie. */
+/** True if a process exists and is not a zombie. */
 async function alive(pid: number): Promise<boolean> {
   const text = await readFile(`/proc/${pid}/stat`, 'latin1').catch(() => '');
   return text !== '' && !/^[ZX]/.test(text.slice(text.lastIndexOf(')') + 2));
@@ -231,7 +231,7 @@ test('a start whose link is lost before it is in the journal expires, and runs o
   const after = await hear(follow(id));
   expect(after.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXPIRED', reason: 'dropped' }]);
   expect(await exists(join(home, 'ran'))).toBe(false);
-  // It surely never ran, so a second request runs it once.
+  // It is certain that the command did not run, so a second request runs it once.
   const again = await hear(start('echo ran >> ran', id));
   expect(again.exits).toMatchObject([{ outcome: 'PROCESS_OUTCOME_EXITED' }]);
   expect((await hear(start('echo ran >> ran', id))).exits).toEqual(again.exits);
@@ -286,7 +286,7 @@ test('an id that the journal could not store is not used up, and may be requeste
   expect((await run('true', id)).exit.outcome).toBe('PROCESS_OUTCOME_EXITED');
 });
 
-/** The journal of that directory, as an agent opens it. */
+/** Opens the journal of that directory as an agent does. */
 async function journalIn(directory: string): Promise<Journal> {
   const log = createLogger('test', 'silent');
   await mkdir(directory, { recursive: true });
@@ -297,7 +297,7 @@ test('a full journal is rewritten without loss', async () => {
   const directory = join(home, 'journal');
   const journal = await journalIn(directory);
   const { ino } = await stat(join(directory, 'journal'));
-  // 70 bytes each, in more than a mebibyte.
+  // Lines of 70 bytes, together more than a mebibyte.
   const ids = Array.from({ length: 18_000 }, () => newId('command'));
   for (let from = 0; from < ids.length; from += 6_000) {
     await Promise.all(ids.slice(from, from + 6_000).map((id) => journal.accept(id, 'command')));
@@ -337,8 +337,8 @@ test('an entry that could not be written is not part of a later write for anothe
 });
 
 /**
- * Leaves the files of an agent of version 0.1.0 that was killed while cmd_ran ran. Only a ring of its spawner
- * has that id.
+ * Creates the files of a killed agent of version 0.1.0 while cmd_ran was running. Only a ring file of its
+ * spawner has that id.
  */
 async function leave010(directory: string): Promise<void> {
   await mkdir(directory, { recursive: true });
@@ -352,7 +352,7 @@ test('an id that a crashed agent of 0.1.0 may have run is lost, not expired, and
   const directory = join(home, 'agent');
   await leave010(directory);
   expect(await readFile(join(directory, 'journal'), 'utf8')).not.toContain('cmd_ran');
-  // Ids are refused for long after their results were removed, because the files are older than a day.
+  // With the usual limit of a day the ids could run again, because the files are older than that.
   const limits = { seenMs: Number.MAX_SAFE_INTEGER };
   for (let round = 0; round < 2; round++) {
     await open(limits);
@@ -557,7 +557,7 @@ test('input arrives in order, and each byte once, however often it is sent', asy
   const more = randomBytes(100_000);
   const taken = [];
   for (let at = 0; at < more.length; at += 10_000) {
-    // Overlaps, like a retry that does not know what has arrived.
+    // The pieces overlap, like those of a retry that does not know which bytes have arrived.
     const from = Math.max(0, at - 25_000);
     taken.push((await give(id, more.subarray(from, at + 10_000), { offset: from })).taken);
   }
@@ -725,7 +725,7 @@ test('a follower that leaves and returns at any offset gets all of 100,000 lines
   await first.return?.();
   let known = Buffer.alloc(0);
   for (let i = 0; ; i++) {
-    // Requests some bytes again that it already has.
+    // Some bytes that were received already are requested again.
     const from = known.length - (known.length > 0 ? randomBytes(2).readUInt16BE() % known.length : 0);
     const wanted = from + 1 + randomBytes(2).readUInt16BE();
     const events = follow(id, from);
@@ -812,7 +812,7 @@ test('a slow follower gets every byte of a fast process, through a window much s
   const events = start('cat bytes');
   const slow: AsyncIterator<Answer> = {
     async next() {
-      // A pause in which the process could overtake the follower.
+      // During this pause the process could overtake the follower.
       await readFile(join(home, 'bytes'));
       return events.next();
     },
@@ -921,7 +921,8 @@ test('a cancel during the start or the exit results in exactly one end, and no p
     const id = newId('command');
     const events = start(i % 2 === 0 ? 'exit 7' : 'echo x; exit 7', id);
     const ended = hear(events);
-    // The cancel arrives at a different moment each time, from before the journal entry to after the exit.
+    // The cancellation arrives at a different moment each time, from before the journal entry until after the
+    // exit.
     for (let turns = i % 30; turns > 0; turns--) await stat(home);
     if (i % 30 === 29) await ended;
     await processes.killProcess({ id, grace_ms: i % 3 === 0 ? 0 : 1000 }, call());
@@ -984,7 +985,7 @@ test('pipes are reused only when no process can have them open', async () => {
 
 test('a pipe that a process has left open for reading, or opens later for writing, is not used again', async () => {
   await open({ drainMs: 100 });
-  // Both processes end once this file is removed.
+  // Both processes end when this file is removed.
   await writeFile(join(home, 'go'), '');
   const read = 'while [ -e go ]; do read -r line && echo $line; done';
   await run(`(${read}) </dev/stdout >stolen 2>&1 & sleep 0.1`);
@@ -1043,7 +1044,7 @@ test('stopping kills processes, ends their followers and refuses new ones; a res
   expect(again.exits).toMatchObject([lost]);
 });
 
-/** Writes a program that opens the same directory. `body` can use `processes`, `spec` and `call`. */
+/** Writes a program that opens the same directory. `body` may use `processes`, `spec` and `call`. */
 async function fixture(body: string): Promise<string> {
   const path = join(home, 'fixture.ts');
   const from = (name: string): string => JSON.stringify(join(root, name));
@@ -1094,7 +1095,7 @@ test('after a crash of the agent the outcome is lost, the process tree is killed
 
 test('after a crash also processes without the mark are killed, by their session', async () => {
   const id = newId('command');
-  // The start is recorded a few milliseconds later.
+  // The start is recorded some milliseconds after it.
   const script = `echo $$ > ${join(home, 'main')}; sleep 0.2; echo ready; exec >/dev/null 2>&1; sleep 600 & wait`;
   await crash(id, `exec env -i sh -c '${script}'`);
   expect(await alive(await pidIn('main'))).toBe(true);
@@ -1142,7 +1143,9 @@ test('only the agent’s user can read the files', async () => {
 
 const cgroup = '/proc/self/mountinfo';
 
-/** Makes a cgroup below the test's own, owned by the user nobody, like that of a unit with Delegate=yes. */
+/**
+ * Makes a cgroup below the test's own. It is owned by the user nobody, like that of a unit with Delegate=yes.
+ */
 async function delegated(): Promise<string | undefined> {
   const mount = (await readFile(cgroup, 'utf8')).split('\n').find((line) => line.includes(' - cgroup2 '));
   const own = /^0::(.*)$/m.exec(await readFile('/proc/self/cgroup', 'utf8'))?.[1] ?? '';
@@ -1164,7 +1167,7 @@ test.runIf(asRoot)(
       const setpriv = join(home, 'setpriv');
       await copyFile('/usr/bin/setpriv', setpriv);
       await chmod(setpriv, 0o4755);
-      // Like sudo: real, effective and saved user are root, so that the user nobody may not signal it.
+      // Like sudo: real, effective and saved user are root, so the user nobody may not signal the process.
       const command = `exec ${setpriv} --reuid=0 --regid=0 --clear-groups sh -c 'echo $$ > rooted; sleep 60'`;
       const script = await fixture(`
       for await (const { event } of processes.startProcess({ id: 'cmd_x', spec: { ...spec, command: ${JSON.stringify(command)}, timeout_ms: 1000 } }, call)) {
@@ -1188,7 +1191,7 @@ test.runIf(asRoot)(
   },
 );
 
-/** Shell text for a daemon that removes every trace of the command that starts it. */
+/** Returns shell text for a daemon that removes every trace of the command that started it. */
 function hidden(name: string): string {
   const file = join(home, name);
   return `(env -i setsid sh -c 'echo $$ > ${file}; exec sleep 600' </dev/null >/dev/null 2>&1 &); while [ ! -s ${file} ]; do sleep 0.01; done; echo ready`;
@@ -1214,7 +1217,7 @@ test.runIf(asRoot)(
     if (!(await mayGroup())) return context.skip('needs a cgroup v2 that the agent may use');
     const go = join(home, 'go');
     const file = join(home, 'worker');
-    // A master that starts its worker on a signal.
+    // A master process that starts its worker when it gets a signal.
     const master = `while [ ! -e ${go} ]; do sleep 0.02; done; setsid sh -c "echo \\$\\$ > ${file}; exec sleep 600" & wait`;
     await run(`(env -i setsid sh -c '${master}' </dev/null >/dev/null 2>&1 &)`);
     // Start times are in hundredths of a second.

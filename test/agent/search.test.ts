@@ -22,7 +22,7 @@ afterEach(() => disk.remove());
 
 interface Found {
   matches: FileMatch[];
-  /** Relative to the root, with ":line" where it has one; sorted. */
+  /** Paths relative to the root, sorted. A match by content has ":line" at its end. */
   names: string[];
   tail: SearchFilesTail | undefined;
 }
@@ -204,7 +204,7 @@ describe('searchFiles', () => {
 
   test('a line of many megabytes is reported once, with a kilobyte around the hit, wherever that is', async () => {
     const filler = (length: number): string => 'x'.repeat(length);
-    // The second line has the text across two chunks, the third at its very end.
+    // In the second line the text crosses two chunks, and in the third it is at the very end.
     writeFileSync(path('a'), `one\n${filler(64 * 1024 - 8)}needle${filler(3_000_000)}needle\n`);
     appendFileSync(path('a'), `${filler(5_000_000)}needle\nneedle\n`);
     const { matches: found } = await search({ content: 'needle' });

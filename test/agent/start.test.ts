@@ -71,7 +71,7 @@ test('a removed machine joins again with a new token, but not with the one that 
   const second = await system.agent({ dataDir });
   expect(second.machineId).not.toBe(machineId);
   expect(readFileSync(join(dataDir, 'activity.log'), 'utf8').startsWith(log)).toBe(true);
-  // A machine that was not removed has the same identity, whatever token it starts with.
+  // A machine that was not removed has the same identity as before, whatever token it starts with.
   await second.close();
   expect((await system.agent({ dataDir })).machineId).toBe(second.machineId);
   expect(existsSync(join(dataDir, 'lock.db'))).toBe(true);

@@ -29,7 +29,7 @@ async function running(line: string): Promise<number[]> {
   return pids.filter((_, index) => lines[index] === `${line.replaceAll(' ', '\0')}\0`);
 }
 
-/** A duration that no other test sleeps for. */
+/** Returns a duration for which no other test sleeps. */
 function unusual(): number {
   return 1_000_000 + Math.floor(Math.random() * 1_000_000);
 }
@@ -193,7 +193,7 @@ test('the login shell of the user starts without a program, with a terminal’s 
   const id = newId('session');
   await bench.open({ program: '', env: { HOME: bench.home, TERM: 'vt100' } }, id).started();
   const viewer = bench.attach(id);
-  // Typed in two parts, so that the echo differs from the output.
+  // The text is typed in two parts, so that its echo differs from the output.
   viewer.type('echo "<$TERM|$COLORTERM|$LANG|$-|$0|$(tty)>" | sed s/^/OUT:/\n');
   await viewer.sees(/OUT:<vt100\|truecolor\|C\.UTF-8\|\w*m\w*\|-?\S+\|\/dev\/pts\/\d+>/);
   viewer.type('cat <<< a"b"c > /dev/tty && jobs && exit\n');
@@ -268,7 +268,7 @@ needs('less')('a pager draws its screen and leaves it', async () => {
   await writeFile(join(bench.home, 'text'), Array.from({ length: 100 }, (_, i) => `line ${i}\n`).join(''));
   const keeper = bench.open({ program: 'less', args: ['text'] }, id);
   const viewer = bench.attach(id);
-  // Attached before the terminal is open, so the client waits for it.
+  // The client is attached before the terminal is open, so it waits.
   await viewer.sees('line 22');
   viewer.type('G');
   await viewer.sees('line 99');
@@ -450,8 +450,8 @@ test('output waits for a client with a lost link, but only for a while once the 
   viewer.lose();
   keeper.leave();
   await viewer.ended.catch(() => {});
-  // Another client reads the position: it is at most an eighth of the window, and the bytes in transit,
-  // ahead.
+  // Another client reads the output. It may be ahead by at most an eighth of the window, and by the bytes in
+  // transit.
   await new Promise((resolve) => setTimeout(resolve, 400));
   await expect(readFile(join(bench.home, 'done'))).rejects.toThrow();
   bench.keep(id);
@@ -469,7 +469,7 @@ test('each echo has the count of received input, and the count continues after a
   first.type('go\n');
   await first.sees(/go.*\n/);
   expect(first.input()).toEqual({ taken: 3, known: false });
-  // There is no more echo, so after 8 KiB the count is sent without output.
+  // There is no more echo, so the count of 8 KiB is sent without output.
   first.type('x'.repeat(4 * 1024));
   first.type('x'.repeat(4 * 1024));
   await vi.waitFor(() => expect(first.input().taken).toBe(3 + 8 * 1024));
@@ -477,7 +477,7 @@ test('each echo has the count of received input, and the count continues after a
   await first.ended.catch(() => {});
   const second = bench.attach(id, { client: 'c', offset: first.position() });
   await vi.waitFor(() => expect(second.input()).toEqual({ taken: 3 + 8 * 1024, known: true }));
-  // The next attach arrives before the loss of this one was noticed.
+  // The next attach arrives before the loss of this one is noticed.
   const third = bench.attach(id, { client: 'c', offset: first.position() });
   await vi.waitFor(() => expect(third.input()).toEqual({ taken: 3 + 8 * 1024, known: true }));
   third.leave();

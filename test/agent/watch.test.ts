@@ -76,7 +76,7 @@ async function watch(at: string, recursive = true): Promise<Watching> {
   return watching;
 }
 
-/** Makes a change, and waits for it: then all earlier changes have been reported. */
+/** Makes a change and waits until it is reported. By then all earlier changes have been reported. */
 async function mark(watching: Watching, at = disk.root): Promise<string[]> {
   const name = `mark-${watching.received.length}-${watches.length}`;
   writeFileSync(join(at, name), '');
@@ -136,7 +136,7 @@ describe('watchFiles', () => {
   test('too many changes at once are one overflow, after which changes are reported again', async () => {
     mkdirSync(path('dir'));
     const watching = await watch(disk.root);
-    // The event loop does not turn meanwhile, so all of these changes wait.
+    // These calls are synchronous, so all of these changes wait in the queue.
     for (let index = 0; index < 12_000; index += 1) writeFileSync(path(`dir/f${index}`), '');
     mkdirSync(path('dir/sub'));
     const received = await watching.until('OVERFLOW /');

@@ -31,7 +31,7 @@ import { caOf } from '../grpc-fixture.ts';
 // The test makes some thousand requests, which take long on a busy machine.
 vi.setConfig({ testTimeout: 60_000 });
 
-// ---- Keys that are no good
+// ---- Wrong keys
 
 type Stranger = [what: string, authorization: string | undefined];
 
@@ -56,7 +56,9 @@ async function strangers({ system }: Scene): Promise<Stranger[]> {
   ];
 }
 
-/** Further kinds, tested on a few routes only, because all routes read the key in the same way. */
+/**
+ * Further kinds of wrong keys, tested on a few routes only, because all routes read the key in the same way.
+ */
 async function oddities({ system, here }: Scene): Promise<Stranger[]> {
   const { client, key } = system;
   const { token } = await client.joinTokens.create({ name: 'no key' });
@@ -226,7 +228,8 @@ test.each(inParts(2))(
 );
 
 /**
- * Values that the schema of a route does not describe: a created path must not exist, a search needs a query.
+ * Values that the schema of a route does not describe. A created path must not exist, and a search needs a
+ * query.
  */
 function placesOf({
   known,
@@ -253,7 +256,8 @@ function placesOf({
 
 test('each of the same requests succeeds with the right key, and its machine gets the call', async () => {
   const scene = await startScene();
-  // Removals come last, machines after all others, because their objects are removed with them.
+  // Removals are the last requests, and machines the last of these, because other objects are removed with
+  // them.
   const order = (name: string): number =>
     Number(/remove|cancel|sessions\.end/.test(name)) + Number(name === 'machines.remove');
   const sorted = keyed.toSorted((a, b) => order(a.name) - order(b.name));
@@ -281,7 +285,7 @@ test('each of the same requests succeeds with the right key, and its machine get
   expect(reached(scene, scene.requestIds).length).toBeGreaterThan(20);
 });
 
-/** A stream of events has no end, so its head decides. */
+/** A stream of events has no end, so the head of the answer decides. */
 async function outcomeOf(scene: Scene, route: Route, params: Ask): Promise<[status: number, code: unknown]> {
   const enough = new AbortController();
   if (route.kind !== 'events') {
@@ -510,9 +514,9 @@ test('with the right key the same calls begin', async () => {
   }
 });
 
-// ---- The services of machines
+// ---- The services for agents
 
-/** Messages to each method of the link from a client that is no machine, with the expected refusal. */
+/** Messages to each method of the link from a client that is not an agent, with the expected refusals. */
 async function linkMessages({ system, there }: Scene): Promise<Record<string, [object, string][]>> {
   const used = await system.joinToken();
   await system.agent({ name: 'joined', joinToken: used });

@@ -1,4 +1,4 @@
-// Attacks on the file API over HTTP, each of which succeeded once.
+// Attacks on the file API over HTTP. Each of them succeeded once, and must be refused now.
 import { mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { connect } from 'node:net';
 import { homedir } from 'node:os';
@@ -18,7 +18,9 @@ async function onMachine(flags: string[] = []) {
   return { system, machineId, folder, files: `/machines/${machineId}/files` };
 }
 
-/** Sends a request as bytes, which can be continued. `answer` is all that the broker sends. */
+/**
+ * Sends a request as bytes. More bytes can be sent later. `answer` has all bytes that the broker has sent.
+ */
 function raw(system: TestSystem, head: string[], begin: Buffer | string) {
   const { hostname, port } = new URL(system.url);
   const socket = connect(Number(port), hostname);
@@ -160,7 +162,7 @@ test('create_parents after the file is refused, never ignored', async () => {
 });
 
 test('a path_encoding after the file is used or refused, never ignored', async () => {
-  // A path that is read as text would be relative, and so be in this directory.
+  // If this path were read as text, it would be relative, and thus be in this directory.
   const home = temporaryFolder('home');
   vi.stubEnv('HOME', home);
   onTestFinished(() => void vi.unstubAllEnvs());

@@ -339,7 +339,7 @@ test('a connection without a key may make 32 calls, and the 33rd ends it; with a
     session.once('remoteSettings', resolve),
   );
   expect(settings.maxConcurrentStreams).toBe(512);
-  // All calls at once on one new connection. The key of the first is there before any message.
+  // All calls are sent at once on one new connection. The key of the first one arrives before any message.
   const streams = await streamsOf(system);
   const command_id = `cmd_${'0'.repeat(22)}`;
   const refusals = Array.from({ length: 100 }, () => refusalOf(streams.followCommand({ command_id })));
@@ -354,7 +354,7 @@ test('messages of unauthenticated calls end their connection at 256 KiB', async 
   const chunk = Buffer.alloc(16 * 1024);
   await client.send(frame(kinds.headers, endHeaders, 1, callFields(enrolPath)));
   await client.send(frame(kinds.data, 0, 1, messageHead(1024 * 1024)));
-  // Fifteen are accepted, two more are too many.
+  // Fifteen are accepted, and two more are too many.
   const answered = async (): Promise<void> => {
     const data = once(client.socket, 'data');
     await client.send(frame(kinds.ping, 0, 0, Buffer.alloc(8)));

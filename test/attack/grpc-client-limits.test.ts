@@ -1,5 +1,5 @@
-// Limits for clients of the gRPC streams: clients that never authenticate, never read, or vanish without a
-// close.
+// Limits for clients of the gRPC streams: clients that never authenticate, never read, or disappear without
+// closing their connection.
 import { createHash, randomBytes } from 'node:crypto';
 import { readdirSync, readlinkSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -77,7 +77,7 @@ test('a connection without a valid key is cut, and one with a key is not', async
     watch.on('data', () => undefined).on('error', (error: { code: number }) => resolve(error.code));
   });
   expect(await cut).toBe(grpcStatus.UNAVAILABLE);
-  // It was connected earlier, so it would have been cut earlier.
+  // This client connected earlier, so it would have been cut before the other one.
   expect(open).toBe(true);
   await system.broker.close();
   await heard;
@@ -98,7 +98,8 @@ test('a reader that stops reading uses little memory and delays no other reader'
   let read = 0;
   for await (const { chunk } of quick.readFile({ machine_id, path })) read += chunk?.length ?? 0;
   expect(read).toBe(size);
-  // Broker, agent and both clients run in this process: some windows of memory, much less than the file.
+  // Broker, agent and both clients run in this process. Together they may need some windows of memory, much
+  // less than the file.
   expect(process.memoryUsage().arrayBuffers - before).toBeLessThan(64 * 1024 * 1024);
   await stalled.return(undefined);
 });

@@ -1,5 +1,5 @@
-// Many connections at once to the port of agents: they wait for their TLS handshake instead of being reset, in turns
-// by source, and those that stall or leave delay no other.
+// Many simultaneous connections to the port of agents. They wait for their TLS handshake and are not reset,
+// the sources take turns, and connections that stall or close delay no other.
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { connect as connectTls } from 'node:tls';
@@ -12,7 +12,8 @@ import { startFarhand } from '../start-farhand.ts';
 const recordHead = Buffer.of(22, 3, 1, 1, 0);
 
 /**
- * A queue behind a port. `begun` has the first bytes of each connection whose handshake has begun, in order.
+ * Starts a queue behind a port. `begun` has the first bytes of each connection whose handshake has begun, in
+ * order.
  */
 async function startQueue(limits: { atOnce: number; perTurn: number; stalledMs: number }) {
   const options = { connections: 100, unauthenticated: 50, deadlineMs: 60_000, isShared: () => true };
@@ -60,7 +61,7 @@ test('sources take turns, however many connections one of them has', async () =>
     ['a1', 'a2', 'b1', 'a3'],
   ]) {
     const [last] = sockets.slice(-1);
-    // One connection leaves, the next has authenticated. Both let another begin.
+    // One connection closes, and the next authenticates. After either event another handshake begins.
     if (expected.length % 2 === 0) last?.destroy();
     else if (last) limiter.authenticate(last);
     await vi.waitFor(() => expect(begun).toEqual(expected));

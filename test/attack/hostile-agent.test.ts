@@ -21,7 +21,7 @@ interface Bench {
   system: TestSystem;
   neighbour: AgentHandle;
   hostile: ScriptedAgent;
-  /** Expects that a file and a command of the other machine are answered soon. */
+  /** Expects that a file and a command of the other machine are served soon. */
   served(): Promise<void>;
 }
 
@@ -37,7 +37,7 @@ async function bench(): Promise<Bench> {
     expect(read.body.data.content).toBe('as ever');
     const ran = await system.call('POST', '/commands', { body: { machine_id, command: 'echo as ever' } });
     expect(ran.body.data).toMatchObject({ status: 'completed', stdout: 'as ever\n' });
-    // It takes some milliseconds on an idle machine.
+    // On an idle machine this takes some milliseconds.
     expect(performance.now() - begun).toBeLessThan(10_000);
   };
   return { system, neighbour, hostile: await scriptedMachine(system), served };
@@ -78,7 +78,7 @@ test('an answer to a call of another machine or to an old call is ignored', asyn
   const { call_id } = await victim.next('call');
   hostile.send({ reply: { call_id, messages: whole(hostile, 'forged') } });
   hostile.send({ reply: { call_id, error: { code: 'file_not_found', message: 'forged' } } });
-  // The broker handles its next message after the earlier ones.
+  // The broker handles the next message of a stream after the earlier ones.
   const own = system.call('GET', content(hostile));
   hostile.send({ reply: { call_id: (await hostile.next('call')).call_id, messages: whole(hostile, 'own') } });
   expect((await own).body.data.content).toBe('own');

@@ -1,4 +1,4 @@
-// The link goes on after more failed and cancelled calls than HTTP/2 allows resets on a connection.
+// The link continues after more failed and cancelled calls than HTTP/2 allows resets on one connection.
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test } from 'vitest';
 import { type ScriptedAgent, scriptedMachine, statusOf } from '../scripted-agent.ts';

@@ -1,5 +1,5 @@
-// Requests that proxies and frameworks may read differently: disguised paths, methods and headers do not
-// change the rights. Every route is tested with bytes, because clients would normalize them.
+// Requests that proxies and frameworks may read differently. Disguised paths, methods and headers must not
+// change the rights. Requests are sent as bytes, because clients would normalize them.
 import { once } from 'node:events';
 import { Agent, type IncomingMessage, request } from 'node:http';
 import { connect } from 'node:net';
@@ -45,7 +45,7 @@ function sender(scene: Scene): (sent: Sent) => Promise<number> {
   };
 }
 
-/** Returns other ways to write a path. */
+/** Returns other spellings of a path. */
 function disguises(path: string): string[] {
   const last = path.lastIndexOf('/') + 1;
   return [
@@ -127,7 +127,7 @@ interface Case extends Sent {
   refused: number[];
 }
 
-/** Clients without a key, and, for routes that change something, with every scope except the required one. */
+/** Clients without a key and, for routes that change something, with every scope except the required one. */
 function askersOf({ access, method }: Route, weak: Map<string, string>) {
   const stranger = { who: 'a stranger', refused: [400, 401], own: [] as string[] };
   const key = method === 'GET' ? undefined : weak.get(access);

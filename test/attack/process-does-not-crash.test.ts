@@ -1,5 +1,5 @@
-// Failures that must not end a process: too many open files, a reset connection, standard error on a full
-// disk.
+// Failures after which a process must go on: too many open files, a reset connection, standard error on a
+// full disk.
 import { execFile } from 'node:child_process';
 import { once } from 'node:events';
 import { readdirSync } from 'node:fs';
@@ -39,7 +39,7 @@ function dial(address: string): Socket {
   return socket.on('error', () => undefined);
 }
 
-/** Returns the output of a short program, which may open 64 files and whose standard error is `stderr`. */
+/** Returns the output of a short program. It may open 64 files, and its standard error is `stderr`. */
 async function printed(lines: string, stderr = '/dev/null'): Promise<string> {
   const command = `ulimit -n 64; exec "$@" 2>${stderr}`;
   const node = [process.execPath, '--input-type=module-typescript', '-e', lines];

@@ -1,4 +1,4 @@
-// Files that the agent protects, whatever the roots: every known way to them, with every operation.
+// Files that the agent protects whatever its roots are: all known paths to them, with every operation.
 import { createHook } from 'node:async_hooks';
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -28,7 +28,7 @@ import { type Answer, quiet, startFarhand, type TestSystem, temporaryFolder } fr
 interface Ground {
   system: TestSystem;
   machineId: string;
-  /** Another machine, to copy to. */
+  /** Another machine, as the destination of copies. */
   other: string;
   /** A directory with the data directory and a harmless file. */
   holder: string;
@@ -210,7 +210,7 @@ const reading: Operation[] = [
     ),
   ],
 ];
-/** Operations on the name itself. */
+/** Operations on the name itself, which do not follow a symlink. */
 const naming: Operation[] = [
   ['stat', on('GET', (path) => `/stat?${at(path)}`)],
   [
@@ -258,7 +258,7 @@ const naming: Operation[] = [
 
 const denied = { status: 403, body: { error: { code: 'permission_denied' } } };
 
-/** Expects that every operation is refused, and that nothing was read, changed or left. */
+/** Expects that every operation is refused, and that nothing was read, changed or left behind. */
 async function expectSafe(ground: Ground, ways: Way[], operations: Operation[]): Promise<void> {
   const { identity, config, folder, data } = ground;
   const state = () => [
@@ -290,7 +290,7 @@ describe('every file operation that the wire has', () => {
     requiredCapabilities[name].some((capability) => capability.startsWith('files:')),
   );
 
-  /** Makes a request with all fields that an operation may have, each with one of the paths. */
+  /** Makes a request with all path fields that an operation may have, each set to one of the paths. */
   function requestOf(shape: MethodShape, path: string, destination: string): unknown {
     const paths = {
       path: Buffer.from(path),
@@ -651,6 +651,6 @@ test('a file call after a second without calls needs a few dozen system calls to
   clock.leap(1_500);
   const afterQuiet = await once();
   expect(afterQuiet).toBeGreaterThan(busy);
-  // It would be four hundred if each path were checked separately with its parents.
+  // If each path were checked separately with its parents, there would be four hundred.
   expect(afterQuiet - busy).toBeLessThan(100);
 });

@@ -1,5 +1,5 @@
-// Slow readers of a command that writes more than the 64 MiB window. Each gets every byte, or a report of
-// what it missed.
+// Slow readers of a command that writes more than the 64 MiB window. Each of them gets every byte, or a
+// report of the bytes that it missed.
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
@@ -8,7 +8,9 @@ import { expect, onTestFinished, test } from 'vitest';
 import { bench, gate, leapingClock, output, soon } from '../commands-fixture.ts';
 import type { TestSystem } from '../start-farhand.ts';
 
-/** GET output of a client that reads only when the test resumes it. Until then its socket fills. */
+/**
+ * Requests the output with a client that reads only when the test resumes it. Until then its socket fills up.
+ */
 async function pausedOutput({ url, key }: TestSystem, path: string): Promise<IncomingMessage> {
   const request = httpGet(`${url}/api/v1${path}`, { headers: { Authorization: `Bearer ${key}` } });
   onTestFinished(() => void request.destroy());
@@ -33,7 +35,7 @@ test('a fast reader gets every byte beside a stalled one, which gets a gap', asy
       .toString()
       .slice(0, 64),
   );
-  // The answer is cut, because a part must not look complete.
+  // The answer is cut off, because an incomplete one must not look complete.
   const cut = once(slowBytes, 'error');
   slowBytes.resume();
   expect(await cut).toMatchObject([{ code: 'ECONNRESET' }]);
@@ -58,7 +60,8 @@ test('a single slow reader gets every byte of more than the window, because the 
     hash.update(piece);
     seen += piece.length;
     if (seen < next) continue;
-    // It continues only when the command has stopped writing, which is before a stalled reader is cut.
+    // This reader continues only after the command has stopped writing. At that time no stalled reader has
+    // been cut yet.
     next += 40 * 2 ** 20;
     let before = -1;
     await soon(async () => {
@@ -81,7 +84,7 @@ test('a single stalled reader delays the command only for a while, and is cut', 
   const id = await begin(`${wait}; head -c 200000000 /dev/zero`);
   const still = await pausedOutput(system, `/commands/${id}/output?follow=true`);
   open();
-  // The end is polled, because following events would be another reader. Cutting the stalled reader takes
+  // The end is polled, because a stream of events would be another reader. Cutting the stalled reader takes
   // real time.
   const status = async () => (await get(id)).status;
   await expect.poll(status, { interval: 200, timeout: 35_000 }).toBe('completed');
@@ -92,7 +95,7 @@ test('a single stalled reader delays the command only for a while, and is cut', 
 }, 40_000);
 
 test('a single reader that disconnects no longer delays the command', async () => {
-  // The clock stands still, so a connected reader would delay the command forever.
+  // The clock does not move, so a connected reader would delay the command forever.
   leapingClock({ still: true });
   const { system, begin, get } = await bench();
   const { wait, open } = gate();

@@ -1,5 +1,5 @@
 // An agent in another language: Python's gRPC with the code that protoc generates from link.proto and
-// agent.proto, on a real broker.
+// agent.proto. It links to a real broker.
 import { execFileSync, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
@@ -33,7 +33,7 @@ function generate(): string {
   return folder;
 }
 
-/** Starts the agent as a separate process, which is ended with the test. */
+/** Starts the agent as a separate process, which ends with the test. */
 function startAgent(generated: string, system: TestSystem, joinToken: string) {
   const args = [join(import.meta.dirname, 'agent.py'), system.grpc, temporaryFolder('agent'), joinToken];
   const env = { ...process.env, PYTHONPATH: generated, PYTHONDONTWRITEBYTECODE: '1' };
@@ -42,14 +42,14 @@ function startAgent(generated: string, system: TestSystem, joinToken: string) {
   let waiting: Record<string, unknown>[] = [];
   const lines = createInterface({ input: child.stderr });
   lines.on('line', (line) => {
-    // A line that is no JSON is an error of Python.
+    // A line that is not JSON is an error message of Python.
     waiting.push(line.startsWith('{') ? JSON.parse(line) : { msg: line });
     child.emit('logged');
   });
   child.once('close', () => child.emit('logged'));
   return {
     ended: once(child, 'close'),
-    /** Resolves with the next line of its log that has this message. */
+    /** Resolves with the next line of the agent's log that has this message. */
     async line(text: string): Promise<Record<string, unknown>> {
       for (;;) {
         const at = waiting.findIndex(({ msg }) => msg === text);
@@ -125,7 +125,7 @@ testPython(
       { name: 'new', type: 'directory' },
       { name: 'large', type: 'file', size: bytes.length },
     ]);
-    // More than fits in a reply on the control stream.
+    // The listing is larger than a reply on the control stream may be.
     for (let number = 0; number < 1_000; number += 1) writeFileSync(at(`new/${number}`.padEnd(100, '-')), '');
     const long = await client.files.list({ machine_id, path: at('new') });
     expect(long.files.map(({ name }) => name)).toEqual(readdirSync(at('new')).sort());

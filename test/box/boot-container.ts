@@ -30,9 +30,9 @@ export interface Ran {
 export interface Container {
   /** Path of its file system on this machine. */
   root: string;
-  /** Runs a program inside, as root. */
+  /** Runs a program in the container as root. */
   run(...command: string[]): Promise<Ran>;
-  /** Resolves when it has booted again. */
+  /** Reboots. Resolves when the container has booted again. */
   reboot(): Promise<void>;
   close(): Promise<void>;
 }
@@ -101,7 +101,7 @@ function cgroupMount(): string | undefined {
   return lines.find((line) => line.includes(' - cgroup2 '))?.split(' ')[4];
 }
 
-/** Makes the base system, which takes forty seconds, once for each machine. */
+/** Makes the base system, which takes forty seconds. This is done once per machine. */
 async function makeBase(): Promise<string | undefined> {
   if (existsSync(base)) return undefined;
   const fresh = mkdtempSync(`${base}-`);
@@ -114,7 +114,7 @@ async function makeBase(): Promise<string | undefined> {
   try {
     if (code === 0) renameSync(fresh, base);
   } catch {
-    // Another run has made it meanwhile.
+    // Another run has made it in the meantime.
   }
   rmSync(fresh, { recursive: true, force: true });
   return existsSync(base) ? undefined : `debootstrap failed: ${(stderr || stdout).trim().slice(-200)}`;
@@ -137,7 +137,7 @@ class Box implements Container {
     for (const directory of [upper, work, this.root]) mkdirSync(directory);
     const layers = `lowerdir=${base},upperdir=${upper},workdir=${work}`;
     const mounted = await execute('mount', ['-t', 'overlay', 'overlay', '-o', layers, this.root]);
-    // An overlay on an overlay is not possible, as inside a container.
+    // An overlay cannot be mounted on an overlay, for example inside a container.
     if (mounted.code !== 0) await execute('cp', ['-a', `${base}/.`, this.root]);
     mkdirSync(this.#cgroup);
     return await this.#boot();
@@ -152,7 +152,7 @@ class Box implements Container {
   async reboot(): Promise<void> {
     const ended = new Promise((resolve) => this.#nspawn?.once('exit', resolve));
     await this.run('systemctl', 'reboot');
-    // The exit code of a reboot asks for another start.
+    // nspawn exits with this code for a reboot, so the container is started again.
     await ended;
     const failed = await this.#boot();
     if (failed) throw new Error(failed);
@@ -161,7 +161,7 @@ class Box implements Container {
   async close(): Promise<void> {
     const [nspawn, init] = [this.#nspawn, this.#init()];
     const ended = new Promise((resolve) => nspawn?.once('exit', resolve));
-    // Killing the first process ends all others of its namespace.
+    // Killing the container's first process ends all others of its namespace.
     if (init) process.kill(init, 'SIGKILL');
     if (nspawn && nspawn.exitCode === null && nspawn.signalCode === null) {
       await Promise.race([ended, sleep(5_000, undefined, { ref: false })]);
@@ -173,11 +173,11 @@ class Box implements Container {
     try {
       rmdirSync(`/run/systemd/nspawn/propagate/box${process.pid}`);
     } catch {
-      // It has ended by itself.
+      // The process has ended by itself.
     }
   }
 
-  /** Returns the first process inside, which is the only child of nspawn. */
+  /** Returns the first process of the container, which is the only child of nspawn. */
   #init(): number | undefined {
     try {
       const text = readFileSync(`/proc/${this.#nspawn?.pid}/task/${this.#nspawn?.pid}/children`, 'utf8');
@@ -201,7 +201,7 @@ class Box implements Container {
       `--machine=box${process.pid}`,
       `--bind-ro=${checkout}:/opt/farhand`,
     ];
-    // In a separate cgroup, because nspawn creates cgroups with fixed names below its own.
+    // The container is in a separate cgroup, because nspawn creates cgroups with fixed names below its own.
     const script = 'echo $$ > "$0/cgroup.procs" && exec systemd-nspawn "$@"';
     this.#nspawn = spawn('/bin/sh', ['-c', script, this.#cgroup, ...options, ...own], {
       env: { ...process.env, SYSTEMD_NSPAWN_UNIFIED_HIERARCHY: '1' },

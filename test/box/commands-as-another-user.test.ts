@@ -80,7 +80,7 @@ test.runIf(asRoot && has('gcc'))(
     }`,
     );
     execFileSync('gcc', ['-shared', '-fPIC', '-o', library!, source!]);
-    // Created before, so that both root and the user can append.
+    // The files are created first, so that both root and the user can append to them.
     writeFileSync(out!, '');
     chmodSync(out!, 0o666);
     for (const args of [undefined, ['-c', 'true']]) {

@@ -1,5 +1,5 @@
-// Packages as users get them: unpacked without node_modules and Node, installed by the install line, and from
-// npm.
+// Packages as users get them: unpacked without node_modules and without Node, installed by the install line,
+// and from npm.
 import { type ChildProcess, execFile, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import {
@@ -33,7 +33,7 @@ const agentName = `farhand-agent-${version}-linux-${arch}`;
 const brokerName = `farhand-broker-${version}-linux-${arch}`;
 const agentHome = join(made, agentName);
 const brokerHome = join(made, brokerName);
-/** Without our Node in PATH. */
+/** An environment whose PATH does not contain our Node. */
 const plain = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', HOME: made };
 
 beforeAll(async () => {
@@ -81,7 +81,7 @@ function run(file: string, args: string[]): ChildProcess {
   return child;
 }
 
-/** Resolves with the first line of its log that has this message. */
+/** Resolves with the first line of a program's log that has this message. */
 async function received(child: ChildProcess, message: string): Promise<Record<string, unknown>> {
   let text = '';
   for await (const chunk of child.stderr ?? []) {
@@ -229,7 +229,7 @@ function canMount(): boolean {
   }
 }
 
-/** Runs shell lines with an empty, private /opt and /usr/local/bin. */
+/** Runs shell lines in a namespace where /opt and /usr/local/bin are empty and private. */
 async function elsewhere(lines: string): Promise<{ code: number; text: string }> {
   const mounts = 'mount -t tmpfs none /opt; mount -t tmpfs none /usr/local/bin';
   const child = spawn('unshare', ['--mount', 'sh', '-c', `${mounts}; exec 2>&1; ${lines}`], { env: plain });
@@ -261,7 +261,7 @@ describe.skipIf(!mayMount)('the install line (needs root that may mount)', () =>
     appendFileSync(join(packages, `${agentName}.tar.gz`), 'more');
     const { text } = await attempt(token);
     expect(text).toMatch(/is damaged: its SHA-256/);
-    // Nothing is left.
+    // The error is the only line, so ls has listed no file.
     expect(text.trim().split('\n')).toHaveLength(1);
   });
 
@@ -304,8 +304,8 @@ describe.skipIf(!mayMount)('the install line (needs root that may mount)', () =>
     const { url } = await startBox();
     const script = await (await fetch(`${url}/install.sh`)).text();
     const file = join(temporaryFolder('cut'), 'install.sh');
-    // Cut at some places, and at every byte after the last function. Only the last brace completes the
-    // script.
+    // The script is cut at some places, and at every byte after its last function. Only the last brace makes
+    // it complete.
     const end = script.lastIndexOf('}');
     const last = script.lastIndexOf('\n}\n');
     const cuts = Array.from({ length: 12 }, (_, n) => Math.floor((last * (n + 1)) / 12));
@@ -445,7 +445,7 @@ describe('the npm tarball', () => {
           new RegExp(`^${name}: Node v20.20.2 is not supported; install Node 22.*\\n$`),
         ),
       });
-      // The older Node parses these files, so they must not have newer syntax.
+      // An older Node parses these files, so they must not contain newer syntax.
       expect(readFileSync(bin, 'utf8')).not.toMatch(/\bawait\b|\?\?|^import /m);
     }
     mkdirSync(join(folder, 'node_modules/@types'), { recursive: true });
@@ -508,7 +508,7 @@ describe('the npm tarball', () => {
 
 const olderNode = "Object.defineProperty(process,'version',{value:'v20.20.2'})";
 
-/** A program of a user of the package. The line with a comment proves that the types are checked. */
+/** A program of a user of the package. The line with @ts-expect-error proves that the types are checked. */
 const consumer = `import { Farhand, FarhandError } from 'farhand';
 import { connect, FarhandError as Same } from 'farhand/grpc';
 

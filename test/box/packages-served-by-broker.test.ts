@@ -1,5 +1,5 @@
-// Packages that a running broker serves: a stalled download has no file open, and rebuilt packages are
-// served.
+// Packages that a running broker serves: a stalled download has no file open, and rebuilt packages are served
+// at once.
 import { createHash } from 'node:crypto';
 import { readdirSync, readlinkSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';

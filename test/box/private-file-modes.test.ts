@@ -1,5 +1,6 @@
-// All files that broker and agent create in their data directories are private from their creation on,
-// whatever the umask. System calls of the real programs are traced, because a later chmod would be too late.
+// The modes of all files that broker and agent create in their data directories. Each file is private from
+// its creation on, whatever the umask is. The system calls of the real programs are traced, because a later
+// chmod would be too late.
 import { spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import { readdirSync, readFileSync, statSync } from 'node:fs';
@@ -17,13 +18,13 @@ const why = traceable ? '' : ' (skipped: strace is missing, or may not trace her
 /** A system call with a path below a directory. */
 interface Seen {
   call: string;
-  /** Relative to the directory; empty for the directory itself. */
+  /** Path relative to the directory; empty for the directory itself. */
   path: string;
   mode: number;
   flags: string;
 }
 
-/** Arguments that run a program with a umask, and trace its system calls. */
+/** Returns the arguments that run a program with a umask and trace its system calls. */
 const traced = (umask: string, file: string): string[] => [
   ...['/bin/sh', '-c', 'umask "$0"; exec "$@"', umask],
   ...['strace', '-D', '-f', '-qq', '-s', '4096', '-o', file, '-e', `trace=${calls}`],
@@ -42,7 +43,10 @@ function seenIn(file: string, directory: string): Seen[] {
     });
 }
 
-/** Returns the path to which a call gave rights beyond its owner's. `known` has the existing names. */
+/**
+ * Returns the path to which a call has given rights to users other than the owner. `known` contains the
+ * existing names.
+ */
 function leak({ call, path, mode, flags }: Seen, umask: number, known: Set<string>): string | undefined {
   const isNew = !known.has(path);
   const received = `${call} of ${path} with ${mode.toString(8)}`;
@@ -51,7 +55,7 @@ function leak({ call, path, mode, flags }: Seen, umask: number, known: Set<strin
     return (mode & ~umask) === 0o700 ? undefined : received;
   }
   if (call.includes('chmod')) return mode & 0o077 ? received : undefined;
-  // The mode of a socket is set by the umask until it is changed, so its directory must be private.
+  // The mode of a socket depends on the umask until it is changed, so its directory must be private.
   if (call === 'bind') return known.has('') ? undefined : received;
   if (!call.startsWith('creat') && !call.startsWith('mknod') && !/O_CREAT|O_TMPFILE/.test(flags))
     return undefined;
@@ -64,7 +68,7 @@ const leaksIn = (seen: Seen[], umask: number): string[] => {
   return seen.flatMap((one) => leak(one, umask, known) ?? []);
 };
 
-/** Returns all files at the end, with their modes. */
+/** Returns all files that exist at the end, with their modes. */
 function modesIn(directory: string): string[] {
   const names = ['', ...(readdirSync(directory, { recursive: true }) as string[])];
   return names.flatMap((name) => {
@@ -74,7 +78,7 @@ function modesIn(directory: string): string[] {
   });
 }
 
-/** Uses everything that leaves a file, such as long output. */
+/** Uses every function that leaves a file, such as long output. */
 async function use(
   client: Farhand,
   url: string,

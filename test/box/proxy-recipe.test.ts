@@ -23,7 +23,7 @@ async function freePort(): Promise<number> {
   return port;
 }
 
-/** Replaces each pair exactly once, so that the test fails if the docs have changed. */
+/** Replaces each text, which must occur exactly once, so that the test fails if the docs have changed. */
 function replaced(config: string, pairs: [from: string, to: string][]): string {
   return pairs.reduce((done, [from, to]) => {
     expect([from, done.split(from).length]).toEqual([from, 2]);
@@ -93,7 +93,7 @@ test.skipIf(!isHere)(
     const ca = readFileSync(cert);
     const ask = async (method: string, path: string, headers = {}, body?: Buffer | string) => {
       const bearer = { Authorization: `Bearer ${system.key}`, 'Content-Type': 'application/json' };
-      // Another address than the proxy's own, which is trusted.
+      // The address differs from the proxy's own, which is trusted.
       const options = { method, ca, localAddress: '127.0.0.2', headers: { ...bearer, ...headers } };
       const asked = request(`${url}/api/v1${path}`, options).end(body);
       const [response] = await once(asked, 'response');
@@ -105,7 +105,7 @@ test.skipIf(!isHere)(
     const { machineId: machine_id } = await system.agent({ through: `127.0.0.1:${linkPort}` });
     expect(await json('GET', `/machines/${machine_id}`)).toMatchObject({ status: 'online' });
 
-    // A client cannot claim another address: no wrong keys were counted for that one.
+    // A client cannot pretend to have another address: the wrong keys were not counted for that address.
     const lie = { 'X-Forwarded-For': '203.0.113.9', Authorization: 'Bearer service_apikey_wrong' };
     for (let n = 0; n < 31; n += 1) {
       const { statusCode } = (await ask('GET', '/machines', lie)).resume();

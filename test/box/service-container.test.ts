@@ -1,5 +1,5 @@
-// Broker and agent as services of a real systemd, in a booted container. Each test uses the state that
-// earlier ones left.
+// Broker and agent as services of a real systemd, in a booted container. Each test continues with the state
+// that the earlier ones left.
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
@@ -49,7 +49,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     );
     return stdout.split('\n').filter((path) => path !== '');
   };
-  /** Finds pids of `sleep` with this argument in the container, from outside. */
+  /** Finds the pids of `sleep` with this argument in the container, seen from outside. */
   const sleepers = (seconds: number): number[] =>
     readdirSync('/proc')
       .filter((pid) => /^\d+$/.test(pid))
@@ -92,7 +92,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
   });
 
   test('the broker is installed, runs as its own user, and reports its addresses', async () => {
-    // With a restrictive umask of root.
+    // Root has a restrictive umask here.
     const line = `umask 077; ${node} /opt/farhand/broker/main.ts install --http ${http} --grpc ${grpc} | head -n 1`;
     const installed = await box.run('sh', '-c', line);
     expect(installed).toMatchObject({ code: 0, stderr: '' });
@@ -263,7 +263,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect(lost.stderr).toContain('The previous installation was restored.');
     expect(lost.stderr).not.toContain('broker is up');
     await online();
-    // A file changes only its own settings, so the lock is unchanged.
+    // The file changes only the settings that it contains, so the lock is unchanged.
     await box.run('sh', '-c', 'printf \'log_level = "debug"\\n\' > /root/more.toml');
     expect(await agent('install', '--config', '/root/more.toml')).toMatchObject({ code: 0, stderr: '' });
     const kept = await box.run('cat', '/etc/farhand/agent.toml');
@@ -301,7 +301,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
   });
 
   test('running as root needs a flag, and then commands run as root', async () => {
-    // Files of the agent's user that would lead root to other files.
+    // Files of the agent's user that would make root open other files.
     const line = 'cd /var/lib/farhand-agent && ln -s /etc/passwd link && rm lock.db && mkfifo lock.db';
     await box.run('runuser', '-u', 'farhand-agent', '--', 'sh', '-c', line);
     const rooted = await agent('install', '--user', 'root');
@@ -339,7 +339,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect((await box.run('ls', '/var/lib/farhand-agent')).code).toBe(2);
     for (const pid of sleepers(87_004)) process.kill(pid);
     await left;
-    // Also with unexpected files of other users.
+    // The directory also contains unexpected files of other users.
     await box.run('sh', '-c', 'mkdir /var/lib/farhand-agent && mkfifo /var/lib/farhand-agent/identity.json');
     expect(await agent('uninstall')).toMatchObject({ code: 0, stderr: '' });
     expect(await traces('farhand-agent')).toEqual([]);

@@ -1,5 +1,5 @@
-// The Debian packages and the install line on a booted Debian. Each test uses the state that earlier ones
-// left.
+// The Debian packages and the install line on a booted Debian. Each test continues with the state that the
+// earlier ones left.
 import { copyFileSync, readdirSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
@@ -27,7 +27,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     (await box.run('systemctl', 'show', 'farhand-agent', '--value', `--property=${name}`)).stdout.trim();
   const machineId = async (): Promise<string> =>
     JSON.parse((await box.run('farhand-agent', 'status', '-o', 'json')).stdout).machine_id;
-  /** Leaves out the agent packages inside the broker's package. */
+  /** The agent packages inside the broker's package are left out. */
   const traces = async (name: string): Promise<string> => {
     const places = ['/etc', '/home', '/opt/farhand-agent', '/root', '/run', '/usr', '/var'];
     const carried = ['!', '-path', '/usr/lib/farhand-broker/*', '!', '-path', '/root/*.deb'];
@@ -117,19 +117,20 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(back).toMatchObject({ code: 0, stderr: expect.not.stringContaining('try-restart') });
     expect(await box.run('farhand-agent', 'install')).toMatchObject({ code: 0 });
     expect(await machineId()).toBe(machine);
-    // The install line over the package: the service starts the new program with the old settings.
+    // After the install line has replaced the package, the service starts the new program with the old
+    // settings.
     const settings = await box.run('cat', '/etc/farhand/agent.toml');
     const moved = await box.run('sh', '-c', `curl -fsSL http://${http}/install.sh | sh`);
     expect(moved).toMatchObject({ code: 0 });
     expect(await property('ExecStart')).toContain('path=/usr/local/bin/farhand-agent ;');
     expect((await box.run('cat', '/etc/farhand/agent.toml')).stdout).toBe(settings.stdout);
-    // The package does not remove what is no longer its own.
+    // The package does not remove files that it no longer owns.
     expect(await box.run('dpkg', '--purge', 'farhand-agent')).toMatchObject({ code: 0 });
     await online();
     expect(await machineId()).toBe(machine);
     expect(await box.run('dpkg', '--install', '/root/farhand-agent.deb')).toMatchObject({ code: 0 });
     expect(await box.run('/usr/bin/farhand-agent', 'install')).toMatchObject({ code: 0 });
-    // The other program in /opt is removed with the service, by either uninstall.
+    // The other program in /opt is removed with the service, whichever of the two programs uninstalls it.
     expect(await box.run('/usr/bin/farhand-agent', 'uninstall', '--keep-data')).toMatchObject({ code: 0 });
     expect((await box.run('ls', '/opt/farhand-agent', '/usr/local/bin/farhand-agent')).code).toBe(2);
     expect(await box.run('farhand-agent', 'install')).toMatchObject({ code: 0 });
@@ -140,7 +141,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
 
   test('the install line installs the agent, run again upgrades it, and uninstall leaves nothing', async () => {
     const { install } = (await api('POST', '/join-tokens', { name: 'web-1' })).body.data;
-    // The container has no sudo, and needs none.
+    // The container has no sudo and does not need it.
     const line = install.replace('sudo sh', 'sh');
     const installed = await box.run('sh', '-c', line);
     expect(installed).toMatchObject({ code: 0 });
@@ -153,7 +154,7 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     expect(again).toMatchObject({ code: 0 });
     expect(await property('MainPID')).not.toBe(before);
     await online();
-    // The same line, after an upgrade of the broker has changed its packages.
+    // The same line is used after an upgrade of the broker has changed its packages.
     const packages = '/usr/lib/farhand-broker/packages';
     const other =
       'cp farhand-agent-*.tar.gz farhand-agent-other.tar.gz && sha256sum *.tar.gz > new && mv new SHA256SUMS';

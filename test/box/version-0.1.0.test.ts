@@ -1,5 +1,5 @@
-// Data and agents of version 0.1.0 go on working. They are made by its own programs, from the history of this
-// repository.
+// Data and agents of version 0.1.0 still work. They are made by the programs of that version, from the
+// history of this repository.
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readFileSync, symlinkSync } from 'node:fs';

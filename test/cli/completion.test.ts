@@ -9,7 +9,7 @@ import { createLine } from '../cli-fixture.ts';
 import { lacks, needs } from '../skip-without-programs.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 
-/** Asynchronous, because the broker runs in this process. */
+/** The call is asynchronous, because the broker runs in this process. */
 const run = promisify(execFile);
 
 /** A user with `farhand` in PATH, two machines, and a folder on them. */

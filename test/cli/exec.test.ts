@@ -152,7 +152,7 @@ describe('farhand exec on one machine', () => {
 
 test('farhand exec loads few modules before its first request: no schemas, no second HTTP client, no other verb', async () => {
   const { farhand } = await startScene();
-  // Counts loaded modules instead of time, so that the test does not fail on a busy machine.
+  // Loaded modules are counted, and not the time, so that the test does not fail on a busy machine.
   const hook = `import { registerHooks } from 'node:module';
     const load = (url, context, next) => { process.stderr.write('loads ' + url + '\\n'); return next(url, context); };
     registerHooks({ load });`;
@@ -164,7 +164,8 @@ test('farhand exec loads few modules before its first request: no schemas, no se
 });
 
 /**
- * Output that tries to write another machine's line: by moving the cursor, by a carriage return, and by C1.
+ * Output that tries to imitate a line of another machine: by moving the cursor, by a carriage return, and by
+ * C1 characters.
  */
 const forgery = String.raw`printf 'good\tday\r\n\033[1A\rother-1 | forged\rother-1 | forged\n\033]0;title\007\302\2332J\342\200\256turned\n'`;
 

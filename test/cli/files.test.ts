@@ -193,7 +193,7 @@ describe('farhand files touch', () => {
     const touched = await farhand.json('files touch', [`web-1:${path}`]);
     const { mode, size, mtimeMs } = statSync(path);
     expect([mode & 0o7777, size]).toEqual([0o644, 0]);
-    // The kernel's clock for files may be a tick late.
+    // The kernel's clock for files may be a tick behind.
     expect([mtimeMs > start - 100, mtimeMs < Date.now() + 100]).toEqual([true, true]);
     expect(touched).toEqual(await system.client.files.stat({ machine_id: agent.machineId, path }));
     const { out } = await farhand('files touch', [`web-1:${timed}`, '--modified-at', old.toISOString()]);
@@ -211,7 +211,8 @@ describe('farhand files touch', () => {
     utimesSync(file, old, old);
     symlinkSync('file', join(there, 'link'));
     const linkTime = lstatSync(join(there, 'link')).mtimeMs;
-    // Half of all milliseconds are not exact as seconds in floating point; Node sets negative numbers to now.
+    // Half of all milliseconds are inexact as seconds in floating point. Node takes negative numbers for the
+    // present time.
     for (const time of ['2026-11-21T10:00:00.123Z', '2026-11-21T10:00:00.001Z', '1969-12-31T23:59:58.997Z']) {
       const touched = await farhand.json('files touch', [
         `web-1:${join(there, 'link')}`,
@@ -396,11 +397,11 @@ describe('farhand files, in edge cases', () => {
   });
 });
 
-// ---- A machine that means harm
+// ---- A hostile machine
 
 const id = `mach_${'x'.repeat(22)}`;
 
-/** A broker with the routes that `files get` needs, whose machine sends what the test chooses. */
+/** Starts a broker with the routes that `files get` needs. Its machine sends what the test chooses. */
 async function startHostileBroker(
   send: (response: ServerResponse) => void,
   type: 'file' | 'directory' = 'directory',

@@ -1,5 +1,5 @@
-// Memory that V8 releases when a process is idle. Each test starts another process, because the memory of a
-// whole process is measured.
+// The memory that V8 releases when a process is idle. Each test starts a process of its own, because the
+// memory of the whole process is measured.
 import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { promisify } from 'node:util';

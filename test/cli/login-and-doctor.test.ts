@@ -1,4 +1,5 @@
-// farhand login, whoami, logout and doctor: which broker is used, how it is verified, and what doctor finds.
+// farhand login, whoami, logout and doctor: which broker they use, how they verify it, and which problems
+// doctor finds.
 import { createHash, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
 import { chmodSync, existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
@@ -12,7 +13,8 @@ import { scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 
 /**
- * An https proxy of a system, with a certificate authority of its own. Counts the requests that it passes on.
+ * Starts an https proxy in front of a system, with its own certificate authority. It counts the requests that
+ * it forwards.
  */
 async function startTlsProxy(system: TestSystem) {
   const authority = await loadAuthority(temporaryFolder('authority'), true);
@@ -113,7 +115,7 @@ describe('farhand login', () => {
     await running.says(/on/);
     running.child.kill('SIGINT');
     expect(await running.ended).toMatchObject({ code: 130, err: '' });
-    // With another form of its URL, and with another key, it is the same broker with the same pin.
+    // With another form of its URL, or with another key, it is still the same broker, so its pin is used.
     for (const FARHAND_URL of [`${tls.url}/`, `${tls.url}/api/v1`]) {
       const env = { FARHAND_URL, FARHAND_API_KEY: system.key };
       expect((await farhand('machines list', [], { env })).code).toBe(0);
@@ -145,7 +147,7 @@ test('farhand login reads the environment, stores absolute paths, and connects t
   expect((await farhand('login', [tls.url, '--key-stdin', '--ca', 'ca.pem'], { input })).code).toBe(0);
   expect(saved().ca).toBe(join(farhand.home, 'ca.pem'));
   expect((await farhand('whoami', [], { cwd: '/' })).code).toBe(0);
-  // These servers get no key.
+  // These servers must not get the key.
   const [agents, clear] = await Promise.all([
     farhand('login', ['https://127.0.0.1:8421', '--key-stdin'], { input: open }),
     farhand('login', ['http://192.0.2.1:8420', '--key-stdin'], { input: open }),

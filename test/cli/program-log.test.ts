@@ -1,5 +1,4 @@
-// The log of a program on standard error: JSON, or text with levels if standard error is the journal of
-// systemd.
+// The log of a program on standard error: JSON, or text with levels if standard error is systemd's journal.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { closeSync, fstatSync, openSync, readFileSync } from 'node:fs';
@@ -12,8 +11,8 @@ const checkout = join(import.meta.dirname, '../..');
 
 describe('the log of a program', () => {
   /**
-   * Returns what a program with this source writes to standard error, which is a file. `<FILE>` stands for
-   * the device and inode of that file.
+   * Returns what a program with this source writes to standard error, which is a file. `<FILE>` is replaced
+   * by the device and inode of that file.
    */
   async function logged(source: string, stream: string | undefined): Promise<string> {
     const file = join(temporaryFolder('log'), 'stderr');
@@ -65,7 +64,7 @@ describe('the log of a program', () => {
       console.log('done');`;
     const args = ['--input-type=module', '--eval', source];
     const child = spawn(process.execPath, args, { cwd: checkout, stdio: ['ignore', 'pipe', 'pipe'] });
-    // The pipe is read only now: with a logger that waits for its reader, this would never come.
+    // The pipe is read only now. With a logger that waits for its reader, this data would never arrive.
     await once(child.stdout, 'data');
     const lines = (await text(child.stderr)).trim().split('\n');
     expect(lines.map((line) => JSON.parse(line).n)).toEqual(Array.from({ length: 5_000 }, (_, n) => n));

@@ -1,4 +1,4 @@
-// The real programs as processes: the command line, one broker for each directory, and how the programs end.
+// The real programs as processes: their command lines, one broker per directory, and how they end.
 
 import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
@@ -45,7 +45,7 @@ interface Running {
   said(pattern: RegExp): Promise<RegExpExecArray>;
 }
 
-/** Starts a program with its own environment. It is killed at the end of the test at the latest. */
+/** Starts a program with its own environment. At the end of the test it is killed if it still runs. */
 function start(program: keyof typeof mains, args: string[], env: Environment = {}): Running {
   const child = spawn(process.execPath, [mains[program], ...args], {
     env: { PATH: process.env.PATH, HOME: temporaryFolder('home'), XDG_CACHE_HOME: shipped, ...env },
@@ -146,7 +146,7 @@ async function stop({ child, ended }: Running, ...signals: NodeJS.Signals[]): Pr
   return [await ended, performance.now() - asked];
 }
 
-/** Starts a real agent. Resolves once it is linked. */
+/** Starts a real agent. Resolves when it is linked. */
 async function startAgent(broker: RunningBroker): Promise<Running & { dataDir: string; machineId: string }> {
   const { token } = await json<JoinToken>(['join-tokens', 'create', '--data-dir', broker.dataDir]);
   const dataDir = temporaryFolder('agent');
@@ -461,7 +461,7 @@ test('broker.sock can be used only by its owner, and is removed when the broker 
   expect([code, existsSync(socket)]).toEqual([0, false]);
 });
 
-// ---- How they end
+// ---- The end of programs
 
 describe('SIGTERM ends the broker with 0 within 10 s', () => {
   test('and the agent, also with a request that waits for a command, which is answered first', async () => {

@@ -1,5 +1,5 @@
-// The README and the pages of docs/: their programs and shell commands run, and their links and tables are
-// right.
+// The README and the pages of docs/: their programs and shell commands run, their links work, and their
+// tables are correct.
 import { execFile, spawn } from 'node:child_process';
 import { existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
@@ -139,7 +139,7 @@ async function freePort(): Promise<number> {
 
 // ---- Shell commands
 
-/** Records a call that fails, or that the broker refuses, even if its output goes through a pipe. */
+/** This makes a call fail if the broker refuses it, even if its output goes through a pipe. */
 const shellPrelude = `curl() { command curl --fail-with-body "$@" || echo "curl $*" >> failures; }
 api() { curl -sS -w '\\n' -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' "$@"; }
 `;
@@ -170,8 +170,8 @@ needs('curl', 'tar')(
 );
 
 /**
- * Finds calls of our programs in the shell blocks of a page, without the commands that `exec` runs on
- * machines.
+ * Returns the calls of our programs in the shell blocks of a page. The commands that `exec` runs on machines
+ * are left out.
  */
 function callsIn(page: string): { program: string; words: string[] }[] {
   const lines = ['sh', 'sh run']

@@ -1,4 +1,4 @@
-// Settings from flags, variables and a file. Also tests the real programs with bad settings, and peers that
+// Settings from flags, variables and a file. Also the real programs with wrong settings, and servers that
 // they must not trust.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -399,7 +399,7 @@ describe('the real programs', () => {
   });
 });
 
-// ---- Whom they trust
+// ---- Servers that must not be trusted
 
 const hasIpv6 = Object.values(networkInterfaces())
   .flat()
@@ -464,7 +464,7 @@ test('an agent that waits to join reports what is wrong with the address, and st
 
 interface Impostor {
   address: string;
-  /** Bytes received inside TLS. */
+  /** Number of bytes received inside TLS. */
   heard: number;
   /** Resolves when a client aborts its handshake. */
   refused: Promise<void>;
@@ -472,7 +472,9 @@ interface Impostor {
   close(): Promise<void>;
 }
 
-/** A TLS server with another certificate authority, at the address where an agent expects its broker. */
+/**
+ * Starts a TLS server with another certificate authority, at the address where an agent expects its broker.
+ */
 async function startImpostor(): Promise<Impostor> {
   const authority = await loadAuthority(temporaryFolder('impostor'), true);
   const server = createTlsServer({ ALPNProtocols: ['h2'], ...(await authority.leaf()) });
@@ -506,7 +508,7 @@ describe('an agent whose broker has another authority than its join token pins',
     await impostor.close();
     expect(impostor.heard).toBe(0);
     expect(readdirSync(dataDir)).not.toContain('identity.json');
-    // The token and the directory can still be used after that.
+    // The token and the directory can still be used after the failure.
     await system.agent({ joinToken, dataDir });
   });
 

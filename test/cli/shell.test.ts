@@ -21,9 +21,9 @@ async function startScene(): Promise<{ system: TestSystem; agent: AgentHandle }>
   return { system, agent: await system.agent({ name: 'web-1' }) };
 }
 
-// ---- Through the SDK
+// ---- Terminals over the SDK
 
-/** A new session in an xterm, whose shell reads no user's settings. */
+/** Starts a session in an xterm. Its shell reads no settings of the user. */
 async function startScreen({ system, agent }: { system: TestSystem; agent: AgentHandle }, command: string[]) {
   const { client } = system;
   const [shell = '', ...args] = command;
@@ -238,9 +238,9 @@ describe('through pipes, farhand shell', () => {
       code: 0,
       stdout: expect.stringMatching(new RegExp(`^${session_id}  CONNECTED +web-1 `, 'm')),
     });
-    // A line besides the titles.
+    // The list has one line besides the titles.
     expect(list.stdout.trim().split('\n')).toHaveLength(2);
-    // The session is found even after many later ones.
+    // The session is found even after many later sessions.
     const history = new DatabaseSync(join(system.dataDir, 'history.db'));
     history.exec(`WITH RECURSIVE count (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n < 100)
       INSERT INTO sessions SELECT id || n, machine_id, machine_hostname, shell, status, created_at + 60000, connected_at,

@@ -1,4 +1,4 @@
-// Output of farhand that cannot be written, because the disk is full or the reader has left.
+// Output of farhand that cannot be written, because the disk is full or the reader has closed the pipe.
 import { closeSync, openSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test, vi } from 'vitest';
@@ -39,7 +39,7 @@ test('output cut off by a file size limit is a failure', async () => {
   writeFileSync(join(folder, 'small'), Buffer.alloc(30_000, 'x'));
   const { code, err } = await farhand('files cat', [`web-1:${folder}/small`], {
     stdout: opened(file),
-    // Then no compiled code of the bundle can be cached in a file.
+    // With this variable, the compiled code of the bundle cannot be cached in a file.
     env: { XDG_CACHE_HOME: '/nonexistent' },
     through: ['sh', '-c', 'ulimit -f 4; exec "$@"', 'sh'],
   });

@@ -16,7 +16,7 @@ async function startScene() {
   return { system, agent, farhand: createLine(system) };
 }
 
-// ---- What is not right
+// ---- Wrong arguments
 
 describe('the command line', () => {
   test('wrong usage exits with 2, suggests a correction, and names the help of its verb', async () => {
@@ -417,7 +417,7 @@ test('a schedule is found by id, or by a unique name', async () => {
   expect(await farhand.json('schedules history', ['backup'])).toEqual([
     expect.objectContaining({ command_id, schedule_id: backup.id }),
   ]);
-  // A key that may not read schedules can still remove one by id.
+  // A key that may not read schedules can still remove one by its id.
   const { key } = await system.keyed(['schedules:write', 'commands:execute']);
   const [blind, byName] = [
     await farhand('schedules delete', [twins[0].id, '--yes'], { env: { FARHAND_API_KEY: key } }),
@@ -479,7 +479,7 @@ test('events are listed, and followed as lines until Ctrl-C; the audit lists who
   ]);
   expect(list.out).toMatch(/ago +machine.registered +web-1/);
   const following = farhand.start('events', ['--follow', '--type', 'machine.*', '-o', 'json']);
-  // There is no output when following begins, so machines change until an event is printed.
+  // No output shows that following has begun, so machines change until an event is printed.
   const heard = following.says(/"type":"machine.registered".*"machine_name":"web-2"/);
   let names = 2;
   const more = setInterval(() => void system.agent({ name: `web-${names++}` }), 1000);
@@ -499,7 +499,7 @@ test('farhand lists the history of a removed machine by its id, before and after
   const { machineId: machine, ended } = await system.agent();
   await system.client.commands.create({ machine_id: machine, command: 'true' });
   await system.client.machines.remove({ machine_id: machine });
-  // The agent stops for good, and rejects with the reason.
+  // The agent stops for good. `ended` rejects with the reason, which is not of interest here.
   await ended.catch(() => undefined);
   const verbs = ['commands list', 'events', 'audit'];
   const look = async (at: Pick<TestSystem, 'url' | 'key'>) => {
@@ -515,7 +515,7 @@ test('farhand lists the history of a removed machine by its id, before and after
   expect(await look(await startFarhand({ dataDir: system.dataDir }))).toEqual([true, true, true]);
 });
 
-// ---- All of them
+// ---- All verbs
 
 function leaves(command: Command, path: string[] = []): { words: string; command: Command }[] {
   const below = command.commands.filter((one) => one.name() !== 'help');

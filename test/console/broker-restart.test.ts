@@ -1,4 +1,5 @@
-// The broker is killed with -9 and started again under each open page: the page says so, heals, and doubles nothing.
+// The broker is killed with kill -9 and started again under each open page. The page reports it, recovers by
+// itself, and displays nothing twice.
 import { once } from 'node:events';
 import { expect, inject } from 'vitest';
 import type { TestSystem } from '../start-farhand.ts';
@@ -8,7 +9,7 @@ import { filledSystem } from './filled-broker.ts';
 
 const healMs = 10_000;
 
-/** Starts a broker on the data and addresses of another, which has ended. */
+/** Starts a broker with the data and the addresses of another one, which has ended. */
 async function startProcess({ dataDir, url, grpc }: TestSystem) {
   const where = ['--data-dir', dataDir, '--http', new URL(url).host, '--grpc', grpc];
   const broker = program('test/console/broker-process.ts', [inject('consoleFolder'), ...where]);
@@ -16,7 +17,7 @@ async function startProcess({ dataDir, url, grpc }: TestSystem) {
   return broker;
 }
 
-/** The text of a page without numbers and times, which go on. */
+/** Returns the text of a page without numbers and times, which change by themselves. */
 async function textOf({ page }: ConsolePage): Promise<string> {
   const text = await page.evaluate<string>(`document.querySelector('main').innerText`);
   return text
@@ -26,7 +27,7 @@ async function textOf({ page }: ConsolePage): Promise<string> {
     .replaceAll(/\s+/g, ' ');
 }
 
-/** Where two texts begin to differ. */
+/** Returns the part where two texts begin to differ. */
 function differenceOf(text: string, expected: string): string {
   let at = 0;
   while (at < text.length && text[at] === expected[at]) at += 1;
@@ -40,7 +41,7 @@ browserTest(
   'every page says that the broker is away, and heals within 10 s without doing anything twice',
   async () => {
     const { system, paths: all } = await filledSystem();
-    // The terminal is looked at below.
+    // The page of the terminal is tested separately, below.
     const paths = all.filter((path) => !path.endsWith('/terminals'));
     const machine_id = (await system.client.machines.list()).items[0]?.id ?? '';
     const command = 'i=0; while :; do i=$((i+1)); echo "line-$i."; sleep 0.2; done';
@@ -56,7 +57,7 @@ browserTest(
       await window.load(path);
       return window;
     };
-    // Further windows of one context have its cache; a browser has six connections for each.
+    // Windows of one context share its cache. A browser has six connections per context.
     const pages = new Map<string, ConsolePage>();
     let beside: ConsolePage | undefined;
     for (const [index, path] of paths.entries()) {

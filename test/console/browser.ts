@@ -1,4 +1,5 @@
-// Chromium with the console of a real broker: pages that are logged in, and what went wrong on them.
+// Opens pages of the console in Chromium, with a real broker: logged in, and with a list of all errors on
+// them.
 import { type Browser, type BrowserContext, chromium, type Page } from 'playwright-core';
 import { afterAll, inject, onTestFinished } from 'vitest';
 import { shared } from '../close-after-tests.ts';
@@ -7,16 +8,16 @@ import { startFarhand, type TestSystem } from '../start-farhand.ts';
 
 export type { Page } from 'playwright-core';
 
-/** Milliseconds for a test: a browser on a busy machine is slow, not wrong. */
+/** Milliseconds for a test. They are many, because a browser on a busy machine is slow. */
 const longest = 90_000;
 const needsChromium = needs('chromium');
 
-/** A test that needs a browser; it is skipped where Debian's is not installed, and its name says so. */
+/** A test that needs a browser. Without Debian's Chromium it is skipped, and its name says so. */
 export const browserTest = (name: string, work: () => Promise<void>, ms = longest): void =>
   needsChromium(name, work, ms);
 
 let browser: Promise<Browser> | undefined;
-// This ends the connection and its windows; the browser itself is of the whole run.
+// This closes the connection and its windows. The browser itself is closed after the whole run.
 afterAll(async () => (await browser)?.close());
 
 /** The Chromium that all test files share. */
@@ -47,21 +48,21 @@ export interface ConsolePage {
   context: BrowserContext;
   /** Errors of the page, refusals of its policy, and requests to other origins. */
   faults: string[];
-  /** Shows the page with this path below /console. */
+  /** Opens the page with this path below /console. */
   open(path: string): Promise<void>;
-  /** Shows such a page, and resolves when it has its data. */
+  /** Opens such a page. Resolves when it has loaded its data. */
   load(path: string): Promise<void>;
-  /** Opens another window beside it, with the same logins and cache. */
+  /** Opens another window beside this one, with the same logins and cache. */
   another(): Promise<ConsolePage>;
 }
 
 /**
- * What browsers print of normal work: answers without a login, for a file that somebody else saved and for what is
- * forbidden, and the stream that ends with its login.
+ * Messages that browsers print in normal operation: for answers without a login, for forbidden requests, for
+ * a file that another user has saved, and for the stream that ends with its login.
  */
 const expectedError = /status of (401|403|404|409|412)|ERR_INCOMPLETE_CHUNKED_ENCODING/;
 
-/** Opens a browser window of its own, without a login. */
+/** Opens a new browser window, without a login. */
 export async function newWindow(
   system: TestSystem,
   { dark = false, width = 1440 }: Look = {},

@@ -1,10 +1,10 @@
-// A broker with something on every page, whose names look like markup.
+// Starts a broker with content on every page of the console. All names look like markup.
 import { type TestSystem, temporaryFolder } from '../start-farhand.ts';
 import { startMachine, startWithConsole } from './browser.ts';
 
 const hostile = '<img src=x onerror=alert(1)>';
 
-/** Starts it; `paths` are the addresses of all its pages below /console. */
+/** Starts the broker. `paths` are the addresses of all its pages below /console. */
 export async function filledSystem(): Promise<{ system: TestSystem; paths: string[] }> {
   const system = await startWithConsole();
   const { client } = system;

@@ -1,4 +1,4 @@
-// Before the tests of the console: builds it, and starts the one Chromium that all files share.
+// Runs before the tests of the console: builds it, and starts the one Chromium that all test files share.
 import { execFileSync } from 'node:child_process';
 import { mkdtempSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -22,7 +22,8 @@ export default async function setup(project: TestProject): Promise<(() => Promis
   if (lacks('chromium')) return undefined;
   const folder = join(mkdtempSync(join(tmpdir(), 'console-')), 'built');
   execFileSync(process.execPath, [join(import.meta.dirname, '../../scripts/build-console.ts'), folder]);
-  // The sandbox of Chromium needs rights that containers lack; the pages are those of our own broker.
+  // Chromium's sandbox needs rights that containers lack. It is not needed here, because all pages are those
+  // of our own broker.
   const server = await chromium.launchServer({ executablePath, args: ['--no-sandbox'] });
   project.provide('consoleFolder', folder);
   project.provide('chromiumAddress', server.wsEndpoint());

@@ -1,4 +1,5 @@
-// The whole console by keyboard alone, among names full of markup; and no secret is left anywhere afterwards.
+// Uses the whole console by keyboard alone, with names full of markup. Afterwards no secret may be left
+// anywhere.
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect } from 'vitest';
@@ -12,7 +13,7 @@ import {
   startWithConsole,
 } from './browser.ts';
 
-/** Tabs to an element until the test gives up. */
+/** Most presses of Tab before a test gives up. */
 const mostTabs = 80;
 /** Markup and control characters: bell, escape, right-to-left override, and the start of a title sequence. */
 const hostile = '\u0007\u001b]0;x\u202e<img src=x onerror=alert(1)>';
@@ -78,10 +79,10 @@ async function editFile(window: ConsolePage, folder: string, file: string): Prom
   await type(window, 'b: 2', 'Control+s');
   await page.getByText(`${file} is saved`).waitFor();
   expect(readFileSync(join(folder, file), 'utf8')).toBe('a: 1\nb: 2');
-  // Tab indents in the editor; after Escape it leaves.
+  // In the editor Tab indents. After Escape it moves the focus out of the editor.
   await page.keyboard.press('Escape');
   await choose(window, 'Back', 'Shift+Tab');
-  // The name is text, and its control characters are displayed as such.
+  // The name is displayed as text, and its control characters are visible.
   await page.getByText('<img src=x onerror=alert(1)>').first().waitFor();
 }
 
@@ -97,7 +98,7 @@ async function useTerminal(window: ConsolePage): Promise<void> {
 
 async function runAndCancel(window: ConsolePage): Promise<void> {
   const { page } = window;
-  // Nearly every key in a terminal is the shell's; this one leaves it.
+  // The shell gets nearly every key in a terminal. This one moves the focus out of it.
   await find(window, 'Run', 'Control+Shift+K');
   await page.keyboard.press('Enter');
   await heading(window, 'Run a command');
@@ -144,7 +145,7 @@ async function createSecrets(window: ConsolePage): Promise<string[]> {
   return [key, token];
 }
 
-/** All that the browser has of a page: storages, address, history, and the page itself. */
+/** Returns all that the browser has stored of a page: storages, address, history, and the page itself. */
 async function traces({ page }: ConsolePage): Promise<string> {
   const client = await page.context().newCDPSession(page);
   const { entries } = await client.send('Page.getNavigationHistory');

@@ -1,4 +1,4 @@
-// Logging in to the console: with a key, with a link, and without leaving either anywhere.
+// Login to the console: with a key and with a link. Neither is stored anywhere afterwards.
 import { expect } from 'vitest';
 import { withSocket } from '../../broker/cli/local-broker.ts';
 import { shared } from '../close-after-tests.ts';
@@ -47,7 +47,7 @@ browserTest('the link of npm start logs in, and its ticket is gone before the fi
   await window.page.getByRole('heading', { name: 'Machines', level: 1 }).waitFor();
   expect(window.page.url()).toBe(`${system.url}/console/machines`);
   const ofApi = addresses.slice(1).filter((address) => address.includes('ticket'));
-  // The document and its script and style are requested before any script could change the address.
+  // The document, its script and its style are requested before a script could change the address.
   expect(ofApi.length).toBeLessThanOrEqual(2);
   await window.page.goBack();
   expect(window.page.url()).not.toContain(ticket);
@@ -62,7 +62,7 @@ browserTest('a revoked key ends the login, and the page asks for another', async
   await window.page.getByText('Your login has ended').waitFor();
   await window.page.getByLabel('API key').fill(system.key);
   await window.page.getByRole('button', { name: 'Log in' }).click();
-  // The page goes on where it was, and is live again.
+  // The page continues where it was, and is live again.
   await system.agent({ name: 'web-1' });
   await window.page.getByRole('link', { name: 'web-1' }).waitFor();
 });

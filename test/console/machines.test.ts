@@ -1,4 +1,4 @@
-// The list of machines in the browser: live, small, and with its filters in the address.
+// The list of machines in the browser: it is live, transfers little, and has its filters in the address.
 import { expect } from 'vitest';
 import { shared } from '../close-after-tests.ts';
 import { browserTest, newLogin, restart, startWithConsole } from './browser.ts';
@@ -32,7 +32,7 @@ browserTest('search, filters and order stand in the address and survive a reload
   const { page } = await newLogin(await fleet());
   await page.getByRole('link', { name: 'db-1' }).waitFor();
   await page.keyboard.press('/');
-  // Slower than the field writes to the address, which must not undo what is typed meanwhile.
+  // Typing is slower than the field's updates of the address, which must not undo what is typed meanwhile.
   await page.keyboard.type('WEB', { delay: 125 });
   await page.getByRole('link', { name: 'db-1' }).waitFor({ state: 'detached' });
   await page.waitForURL(/\?q=WEB$/);
@@ -46,7 +46,7 @@ browserTest('search, filters and order stand in the address and survive a reload
 
 browserTest('the first load is six requests, 60 KB of script and 10 KB of style', async () => {
   const system = await fleet();
-  // The events come after two seconds, and the page reads its list again then.
+  // The events come after two seconds, and the page then loads its list again.
   const isSettled = async (): Promise<boolean> => {
     const { items: machines } = await system.client.machines.list();
     const { items: events } = await system.client.events.list({ limit: 100, sort: '-created_at' });
@@ -70,7 +70,7 @@ browserTest('the first load is six requests, 60 KB of script and 10 KB of style'
   await open('/machines');
   await page.getByRole('link', { name: 'web-1' }).waitFor();
   await expect.poll(() => types.size).toBe(6);
-  // What comes over the sixth, the live stream, needs no seventh.
+  // The sixth connection is the live stream. Its data needs no seventh connection.
   const [machine] = (await system.client.machines.list({ name: 'needle-7' })).items;
   const machine_id = machine?.id ?? '';
   await system.client.machines.update({ machine_id, name: 'renamed' });

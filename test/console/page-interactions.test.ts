@@ -1,4 +1,4 @@
-// What a person does on the pages of the console, beyond opening them.
+// Interactions with the pages of the console, such as filling in forms and pressing buttons.
 import { mkdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect } from 'vitest';

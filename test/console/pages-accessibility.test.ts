@@ -1,4 +1,5 @@
-// Every page in both themes and both widths: nothing that axe-core finds, nothing that the policy refuses.
+// Every page in both themes and at both widths: axe-core finds no problem, and the content security policy
+// refuses nothing.
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { join } from 'node:path';
@@ -9,7 +10,7 @@ import { filledSystem } from './filled-broker.ts';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
-/** Rules of axe-core whose result depends on the theme; all others are about the document. */
+/** Rules of axe-core whose result depends on the theme. All other rules check only the document. */
 const themed = ['color-contrast', 'link-in-text-block'];
 
 interface Violation {
@@ -17,9 +18,9 @@ interface Violation {
   nodes: { html: string }[];
 }
 
-/** What axe-core finds on the page as it is now. */
+/** Returns the problems that axe-core finds on the page in its present state. */
 async function violationsOf({ page }: ConsolePage, rules?: readonly string[]): Promise<string[]> {
-  // Through the debugger, since the policy refuses a script of another origin, and eval.
+  // The script runs through the debugger, because the policy refuses eval and scripts of other origins.
   const client = await page.context().newCDPSession(page);
   await client.send('Runtime.evaluate', { expression: axe });
   const options = { resultTypes: ['violations'], ...(rules && { runOnly: rules }) };
@@ -29,7 +30,7 @@ async function violationsOf({ page }: ConsolePage, rules?: readonly string[]): P
     awaitPromise: true,
     returnByValue: true,
   });
-  // The cast names the part of axe-core's answer that is read.
+  // The cast names the part of axe-core's result that is used.
   const violations = result.value as Violation[];
   return violations.flatMap(({ id, nodes }) => nodes.map(({ html }) => `${id}: ${html.slice(0, 160)}`));
 }

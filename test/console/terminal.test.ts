@@ -1,4 +1,4 @@
-// Terminals in the browser: what is typed is echoed, and what a program writes is text.
+// Terminals in the browser: typed text is echoed, and markup in the output is displayed as text.
 import { expect } from 'vitest';
 import { browserTest, newLogin, oneMachine, type Page } from './browser.ts';
 
@@ -13,7 +13,7 @@ browserTest('a terminal echoes, colours under the policy, and says how it ended'
   await page.keyboard.type(String.raw`printf '\033[38;2;200;30;30m%s\033[0m\n' col'ou'red`);
   await page.keyboard.press('Enter');
   await screen(page).getByText('coloured', { exact: true }).waitFor();
-  // Without the nonce and the object model all text would have the colour of the page.
+  // If xterm could not set its styles, all text would have the colour of the page.
   await expect
     .poll(() => screen(page).getByText('coloured', { exact: true }).getAttribute('style'))
     .toMatch(/color: ?(#|rgb)/);

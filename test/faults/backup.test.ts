@@ -1,4 +1,5 @@
-// A backup is complete or missing, is consistent although writes go on, and a broker starts on it.
+// Backups: each is complete or missing, has the state of one moment although writes go on, and a broker can
+// start on it.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, watch } from 'node:fs';
@@ -82,7 +83,7 @@ async function fill(client: Farhand, machine_id: string, count: number): Promise
   await Promise.all(Array.from({ length: count }, () => client.commands.create({ machine_id, command })));
 }
 
-/** Resolves once a path is there, or when the backup has ended without. */
+/** Resolves when the path exists, or when the backup has ended without creating it. */
 /** A file whose name begins so. */
 async function appears(path: string, { ended }: Backup): Promise<void> {
   const watcher = watch(dirname(path));
@@ -96,7 +97,7 @@ async function appears(path: string, { ended }: Backup): Promise<void> {
   watcher.close();
 }
 
-// ---- What goes wrong
+// ---- Failures
 
 test('a backup needs a broker on this machine and a new directory outside of its data directory', async () => {
   const { dataDir } = await startFarhand();
@@ -133,7 +134,7 @@ test('a broker that is killed while it copies leaves nothing that looks complete
   await appears(inside, making);
   broker.kill('SIGKILL');
   const { code, stderr } = await making.ended;
-  // On a busy machine the signal may arrive too late.
+  // On a busy machine the signal may arrive too late, after the end of the backup.
   if (code === 0) expect(filesOf(to)).toEqual(whole.slice(0, 3));
   else expect([code, existsSync(to), existsSync(join(inside, 'state.json'))]).toEqual([1, false, false]);
   expect(stderr).toMatch(code === 0 ? /^$/ : /^farhand: /);
@@ -157,7 +158,7 @@ test.skipIf(!otherDisk)(
     const other = mkdtempSync(join(otherDisk ?? '', 'farhand-backup-'));
     onTestFinished(() => rmSync(other, { recursive: true, force: true }));
     const to = join(other, 'copy');
-    // A directory of the user with a similar name.
+    // A directory of the user whose name is similar to that of the temporary one.
     mkdirSync(`${to}.partial`);
     const first = backup(['--data-dir', dataDir, '--to', to]);
     await appears(`${to}.partial-`, first);
@@ -176,7 +177,7 @@ test.skipIf(!otherDisk)(
   60_000,
 );
 
-// ---- What goes right
+// ---- Successful backups
 
 test('a backup under load is consistent, and the agent reconnects to a broker that starts on it', async () => {
   const { dataDir, broker, agent, client, machine_id, again } = await programs();
@@ -187,7 +188,7 @@ test('a backup under load is consistent, and the agent reconnects to a broker th
   });
   await client.commands.create({ machine_id, command: 'echo before' });
   await fill(client, machine_id, 8);
-  // Each is a change of the state whose idempotency record is in history.
+  // Each attempt changes the state, and its idempotency record is in the history.
   const attempts: string[] = [];
   let stopped = false;
   const writer = async (name: string): Promise<void> => {
@@ -212,7 +213,8 @@ test('a backup under load is consistent, and the agent reconnects to a broker th
   expect(said).toBe('after\n');
   const names = new Map<string, string>();
   for await (const { id, name } of restored.keys.list()) names.set(name, id);
-  // Some were made before the moment of the backup and some after it. Both stores agree on each.
+  // Some attempts were made before the moment of the backup, and some after it. Both stores must agree on
+  // each.
   const known = attempts.filter((name) => names.has(name));
   expect(known.length).toBeGreaterThan(0);
   expect(known.length).toBeLessThan(attempts.length);

@@ -1,4 +1,4 @@
-// Output over lost links and restarts of the broker: nothing twice, nothing missing.
+// Output of commands over lost links and restarts of the broker: no byte is sent twice, and none is missing.
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
@@ -25,7 +25,7 @@ test('a link that is cut repeatedly during 100,000 lines loses and repeats nothi
   const parts = gates.map(({ wait }, n) => `${wait}; seq ${n * 25_000 + 25_001} ${n * 25_000 + 50_000}`);
   const id = await begin(`seq 1 25000; ${parts.join('; ')}`);
   const received = nothingReceived();
-  // Waits for output, because after a loss of the link before that the command might never have run.
+  // Waits for output: if the link were lost before that, the command might not run at all.
   await listen(system, id, received, ({ stdout }) => stdout.length > 0);
   const all = listen(system, id, received);
   for (const { open } of gates) {
@@ -54,7 +54,7 @@ test('a broker that is stopped midway asks its readers to reconnect, and goes on
   const cut = [expect(cutOff.text()).rejects.toThrow(), expect(cutEvents.text()).rejects.toThrow()];
   const begun = performance.now();
   await system.broker.close();
-  // The readers end because the broker asks them to: it cuts requests only after 4 s.
+  // The readers end because the broker tells them that it stops: it cuts requests only after 4 s.
   expect(performance.now() - begun).toBeLessThan(3_500);
   await Promise.all(cut);
   open();

@@ -1,4 +1,5 @@
-// Commands survive failures of broker, agent and link: none is lost without a record, and none runs twice.
+// Commands survive failures of broker, agent and link. No command runs twice, and each has a record of its
+// outcome.
 import { once } from 'node:events';
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -37,7 +38,7 @@ async function programs() {
   };
 }
 
-/** True if the process with this pid runs. A zombie does not. */
+/** True if the process with this pid is running. A zombie is not running. */
 function alive(pid: string): boolean {
   const stat = `/proc/${pid}/stat`;
   return existsSync(stat) && !readFileSync(stat, 'utf8').includes(') Z ');
@@ -184,7 +185,7 @@ test('kill -9 of the broker while 300 commands wait: all end, and each ran once'
     }),
   );
   writeFileSync(go, '');
-  // Some commands have ended, some run, some are being sent, and most wait.
+  // At this time some commands have ended, some run, some are being sent, and most of them wait.
   await expect.poll(() => readdirSync(folder).length, { interval: 5 }).toBeGreaterThan(40);
   broker.kill('SIGKILL');
   await once(broker, 'exit');

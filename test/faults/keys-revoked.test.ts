@@ -1,4 +1,4 @@
-// Streams and requests of a key that loses its rights: each is closed within a second, over every transport.
+// Streams and requests of a key that loses its rights: over every transport each is closed within a second.
 import { mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { request } from 'node:http';
 import { join } from 'node:path';
@@ -16,7 +16,10 @@ const needed: Scope[] = [
 ];
 const hour = 3_600_000;
 
-/** A key, and promises by name for everything that it has open. Each resolves once it is closed. */
+/**
+ * Opens streams and requests of every kind with one key. Returns the key, and a promise for each of them that
+ * resolves when it is closed.
+ */
 async function holding() {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent({ tags: 'ours' });
@@ -55,7 +58,7 @@ async function overOf(stream: Promise<AsyncIterable<unknown>>): Promise<void> {
   try {
     for await (const _ of await stream);
   } catch {
-    // The stream is cut, as expected.
+    // The stream was cut, as expected.
   }
 }
 
@@ -63,7 +66,7 @@ async function bytesOver(answer: Promise<Response>): Promise<void> {
   await (await answer).text().catch(() => '');
 }
 
-/** An upload of which half has arrived. */
+/** Starts an upload and sends half of it. */
 function begunUpload(url: string, machine_id: string, path: string, key: string): Promise<unknown> {
   const to = `${url}/api/v1/machines/${machine_id}/files/raw?path=${path}`;
   const headers = { Authorization: `Bearer ${key}`, 'Content-Length': '10' };

@@ -1,5 +1,5 @@
-// Limits for peers that connect, link or answer without end: log lines, events, hellos, and messages without
-// a call.
+// Limits for peers that connect or link again and again, or that send messages without a call: log lines,
+// events, hellos.
 
 import { channel } from 'node:diagnostics_channel';
 import { once } from 'node:events';

@@ -1,4 +1,4 @@
-// The limit of open commands on a machine, and starts that were lost on their way.
+// The limit of open commands on a machine, and commands whose start was lost on its way to the agent.
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
@@ -27,7 +27,8 @@ test('of many simultaneous commands a machine gets 64, and each of the others wh
   const system = await startFarhand();
   const agent = await scriptedMachine(system);
   const { begin, get } = commandsOn(system, agent.identity.machineId);
-  // All at once, over open connections, because the limit also applies to simultaneous requests.
+  // All of them are sent at once, over open connections, because the limit also applies to simultaneous
+  // requests.
   await Promise.all(Array.from({ length: 80 }, () => system.client.commands.list()));
   const ids = new Set(await Promise.all(Array.from({ length: 80 }, (_, n) => begin(`echo ${n}`))));
   const calls: { id: string; call_id: string }[] = [];
@@ -123,7 +124,7 @@ test('a start that is sent again is followed once, even if the earlier answer en
   report.started();
   report.stdout(0, 'once');
   await listen(system, id, undefined, ({ stdout }) => stdout.length > 0);
-  // The agent repeats that it does not know the command, although it has started it by now.
+  // The agent repeats that it does not know the command, although it has started it meanwhile.
   old.unknown();
   old.end();
   // A broker that had lost track of the command would follow it now.

@@ -1,4 +1,4 @@
-// Schedules and a wall clock that is set forward or back, while the broker runs or while it is down.
+// Schedules while the wall clock is set forward or back, with a running broker or with one that is down.
 import { expect, test } from 'vitest';
 import { monotonic, now } from '../../shared/clock.ts';
 import { minutes, systemAt, today } from '../schedules-fixture.ts';
@@ -8,7 +8,8 @@ const hour = 60 * minute;
 const year = 8766 * hour;
 
 /**
- * Times that a change of the clock skipped are handled after a minute, so the clock moves in steps of 15 s.
+ * Times that a change of the clock has skipped are handled after a minute, so the clock moves in steps of 15
+ * s.
  */
 const startedSystem = () => systemAt('12:00:30', today, 15_000);
 
@@ -72,7 +73,7 @@ test('schedules run again as soon as a clock is corrected that was hours ahead a
   expect(await fates(none.id)).toEqual([...passed, right, ...ahead]);
   expect(await fates(last.id)).toEqual([...passed, right, '21:00 catch_up completed', ...ahead]);
   expect(await fates(made.id)).toEqual([right, ahead.at(-1)]);
-  // Due times until now are known only by their rows, also to a broker that starts on them.
+  // A broker that starts with these schedules knows the earlier due times only from their rows.
   await down();
   clock.set(at('12:08:30'));
   await up();
@@ -100,7 +101,10 @@ test('a time that was missed only because the clock was ahead is handled after a
   await expect.poll(() => fates(id)).toEqual(['12:05 cron missed']);
 });
 
-/** Chooses elements at random, always the same for a seed (mulberry32). */
+/**
+ * Returns a function that chooses elements at random. For one seed the choices are always the same
+ * (mulberry32).
+ */
 function seeded(seed: number): <T>(list: readonly T[]) => T {
   let state = seed;
   const random = (): number => {
@@ -120,12 +124,12 @@ const ended = ['completed', 'failed'];
 const seeds = (process.env.SEEDS ?? '1').split(',').map(Number);
 const episodes = Number(process.env.EPISODES ?? 4);
 
-/** A system with a schedule of each kind, and the time of its clock if the clock had never been set. */
+/** A system with a schedule of each kind, and the time that its clock would have if it had never been set. */
 async function systemOfKinds() {
   const bench = await startedSystem();
   const made: { id: string; name: string }[] = [];
   for (const kind of kinds) {
-    // Half of the commands fail. They also count as runs.
+    // Half of the commands fail, and these count as runs too.
     const command = `${bench.counting(kind.name)}; ${kind.overlap === 'skip'}`;
     const { id } = await bench.make(kind.name, '* * * * *', {
       ...{ ...kind, command, catch_up_window: 3 * minute },
@@ -136,7 +140,7 @@ async function systemOfKinds() {
   return {
     ...{ bench, start: start.wall },
     right: (): number => Math.round(start.wall + monotonic() - start.own),
-    /** Returns the statuses of each schedule by due time. */
+    /** Returns the status of each due time, by schedule. */
     fates: () =>
       Promise.all(
         made.map(async ({ id, name }) => {
@@ -160,7 +164,7 @@ test.each(seeds)(
       await pass(pick([minute, 100_000]));
       const ahead = pick([5_000, 40_000, 10 * minute, hour, 9 * hour, 20 * year]);
       const lasts = pick([8_000, 50_000, 3 * minute]);
-      // Agents do not link to a broker whose certificate is valid only in later years.
+      // Agents do not link to a broker whose certificate begins to be valid only in a later year.
       const restarts = ahead < year ? pick(['', 'while ahead', 'while set right', '']) : '';
       const about = `seed ${seed}, episode ${episode}: ${ahead} ms ahead for ${lasts} ms, restarts ${restarts}`;
       const [before, from] = [await fates(), right()];

@@ -1,5 +1,5 @@
-// Schedules at changes of daylight saving time, and times that passed while the broker was down. A test clock
-// drives real brokers.
+// Schedules at changes of daylight saving time, and due times that passed while the broker was down. The
+// brokers are real, and their clock is set by the test.
 import { cpSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
@@ -25,7 +25,7 @@ test('over a spring gap a daily time runs once, right after the gap, and an hour
 });
 
 test('over an autumn overlap a daily time runs once, and an hourly one both times', async () => {
-  // Lord Howe repeats half an hour only.
+  // Lord Howe repeats only half an hour.
   const { make, until, fates, counted } = await systemAt('14:44:00', '2026-04-04');
   const timezone = 'Australia/Lord_Howe';
   const daily = await make('daily', '45 1 * * *', { timezone });
@@ -54,7 +54,7 @@ test.each([
     await down();
     clock.set(at(back));
     await up();
-    // All missed times run one after another.
+    // All missed times are run, one after another.
     await expect.poll(() => counted('all'), { timeout: 30_000 }).toBe(count);
     const times = minutes('12:01:00', count);
     expect(await fates(none.id)).toEqual(times.map((time) => `${time} cron missed`));
@@ -153,7 +153,7 @@ test('while a run has not ended the next time is skipped, or runs in parallel if
   const allow = await make('allow', '* * * * *', { command: two.wait, overlap: 'allow' });
   const statuses = async (schedule_id: string): Promise<string[]> =>
     (await system.client.schedules.history({ schedule_id })).items.map(({ status }) => status);
-  // The clock must not leap during a start, which would then count as hung.
+  // The clock must not leap during a start, because the start would then count as hung.
   const started = async (): Promise<number> =>
     (await system.client.commands.list({})).items.filter(({ started_at }) => started_at !== null).length;
   await until('12:01:01', 2);
@@ -185,7 +185,7 @@ test('while a run has not ended the next time is skipped, or runs in parallel if
   expect(items).toMatchObject([
     { exit_code: -1, duration: 0, command_id: null, stderr: expect.stringContaining('had not ended') },
   ]);
-  // Skipped runs cause no event, because skipping was requested.
+  // Skipped runs cause no event, because the schedule was set to skip them.
   expect((await system.client.events.list({ type: 'schedule.failed' })).total).toBe(0);
 });
 

@@ -1,5 +1,5 @@
-// Schedules under kill -9 and under load: every time runs once or has a row, and many schedules of one second
-// start in time.
+// Schedules under kill -9 and under load. Each due time is run once or has a row with the reason, and many
+// schedules due in the same second start in time.
 import { once } from 'node:events';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -13,7 +13,7 @@ import { type ScriptedAgent, scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
 
-// More by hand: KILLS=50 npx vitest run test/faults/schedules-survive-kills.test.ts
+// For a longer test by hand: KILLS=50 npx vitest run test/faults/schedules-survive-kills.test.ts
 const kills = Number(process.env.KILLS ?? 3);
 const crowd = Number(process.env.SCHEDULES ?? 200);
 const machines = Number(process.env.MACHINES ?? 4);
@@ -64,7 +64,7 @@ async function programs() {
 test(`kill -9 of the broker ${kills} times around the second: each time has one row, and ran once or is missed`, async () => {
   const { client, machine_id, killBroker } = await programs();
   const ran = join(temporaryFolder('ran'), 'ran');
-  // Every command writes its own id.
+  // Each command writes its own id.
   const command = `echo $FARHAND_COMMAND_ID >> ${ran}`;
   const params = { machine_id, command, cron: '* * * * * *', overlap: 'allow' } as const;
   const made = [
@@ -94,7 +94,7 @@ test(`kill -9 of the broker ${kills} times around the second: each time has one 
     const times = runs.map(({ scheduled_for }) => Date.parse(scheduled_for ?? ''));
     const first = times[0] ?? 0;
     expect([name, times]).toEqual([name, times.map((_, index) => first + index * 1000)]);
-    // While earlier times are caught up, due times wait.
+    // Due times wait while earlier times are caught up.
     if (name !== 'all') expect(times.at(-1)).toBeGreaterThanOrEqual(Date.parse(until) - 1000);
     for (const { status, command_id, scheduled_for, reason } of runs) {
       const count = command_id === null ? 0 : (counts.get(command_id) ?? 0);
@@ -107,7 +107,7 @@ test(`kill -9 of the broker ${kills} times around the second: each time has one 
   }
 }, 400_000);
 
-/** Ends every command of a scripted agent at once. */
+/** Makes a scripted agent end every command at once. */
 async function obey(agent: ScriptedAgent): Promise<void> {
   for (;;) {
     const { call_id } = await nextCall(agent, 'StartProcess');
@@ -122,7 +122,7 @@ test(`${crowd} schedules on one second of ${machines} machines all start within 
   const system = await startFarhand();
   const agents = await Promise.all(Array.from({ length: machines }, () => scriptedMachine(system)));
   for (const agent of agents) obey(agent).catch(() => {});
-  // Late enough that all schedules are created before.
+  // The time is late enough for all schedules to be created before it.
   const due = new Date(Math.ceil((Date.now() + 2000 + crowd * 12) / 1000) * 1000);
   const cron = `${due.getUTCSeconds()} ${due.getUTCMinutes()} ${due.getUTCHours()} * * *`;
   for (let made = 0; made < crowd; made += 50) {
@@ -147,11 +147,11 @@ test(`${crowd} schedules on one second of ${machines} machines all start within 
   const lag = Math.round(delay.max / 1e6);
   console.info(`${total} schedules: the last made after ${took} ms, the loop held up for at most ${lag} ms`);
   expect(took).toBeLessThan(5_000);
-  // Some 20 ms on an idle machine. If schedules ran one after the other, it would be seconds.
+  // On an idle machine this is some 20 ms. If schedules started one after another, it would be seconds.
   expect(lag).toBeLessThan(500);
 }, 60_000);
 
-/** A broker whose state also has these schedules, each a copy of the existing one. */
+/** Starts a broker whose state contains many copies of one schedule. */
 async function systemWith(cron: string, more: (one: object) => object[]) {
   const first = await startFarhand();
   const agent = await scriptedMachine(first);

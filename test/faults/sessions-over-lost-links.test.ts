@@ -23,7 +23,7 @@ import {
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
 
-/** The machine disconnects without a farewell. */
+/** Cuts the machine's connection without a farewell. */
 function cut({ agent }: Machine): void {
   agent.control.cancel();
 }
@@ -60,7 +60,7 @@ test('the terminal of an open session is neither ended nor acknowledged', async 
   const { session_id } = await begin({ system, machine });
   const back = await link({ process_ids: [session_id] });
   const kept = keeper(back, await back.next('KeepTerminal'));
-  // Any notice would have arrived before this.
+  // A notice would have arrived before this.
   clock.leap(100);
   const ended = system.client.sessions.end({ session_id });
   ok(back, await back.next('KillProcess'));
@@ -155,7 +155,7 @@ test.each(['range_not_satisfiable', 'session_not_found'])(
     cut(one.machine);
     await client.status('GRACE_PERIOD');
     const back = await one.link({ instance_id: 'next' });
-    // The end of the session is written late. Until then the client asks for the rest of the output.
+    // The end of the session is written late. Until then the client requests the rest of the output.
     const history = new DatabaseSync(joinPath(one.system.dataDir, 'history.db'));
     onTestFinished(() => history.close());
     history.exec(`CREATE TRIGGER late BEFORE UPDATE ON sessions WHEN NEW.ended_at IS NOT NULL
@@ -300,7 +300,7 @@ test('a broker killed with -9 finds sessions and clients in its history', async 
     keeper(machine, await machine.next('OpenTerminal')).started();
     const { id } = await made;
     await client.sessions.attach({ session_id: id, mode: 'observer' });
-    // The broker is killed before its answer.
+    // The broker is killed before it answers.
     client.sessions.create(params, sameKey).catch(() => undefined);
     const open = await machine.next('OpenTerminal');
     killed.kill('SIGKILL');

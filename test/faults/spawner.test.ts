@@ -1,4 +1,4 @@
-// The spawner of commands: what happens to it and to its commands when it, or its agent, dies.
+// The spawner of commands: what happens to the spawner and to its commands if the spawner or its agent dies.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
@@ -41,7 +41,7 @@ function start(command: string, id = newId('command')): AsyncIterator<Answer> {
   return processes.startProcess({ id, spec }, call())[Symbol.asyncIterator]();
 }
 
-/** Reads all events up to the exit. */
+/** Reads all events until the exit. */
 async function end(events: AsyncIterator<Answer>): Promise<{ output: string; event: ProcessEvent }> {
   let output = '';
   for (;;) {
@@ -102,7 +102,7 @@ async function result(more: object): Promise<ProcessExit & { output: string }> {
 
 const { execArgv } = process;
 
-/** With the addon for libc, and without it. */
+/** The starts with the addon for libc, and those without it. */
 const ways = [
   { way: 'posix_spawn', flags: [] },
   { way: 'fork', flags: ['--no-addons'] },
@@ -253,11 +253,11 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     const held = end(start('echo held'));
     const later: string[] = [];
     await vi.waitFor(() => {
-      // Starts that are requested before the hang is detected wait, too.
+      // Starts that are requested before the hang is detected wait too.
       void end(start('echo later')).then(({ output }) => later.push(output));
       expect(later).toContain('later\n');
     });
-    // On a busy machine the second spawner may be late, too.
+    // On a busy machine the second spawner may be late too.
     expect((await spawners(processes.journalId)).length).toBeGreaterThan(1);
     process.kill(hung, 'SIGCONT');
     expect((await held).output).toBe('held\n');
@@ -307,7 +307,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     return { agent, journalId: line!.trim() };
   }
 
-  /** Resolves once the journal has this text. Earlier entries were then sent to the spawner. */
+  /** Resolves when the journal contains this text. Earlier entries were sent to the spawner before that. */
   async function journalled(text: string): Promise<void> {
     const journal = join(home, 'agent/journal');
     await vi.waitFor(async () => expect(await readFile(journal, 'utf8')).toContain(text));
@@ -339,7 +339,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     await journalled('"cmd_later"');
     agent.kill('SIGKILL');
     await once(agent, 'exit');
-    // The next agent does not know the command, and has pipes with the same names.
+    // The next agent does not know the command. Its pipes have the same names.
     await rm(join(home, 'agent/journal'));
     await open();
     process.kill(pid!, 'SIGCONT');

@@ -1,4 +1,5 @@
-// The checksum of state.json: no flipped bit is accepted, and a file of 0.1.0 is accepted once.
+// The checksum of state.json: a file with a flipped bit is refused, and a file of 0.1.0 without a checksum is
+// accepted once.
 import { execFileSync } from 'node:child_process';
 import { closeSync, openSync, readFileSync, rmSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';

@@ -1,4 +1,4 @@
-// Disks that fail for a while: a change is refused and undone, or it is committed and in history within
+// Disks that fail for a while. A change is either refused and undone, or committed and in the history within
 // seconds.
 import { readdirSync, readFileSync } from 'node:fs';
 import { type FileHandle, open } from 'node:fs/promises';
@@ -14,8 +14,8 @@ const names = (dataDir: string, file = 'state.json'): string[] =>
   JSON.parse(readFileSync(join(dataDir, file), 'utf8')).join_tokens.map((one: { name: string }) => one.name);
 
 /**
- * Locks history.db as another program would, so that it cannot be written. Call the returned function to
- * release it.
+ * Locks history.db as another program would, so that the broker cannot write it. Call the returned function
+ * to release it.
  */
 function lockHistory({ dataDir }: TestSystem): () => void {
   const other = new DatabaseSync(join(dataDir, 'history.db'));
@@ -25,8 +25,8 @@ function lockHistory({ dataDir }: TestSystem): () => void {
 }
 
 /**
- * Makes the next `count` fsyncs of directories fail like those of a broken disk. The returned function counts
- * the remaining ones.
+ * Makes the next `count` fsyncs of directories fail, as on a broken disk. The returned function returns how
+ * many still have to fail.
  */
 async function breakDirectorySyncs(count: number): Promise<() => number> {
   const some = await open('/', 'r');
@@ -127,7 +127,7 @@ describe('a commit whose directory cannot be synced', () => {
       expect([refused.status, refused.body.error.code]).toEqual(
         failures === 1 ? [503, 'unavailable'] : [500, 'internal_error'],
       );
-      // A commit that cannot be undone at once is undone within seconds.
+      // If a commit cannot be undone at once, it is undone within seconds.
       await leapUntil(clock, () => expect(left()).toBe(0));
       await vi.waitFor(() => expect(readFileSync(join(system.dataDir, 'state.json'), 'utf8')).toBe(before));
       expect(names(system.dataDir, 'state.json.last')).toContain('stays');

@@ -1,5 +1,5 @@
-// The declared documents on disk: a changed file is refused, the file is complete after any failure, and its
-// outbox is applied once.
+// state.json on disk: a changed file is refused, the file is complete after any failure, and the entries of
+// its outbox are applied once.
 import { execFileSync } from 'node:child_process';
 import {
   chmodSync,
@@ -319,7 +319,7 @@ describe('a change', () => {
   test('anywhere among many documents leaves exactly the documents in memory in the file', async () => {
     const folder = temporaryFolder('state');
     const state = await openState(folder);
-    // More documents than one block has.
+    // These are more documents than fit into one block.
     const ids = Array.from({ length: 600 }, (_, n) => `m${n}`);
     const changes: ((draft: StateTransaction) => unknown)[] = [
       (draft) => ids.map((id) => put(id)(draft)),
@@ -464,7 +464,7 @@ describe('the outbox', () => {
     const state = await openState(folder);
     const received: string[] = [];
     await state.drainTo(async (entries) => {
-      // As slow as a history that commits in the next turn of the event loop.
+      // This is as slow as a history that commits in the next turn of the event loop.
       await new Promise((resolve) => setImmediate(resolve));
       received.push(...entries.map(({ kind }) => kind));
     });

@@ -9,7 +9,7 @@ import { newId } from '../../shared/ids.ts';
 import { startFarhand } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
 
-// Only observed, to get the stubs of the broker.
+// The module is only observed, to get the stubs of the broker.
 vi.mock('../../broker/presence/index.ts', { spy: true });
 
 const options = { request_id: 'req_1', lane: 'terminal', idle_ms: 0 } as const;
@@ -30,15 +30,15 @@ interface Params {
   id: string;
   client_id: string;
   offset?: number;
-  /** Whether the client acknowledges output. */
+  /** True if the client acknowledges output. */
   taking?: boolean;
   /** The output received. */
   into: Buffer[];
-  /** If true, the client detaches. */
+  /** Called with the number of received bytes. If it returns true, the client detaches. */
   enough(bytes: number): boolean;
 }
 
-/** A client that reads until it has enough, or the call is over. */
+/** Attaches a client that reads until it has enough, or until the call is over. */
 async function attach(stub: AgentStub, { taking = true, into, enough, ...open }: Params): Promise<void> {
   const doings: object[] = [{ open }];
   let wake = (): void => {};

@@ -1,4 +1,5 @@
-// Retries of webhooks while the clock of the broker is set: delays do not change, and a restart limits them.
+// Retries of webhooks while the clock of the broker is set. Their delays do not change, and are limited after
+// a restart.
 import { expect, test, vi } from 'vitest';
 import { leapingClock } from '../commands-fixture.ts';
 import { answering, startReceiver, startWebhookSystem, type WebhookSystem } from '../webhook-receivers.ts';
@@ -33,7 +34,7 @@ test.each([
   clock.set(Date.now() + after);
   const [delivery] = (await system.client.webhooks.deliveries({ webhook_id: id })).items;
   expect(Math.abs(Date.parse(delivery!.next_attempt_at!) - Date.now() - after)).toBeLessThan(10_000);
-  // Another event makes the queue check the waiting delivery.
+  // Another event makes the queue check the delivery that waits.
   await system.happen('machine.offline');
   const got = await receiver.heard(3);
   const [first, retry] = got.filter(({ headers }) => headers['x-service-event'] === 'machine.online');

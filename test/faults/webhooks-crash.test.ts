@@ -1,4 +1,4 @@
-// A killed broker loses no delivery: each is sent after the next start, at most once more.
+// A broker that is killed loses no delivery. After the next start each delivery is sent, at most once more.
 import { once } from 'node:events';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -14,7 +14,7 @@ interface Watched {
   bodies: { id: string; body: string }[];
 }
 
-/** A receiver that calls back at each connection, and after each answer. */
+/** Starts a receiver that calls back at each connection and after each answer. */
 async function startWatchedReceiver(connected: () => void, answered: () => void): Promise<Watched> {
   const bodies: Watched['bodies'] = [];
   const server = createServer((request, response) => {

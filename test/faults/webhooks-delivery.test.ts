@@ -1,4 +1,5 @@
-// Deliveries: retries, disabled webhooks, what a key may send, and receivers that misbehave.
+// Deliveries of webhooks: retries, disabled webhooks, the events that a key may send, and receivers that
+// misbehave.
 import { once } from 'node:events';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:https';
@@ -39,7 +40,7 @@ function settled(system: WebhookSystem, webhook_id: string, status: string, coun
   );
 }
 
-/** Resolves at the next event of a type. */
+/** Resolves at the next event of this type. */
 function next(system: WebhookSystem, type: string): Promise<Record<string, unknown>> {
   return new Promise((resolve) => {
     const stop = system.events.listen((event) => {
@@ -127,7 +128,7 @@ describe('a failure', () => {
     expect(
       (await later.call('POST', `/webhooks/${id}/redeliver`, { body: since })).body.data.redelivered,
     ).toBe(0);
-    // A delivered event is sent again only if it is requested by its id.
+    // A delivered event is sent again only if that is requested by its id.
     expect((await later.call('POST', again)).body.data.status).toBe('pending');
     await receiver.heard(6);
     expect(receiver.types()[5]).toBe('machine.offline');
@@ -386,7 +387,7 @@ describe('a webhook delivers', () => {
     const given = Array.from({ length: 5 }, () => ['key_revoked', []]);
     expect(deliveries.map((one) => [one.reason, one.attempts])).toEqual(given);
     expect(receiver.got).toHaveLength(1);
-    // An aborted attempt does not count, because it says nothing about the receiver.
+    // An aborted attempt is not counted, because it shows nothing about the receiver.
     await system.client.webhooks.update({ webhook_id: id, enabled: true });
     await system.happen('machine.offline');
     await vi.waitFor(async () => expect((await deliveriesOf(system, id)).at(-1)?.status).toBe('delivered'));
@@ -461,7 +462,7 @@ describe('a webhook that is narrowed', () => {
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
     await system.happen('command.failed');
     await system.happen('machine.online');
-    // A running attempt is checked again when it is next due.
+    // A running attempt is checked again when the next one is due.
     await vi.waitFor(async () => {
       const waiting = await deliveriesOf(system, id);
       expect(waiting.map(({ attempts }) => attempts.length)).toEqual([1, 1]);
@@ -469,7 +470,7 @@ describe('a webhook that is narrowed', () => {
     await system.client.webhooks.update({ webhook_id: id, events: ['machine.*'] });
     const command = await vi.waitFor(async () => {
       const all = await deliveriesOf(system, id);
-      // Both may have the same time.
+      // Both may have been created at the same time.
       const [narrowed, machine] = all.toSorted((a, b) => (a.type < b.type ? -1 : 1));
       expect(narrowed).toMatchObject({ status: 'failed', reason: 'not_subscribed', next_attempt_at: null });
       expect(machine).toMatchObject({ status: 'pending', reason: null });
@@ -633,7 +634,10 @@ test('a delivery requested again before its last attempt is saved is sent again'
   expect(delivery?.attempts).toHaveLength(2);
 });
 
-/** Answers the first request of each connection; counts further requests, and ends their connection with `end`. */
+/**
+ * Answers the first request of each connection. Counts further requests, and ends their connection with
+ * `end`.
+ */
 async function startBriefReceiver(end: (socket: Socket) => void) {
   const heard = { answered: 0, ended: 0 };
   const sockets = new Set<Socket>();
@@ -679,7 +683,7 @@ describe('a receiver that', () => {
       const deliveries = await deliveriesOf(system, id);
       expect(deliveries.map(({ attempts }) => attempts.length)).toEqual([1, 1, 1, 1]);
       expect(heard.answered).toBe(4);
-      // Otherwise the test proves nothing.
+      // If this were 0, the test would prove nothing.
       expect(heard.ended).toBeGreaterThan(0);
     },
   );
@@ -698,7 +702,7 @@ describe('a receiver that', () => {
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
     const result = await system.client.webhooks.test({ webhook_id: id });
     expect(result).toMatchObject({ delivered: true, status_code: 200 });
-    // Only what the buffers of sockets contain, not a gigabyte.
+    // The receiver got only the content of socket buffers, not a gigabyte.
     expect(sent).toBeLessThan(32 * 1024 * 1024);
   });
 
@@ -787,7 +791,7 @@ describe('a receiver that', () => {
     await system.happen('machine.offline');
     const [{ at }] = (await healthy.heard(1)) as [Received];
     expect(at - begun).toBeLessThan(2_000);
-    // The dead receiver gets one attempt at a time.
+    // The receiver that does not answer gets one attempt at a time.
     expect(dead.got).toHaveLength(100);
   });
 });

@@ -1,4 +1,5 @@
-// A broker with --database-url: what it refuses, what it stores, and what it does while the database is away.
+// A broker with --database-url: what it refuses, what it stores, and what it does while the database is
+// unreachable.
 import { KeyObject, webcrypto } from 'node:crypto';
 import { once } from 'node:events';
 import { chmodSync, chownSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
@@ -26,7 +27,7 @@ const refused = (exitCode: number, part: string | RegExp) => ({
   message: expect.stringMatching(part),
 });
 
-/** Answers each query of a client as PostgreSQL of this version does: with one row of one value. */
+/** Starts a server that answers each query as PostgreSQL of this version does, with one row of one value. */
 async function pretend(version: string): Promise<number> {
   const message = (type: string, body: Buffer): Buffer => {
     const head = Buffer.from(`${type}0000`);
@@ -140,7 +141,10 @@ withPostgres('a start is refused', () => {
   });
 });
 
-/** Files of a certificate for this name or address alone, signed by its own key, for the server's user. */
+/**
+ * Makes the files of a certificate for only this name or address, signed by its own key and readable by the
+ * server's user.
+ */
 async function certificate(name: {
   type: 'ip' | 'dns';
   value: string;
@@ -309,7 +313,7 @@ withPostgres('while PostgreSQL is killed and started again', () => {
     );
     const names = stored.map(({ name }) => String(name));
     expect(answered.filter((name) => !names.includes(name))).toEqual([]);
-    // What was being committed meanwhile is either in both, the database and the broker, or in none.
+    // A change that was being committed meanwhile is in both the database and the broker, or in neither.
     expect((await client.keys.list({ limit: 1 })).total).toBe(stored.length);
     expect(await client.commands.create({ machine_id, command: 'true', wait: 5_000 })).toMatchObject({
       status: 'completed',

@@ -1,4 +1,5 @@
-// History on PostgreSQL: writes are grouped, undone alone, durable before they resolve, and translated from SQLite.
+// History on PostgreSQL: writes are grouped, a failed write undoes only itself, resolved writes are durable,
+// and SQL is translated from SQLite.
 import { expect, onTestFinished, test } from 'vitest';
 import { History, type HistoryTransaction } from '../../broker/history/history.ts';
 import { PostgresDatabase } from '../../broker/history/postgres-database.ts';
@@ -23,7 +24,7 @@ async function createHistory() {
       transaction.run('INSERT INTO notes VALUES (?, ?, ?)', id, 1, '');
       return id;
     },
-    /** What another connection sees. */
+    /** Returns the ids of the rows that another connection reads. */
     committed: async () =>
       (await query('SELECT id FROM notes ORDER BY rowid', databaseOf(database_url))).map(({ id }) => id),
   };
