@@ -34,6 +34,12 @@ export const pages: readonly Entry[] = [
     needs: 'machines:read',
   },
   {
+    pattern: '/inventory',
+    page: later(async () => (await import('./pages/inventory.tsx')).Inventory),
+    needs: 'machines:read',
+    menu: item('Fleet', 'Inventory', icons.inventory, 'i'),
+  },
+  {
     pattern: '/run',
     page: later(async () => (await import('./pages/run.tsx')).Run),
     needs: 'commands:execute',

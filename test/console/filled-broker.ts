@@ -32,11 +32,21 @@ export async function filledSystem(): Promise<{ system: TestSystem; paths: strin
   const of = (path: string, ...names: string[]): string[] => names.map((name) => `${path}${name}`);
   const paths = [
     ...of('/machines', '', '?q=none'),
-    ...of(machine, '', '/terminals', `/files?path=${folder}`, '/files?path=/etc', '/commands', '/activity'),
+    ...of(
+      machine,
+      '',
+      '/inventory',
+      '/terminals',
+      `/files?path=${folder}`,
+      '/files?path=/etc',
+      '/commands',
+      '/activity',
+    ),
     `${machine}/files?path=/etc&edit=/etc/hostname`,
     ...of('', '/run', '/commands', `/commands/${command}`, '/batches', `/batches/${batch}`),
     ...of('/schedules', '', '/new', `/${schedule.id}`, `/${schedule.id}/settings`),
     ...of('/webhooks', '', `/${webhook.id}`),
+    ...of('/inventory', '', '?package=bash&below=9'),
     ...of('', '/events', '/keys', '/join', '/audit', '/profile', '/nothing'),
   ];
   return { system, paths };

@@ -148,6 +148,27 @@ browserTest('a terminal lists who is in it, and a phone has Ctrl, Esc and arrows
   expect([...faults, ...watcher.faults]).toEqual([]);
 });
 
+browserTest('an inventory finds a package on its machine, and machines by their package', async () => {
+  const { machine, ...system } = await fleet();
+  const { page, faults, open } = await newLogin(system);
+  await open(`/machines/${machine}/inventory`);
+  await page.getByLabel('Search packages').fill('no-such-package');
+  await page.getByText('No package has no-such-package in its name').waitFor();
+  await page.getByLabel('Search packages').fill('bash');
+  const { packages, kernel } = await system.client.inventory.get({ machine_id: machine });
+  const version = packages.find(({ name }) => name === 'bash')?.version ?? 'no bash';
+  await page.getByRole('row', { name: `bash ${version}`, exact: true }).waitFor();
+  await page.getByText(kernel).first().waitFor();
+  await open('/inventory?package=bash');
+  await page.getByRole('row', { name: /web-1/ }).getByText(version).waitFor();
+  expect(await page.getByRole('link', { name: 'db-1' }).count()).toBe(0);
+  await page.getByRole('button', { name: 'Collect now' }).click();
+  await page.getByRole('link', { name: 'db-1' }).waitFor();
+  await page.getByLabel('Only versions older than').fill('0.1');
+  await page.getByText('No machine has an older bash').waitFor();
+  expect(faults).toEqual([]);
+});
+
 browserTest('a batch has a live card per machine, and runs again where it failed', async () => {
   const system = await startWithConsole();
   const online = await startMachine(system, 'web-1');

@@ -1,10 +1,9 @@
 // The overview of a machine: charts of its stored history, its last report, and its facts.
-import type { ComponentChildren } from 'preact';
 import { useEffect, useMemo } from 'preact/hooks';
 import { client } from '../client.ts';
 import { listen, useTopic } from '../live-updates.ts';
 import { Bar, share } from '../parts/bar-and-sparkline.tsx';
-import { Ago, Choice } from '../parts/basics.tsx';
+import { Ago, Card, Choice, Fact } from '../parts/basics.tsx';
 import { Chart } from '../parts/chart.tsx';
 import { Empty, Show } from '../parts/page.tsx';
 import { useData } from '../parts/use-data.ts';
@@ -81,24 +80,6 @@ export function Overview({ params: { machine = '' } }: { params: Params }) {
         {status.data && <Disks disks={status.data.disks} />}
       </div>
     </div>
-  );
-}
-
-function Card({ title, children }: { title: string; children: ComponentChildren }) {
-  return (
-    <section class="card">
-      <h2>{title}</h2>
-      <div class="card-body">{children}</div>
-    </section>
-  );
-}
-
-function Fact({ name, children }: { name: string; children: ComponentChildren }) {
-  return (
-    <>
-      <dt>{name}</dt>
-      <dd>{children}</dd>
-    </>
   );
 }
 

@@ -17,6 +17,7 @@ import { may } from '../session.ts';
 export type MachineDetail = Awaited<ReturnType<typeof client.machines.get>>;
 
 const Overview = later(async () => (await import('../machines/overview.tsx')).Overview);
+const Inventory = later(async () => (await import('../machines/inventory.tsx')).MachineInventory);
 const Terminals = later(async () => (await import('../terminal/terminals.tsx')).Terminals);
 const Files = later(async () => (await import('../files/file-browser.tsx')).Files);
 
@@ -33,6 +34,7 @@ function tabsOf(id: string): Tab[] {
     ...(may('files:read') ? [tab('files', 'Files', icons.folder)] : []),
     ...(may('commands:read') ? [tab('commands', 'Commands', icons.command)] : []),
     ...(may('schedules:read') ? [tab('schedules', 'Schedules', icons.schedules)] : []),
+    tab('inventory', 'Inventory', icons.inventory),
     tab('activity', 'Activity', icons.events),
   ];
 }
@@ -109,6 +111,7 @@ function TabBody({ machine, tab, params }: { machine: MachineDetail; tab: string
   if (tab === 'files') return <Files params={given} />;
   if (tab === 'commands') return <MachineCommands machine={machine.id} />;
   if (tab === 'schedules') return <MachineSchedules machine={machine.id} />;
+  if (tab === 'inventory') return <Inventory params={given} />;
   if (tab === 'activity') return <MachineActivity machine={machine.id} />;
   return <Overview params={given} />;
 }

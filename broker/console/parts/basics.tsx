@@ -1,4 +1,4 @@
-// Small components of many pages: states, times, copy buttons, tabs and dialogs.
+// Small components of many pages: states, times, cards with facts, copy buttons, tabs and dialogs.
 import type { ComponentChildren } from 'preact';
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { after, fullTime, relativeText } from '../time.ts';
@@ -57,6 +57,26 @@ export function Tags({ of }: { of: readonly string[] }) {
   );
 }
 
+/** A titled box. */
+export function Card({ title, children }: { title: string; children: ComponentChildren }) {
+  return (
+    <section class="card">
+      <h2>{title}</h2>
+      <div class="card-body">{children}</div>
+    </section>
+  );
+}
+
+/** A name with its value, inside of `<dl class="facts">`. */
+export function Fact({ name, children }: { name: string; children: ComponentChildren }) {
+  return (
+    <>
+      <dt>{name}</dt>
+      <dd>{children}</dd>
+    </>
+  );
+}
+
 const copiedMs = 1_500;
 
 export function CopyButton({ text, label = 'Copy' }: { text: string; label?: string }) {
@@ -82,8 +102,13 @@ export interface Tab {
 }
 
 export function Tabs({ label, tabs, current }: { label: string; tabs: readonly Tab[]; current: string }) {
+  const element = useRef<HTMLElement>(null);
+  // On a phone the tabs scroll sideways.
+  useEffect(() => {
+    element.current?.querySelector('[aria-current]')?.scrollIntoView({ block: 'nearest', inline: 'nearest' });
+  }, [current]);
   return (
-    <nav class="tabs" aria-label={label}>
+    <nav class="tabs" aria-label={label} ref={element}>
       {tabs.map(({ name, text, href, icon }) => (
         <a key={name} href={href} aria-current={name === current ? 'page' : undefined}>
           {icon && <Icon of={icon} />}

@@ -83,7 +83,8 @@ function Stale({ error, retry }: { error: unknown; retry: () => void }) {
 }
 
 export function Failed({ error, retry }: { error: unknown; retry?: () => void }) {
-  const forbidden = error instanceof FarhandError && error.status === 403;
+  // The owner of a machine refuses with another code, permission_denied.
+  const forbidden = error instanceof FarhandError && error.code === 'forbidden';
   return (
     <Empty icon={warning} title={forbidden ? 'Your key does not allow this' : 'This could not be loaded'}>
       <p>{messageOf(error)}</p>

@@ -1,0 +1,115 @@
+// The inventories of the fleet: which system each machine has, and which machines have a package.
+import { useState } from 'preact/hooks';
+import { client } from '../client.ts';
+import { Ago } from '../parts/basics.tsx';
+import { Icon } from '../parts/icon.tsx';
+import * as icons from '../parts/icons.ts';
+import { Empty, Page } from '../parts/page.tsx';
+import { List, LongList } from '../parts/paged-list.tsx';
+import { SearchField } from '../parts/search-field.tsx';
+import { attempt } from '../parts/toasts.tsx';
+import { place, to } from '../router.ts';
+
+type Item = Awaited<ReturnType<typeof client.inventory.list>>['items'][number];
+
+export function Inventory() {
+  const wanted = place.value.query.get('package') ?? '';
+  const below = place.value.query.get('below') ?? '';
+  const filter = wanted ? { package: wanted, ...(below && { version_below: below }) } : {};
+  const [busy, setBusy] = useState(false);
+  const [round, setRound] = useState(0);
+  const collect = async (): Promise<void> => {
+    setBusy(true);
+    await attempt(() => client.inventory.list({ ...filter, refresh: true, limit: 1 }));
+    setBusy(false);
+    setRound(round + 1);
+  };
+  const collectButton = (
+    <button
+      type="button"
+      title="Connected machines collect, for at most 2 minutes"
+      disabled={busy}
+      onClick={() => void collect()}
+    >
+      <Icon of={icons.refresh} />
+      {busy ? 'Collecting…' : 'Collect now'}
+    </button>
+  );
+  return (
+    <Page title="Inventory" actions={collectButton}>
+      <div class="filters">
+        <SearchField label="Package, by its full name" name="package" />
+        {wanted !== '' && <SearchField label="Only versions older than" name="below" />}
+      </div>
+      <LongList
+        read={async (paging, signal) => {
+          const { items, ...page } = await client.inventory.list({ ...filter, ...paging }, { signal });
+          return { ...page, items: items.map((item) => ({ ...item, id: item.machine_id })) };
+        }}
+        inputs={[wanted, below, round]}
+        empty={wanted ? <NotFound name={wanted} isLimited={below !== ''} /> : <NoMachines />}
+      >
+        {(items) => (
+          <List
+            label="Inventories"
+            head={
+              <>
+                <th>Machine</th>
+                <th class="wide">{wanted ? 'Version' : 'System'}</th>
+                {wanted === '' && <th>Kernel</th>}
+                <th class="right">Updates</th>
+                <th>Restart</th>
+                <th>Collected</th>
+              </>
+            }
+          >
+            {items.map((item) => (
+              <Row key={item.id} item={item} wanted={wanted} />
+            ))}
+          </List>
+        )}
+      </LongList>
+    </Page>
+  );
+}
+
+function NotFound({ name, isLimited }: { name: string; isLimited: boolean }) {
+  return (
+    <Empty icon={icons.inventory} title={`No machine has ${isLimited ? 'an older ' : ''}${name}`}>
+      <p>
+        Only machines whose inventory was collected are searched. Names are those of the distribution, such as
+        libssl3.
+      </p>
+    </Empty>
+  );
+}
+
+function NoMachines() {
+  return (
+    <Empty icon={icons.inventory} title="No machine has joined yet">
+      <p>What machines are and what runs on them will be listed here.</p>
+    </Empty>
+  );
+}
+
+function Row({ item, wanted }: { item: Item; wanted: string }) {
+  const { machine_id, machine_name, facts, updates, packages, collected_at } = item;
+  return (
+    <tr>
+      <td>
+        <a href={to('/machines', machine_id, 'inventory')}>{machine_name}</a>
+      </td>
+      <td class="wide">
+        <span>
+          {wanted
+            ? packages.map(({ version, arch }) => (arch ? `${version} (${arch})` : version)).join(', ')
+            : facts?.os_name}
+        </span>
+      </td>
+      {wanted === '' && <td class="muted">{facts?.kernel}</td>}
+      <td class="right number">{updates ?? ''}</td>
+      <td>{facts?.reboot_required && <span class="warn-text">due</span>}</td>
+      <td class="muted">{collected_at ? <Ago at={collected_at} /> : 'not yet'}</td>
+    </tr>
+  );
+}
