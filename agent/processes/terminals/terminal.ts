@@ -1,7 +1,7 @@
 // One terminal: its output, the calls that keep it alive, and its clients.
 import type { AttachTerminalRequest__Output } from '../../../proto/types/farhand/agent/v1/AttachTerminalRequest.ts';
 import type { AttachTerminalResponse } from '../../../proto/types/farhand/agent/v1/AttachTerminalResponse.ts';
-import { after } from '../../../shared/clock.ts';
+import { after, monotonic, sleep } from '../../../shared/clock.ts';
 import { terminalReplayBytes } from '../../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../../shared/errors.ts';
 import { isSignal } from '../../../shared/signals.ts';
@@ -15,6 +15,13 @@ import { fellOut, Scrollback } from './scrollback.ts';
 
 /** Most bytes of output in one message. */
 const pieceBytes = 64 * 1024;
+/**
+ * Bytes of output that are sent as soon as they are read, in each period of `collectMs`. Beyond that a period's
+ * output is sent together: a terminal gives at most 4 KiB per read, and each message costs more than its bytes.
+ * Echoes of keys are far smaller and never wait.
+ */
+const sentAtOnce = 8 * 1024;
+const collectMs = 5;
 /** If more bytes of input than this wait for the program, no further messages of the client are read. */
 const queuedBytes = 64 * 1024;
 /**
@@ -146,6 +153,9 @@ export class Client {
   #position: number;
   #news: Size | undefined;
   #queued = 0;
+  /** Start of the present period of sending, by the monotonic clock, and the bytes of output sent in it. */
+  #periodAt = Number.NEGATIVE_INFINITY;
+  #periodBytes = 0;
   /** True if the client was attached by an earlier call. */
   readonly #known: boolean;
   /** Bytes of input accepted in all calls of the client, even if they still wait for the program. */
@@ -193,11 +203,25 @@ export class Client {
       if (this.#parting) return;
       if (this.#position < output.start) throw fellOut(output, this.#position);
       const next = this.#next();
-      if (next) yield next;
-      else if (exit && this.#position === output.end) return;
+      if (next) {
+        yield next;
+        if (next.output?.data) await this.#collect(next.output.data.length, signal);
+      } else if (exit && this.#position === output.end) return;
       // The checks above and this wait run in one turn of the event loop, so no wake is missed.
       else await changed.wait(signal);
     }
+  }
+
+  /** Waits for the end of the period if enough was sent in it, but not while full messages can be sent. */
+  async #collect(sent: number, signal: AbortSignal): Promise<void> {
+    const now = monotonic();
+    if (now - this.#periodAt >= collectMs) {
+      this.#periodAt = now;
+      this.#periodBytes = 0;
+    }
+    this.#periodBytes += sent;
+    if (this.#periodBytes <= sentAtOnce || sent === pieceBytes) return;
+    await sleep(this.#periodAt + collectMs - now, signal);
   }
 
   #next(): AttachTerminalResponse | undefined {
