@@ -2,7 +2,7 @@
 import { once } from 'node:events';
 import { Terminal as Screen } from '@xterm/headless';
 import { expect, onTestFinished, test } from 'vitest';
-import type { Action, ClientPort, CloseReason } from '../broker/sessions/client-port.ts';
+import type { Action, ClientPort, CloseReason, Notice } from '../broker/sessions/client-port.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { openTerminal, type Terminal, type TerminalNote } from '../shared/sdk/terminal.ts';
 import { path, startTerminalServer } from './fake-terminal-socket.ts';
@@ -10,7 +10,9 @@ import { path, startTerminalServer } from './fake-terminal-socket.ts';
 const ready = { type: 'ready', client_id: 'cli_one', offset: 100, cols: 80, rows: 24 } as const;
 
 /** A terminal and the broker's side of it. */
-async function attach(): Promise<{ terminal: Terminal; port: ClientPort; notes: TerminalNote[] }> {
+async function attach(
+  first: Notice = ready,
+): Promise<{ terminal: Terminal; port: ClientPort; notes: TerminalNote[] }> {
   const door = await startTerminalServer();
   const notes: TerminalNote[] = [];
   const arrival = door.arrival();
@@ -18,7 +20,7 @@ async function attach(): Promise<{ terminal: Terminal; port: ClientPort; notes: 
     onNote: (note) => notes.push(note),
   });
   const port = await arrival;
-  void port.notify(ready);
+  void port.notify(first);
   const terminal = await opening;
   onTestFinished(() => terminal.detach());
   return { terminal, port, notes };
@@ -39,12 +41,15 @@ test('a terminal that cannot be opened rejects with the next step, for a used ti
   }
 });
 
-test('a terminal that is closed before it was ready rejects with the reason', async () => {
+test('a terminal that is closed before it was ready rejects with the reason, also as its cause', async () => {
   const door = await startTerminalServer();
   const arrival = door.arrival();
   const opening = openTerminal(new WebSocket(`ws://127.0.0.1:${door.port}${path}?ticket=one`), {});
   void arrival.then((port) => port.close({ why: 'forbidden' }));
-  await expect(opening).rejects.toThrow('the terminal cannot be opened: forbidden');
+  await expect(opening).rejects.toMatchObject({
+    message: 'the terminal cannot be opened: forbidden',
+    cause: { why: 'forbidden' },
+  });
 });
 
 test('an aborted signal detaches, before it is ready and later', async () => {
@@ -78,7 +83,7 @@ test('a broken connection ends it as lost, and its output with it', async () => 
   await terminal.write('x');
 });
 
-test('16 MiB of unread output end the terminal; the buffered output can be read, with the offset to continue at', async () => {
+test('without a window 16 MiB of unread output end the terminal; the buffered output can be read, with the offset to continue at', async () => {
   const { terminal, port } = await attach();
   const piece = Buffer.alloc(1024 * 1024, 'z');
   for (let count = 0; count < 17; count += 1) await port.output(piece);
@@ -86,6 +91,29 @@ test('16 MiB of unread output end the terminal; the buffered output can be read,
   let got = 0;
   for await (const bytes of terminal.output) got += bytes.length;
   expect([got, terminal.offset]).toEqual([16 * piece.length, 100 + 16 * piece.length]);
+});
+
+test('unread output waits in a broker that sends a window, and all of it arrives as it is read', async () => {
+  const { terminal, port } = await attach({ ...ready, window: 64 * 1024 });
+  const piece = Buffer.alloc(64 * 1024, 'z');
+  const actions = port.actions[Symbol.asyncIterator]();
+  /** What the terminal sent before has then arrived. */
+  const passed = async (): Promise<void> => {
+    terminal.resize(80, 24);
+    await actions.next();
+  };
+  await passed();
+  let given = 0;
+  const giving = (async () => {
+    for (; given < 400; given += 1) await port.output(piece);
+    port.close({ why: 'detached' });
+  })();
+  await passed();
+  expect(given).toBe(0);
+  let got = 0;
+  for await (const bytes of terminal.output) got += bytes.length;
+  await giving;
+  expect(got).toBe(400 * piece.length);
 });
 
 // ---- The end of a terminal

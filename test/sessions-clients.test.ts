@@ -27,7 +27,7 @@ test('a client gets the offset of the output, all of it, and only then how the s
   expect(await port.parted()).toEqual({ why: 'ended', exit_code: 3, signal: null, reason: null });
   expect(port.text()).toBe('before and after');
   expect(port.notes).toEqual([
-    { type: 'ready', client_id: port.client_id, offset: 1_000, cols: 99, rows: 33 },
+    { type: 'ready', client_id: port.client_id, offset: 1_000, cols: 99, rows: 33, window: 256 * kib },
   ]);
   expect((await one.machine.next('ForgetProcesses')).request).toEqual({ ids: [session_id] });
 });

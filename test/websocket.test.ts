@@ -193,6 +193,50 @@ test('a client that does not read delays only its own output, and gets all of it
   expect(received).toBe(400 * piece.length);
 });
 
+/** A client that has reported the start of its output, at offset 100. `passed` resolves once all it sent has arrived. */
+async function reportingClient() {
+  const { client, port } = await (await startTerminalServer()).enter();
+  const report = (offset: number): void => client.send(JSON.stringify({ type: 'received', offset }));
+  const actions = port.actions[Symbol.asyncIterator]();
+  const passed = async (): Promise<void> => {
+    client.send(Buffer.from('x'));
+    await actions.next();
+  };
+  await port.notify({ type: 'ready', client_id: 'cli_one', offset: 100, cols: 80, rows: 24, window: 9 });
+  report(100);
+  await passed();
+  const resolved: string[] = [];
+  const output = (text: string): Promise<unknown> =>
+    port.output(Buffer.from(text)).then(() => resolved.push(text));
+  return { client, port, report, passed, resolved, output };
+}
+
+test('output to a client that reports what it has processed resolves by its reports alone', async () => {
+  const { port, report, passed, resolved, output } = await reportingClient();
+  const [first, second, third] = [output('abc'), output('de'), output('f')];
+  await passed();
+  expect(resolved).toEqual([]);
+  report(104);
+  await first;
+  await passed();
+  expect(resolved).toEqual(['abc']);
+  report(105);
+  await second;
+  port.close({ why: 'detached' });
+  await third;
+});
+
+test('reports pass input that waits, and output to a client whose input is not read waits for no report', async () => {
+  const { client, report, resolved, output } = await reportingClient();
+  client.send(Buffer.alloc(32 * 1024));
+  const [first, second] = [output('abc'), output('de')];
+  report(103);
+  await first;
+  expect(resolved).toEqual(['abc']);
+  client.send(Buffer.alloc(32 * 1024));
+  await second;
+});
+
 test('output and notices to a disconnected client resolve', async () => {
   const { client, port } = await (await startTerminalServer()).enter();
   client.terminate();

@@ -4,7 +4,7 @@ import type { IncomingMessage } from 'node:http';
 import type { Duplex } from 'node:stream';
 import { type WebSocket, WebSocketServer } from 'ws';
 import { closeCodes } from '../../shared/api/close-codes.ts';
-import { maxMessageBytes, terminal } from '../../shared/api/terminal.ts';
+import { maxMessageBytes, receivedMessage, terminal } from '../../shared/api/terminal.ts';
 import { every, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId, requestIdFrom } from '../../shared/ids.ts';
@@ -43,6 +43,8 @@ const pingMs = 15_000;
 const maxUnanswered = 2;
 /** Bytes of input that may wait for the terminal; beyond that the socket is not read. */
 const maxWaiting = 64 * 1024;
+/** Most bytes of a message that reports received output. */
+const reportBytes = 64;
 /** Bytes counted for each waiting message in addition to its data. */
 const messageCost = 64;
 /**
@@ -224,6 +226,11 @@ class WebSocketClient implements ClientPort {
   #waiting: { data: Buffer; binary: boolean }[] = [];
   #waitingBytes = 0;
   readonly #changed = new Wake();
+  /** Offset after the last byte of output that was sent. */
+  #sent = 0;
+  /** Offset of the client's last report; undefined for a client that reports nothing. */
+  #received: number | undefined;
+  readonly #reported = new Wake();
   #closing = false;
   #takenAt = monotonic();
   /** Pings in a row without a message, ping or pong from the client. */
@@ -247,6 +254,7 @@ class WebSocketClient implements ClientPort {
     ws.once('close', () => {
       stopPings();
       this.#changed.wake();
+      this.#reported.wake();
       if (!this.#closing) this.#gone.abort();
     });
   }
@@ -255,21 +263,35 @@ class WebSocketClient implements ClientPort {
     return this.#gone.signal;
   }
 
-  output(bytes: Uint8Array | string): Promise<void> {
-    const binary = typeof bytes !== 'string';
-    return new Promise((resolve) => this.#ws.send(bytes, { binary }, () => resolve()));
+  /** Resolves once the client has reported the bytes; if it reports nothing, once the socket has sent them. */
+  async output(bytes: Uint8Array): Promise<void> {
+    this.#sent += bytes.length;
+    const end = this.#sent;
+    await this.#send(bytes);
+    while (this.#awaitsReports && (this.#received ?? end) < end) await this.#reported.wait();
   }
 
   notify(notice: Notice): Promise<void> {
-    return this.output(JSON.stringify(notice));
+    if (notice.type === 'ready') this.#sent = notice.offset;
+    return this.#send(JSON.stringify(notice));
   }
 
   close(closeReason: CloseReason): void {
     if (this.#closing) return;
     this.#closing = true;
     const { why, ...ending } = closeReason;
-    if (why === 'ended') void this.output(JSON.stringify({ type: 'end', ...ending }));
+    if (why === 'ended') void this.#send(JSON.stringify({ type: 'end', ...ending }));
     this.#close(closeCodes[why], closeReasons[why]);
+  }
+
+  /** False while no report can arrive: the socket is closed, or is not read because its input waits. */
+  get #awaitsReports(): boolean {
+    return this.#ws.readyState === this.#ws.OPEN && !this.#ws.isPaused;
+  }
+
+  #send(message: Uint8Array | string): Promise<void> {
+    const binary = typeof message !== 'string';
+    return new Promise((resolve) => this.#ws.send(message, { binary }, () => resolve()));
   }
 
   /** Drops waiting messages and starts the close. Goes on reading, to receive the client's close frame. */
@@ -282,9 +304,19 @@ class WebSocketClient implements ClientPort {
 
   #receive(data: Buffer, binary: boolean): void {
     if (this.#ws.readyState !== this.#ws.OPEN) return;
+    // Reports pass waiting input: a program that waits for its output to be read reads no input.
+    const report = binary ? undefined : reportIn(data);
+    if (report !== undefined) {
+      this.#received = report;
+      this.#reported.wake();
+      return;
+    }
     this.#waiting.push({ data, binary });
     this.#waitingBytes += data.length + messageCost;
-    if (this.#waitingBytes >= maxWaiting) this.#ws.pause();
+    if (this.#waitingBytes >= maxWaiting) {
+      this.#ws.pause();
+      this.#reported.wake();
+    }
     this.#changed.wake();
   }
 
@@ -336,6 +368,11 @@ class WebSocketClient implements ClientPort {
       this.#ws.ping();
     }
   }
+}
+
+/** The offset in a message that reports received output; undefined for any other message. */
+function reportIn(data: Buffer): number | undefined {
+  return data.length > reportBytes ? undefined : receivedMessage.safeParse(parseJson(data)).data?.offset;
 }
 
 function parseJson(bytes: Buffer): unknown {

@@ -1,5 +1,5 @@
 // A client of a terminal, independent of its transport: a WebSocket or a gRPC stream.
-import { clientMessage } from '../../shared/api/terminal.ts';
+import { actionMessage } from '../../shared/api/terminal.ts';
 import { fieldError } from '../../shared/errors.ts';
 
 /** An action of a terminal client. The client's transport has already checked the form of the message. */
@@ -11,7 +11,7 @@ export type Action =
 
 /** Converts a client's JSON message to an action. Throws validation_failed. */
 export function actionOf(message: unknown): Action {
-  const { data, error } = clientMessage.safeParse(message);
+  const { data, error } = actionMessage.safeParse(message);
   if (!data) {
     const [issue] = error.issues;
     throw fieldError('message', issue?.path.join('.') ?? '', issue?.message ?? 'not valid');
@@ -25,9 +25,10 @@ export function actionOf(message: unknown): Action {
 export type Notice =
   /**
    * Sent once before any output. `offset` is the offset of the first output. If the machine is offline, the
-   * client gets it when the machine is online again.
+   * client gets it when the machine is online again. `window`: most bytes of output that are sent beyond what
+   * the client has processed, if its transport lets it report that.
    */
-  | { type: 'ready'; client_id: string; offset: number; cols: number; rows: number }
+  | { type: 'ready'; client_id: string; offset: number; cols: number; rows: number; window?: number }
   /** `status` is GRACE_PERIOD after the machine went offline, and CONNECTED when it is online again. */
   | { type: 'status'; status: string }
   /** The size of the terminal has changed. */

@@ -190,7 +190,7 @@ export class Conversation {
     if (this.#ready) return;
     this.#ready = true;
     const { cols, rows } = sizeOf(size) ?? record;
-    await this.#notify({ type: 'ready', client_id, offset, cols, rows });
+    await this.#notify({ type: 'ready', client_id, offset, cols, rows, window: terminalReplayBytes });
   }
 
   async #sendOutput({ offset, data }: TerminalOutput__Output): Promise<void> {

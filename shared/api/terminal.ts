@@ -8,20 +8,34 @@ import { clientId, cols, rows, sessionStatuses } from './sessions.ts';
 /** Most bytes of a message of the client. */
 export const maxMessageBytes = 1024 * 1024;
 
-/** Schema of the text messages of a client. Its binary messages are input for the terminal. */
-export const clientMessage = z.discriminatedUnion('type', [
+/** Schema of the text messages by which a client acts. Its binary messages are input for the terminal. */
+export const actionMessage = z.discriminatedUnion('type', [
   z.strictObject({ type: z.literal('input'), data: z.string() }),
   z.strictObject({ type: z.literal('resize'), cols, rows }),
   z.strictObject({ type: z.literal('signal'), signal: z.enum(signals) }),
 ]);
-export type ClientMessage = z.output<typeof clientMessage>;
+
+/** Schema of the text message by which a client reports the output that it has processed. */
+export const receivedMessage = z.strictObject({
+  type: z.literal('received'),
+  offset: z.number().int().min(0),
+});
+export type ClientMessage = z.output<typeof actionMessage> | z.output<typeof receivedMessage>;
 
 /**
  * Schema of the text messages of the broker. Its binary messages are output of the terminal. Clients ignore
  * unknown types, which newer brokers may send.
  */
 export const brokerMessage = z.discriminatedUnion('type', [
-  z.object({ type: z.literal('ready'), client_id: clientId, offset: z.number(), cols, rows }),
+  z.object({
+    type: z.literal('ready'),
+    client_id: clientId,
+    offset: z.number(),
+    cols,
+    rows,
+    // Brokers of version 0.1.0 send none, and accept no `received`.
+    window: z.number().optional(),
+  }),
   z.object({ type: z.literal('status'), status: z.enum(sessionStatuses) }),
   z.object({ type: z.literal('size'), cols, rows }),
   z.object({ type: z.literal('refused'), message: z.string() }),
@@ -41,8 +55,8 @@ A browser may open it only from the broker’s own pages (\`Origin\`).
 
 **Text messages from the broker** are JSON:
 
-- \`{"type":"ready","client_id":"cli_…","offset":0,"cols":80,"rows":24}\` comes once, before any output, which begins at
-  this offset. It comes late while the machine is offline.
+- \`{"type":"ready","client_id":"cli_…","offset":0,"cols":80,"rows":24,"window":262144}\` comes once, before any output,
+  which begins at this offset. It comes late while the machine is offline.
 - \`{"type":"status","status":"GRACE_PERIOD"}\`: the machine is offline; \`CONNECTED\`: it is back.
 - \`{"type":"size","cols":100,"rows":30}\`: another client changed the size.
 - \`{"type":"refused","message":"…"}\`: a message of this client had no effect, such as input of an observer.
@@ -53,6 +67,9 @@ A browser may open it only from the broker’s own pages (\`Origin\`).
 - \`{"type":"input","data":"ls\\n"}\`: input as UTF-8.
 - \`{"type":"resize","cols":100,"rows":30}\`: the size of this client’s window, 1 to 1000 each.
 - \`{"type":"signal","signal":"SIGINT"}\`: signal the foreground process (${signals.join(', ')}).
+- \`{"type":"received","offset":131072}\`: the client has processed the output up to this offset. After the first of these
+  messages at most \`window\` bytes are sent beyond the last one. A client that sends none gets output as fast as its
+  connection accepts it.
 
 A message is at most 1 MiB. Any other message closes the WebSocket with 1008; the session goes on.
 

@@ -33,8 +33,9 @@ export interface Terminal {
   /** Offset, in the session's output, of the next byte that `output` yields. */
   readonly offset: number;
   /**
-   * The output, for one reader; ends with the terminal. A WebSocket has no backpressure: unread output stays
-   * in memory, and at 16 MiB the terminal ends with `fell_behind`.
+   * The output, for one reader; ends with the terminal. Each piece counts as processed when the next one is
+   * asked for, and the broker sends at most 256 KiB beyond that. A broker of version 0.1.0 has no such limit:
+   * its unread output stays in memory, and at 16 MiB the terminal ends with `fell_behind`.
    */
   readonly output: AsyncIterable<Uint8Array>;
   /** Resolves with the reason when the terminal ends; never rejects. */
@@ -55,6 +56,8 @@ const maxUnsentInput = 1024 * 1024;
 const pollMs = 10;
 /** Bytes of input per message, well below the broker's limit. */
 const messageBytes = 64 * 1024;
+/** Reports of processed output per window. */
+const reportsPerWindow = 8;
 
 /** Opens the terminal that an attach call has prepared, at the broker address that this client uses. */
 export async function attachTerminal(
@@ -66,7 +69,10 @@ export async function attachTerminal(
   return openTerminal(to.webSocket(socketUrl(to, route, attached)), settings);
 }
 
-/** Resolves when the broker reports that the terminal is ready; rejects when it cannot be opened. */
+/**
+ * Resolves when the broker reports that the terminal is ready. Rejects when it cannot be opened; the cause of
+ * the error is the Ending.
+ */
 export function openTerminal(socket: WebSocket, settings: TerminalSettings): Promise<Terminal> {
   socket.binaryType = 'arraybuffer';
   const { signal } = settings;
@@ -107,7 +113,9 @@ export function openTerminal(socket: WebSocket, settings: TerminalSettings): Pro
       }
       settings.onNote?.(message);
     });
-    void ended.then((why) => reject(new Error(`the terminal cannot be opened: ${explain(why)}`)));
+    void ended.then((cause) =>
+      reject(new Error(`the terminal cannot be opened: ${explain(cause)}`, { cause })),
+    );
   });
 }
 
@@ -156,13 +164,15 @@ interface TerminalParts {
 
 function terminalOf(
   socket: WebSocket,
-  { client_id, cols, rows }: BrokerMessage & { type: 'ready' },
+  { client_id, cols, rows, window }: BrokerMessage & { type: 'ready' },
   { output, ended, detach }: TerminalParts,
 ): Terminal {
   const send = (data: string | Uint8Array<ArrayBuffer>): void => {
     if (socket.readyState === socket.OPEN) socket.send(data);
   };
   const sendMessage = (message: ClientMessage): void => send(JSON.stringify(message));
+  if (window !== undefined)
+    output.report(window / reportsPerWindow, (offset) => sendMessage({ type: 'received', offset }));
   return {
     client_id,
     cols,
@@ -195,6 +205,7 @@ class OutputBuffer {
   #next = 0;
   #controller: ReadableStreamDefaultController<Chunk> | undefined;
   readonly #stream: ReadableStream<Chunk>;
+  #processed = (): void => {};
 
   constructor() {
     const start = (controller: ReadableStreamDefaultController<Chunk>): void => {
@@ -222,11 +233,23 @@ class OutputBuffer {
     this.#controller?.close();
   }
 
+  /** Sends the present offset, and from now on that of processed output, at least `stepBytes` apart. */
+  report(stepBytes: number, send: (offset: number) => void): void {
+    let sent = this.offset;
+    send(sent);
+    this.#processed = () => {
+      if (this.offset - sent < stepBytes) return;
+      sent = this.offset;
+      send(sent);
+    };
+  }
+
   async *read(): AsyncGenerator<Uint8Array> {
     const reader = this.#stream.getReader();
     for (let next = await reader.read(); !next.done; next = await reader.read()) {
       this.offset = next.value.end;
       yield next.value.bytes;
+      this.#processed();
     }
   }
 }

@@ -57,3 +57,52 @@ browserTest('text that no key produces is typed, and screen readers get the outp
   await page.getByRole('list').getByText('c3 a9').waitFor();
   expect(faults).toEqual([]);
 });
+
+browserTest('Ctrl C stops a program that writes faster than the page draws', async () => {
+  const { system, machine } = await oneMachine();
+  const { page, faults, open } = await newLogin(system);
+  const { session_id } = await system.client.sessions.create({ machine_id: machine, shell: '/bin/sh' });
+  await open(`/machines/${machine}/terminals/${session_id}`);
+  await page.getByText('connected').waitFor();
+  await page.keyboard.type('yes');
+  await page.keyboard.press('Enter');
+  // Without a limit of what is on its way, some 20 MB would be waiting by then.
+  await page.waitForTimeout(1_000);
+  await page.keyboard.press('Control+c');
+  await page.keyboard.type("echo the-'end'");
+  await page.keyboard.press('Enter');
+  await screen(page).getByText('the-end', { exact: true }).waitFor({ timeout: 10_000 });
+  expect(faults).toEqual([]);
+});
+
+browserTest('a page that comes back after too much output goes on with the latest', async () => {
+  const { system, machine } = await oneMachine();
+  const { page, faults, open } = await newLogin(system);
+  const { session_id } = await system.client.sessions.create({ machine_id: machine, shell: '/bin/sh' });
+  await page.addInitScript({
+    content: `const Native = WebSocket;
+    window.WebSocket = class extends Native { constructor(...given) { super(...given); window.socket = this; } };`,
+  });
+  await open(`/machines/${machine}/terminals/${session_id}`);
+  await page.getByText('connected').waitFor();
+  const written = Promise.withResolvers<void>();
+  await page.route('**/attach', async (route) => {
+    await written.promise;
+    await route.continue();
+  });
+  await page.evaluate('socket.close()');
+  const other = await system.client.sessions.terminal(await system.client.sessions.attach({ session_id }));
+  await other.write("head -c 3000000 /dev/zero | tr '\\0' x; echo; echo the-'end'\n");
+  let last = '';
+  for await (const bytes of other.output) {
+    last = (last + Buffer.from(bytes).toString()).slice(-100);
+    if (last.includes('the-end\r\n')) break;
+  }
+  written.resolve();
+  await screen(page).getByText('the-end', { exact: true }).waitFor();
+  await page.keyboard.type('echo typed-$((1+1))');
+  await page.keyboard.press('Enter');
+  await screen(page).getByText('typed-2', { exact: true }).waitFor();
+  other.detach();
+  expect(faults).toEqual([]);
+});

@@ -1,6 +1,6 @@
-// Connects an emulator with a session on a machine. After each loss it reconnects and continues at the same
-// byte.
-import type { Terminal } from '../../../shared/sdk/index.ts';
+// Connects an emulator with a session on a machine. After each loss it reconnects and continues at the same byte,
+// or at the latest output if the machine no longer stores that byte.
+import type { Ending, Terminal } from '../../../shared/sdk/index.ts';
 import { client, FarhandError, messageOf } from '../client.ts';
 import { after } from '../time.ts';
 import type { Emulator } from './emulator.ts';
@@ -9,7 +9,8 @@ export type Phase =
   | { name: 'connecting' | 'offline' }
   /** `client`: the id of this client in the session. */
   | { name: 'connected'; client: string }
-  | { name: 'lost'; text: string }
+  /** `behind`: the machine has dropped the next output. */
+  | { name: 'lost' | 'behind'; text: string }
   | { name: 'ended'; text: string };
 
 export type Mode = 'operator' | 'observer';
@@ -60,11 +61,15 @@ export async function keepAttached(attachment: Attachment): Promise<void> {
           offset = terminal.offset;
           await emulator.write(bytes);
         }
-        return endOf(terminal);
+        return endOf(await terminal.ended);
       });
       if (signal.aborted) return;
       onPhase(phase);
       if (phase.name === 'ended') return;
+      if (phase.name === 'behind') {
+        offset = undefined;
+        screen.reset();
+      }
       await new Promise<void>((resolve) => after(retryMs, resolve));
     }
   } finally {
@@ -72,8 +77,7 @@ export async function keepAttached(attachment: Attachment): Promise<void> {
   }
 }
 
-async function endOf(terminal: Terminal): Promise<Phase> {
-  const end = await terminal.ended;
+function endOf(end: Ending): Phase {
   if (end.why === 'ended') {
     const how = end.signal ?? (end.exit_code === null ? end.reason : `exit code ${end.exit_code}`);
     return { name: 'ended', text: `The session has ended${how ? ` (${how})` : ''}.` };
@@ -81,6 +85,8 @@ async function endOf(terminal: Terminal): Promise<Phase> {
   if (end.why === 'forbidden') return { name: 'ended', text: 'Your key may not use this terminal any more.' };
   if (end.why === 'detached')
     return { name: 'ended', text: 'You were detached. Open the terminal again to go on.' };
+  if (end.why === 'fell_behind')
+    return { name: 'behind', text: 'Some output was skipped: there was too much of it. Connecting again…' };
   return { name: 'lost', text: 'The connection was lost; the session goes on. Connecting again…' };
 }
 
@@ -92,6 +98,9 @@ async function once(connect: () => Promise<Phase>): Promise<Phase> {
   try {
     return await connect();
   } catch (error) {
+    // A terminal that cannot be opened any more at its offset rejects with its Ending as the cause.
+    const why: unknown = error instanceof Error && Reflect.get(Object(error.cause), 'why');
+    if (why === 'fell_behind') return endOf({ why });
     const isOver =
       error instanceof FarhandError && error.status >= 400 && error.status < 500 && error.status !== 429;
     return { name: isOver ? 'ended' : 'lost', text: messageOf(error) };

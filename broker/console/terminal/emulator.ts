@@ -75,10 +75,7 @@ export interface Emulator {
    * emoji, cannot be typed.
    */
   readAloud(on: boolean): void;
-  /**
-   * Resolves when at most 256 KiB wait to be drawn, so that a fast program does not fill the memory of the
-   * page.
-   */
+  /** Resolves when little output waits to be drawn. A program that is faster than the page then waits for it. */
   write(bytes: Uint8Array): Promise<void>;
   close(): void;
 }
@@ -121,19 +118,54 @@ export function createEmulator(element: HTMLElement, isDark: boolean): Emulator 
   };
 }
 
-const mostWaiting = 256 * 1024;
+/** Most bytes that are drawn at once: some 40 ms of work if every line has one letter. */
+const mostDrawn = 96 * 1024;
+/** Bytes that may wait to be drawn. A hidden page draws only once a second, which must not slow a program down. */
+const mostWaiting = { visible: 128 * 1024, hidden: 8 * 1024 * 1024 };
 
-/** Several pieces are drawn at once: the emulator needs 4 ms for each piece that is awaited. */
+/** Draws output at once, and collects what arrives meanwhile: each piece that is drawn alone can cost a frame. */
 function writerOf(terminal: Terminal): Emulator['write'] {
+  let pieces: Uint8Array[] = [];
   let waiting = 0;
-  return (bytes) =>
-    new Promise((resolve) => {
-      waiting += bytes.length;
-      const enough = waiting > mostWaiting;
-      terminal.write(bytes, () => {
-        waiting -= bytes.length;
-        if (enough) resolve();
-      });
-      if (!enough) resolve();
+  let isDrawing = false;
+  let resolve = (): void => {};
+  const draw = (): void => {
+    const [first = new Uint8Array(), ...others] = pieces;
+    const batch = joined(first, others);
+    pieces = others.slice(batch.taken);
+    isDrawing = true;
+    terminal.write(batch.bytes, () => {
+      waiting -= batch.bytes.length;
+      if (waiting <= mostWaiting[document.visibilityState]) resolve();
+      isDrawing = false;
+      if (pieces.length > 0) draw();
     });
+  };
+  return (bytes) =>
+    new Promise((done) => {
+      pieces.push(bytes);
+      waiting += bytes.length;
+      if (!isDrawing) draw();
+      if (waiting <= mostWaiting[document.visibilityState]) done();
+      else resolve = done;
+    });
+}
+
+/** The first piece with as many others behind it as may be drawn at once, and the number of those. */
+function joined(first: Uint8Array, others: readonly Uint8Array[]): { bytes: Uint8Array; taken: number } {
+  let length = first.length;
+  let taken = 0;
+  for (const piece of others) {
+    if (length + piece.length > mostDrawn) break;
+    length += piece.length;
+    taken += 1;
+  }
+  const bytes = new Uint8Array(length);
+  bytes.set(first);
+  let at = first.length;
+  for (const piece of others.slice(0, taken)) {
+    bytes.set(piece, at);
+    at += piece.length;
+  }
+  return { bytes, taken };
 }

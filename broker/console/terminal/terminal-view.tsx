@@ -18,6 +18,7 @@ const phaseTexts = {
   connected: ['online', 'connected'],
   offline: ['GRACE_PERIOD', 'machine offline'],
   lost: ['GRACE_PERIOD', 'connection lost'],
+  behind: ['GRACE_PERIOD', 'connection lost'],
   ended: ['ended', 'ended'],
 } as const;
 
@@ -86,7 +87,7 @@ export function TerminalView({ session, reload }: { session: string; reload: () 
       </div>
       {searching && emulator && <SearchBar emulator={emulator} close={() => setSearching(false)} />}
       {'text' in phase && (
-        <p class={phase.name === 'lost' ? 'notice warn' : 'notice'} role="status">
+        <p class={phase.name === 'ended' ? 'notice' : 'notice warn'} role="status">
           <span>{phase.text}</span>
         </p>
       )}
