@@ -22,8 +22,8 @@ function actionsOf({ tab: { page } }: ConsoleBench): [act: Act, condition: strin
   const heading = `document.querySelector('h1')?.textContent`;
   const palette = `document.querySelector('.palette')`;
   return [
-    [click('.c-name .sort'), `${top} > 'node-00050'`],
-    [click('.c-name .sort'), `${top} < 'node-00050'`],
+    [click('.machine-row.head .sort'), `${top} > 'node-00050'`],
+    [click('.machine-row.head .sort'), `${top} < 'node-00050'`],
     [() => page.locator('.search input').press('7'), `${count} === '19'`],
     [() => page.locator('.search input').press('Backspace'), `Number(${count}) >= 100`],
     [click('.machine-row:not(.head) a'), `${heading}?.includes('node-')`],

@@ -125,7 +125,8 @@ function report(failure?: string): void {
   // Each id is sent only once.
   const progress: Progress = { ...counts, linked, machineIds, ...(failure !== undefined && { failure }) };
   machineIds = [];
-  if (process.connected) process.send?.(progress);
+  // Sending fails only when the parent has ended; this process then ends with the channel.
+  if (process.connected) process.send?.(progress, () => undefined);
 }
 
 process.on('message', (order: Order) => {
