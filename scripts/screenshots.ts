@@ -1,6 +1,7 @@
-// Makes docs/console-machines.png and docs/console-terminal.png, pictures of the console of a real broker with five
-// agents, all on this machine. Takes 11 minutes and needs Debian's chromium. Usage: node scripts/screenshots.ts
-import { mkdtempSync, rmSync, statSync } from 'node:fs';
+// Makes docs/console.svg, the README's animated console, and the pictures docs/console-machines.png and
+// docs/console-terminal.png, of a real broker with five agents, all on this machine. Takes 11 minutes and needs Debian's
+// chromium. Usage: node scripts/screenshots.ts
+import { mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type Browser, chromium, type Page } from 'playwright-core';
@@ -77,9 +78,99 @@ async function take(page: Page, name: string): Promise<void> {
   // The pointer is moved away, so that no element is highlighted.
   await page.mouse.move(0, 0);
   await page.screenshot({ path, animations: 'disabled' });
+  checkSize(path, mostBytes);
+}
+
+function checkSize(path: string, most: number): void {
   const { size: bytes } = statSync(path);
   console.log(`${path}: ${bytes} bytes`);
-  if (bytes > mostBytes) throw new Error(`${name} has more than ${mostBytes} bytes`);
+  if (bytes > most) throw new Error(`${path} has more than ${most} bytes`);
+}
+
+// ---- The recording
+
+/** Waits for each prompt of a shell and types a line. */
+async function typeInTerminal(page: Page, lines: readonly string[]): Promise<void> {
+  const prompts = page.locator('.xterm-rows > div').filter({ hasText: /^\S+[#$]/ });
+  for (const [index, line] of lines.entries()) {
+    await prompts.nth(index).waitFor();
+    await page.keyboard.type(line);
+    await page.keyboard.press('Enter');
+  }
+  await prompts.nth(lines.length).waitFor();
+}
+
+async function openTerminal(page: Page): Promise<void> {
+  await page.getByRole('link', { name: 'Terminals' }).click();
+  await page.getByRole('button', { name: 'Open a terminal' }).click();
+  await page.getByText('connected').waitFor();
+  await typeInTerminal(page, typed);
+}
+
+/** What happens before each picture of the recording. */
+const scenes: ((page: Page, system: System) => Promise<unknown>)[] = [
+  (page) => page.getByRole('link', { name: 'web-2' }).waitFor(),
+  async (page) => {
+    await page.keyboard.press('Control+k');
+    await page.keyboard.type('web-');
+    await page.getByRole('option', { name: /web-1/ }).waitFor();
+  },
+  async (page) => {
+    await page.keyboard.press('Enter');
+    await page.locator('.chart canvas').nth(3).waitFor();
+  },
+  openTerminal,
+  async (page, { client }) => {
+    const command = 'uname -sr; nproc; uptime -p';
+    const { id } = await client.batches.create({ tags: ['web'], command });
+    await page.goto(page.url().replace(/\/machines.*/, `/batches/${id}`));
+    await page.getByText('exit 0').nth(1).waitFor();
+  },
+  async (page) => {
+    await page.goto(page.url().replace(/\/batches.*/, '/machines'));
+    await page.getByRole('link', { name: 'db-1' }).click();
+    await page.getByRole('link', { name: 'Inventory' }).last().click();
+    await page.getByRole('heading', { name: 'Packages' }).waitFor();
+  },
+];
+const sceneSeconds = 2.5;
+const mostRecordingBytes = 400_000;
+const recordingQuality = 60;
+
+/** Takes the pictures of a recording and writes them as one SVG; without motion it is the first of them. */
+async function record(page: Page, system: System): Promise<void> {
+  const client = await page.context().newCDPSession(page);
+  const pictures: string[] = [];
+  for (const act of scenes) {
+    await act(page, system);
+    await page.mouse.move(0, 0);
+    const picture = { format: 'webp', quality: recordingQuality } as const;
+    pictures.push((await client.send('Page.captureScreenshot', picture)).data);
+  }
+  const path = join(docs, 'console.svg');
+  writeFileSync(path, animated(pictures));
+  checkSize(path, mostRecordingBytes);
+}
+
+function animated(pictures: readonly string[]): string {
+  const { width, height } = size;
+  const share = 100 / pictures.length;
+  const seconds = pictures.length * sceneSeconds;
+  const images = pictures.map((data, index) => {
+    const delay = `animation-delay: ${index * sceneSeconds - seconds}s`;
+    return `<image width="${width}" height="${height}" style="${delay}" href="data:image/webp;base64,${data}"/>`;
+  });
+  return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}" role="img" aria-label="The console: the list of machines, the search, a machine, its terminal, a command on two machines, an inventory">
+<style>
+image { visibility: hidden } image:first-of-type { visibility: visible }
+@media (prefers-reduced-motion: no-preference) {
+@keyframes scene { 0% { visibility: visible } ${share.toFixed(3)}%, 100% { visibility: hidden } }
+image { animation: scene ${seconds}s step-end infinite }
+}
+</style>
+${images.join('\n')}
+</svg>
+`;
 }
 
 try {
@@ -91,18 +182,10 @@ try {
   await list.reload();
   await list.getByRole('link', { name: 'web-2' }).waitFor();
   await take(list, 'console-machines.png');
+  await record(list, system);
   const terminal = await logIn(browser, system, false);
-  await terminal.getByRole('link', { name: 'web-1' }).click();
-  await terminal.getByRole('link', { name: 'Terminals' }).click();
-  await terminal.getByRole('button', { name: 'Open a terminal' }).click();
-  await terminal.getByText('connected').waitFor();
-  const prompts = terminal.locator('.xterm-rows > div').filter({ hasText: /^\S+[#$]/ });
-  for (const [index, line] of typed.entries()) {
-    await prompts.nth(index).waitFor();
-    await terminal.keyboard.type(line);
-    await terminal.keyboard.press('Enter');
-  }
-  await prompts.nth(typed.length).waitFor();
+  await terminal.getByRole('link', { name: 'web-2' }).click();
+  await openTerminal(terminal);
   await take(terminal, 'console-terminal.png');
 } finally {
   for (const close of closing.reverse()) await close();
