@@ -18,6 +18,9 @@ interface VirtualRowsProps {
   class?: string;
 }
 
+/** Pixels of the header, with its line and those of the frame. */
+const headHeight = 39;
+
 /** Rows drawn above and below the visible ones, so that a small scroll shows no gaps. */
 const margin = 8;
 
@@ -66,7 +69,7 @@ export function VirtualRows({
     <div
       class={`rows ${name ?? ''}`}
       {...(!isList && { role: 'table', 'aria-rowcount': count + 1, ...named })}
-      style={{ flexBasis: `${(isList ? count : count + 1) * rowHeight}px` }}
+      style={{ flexBasis: `${count * rowHeight + (isList ? 0 : headHeight)}px` }}
     >
       {!isList && (
         <div role="rowgroup" class="rows-head" style={width}>
