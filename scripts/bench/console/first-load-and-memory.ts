@@ -44,6 +44,7 @@ export async function measureLoads({ tab, figures }: ConsoleBench): Promise<void
 
 const tour = [
   '/machines',
+  '/inventory',
   '/run',
   '/commands',
   '/batches',
@@ -76,23 +77,26 @@ export async function measureBrokerMemory(
   await sleep(restMs);
   const before = brokers.map((one) => one.memory());
   const tab = await newTab();
-  const asked: string[] = [];
+  /** The requests of each page, which a browser sends at once. */
+  const asked: string[][] = [];
   tab.page.on('request', (request) => {
     const { pathname, search } = new URL(request.url());
     const isList = request.method() === 'GET' && pathname.startsWith('/api/') && !pathname.endsWith('/live');
-    if (isList) asked.push(pathname + search);
+    if (isList) asked.at(-1)?.push(pathname + search);
   });
   const files = `/machines/${real.id}/files?path=${encodeURIComponent(real.folder)}`;
   for (const path of [...tour, `/machines/${real.id}`, files, `/machines/${real.id}/terminals`]) {
+    asked.push([]);
     await tab.goto(path);
     await tab.page.waitForLoadState('networkidle', { timeout: 2_000 }).catch(() => undefined);
   }
   await tab.close();
   const headers = { authorization: `Bearer ${control.broker.key}` };
-  for (const path of asked) {
+  const ask = async (path: string): Promise<void> => {
     const answer = await fetch(control.broker.http + path.replaceAll(real.id, control.machine), { headers });
     await answer.arrayBuffer();
-  }
+  };
+  for (const paths of asked) await Promise.all(paths.map(ask));
   await sleep(restMs);
   const [withConsole = 0, without = 0] = brokers.map((one, n) => one.memory() - (before[n] ?? 0));
   figures.line(
