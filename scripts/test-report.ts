@@ -1,0 +1,86 @@
+// Reads the reports that vitest wrote in JSON.
+//
+//   node scripts/test-report.ts failed REPORT     prints the files with a failed test, a line each
+//   node scripts/test-report.ts REPORT TITLE …    prints failed and skipped tests by name, then the numbers of all reports
+//
+// REPORT is a path without ".json". REPORT-again.json is of a second run of the failed files, if there was one.
+import { existsSync, readFileSync } from 'node:fs';
+import { basename, relative } from 'node:path';
+import { z } from 'zod';
+
+const reportSchema = z.object({
+  testResults: z.array(
+    z.object({
+      name: z.string(),
+      status: z.string(),
+      message: z.string().optional(),
+      assertionResults: z.array(z.object({ fullName: z.string(), status: z.string() })),
+    }),
+  ),
+});
+type TestFile = z.output<typeof reportSchema>['testResults'][number];
+
+const [first = '', ...rest] = process.argv.slice(2);
+if (first === 'failed') {
+  for (const file of readReport(rest[0] ?? '').filter(hasFailed)) {
+    console.log(relative(process.cwd(), file.name));
+  }
+} else {
+  const totals = { passed: 0, failed: 0, skipped: 0 };
+  const [reports, titles] = [0, 1].map((odd) => [first, ...rest].filter((_, index) => index % 2 === odd));
+  for (const [index, report] of (reports ?? []).entries()) {
+    const counts = summarize(report);
+    const line = `${counts.passed} tests passed, ${counts.failed} failed, ${counts.skipped} skipped`;
+    console.log(`${titles?.[index] ?? report}: ${line}`);
+    for (const name of ['passed', 'failed', 'skipped'] as const) totals[name] += counts[name];
+  }
+  if (totals.failed > 0) process.exitCode = 1;
+  console.log(`${totals.passed} passed, ${totals.failed} failed, ${totals.skipped} skipped`);
+}
+
+function readReport(report: string): TestFile[] {
+  return reportSchema.parse(JSON.parse(readFileSync(`${report}.json`, 'utf8'))).testResults;
+}
+
+function hasFailed(file: TestFile): boolean {
+  return file.status === 'failed' || file.assertionResults.some((test) => test.status === 'failed');
+}
+
+/** Prints the names of failed and skipped tests. A test that passed in the second run counts as passed. */
+function summarize(report: string): { passed: number; failed: number; skipped: number } {
+  const run = basename(report);
+  const counts = { passed: 0, failed: 0, skipped: 0 };
+  let files: TestFile[] = [];
+  let again: TestFile[] = [];
+  try {
+    files = readReport(report);
+    if (existsSync(`${report}-again.json`)) again = readReport(`${report}-again`);
+  } catch (error) {
+    console.log(`vitest left no report: ${String(error)}`);
+  }
+  for (const file of files) {
+    const second = again.find((other) => other.name === file.name);
+    // A file that could not be loaded has no tests, so those of its second run count.
+    const tests = file.assertionResults.length > 0 ? file.assertionResults : (second?.assertionResults ?? []);
+    if (tests.length === 0 && hasFailed(second ?? file)) {
+      counts.failed += 1;
+      console.log(`FAILED (${run}): ${file.name}: ${file.message ?? ''}`);
+    }
+    for (const { fullName, status } of tests) {
+      const passedLater = second?.assertionResults.some(
+        (other) => other.fullName === fullName && other.status === 'passed',
+      );
+      if (status === 'passed') counts.passed += 1;
+      else if (status !== 'failed') {
+        counts.skipped += 1;
+        console.log(`skipped (${run}): ${fullName}`);
+      } else {
+        counts[passedLater ? 'passed' : 'failed'] += 1;
+        console.log(`${passedLater ? 'failed once, passed by itself' : 'FAILED'} (${run}): ${fullName}`);
+      }
+    }
+  }
+  // No test at all is no success.
+  if (counts.passed === 0) counts.failed += 1;
+  return counts;
+}
