@@ -54,7 +54,7 @@ test('a broker that is stopped midway asks its readers to reconnect, and goes on
   const cut = [expect(cutOff.text()).rejects.toThrow(), expect(cutEvents.text()).rejects.toThrow()];
   const begun = performance.now();
   await system.broker.close();
-  // The readers end because the broker tells them that it stops: it cuts requests only after 4 s.
+  // The readers end because the broker sends them its stop: it cuts requests only after 4 s.
   expect(performance.now() - begun).toBeLessThan(3_500);
   await Promise.all(cut);
   open();

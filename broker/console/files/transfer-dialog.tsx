@@ -1,8 +1,7 @@
 // The dialog that copies or moves entries on a machine, or to another one.
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { client } from '../client.ts';
-import { MachinePicker } from '../machines/machine-picker.tsx';
-import { nameOf } from '../machines/names.ts';
+import { MachineField } from '../machines/machine-picker.tsx';
 import { Choice, Dialog } from '../parts/basics.tsx';
 import { CheckField, Form, TextField } from '../parts/form.tsx';
 import { say } from '../parts/toasts.tsx';
@@ -81,12 +80,11 @@ export function TransferEntries({ machine, folder, entries, close, reload }: Tra
         disabled={!path.startsWith('/') || unchanged}
       >
         <Choice label="What to do" options={ways} value={way} choose={setWay} />
-        <div class="field">
-          <p>
-            {to === machine ? 'On this machine' : 'To the machine'} <strong>{nameOf(to)}</strong>
-          </p>
-          <MachinePicker label="Another machine" choose={({ id }) => setTo(id)} />
-        </div>
+        <MachineField
+          before={to === machine ? 'On this machine' : 'To the machine'}
+          machine={to}
+          choose={setTo}
+        />
         <TextField
           label={single ? 'Path there' : 'Folder there'}
           value={path}

@@ -4,6 +4,7 @@ import { client } from '../client.ts';
 import { State } from '../parts/basics.tsx';
 import { Field } from '../parts/form.tsx';
 import { after } from '../time.ts';
+import { nameOf } from './names.ts';
 import type { Selected } from './selected-machines.ts';
 
 type Found = Awaited<ReturnType<typeof client.machines.list>>['items'];
@@ -119,6 +120,28 @@ function Option({ id, machine: { name, status }, isCurrent, take }: OptionProps)
     >
       <span class="cut">{name}</span>
       <State of={status} />
+    </div>
+  );
+}
+
+interface MachineFieldProps {
+  /** What is said before the name of the chosen machine, such as "Runs on". */
+  before: string;
+  /** Id of the chosen machine; '' if there is none. */
+  machine: string;
+  choose: (id: string) => void;
+}
+
+/** The chosen machine, and a field to choose another one. */
+export function MachineField({ before, machine, choose }: MachineFieldProps) {
+  return (
+    <div class="field">
+      {machine && (
+        <p>
+          {before} <strong>{nameOf(machine)}</strong>
+        </p>
+      )}
+      <MachinePicker label={machine ? 'Another machine' : 'Machine'} choose={({ id }) => choose(id)} />
     </div>
   );
 }

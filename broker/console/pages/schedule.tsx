@@ -3,7 +3,7 @@
 import { useState } from 'preact/hooks';
 import { client } from '../client.ts';
 import { outcome } from '../commands/command-list.tsx';
-import { MachinePicker } from '../machines/machine-picker.tsx';
+import { MachineField } from '../machines/machine-picker.tsx';
 import { nameOf } from '../machines/names.ts';
 import { Ago, Confirm, State, Tabs } from '../parts/basics.tsx';
 import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
@@ -241,17 +241,7 @@ function ScheduleForm({ schedule, reload }: { schedule?: Detail; reload?: () => 
         disabled={!name || !command || !cron || !machine}
       >
         <TextField label="Name" value={name} change={setName} required autoFocus={!schedule} />
-        <div class="field">
-          {machine && (
-            <p>
-              Runs on <strong>{nameOf(machine)}</strong>
-            </p>
-          )}
-          <MachinePicker
-            label={machine ? 'Another machine' : 'Machine'}
-            choose={({ id }) => setMachine(id)}
-          />
-        </div>
+        <MachineField before="Runs on" machine={machine} choose={setMachine} />
         <TextField
           label="Command"
           value={command}
