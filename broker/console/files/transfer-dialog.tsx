@@ -65,9 +65,8 @@ export function TransferEntries({ machine, folder, entries, close, reload }: Tra
       setDone(undefined);
       reload();
     }
-    say(
-      `${entries.length === 1 ? path : `${entries.length} entries`} ${way === 'copy' ? 'copied' : 'moved'}`,
-    );
+    const what = single ? path : `${entries.length} entries`;
+    say(`${what} ${way === 'copy' ? 'copied' : 'moved'}`);
     close();
   };
   const unchanged = single && to === machine && path === only.path;
