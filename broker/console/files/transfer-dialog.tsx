@@ -97,12 +97,16 @@ export function TransferEntries({ machine, folder, entries, close, reload }: Tra
           required
         />
         <CheckField label="Replace files that exist" value={overwrite} change={setOverwrite} />
-        {done !== undefined && (
-          <p class="muted" role="status">
-            {done + 1} of {entries.length}: {entries[done]?.name}
-          </p>
-        )}
+        {done !== undefined && <Progress done={done} entries={entries} />}
       </Form>
     </Dialog>
+  );
+}
+
+function Progress({ done, entries }: { done: number; entries: readonly FileEntry[] }) {
+  return (
+    <p class="muted" role="status">
+      {done + 1} of {entries.length}: {entries[done]?.name}
+    </p>
   );
 }
