@@ -139,7 +139,7 @@ async function freePort(): Promise<number> {
 
 // ---- Shell commands
 
-/** This makes a call fail if the broker refuses it, even if its output goes through a pipe. */
+/** Records each call that fails or is refused in the file `failures`, even if its output goes through a pipe. */
 const shellPrelude = `curl() { command curl --fail-with-body "$@" || echo "curl $*" >> failures; }
 api() { curl -sS -w '\\n' -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' "$@"; }
 `;
