@@ -1,5 +1,5 @@
-// The mark of a database that farhand-broker migrate is filling, or whose data it has moved to files. No broker may start
-// on such a database.
+// The mark in a database that farhand-broker migrate is filling, or whose data it has moved to files. No
+// broker may start on a marked database.
 import { StartError } from '../../shared/errors.ts';
 import type { History, HistoryTransaction } from './history.ts';
 

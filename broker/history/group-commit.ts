@@ -1,5 +1,5 @@
-// Queues the writes of the history. Writes that are requested in one turn of the event loop, or during a
-// commit, share a transaction and one sync of the disk.
+// Groups the writes of the history. Writes that are requested in one turn of the event loop, or during a
+// commit, share one transaction and one sync of the disk.
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Database, HistoryTransaction, OutboxEntry, Row, Value, Writer } from './transaction.ts';
@@ -10,7 +10,7 @@ export function databaseUnavailable(cause?: unknown): AppError {
   return new AppError('unavailable', message, {}, cause === undefined ? {} : { cause });
 }
 
-/** Writes an entry of the outbox. A promise that it returns settles once the entry is written. */
+/** Writes an entry of the outbox. If it returns a promise, that promise settles when the entry is written. */
 export type Applier = (entry: OutboxEntry, transaction: HistoryTransaction) => Promise<void> | void;
 
 interface Pending {
@@ -20,8 +20,8 @@ interface Pending {
 }
 
 /**
- * Most changes of a group, which then takes some 10 ms. After a failure of the network, thousands of machines go
- * offline in one turn.
+ * Most changes of a group. Such a group takes some 10 ms. After a failure of the network, thousands of
+ * machines go offline in one turn.
  */
 const mostOfGroup = 100;
 
@@ -29,17 +29,17 @@ const mostOfGroup = 100;
  * Commits the changes of a turn as a group. They run one after another, in their order. A change that arrives
  * meanwhile is in the next group.
  */
-export class WriteQueue {
+export class GroupCommit {
   readonly #database: Database;
   readonly #name: string;
   readonly #writer: Writer;
   readonly #appliers: ReadonlyMap<string, Applier>;
   readonly #log: Logger;
   readonly #queue: Pending[] = [];
-  /** The group that is running; it never rejects. */
+  /** The group that is being written. Never rejects. */
   #running: Promise<void> | undefined;
   #isClosed = false;
-  /** Settles with the write that was requested last. */
+  /** Settles when the write that was requested last has ended. */
   #latest: Promise<unknown> = Promise.resolve();
 
   constructor(database: Database, appliers: ReadonlyMap<string, Applier>, log: Logger) {
@@ -65,12 +65,12 @@ export class WriteQueue {
     return promise;
   }
 
-  /** Resolves once all writes that were requested before have ended. */
+  /** Resolves when all writes that were requested before have ended. */
   async settled(): Promise<void> {
     await this.#latest;
   }
 
-  /** Commits what is queued. From now on, writes reject. */
+  /** Commits the queued changes. From then on, writes reject. */
   async close(): Promise<void> {
     this.#isClosed = true;
     while (this.#queue.length > 0) await this.#flush();
@@ -91,23 +91,24 @@ export class WriteQueue {
   }
 
   /**
-   * Commits one change. One change alone needs no savepoint, and its commit is sent before its writes are
-   * answered.
+   * Commits a single change. It needs no savepoint, and its commit is sent before its writes are answered.
    */
   async #commitOne(member: Pending): Promise<void> {
     const change = new Change(this.#writer, this.#appliers, this.#name);
-    let isOwn = false;
+    // True while an error can only come from the change itself, and not from the database.
+    let isFromChange = false;
     try {
       await this.#writer.begin();
-      isOwn = true;
+      isFromChange = true;
       await change.settle(member).finally(() => change.end());
-      isOwn = false;
+      isFromChange = false;
       await this.#writer.commit();
       await change.runHooks();
       change.resolve();
     } catch (error) {
-      await this.#undo(change.failure ? change.failure.error : error, isOwn || change.failure !== undefined);
-      member.reject(change.failure ? change.failure.error : error);
+      const cause = change.failure ? change.failure.error : error;
+      await this.#undo(cause, isFromChange || change.failure !== undefined);
+      member.reject(cause);
     }
   }
 
@@ -128,13 +129,14 @@ export class WriteQueue {
     }
   }
 
-  async #undo(error: unknown, isOwn: boolean): Promise<void> {
-    if (!isOwn)
+  /** Undoes a transaction. An error of a change is not logged, because the change's caller gets it. */
+  async #undo(error: unknown, isFromChange: boolean): Promise<void> {
+    if (!isFromChange)
       this.#log.error({ err: error }, `${this.#name} could not be written, so the changes are undone`);
     await this.#writer.rollback().catch(() => {});
   }
 
-  /** Runs one change of a group. A change that fails undoes only its own rows, and none of its hooks run. */
+  /** Runs one change of a group. If it fails, only its own rows are undone, and none of its hooks run. */
   async #attempt(member: Pending): Promise<Change | undefined> {
     const change = new Change(this.#writer, this.#appliers, this.#name);
     try {
@@ -162,12 +164,12 @@ class Change {
   readonly #name: string;
   readonly #appliers: ReadonlyMap<string, Applier>;
   readonly #hooks: (() => void)[] = [];
-  /** Answers that the change may not have awaited. */
+  /** Answers of statements for which the change may not have waited. */
   readonly #answers: Promise<void>[] = [];
   /** The appended entries that are being written. */
   #appended: Promise<void>[] = [];
   #hasEnded = false;
-  /** Statements that the database has not answered. */
+  /** Number of statements that the database has not answered yet. */
   #open = 0;
   #turn: NodeJS.Immediate | undefined;
   readonly #late = Promise.withResolvers<never>();
@@ -179,8 +181,9 @@ class Change {
   }
 
   /**
-   * Runs the change and waits for the entries that it appends. Throws if the change awaits anything but its
-   * transaction. All other writes would wait too, and for ever if the change awaits one of them.
+   * Runs the change and waits for the entries that it appends. Throws if the change waits for anything but
+   * its transaction: all other writes would have to wait too, and forever if the change waits for one of
+   * them.
    */
   async settle(member: Pending): Promise<void> {
     this.#watch();
@@ -237,7 +240,7 @@ class Change {
     const transaction: HistoryTransaction = {
       get: async (sql, ...values) => (await execute(sql, values))[0],
       all: async (sql, ...values) => execute(sql, values),
-      // A failure is thrown once the change has ended.
+      // The failure is thrown at the end of the change.
       run: (sql, ...values) => void execute(sql, values).catch(() => {}),
       ask: (sql, values, use) => {
         const used = execute(sql, values).then(([row]) => use(row));

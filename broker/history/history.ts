@@ -1,9 +1,9 @@
-// The history of what was observed: commands, events, sessions and logs, in a database. Everything that the rest of
-// the broker may do with it is in this file, asynchronously, so that several databases fit behind it.
+// The history of what was observed: commands, events, sessions and logs, in a database. All other code of the
+// broker uses it through this file. Its methods are asynchronous, so that they suit several databases.
 import { createHash } from 'node:crypto';
 import { every, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { type Applier, WriteQueue } from './group-commit.ts';
+import { type Applier, GroupCommit } from './group-commit.ts';
 import { type CountedTable, countNext, dropEmptyCounts } from './row-counts.ts';
 import type {
   Database,
@@ -35,11 +35,11 @@ export interface Retention {
   /** A column of times in milliseconds. */
   column: string;
   keepMs: number;
-  /** The most rows that the table may have. More are deleted whatever their age, the oldest first. */
+  /** Most rows of the table. Further rows are deleted whatever their age, oldest first. */
   keepRows?: number;
   /**
-   * The column with the numbers of the rows, if the numbers follow `column`. Only times later than now may
-   * break that order. With it, only the first rows are checked, without an index.
+   * The column with the numbers of the rows, if these follow `column`. Only times in the future may break
+   * that order. With this, only the first rows are checked, and no index is needed.
    */
   ordered?: 'seq' | 'rowid';
   /** Extra SQL condition that a row must meet to be deleted for its age. */
@@ -50,7 +50,7 @@ export interface Retention {
 
 const pruneStep = 500;
 const pruneMs = 3_600_000;
-/** Time between two attempts to count rows. */
+/** Milliseconds between two attempts to count rows. */
 const countMs = 5_000;
 
 export class History implements RowReader {
@@ -61,11 +61,11 @@ export class History implements RowReader {
   #isCounting = false;
   #isClosed = false;
   readonly #stops: (() => void)[];
-  readonly #writes: WriteQueue;
+  readonly #writes: GroupCommit;
 
   constructor(database: Database, log: Logger) {
     this.#database = database;
-    this.#writes = new WriteQueue(database, this.#appliers, log);
+    this.#writes = new GroupCommit(database, this.#appliers, log);
     this.#stops = [
       every(pruneMs, () => {
         this.prune().catch((err: unknown) => log.error({ err }, 'old history rows could not be deleted'));
@@ -77,8 +77,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Applies the missing migration steps of a module's tables, in order. A released step must never change.
-   * Steps that every release has applied can become one: `first` is the number of that one.
+   * Applies the missing migration steps of a module's tables, in order. A released step must never change. If
+   * every release has applied several steps, they can be merged: `first` is the number of the merged step.
    */
   migrate(noun: string, steps: readonly string[], first = 1): Promise<void> {
     return this.#database.migrate(noun, steps, first);
@@ -104,17 +104,17 @@ export class History implements RowReader {
   }
 
   /**
-   * Runs `change` in a transaction that all writes of the same turn of the event loop share. Resolves once
-   * the change is on disk. A change that throws undoes only its own writes. A change that awaits anything but
-   * its transaction fails.
+   * Runs `change` in a transaction that all writes of the same turn of the event loop share. Resolves when
+   * the change is on disk. If a change throws, only its own writes are undone. A change that waits for
+   * anything but its transaction fails.
    */
   write<T>(change: (transaction: HistoryTransaction) => Promise<T> | T): Promise<T> {
     return this.#writes.write(change);
   }
 
   /**
-   * Writes each entry of the outbox of state.json once: not again after a restart, and not after its row was
-   * deleted for its age.
+   * Writes each entry of the outbox of state.json once. It is not written again after a restart, nor after
+   * its row was deleted for its age.
    */
   async applyOutbox(entries: readonly OutboxEntry[]): Promise<void> {
     const digest = createHash('sha256').update(JSON.stringify(entries)).digest('hex');
@@ -134,8 +134,8 @@ export class History implements RowReader {
     kind: string,
     apply: (entry: never, transaction: HistoryTransaction) => Promise<void> | void,
   ): void {
-    // The kind decides the type of the entry:
-    // the module that appends entries also registers the function for them.
+    // The cast is safe: an entry's kind decides its type, and the module that appends entries also registers
+    // the function for them.
     this.#appliers.set(kind, apply as Applier);
   }
 
@@ -145,8 +145,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Freezes a view of the database as it is now, while writes go on. The returned function writes one copy of
-   * the view. It resolves once the copy is on disk, readable only by this user.
+   * Freezes a view of the database while writes go on. The returned function writes one copy of the view, and
+   * resolves when the copy is on disk. Only this user can read the copy.
    */
   snapshot(): (copy: string) => Promise<void> {
     return this.#database.snapshot();
@@ -206,8 +206,8 @@ async function pruneOld(
 }
 
 /**
- * Deletes rows beyond `keepRows`. The rows with the lowest numbers go first,
- * because numbers follow the order of insertion.
+ * Deletes the rows beyond `keepRows`. Rows with the lowest numbers are deleted first, because numbers follow
+ * the order of insertion.
  */
 async function pruneSurplus(
   { table, keepRows, ordered = 'rowid' }: Retention,

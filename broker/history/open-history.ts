@@ -1,4 +1,5 @@
-// Opens history.db: refuses a file that is not of this installation or lacks data, and applies migrations.
+// Opens history.db, the SQLite file. Refuses a file that belongs to another installation or lacks data, and
+// applies migrations.
 import { closeSync, openSync, statSync } from 'node:fs';
 import { DatabaseSync } from 'node:sqlite';
 import { StartError } from '../../shared/errors.ts';
@@ -9,12 +10,12 @@ import { migrate, SqliteDatabase } from './sqlite-database.ts';
 
 const schemaVersion = 1;
 /**
- * `running` is 1 from a start to a clean stop, when SQLite removes the -wal file. If `running` is 1 and the
- * -wal is missing, the last changes are lost.
+ * `running` is 1 from a start until a clean stop, when SQLite removes the -wal file. If `running` is 1 and
+ * the -wal file is missing, the last changes are lost.
  */
 const installationSteps = ['ALTER TABLE installation ADD COLUMN running INTEGER'];
 
-/** Losses of data that the operator accepts at a start. */
+/** Losses of data that the user accepts for this start. */
 interface Accepted {
   /** Accepts a history.db that is missing or empty. */
   isNew?: boolean;
@@ -43,13 +44,13 @@ export function openHistory(
 
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
   // Deleted rows may contain secrets, such as the environment of a command, so SQLite overwrites them. With
-  // recursive_triggers, INSERT OR REPLACE counts the row that it replaces as deleted. temp_store places in
-  // memory the pages that each change of a group overwrites, some 25 for a command.
+  // recursive_triggers, a row that INSERT OR REPLACE replaces counts as deleted. temp_store keeps pages in
+  // memory that each change of a group overwrites, some 25 for a command.
   database.exec(
     'PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST; PRAGMA recursive_triggers = ON; PRAGMA temp_store = MEMORY',
   );
-  // This check must come before the first write: a write creates a -wal, and then the next start could not
-  // notice a lost one.
+  // This check must come before the first write, which creates a -wal file: the next start could then not
+  // notice that one was lost.
   const isFound = refuseOther(database, file, installId, accepted);
   database.exec(`PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL;
     CREATE TABLE IF NOT EXISTS installation (id TEXT NOT NULL, outbox TEXT);
@@ -63,8 +64,8 @@ function setUp(database: DatabaseSync, file: string, installId: string, accepted
 }
 
 /**
- * True if the file already belongs to this installation.
- * Throws StartError for a loss that is not accepted. Writes nothing.
+ * True if the file already belongs to this installation. Throws StartError for a loss that is not accepted.
+ * Does not write.
  */
 function refuseOther(database: DatabaseSync, file: string, installId: string, accepted: Accepted): boolean {
   const { user_version: version } = database.prepare('PRAGMA user_version').get() as { user_version: number };
@@ -81,7 +82,7 @@ function refuseOther(database: DatabaseSync, file: string, installId: string, ac
   if (!row && !accepted.isNew) throw lost(file);
   if (row?.running === 1 && !accepted.isOld) {
     throw new StartError(
-      `${file} lacks its last changes because ${file}-wal is missing or empty: put that file back, or restore both from a backup, or start once with --old-history to go on without those changes`,
+      `${file} lacks its last changes because ${file}-wal is missing or empty: put that file back, or restore both from a backup, or start once with --old-history to continue without those changes`,
     );
   }
   return row !== undefined;
@@ -90,7 +91,7 @@ function refuseOther(database: DatabaseSync, file: string, installId: string, ac
 function lost(file: string): StartError {
   const state = statSync(file, { throwIfNoEntry: false }) ? 'empty' : 'missing';
   return new StartError(
-    `${file} is ${state}, though a broker has run here: put it back from a backup, or start once with --new-history to go on without past commands and events`,
+    `${file} is ${state}, though a broker has run here: put it back from a backup, or start once with --new-history to continue without past commands and events`,
   );
 }
 

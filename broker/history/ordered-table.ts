@@ -8,8 +8,8 @@ import type { History, HistoryTransaction, Row } from './history.ts';
 import { type Bounds, type CountedTable, numberedBefore, sequencesPerMs } from './row-counts.ts';
 
 /**
- * Most rows of a table: without a limit, machines or callers could fill the disk.
- * The oldest rows are deleted first.
+ * Most rows of a table. Without a limit, machines or callers could fill the disk. The oldest rows are deleted
+ * first.
  */
 const maxRows = 1_000_000;
 
@@ -18,7 +18,7 @@ type ListInput = Bounds & { limit: number; offset: number; sort: string };
 interface OrderedTableOptions {
   keepMs: number;
   keepRows?: number | undefined;
-  /** Columns by which an index finds the rows, the fewest rows first. */
+  /** Columns whose indexes find the rows, the best one first. */
   findBy: readonly string[];
 }
 
@@ -26,7 +26,7 @@ export class OrderedTable {
   readonly #history: History;
   readonly #counted: CountedTable;
   readonly #findBy: readonly string[];
-  /** SQL that adds a row; all rows have the same columns in the same order. */
+  /** The SQL that inserts a row. All rows have the same columns in the same order. */
   #insert: string | undefined;
   #last: number;
 
@@ -61,9 +61,10 @@ export class OrderedTable {
   }
 
   /**
-   * Adds a row with time `at`, numbered inside the transaction and above all earlier numbers. Resolves with false if the
-   * table has the row already. `added` is called for a new row, before the hooks of the commit. A caller that need not
-   * know which may ignore the promise: then nothing waits for a database elsewhere.
+   * Adds a row with time `at`. Its number is assigned inside the transaction, above all earlier numbers.
+   * Resolves with false if the table has the row already. `added` is called for a new row, before the hooks
+   * of the commit. A caller that does not need the result may ignore the promise, and then does not wait for
+   * a remote database.
    */
   async add(
     transaction: HistoryTransaction,
@@ -117,7 +118,7 @@ function sequenceBefore(at: Date): number {
   return at.getTime() * sequencesPerMs - 1;
 }
 
-/** Condition for rows with time `at` or later and a sequence number above `after`. */
+/** Returns the condition for rows with time `at` or later and a sequence number above `after`. */
 export function rowsSince(at: Date | undefined, after = at && sequenceBefore(at)): Condition {
   return at && after !== undefined ? ['seq > ? AND created_at >= ?', after, at.getTime()] : undefined;
 }

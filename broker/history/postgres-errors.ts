@@ -42,10 +42,10 @@ export function startErrorOf(error: unknown, name: string): StartError {
   });
 }
 
-/** True if the connection or the server failed, and not the statement. */
+/** True if the connection or the server failed, not the statement. */
 function isConnectionFailure(error: unknown): boolean {
   const code = codeOf(error);
-  // Codes of a failed connection, a server that stops or starts, and too many connections.
+  // The codes mean: a failed connection, a server that stops or starts, too many connections.
   if (/^(08...|57P0.|53300)$/.test(code)) return true;
   if (/^E[A-Z]+$/.test(code)) return true;
   return error instanceof Error && !code && /onnection|timeout/.test(error.message);

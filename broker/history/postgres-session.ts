@@ -1,5 +1,5 @@
-// The connection to PostgreSQL that writes. It holds a lock, so that no second broker writes to the same
-// database. A lost connection is opened again.
+// The connection to PostgreSQL by which the broker writes. It has an advisory lock, so that no second broker
+// writes to the same database. If the connection is lost, it is opened again.
 import { randomBytes } from 'node:crypto';
 import { Client, type CustomTypesConfig, type QueryConfig } from 'pg';
 import { z } from 'zod';
@@ -16,15 +16,20 @@ import type { Row, Value, Writer } from './transaction.ts';
 export const oldestVersion = 140_000;
 /** The advisory lock of the broker that uses the database. */
 const lock = 0x66_61_72_68;
-/** Attempts to get the lock, because the server may notice late that an earlier broker has ended. */
+/**
+ * Number of attempts to get the lock, because the server may notice late that an earlier broker has ended.
+ */
 const lockTries = 30;
 const betweenMs = 250;
-/** Milliseconds after which a statement without an answer counts as a lost connection: the server may be frozen. */
+/**
+ * Milliseconds after which a statement without an answer counts as a lost connection, because the server may
+ * be frozen.
+ */
 const answerMs = 10_000;
 /** Most statements that are prepared on each connection. */
 const mostPrepared = 300;
 
-/** Parsers that make values as SQLite returns them: numbers, 1 for true, and bytes. */
+/** Parsers that convert values to what SQLite would return: numbers, 1 for true, and bytes. */
 const parsers = new Map<number, (text: string) => unknown>([
   ...[20, 21, 23, 700, 701, 1700].map((oid) => [oid, Number] as const),
   [16, (text) => (text === 't' ? 1 : 0)],
@@ -55,14 +60,14 @@ export class PostgresSession implements Writer {
   readonly #log: Logger;
   /** Undefined while the connection is lost. */
   #client: Client | undefined;
-  /** Resolves when the connection is there again. */
+  /** Resolves when the connection is open again. */
   #returned = Promise.withResolvers<void>();
   /**
-   * A random number, written at the start. If another number is read later, another broker has used the
-   * database meanwhile.
+   * A random number that is written at the start. If another number is read later, another broker has used
+   * the database meanwhile.
    */
   readonly #start = randomBytes(8).toString('hex');
-  /** The id of the transaction that is running; it never rejects. */
+  /** The id of the running transaction. Never rejects. */
   #id: Promise<string | undefined> = Promise.resolve(undefined);
   #cancelRetry = (): void => {};
   #isClosed = false;
@@ -95,7 +100,8 @@ export class PostgresSession implements Writer {
   async begin(): Promise<void> {
     const client = this.#client;
     if (!client) throw databaseUnavailable();
-    // The id is needed only if the answer to the commit is lost. A failure makes the statements after it fail too.
+    // The id is needed only if the answer to the commit is lost. If this statement fails, so do the
+    // statements after it.
     this.#id = client
       .query('BEGIN; SELECT pg_current_xact_id()::text AS id')
       .then((results) => textOf(Array.isArray(results) ? results[1] : results))
@@ -114,8 +120,8 @@ export class PostgresSession implements Writer {
   }
 
   /**
-   * Commits. If the connection is lost before the answer, this waits until the database is back, and reads
-   * whether the commit happened.
+   * Commits. If the connection is lost before the answer arrives, waits until the database is available
+   * again, and reads whether the commit has happened.
    */
   async commit(): Promise<void> {
     const client = this.#client;
@@ -151,9 +157,10 @@ export class PostgresSession implements Writer {
         const [row] = await this.execute('SELECT pg_xact_status(CAST(? AS xid8)) AS status', [id]);
         return row?.status === 'committed';
       } catch (error) {
-        // The server has crashed before it wrote anything of this transaction to its disk, so it does not know the id.
+        // The server crashed before it wrote anything of this transaction to its disk, so it does not know
+        // the id.
         if (error instanceof Error && 'code' in error && error.code === '22023') return false;
-        // The connection was lost again.
+        // The connection was lost once more.
         await sleep(betweenMs);
       }
     }
@@ -213,10 +220,10 @@ export class PostgresSession implements Writer {
       this.#use(client);
       return;
     }
-    // Another broker has written, so the documents in this broker's memory are no longer those of the
-    // database.
+    // Another broker has written, so the documents in this broker's memory are not those of the database any
+    // more.
     if (!isOurs)
-      this.#log.error(`another broker has used ${this.#address.name} meanwhile: start this one again`);
+      this.#log.error(`another broker has used ${this.#address.name} meanwhile; start this one again`);
     await client.end();
   }
 }
@@ -247,7 +254,7 @@ async function assertUsable(client: Client, name: string, log: Logger): Promise<
   if (standby === 'true')
     throw new StartError(`${name} is a standby that cannot be written: use the primary`, 1);
   if (fsync === 'off') log.warn(`${name} has fsync off: a power failure can lose or damage its data`);
-  // An answered commit must survive a crash of the server.
+  // A commit that was answered must survive a crash of the server.
   await client.query(
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'",
   );

@@ -1,4 +1,5 @@
-// How to connect to PostgreSQL: the URL of --database-url with its TLS options, and the file with the password.
+// The settings of the connection to PostgreSQL: the URL of --database-url with its TLS options, and the file
+// with the password.
 import { readFileSync } from 'node:fs';
 import type { ClientConfig } from 'pg';
 import { StartError } from '../../shared/errors.ts';
@@ -32,10 +33,13 @@ const parameters = [
 
 /** Time after which an attempt to connect has failed. */
 const connectMs = 5_000;
-/** Some 25 s after a broker has vanished, the server ends its session, so that another broker can start. */
+/**
+ * With these values, the server ends a broker's session some 25 s after that broker has vanished. Another
+ * broker can then start.
+ */
 const keepAlive = '-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3';
 
-/** Parses the URL. Throws StartError, whose message never has the password. */
+/** Parses the URL. Throws StartError. Its message never contains the password. */
 export function addressOf({ database_url, database_password_file }: PostgresSettings): PostgresAddress {
   const form = '--database-url must be postgres://USER@HOST:5432/DATABASE';
   if (!/^postgres(ql)?:\/\//.test(database_url) || !URL.canParse(database_url)) throw new StartError(form);
@@ -64,7 +68,7 @@ export function addressOf({ database_url, database_password_file }: PostgresSett
   read();
   const config: ClientConfig = {
     ...{ host, port, user, database, application_name: 'farhand-broker', options: keepAlive },
-    // The file is read at each connection, so that a new password needs no restart.
+    // The file is read for each connection, so that a new password needs no restart.
     password: read,
     ssl: tlsOf(given, host),
     ...{ keepAlive: true, keepAliveInitialDelayMillis: 10_000, connectionTimeoutMillis: connectMs },
@@ -86,7 +90,7 @@ function tlsOf(given: Record<string, string>, host: string): ClientConfig['ssl']
     ...(sslrootcert && { ca: readSetting('sslrootcert', sslrootcert) }),
     ...(sslcert && { cert: readSetting('sslcert', sslcert) }),
     ...(sslkey && { key: readSetting('sslkey', sslkey) }),
-    // As with PostgreSQL's own programs, `require` verifies the server only if it is given an authority.
+    // As in PostgreSQL's own programs, `require` verifies the server only if an authority is set.
     ...(mode === 'require' && !sslrootcert && { rejectUnauthorized: false }),
     ...(mode !== 'verify-full' && { checkServerIdentity: () => undefined }),
   };

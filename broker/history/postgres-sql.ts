@@ -1,5 +1,6 @@
-// Translates SQL that is written for SQLite to PostgreSQL. Queries use what both understand, apart from the
-// few things replaced here. Tables and triggers are translated statement by statement.
+// Translates SQL that is written for SQLite to PostgreSQL. Queries use SQL that both understand, apart from
+// the few constructs that are replaced here. The definitions of tables and triggers are translated statement
+// by statement.
 
 /** Translates a query or a change of rows. `?` and `?1` become `$1`. */
 export function toPostgres(sql: string): string {

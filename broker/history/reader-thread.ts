@@ -1,9 +1,9 @@
-// The thread that reads history.db for lists: it answers queries in their order, over a read-only connection.
+// The thread that reads history.db for lists. It answers queries in their order, over a read-only connection.
 import { DatabaseSync, type StatementSync } from 'node:sqlite';
 import { parentPort, workerData } from 'node:worker_threads';
 import type { Answer, Question } from './sqlite-reader.ts';
 
-/** Most prepared statements in the cache; the oldest is dropped. */
+/** Most prepared statements in the cache. The oldest one is dropped first. */
 const mostStatements = 100;
 
 const database = new DatabaseSync(String(workerData), { readOnly: true });

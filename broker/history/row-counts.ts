@@ -1,6 +1,6 @@
-// Counts the rows of lists, so that a total needs no scan of them. The counts follow the rows some seconds
-// late, in the background, so a command never waits for them. The query itself counts the few rows after the
-// last counted one, so that totals are exact.
+// Counts the rows of lists in the background, so that a total needs no scan. The counts are some seconds
+// behind, so that no write waits for them. The query itself counts the few rows that were not counted yet, so
+// totals are exact.
 import type { HistoryTransaction, Row } from './transaction.ts';
 
 export interface CountedTable {
@@ -18,26 +18,26 @@ export interface CountedTable {
 /** An SQL condition with its values. */
 type Clause = readonly [sql: string, values: readonly (string | number)[]];
 
-/** Times that bound a list: from `since` on, and before `until`. */
+/** Bounds of a list's times: from `since` on, and before `until`. */
 export interface Bounds {
   since?: Date | undefined;
   until?: Date | undefined;
 }
 
 /**
- * Sequence numbers of an ordered table per millisecond. With more rows, or a clock set back, they run ahead of the
- * time, never behind.
+ * Sequence numbers per millisecond in an ordered table. If there are more rows, or if the clock was set back,
+ * numbers are ahead of the time, never behind.
  */
 export const sequencesPerMs = 1_000;
 /**
- * Rows are counted by the quarter of an hour of their time. If a bound lies inside a quarter, the query reads
- * that quarter's rows.
+ * Rows are counted by the quarter of an hour of their time. If a bound is inside a quarter, the query reads
+ * the rows of that quarter.
  */
 const quarterMs = 900_000;
 /** Most rows that one step counts. A step takes some 3 ms. */
 const rowsOfStep = 1_000;
 
-/** The table with the number of the last counted row of each table. */
+/** The table that contains the number of the last counted row of each table. */
 export const countedTable =
   'CREATE TABLE IF NOT EXISTS counted (name TEXT PRIMARY KEY, last INTEGER NOT NULL) WITHOUT ROWID';
 
@@ -131,7 +131,7 @@ export async function countNext(counted: CountedTable, transaction: HistoryTrans
   return true;
 }
 
-/** Deletes counts of rows that are gone. */
+/** Deletes counts that are zero because their rows were deleted. */
 export function dropEmptyCounts(counted: CountedTable, transaction: HistoryTransaction): void {
   for (const { name } of groupsOf(counted)) transaction.run(`DELETE FROM ${name} WHERE n = 0`);
 }
@@ -179,7 +179,7 @@ function countedBefore(counted: CountedTable, [where, values]: Clause, until: Da
   const quarter = Math.floor(at / quarterMs);
   const begun = quarter * quarterMs;
   const whole = `(SELECT coalesce(sum(n), 0) FROM ${table}_by_quarter WHERE quarter < ${quarter} AND ${where})`;
-  // In an ordered table, the time gives the lowest number of a quarter, so that numbers find its rows.
+  // In an ordered table the time gives the lowest number of a quarter, by which its rows are found.
   const found =
     number === 'seq'
       ? `seq >= ${begun * sequencesPerMs} AND seq <= ${lastUntil(counted, '=', quarter)}`

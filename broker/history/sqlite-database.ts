@@ -7,16 +7,16 @@ import { HistoryReader } from './sqlite-reader.ts';
 import type { Database, Query, Row, Value, Writer } from './transaction.ts';
 
 /**
- * Most prepared statements in the cache.
- * Lists have one for each combination of filters; the oldest is dropped.
+ * Most prepared statements in the cache. Lists have one for each combination of filters. The oldest one is
+ * dropped first.
  */
 const mostStatements = 500;
-/** Pages that a backup copies at a time, so that other work gets its turn at the disk. */
+/** Pages that a backup copies at a time, so that other work can use the disk in between. */
 const copyPages = 256;
 
 /**
- * The database in the file history.db. SQLite answers at once, so a group of writes is complete before the
- * event loop turns.
+ * The database in the file history.db. SQLite answers at once, so a group of writes is complete within one
+ * turn of the event loop.
  */
 export class SqliteDatabase implements Database {
   readonly name = 'history.db';
@@ -104,7 +104,7 @@ export class SqliteDatabase implements Database {
       this.#prepare('UPDATE installation SET running = 0').run();
       this.#database.close();
     } catch (error) {
-      // The database stays open until the process ends, and the -wal file stays as after a crash.
+      // The database stays open until the process ends, and the -wal file remains as after a crash.
       this.#log.error({ err: error }, 'history.db could not be closed; the next start recovers it');
     }
   }

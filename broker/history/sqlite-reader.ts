@@ -1,4 +1,4 @@
-// Reads history.db on another thread, so that a long query delays no other request.
+// Reads history.db by means of another thread, so that a long query delays no other request.
 import { Worker } from 'node:worker_threads';
 import { historyReaderProgram } from '../../shared/shipped-files.ts';
 import type { Query, Row } from './transaction.ts';
@@ -13,7 +13,7 @@ export type Answer = { id: number; rows: Row[][] } | { id: number; error: unknow
 export class HistoryReader {
   readonly #file: string;
   readonly #waiting = new Map<number, PromiseWithResolvers<Row[][]>>();
-  /** Started by the first query. A thread that failed is replaced by the next query. */
+  /** The thread, which the first query starts. If it has failed, the next query starts another one. */
   #thread: Worker | undefined;
   #count = 0;
   #closed = false;
@@ -34,7 +34,7 @@ export class HistoryReader {
     return waiting.promise;
   }
 
-  /** Answers the queries that are waiting, then closes the connection to the database. */
+  /** Waits until all queries are answered, then closes the connection to the database. */
   async close(): Promise<void> {
     this.#closed = true;
     const thread = this.#thread;

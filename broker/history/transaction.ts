@@ -1,4 +1,4 @@
-// What a database must offer to store the history, and the transaction of a change.
+// The interface of a database for the history, and of the transaction of a change.
 import type { SQLInputValue, SQLOutputValue } from 'node:sqlite';
 import type { Journal } from '../../shared/api/route-table.ts';
 
@@ -15,7 +15,7 @@ export interface OutboxEntry {
   kind: string;
 }
 
-/** Reads a few rows, which an index finds. Lists are read with History.read(). */
+/** Reads a few rows that an index finds. Lists are read with History.read(). */
 export interface RowReader {
   /** The first row; undefined if there is none. */
   get(sql: string, ...values: Value[]): Promise<Row | undefined>;
@@ -23,19 +23,18 @@ export interface RowReader {
 }
 
 /**
- * A transaction of history. It reads its own writes. A change awaits only get() and all(). Writes return
- * nothing, run in their order, and are committed together, so that a database on another machine gets them in
- * one message. A write that fails makes the whole change fail. The transaction throws once its change has
- * ended.
+ * A transaction of the history, which reads its own writes. A change may await only get() and all(). Writes
+ * return nothing, run in their order, and are committed together, so that a remote database gets them in one
+ * message. If a write fails, the whole change fails. The transaction throws after its change has ended.
  */
 export interface HistoryTransaction extends Journal, RowReader {
   run(sql: string, ...values: Value[]): void;
   /**
-   * Runs a statement, and calls `use` with its first row, before the hooks of committed(). The promise may be ignored:
-   * then nothing waits for a database elsewhere.
+   * Runs a statement and calls `use` with its first row, before the hooks of committed(). A caller that
+   * ignores the promise does not wait for a remote database.
    */
   ask(sql: string, values: readonly Value[], use: (row: Row | undefined) => void): Promise<void>;
-  /** Writes a row, over one with the same values in the columns `key`. */
+  /** Writes a row. It replaces a row with the same values in the columns `key`. */
   put(table: string, key: string, row: Readonly<Record<string, Value>>): void;
   /**
    * Writes an entry with the function of its kind, before the change ends. Reads before that may not find it.
@@ -46,8 +45,8 @@ export interface HistoryTransaction extends Journal, RowReader {
 }
 
 /**
- * The connection that writes. Statements run in the order of the calls, whether or not the caller awaits them.
- * After a statement that failed, those up to the next rollback may fail too.
+ * The connection that writes. Statements run in the order of the calls, whether the caller awaits them or
+ * not. After a failed statement, those until the next rollback may fail too.
  */
 export interface Writer {
   begin(): Promise<void>;
@@ -58,7 +57,10 @@ export interface Writer {
   rollback(): Promise<void>;
 }
 
-/** A database for the history. SQL texts are written for SQLite; a driver translates them if it must. */
+/**
+ * A database for the history. SQL texts are written for SQLite. A driver translates them if its database
+ * needs that.
+ */
 export interface Database extends RowReader {
   /** Name of the database in messages. */
   readonly name: string;

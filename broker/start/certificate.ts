@@ -18,9 +18,9 @@ interface Pair {
 
 /**
  * Returns the certificate that the settings choose; undefined without TLS. `pin` is `sha256//BASE64` of the
- * key if the broker's own CA issued it, otherwise empty. `isPublic` is true if browsers trust it. `follow`
- * calls `apply` with each newer certificate, without dropping connections; files are checked every `checkMs`.
- * Throws StartError.
+ * key if the broker's own CA issued the certificate, otherwise empty. `isPublic` is true if browsers trust
+ * it. `follow` calls `apply` with each newer certificate, and no connection is dropped. Files are checked
+ * every `checkMs` milliseconds. Throws StartError.
  */
 export async function certificateOf(
   settings: BrokerSettings,
@@ -33,8 +33,8 @@ export async function certificateOf(
     throw new StartError('--tls and --tls-cert cannot be used together: choose one');
   if (tls_cert !== undefined && tls_key !== undefined)
     return fromFiles({ cert: tls_cert, key: tls_key }, checkMs, log);
-  if (tls_cert !== undefined) throw new StartError('--tls-cert needs --tls-key FILE, too');
-  if (tls_key !== undefined) throw new StartError('--tls-key needs --tls-cert FILE, too');
+  if (tls_cert !== undefined) throw new StartError('--tls-cert also needs --tls-key FILE');
+  if (tls_key !== undefined) throw new StartError('--tls-key also needs --tls-cert FILE');
   return tls ? ofAuthority(authority, namesOf(settings), log) : undefined;
 }
 
@@ -93,8 +93,8 @@ async function read({ cert, key }: Pair): Promise<SecureContextOptions> {
 }
 
 /**
- * Returns a text that identifies the current content of both files. Symbolic links are followed, because
- * certificate programs use them. A missing file has a version, too.
+ * Returns a text that changes with the content of either file. Symbolic links are followed, because
+ * certificate programs use them. A missing file has a text too.
  */
 async function versionOf({ cert, key }: Pair): Promise<string> {
   const versions = [cert, key].map(async (file) => {

@@ -1,5 +1,5 @@
-// Creates the parts of a broker in the order in which they depend on each other,
-// and registers how each is closed.
+// Creates the parts of a broker in the order in which they depend on each other, and registers how each is
+// closed.
 import { join } from 'node:path';
 import type { MachineId } from '../../shared/api/route.ts';
 import type { Handlers } from '../../shared/api/route-table.ts';
@@ -90,12 +90,12 @@ export interface Opening {
 }
 
 /**
- * Most bytes of large file contents in JSON at once. Each byte needs about five bytes of memory while it is
- * processed.
+ * Most bytes of large file contents that are in JSON at the same time. Each byte needs about five bytes of
+ * memory while it is processed.
  */
 const maxContents = 64 * 1024 * 1024;
 
-/** Creates all parts. Throws StartError if the data directory does not allow it. */
+/** Creates all parts. Throws StartError if the data directory cannot be used. */
 export async function createParts(opening: Opening) {
   const { settings, closers, status, log } = opening;
   const { state, history, untouched } = await createStores(opening);
@@ -106,8 +106,8 @@ export async function createParts(opening: Opening) {
   closers.push(() => machineFacts.close());
   const stores = { state, history, events, presence: new Presence(), machineFacts };
   closers.push(await recordMachineEvents(stores, log));
-  // Before createNouns(), which writes changes of an earlier broker process to history: all functions for
-  // that must be registered by then.
+  // This comes before createNouns(), which writes changes of an earlier broker process to the history: the
+  // functions for that must be registered by then.
   const idempotency = await Idempotency.open(history);
   const nouns = { ...(await createNouns(opening, stores, authority)), webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
@@ -177,7 +177,8 @@ async function createNouns(
   const inventories = await Inventories.open(stores, log);
   const sessionServices = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
   const sessions = await Sessions.open(sessionServices, { keepMs, publicUrl }, log);
-  // Done before any schedule runs, because changes of an earlier broker process may not be in history yet.
+  // This comes before any schedule runs, because changes of an earlier broker process may not be in the
+  // history yet.
   await state.drainTo((entries) =>
     history.applyOutbox(entries).catch((error: unknown) => {
       log.error({ err: error }, 'changes in state.json could not be written to history.db; trying again');
@@ -215,14 +216,14 @@ function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service
 
 function lookupsOf(stores: Stores, { commands, schedules, sessions, webhooks }: Nouns): Lookups {
   return {
-    // The facts of a removed machine are not deleted, so lists can still be filtered by its id.
+    // The facts of a removed machine are not deleted, so that lists can still be filtered by its id.
     machine: {
       present: (id, { machines }, filters) =>
         machines.has(id) || (filters && stores.machineFacts.of(id)) ? {} : undefined,
     },
     command: {
       present: (id) => belongingTo(commands.machineOf.open(id)),
-      // A run is listed by its command even if the command itself was deleted.
+      // A run is listed by its command, even if the command itself was deleted.
       stored: async (id, filters) =>
         belongingTo(
           (await commands.machineOf.stored(id)) ??

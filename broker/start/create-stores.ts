@@ -35,7 +35,7 @@ async function createInFiles({ settings, closers, log }: Opening): Promise<Opene
   closers.push(() => state.close());
   const untouched = state.generation === 1;
   const { new_history, old_history } = settings;
-  // Written before a new history exists. Otherwise a later start could repeat runs of schedules.
+  // This is written before a new history exists. Otherwise a later start could repeat runs of schedules.
   if (new_history || old_history) await countTimesFrom(state, now(), () => true);
   const history = historyOf(settings, state, untouched, log);
   closers.push(() => history.close());
@@ -56,7 +56,7 @@ async function createInDatabase(
     throw new StartError(
       `${file} has the state of a broker without --database-url: use an empty data directory, or leave out --database-url`,
     );
-  // Loaded only here, because a broker without a database needs none of it.
+  // These modules are loaded only here, because a broker without a database does not need them.
   const [{ PostgresDatabase }, { PostgresStore }, { refuseMarked }] = await Promise.all([
     import('../history/postgres-database.ts'),
     import('../state/postgres-documents.ts'),

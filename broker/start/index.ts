@@ -49,25 +49,25 @@ export interface Broker {
 
 const proofMs = 5_000;
 /**
- * Time in which a new agent can send its first bytes before it may be disconnected in favour of newer
+ * Milliseconds in which a new agent can send its first bytes before it may be disconnected in favour of newer
  * connections.
  */
 const firstBytesMs = 2_000;
 /** Pings for gRPC connections: a client that is frozen is disconnected within 45 s. */
 const pings = { pingMs: 15_000, pongMs: 30_000 };
 /**
- * Longest time for which a gRPC client may neither read nor send during a file transfer. Then the call is
- * ended, as over HTTP.
+ * Milliseconds for which a gRPC client may neither read nor send during a file transfer. After that the call
+ * is ended, as over HTTP.
  */
 const stalledMs = 70_000;
 /** Agents reconnect to a stopping broker at random times within this period. */
 const returnSpreadMs = 5_000;
-/** Longest wait for the headers of a first request. */
+/** Milliseconds in which the headers of a first request must arrive. */
 const silentMs = 15_000;
 const certificateMs = 10_000;
 /** Most bytes of large JSON bodies that may be arriving at once. */
 const maxBodies = 64 * 1024 * 1024;
-/** Time that requests in progress have to finish when a server stops. */
+/** Milliseconds that requests in progress have to finish when a server stops. */
 const finishRequestsMs = 4_000;
 
 /**
@@ -126,7 +126,7 @@ async function startParts(
   /** Functions that stop the listening servers. */
   const stops = [stopperOf(local)];
   closers.push(() => rm(socket, { force: true }));
-  // Registered before anything listens, so that a failed start releases everything too.
+  // This is registered before any server listens, so that a failed start releases everything too.
   closers.push(async () => {
     status.ready = false;
     for (const part of [schedules, streams, events, live, commands]) part.stop();
@@ -232,7 +232,7 @@ function stopperOf(server: Server): () => Promise<void> {
     const waiting = new AbortController();
     await Promise.race([closed, sleep(finishRequestsMs, waiting.signal)]);
     waiting.abort();
-    // Connections that became WebSockets no longer belong to the server, so they are closed here.
+    // Connections that became WebSockets do not belong to the server any more, so they are closed here.
     for (const socket of sockets) socket.destroy();
     await closed;
   };

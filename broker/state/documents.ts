@@ -39,7 +39,7 @@ const key = z.strictObject({
   expires_at: z.string().nullable(),
   /** Id of the key that created this one; null for a key that was created on the broker's machine. */
   created_by: keyId.nullable(),
-  /** The secret before the last rotation, and the time until which it is accepted. */
+  /** The secret before the last rotation, and the time until which it is still accepted. */
   previous: z.strictObject({ hash: z.string(), until: z.string() }).nullable(),
 });
 export type Key = z.output<typeof key>;
@@ -57,7 +57,7 @@ const login = z.strictObject({
   confirmed_at: z.string(),
   /** Time of a recent use. The time of the last use is only in memory. */
   used_at: z.string(),
-  /** The end of the secret that it was made with, once that was replaced; absent before. */
+  /** Time when the secret that the login was made with ends; absent unless that secret was replaced. */
   secret_until: z.string().optional(),
 });
 export type Login = z.output<typeof login>;
@@ -97,7 +97,10 @@ const schedule = z.strictObject({
   requested_by: keyId,
   created_at: z.string(),
   updated_at: z.string(),
-  /** When the schedule was created or its times were last changed. It does not run for times before this. */
+  /**
+   * Time when the schedule was created or its times were last changed. The schedule does not run for earlier
+   * times.
+   */
   since: z.string(),
 });
 export type Schedule = z.output<typeof schedule>;
@@ -108,7 +111,7 @@ const webhook = z.strictObject({
   events: z.array(z.string()),
   /** The encrypted secret (webhooks/secret-vault.ts). */
   secret: z.string().nullable(),
-  /** Whether the user has enabled the webhook. History has whether it failed too often since then. */
+  /** True if the user has enabled the webhook. The history has whether it has failed too often since then. */
   enabled: z.boolean(),
   /** Number of times that the webhook was enabled. Failures before the last time do not count. */
   armed: z.int(),

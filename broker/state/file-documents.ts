@@ -1,4 +1,5 @@
-// The declared documents in state.json, with an outbox of entries that still have to be written to history.
+// Stores the declared documents in state.json, with an outbox of entries that still have to be written to the
+// history.
 import { randomBytes } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
@@ -10,7 +11,7 @@ import { type Declared, type Documents, names, newDocuments } from './documents.
 import { commandBack, StateFile } from './state-file.ts';
 import type { Apply, StateStore } from './store.ts';
 
-/** Files that a broker creates. If one of them exists and state.json does not, state.json was lost. */
+/** Files that a broker creates. If one of them exists but state.json does not, state.json was lost. */
 const traces = ['state.json.last', 'history.db', 'authority.json'];
 
 export class FileStore implements StateStore {
@@ -28,7 +29,9 @@ export class FileStore implements StateStore {
     this.#low = new Low(file, data);
   }
 
-  /** Reads the file, or creates it where no broker has run before. Throws StartError, as openState() says. */
+  /**
+   * Reads the file. Creates it if no broker has run here before. Throws StartError, as openState() describes.
+   */
   static async open(directory: string, acceptEdit: boolean): Promise<FileStore> {
     await removeLeftovers(join(directory, 'state.json'));
     const file = new StateFile(directory, acceptEdit);

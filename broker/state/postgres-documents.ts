@@ -1,4 +1,5 @@
-// The declared documents in PostgreSQL, a row each. They are committed in one transaction with their entries for history.
+// Stores the declared documents in PostgreSQL, a row each. They are committed in one transaction with their
+// entries for the history.
 import { randomBytes } from 'node:crypto';
 import { z } from 'zod';
 import { AppError, StartError } from '../../shared/errors.ts';
@@ -39,7 +40,7 @@ export class PostgresStore implements StateStore {
         generation,
       );
       if (!counted)
-        throw new AppError('unavailable', 'another broker has changed the database: start this one again');
+        throw new AppError('unavailable', 'another broker has changed the database; start this one again');
       for (const name of names) {
         if (before[name] === next[name]) continue;
         for (const [id, document] of next[name]) {

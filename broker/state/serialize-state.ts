@@ -1,15 +1,18 @@
-// The bytes of state.json: JSON whose first member is a checksum. Documents that have not changed are not
-// serialised again.
+// Serializes state.json: JSON whose first member is a checksum. Documents that have not changed are not
+// serialized again.
 import { crc32 } from 'node:zlib';
 import { type Documents, type Name, names } from './documents.ts';
 
-/** Some documents that follow each other in a collection, with their JSON. */
+/** Some consecutive documents of a collection, with their JSON. */
 interface Block {
   documents: readonly object[];
   json: Buffer;
 }
 
-/** Documents in a block. A change of one of them serialises its whole block, which takes 0.1 ms. */
+/**
+ * Number of documents in a block. If one of them changes, its whole block is serialized again, which takes
+ * 0.1 ms.
+ */
 const blockDocuments = 256;
 
 export class StateJson {
@@ -30,7 +33,10 @@ export class StateJson {
     return Buffer.concat([Buffer.from(`{"checksum":"${hexOf(checksum)}",`), ...rest]);
   }
 
-  /** Blocks whose documents are the same objects as before are reused: a changed document is a new object. */
+  /**
+   * A block is used again if its documents are the same objects as before, because a changed document is a
+   * new object.
+   */
   #blocksOf(name: Name, all: readonly object[]): Buffer[] {
     const before = this.#blocks.get(name) ?? [];
     const first = `${name === names[0] ? '' : ']'},"${name}":[`;
@@ -55,7 +61,10 @@ const hexOf = (checksum: number): string => checksum.toString(16).padStart(8, '0
 
 const start = /^\{"checksum":"([0-9a-f]{8})",/;
 
-/** Compares the checksum with the bytes, not with decoded text, because a decoder replaces invalid bytes. */
+/**
+ * Compares the checksum with the bytes and not with decoded text, because a decoder would replace invalid
+ * bytes.
+ */
 export function checksumOf(bytes: Buffer): 'right' | 'wrong' | 'missing' {
   const [found, checksum] = start.exec(bytes.toString('latin1', 0, 64)) ?? [];
   if (found === undefined) return 'missing';

@@ -10,8 +10,7 @@ import { type Documents, documents, version } from './documents.ts';
 import { checksumOf, StateJson } from './serialize-state.ts';
 
 /**
- * Reads and writes the file, with mode 0600.
- * Writes are atomic, even in a crash, and are on disk when they resolve.
+ * Reads and writes the file, with mode 0600. A write is atomic even in a crash, and on disk when it resolves.
  */
 export class StateFile implements Adapter<Documents> {
   /** True if a failed write may have replaced the file. */
@@ -36,8 +35,8 @@ export class StateFile implements Adapter<Documents> {
     const data = { ...parse(bytes, this.#file, this.#acceptEdit), version } as const;
     if (checksumOf(bytes) === 'right') return data;
     await this.write(data);
-    // Written twice, so that state.json.last has a checksum too.
-    // From then on a file without a checksum is refused.
+    // The file is written twice, so that state.json.last has a checksum too. From then on a file without a
+    // checksum is refused.
     await this.write(data);
     return data;
   }
@@ -72,7 +71,7 @@ export class StateFile implements Adapter<Documents> {
 
 const lastOf = (file: string): string => `${file}.last`;
 
-/** Makes `to` a second name of the file `from`, replacing a file with that name. */
+/** Makes `to` a second name of the file `from`. A file that has that name is replaced. */
 async function linkOver(from: string, to: string): Promise<void> {
   const beside = `${to}.new`;
   await rm(beside, { force: true });
@@ -106,7 +105,7 @@ function jsonIn(bytes: Buffer, file: string): unknown {
   }
 }
 
-/** True if a missing checksum is an error. A file of version 0.1.0 has none and is accepted once. */
+/** True if a missing checksum is an error. A file of version 0.1.0 has no checksum and is accepted once. */
 function mustHaveOne(data: Documents, file: string): boolean {
   if (data.version !== 1) return true;
   return existsSync(lastOf(file)) && checksumOf(readFileSync(lastOf(file))) !== 'missing';

@@ -1,5 +1,5 @@
-// The declared documents (machines, keys, schedules and so on), in memory and in a store. Changes are committed in
-// groups.
+// The declared documents (machines, keys, schedules and so on), in memory and in a store. Changes are
+// committed in groups.
 import type { Journal } from '../../shared/api/route-table.ts';
 import { after } from '../../shared/clock.ts';
 import type { OutboxEntry } from '../history/history.ts';
@@ -15,12 +15,12 @@ interface Pending {
   reject(error: unknown): void;
 }
 
-/** Wait before a failed write of the outbox, or a failed undo of a commit, is tried again. */
+/** Milliseconds after which a failed write of the outbox, or a failed undo of a commit, is tried again. */
 const againMs = 2_000;
 
 /**
- * Opens the state of a directory, or creates it where no broker has run before. Throws StartError for a lost
- * or damaged state.json, and for one edited by hand unless `acceptEdit`.
+ * Opens the state of a directory. Creates it if no broker has run there before. Throws StartError if
+ * state.json is lost or damaged, or was edited by hand without `acceptEdit`.
  */
 export async function openState(directory: string, acceptEdit = false): Promise<State> {
   return new State(await FileStore.open(directory, acceptEdit));
@@ -59,8 +59,8 @@ export class State implements Declared {
   }
 
   /**
-   * Runs `edit` and resolves with its result once the change is on disk and its outbox in history. Changes
-   * that arrive together share one commit. An edit that throws, or a commit that fails, changes nothing. If
+   * Runs `edit`. Resolves with its result when the change is on disk and its outbox in the history. Changes
+   * that arrive together share one commit. If the edit throws or the commit fails, nothing is changed. If the
    * history cannot be written, the change still resolves, and its outbox is written later.
    */
   change<T>(edit: (transaction: StateTransaction) => T): Promise<T> {
@@ -74,7 +74,7 @@ export class State implements Declared {
     return promise;
   }
 
-  /** Calls `look` once, while no commit runs, with the bytes of state.json as it is stored. */
+  /** Calls `look` once while no commit runs, with the bytes of state.json as it is stored. */
   between<T>(look: (bytes: Buffer) => T): Promise<T> {
     const { promise, resolve, reject } = Promise.withResolvers<T>();
     this.change(() => resolve(look(this.#store.bytes()))).catch(reject);
@@ -133,7 +133,10 @@ export class State implements Declared {
     Object.assign(this, next);
   }
 
-  /** Undoes a failed commit and writes the outbox to history. What fails is tried again later. */
+  /**
+   * Undoes a failed commit and writes the outbox to the history. If one of the two fails, it is tried again
+   * later.
+   */
   async #finish(): Promise<void> {
     this.#cancelAgain();
     try {
@@ -147,7 +150,8 @@ export class State implements Declared {
 }
 
 /**
- * Runs each edit in its own transaction. An edit that throws is undone and rejected; the other edits go on.
+ * Runs each edit in its own transaction. An edit that throws is undone and rejected. The other edits
+ * continue.
  */
 function editAll(base: Declared, group: readonly Pending[]) {
   let next = base;
@@ -167,18 +171,18 @@ function editAll(base: Declared, group: readonly Pending[]) {
 }
 
 /**
- * Edits the documents. Replace a document and never edit it in place:
- * the committed state has the same object.
+ * Edits the documents. Replace a document and never change its object, because the committed state refers to
+ * the same object.
  */
 export class StateTransaction implements Journal {
   /**
-   * The documents before this change, including earlier changes of the same commit.
-   * Rights are checked against these.
+   * The documents before this change, with the earlier changes of the same commit. Rights are checked against
+   * these.
    */
   readonly before: Declared;
   /** Entries for history that are committed with this change. */
   readonly entries: OutboxEntry[] = [];
-  /** The documents as this change leaves them. */
+  /** The documents after this change. */
   after: Declared;
   /** Copies of the collections that this change has edited. */
   readonly #edited = new Map<Name, Map<string, Documents[Name][number]>>();

@@ -1,19 +1,19 @@
-// What State needs of the place where the documents are stored: a file (file-documents.ts) or PostgreSQL
+// The interface of the stores for documents: a file (file-documents.ts) or PostgreSQL
 // (postgres-documents.ts).
 import type { OutboxEntry } from '../history/history.ts';
 import type { Declared, Documents } from './documents.ts';
 
-/** Writes the outbox to history. Entries may be written a second time. */
+/** Writes the outbox to the history. It may be called a second time with the same entries. */
 export type Apply = (entries: readonly OutboxEntry[]) => Promise<void>;
 
 export interface StateStore {
   /** The documents as they are stored. */
   readonly documents: Documents;
-  /** False if a change that failed may still be stored, until finish() succeeds. */
+  /** False if it is possible that a failed change is still stored. finish() undoes it. */
   readonly isUndone: boolean;
-  /** Stores what differs from `before`, and entries for history. */
+  /** Stores the differences from `before`, and entries for the history. */
   write(before: Declared, next: Declared, entries: readonly OutboxEntry[]): Promise<void>;
-  /** Undoes a failed change, and writes entries to history. Called again later if it throws. */
+  /** Undoes a failed change, and writes entries to the history. If it throws, it is called again later. */
   finish(): Promise<void>;
   /** Sets the function that writes entries to history. */
   drainTo(apply: Apply): Promise<void>;
