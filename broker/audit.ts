@@ -6,8 +6,8 @@ import type { Caller, Handlers, Journal } from '../shared/api/route-table.ts';
 import { iso, now } from '../shared/clock.ts';
 import { newId } from '../shared/ids.ts';
 import { type History, jsonIn, type OutboxEntry, type Row, textIn } from './history/history.ts';
-import { OrderedTable } from './history/ordered-table.ts';
 import { type CountedTable, createCounts, dropOldCounts } from './history/row-counts.ts';
+import { OrderedTable } from './history/time-ordered-table.ts';
 import type { Condition } from './paging.ts';
 
 interface AuditEntry extends OutboxEntry {

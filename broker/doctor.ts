@@ -24,7 +24,7 @@ export async function doctor({ argv, env }: Invocation): Promise<{ text: string;
   const stored = ['state.json', 'history.db', 'authority.json', 'rest-key.json', 'webhooks.key'];
   const findings = await examineDirectory(settings.data_dir, stored);
   if (settings.database_url !== undefined) {
-    const { examineDatabase } = await import('./history/examine-database.ts');
+    const { examineDatabase } = await import('./history/doctor-checks.ts');
     findings.push(...(await examineDatabase({ ...settings, database_url: settings.database_url })));
   }
   return findingsText([...findings, ...(await unitState(name))]);

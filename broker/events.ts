@@ -14,8 +14,8 @@ import {
   type Row,
   textIn,
 } from './history/history.ts';
-import { OrderedTable } from './history/ordered-table.ts';
 import { type CountedTable, createCounts, dropOldCounts } from './history/row-counts.ts';
+import { OrderedTable } from './history/time-ordered-table.ts';
 import { allOf, type Condition, reachableOnly } from './paging.ts';
 
 export interface Event {

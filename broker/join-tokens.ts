@@ -14,7 +14,7 @@ import { hashOf } from './keys/index.ts';
 import type { Packages } from './packages/index.ts';
 import { pageOf } from './paging.ts';
 import { firstFacts } from './presence/facts-and-metrics.ts';
-import type { JoinToken, Machine, State, StateTransaction } from './state/state.ts';
+import type { JoinToken, Machine, State, StateTransaction } from './state/in-memory-state.ts';
 
 /**
  * Milliseconds for which an expired token stays stored, so that a repeated enrolment still finds its machine.

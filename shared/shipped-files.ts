@@ -12,7 +12,7 @@ export const home = dirname(import.meta.dirname);
 export const brokerProgram = join(home, packaged ? 'lib/farhand-broker.js' : 'broker/main.ts');
 export const historyReaderProgram = join(
   home,
-  packaged ? 'lib/farhand-history-reader.js' : 'broker/history/reader-thread.ts',
+  packaged ? 'lib/farhand-history-reader.js' : 'broker/history/sqlite-read-thread.ts',
 );
 export const spawnerProgram = join(
   home,

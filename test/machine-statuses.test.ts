@@ -1,7 +1,7 @@
 // The statuses of many machines in one list, each with its last hour, and the tags of all machines.
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
-import { openHistory } from '../broker/history/open-history.ts';
+import { openHistory } from '../broker/history/open-sqlite-file.ts';
 import { MachineFacts } from '../broker/presence/facts-and-metrics.ts';
 import { LastHour } from '../broker/presence/metrics-last-hour.ts';
 import { refusalIn } from './all-routes.ts';

@@ -3,7 +3,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { cpus, hostname, totalmem } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
-import { openHistory } from '../broker/history/open-history.ts';
+import { openHistory } from '../broker/history/open-sqlite-file.ts';
 import { MachineFacts } from '../broker/presence/facts-and-metrics.ts';
 import { fakeClock } from './fake-clock.ts';
 import { scriptedMachine } from './scripted-agent.ts';

@@ -2,10 +2,10 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
-import { types } from '../broker/history/postgres-session.ts';
-import { toPostgres } from '../broker/history/postgres-sql.ts';
-import type { Row, Value } from '../broker/history/transaction.ts';
-import { names } from '../broker/state/documents.ts';
+import type { Row, Value } from '../broker/history/database-interface.ts';
+import { types } from '../broker/history/postgres-write-connection.ts';
+import { toPostgres } from '../broker/history/translate-to-postgres.ts';
+import { names } from '../broker/state/document-types.ts';
 import { clientOf, databaseOf } from './start-postgres.ts';
 
 /** Rows of the history. `sql` is written for SQLite. */

@@ -1,7 +1,7 @@
 // Due times of schedules, without a broker: expressions, time zones, daylight saving time, and refusals.
 import { expect, test } from 'vitest';
 import { wordsOf } from '../broker/schedules/cron.ts';
-import { checkedTimetable } from '../broker/schedules/timetable.ts';
+import { checkedTimetable } from '../broker/schedules/due-times.ts';
 import { AppError } from '../shared/errors.ts';
 
 /** Returns the next due times after an instant as text. Seconds and Z are left out if the seconds are 0. */

@@ -4,7 +4,7 @@ import type { Keys } from '../keys/index.ts';
 import { hasExpired } from '../keys/rights.ts';
 import type { Logins } from '../logins/index.ts';
 import { loginEnded } from '../logins/rights.ts';
-import type { Key } from '../state/state.ts';
+import type { Key } from '../state/in-memory-state.ts';
 import type { Quota, Rates } from './rate-limits.ts';
 
 /** The sender of an authenticated request. */

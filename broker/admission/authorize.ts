@@ -8,7 +8,7 @@ import { AppError, type Code, fieldError } from '../../shared/errors.ts';
 import type { Keys } from '../keys/index.ts';
 import { currentKey, holds, reaches, rightsOf, watchRights } from '../keys/rights.ts';
 import { assertConfirmed, assertLogin } from '../logins/rights.ts';
-import { type Declared, foundBy, type Key, type State } from '../state/state.ts';
+import { type Declared, foundBy, type Key, type State } from '../state/in-memory-state.ts';
 import { auditOf, type Recorder, type Recording, type Who } from './audit.ts';
 import type { Client } from './authenticate.ts';
 import type { Recall } from './idempotency.ts';

@@ -15,7 +15,7 @@ import {
 import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { State } from '../state/state.ts';
+import type { State } from '../state/in-memory-state.ts';
 import { BatchStore, isOpen } from './batch-store.ts';
 import type { Command, Spec } from './record.ts';
 import type { OutputDirectory } from './stored-output.ts';

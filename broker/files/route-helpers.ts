@@ -12,7 +12,7 @@ import type { Quota } from '../../shared/quota.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
 import type { Presence } from '../presence/index.ts';
-import type { State } from '../state/state.ts';
+import type { State } from '../state/in-memory-state.ts';
 
 export interface FileServices {
   presence: Presence;

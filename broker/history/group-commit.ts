@@ -2,7 +2,7 @@
 // commit, share one transaction and one sync of the disk.
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Database, HistoryTransaction, OutboxEntry, Row, Value, Writer } from './transaction.ts';
+import type { Database, HistoryTransaction, OutboxEntry, Row, Value, Writer } from './database-interface.ts';
 
 /** Returns the error of requests while the database does not answer. */
 export function databaseUnavailable(cause?: unknown): AppError {

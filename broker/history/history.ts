@@ -3,8 +3,6 @@
 import { createHash } from 'node:crypto';
 import { every, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { type Applier, GroupCommit } from './group-commit.ts';
-import { type CountedTable, countNext, dropEmptyCounts } from './row-counts.ts';
 import type {
   Database,
   HistoryTransaction,
@@ -13,9 +11,11 @@ import type {
   Row,
   RowReader,
   Value,
-} from './transaction.ts';
+} from './database-interface.ts';
+import { type Applier, GroupCommit } from './group-commit.ts';
+import { type CountedTable, countNext, dropEmptyCounts } from './row-counts.ts';
 
-export type { HistoryTransaction, OutboxEntry, Row, RowReader } from './transaction.ts';
+export type { HistoryTransaction, OutboxEntry, Row, RowReader } from './database-interface.ts';
 
 /** Reads a text column. Throws for another type, which means that the file was changed by hand. */
 export function textIn(row: Row, column: string): string {

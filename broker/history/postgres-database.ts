@@ -2,12 +2,12 @@
 import { Pool, type PoolClient } from 'pg';
 import { AppError, StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Database, Query, Row, Value } from './database-interface.ts';
 import { requestErrorOf, startErrorOf } from './postgres-errors.ts';
-import { PostgresSession, queryOf, types } from './postgres-session.ts';
 import { addressOf, type PostgresAddress, type PostgresSettings } from './postgres-settings.ts';
-import { stepToPostgres } from './postgres-sql.ts';
+import { PostgresSession, queryOf, types } from './postgres-write-connection.ts';
 import { countedTable } from './row-counts.ts';
-import type { Database, Query, Row, Value } from './transaction.ts';
+import { stepToPostgres } from './translate-to-postgres.ts';
 
 /** The most connections for reads. */
 const mostReaders = 4;

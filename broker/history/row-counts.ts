@@ -1,7 +1,7 @@
 // Counts the rows of lists in the background, so that a total needs no scan. The counts are some seconds
 // behind, so that no write waits for them. The query itself counts the few rows that were not counted yet, so
 // totals are exact.
-import type { HistoryTransaction, Row } from './transaction.ts';
+import type { HistoryTransaction, Row } from './database-interface.ts';
 
 export interface CountedTable {
   table: string;

@@ -3,8 +3,8 @@ import { closeSync, openSync } from 'node:fs';
 import { backup, DatabaseSync, type StatementSync } from 'node:sqlite';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { HistoryReader } from './sqlite-reader.ts';
-import type { Database, Query, Row, Value, Writer } from './transaction.ts';
+import type { Database, Query, Row, Value, Writer } from './database-interface.ts';
+import { HistoryReader } from './sqlite-read-client.ts';
 
 /**
  * Most prepared statements in the cache. Lists have one for each combination of filters. The oldest one is

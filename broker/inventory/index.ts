@@ -10,7 +10,7 @@ import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { Machine, State } from '../state/state.ts';
+import type { Machine, State } from '../state/in-memory-state.ts';
 import { collectInventory } from './collect.ts';
 import { type Inventory, InventoryRecords, type Package } from './records.ts';
 import { isBelow } from './versions/index.ts';

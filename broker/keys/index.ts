@@ -12,7 +12,7 @@ import type { Logger } from '../../shared/logger.ts';
 import { type History, type HistoryTransaction, type Row, textIn } from '../history/history.ts';
 import { endLogins } from '../logins/rights.ts';
 import { pageOf } from '../paging.ts';
-import type { Declared, Key, State, StateTransaction } from '../state/state.ts';
+import type { Declared, Key, State, StateTransaction } from '../state/in-memory-state.ts';
 import { currentKey, endOf, hasExpired, holds, within } from './rights.ts';
 
 /** The text with which every key starts (spec section 5). */

@@ -5,7 +5,7 @@ import type { KeyId, LoginId, MachineId, Scope } from '../../shared/api/route.ts
 import type { Rights } from '../../shared/api/route-table.ts';
 import { after, iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { Declared, Key, State } from '../state/state.ts';
+import type { Declared, Key, State } from '../state/in-memory-state.ts';
 
 type Keys = Pick<Declared, 'keys'>;
 type Machines = Pick<Declared, 'machines'>;

@@ -15,7 +15,7 @@ import type { ConnectionLimiter } from '../connection-limiter.ts';
 import type { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Link, Presence } from '../presence/index.ts';
-import type { Machine, State } from '../state/state.ts';
+import type { Machine, State } from '../state/in-memory-state.ts';
 import { type AnswerWaiters, Calls } from './agent-calls.ts';
 import type { Heartbeats } from './heartbeats.ts';
 import type { LinkLimits } from './limits-per-minute.ts';

@@ -4,7 +4,7 @@ import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
-import type { Machine } from '../state/state.ts';
+import type { Machine } from '../state/in-memory-state.ts';
 
 /** Most log lines per minute about one unauthenticated address, and about one machine. */
 const addressLines = 10;

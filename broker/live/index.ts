@@ -10,7 +10,7 @@ import type { Events } from '../events.ts';
 import { mergeStreams } from '../merge-streams.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { State } from '../state/state.ts';
+import type { State } from '../state/in-memory-state.ts';
 import { MachineChanges } from './machine-changes.ts';
 
 type Update = Reply<Api['live']['follow']> extends AsyncIterable<infer T> ? T : never;

@@ -4,7 +4,7 @@ import type { MachineId } from '../../shared/api/route.ts';
 import type { Caller } from '../../shared/api/route-table.ts';
 import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import { type LiveMachine, liveOf, type MachineSources } from '../machines/to-json.ts';
-import type { Machine, State } from '../state/state.ts';
+import type { Machine, State } from '../state/in-memory-state.ts';
 
 /**
  * Most machines in one update. The others are sent with the next one. 10,000 machines report 700 times a

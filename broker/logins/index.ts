@@ -11,7 +11,7 @@ import type { Logger } from '../../shared/logger.ts';
 import { hashOf } from '../keys/index.ts';
 import { currentKey, endOf, hasExpired, holds, within } from '../keys/rights.ts';
 import { pageOf } from '../paging.ts';
-import type { Declared, Key, Login, State, StateTransaction } from '../state/state.ts';
+import type { Declared, Key, Login, State, StateTransaction } from '../state/in-memory-state.ts';
 import { cookieWith, noCookie } from './cookie.ts';
 import { Tickets } from './local-login-tickets.ts';
 import { endOfSecret } from './rights.ts';

@@ -3,7 +3,7 @@
 import type { KeyId, LoginId, Route } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { Declared, Key, StateTransaction } from '../state/state.ts';
+import type { Declared, Key, StateTransaction } from '../state/in-memory-state.ts';
 
 type Logins = Pick<Declared, 'logins'>;
 

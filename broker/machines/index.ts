@@ -5,7 +5,7 @@ import type { Api, Handlers, Reply } from '../../shared/api/route-table.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
-import type { Declared, Machine, State } from '../state/state.ts';
+import type { Declared, Machine, State } from '../state/in-memory-state.ts';
 import { MachineLists } from './machine-lists.ts';
 import { detailOf, includedFields, itemOf, liveOf, type MachineSources, statusOf } from './to-json.ts';
 

@@ -7,7 +7,7 @@ import { monotonic } from '../../shared/clock.ts';
 import { selectFrom } from '../paging.ts';
 import { type MachineFacts, percentOf } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { Machine, State } from '../state/state.ts';
+import type { Machine, State } from '../state/in-memory-state.ts';
 
 interface ListServices {
   state: State;

@@ -6,7 +6,7 @@ import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { State } from '../state/state.ts';
+import type { State } from '../state/in-memory-state.ts';
 
 const settleMs = 2_000;
 /**

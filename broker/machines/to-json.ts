@@ -5,7 +5,7 @@ import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Facts, MachineFacts, Report } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
-import type { Machine } from '../state/state.ts';
+import type { Machine } from '../state/in-memory-state.ts';
 
 type Item = Reply<Api['machines']['list']>['items'][number];
 type Detail = Reply<Api['machines']['get']>;

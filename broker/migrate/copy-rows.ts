@@ -1,7 +1,7 @@
 // Copies the rows of the history from one database to another, in pages of bounded size, and compares both.
 import { createHash, type Hash } from 'node:crypto';
+import type { Value } from '../history/database-interface.ts';
 import type { History, HistoryTransaction, Row } from '../history/history.ts';
-import type { Value } from '../history/transaction.ts';
 
 /** A table as it is in both databases. */
 export interface Table {

@@ -1,7 +1,7 @@
 // Decides which time of a schedule runs next, and which times were missed because the broker was down or the
 // clock was changed.
-import type { Schedule } from '../state/state.ts';
-import type { Timetable } from './timetable.ts';
+import type { Schedule } from '../state/in-memory-state.ts';
+import type { Timetable } from './due-times.ts';
 
 export interface Situation {
   schedule: Pick<Schedule, 'catch_up' | 'catch_up_window'>;

@@ -8,13 +8,13 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { pageOf } from '../paging.ts';
-import type { Declared, Schedule } from '../state/state.ts';
+import type { Declared, Schedule } from '../state/in-memory-state.ts';
 import { wordsOf } from './cron.ts';
+import { checkedTimetable } from './due-times.ts';
 import { Launcher, type ScheduleContext } from './launch-run.ts';
 import { DueTimes } from './run-due-times.ts';
 import type { RanTimes, ScheduleRun } from './run-records.ts';
 import { findTimeZone } from './time-zone.ts';
-import { checkedTimetable } from './timetable.ts';
 import { type DueRun, dueRuns } from './upcoming.ts';
 
 type Params = Input<Api['schedules']['create']>;

@@ -8,7 +8,7 @@ import { newId } from '../../shared/ids.ts';
 import type { AcceptedCommand, Commands } from '../commands/index.ts';
 import type { History, HistoryTransaction } from '../history/history.ts';
 import type { Presence } from '../presence/index.ts';
-import type { Schedule, State } from '../state/state.ts';
+import type { Schedule, State } from '../state/in-memory-state.ts';
 import { newRun, type ScheduleRecords, type ScheduleRun, settledRun } from './run-records.ts';
 
 export interface ScheduleContext {

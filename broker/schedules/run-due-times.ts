@@ -1,12 +1,12 @@
 // Runs each due time of a schedule once, and records the times that were skipped or missed.
 import { after, iso, nextTurn, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Schedule, State } from '../state/state.ts';
+import type { Schedule, State } from '../state/in-memory-state.ts';
 import { decide, lateMs } from './catch-up.ts';
 import { ClockWatch } from './clock-watch.ts';
+import { Timetable } from './due-times.ts';
 import type { Launcher, ScheduleContext } from './launch-run.ts';
 import { mostRan, newRun, type RanTimes, type ScheduleRun, settledRun } from './run-records.ts';
-import { Timetable } from './timetable.ts';
 
 /** A declared schedule and its progress. */
 interface Tracked {

@@ -17,7 +17,7 @@ import {
 } from '../history/history.ts';
 import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
 import { allOf, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
-import type { Schedule, State } from '../state/state.ts';
+import type { Schedule, State } from '../state/in-memory-state.ts';
 
 type Served = Reply<Api['schedules']['getRun']>;
 type Status = Served['status'];

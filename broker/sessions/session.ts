@@ -17,7 +17,7 @@ import type { History } from '../history/history.ts';
 import type { Acknowledgements } from '../link/acknowledge-results.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Link, Presence } from '../presence/index.ts';
-import type { State } from '../state/state.ts';
+import type { State } from '../state/in-memory-state.ts';
 import type { Attached, Session, SessionRecords, Status } from './session-records.ts';
 
 /** The parts of the broker that sessions use. */

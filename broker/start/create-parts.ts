@@ -38,7 +38,7 @@ import { Schedules } from '../schedules/index.ts';
 import { ScheduleRecords } from '../schedules/run-records.ts';
 import { Sessions } from '../sessions/index.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
-import type { State } from '../state/state.ts';
+import type { State } from '../state/in-memory-state.ts';
 import { createWebhooks, type WebhookSettings, type Webhooks } from '../webhooks/index.ts';
 import { vaultFile } from '../webhooks/secret-vault.ts';
 import { createStores } from './create-stores.ts';

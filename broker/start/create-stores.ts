@@ -5,10 +5,10 @@ import { now } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { History } from '../history/history.ts';
-import { openHistory } from '../history/open-history.ts';
+import { openHistory } from '../history/open-sqlite-file.ts';
 import { countTimesFrom } from '../schedules/run-due-times.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
-import { openState, State } from '../state/state.ts';
+import { openState, State } from '../state/in-memory-state.ts';
 
 interface Opening {
   settings: BrokerSettings;
@@ -60,7 +60,7 @@ async function createInDatabase(
   const [{ PostgresDatabase }, { PostgresStore }, { refuseMarked }] = await Promise.all([
     import('../history/postgres-database.ts'),
     import('../state/postgres-documents.ts'),
-    import('../history/copy-mark.ts'),
+    import('../history/unfinished-copy-mark.ts'),
   ]);
   const database = await PostgresDatabase.open({ database_url, database_password_file }, log);
   const history = new History(database, log);

@@ -7,9 +7,9 @@ import { Low } from 'lowdb';
 import { removeLeftovers } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { OutboxEntry } from '../history/history.ts';
-import { type Declared, type Documents, names, newDocuments } from './documents.ts';
+import { type Declared, type Documents, names, newDocuments } from './document-types.ts';
 import { commandBack, StateFile } from './state-file.ts';
-import type { Apply, StateStore } from './store.ts';
+import type { Apply, StateStore } from './store-interface.ts';
 
 /** Files that a broker creates. If one of them exists but state.json does not, state.json was lost. */
 const traces = ['state.json.last', 'history.db', 'authority.json'];

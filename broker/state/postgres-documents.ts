@@ -4,8 +4,8 @@ import { randomBytes } from 'node:crypto';
 import { z } from 'zod';
 import { AppError, StartError } from '../../shared/errors.ts';
 import { type History, jsonIn, type OutboxEntry, textIn } from '../history/history.ts';
-import { type Declared, type Documents, documents, names, newDocuments } from './documents.ts';
-import type { StateStore } from './store.ts';
+import { type Declared, type Documents, documents, names, newDocuments } from './document-types.ts';
+import type { StateStore } from './store-interface.ts';
 
 export class PostgresStore implements StateStore {
   readonly isUndone = true;

@@ -1,7 +1,7 @@
 // Serializes state.json: JSON whose first member is a checksum. Documents that have not changed are not
 // serialized again.
 import { crc32 } from 'node:zlib';
-import { type Documents, type Name, names } from './documents.ts';
+import { type Documents, type Name, names } from './document-types.ts';
 
 /** Some consecutive documents of a collection, with their JSON. */
 interface Block {

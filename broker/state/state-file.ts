@@ -6,7 +6,7 @@ import type { Adapter } from 'lowdb';
 import { z } from 'zod';
 import { syncDirectory, writeDurably } from '../../shared/durable-file.ts';
 import { StartError } from '../../shared/errors.ts';
-import { type Documents, documents, version } from './documents.ts';
+import { type Documents, documents, version } from './document-types.ts';
 import { checksumOf, StateJson } from './serialize-state.ts';
 
 /**

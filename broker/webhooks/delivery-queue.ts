@@ -5,7 +5,7 @@ import { after, monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
 import type { History, HistoryTransaction } from '../history/history.ts';
-import type { State, Webhook } from '../state/state.ts';
+import type { State, Webhook } from '../state/in-memory-state.ts';
 import type { Attempted, Delivery, DeliveryStore } from './delivery-store.ts';
 import type { Outcome, Sender } from './sender.ts';
 import type { Subscriptions } from './subscriptions.ts';

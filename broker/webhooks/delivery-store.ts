@@ -12,8 +12,8 @@ import {
   type RowReader,
   textIn,
 } from '../history/history.ts';
-import { rowsSince } from '../history/ordered-table.ts';
 import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
+import { rowsSince } from '../history/time-ordered-table.ts';
 import { allOf } from '../paging.ts';
 import type { Outcome } from './sender.ts';
 

@@ -9,7 +9,7 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { readableOnly } from '../events.ts';
 import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
-import type { Declared, StateTransaction, Webhook } from '../state/state.ts';
+import type { Declared, StateTransaction, Webhook } from '../state/in-memory-state.ts';
 import { type AddressGuard, NotAllowed } from './address-guard.ts';
 import type { DeliveryQueue, QueueParts } from './delivery-queue.ts';
 import { countedDeliveries, type EventKind } from './delivery-store.ts';

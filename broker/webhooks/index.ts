@@ -4,7 +4,7 @@ import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
-import type { State } from '../state/state.ts';
+import type { State } from '../state/in-memory-state.ts';
 import { AddressGuard, type Network, networkOf } from './address-guard.ts';
 import { DeliveryQueue, type RetrySettings } from './delivery-queue.ts';
 import { DeliveryStore } from './delivery-store.ts';

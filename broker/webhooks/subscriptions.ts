@@ -1,7 +1,7 @@
 // Decides which webhooks get an event. This is checked again before every attempt to send it.
 import { names, scopeOfType } from '../../shared/api/events.ts';
 import type { KeyId, Scope } from '../../shared/api/route.ts';
-import type { Declared, State, Webhook } from '../state/state.ts';
+import type { Declared, State, Webhook } from '../state/in-memory-state.ts';
 import type { DeliveryStore, EventKind } from './delivery-store.ts';
 import type { SecretVault } from './secret-vault.ts';
 import { type Signer, signerOf } from './signature.ts';

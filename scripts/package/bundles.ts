@@ -19,7 +19,7 @@ const entries = {
 export type Entry = keyof typeof entries;
 /** Programs that agent and broker run as a separate process or thread. */
 const spawner = { 'farhand-spawner': 'agent/processes/spawner/main.ts' };
-const historyReader = { 'farhand-history-reader': 'broker/history/reader-thread.ts' };
+const historyReader = { 'farhand-history-reader': 'broker/history/sqlite-read-thread.ts' };
 
 /**
  * Code at the start of bundles, for CommonJS libraries. Because of it their `../../proto` is proto/ beside

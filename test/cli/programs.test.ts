@@ -16,7 +16,7 @@ import { connect, createServer } from 'node:net';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { withSocket } from '../../broker/cli/local-broker.ts';
-import { openState } from '../../broker/state/state.ts';
+import { openState } from '../../broker/state/in-memory-state.ts';
 import { takeDirectory } from '../../shared/directory-lock.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { shipped, shippedProgram } from '../bundled-programs.ts';

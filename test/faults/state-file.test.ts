@@ -19,8 +19,13 @@ import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { Events } from '../../broker/events.ts';
 import type { OutboxEntry } from '../../broker/history/history.ts';
-import { openHistory } from '../../broker/history/open-history.ts';
-import { type Machine, openState, type State, type StateTransaction } from '../../broker/state/state.ts';
+import { openHistory } from '../../broker/history/open-sqlite-file.ts';
+import {
+  type Machine,
+  openState,
+  type State,
+  type StateTransaction,
+} from '../../broker/state/in-memory-state.ts';
 import type { JoinTokenId, MachineId } from '../../shared/api/route.ts';
 import { setClock } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';

@@ -3,7 +3,7 @@
 import { expect, onTestFinished, test } from 'vitest';
 import { History, type HistoryTransaction } from '../../broker/history/history.ts';
 import { PostgresDatabase } from '../../broker/history/postgres-database.ts';
-import { stepToPostgres, toPostgres } from '../../broker/history/postgres-sql.ts';
+import { stepToPostgres, toPostgres } from '../../broker/history/translate-to-postgres.ts';
 import { shared } from '../close-after-tests.ts';
 import { expectWaitingChangesUndone } from '../history-fixture.ts';
 import { quiet } from '../start-farhand.ts';

@@ -5,7 +5,7 @@ import type { KeyId, LoginId } from '../../../shared/api/route.ts';
 import { AppError } from '../../../shared/errors.ts';
 import type { Client } from '../../admission/authenticate.ts';
 import { currentKey } from '../../keys/rights.ts';
-import type { State } from '../../state/state.ts';
+import type { State } from '../../state/in-memory-state.ts';
 
 export const clientHeader = 'x-farhand-client';
 

@@ -7,7 +7,7 @@ import type { IdNoun, MachineId } from '../../../shared/api/route.ts';
 import { AppError } from '../../../shared/errors.ts';
 import type { Lookups } from '../../admission/authorize.ts';
 import type { FoundId } from '../../admission/parse-request.ts';
-import type { State } from '../../state/state.ts';
+import type { State } from '../../state/in-memory-state.ts';
 import type { PeerCall, PeerCalls } from './forward-grpc.ts';
 import type { Forwarded, PeerClient } from './forward-http.ts';
 import type { Owners, Peer } from './owners.ts';

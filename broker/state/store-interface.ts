@@ -1,7 +1,7 @@
 // The interface of the stores for documents: a file (file-documents.ts) or PostgreSQL
 // (postgres-documents.ts).
 import type { OutboxEntry } from '../history/history.ts';
-import type { Declared, Documents } from './documents.ts';
+import type { Declared, Documents } from './document-types.ts';
 
 /** Writes the outbox to the history. It may be called a second time with the same entries. */
 export type Apply = (entries: readonly OutboxEntry[]) => Promise<void>;

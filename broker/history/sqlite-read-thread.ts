@@ -1,7 +1,7 @@
 // The thread that reads history.db for lists. It answers queries in their order, over a read-only connection.
 import { DatabaseSync, type StatementSync } from 'node:sqlite';
 import { parentPort, workerData } from 'node:worker_threads';
-import type { Answer, Question } from './sqlite-reader.ts';
+import type { Answer, Question } from './sqlite-read-client.ts';
 
 /** Most prepared statements in the cache. The oldest one is dropped first. */
 const mostStatements = 100;

@@ -6,11 +6,11 @@ import { z } from 'zod';
 import { after, sleep } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Row, Value, Writer } from './database-interface.ts';
 import { databaseUnavailable } from './group-commit.ts';
 import { requestErrorOf, startErrorOf } from './postgres-errors.ts';
 import type { PostgresAddress } from './postgres-settings.ts';
-import { toPostgres } from './postgres-sql.ts';
-import type { Row, Value, Writer } from './transaction.ts';
+import { toPostgres } from './translate-to-postgres.ts';
 
 /** The oldest version of PostgreSQL that is supported, as its setting server_version_num. */
 export const oldestVersion = 140_000;

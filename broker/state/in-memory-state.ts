@@ -3,11 +3,11 @@
 import type { Journal } from '../../shared/api/route-table.ts';
 import { after } from '../../shared/clock.ts';
 import type { OutboxEntry } from '../history/history.ts';
-import { type Declared, type Documents, type Name, names } from './documents.ts';
+import { type Declared, type Documents, type Name, names } from './document-types.ts';
 import { FileStore } from './file-documents.ts';
-import type { Apply, StateStore } from './store.ts';
+import type { Apply, StateStore } from './store-interface.ts';
 
-export type { Declared, JoinToken, Key, Login, Machine, Schedule, Webhook } from './documents.ts';
+export type { Declared, JoinToken, Key, Login, Machine, Schedule, Webhook } from './document-types.ts';
 
 interface Pending {
   /** Makes the change. The returned function resolves the caller's promise with the result. */

@@ -3,8 +3,8 @@ import { Client } from 'pg';
 import { mostSkewMs, now } from '../../shared/clock.ts';
 import { type Finding, fail, ok, warn } from '../../shared/doctor/finding.ts';
 import { startErrorOf } from './postgres-errors.ts';
-import { oldestVersion } from './postgres-session.ts';
 import { addressOf, type PostgresSettings } from './postgres-settings.ts';
+import { oldestVersion } from './postgres-write-connection.ts';
 
 /** Milliseconds in which each query must be answered. */
 const answerMs = 5_000;
