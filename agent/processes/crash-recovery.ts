@@ -32,9 +32,9 @@ export function unseen(outcome: 'PROCESS_OUTCOME_LOST' | 'PROCESS_OUTCOME_EXPIRE
 /** Opens the journal, after killing the spawners that an earlier agent left running. */
 export async function recoverJournal(directory: string, limits: Limits, log: Logger): Promise<Journal> {
   const stored = await readJournal(directory, log);
-  await killSpawners(stored.id, limits.killForMs, log);
+  if (!stored.isNew) await killSpawners(stored.id, limits.killForMs, log);
   const lines = [...stored.lines, ...(await readRings(directory, stored.lines))];
-  const journal = await Journal.open(directory, { id: stored.id, lines }, limits.seenMs, log);
+  const journal = await Journal.open(directory, { ...stored, lines }, limits.seenMs, log);
   await removeRings(directory);
   return journal;
 }

@@ -42,6 +42,8 @@ export interface StoredJournal {
   /** Created together with the journal. */
   id: string;
   lines: Line[];
+  /** True if nothing was stored, so that no process can have this id. */
+  isNew: boolean;
 }
 
 /** Lines that are written together. */
@@ -73,7 +75,8 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
   });
   const [first = '', ...rest] = text.split('\n');
   const [head] = parseLine(first);
-  if (head?.t === 'journal' && head.version === version) return { id: head.id, lines: parseLines(rest) };
+  if (head?.t === 'journal' && head.version === version)
+    return { id: head.id, lines: parseLines(rest), isNew: false };
   if (text) {
     // Because of the new journal id the broker treats all earlier processes as lost. It must never conclude
     // that they did not run.
@@ -83,7 +86,7 @@ export async function readJournal(directory: string, log: Logger): Promise<Store
     );
     await rename(path, `${path}.unreadable`);
   }
-  return { id: randomUUID(), lines: [] };
+  return { id: randomUUID(), lines: [], isNew: true };
 }
 
 /**
