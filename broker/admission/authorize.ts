@@ -46,10 +46,20 @@ export interface Guard<R extends Route> {
   services: AccessServices;
 }
 
+/** The parsers of all routes. They are made once and shared by all servers, because finding the ids in a schema is slow. */
+const parsers = new WeakMap<Route, Pick<Guard<Route>, 'parser' | 'action'>>();
+
 export function guardOf<R extends Route>(route: R, services: AccessServices): Guard<R> {
+  const parts = parsers.get(route) ?? parserOf(route);
+  parsers.set(route, parts);
+  // The cast is safe: the parser was made for this route.
+  return { ...parts, route, services } as Guard<R>;
+}
+
+function parserOf(route: Route): Pick<Guard<Route>, 'parser' | 'action'> {
   const place = allRoutes().find((one) => one.route === route);
   if (!place) throw new Error(`${route.method} ${route.path} is not in the route table`);
-  return { route, parser: new RequestParser(route), action: `${place.noun}.${place.operation}`, services };
+  return { parser: new RequestParser(route), action: `${place.noun}.${place.operation}` };
 }
 
 /** The parts of an empty request. */
