@@ -20,6 +20,12 @@ const checkout = join(import.meta.dirname, '../..');
 const base = join(process.env.FARHAND_TEST_DISK ?? tmpdir(), 'farhand-test-base-bookworm');
 const packages = 'systemd,systemd-sysv,dbus,curl,ca-certificates';
 const bootMs = 60_000;
+/** With a compile cache, our programs start from their sources in a third of the time. */
+const environment = [
+  'PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
+  'LC_ALL=C.UTF-8',
+  'NODE_COMPILE_CACHE=/var/tmp/node',
+];
 
 export interface Ran {
   code: number;
@@ -65,7 +71,7 @@ export function containerOfFile(): Omit<Container, 'close'> {
   });
   afterAll(async () => {
     if (typeof found !== 'string') await found.close();
-  }, 60_000);
+  });
   return {
     get root() {
       return box().root;
@@ -145,8 +151,7 @@ class Box implements Container {
 
   run(...command: string[]): Promise<Ran> {
     const init = String(this.#init() ?? 0);
-    const clean = ['env', '-i', 'PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin', 'LC_ALL=C.UTF-8'];
-    return execute('nsenter', ['--all', `--target=${init}`, ...clean, ...command]);
+    return execute('nsenter', ['--all', `--target=${init}`, 'env', '-i', ...environment, ...command]);
   }
 
   async reboot(): Promise<void> {

@@ -1,11 +1,13 @@
 // The Debian packages and the install line on a booted Debian. Each test continues with the state that the
 // earlier ones left.
 import { copyFileSync, readdirSync, writeFileSync } from 'node:fs';
-import { createServer } from 'node:net';
 import { join } from 'node:path';
-import { describe, expect, test, vi } from 'vitest';
-import { type Answer, call, temporaryFolder } from '../start-farhand.ts';
-import { containerOfFile, execute } from './boot-container.ts';
+import { describe, expect, test } from 'vitest';
+import { freeAddress } from '../find-free-ports.ts';
+import { type Answer, call } from '../start-farhand.ts';
+import { waitFor } from '../wait-for.ts';
+import { containerOfFile } from './boot-container.ts';
+import { buildPackages, built } from './build-packages.ts';
 
 const box = containerOfFile();
 
@@ -17,10 +19,9 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
   const api = (method: string, path: string, body?: unknown): Promise<Answer> =>
     call(`http://${http}/api/v1${path}`, method, { key, body });
   const online = (): Promise<void> =>
-    vi.waitFor(
-      async () => expect((await api('GET', `/machines/${machine}`)).body.data.status).toBe('online'),
-      { timeout: 30_000, interval: 200 },
-    );
+    waitFor(async () => expect((await api('GET', `/machines/${machine}`)).body.data.status).toBe('online'), {
+      interval: 200,
+    });
   const says = async (command: string): Promise<string> =>
     (await api('POST', '/commands', { machine_id: machine, command })).body.data.stdout;
   const property = async (name: string): Promise<string> =>
@@ -34,13 +35,10 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     return (await box.run('find', ...places, '-name', `*${name}*`, ...carried)).stdout;
   };
 
-  test('the packages are built, and the broker’s becomes a service', async () => {
-    const folder = temporaryFolder('packages');
-    const make = ['scripts/package.ts', '--arch', process.arch, '--only', 'deb', '--fast', '--to', folder];
-    expect(await execute(process.execPath, make)).toMatchObject({ code: 0 });
-    const packages = readdirSync(folder).filter((name) => name.endsWith('.deb'));
-    for (const name of packages)
-      copyFileSync(join(folder, name), join(box.root, 'root', name.replace(/_.*/, '.deb')));
+  test('the broker’s package becomes a service, and the agent’s is linked to it', async () => {
+    buildPackages();
+    for (const name of readdirSync(built).filter((one) => one.endsWith('.deb')))
+      copyFileSync(join(built, name), join(box.root, 'root', name.replace(/_.*/, '.deb')));
     expect(await box.run('dpkg', '--install', '/root/farhand-broker.deb')).toMatchObject({ code: 0 });
     const grpc = await freeAddress();
     http = await freeAddress();
@@ -187,14 +185,3 @@ describe('on a booted Debian', { timeout: 120_000 }, () => {
     );
   });
 });
-
-/** Returns a free HOST:PORT. */
-function freeAddress(): Promise<string> {
-  return new Promise((resolve) => {
-    const server = createServer().listen(0, '127.0.0.1', () => {
-      const address = server.address();
-      const port = typeof address === 'object' ? address?.port : 0;
-      server.close(() => resolve(`127.0.0.1:${port}`));
-    });
-  });
-}

@@ -28,6 +28,8 @@ const mains = {
   cli: shippedProgram('farhand'),
 };
 
+const { PATH, NODE_COMPILE_CACHE } = process.env;
+
 type Environment = Record<string, string | undefined>;
 
 interface Ending {
@@ -48,7 +50,7 @@ interface Running {
 /** Starts a program with its own environment. At the end of the test it is killed if it still runs. */
 function start(program: keyof typeof mains, args: string[], env: Environment = {}): Running {
   const child = spawn(process.execPath, [mains[program], ...args], {
-    env: { PATH: process.env.PATH, HOME: temporaryFolder('home'), XDG_CACHE_HOME: shipped, ...env },
+    env: { PATH, NODE_COMPILE_CACHE, HOME: temporaryFolder('home'), XDG_CACHE_HOME: shipped, ...env },
     stdio: ['ignore', 'pipe', 'pipe'],
   });
   onTestFinished(() => void child.kill('SIGKILL'));
