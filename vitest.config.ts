@@ -24,10 +24,10 @@ export default defineConfig({
     pool: 'forks',
     // More workers than two cores: tests wait for disks, timers and other processes most of the time.
     maxWorkers: Math.max(3, availableParallelism() - 1),
-    testTimeout: 20_000,
-    hookTimeout: 20_000,
-    // A busy machine is slow, not wrong.
-    expect: { poll: { timeout: 10_000 } },
+    // A busy machine is slow, not wrong. Only a test about time has a limit of its own.
+    testTimeout: 60_000,
+    hookTimeout: 60_000,
+    expect: { poll: { timeout: 30_000 } },
     // An unhandled rejection is a defect of the product: it fails the run even if every test passed.
     dangerouslyIgnoreUnhandledErrors: false,
     setupFiles: ['test/setup.ts'],

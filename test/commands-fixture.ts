@@ -14,12 +14,9 @@ export type CommandRecord = Awaited<ReturnType<Farhand['commands']['get']>>;
 export type StreamEvent =
   Awaited<ReturnType<Farhand['commands']['stream']>> extends AsyncIterable<infer T> ? T : never;
 
-/**
- * Polls until an expectation is met. Use it only for changes without an event. The timeout is long enough for
- * a busy machine.
- */
+/** Polls until an expectation is met, for changes without an event. */
 export function soon<T>(read: () => T | Promise<T>, interval = 20) {
-  return expect.poll(read, { timeout: 15_000, interval });
+  return expect.poll(read, { interval });
 }
 
 /** A named pipe at which a command waits until the test lets it continue. */

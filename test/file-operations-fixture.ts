@@ -13,11 +13,12 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { join } from 'node:path';
-import { expect, vi } from 'vitest';
+import { expect } from 'vitest';
 import { createFiles, type Files, type FilesOptions } from '../agent/files/index.ts';
 import type { AgentCall } from '../shared/agent-rpcs.ts';
 import { createLogger } from '../shared/logger.ts';
 import { diskFolder, onOtherDisk } from './find-file-systems.ts';
+import { waitFor } from './wait-for.ts';
 
 /** A second file system with write access; undefined if there is none. */
 export const otherDisk = onOtherDisk(diskFolder);
@@ -91,7 +92,7 @@ export class Disk {
       if (child.exitCode === null && child.signalCode === null) await once(child, 'exit');
     }
     try {
-      await vi.waitFor(() => expect(this.openHandles()).toEqual([]), 10_000);
+      await waitFor(() => expect(this.openHandles()).toEqual([]));
     } finally {
       for (const mount of this.#mounts) execFileSync('umount', ['-l', mount]);
       for (const at of [this.base, this.second]) if (at) removeTree(at);

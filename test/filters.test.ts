@@ -5,6 +5,7 @@ import type { History } from '../broker/history/history.ts';
 import { ask, type Named, refusalIn, type Scene, startScene, table } from './all-routes.ts';
 import { shared } from './close-after-tests.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
+import { waitFor } from './wait-for.ts';
 
 // The tests make many requests, which take long on a busy machine.
 vi.setConfig({ testTimeout: 60_000 });
@@ -245,7 +246,7 @@ test('a run is listed by its command, even after the command was deleted; other 
   const schedule = { machine_id: machine.machineId, name: 'x', command: 'true', cron: '@yearly' };
   const { id: schedule_id } = await system.client.schedules.create(schedule);
   const { command_id } = await system.client.schedules.run({ schedule_id });
-  await vi.waitFor(async () =>
+  await waitFor(async () =>
     expect((await system.client.commands.get({ command_id })).status).toBe('completed'),
   );
   await stores[0]?.history.write((transaction) => transaction.run('DELETE FROM commands'));

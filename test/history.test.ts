@@ -15,6 +15,7 @@ import { now } from '../shared/clock.ts';
 import { newId } from '../shared/ids.ts';
 import { expectWaitingChangesUndone } from './history-fixture.ts';
 import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
+import { waitFor } from './wait-for.ts';
 import { startReceiver, startWebhookSystem } from './webhook-receivers.ts';
 
 const table = ['CREATE TABLE notes (id TEXT NOT NULL UNIQUE, at INTEGER NOT NULL, text TEXT NOT NULL)'];
@@ -315,7 +316,7 @@ describe('a write that fails', () => {
     expect(committed()).toEqual([]);
   });
 
-  test('because history is closed rejects', { timeout: 2_000 }, async () => {
+  test('because history is closed rejects', async () => {
     const file = join(temporaryFolder('history'), 'history.db');
     const history = openHistory(file, 'installation', quiet);
     await history.close();
@@ -524,7 +525,7 @@ test('a request and its repeat run once, even if the repeat arrives while the an
     },
   };
   const first = idempotency.answer(request);
-  await vi.waitFor(() => expect(runs).toBe(1));
+  await waitFor(() => expect(runs).toBe(1));
   // The read of the repeat is queued before the first answer is written, in the same transaction.
   const repeat = idempotency.answer(request);
   answer.resolve({ created: true });
@@ -557,7 +558,7 @@ test('a stream has each event once and in order while events are written, some o
       })
       .catch(() => {});
   for (let n = 0; n < 400; n += 4) await Promise.all([write(n), write(n + 1), write(n + 2), write(n + 3)]);
-  await vi.waitFor(() => expect(sent.length).toBeGreaterThanOrEqual(written.length));
+  await waitFor(() => expect(sent.length).toBeGreaterThanOrEqual(written.length));
   stop.abort(new Error('over'));
   await expect(reading).rejects.toThrow('over');
   expect(sent).toEqual(written);

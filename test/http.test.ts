@@ -5,7 +5,7 @@ import { writeFileSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { status as grpcStatus } from '@grpc/grpc-js';
-import { expect, test, vi } from 'vitest';
+import { expect, test } from 'vitest';
 import { queryOf } from '../broker/admission/parse-request.ts';
 import { toWire } from '../shared/agent-rpcs.ts';
 import { allRoutes } from '../shared/api/route-table.ts';
@@ -13,6 +13,7 @@ import { AppError, codes, isCode } from '../shared/errors.ts';
 import { shared } from './close-after-tests.ts';
 import { joinScripted, type ScriptedAgent, scriptedMachine, statusOf } from './scripted-agent.ts';
 import { type Answer, call, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { waitFor } from './wait-for.ts';
 
 const mebibyte = 1024 * 1024;
 
@@ -1015,7 +1016,7 @@ test.each(['refuses it', 'has begun'])(
     expect((await received).match(/HTTP\/1\.1 200/g)).toHaveLength(2);
   },
   // This is less than the time after which a silent stream sends a comment.
-  5_000,
+  14_000,
 );
 
 interface StartedCommand {
@@ -1064,7 +1065,7 @@ test('a client that disconnects does not cancel its command', async () => {
   await file.leave();
   expect(await agent.next('cancel')).toEqual({ call_id });
   command.exit({ outcome: 'PROCESS_OUTCOME_EXITED', started_at_ms: Date.now(), finished_at_ms: Date.now() });
-  await vi.waitFor(async () => {
+  await waitFor(async () => {
     const { status, exit_code } = (await system.call('GET', `/commands/${command.id}`)).body.data;
     expect([status, exit_code]).toEqual(['completed', 0]);
   });
@@ -1149,7 +1150,7 @@ test('a machine with an impossible time in its report breaks no answer', async (
 
 /** Resolves once the event log has the start or end of a command. */
 async function logged(system: TestSystem, id: string, types: RegExp): Promise<void> {
-  await vi.waitFor(async () => {
+  await waitFor(async () => {
     const { items } = await system.client.events.list({ limit: 100 });
     const found = items.filter(({ type, data }) => types.test(type) && data.command_id === id);
     expect(found).toHaveLength(1);

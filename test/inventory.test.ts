@@ -20,6 +20,7 @@ import { runProgram } from '../agent/inventory/run-program.ts';
 import { parseOsRelease } from '../agent/inventory/system.ts';
 import { parseUnits, readContainers } from '../agent/inventory/units-and-containers.ts';
 import { refusalIn } from './all-routes.ts';
+import { shared } from './close-after-tests.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { needs } from './skip-without-programs.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
@@ -118,10 +119,16 @@ test('the inventory agrees with what the machine’s own tools say', async () =>
   expect(Math.abs(Date.now() - Date.parse(found.collected_at))).toBeLessThan(600_000);
 });
 
-needs('dpkg-query', 'apt-get')('packages and updates are those of dpkg and apt', async () => {
+/** The inventory of this machine. */
+const collectedHere = shared(async () => {
   const system = await startFarhand();
   const { machineId: machine_id } = await system.agent();
   const found = await system.client.inventory.get({ machine_id });
+  return { system, found };
+});
+
+needs('dpkg-query', 'apt-get')('packages and updates are those of dpkg and apt', async () => {
+  const { found } = await collectedHere();
   // biome-ignore lint/suspicious/noTemplateCurlyInString: dpkg-query replaces these names
   const format = '${db:Status-Status} ${Package} ${Version} ${Architecture}\\n';
   const listed = printed('dpkg-query', '-W', '-f', format).split('\n');
@@ -137,9 +144,7 @@ needs('dpkg-query', 'apt-get')('packages and updates are those of dpkg and apt',
 });
 
 needs('lscpu', 'ss')('processor and ports are those of lscpu and ss', async () => {
-  const system = await startFarhand();
-  const { machineId: machine_id } = await system.agent();
-  const found = await system.client.inventory.get({ machine_id });
+  const { system, found } = await collectedHere();
   const model = /^Model name:\s*(.*)$/m.exec(printed('lscpu'))?.[1];
   if (process.arch === 'x64') expect(found.cpu_model).toBe(model);
   const ports = new Set(found.ports.map(({ port }) => port));
@@ -290,7 +295,7 @@ test('an agent loads nothing that collects before the first request', () => {
   const args = ['--disable-warning=ExperimentalWarning', '--input-type=module', '--eval', script];
   const output = execFileSync(process.execPath, args, { encoding: 'utf8', cwd: root });
   expect(JSON.parse(output)).toEqual([['index.ts'], true]);
-}, 60_000);
+});
 
 // ---- Output of package managers that this machine may not have
 

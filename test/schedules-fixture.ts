@@ -71,7 +71,7 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
           const [running, queued] = await Promise.all([open('running'), open('queued')]);
           return running.total + queued.total;
         };
-        await expect.poll(busy, { interval: 5, timeout: 10_000 }).toBeLessThanOrEqual(held);
+        await expect.poll(busy, { interval: 5 }).toBeLessThanOrEqual(held);
       }
     },
     async down(): Promise<void> {
@@ -91,7 +91,7 @@ export async function systemAt(start: string, day = today, stepMs = 30_000) {
       system = await startFarhand({ dataDir: system.dataDir, flags: ['--grpc', system.grpc, ...flags] });
       for (let heard = 0; !linked; ) {
         const received = (): boolean => linked || agent.logged.length > heard;
-        await expect.poll(received, { interval: 5, timeout: 15_000 }).toBe(true);
+        await expect.poll(received, { interval: 5 }).toBe(true);
         const waits = agent.logged.slice(heard).map((line) => JSON.parse(line).retry_ms ?? 0);
         heard += waits.length;
         for (let ms = Math.max(...waits); ms > 0 && !linked; ms -= 500) {

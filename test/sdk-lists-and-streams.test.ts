@@ -7,11 +7,12 @@ import { createServer, type IncomingMessage, type ServerResponse } from 'node:ht
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { Readable } from 'node:stream';
-import { expect, onTestFinished, test, vi } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { Farhand, FarhandError } from '../shared/sdk/index.ts';
 import { fakeClock } from './fake-clock.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
+import { waitFor } from './wait-for.ts';
 import { startWebhookSystem } from './webhook-receivers.ts';
 
 /** Starts a server that answers as the test specifies. Returns its client. */
@@ -217,7 +218,7 @@ test('events continue after every cut without loss or repeats, also before the f
     await system.happen('machine.online', { n });
     proxy.allow();
     await system.happen('machine.online', { n: n + 0.5 });
-    await vi.waitFor(() => expect(seen.length).toBe(2 * (n + 1)), { timeout: 10_000 });
+    await waitFor(() => expect(seen.length).toBe(2 * (n + 1)));
   }
   gone.abort(new Error('enough'));
   await ended;
@@ -260,7 +261,7 @@ test('a silent stream counts as lost and is reconnected', async () => {
   const iterator = client.commands.stream({ command_id: 'cmd_x' })[Symbol.asyncIterator]();
   expect((await iterator.next()).value?.event).toBe('output');
   const next = iterator.next();
-  await vi.waitFor(async () => {
+  await waitFor(async () => {
     await clock.advance(20_000);
     expect(asked).toEqual([undefined, 'a.1']);
   });

@@ -7,6 +7,7 @@ import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { Farhand, FarhandError } from '../shared/sdk/index.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';
 import { startProxy } from './tcp-proxy.ts';
+import { waitFor } from './wait-for.ts';
 
 type Answer = (response: ServerResponse) => void;
 
@@ -166,7 +167,7 @@ test('a signal ends the wait at once', async () => {
   const gone = new AbortController();
   const call = client.machines.list({}, { signal: gone.signal });
   const ended = expect(call).rejects.toThrow('enough');
-  await vi.waitFor(() => expect(came.length).toBe(1));
+  await waitFor(() => expect(came.length).toBe(1));
   gone.abort(new Error('enough'));
   await ended;
 });
@@ -196,7 +197,7 @@ test('a command whose answer is lost on the way runs once, and the repeat return
       const answer = fetch(...args);
       if (asked > 1) return answer;
       // The command has run, but its answer has not arrived yet.
-      await vi.waitFor(() => expect(readFileSync(file, 'utf8')).toBe('ran\n'));
+      await waitFor(() => expect(readFileSync(file, 'utf8')).toBe('ran\n'));
       proxy.cut();
       return answer;
     },

@@ -3,10 +3,11 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
-import { expect, onTestFinished, test, vi } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { Farhand, FarhandError } from '../shared/sdk/index.ts';
 import { scriptedMachine } from './scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { waitFor } from './wait-for.ts';
 
 /** Resolves with the error of a call. Fails if the call succeeds. */
 async function failure(call: Promise<unknown>): Promise<FarhandError> {
@@ -442,5 +443,5 @@ test('many calls at once do not mix up their answers', async () => {
     numbers.map((n) => system.client.files.read({ machine_id, path: join(folder, `${n}`) })),
   );
   expect(read.map(({ content }) => content)).toEqual(numbers.map(String));
-  await vi.waitFor(async () => expect((await system.client.machines.list()).items[0]?.status).toBe('online'));
+  await waitFor(async () => expect((await system.client.machines.list()).items[0]?.status).toBe('online'));
 });

@@ -85,7 +85,7 @@ test('an acknowledgement of more input than was sent is refused, without effect 
   await machine.next('AttachTerminal');
   other.type('heard');
   expect(await other.line.input(5)).toBe('heard');
-}, 10_000);
+});
 
 test('input in flight when a link was lost is sent again from the acknowledged offset, and only once', async () => {
   const client = await typist();

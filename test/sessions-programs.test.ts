@@ -99,7 +99,7 @@ test('links that are cut repeatedly leave no gap in the output of a client', asy
   expect(await port.parted()).toMatchObject({ why: 'ended', exit_code: 0 });
   const digest = (text: string): string => createHash('sha256').update(text).digest('hex');
   expect([port.text().length, digest(port.text())]).toEqual([all.length * 4, digest(all.repeat(4))]);
-}, 30_000);
+});
 
 test.each(['echo', '-echo'])(
   'a paste over links that stall and are cut arrives completely, with %s',
@@ -136,7 +136,6 @@ test.each(['echo', '-echo'])(
     expect(readFileSync(file, 'utf8') === all).toBe(true);
     expect(port.notes.filter(({ type }) => type === 'refused')).toEqual([]);
   },
-  30_000,
 );
 
 test('a machine that reconnects too late has ended its terminal by itself', async () => {

@@ -12,6 +12,7 @@ import { createLogger } from '../shared/logger.ts';
 import { readSettings } from '../shared/read-settings.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { atEnd } from './close-after-tests.ts';
+import { freeAddress } from './find-free-ports.ts';
 import { keepAgentSilent, keepBrokerSilent, listening, overhear, remember } from './find-leaked-secrets.ts';
 import { databaseFlags } from './start-postgres.ts';
 
@@ -79,7 +80,7 @@ export interface Answer {
   body: any;
 }
 
-/** Starts a broker, which is closed with the test. */
+/** Starts a broker, which is closed with the test. It may be started again at the same addresses. */
 export async function startFarhand(
   params: { dataDir?: string; tuning?: Tuning; flags?: string[] } = {},
 ): Promise<TestSystem> {
@@ -87,10 +88,7 @@ export async function startFarhand(
   const argv = [
     '--data-dir',
     dataDir,
-    '--http',
-    '127.0.0.1:0',
-    '--grpc',
-    '127.0.0.1:0',
+    ...['--http', await freeAddress(), '--grpc', await freeAddress()],
     ...(params.flags?.includes('--database-url') ? [] : await databaseFlags(dataDir)),
     ...(params.flags ?? []),
   ];

@@ -12,9 +12,9 @@ import {
   rmSync,
   writeFileSync,
 } from 'node:fs';
-import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { Client, type CustomTypesConfig } from 'pg';
+import { freePort } from './find-free-ports.ts';
 
 const installed = '/usr/lib/postgresql';
 
@@ -125,14 +125,6 @@ function killIfAlive(pid: number): void {
   } catch {
     // The process has ended by itself.
   }
-}
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  const address = server.address();
-  server.close();
-  return typeof address === 'object' && address ? address.port : 0;
 }
 
 /** The database of each data directory of a broker, if the tests run with FARHAND_TEST_DATABASE=postgres. */

@@ -12,7 +12,7 @@ import { connect, type TLSSocket } from 'node:tls';
 import { promisify } from 'node:util';
 import 'reflect-metadata';
 import { SubjectAlternativeNameExtension, X509CertificateGenerator } from '@peculiar/x509';
-import { expect, onTestFinished, test, vi } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { WebSocket } from 'ws';
 import { brokerSettings } from '../broker/settings-schema.ts';
 import { startBroker } from '../broker/start/index.ts';
@@ -22,6 +22,7 @@ import { connectScripted, joinScripted } from './scripted-agent.ts';
 import { needs } from './skip-without-programs.ts';
 import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 import { program } from './start-processes.ts';
+import { waitFor } from './wait-for.ts';
 
 const day = 86_400_000;
 
@@ -233,9 +234,7 @@ test('the key is private and survives restarts and renewal, so the pin stays the
   const kept = await securely(first.url);
   clock.move(35 * day);
   clock.tick();
-  await vi.waitFor(async () =>
-    expect((await certificateOf(first.url)).serialNumber).not.toBe(old.serialNumber),
-  );
+  await waitFor(async () => expect((await certificateOf(first.url)).serialNumber).not.toBe(old.serialNumber));
   const renewed = await certificateOf(first.url);
   expect(renewed.validToDate.getTime() - Date.now()).toBeLessThanOrEqual(90 * day);
   // The earlier connection goes on.
@@ -261,10 +260,10 @@ test('a replaced certificate is used without a restart; one that does not match 
   expect(JSON.parse(before.body).data.tls_pin).toBe(null);
   const kept = await securely(url);
   renameSync(two.cert, one.cert);
-  await vi.waitFor(() => expect(log.join('')).toContain('the old one stays'));
+  await waitFor(() => expect(log.join('')).toContain('the old one stays'));
   expect((await certificateOf(url)).subject).toBe('CN=one');
   renameSync(two.key, one.key);
-  await vi.waitFor(async () => expect((await certificateOf(url)).subject).toBe('CN=two'));
+  await waitFor(async () => expect((await certificateOf(url)).subject).toBe('CN=two'));
   kept.write('GET /healthz HTTP/1.1\r\nHost: b\r\nConnection: close\r\n\r\n');
   expect(await text(kept)).toMatch(/^HTTP\/1\.1 200/);
 });
@@ -319,7 +318,7 @@ test('a leaf of the link is renewed by wall time while agents stay linked, and a
   };
   const old = await leaf();
   clock.tick();
-  await vi.waitFor(async () => expect((await leaf())?.serialNumber).not.toBe(old?.serialNumber));
+  await waitFor(async () => expect((await leaf())?.serialNumber).not.toBe(old?.serialNumber));
   const left = ((await leaf())?.validToDate.getTime() ?? 0) - Date.now();
   expect(left).toBeGreaterThan(89 * day);
   expect(left).toBeLessThanOrEqual(90 * day);
@@ -340,7 +339,7 @@ test('a clock that is set back causes a new leaf, too, because one from the futu
   clock.move(-2 * day);
   const old = await certificateOf(system.url);
   clock.tick();
-  await vi.waitFor(async () =>
+  await waitFor(async () =>
     expect((await certificateOf(system.url)).serialNumber).not.toBe(old.serialNumber),
   );
 });

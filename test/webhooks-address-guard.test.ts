@@ -2,9 +2,10 @@
 import { once } from 'node:events';
 import { connect, createServer, isIPv4 } from 'node:net';
 import { networkInterfaces } from 'node:os';
-import { expect, onTestFinished, test, vi } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { AddressGuard, type Network, networkOf } from '../broker/webhooks/address-guard.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
+import { waitFor } from './wait-for.ts';
 import { startReceiver, startWebhookSystem } from './webhook-receivers.ts';
 
 const guardOf = (...allowed: Network[]) => new AddressGuard(allowed, async () => []);
@@ -290,7 +291,7 @@ test('the resolved address of a name is in no answer: of a test, a delivery, or 
       'intra.corp resolves to an address that is not public; to call it, add it to --webhook-allow of the broker',
   });
   await system.happen('machine.online');
-  const delivered = await vi.waitFor(async () => {
+  const delivered = await waitFor(async () => {
     const answer = await system.call('GET', `/webhooks/${id}/deliveries`);
     expect(answer.body.data).toMatchObject([{ attempts: [{ error: result.body.data.error }] }]);
     return answer;

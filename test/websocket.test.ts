@@ -4,7 +4,7 @@ import { type IncomingMessage, request } from 'node:http';
 import { connect } from 'node:net';
 import { text } from 'node:stream/consumers';
 import { pino } from 'pino';
-import { expect, onTestFinished, test, vi } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { type RawData, WebSocket } from 'ws';
 import type { Action, ClientPort, CloseReason } from '../broker/sessions/client-port.ts';
 import { brokerSettings } from '../broker/settings-schema.ts';
@@ -13,6 +13,7 @@ import { readSettings } from '../shared/read-settings.ts';
 import { fakeClock } from './fake-clock.ts';
 import { handshake, path, startTerminalServer } from './fake-terminal-socket.ts';
 import { call, startFarhand, type TestSystem, temporaryFolder } from './start-farhand.ts';
+import { waitFor } from './wait-for.ts';
 
 async function take(actions: AsyncIterable<Action>, count: number): Promise<Action[]> {
   const taken: Action[] = [];
@@ -410,7 +411,7 @@ test('tickets are in no log line, valid or not', async () => {
   onTestFinished(() => broker.close());
   const asked = await upgrade(`${broker.url}/api/v1/sessions/sess_x/stream?ticket=verysecret`);
   expect(asked.status).toBe(401);
-  await vi.waitFor(() => expect(lines.join('')).toContain('/api/v1/sessions/sess_x/stream'));
+  await waitFor(() => expect(lines.join('')).toContain('/api/v1/sessions/sess_x/stream'));
   expect(lines.join('')).not.toContain('verysecret');
 });
 

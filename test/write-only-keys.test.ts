@@ -1,8 +1,9 @@
 // Keys that may change but not read: the answers to their changes reveal no output and no environment.
-import { expect, test, vi } from 'vitest';
+import { expect, test } from 'vitest';
 import type { Scope } from '../shared/api/route.ts';
 import { storedState } from './read-stored-state.ts';
 import { startFarhand } from './start-farhand.ts';
+import { waitFor } from './wait-for.ts';
 
 test('an empty change changes nothing, not even the owner, and reveals no environment', async () => {
   const system = await startFarhand();
@@ -71,7 +72,7 @@ test('a key that may not read schedules may change what a schedule runs, or wher
   expect((await patch(schedule.id, { cwd: '/' }, reader.key)).body.data.env).toEqual(params.env);
   expect((await patch(schedule.id, { command: 'env', env: null })).status).toBe(200);
   const { command_id } = await writer.client.schedules.run({ schedule_id: schedule.id });
-  await vi.waitFor(async () => {
+  await waitFor(async () => {
     const { status, stdout } = await system.client.commands.get({ command_id });
     expect([status, stdout]).toEqual(['completed', expect.not.stringContaining('hidden-4711')]);
   });

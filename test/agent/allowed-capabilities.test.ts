@@ -27,9 +27,9 @@ const harmless = {
 /**
  * Returns the methods that the agent refuses to a broker, with the missing capability that the error names.
  */
-async function refusedBy(broker: ScriptedBroker): Promise<[Method, unknown][]> {
+async function refusedBy(broker: ScriptedBroker, asked = all): Promise<[Method, unknown][]> {
   const outcomes = await Promise.all(
-    all.map(async ([method]) => [method, await broker.call(method, harmless)] as const),
+    asked.map(async ([method]) => [method, await broker.call(method, harmless)] as const),
   );
   return outcomes
     .filter(([, { details }]) => details.capability)
@@ -52,7 +52,9 @@ describe('every rpc', () => {
     const locked = all
       .filter(([, any]) => any.every((each) => each === one))
       .map(([method]) => [method, one]);
-    expect(await refusedBy(broker)).toEqual(locked);
+    // An inventory runs apt for seconds. It is made once, where nothing else is allowed.
+    const asked = all.filter(([method]) => one === 'inventory' || method !== 'GetInventory');
+    expect(await refusedBy(broker, asked)).toEqual(locked);
   });
 
   test('every rpc is locked in at least one case, and each capability except user locks one', () => {

@@ -27,13 +27,14 @@ import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { gzipSync } from 'node:zlib';
 import { type Pack, pack } from 'tar-stream';
-import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { Files } from '../../agent/files/index.ts';
 import type { ArchiveSummary } from '../../proto/types/farhand/agent/v1/ArchiveSummary.ts';
 import type { WriteArchiveOpen__Output } from '../../proto/types/farhand/agent/v1/WriteArchiveOpen.ts';
 import type { WriteArchiveRequest__Output } from '../../proto/types/farhand/agent/v1/WriteArchiveRequest.ts';
 import type { WriteArchiveResponse } from '../../proto/types/farhand/agent/v1/WriteArchiveResponse.ts';
 import { call, Disk, isRoot, mayMount, refused, tree } from '../file-operations-fixture.ts';
+import { waitFor } from '../wait-for.ts';
 
 let disk: Disk;
 let files: Files;
@@ -440,7 +441,7 @@ describe('writeArchive', () => {
     expect(codes).toContain('not_a_directory');
     expect(codes).not.toContain('internal_error');
     expectNothingElse();
-  }, 30_000);
+  });
 
   test('protected paths are neither entered, replaced, linked to nor created', async () => {
     for (const entry of [
@@ -642,7 +643,7 @@ describe('writeArchive', () => {
       sent += String(chunk);
       if (sent.split('sent').length === 3) break;
     }
-    await vi.waitFor(() => expect(existsSync(path('targetfalse/dir/a'))).toBe(true), 10_000);
+    await waitFor(() => expect(existsSync(path('targetfalse/dir/a'))).toBe(true));
     child.kill('SIGKILL');
     await once(child, 'exit');
     expect(tree(disk.root).filter((name) => name.includes('.farhand-')).length).toBeGreaterThan(0);

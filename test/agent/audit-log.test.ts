@@ -112,7 +112,7 @@ test('the log is private and protected from the file API, and has a command with
   const { machineId: machine_id, dataDir } = agent;
   const file = join(dataDir, 'activity.log');
   await system.call('POST', '/commands', { body: { machine_id, command: 'true' } });
-  await expect.poll(() => readFileSync(file, 'utf8'), { timeout: 5_000 }).toContain('StartProcess');
+  await expect.poll(() => readFileSync(file, 'utf8')).toContain('StartProcess');
   expect(statSync(file).mode & 0o777).toBe(0o600);
   expect(of(read(file), 'StartProcess')).toHaveLength(2);
   const files = `/machines/${machine_id}/files`;

@@ -4,11 +4,12 @@ import { once } from 'node:events';
 import { chmodSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { text as read } from 'node:stream/consumers';
-import { expect, onTestFinished, test, vi } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { doctor } from '../../agent/doctor.ts';
 import { loadIdentity } from '../../agent/identity.ts';
 import { setClock } from '../../shared/clock.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { waitFor } from '../wait-for.ts';
 
 const day = 86_400_000;
 
@@ -75,7 +76,7 @@ test('an agent whose clock is behind the broker’s certificate reports its cloc
   const system = await startFarhand({ dataDir: first.dataDir, flags: ['--grpc', first.grpc] });
   setClock();
   const fault = /certificate is not yet valid by the clock of this machine \(20\d\d-\S+Z\); set the clock/;
-  await vi.waitFor(() => expect(agent.logged.join('')).toMatch(fault), { timeout: 15_000 });
+  await waitFor(() => expect(agent.logged.join('')).toMatch(fault));
   const params = { broker: system.grpc, joinToken: await system.joinToken(), name: 'late', tags: [] };
   await expect(loadIdentity(temporaryFolder('late'), params)).rejects.toThrow(fault);
   const { text, code } = await examine(agent.dataDir, system.grpc);

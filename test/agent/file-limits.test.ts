@@ -10,7 +10,7 @@ import {
   truncateSync,
   writeFileSync,
 } from 'node:fs';
-import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { Boundary } from '../../agent/files/confine/boundary.ts';
 import { fromText } from '../../agent/files/confine/request-path.ts';
 import { Confinement } from '../../agent/files/confine/resolve.ts';
@@ -24,6 +24,7 @@ import { AppError } from '../../shared/errors.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 import { fakeClock } from '../fake-clock.ts';
 import { call, Disk, refused } from '../file-operations-fixture.ts';
+import { waitFor } from '../wait-for.ts';
 
 let disk: Disk;
 let files: Files;
@@ -60,10 +61,10 @@ describe('the semaphore', () => {
     await expect(working(semaphore).done).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
     expect([third?.started(), fourth?.started()]).toEqual([false, false]);
     first?.end();
-    await vi.waitFor(() => expect(third?.started()).toBe(true));
+    await waitFor(() => expect(third?.started()).toBe(true));
     expect(fourth?.started()).toBe(false);
     second?.end();
-    await vi.waitFor(() => expect(fourth?.started()).toBe(true));
+    await waitFor(() => expect(fourth?.started()).toBe(true));
     for (const one of [third, fourth]) one?.end();
     await fourth?.done;
     expect(working(semaphore).started()).toBe(true);
@@ -151,7 +152,7 @@ describe('searches', () => {
     const running = stops.slice(0, 4).map(({ signal }) => search('missing', signal));
     const silent = running.map((one) => one.next());
     // All searches are reading the sparse file.
-    await vi.waitFor(() => expect(readersOf(path('huge'))).toBe(4), 10_000);
+    await waitFor(() => expect(readersOf(path('huge'))).toBe(4));
     const [fifth, sixth] = [search('', stops[4]?.signal), search('')];
     const waiting = [fifth.next(), sixth.next()];
     stops[4]?.abort(new Error('left'));
@@ -204,7 +205,7 @@ describe('watches', () => {
     await expect(third.iterator.next()).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
     await two.end();
     // A watch begins without waiting for a slot.
-    await vi.waitFor(async () => {
+    await waitFor(async () => {
       const again = begin();
       try {
         await again.iterator.next();
@@ -219,7 +220,7 @@ describe('watches', () => {
     await expect(received()).rejects.toEqual(expect.objectContaining({ code: 'unavailable' }));
     mkdirSync(path('other'));
     for (let index = 0; index < 20; index += 1) writeFileSync(path(`other/f${index}`), '');
-    await vi.waitFor(async () => {
+    await waitFor(async () => {
       const all = begin('other');
       try {
         await all.iterator.next();
@@ -259,7 +260,7 @@ describe('large directories', () => {
     directory[Symbol.dispose]();
     await files.removeFile({ path: Buffer.from(path('top')), recursive: true }, call());
     expect(existsSync(path('top'))).toBe(false);
-  }, 60_000);
+  });
 });
 
 describe('outside the roots', () => {

@@ -28,7 +28,7 @@ import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { inspect } from 'node:util';
-import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { Boundary } from '../../agent/files/confine/boundary.ts';
 import { fromText } from '../../agent/files/confine/request-path.ts';
 import { Confinement, type Directory } from '../../agent/files/confine/resolve.ts';
@@ -48,6 +48,7 @@ import {
   tree,
   tries,
 } from '../file-operations-fixture.ts';
+import { waitFor } from '../wait-for.ts';
 
 // ---- A disk of its own for each test
 
@@ -319,7 +320,7 @@ describe('walking', () => {
     await expect(failing()).rejects.toThrow('enough');
     for (const directory of opened.splice(0)) directory[Symbol.dispose]();
     // This is checked soon, because later the garbage collector would close the handles.
-    await vi.waitFor(() => expect(disk.openHandles()).toEqual([]), 200);
+    await waitFor(() => expect(disk.openHandles()).toEqual([]), { timeout: 1_000 });
   });
 
   test('3,000 levels are walked down and up', async () => {
@@ -646,7 +647,7 @@ describe('removing', () => {
     for (let index = 0; index < 2_000; index += 1) writeFileSync(path(`wide/${index}`), '');
     const stop = new AbortController();
     const removing = remove(path('wide'), true, stop.signal);
-    await vi.waitFor(() => expect(readdirSync(path('wide')).length).toBeLessThan(2_000), { interval: 1 });
+    await waitFor(() => expect(readdirSync(path('wide')).length).toBeLessThan(2_000), { interval: 1 });
     stop.abort(new Error('the caller left'));
     await expect(removing).rejects.toThrow('the caller left');
     expect(readdirSync(path('wide')).length).toBeGreaterThan(0);
@@ -852,7 +853,7 @@ describe.skipIf(!otherDisk)('moving between file systems (needs a second one)', 
     for (let n = 0; n < 3_000; n += 1) writeFileSync(path(`dir/${n}`), `${n}`);
     const stop = new AbortController();
     const moving = move(path('dir'), join(shm, 'dir'), false, stop.signal);
-    await vi.waitFor(() => expect(tree(shm).length).toBeGreaterThan(10), { interval: 1 });
+    await waitFor(() => expect(tree(shm).length).toBeGreaterThan(10), { interval: 1 });
     stop.abort(new Error('the caller left'));
     await expect(moving).rejects.toThrow('the caller left');
     expect(readdirSync(path('dir')).length).toBe(3_000);
@@ -1033,7 +1034,7 @@ describe('copying', () => {
     // A sparse file that takes long to read.
     truncateSync(path('big'), 100_000_000_000);
     const stopped = copy(path('big'), path('copy'), false, stop.signal);
-    await vi.waitFor(() => expect(leftovers()).toHaveLength(2), { interval: 1 });
+    await waitFor(() => expect(leftovers()).toHaveLength(2), { interval: 1 });
     const started = performance.now();
     stop.abort(new Error('the caller left'));
     await expect(stopped).rejects.toThrow('the caller left');

@@ -24,7 +24,7 @@ import {
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { inspect } from 'node:util';
-import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { createFiles, type Files } from '../../agent/files/index.ts';
 import { createUsers } from '../../agent/files/users-groups.ts';
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
@@ -39,6 +39,7 @@ import type { WriteFileResponse } from '../../proto/types/farhand/agent/v1/Write
 import { AppError } from '../../shared/errors.ts';
 import { createLogger } from '../../shared/logger.ts';
 import { call, Disk, isRoot, mayMount, printed, refused, tree, tries } from '../file-operations-fixture.ts';
+import { waitFor } from '../wait-for.ts';
 
 // ---- A disk of its own for each test
 
@@ -513,7 +514,7 @@ describe('reading', () => {
   test('a reader who stops early leaves no handle behind', async () => {
     writeFileSync(path('big'), Buffer.alloc(2_000_000, 'x'));
     for await (const part of files.readFile(readRequest(path('big'), {}), call())) if (part.chunk) break;
-    await vi.waitFor(() => expect(disk.openHandles()).toEqual([]), 10_000);
+    await waitFor(() => expect(disk.openHandles()).toEqual([]));
   });
 
   test('/proc/PID/status is read whole although its size is 0, without a length', async () => {
@@ -988,7 +989,7 @@ describe('writing', () => {
       await new Promise(() => undefined);
     }
     const one = files.writeFile(endless(), call(stop.signal)).catch(() => 'aborted');
-    await vi.waitFor(() => expect(readFileSync(journal, 'utf8')).toMatch(/^\+/), 10_000);
+    await waitFor(() => expect(readFileSync(journal, 'utf8')).toMatch(/^\+/));
     const first = readFileSync(journal, 'utf8');
     const deep = path('d'.repeat(250), 'd'.repeat(250), 'd'.repeat(250));
     mkdirSync(deep, { recursive: true });

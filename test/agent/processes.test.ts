@@ -30,6 +30,7 @@ import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/Pro
 import type { AgentCall } from '../../shared/agent-rpcs.ts';
 import { newId } from '../../shared/ids.ts';
 import { createLogger } from '../../shared/logger.ts';
+import { waitFor } from '../wait-for.ts';
 
 const asRoot = process.getuid?.() === 0;
 const root = join(import.meta.dirname, '../..');
@@ -386,12 +387,12 @@ test('no pipe stays open when a command is over or all are stopped', async () =>
   };
   await open();
   await run('true');
-  await vi.waitFor(async () => expect(await pipesInUse()).toEqual([]));
+  await waitFor(async () => expect(await pipesInUse()).toEqual([]));
   const events = start('echo ready; sleep 60');
   await hear(events, sees('ready'));
   expect(await pipesInUse()).toHaveLength(2);
   await processes.stop();
-  await vi.waitFor(async () => expect(await pipesInUse()).toEqual([]));
+  await waitFor(async () => expect(await pipesInUse()).toEqual([]));
 });
 
 test('an id runs once, however often it is requested and by whichever call', async () => {
@@ -486,9 +487,7 @@ test('input for a command that has closed its input or exited is refused without
   );
   await hear(events, sees('closed'));
   await give(id, 'x').catch(() => {});
-  await vi.waitFor(() =>
-    expect(give(id, 'x')).rejects.toMatchObject({ code: 'conflict', message: /closed/ }),
-  );
+  await waitFor(() => expect(give(id, 'x')).rejects.toMatchObject({ code: 'conflict', message: /closed/ }));
   await processes.killProcess({ id, grace_ms: 0 }, call());
   expect((await hear(events, undefined, [7, 0])).exits).toHaveLength(1);
   const stdin = randomBytes(300_000);
@@ -797,7 +796,7 @@ test('a process without followers never stalls, and its output is limited too', 
   await first.return?.();
   const last = async (): Promise<number> =>
     Number((await readdir(join(home, 'agent/output', `${id}.stdout`))).sort().at(-1));
-  await vi.waitFor(async () => expect(await last()).toBeGreaterThan(40 * windowBytes), { timeout: 20_000 });
+  await waitFor(async () => expect(await last()).toBeGreaterThan(40 * windowBytes));
   const sizes = await onDisk(id);
   expect(sizes.reduce((sum, size) => sum + size, 0)).toBeLessThan(1.5 * windowBytes);
   await processes.killProcess({ id, grace_ms: 0 }, call());
@@ -833,7 +832,7 @@ test('a follower that stopped reading stalls a process only until it counts as g
   await dead.next();
   await first.return?.();
   // The follower has read nothing yet, and its next bytes have left the window.
-  await vi.waitFor(() => expect(access(join(home, 'agent/output', `${id}.stderr`))).resolves.toBeUndefined());
+  await waitFor(() => expect(access(join(home, 'agent/output', `${id}.stderr`))).resolves.toBeUndefined());
   const { gaps, exits } = await hear(dead);
   expect(gaps).toHaveLength(1);
   expect(exits).toMatchObject([{ exit_code: 0, stdout_bytes: 5_000_000 }]);
@@ -992,7 +991,7 @@ test('a pipe that a process has left open for reading, or opens later for writin
   const write = 'while [ -e go ]; do echo late >&4; sleep 0.005; done';
   const late = `sleep 0.2; exec 4>/proc/self/fd/3 3<&-; touch opened; ${write}`;
   await run(`(trap "" PIPE; ${late}) 3</dev/stderr </dev/null >/dev/null 2>&1 & sleep 0.1`);
-  await vi.waitFor(async () => expect(await exists(join(home, 'opened'))).toBe(true));
+  await waitFor(async () => expect(await exists(join(home, 'opened'))).toBe(true));
   for (let i = 0; i < 40; i++) {
     const { stdout, stderr } = await run('echo own; sleep 0.01');
     expect([stdout.toString(), stderr]).toEqual(['own\n', '']);

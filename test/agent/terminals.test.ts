@@ -12,6 +12,7 @@ import { newId } from '../../shared/ids.ts';
 import { createLogger } from '../../shared/logger.ts';
 import { needs } from '../skip-without-programs.ts';
 import { call, sh, startBench, type Viewer } from '../terminals-fixture.ts';
+import { waitFor } from '../wait-for.ts';
 
 const root = join(import.meta.dirname, '../..');
 
@@ -246,7 +247,7 @@ test('Ctrl-C and signals end the foreground process, not the shell', async () =>
   await viewer.sees('$ ');
   const [first, second] = [unusual(), unusual()];
   const sleeps = (ms: number): Promise<void> =>
-    vi.waitFor(async () => expect(await running(`sleep ${ms}`)).toHaveLength(1), 5_000);
+    waitFor(async () => expect(await running(`sleep ${ms}`)).toHaveLength(1));
   viewer.type(`sleep ${first}; echo over$?\n`);
   await sleeps(first);
   viewer.type('\x03');
@@ -355,7 +356,7 @@ test('50 MB arrive to the byte, even if the reader pauses', async () => {
   const expected = seq(last);
   expect(viewer.position()).toBe(expected.length);
   expect(digest(viewer.bytes())).toBe(digest(expected));
-}, 60_000);
+});
 
 test('the program stalls while no client acknowledges its output, and a client gets 256 KiB at most', async () => {
   const bench = await startBench();
@@ -410,7 +411,7 @@ test('without a client the program goes on and the oldest output is dropped', as
   const bench = await startBench({ terminalWindowBytes: 64 * 1024 });
   const id = newId('session');
   await bench.open(sh('yes | head -c 300000; touch done; cat'), id).started();
-  await vi.waitFor(() => readFile(join(bench.home, 'done')), 10_000);
+  await waitFor(() => readFile(join(bench.home, 'done')));
   const viewer = bench.attach(id);
   await viewer.reaches(450_000);
   expect(viewer.head().offset).toBeGreaterThan(450_000 - 80 * 1024);
@@ -432,14 +433,14 @@ test('a client whose call was cut during much output continues without a gap', a
     await viewer.ended.catch(() => {});
     pieces.push(viewer.bytes());
     from = viewer.position();
-    await vi.waitFor(async () => expect(await keeper.exit().catch(() => 'left')).toBe('left'));
+    await waitFor(async () => expect(await keeper.exit().catch(() => 'left')).toBe('left'));
     keeper = bench.keep(id);
     viewer = bench.attach(id, { client: 'c', offset: from });
   }
   await viewer.reaches(expected.length);
   pieces.push(viewer.bytes());
   expect(digest(Buffer.concat(pieces))).toBe(digest(expected));
-}, 60_000);
+});
 
 test('output waits for a client with a lost link, but only for a while once the broker is back', async () => {
   const bench = await startBench({ heldMs: 200, terminalWindowBytes: 256 * 1024 });
@@ -455,7 +456,7 @@ test('output waits for a client with a lost link, but only for a while once the 
   await new Promise((resolve) => setTimeout(resolve, 400));
   await expect(readFile(join(bench.home, 'done'))).rejects.toThrow();
   bench.keep(id);
-  await vi.waitFor(() => readFile(join(bench.home, 'done')), 10_000);
+  await waitFor(() => readFile(join(bench.home, 'done')));
   const late = bench.attach(id, { client: 'c', offset: viewer.position() });
   await expect(late.ended).rejects.toMatchObject({ code: 'range_not_satisfiable' });
 });
@@ -472,18 +473,18 @@ test('each echo has the count of received input, and the count continues after a
   // There is no more echo, so the count of 8 KiB is sent without output.
   first.type('x'.repeat(4 * 1024));
   first.type('x'.repeat(4 * 1024));
-  await vi.waitFor(() => expect(first.input().taken).toBe(3 + 8 * 1024));
+  await waitFor(() => expect(first.input().taken).toBe(3 + 8 * 1024));
   first.lose();
   await first.ended.catch(() => {});
   const second = bench.attach(id, { client: 'c', offset: first.position() });
-  await vi.waitFor(() => expect(second.input()).toEqual({ taken: 3 + 8 * 1024, known: true }));
+  await waitFor(() => expect(second.input()).toEqual({ taken: 3 + 8 * 1024, known: true }));
   // The next attach arrives before the loss of this one is noticed.
   const third = bench.attach(id, { client: 'c', offset: first.position() });
-  await vi.waitFor(() => expect(third.input()).toEqual({ taken: 3 + 8 * 1024, known: true }));
+  await waitFor(() => expect(third.input()).toEqual({ taken: 3 + 8 * 1024, known: true }));
   third.leave();
   await third.ended.catch(() => {});
   const stranger = bench.attach(id, { client: 'c', offset: first.position() });
-  await vi.waitFor(() => expect(stranger.input()).toEqual({ taken: 0, known: false }));
+  await waitFor(() => expect(stranger.input()).toEqual({ taken: 0, known: false }));
 });
 
 test('a client that detached on purpose delays no other', async () => {
@@ -493,7 +494,7 @@ test('a client that detached on purpose delays no other', async () => {
   const viewer = bench.attach(id, { taking: false });
   await viewer.reaches(100_000);
   viewer.leave();
-  await vi.waitFor(() => readFile(join(bench.home, 'done')), 10_000);
+  await waitFor(() => readFile(join(bench.home, 'done')));
 });
 
 test('a terminal without a broker ends after its grace period, unless the broker is back in time', async () => {
@@ -507,7 +508,7 @@ test('a terminal without a broker ends after its grace period, unless the broker
   await new Promise((resolve) => setTimeout(resolve, 500));
   expect(await alive(pid)).toBe(true);
   second.leave();
-  await vi.waitFor(async () => expect(await alive(pid)).toBe(false), 5_000);
+  await waitFor(async () => expect(await alive(pid)).toBe(false));
   const over = { outcome: 'PROCESS_OUTCOME_CANCELLED', reason: 'grace_period_over' };
   expect(await bench.keep(id).exit()).toMatchObject(over);
   const brief = bench.open({ grace_ms: 0 }, other);
@@ -524,9 +525,9 @@ test('no process that was started in a terminal outlives it', async () => {
   const viewer = bench.attach(id);
   await viewer.sees('$ ');
   viewer.type(`sleep ${plainly} & setsid sleep ${apart} & nohup sleep ${deaf} >/dev/null 2>&1 &\n`);
-  await vi.waitFor(async () => {
+  await waitFor(async () => {
     for (const one of [plainly, apart, deaf]) expect(await running(`sleep ${one}`)).toHaveLength(1);
-  }, 5_000);
+  });
   viewer.type('exit 4\n');
   await viewer.ended;
   expect(await keeper.exit()).toMatchObject({ outcome: 'PROCESS_OUTCOME_EXITED', exit_code: 4 });
@@ -542,7 +543,7 @@ test('a kill ends an interactive shell and processes that ignore the hangup, and
     killed,
   );
   await shell.started();
-  await vi.waitFor(async () => expect(await running(`sleep ${deaf}`)).toHaveLength(1), 5_000);
+  await waitFor(async () => expect(await running(`sleep ${deaf}`)).toHaveLength(1));
   await bench.processes.killProcess({ id: killed, grace_ms: 100 }, call());
   expect(await shell.exit()).toMatchObject({ outcome: 'PROCESS_OUTCOME_CANCELLED', signal: 'SIGKILL' });
   expect(await running(`sleep ${deaf}`)).toEqual([]);
@@ -577,7 +578,7 @@ test('a killed agent leaves no process of a terminal, and the next one reports i
   );
   const agent = spawn(process.execPath, [path], { stdio: ['ignore', 'pipe', 'inherit'] });
   await once(agent.stdout.setEncoding('utf8'), 'data');
-  await vi.waitFor(async () => expect(await running(`sleep ${duration}`)).toHaveLength(2), 5_000);
+  await waitFor(async () => expect(await running(`sleep ${duration}`)).toHaveLength(2));
   agent.kill('SIGKILL');
   await once(agent, 'exit');
   await bench.again();
@@ -601,7 +602,7 @@ test('no program inherits a file of the agent, also not from a spawner that star
   for (let round = 0; round < 2; round++) {
     const keeper = bench.open(sh('exec sleep 60'));
     const pid = await keeper.started();
-    await vi.waitFor(async () => expect(await readlink(`/proc/${pid}/exe`)).toContain('sleep'), 5_000);
+    await waitFor(async () => expect(await readlink(`/proc/${pid}/exe`)).toContain('sleep'));
     expect(await createFiles(pid)).toEqual([]);
     const spawner = await parent(pid);
     expect((await createFiles(spawner)).filter((name) => /ptmx|pts/.test(name))).toEqual([]);
@@ -632,4 +633,4 @@ test('200 terminals that were opened and ended leave no file open', async () => 
   }
   expect(await terminals()).toBe(before[0]);
   expect((await createFiles('self')).length).toBeLessThanOrEqual(before[1]! + 2);
-}, 30_000);
+});

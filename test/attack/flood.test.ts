@@ -6,7 +6,7 @@ import { type AddressInfo, connect, createServer, Socket } from 'node:net';
 import { text } from 'node:stream/consumers';
 import { gzipSync } from 'node:zlib';
 import { status as grpcStatus } from '@grpc/grpc-js';
-import { expect, onTestFinished, test, vi } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { ConnectionLimiter } from '../../broker/connection-limiter.ts';
 import { beginKeyedFirst, keylessPerTurn } from '../../broker/http/server.ts';
 import type { Tuning } from '../../broker/start/index.ts';
@@ -22,6 +22,7 @@ import {
   messageHead,
 } from '../http2-frames.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
+import { waitFor } from '../wait-for.ts';
 
 // ---- HTTP
 
@@ -76,7 +77,7 @@ test('unauthenticated connections are cut for new ones, the longest silent first
     void closed(socket).then(() => gone.add(n));
     strangers.push(socket);
   }
-  await vi.waitFor(() => expect(gone.size).toBe(14));
+  await waitFor(() => expect(gone.size).toBe(14));
   expect([...gone].toSorted((a, b) => a - b)).toEqual(Array.from({ length: 14 }, (_, n) => n));
   expect([idle.destroyed, busy.destroyed]).toEqual([false, false]);
   expect(await askOn(idle, system, '/machines')).toBe(ok);
@@ -96,7 +97,7 @@ test('a new connection is cut if all others have open requests with keys; an idl
   await closed(await dial(system));
   expect([...busy, next].map((socket) => socket.destroyed)).toEqual([false, false, false]);
   busy[0]?.destroy();
-  await vi.waitFor(async () => expect(await askOn(await dial(system), system, '/machines')).toBe(ok));
+  await waitFor(async () => expect(await askOn(await dial(system), system, '/machines')).toBe(ok));
 });
 
 test('sixteen requests sent at once are answered in order; more end their connection', async () => {
@@ -111,9 +112,9 @@ test('sixteen requests sent at once are answered in order; more end their connec
   const ids = () => [...heard.matchAll(/X-Request-Id: n(\d+)/gi)].map(([, n]) => Number(n));
   socket.write(breath(16));
   const sixteen = Array.from({ length: 16 }, (_, n) => n);
-  await vi.waitFor(() => expect(ids()).toEqual(sixteen));
+  await waitFor(() => expect(ids()).toEqual(sixteen));
   socket.write(breath(16));
-  await vi.waitFor(() => expect(ids()).toEqual([...sixteen, ...sixteen]));
+  await waitFor(() => expect(ids()).toEqual([...sixteen, ...sixteen]));
   const greedy = await dial(system);
   greedy.write(breath(1_500));
   await closed(greedy);

@@ -3,10 +3,11 @@
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { connect as connectTls } from 'node:tls';
-import { expect, onTestFinished, test, vi } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { ConnectionLimiter } from '../../broker/connection-limiter.ts';
 import { HandshakeQueue } from '../../broker/link/handshake-queue.ts';
 import { startFarhand } from '../start-farhand.ts';
+import { waitFor } from '../wait-for.ts';
 
 /** The head of a TLS record (type, version, length) whose content is never sent (RFC 8446 section 5.1). */
 const recordHead = Buffer.of(22, 3, 1, 1, 0);
@@ -52,7 +53,7 @@ const oneAtATime = { atOnce: 1, perTurn: 1, stalledMs: 60_000 };
 test('sources take turns, however many connections one of them has', async () => {
   const { from, begun, sockets, limiter } = await startQueue(oneAtATime);
   await from('127.0.0.2', 'a1');
-  await vi.waitFor(() => expect(begun).toEqual(['a1']));
+  await waitFor(() => expect(begun).toEqual(['a1']));
   for (const name of ['a2', 'a3', 'a4']) await from('127.0.0.2', name);
   await from('127.0.0.3', 'b1');
   for (const expected of [
@@ -64,7 +65,7 @@ test('sources take turns, however many connections one of them has', async () =>
     // One connection closes, and the next authenticates. After either event another handshake begins.
     if (expected.length % 2 === 0) last?.destroy();
     else if (last) limiter.authenticate(last);
-    await vi.waitFor(() => expect(begun).toEqual(expected));
+    await waitFor(() => expect(begun).toEqual(expected));
   }
 });
 
@@ -72,29 +73,29 @@ test('a connection that leaves while it waits begins no handshake, and a silent 
   const { from, begun, sockets } = await startQueue(oneAtATime);
   await from('127.0.0.2', '');
   await from('127.0.0.2', 'first');
-  await vi.waitFor(() => expect(begun).toEqual(['first']));
+  await waitFor(() => expect(begun).toEqual(['first']));
   const leaving = await from('127.0.0.2', 'leaving');
   leaving.end();
   await once(leaving, 'close');
   await from('127.0.0.2', 'next');
   sockets[0]?.destroy();
-  await vi.waitFor(() => expect(begun).toEqual(['first', 'next']));
+  await waitFor(() => expect(begun).toEqual(['first', 'next']));
 });
 
 test('a connection that stalls is closed for those that wait', async () => {
   const { from, begun } = await startQueue({ atOnce: 1, perTurn: 1, stalledMs: 200 });
   const stalled = await from('127.0.0.2', 'stalled');
-  await vi.waitFor(() => expect(begun).toEqual(['stalled']));
+  await waitFor(() => expect(begun).toEqual(['stalled']));
   const gone = once(stalled, 'close');
   await from('127.0.0.3', 'next');
   await gone;
-  await vi.waitFor(() => expect(begun).toEqual(['stalled', 'next']));
+  await waitFor(() => expect(begun).toEqual(['stalled', 'next']));
 });
 
 test('a connection that sends more than a TLS record while it waits is closed', async () => {
   const { from, begun } = await startQueue(oneAtATime);
   await from('127.0.0.2', 'first');
-  await vi.waitFor(() => expect(begun).toEqual(['first']));
+  await waitFor(() => expect(begun).toEqual(['first']));
   const greedy = await from('127.0.0.2', '');
   const gone = new Promise((resolve) => greedy.once('close', resolve));
   greedy.write('x'.repeat(100_000));

@@ -6,13 +6,14 @@ import { readdirSync } from 'node:fs';
 import { connect, createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { expect, onTestFinished, test, vi } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { connectionLimits, logAcceptErrors } from '../../broker/connection-limiter.ts';
 import { createLogger } from '../../shared/logger.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
+import { waitFor } from '../wait-for.ts';
 
 const fileLimit = 256;
 const limited = ['sh', '-c', `ulimit -n ${fileLimit}; exec "$@"`, 'sh'];
@@ -131,6 +132,6 @@ test('a CONNECT whose connection is reset before its refusal does not end the br
     });
     socket.resetAndDestroy();
   }
-  await vi.waitFor(async () => expect((await client.machines.list()).total).toBe(0));
+  await waitFor(async () => expect((await client.machines.list()).total).toBe(0));
   expect(broker.exitCode).toBe(null);
 });

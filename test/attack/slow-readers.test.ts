@@ -44,7 +44,7 @@ test('a fast reader gets every byte beside a stalled one, which gets a gap', asy
     text = text.slice(-100_000) + (text.includes('event: gap') ? 'event: gap' : '') + piece;
   expect(text).toContain('event: gap');
   expect(text).toContain('event: exit');
-}, 40_000);
+});
 
 test('a single slow reader gets every byte of more than the window, because the command waits for it', async () => {
   const { system, begin, get } = await bench();
@@ -76,7 +76,7 @@ test('a single slow reader gets every byte of more than the window, because the 
       .toString()
       .slice(0, 64),
   );
-}, 40_000);
+});
 
 test('a single stalled reader delays the command only for a while, and is cut', async () => {
   const { system, begin, get } = await bench();
@@ -87,12 +87,12 @@ test('a single stalled reader delays the command only for a while, and is cut', 
   // The end is polled, because a stream of events would be another reader. Cutting the stalled reader takes
   // real time.
   const status = async () => (await get(id)).status;
-  await expect.poll(status, { interval: 200, timeout: 35_000 }).toBe('completed');
+  await expect.poll(status, { interval: 200 }).toBe('completed');
   expect(await get(id)).toMatchObject({ status: 'completed', stdout_bytes: 200_000_000 });
   const cut = once(still, 'error');
   still.resume();
   expect(await cut).toMatchObject([{ code: 'ECONNRESET' }]);
-}, 40_000);
+});
 
 test('a single reader that disconnects no longer delays the command', async () => {
   // The clock does not move, so a connected reader would delay the command forever.

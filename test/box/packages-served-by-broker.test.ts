@@ -3,9 +3,10 @@
 import { createHash } from 'node:crypto';
 import { readdirSync, readlinkSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { expect, test, vi } from 'vitest';
+import { expect, test } from 'vitest';
 import { installLineFor } from '../../broker/packages/install.ts';
 import { call, startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { waitFor } from '../wait-for.ts';
 
 const name = 'farhand-agent-linux-x64.tar.gz';
 
@@ -55,7 +56,7 @@ test('a download that is not read has no file open', async () => {
   const system = await startFarhand({ flags: ['--packages', directory] });
   const download = await fetch(`${system.url}/packages/${name}`);
   expect(download.status).toBe(200);
-  await vi.waitFor(() => expect(filesInUseBelow(directory)).toEqual([]), 5_000);
+  await waitFor(() => expect(filesInUseBelow(directory)).toEqual([]));
   expect(sha256(await download.text())).toBe(sha256('x'.repeat(32 * 1024 * 1024)));
 });
 

@@ -169,7 +169,6 @@ test.skipIf(!traceable).each(['0000', '0022'])(
       [/^\.identity\.json-/, /^lock\.db$/, /^processes\//].filter((name) => !named(agent, name)),
     ).toEqual([]);
   },
-  60_000,
 );
 
 test('a trace reveals a file, a directory or a socket that others could open for a moment', () => {

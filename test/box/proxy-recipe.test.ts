@@ -5,23 +5,16 @@ import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { request } from 'node:https';
-import { type AddressInfo, createServer } from 'node:net';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
-import { expect, onTestFinished, test, vi } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { type RawData, WebSocket } from 'ws';
+import { freePort } from '../find-free-ports.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { waitFor } from '../wait-for.ts';
 
 const streamModule = '/usr/lib/nginx/modules/ngx_stream_module.so';
 const isHere = spawnSync('nginx', ['-v']).status === 0 && existsSync(streamModule);
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  const { port } = server.address() as AddressInfo;
-  await new Promise((resolve) => server.close(resolve));
-  return port;
-}
 
 /** Replaces each text, which must occur exactly once, so that the test fails if the docs have changed. */
 function replaced(config: string, pairs: [from: string, to: string][]): string {
@@ -59,7 +52,7 @@ async function nginx(folder: string, http: string, stream: string): Promise<void
     child.kill('SIGKILL');
     await gone;
   });
-  await vi.waitFor(() => {
+  await waitFor(() => {
     expect([child.exitCode, said]).toEqual([null, expect.anything()]);
     expect(existsSync(join(folder, 'pid'))).toBe(true);
   });
@@ -149,7 +142,6 @@ test.skipIf(!isHere)(
     });
     await once(terminal, 'open');
     terminal.send(Buffer.from('echo $((6 * 7))-through\n'));
-    await vi.waitFor(() => expect(output).toContain('42-through'), { timeout: 5_000 });
+    await waitFor(() => expect(output).toContain('42-through'));
   },
-  20_000,
 );

@@ -1,11 +1,12 @@
 // Broker and agent as services of a real systemd, in a booted container. Each test continues with the state
 // that the earlier ones left.
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
-import { createServer } from 'node:net';
 import { join } from 'node:path';
-import { beforeAll, describe, expect, test, vi } from 'vitest';
+import { beforeAll, describe, expect, test } from 'vitest';
 import { version } from '../../shared/version.ts';
+import { freeAddress } from '../find-free-ports.ts';
 import { type Answer, call } from '../start-farhand.ts';
+import { waitFor } from '../wait-for.ts';
 import { containerOfFile, type Ran } from './boot-container.ts';
 
 const box = containerOfFile();
@@ -27,10 +28,9 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
   const exec = async (command: string, more: object = {}): Promise<Record<string, unknown>> =>
     (await api('POST', '/commands', { machine_id: machine, command, ...more })).body.data;
   const online = (): Promise<void> =>
-    vi.waitFor(
-      async () => expect((await api('GET', `/machines/${machine}`)).body.data.status).toBe('online'),
-      { timeout: 30_000, interval: 200 },
-    );
+    waitFor(async () => expect((await api('GET', `/machines/${machine}`)).body.data.status).toBe('online'), {
+      interval: 200,
+    });
   const property = async (unit: string, name: string): Promise<string> =>
     (await box.run('systemctl', 'show', unit, '--value', `--property=${name}`)).stdout.trim();
   /** Finds files named after Farhand, except journals and sources. */
@@ -217,7 +217,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     const tree = (seconds: number, first = ''): string =>
       `${first} (env -i setsid sleep ${seconds} </dev/null >/dev/null 2>&1 &); setsid sleep ${seconds} & sleep ${seconds}`;
     await exec(tree(87_001, "trap '' TERM;"), { wait: 500 });
-    await vi.waitFor(() => expect(sleepers(87_001)).toHaveLength(3), 10_000);
+    await waitFor(() => expect(sleepers(87_001)).toHaveLength(3));
     expect((await box.run('systemctl', 'stop', 'farhand-agent')).code).toBe(0);
     expect(sleepers(87_001)).toEqual([]);
     expect((await agent('status')).code).toBe(3);
@@ -230,7 +230,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
   test('an agent that is killed, or hangs, is restarted', async () => {
     await exec('setsid sleep 87003 & sleep 87003', { wait: 300 });
     await box.run('systemctl', 'kill', '--signal=KILL', '--kill-whom=main', 'farhand-agent');
-    await vi.waitFor(async () => expect(await property('farhand-agent', 'NRestarts')).toBe('1'), 20_000);
+    await waitFor(async () => expect(await property('farhand-agent', 'NRestarts')).toBe('1'));
     await online();
     expect(sleepers(87_003)).toEqual([]);
     const override = '/run/systemd/system/farhand-agent.service.d';
@@ -243,7 +243,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     await box.run('systemctl', 'restart', 'farhand-agent');
     await online();
     await box.run('systemctl', 'kill', '--signal=STOP', '--kill-whom=main', 'farhand-agent');
-    await vi.waitFor(async () => expect(await property('farhand-agent', 'NRestarts')).toBe('1'), 20_000);
+    await waitFor(async () => expect(await property('farhand-agent', 'NRestarts')).toBe('1'));
     await online();
     expect(String((await exec('echo back')).stdout)).toBe('back\n');
     await box.run('rm', '-r', override);
@@ -315,10 +315,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
 
   test('the agent of a removed machine stays stopped and reports why', async () => {
     expect((await api('DELETE', `/machines/${machine}`)).status).toBe(200);
-    await vi.waitFor(
-      async () => expect(await property('farhand-agent', 'ActiveState')).toBe('failed'),
-      20_000,
-    );
+    await waitFor(async () => expect(await property('farhand-agent', 'ActiveState')).toBe('failed'));
     expect(await property('farhand-agent', 'ExecMainStatus')).toBe('78');
     const { code, stdout } = await agent('status');
     expect(code).toBe(3);
@@ -332,7 +329,7 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
 
   test('nothing is left of an agent that is uninstalled, nor of a purged broker', async () => {
     const left = box.run('runuser', '-u', 'farhand-agent', '--', 'sleep', '87004');
-    await vi.waitFor(() => expect(sleepers(87_004)).toHaveLength(1));
+    await waitFor(() => expect(sleepers(87_004)).toHaveLength(1));
     const held = await agent('uninstall');
     expect(held).toMatchObject({ code: 1, stderr: expect.stringContaining('uninstall again') });
     expect(held.stdout).toContain(`farhand machines remove ${machine}\n`);
@@ -353,14 +350,3 @@ describe('in a container with systemd', { timeout: 90_000 }, () => {
     expect((await box.run('systemctl', 'list-units', '--all', '--no-legend', 'farhand*')).stdout).toBe('');
   });
 });
-
-/** Returns a free HOST:PORT. */
-function freeAddress(): Promise<string> {
-  return new Promise((resolve) => {
-    const server = createServer().listen(0, '127.0.0.1', () => {
-      const address = server.address();
-      const port = typeof address === 'object' ? address?.port : 0;
-      server.close(() => resolve(`127.0.0.1:${port}`));
-    });
-  });
-}

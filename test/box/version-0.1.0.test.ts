@@ -5,11 +5,12 @@ import { once } from 'node:events';
 import { existsSync, readFileSync, symlinkSync } from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
-import { describe, expect, onTestFinished, test, vi } from 'vitest';
+import { describe, expect, onTestFinished, test } from 'vitest';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { createLine } from '../cli-fixture.ts';
 import { has } from '../skip-without-programs.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { waitFor } from '../wait-for.ts';
 
 const root = join(import.meta.dirname, '../..');
 const commit = 'c5aa056';
@@ -87,7 +88,7 @@ describe.skipIf(!isHere())(`version 0.1.0 (needs git and its commit ${commit})`,
     expect(status.memory.used + status.memory.free).toBe(status.memory.total);
     const { out } = await createLine(system)('doctor');
     expect(out).toMatch(/^warn +agents +these agents are older than the broker \(\S+\): \S+ \(0\.1\.0\)$/m);
-  }, 60_000);
+  });
 
   test('data of its broker and agent works with those of today, without joining again', async () => {
     const old = checkout();
@@ -131,11 +132,11 @@ describe.skipIf(!isHere())(`version 0.1.0 (needs git and its commit ${commit})`,
     });
     const same = await system.agent({ dataDir: agentDir, joinToken: '' });
     expect(same.machineId).toBe(machine_id);
-    await vi.waitFor(async () =>
+    await waitFor(async () =>
       expect(await today.machines.get({ machine_id })).toMatchObject({ status: 'online', tags: ['kept'] }),
     );
     expect(await today.commands.create({ machine_id, command: 'echo of new' })).toMatchObject({
       stdout: 'of new\n',
     });
-  }, 60_000);
+  });
 });

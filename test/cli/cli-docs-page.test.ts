@@ -42,7 +42,6 @@ test.skipIf(!loadPtyMaker())(
     }
     expect(readFileSync(join(home, 'copy.html'), 'utf8')).toBe('Hello\n');
   },
-  60_000,
 );
 
 test('the tables of docs/cli.md name verbs and flags that exist', async () => {

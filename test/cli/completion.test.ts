@@ -3,11 +3,12 @@ import { execFile } from 'node:child_process';
 import { chmodSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { expect, test, vi } from 'vitest';
+import { expect, test } from 'vitest';
 import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
 import { createLine } from '../cli-fixture.ts';
 import { lacks, needs } from '../skip-without-programs.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { waitFor } from '../wait-for.ts';
 
 /** The call is asynchronous, because the broker runs in this process. */
 const run = promisify(execFile);
@@ -62,9 +63,8 @@ needs('bash')(
       ['farhand nonsense ', []],
     ];
     // On a busy machine the broker may need longer than the one second that completion waits.
-    const patience = { timeout: 15_000, interval: 50 };
     const check = ([line, found, more]: (typeof cases)[number]) =>
-      vi.waitFor(async () => expect([line, await complete(line, more)]).toEqual([line, found]), patience);
+      waitFor(async () => expect([line, await complete(line, more)]).toEqual([line, found]));
     for (let at = 0; at < cases.length; at += 3) await Promise.all(cases.slice(at, at + 3).map(check));
   },
 );
@@ -83,9 +83,9 @@ test.skipIf(lacks('bash') || !loadPtyMaker())(
       for await (const bytes of terminal.output) seen += Buffer.from(bytes).toString();
     })();
     await terminal.write('eval "$(farhand completion bash)"; echo rea""dy\n');
-    await vi.waitFor(() => expect(seen).toMatch(/^ready/m), { timeout: 15_000 });
+    await waitFor(() => expect(seen).toMatch(/^ready/m));
     await terminal.write('farhand machines get we\t');
-    await vi.waitFor(() => expect(seen).toContain('machines get web-1 '), { timeout: 15_000 });
+    await waitFor(() => expect(seen).toContain('machines get web-1 '));
     await client.sessions.end({ session_id });
     await reading;
   },

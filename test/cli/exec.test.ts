@@ -2,18 +2,17 @@
 import { createHash, randomBytes } from 'node:crypto';
 import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
-import { describe, expect, test, vi } from 'vitest';
+import { describe, expect, test } from 'vitest';
 import { createLine } from '../cli-fixture.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
+import { waitFor } from '../wait-for.ts';
 
 async function startScene() {
   const system = await startFarhand();
   const agent = await system.agent({ name: 'web-1', tags: 'web' });
   return { system, agent, farhand: createLine(system) };
 }
-
-const patience = { timeout: 15_000, interval: 50 };
 
 describe('farhand exec on one machine', () => {
   test('passes on every byte unchanged, including escape sequences, as ssh does', async () => {
@@ -77,10 +76,10 @@ describe('farhand exec on one machine', () => {
     await running.says(/line/);
     running.child.stdout?.destroy();
     expect((await running.ended).code).toBe(141);
-    await vi.waitFor(async () => {
+    await waitFor(async () => {
       const { items } = await system.client.commands.list({ limit: 1 });
       expect(items[0]?.status).toBe('cancelled');
-    }, patience);
+    });
   });
 
   test('cancels the whole process tree on Ctrl-C, and ends at once on the next', async () => {
@@ -97,10 +96,10 @@ describe('farhand exec on one machine', () => {
     ]);
     await stubborn.says(/on/);
     stubborn.child.kill('SIGTERM');
-    await vi.waitFor(() => {
+    await waitFor(() => {
       stubborn.child.kill('SIGTERM');
       expect(stubborn.child.exitCode).toBe(143);
-    }, patience);
+    });
   });
 
   test('continues at the same byte after its connection broke', async () => {
@@ -146,7 +145,7 @@ describe('farhand exec on one machine', () => {
     const detached = await farhand('exec', ['web-1', '--detach', '--', `sleep 0.2; touch ${folder}/done`]);
     const command_id = detached.out.trim();
     expect((await system.client.commands.get({ command_id })).status).toMatch(/queued|running|completed/);
-    await vi.waitFor(() => expect(existsSync(join(folder, 'done'))).toBe(true), patience);
+    await waitFor(() => expect(existsSync(join(folder, 'done'))).toBe(true));
   });
 });
 

@@ -18,11 +18,12 @@ import {
 import { createServer, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
-import { describe, expect, onTestFinished, test, vi } from 'vitest';
+import { describe, expect, onTestFinished, test } from 'vitest';
 import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../shared/tar/index.ts';
 import { createLine, open, type Running } from '../cli-fixture.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { waitFor } from '../wait-for.ts';
 
 async function startScene() {
   const system = await startFarhand();
@@ -303,17 +304,17 @@ describe('farhand files, in edge cases', () => {
     const refused = await quiet(`${there}/no/such/x`).ended;
     expect([refused.code, refused.err]).toEqual([1, expect.stringContaining('file_not_found')]);
     const waiting = quiet(`${there}/x`);
-    await vi.waitFor(() => expect(readdirSync(there)).toHaveLength(1), { timeout: 15_000 });
+    await waitFor(() => expect(readdirSync(there)).toHaveLength(1));
     waiting.child.kill('SIGINT');
     expect((await waiting.ended).code).toBe(130);
-    await vi.waitFor(() => expect(readdirSync(there)).toEqual([]), { timeout: 15_000 });
+    await waitFor(() => expect(readdirSync(there)).toEqual([]));
   });
 
   test('reads no further after Ctrl-C', async () => {
     const { farhand, there } = await startScene();
     // /dev/zero has no end.
     const running = farhand.start('files put', ['/dev/zero', `web-1:${there}/x`]);
-    await vi.waitFor(() => expect(readdirSync(there)).toHaveLength(1), { timeout: 15_000 });
+    await waitFor(() => expect(readdirSync(there)).toHaveLength(1));
     running.child.kill('SIGINT');
     const { code, err } = await running.ended;
     expect([code, err]).toEqual([130, 'farhand: interrupted; no partial files are left\n']);
@@ -326,7 +327,7 @@ describe('farhand files, in edge cases', () => {
     writeFileSync(join(here, 'tree/b'), '');
     truncateSync(join(here, 'tree/b'), 8_000_000_000);
     const put = farhand.start('files put', [join(here, 'tree'), `web-1:${there}`]);
-    await vi.waitFor(() => expect(existsSync(join(there, 'tree/a'))).toBe(true), { timeout: 15_000 });
+    await waitFor(() => expect(existsSync(join(there, 'tree/a'))).toBe(true));
     put.child.kill('SIGINT');
     const { code, err } = await put.ended;
     expect([code, err]).toEqual([
@@ -335,7 +336,7 @@ describe('farhand files, in edge cases', () => {
     ]);
     const back = temporaryFolder('back');
     const get = farhand.start('files get', [`web-1:${here}/tree`, join(back, 'tree')]);
-    await vi.waitFor(() => expect(readdirSync(back)).toHaveLength(1), { timeout: 15_000 });
+    await waitFor(() => expect(readdirSync(back)).toHaveLength(1));
     get.child.kill('SIGINT');
     expect((await get.ended).err).toBe('farhand: interrupted; no partial files are left\n');
     expect(readdirSync(back)).toEqual([]);
@@ -370,7 +371,6 @@ describe('farhand files, in edge cases', () => {
         expect(text).toMatch(/\[#+\] 100 % [^\r]*\r\n$/);
       }
     },
-    60_000,
   );
 
   test('an error about a local path names the path and the next step', async () => {

@@ -2,18 +2,19 @@
 // tables are correct.
 import { execFile, spawn } from 'node:child_process';
 import { existsSync, mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
-import { createServer } from 'node:net';
 import { dirname, join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { promisify } from 'node:util';
 import type { Command } from 'commander';
-import { expect, onTestFinished, test, vi } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { requiredCapabilities } from '../../agent/capabilities-by-rpc.ts';
 import { createProgram } from '../../broker/cli/program.ts';
 import { api } from '../../shared/api/route-table.ts';
 import { codes } from '../../shared/errors.ts';
+import { freePort } from '../find-free-ports.ts';
 import { needs } from '../skip-without-programs.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { waitFor } from '../wait-for.ts';
 import { startWebhookSystem } from '../webhook-receivers.ts';
 
 const root = join(import.meta.dirname, '../..');
@@ -99,9 +100,9 @@ test('the TypeScript programs pass the type check, run, and do what the text say
     secret: 'for both of us',
     enabled: false,
   });
-  await vi.waitFor(
+  await waitFor(
     async () => expect((await system.client.webhooks.test({ webhook_id: id })).status_code).toBe(200),
-    { timeout: 25_000, interval: 100 },
+    { interval: 100 },
   );
   await system.client.webhooks.update({ webhook_id: id, secret: 'another' });
   expect((await system.client.webhooks.test({ webhook_id: id })).status_code).toBe(401);
@@ -127,15 +128,7 @@ test('the TypeScript programs pass the type check, run, and do what the text say
   await promisify(execFile)(join(root, 'node_modules/.bin/tsc'), ['-p', folder, '--noEmit']).catch(
     (error: { stdout: string }) => expect.fail(error.stdout),
   );
-}, 60_000);
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, '127.0.0.1');
-  await new Promise((resolve) => server.once('listening', resolve));
-  const address = server.address();
-  await new Promise((resolve) => server.close(resolve));
-  return typeof address === 'object' && address ? address.port : 0;
-}
+});
 
 // ---- Shell commands
 
@@ -144,30 +137,26 @@ const shellPrelude = `curl() { command curl --fail-with-body "$@" || echo "curl 
 api() { curl -sS -w '\\n' -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' "$@"; }
 `;
 
-needs('curl', 'tar')(
-  'the shell blocks marked "run" succeed, in the order of their page',
-  async () => {
-    const system = await startFarhand();
-    const { machineId } = await system.agent({ name: 'laptop' });
-    const folder = temporaryFolder('docs');
-    const env = { PATH: process.env.PATH, KEY: system.key, API: `${system.url}/api/v1`, M: machineId };
-    const outputs = new Map<string, string>();
-    for (const page of guides) {
-      const code = blocks(page, 'sh run').join('\n').replaceAll('/tmp/farhand', join(folder, 'files'));
-      if (code === '') continue;
-      const { stdout } = await promisify(execFile)('sh', ['-c', shellPrelude + code], { cwd: folder, env });
-      const failures = join(folder, 'failures');
-      expect([page, existsSync(failures) && readFileSync(failures, 'utf8')]).toEqual([page, false]);
-      outputs.set(page, stdout);
-    }
-    expect(outputs.get('README.md')).toContain('"stdout":"Linux ');
-    const tour = outputs.get('docs/rest.md') ?? '';
-    for (const part of ['"status":"timeout"', '\n1\n2\n3\n', 'event: exit', '"name":"my-first"']) {
-      expect(tour).toContain(part);
-    }
-  },
-  60_000,
-);
+needs('curl', 'tar')('the shell blocks marked "run" succeed, in the order of their page', async () => {
+  const system = await startFarhand();
+  const { machineId } = await system.agent({ name: 'laptop' });
+  const folder = temporaryFolder('docs');
+  const env = { PATH: process.env.PATH, KEY: system.key, API: `${system.url}/api/v1`, M: machineId };
+  const outputs = new Map<string, string>();
+  for (const page of guides) {
+    const code = blocks(page, 'sh run').join('\n').replaceAll('/tmp/farhand', join(folder, 'files'));
+    if (code === '') continue;
+    const { stdout } = await promisify(execFile)('sh', ['-c', shellPrelude + code], { cwd: folder, env });
+    const failures = join(folder, 'failures');
+    expect([page, existsSync(failures) && readFileSync(failures, 'utf8')]).toEqual([page, false]);
+    outputs.set(page, stdout);
+  }
+  expect(outputs.get('README.md')).toContain('"stdout":"Linux ');
+  const tour = outputs.get('docs/rest.md') ?? '';
+  for (const part of ['"status":"timeout"', '\n1\n2\n3\n', 'event: exit', '"name":"my-first"']) {
+    expect(tour).toContain(part);
+  }
+});
 
 /**
  * Returns the calls of our programs in the shell blocks of a page. The commands that `exec` runs on machines

@@ -6,16 +6,15 @@ import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { Terminal as Screen } from '@xterm/headless';
-import { describe, expect, onTestFinished, test, vi } from 'vitest';
+import { describe, expect, onTestFinished, test } from 'vitest';
 import type { Terminal } from '../../shared/sdk/index.ts';
 import { shipped, shippedProgram } from '../bundled-programs.ts';
 import { lacks, needs } from '../skip-without-programs.ts';
 import { type AgentHandle, startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
+import { waitFor } from '../wait-for.ts';
 
 const main = shippedProgram('farhand');
-const patience = { timeout: 10_000, interval: 20 };
-
 async function startScene(): Promise<{ system: TestSystem; agent: AgentHandle }> {
   const system = await startFarhand();
   return { system, agent: await system.agent({ name: 'web-1' }) };
@@ -47,7 +46,7 @@ async function startScreen({ system, agent }: { system: TestSystem; agent: Agent
     terminal,
     screen,
     lines,
-    sees: (look: (lines: string[]) => void) => vi.waitFor(() => look(lines()), patience),
+    sees: (look: (lines: string[]) => void) => waitFor(() => look(lines())),
   };
 }
 
@@ -129,7 +128,7 @@ describe('over an attach', () => {
       if (seen.includes('by the operator')) break;
     }
     expect(seen).not.toContain('by the observer');
-    await vi.waitFor(() => expect(refusals).toHaveLength(1), patience);
+    await waitFor(() => expect(refusals).toHaveLength(1));
     await client.sessions.detach({ session_id, client_id: observer.client_id });
     expect(await observer.ended).toEqual({ why: 'detached' });
     await client.sessions.end({ session_id });
@@ -283,8 +282,8 @@ function startTmux(env: NodeJS.ProcessEnv) {
     },
     lines,
     mode: (what: string) => tmux('display-message', '-p', `#{${what}}`).trim(),
-    sees: (look: (lines: string[]) => void) => vi.waitFor(() => look(lines()), patience),
-    says: (text: string | RegExp) => vi.waitFor(() => expect(lines().join('\n')).toMatch(text), patience),
+    sees: (look: (lines: string[]) => void) => waitFor(() => look(lines())),
+    says: (text: string | RegExp) => waitFor(() => expect(lines().join('\n')).toMatch(text)),
   };
 }
 
@@ -325,7 +324,7 @@ describe('in tmux, farhand shell', () => {
       tmux.type('Escape');
       await tmux.sees((lines) => expect(lines[1]).toBe('日本語'));
       tmux.line(':wq');
-      await vi.waitFor(() => expect(readFileSync(file, 'utf8')).toBe(`${wide}\n日本語\nsecond\n`), patience);
+      await waitFor(() => expect(readFileSync(file, 'utf8')).toBe(`${wide}\n日本語\nsecond\n`));
       await tmux.says(/far> $|far>$/m);
       // Ctrl-C is sent to the remote terminal, also during much output.
       tmux.line('yes 漢字');
@@ -367,11 +366,11 @@ describe('in tmux, farhand shell', () => {
     await tmux.says(/Ctrl-\] detaches/);
     const pid = tmux.child();
     tmux.closeWindow();
-    await vi.waitFor(() => expect(existsSync(`/proc/${pid}`)).toBe(false), patience);
-    await vi.waitFor(async () => {
+    await waitFor(() => expect(existsSync(`/proc/${pid}`)).toBe(false));
+    await waitFor(async () => {
       const { items } = await system.client.sessions.list();
       expect(items.map(({ status, attached_count }) => [status, attached_count])).toEqual([['CONNECTED', 0]]);
-    }, patience);
+    });
   });
 
   test.skipIf(lacks('tmux', 'vim')).each([

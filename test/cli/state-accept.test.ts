@@ -34,7 +34,7 @@ test('state accept refuses a running broker, a folder without one, and a file th
     status: 78,
     stderr: expect.stringContaining('does not contain a broker'),
   });
-}, 60_000);
+});
 
 test('state accept makes a broker start with a state.json that was edited by hand', async () => {
   const system = await startFarhand();
@@ -50,4 +50,4 @@ test('state accept makes a broker start with a state.json that was edited by han
   const { client } = await startFarhand({ dataDir: system.dataDir });
   const { items } = await client.keys.list();
   expect(items.find(({ id }) => id === key_id)?.name).toBe('after');
-}, 60_000);
+});

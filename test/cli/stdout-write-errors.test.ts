@@ -1,9 +1,10 @@
 // Output of farhand that cannot be written, because the disk is full or the reader has closed the pipe.
 import { closeSync, openSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { expect, onTestFinished, test, vi } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { createLine } from '../cli-fixture.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { waitFor } from '../wait-for.ts';
 
 async function startScene() {
   const system = await startFarhand();
@@ -82,10 +83,8 @@ test.each(['stdout', 'stderr'] as const)(
     await running.says(/line/);
     running.child[name]?.destroy();
     expect((await running.ended).code).toBe(141);
-    await vi.waitFor(
-      async () =>
-        expect((await system.client.commands.list({ limit: 1 })).items[0]?.status).toBe('cancelled'),
-      { timeout: 15_000 },
+    await waitFor(async () =>
+      expect((await system.client.commands.list({ limit: 1 })).items[0]?.status).toBe('cancelled'),
     );
   },
 );
@@ -105,4 +104,4 @@ test('much output of several machines makes no warning; input for them is text o
   ]);
   expect([binary.code, binary.err]).toEqual([2, expect.stringContaining('is not UTF-8; ')]);
   expect([long.code, long.err]).toEqual([2, expect.stringContaining('more than 49152 bytes; ')]);
-}, 60_000);
+});

@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
+import { freeAddress } from '../find-free-ports.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
 
@@ -13,7 +14,7 @@ import { program } from '../start-processes.ts';
 async function programs() {
   const [dataDir, agentDir] = [temporaryFolder('broker'), temporaryFolder('agent')];
   const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0'];
-  const broker = program('broker/main.ts', [...flags, '--grpc', '127.0.0.1:0']);
+  const broker = program('broker/main.ts', [...flags, '--grpc', await freeAddress()]);
   const { grpc, http } = await broker.line('broker is up');
   const made = await withBroker({ dataDir, url: undefined, apiKey: undefined }, async (client) => ({
     key: (await client.keys.create({ name: 'test', scopes: ['admin'] })).key,
@@ -67,9 +68,7 @@ test('kill -9 of the broker while 20 commands run: all end, and each ran once', 
   const again = await brokerAgain();
   await agent.line('linked');
   for (const command_id of ids) {
-    await expect
-      .poll(async () => (await again.commands.get({ command_id })).status, { timeout: 20_000 })
-      .toBe('completed');
+    await expect.poll(async () => (await again.commands.get({ command_id })).status).toBe('completed');
     expect(await textOf(again, command_id)).toBe(numbers(6000));
   }
   const counters = ids.map((_, n) => readFileSync(join(folder, `ran-${n}`), 'utf8'));
@@ -79,7 +78,7 @@ test('kill -9 of the broker while 20 commands run: all end, and each ran once', 
     .filter(({ type }) => type === 'command.completed')
     .map(({ data }) => String(data.command_id));
   expect(ends.toSorted()).toEqual(ids.toSorted());
-}, 60_000);
+});
 
 test('kill -9 of the agent: its command is lost with a reason, its output is available, and its process tree is killed', async () => {
   const { client, machine_id, agent, agentAgain } = await programs();
@@ -92,10 +91,10 @@ test('kill -9 of the agent: its command is lost with a reason, its output is ava
   await once(agent, 'exit');
   await agentAgain().line('linked');
   await expect
-    .poll(async () => client.commands.get({ command_id }), { timeout: 10_000 })
+    .poll(async () => client.commands.get({ command_id }))
     .toMatchObject({ status: 'lost', reason: 'agent_restarted', exit_code: null, stdout: 'said\n' });
   expect(readFileSync(pids, 'utf8').trim().split('\n').filter(alive)).toEqual([]);
-}, 30_000);
+});
 
 test('a cancel at the time of the exit ends a command once, with one event', async () => {
   const system = await startFarhand();
@@ -156,7 +155,7 @@ test('the output of a runaway command is limited, its record says so, and other 
   const { id: command_id } = await system.client.commands.async({ machine_id, command: 'yes' });
   const window = 64 * 1024 * 1024;
   await expect
-    .poll(async () => (await system.client.commands.get({ command_id })).stdout_start, { timeout: 20_000 })
+    .poll(async () => (await system.client.commands.get({ command_id })).stdout_start)
     .toBeGreaterThan(window);
   for (let n = 0; n < 20; n += 1) {
     expect((await system.client.commands.create({ machine_id, command: 'true' })).status).toBe('completed');
@@ -167,7 +166,7 @@ test('the output of a runaway command is limited, its record says so, and other 
   expect(ended.stdout).toHaveLength(1024 * 1024);
   const gone = await system.call('GET', `/commands/${command_id}/output?offset=0`);
   expect([gone.status, gone.body.error.code]).toEqual([416, 'range_not_satisfiable']);
-}, 60_000);
+});
 
 test('kill -9 of the broker while 300 commands wait: all end, and each ran once', async () => {
   const { client, machine_id, broker, brokerAgain, agent } = await programs();
@@ -193,9 +192,7 @@ test('kill -9 of the broker while 300 commands wait: all end, and each ran once'
   const again = await brokerAgain();
   await agent.line('linked');
   for (const command_id of ids) {
-    await expect
-      .poll(async () => (await again.commands.get({ command_id })).status, { timeout: 30_000 })
-      .toBe('completed');
+    await expect.poll(async () => (await again.commands.get({ command_id })).status).toBe('completed');
   }
   const counters = ids.map((_, n) => readFileSync(join(folder, `ran-${n}`), 'utf8'));
   expect(counters).toEqual(ids.map(() => 'ran\n'));

@@ -3,12 +3,12 @@
 import { once } from 'node:events';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { monitorEventLoopDelay } from 'node:perf_hooks';
 import { expect, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
-import { sleep } from '../../shared/clock.ts';
+import { now, sleep } from '../../shared/clock.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
-import { nextCall, reporting, soon } from '../commands-fixture.ts';
+import { leapingClock, nextCall, reporting, soon } from '../commands-fixture.ts';
+import { freeAddress } from '../find-free-ports.ts';
 import { type ScriptedAgent, scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
@@ -38,8 +38,9 @@ async function allRuns(client: Farhand, schedule_id: string): Promise<Run[]> {
 /** Starts a broker and an agent as separate processes. A restarted broker has the same addresses. */
 async function programs() {
   const [dataDir, agentDir] = [temporaryFolder('broker'), temporaryFolder('agent')];
-  const flags = ['--data-dir', dataDir];
-  let broker = program('broker/main.ts', [...flags, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0']);
+  const addresses = ['--http', await freeAddress(), '--grpc', await freeAddress()];
+  const flags = ['--data-dir', dataDir, ...addresses];
+  let broker = program('broker/main.ts', flags);
   const { grpc, http } = await broker.line('broker is up');
   const made = await withBroker({ dataDir, url: undefined, apiKey: undefined }, async (client) => ({
     key: (await client.keys.create({ name: 'test', scopes: ['admin'] })).key,
@@ -48,14 +49,13 @@ async function programs() {
   const joining = ['--broker', String(grpc), '--data-dir', agentDir, '--join-token', made.token];
   await program('agent/main.ts', joining).line('linked');
   const client = new Farhand({ baseUrl: String(http), apiKey: made.key, retries: 0 });
-  const addresses = ['--http', String(http).slice('http://'.length), '--grpc', String(grpc)];
   return {
     client,
     machine_id: (await client.machines.list()).items[0]?.id ?? '',
     async killBroker(): Promise<void> {
       broker.kill('SIGKILL');
       await once(broker, 'exit');
-      broker = program('broker/main.ts', [...flags, ...addresses]);
+      broker = program('broker/main.ts', flags);
       await broker.line('broker is up');
     },
   };
@@ -118,12 +118,28 @@ async function obey(agent: ScriptedAgent): Promise<void> {
   }
 }
 
+/** Returns a function that ends the measurement and returns the most CPU time of one turn of the loop, in milliseconds. */
+function longestTurn(): () => number {
+  let longest = 0;
+  let before = process.threadCpuUsage();
+  const timer = setInterval(() => {
+    const { user, system } = process.threadCpuUsage(before);
+    before = process.threadCpuUsage();
+    longest = Math.max(longest, (user + system) / 1000);
+  }, 5);
+  return () => {
+    clearInterval(timer);
+    return Math.round(longest);
+  };
+}
+
 test(`${crowd} schedules on one second of ${machines} machines all start within 5 s, and the loop stays free`, async () => {
+  const clock = leapingClock();
   const system = await startFarhand();
   const agents = await Promise.all(Array.from({ length: machines }, () => scriptedMachine(system)));
   for (const agent of agents) obey(agent).catch(() => {});
   // The time is late enough for all schedules to be created before it.
-  const due = new Date(Math.ceil((Date.now() + 2000 + crowd * 12) / 1000) * 1000);
+  const due = new Date(Math.ceil((now() + 30_000) / 1000) * 1000);
   const cron = `${due.getUTCSeconds()} ${due.getUTCMinutes()} ${due.getUTCHours()} * * *`;
   for (let made = 0; made < crowd; made += 50) {
     const some = Array.from({ length: Math.min(50, crowd - made) }, (_, index) => {
@@ -133,23 +149,23 @@ test(`${crowd} schedules on one second of ${machines} machines all start within 
     await Promise.all(some);
   }
   const { total } = await system.client.schedules.list();
-  expect(Date.now()).toBeLessThan(due.getTime());
-  await sleep(due.getTime() - Date.now() - 100);
-  const delay = monitorEventLoopDelay({ resolution: 5 });
-  delay.enable();
+  clock.leap(due.getTime() - now() - 100);
+  expect(now()).toBeLessThan(due.getTime());
+  const turn = longestTurn();
   const ended = async (): Promise<number> =>
     (await system.client.commands.list({ status: 'completed', limit: 1 })).total;
-  await expect.poll(ended, { timeout: 20_000, interval: 200 }).toBe(total);
-  delay.disable();
+  await expect.poll(ended, { interval: 200 }).toBe(total);
+  const longest = turn();
   const { items } = await system.client.commands.list({ sort: '-created_at', limit: 1 });
   // The time when the last command was on disk.
   const took = Date.parse(items[0]?.created_at ?? '') - due.getTime();
-  const lag = Math.round(delay.max / 1e6);
-  console.info(`${total} schedules: the last made after ${took} ms, the loop held up for at most ${lag} ms`);
+  console.info(
+    `${total} schedules: the last made after ${took} ms, ${longest} ms of work in one turn of the loop`,
+  );
   expect(took).toBeLessThan(5_000);
   // On an idle machine this is some 20 ms. If schedules started one after another, it would be seconds.
-  expect(lag).toBeLessThan(500);
-}, 60_000);
+  expect(longest).toBeLessThan(200);
+});
 
 /** Starts a broker whose state contains many copies of one schedule. */
 async function systemWith(cron: string, more: (one: object) => object[]) {
@@ -179,7 +195,7 @@ test('many missed times delay no schedule that is due now, and take a bounded nu
     (await client.schedules.history({ schedule_id: seconds, limit: 100 })).items.some(
       ({ status, scheduled_for }) => status !== 'missed' && Date.parse(scheduled_for ?? '') >= up,
     );
-  await expect.poll(fired, { timeout: 5_000, interval: 50 }).toBe(true);
+  await expect.poll(fired, { timeout: 10_000 }).toBe(true);
   // All schedules are settled when each has its row for the last minute.
   const behind = items.filter(({ id }) => id !== seconds);
   const rows = async () => {
@@ -190,7 +206,7 @@ test('many missed times delay no schedule that is due now, and take a bounded nu
   await expect
     .poll(
       async () => (await rows()).every((page) => Date.parse(page.items[0]?.scheduled_for ?? '') >= newest),
-      { timeout: 20_000, interval: 200 },
+      { interval: 200 },
     )
     .toBe(true);
   const pages = await rows();
@@ -199,27 +215,23 @@ test('many missed times delay no schedule that is due now, and take a bounded nu
   expect(total).toBeGreaterThan(19_000);
   const shared = pages.filter((page) => page.items[0]?.reason?.includes('more than 200 times'));
   expect(shared.length).toBeGreaterThan(30);
-}, 60_000);
+});
 
 test.each([
   ['a day', (n: number) => `${n % 60} ${n % 24} * * *`],
   ['a Sunday that is February 29', (n: number) => `${n % 60} ${n % 24} 29 2 */7`],
-])(
-  '10,000 schedules of %s are taken up in less than two seconds of work',
-  async (_, cronOf) => {
-    const { open } = await systemWith('*/7 3 29 2 *', (one) =>
-      Array.from({ length: 10_000 }, (_, n) => ({
-        ...one,
-        ...{ id: `sched_${n}`, cron: cronOf(n), timezone: 'America/New_York' },
-      })),
-    );
-    const before = process.cpuUsage();
-    const again = await open();
-    const { user, system } = process.cpuUsage(before);
-    expect((user + system) / 1e6).toBeLessThan(2);
-    const { items, total } = await again.client.schedules.list({ sort: 'next_run', limit: 1 });
-    expect(total).toBe(10_001);
-    expect(Date.parse(items[0]?.next_run ?? '')).toBeGreaterThan(Date.now());
-  },
-  30_000,
-);
+])('10,000 schedules of %s are taken up in less than two seconds of work', async (_, cronOf) => {
+  const { open } = await systemWith('*/7 3 29 2 *', (one) =>
+    Array.from({ length: 10_000 }, (_, n) => ({
+      ...one,
+      ...{ id: `sched_${n}`, cron: cronOf(n), timezone: 'America/New_York' },
+    })),
+  );
+  const before = process.cpuUsage();
+  const again = await open();
+  const { user, system } = process.cpuUsage(before);
+  expect((user + system) / 1e6).toBeLessThan(2);
+  const { items, total } = await again.client.schedules.list({ sort: 'next_run', limit: 1 });
+  expect(total).toBe(10_001);
+  expect(Date.parse(items[0]?.next_run ?? '')).toBeGreaterThan(Date.now());
+});

@@ -5,6 +5,7 @@ import { DatabaseSync } from 'node:sqlite';
 import { expect, onTestFinished, test } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { leapingClock, soon } from '../commands-fixture.ts';
+import { freeAddress } from '../find-free-ports.ts';
 import { joinScripted } from '../scripted-agent.ts';
 import {
   attached,
@@ -285,7 +286,7 @@ test('a restarted broker recovers its sessions: they wait for their machine, and
 
 test('a broker killed with -9 finds sessions and clients in its history', async () => {
   const dataDir = temporaryFolder('broker');
-  const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
+  const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', await freeAddress()];
   const killed = program('broker/main.ts', flags);
   const grpc = String((await killed.line('broker is up')).grpc);
   const where = { dataDir, url: undefined, apiKey: undefined };
@@ -322,4 +323,4 @@ test('a broker killed with -9 finds sessions and clients in its history', async 
     keeper(back, keep).started();
     await soon(async () => (await system.client.sessions.get({ session_id: id })).status).toBe('CONNECTED');
   }
-}, 30_000);
+});

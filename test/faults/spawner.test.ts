@@ -13,6 +13,7 @@ import type { ProcessExit } from '../../proto/types/farhand/agent/v1/ProcessExit
 import type { AgentCall } from '../../shared/agent-rpcs.ts';
 import { newId } from '../../shared/ids.ts';
 import { createLogger } from '../../shared/logger.ts';
+import { waitFor } from '../wait-for.ts';
 
 const root = join(import.meta.dirname, '../..');
 const log = createLogger('test', 'silent');
@@ -223,7 +224,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     const events = start('echo $$ > leader; exec env -i sleep 60 >/dev/null 2>&1');
     await events.next();
     const leader = (): Promise<string> => readFile(join(home, 'leader'), 'utf8');
-    await vi.waitFor(async () =>
+    await waitFor(async () =>
       expect(await readFile(`/proc/${Number(await leader())}/environ`)).toHaveLength(0),
     );
     process.kill(await spawnerPid(), 'SIGKILL');
@@ -252,7 +253,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     process.kill(hung, 'SIGSTOP');
     const held = end(start('echo held'));
     const later: string[] = [];
-    await vi.waitFor(() => {
+    await waitFor(() => {
       // Starts that are requested before the hang is detected wait too.
       void end(start('echo later')).then(({ output }) => later.push(output));
       expect(later).toContain('later\n');
@@ -310,7 +311,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
   /** Resolves when the journal contains this text. Earlier entries were sent to the spawner before that. */
   async function journalled(text: string): Promise<void> {
     const journal = join(home, 'agent/journal');
-    await vi.waitFor(async () => expect(await readFile(journal, 'utf8')).toContain(text));
+    await waitFor(async () => expect(await readFile(journal, 'utf8')).toContain(text));
   }
 
   test('the spawner ends with a killed agent', async () => {
@@ -319,7 +320,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     expect(pid).toBeGreaterThan(1);
     agent.kill('SIGKILL');
     await once(agent, 'exit');
-    await vi.waitFor(async () => expect(await alive(pid!)).toBe(false));
+    await waitFor(async () => expect(await alive(pid!)).toBe(false));
     expect(await inHome()).not.toEqual([]);
     await open();
     expect(await inHome()).toEqual([]);
@@ -343,7 +344,7 @@ describe.each(ways)('by $way', ({ way, flags }) => {
     await rm(join(home, 'agent/journal'));
     await open();
     process.kill(pid!, 'SIGCONT');
-    await vi.waitFor(async () => expect(await alive(pid!)).toBe(false));
+    await waitFor(async () => expect(await alive(pid!)).toBe(false));
     expect(await inHome()).toEqual([]);
     expect(await readdir(home)).not.toContain('ran');
   });

@@ -8,6 +8,7 @@ import type { AgentStub } from '../../shared/agent-rpcs.ts';
 import { newId } from '../../shared/ids.ts';
 import { startFarhand } from '../start-farhand.ts';
 import { startProxy } from '../tcp-proxy.ts';
+import { waitFor } from '../wait-for.ts';
 
 // The module is only observed, to get the stubs of the broker.
 vi.mock('../../broker/presence/index.ts', { spy: true });
@@ -109,7 +110,7 @@ test('a client continues without a gap after the link was cut during much output
   await attach(stub(), { ...client, offset: position(), enough: (bytes) => bytes >= rest });
   const digest = (bytes: Buffer): string => createHash('sha256').update(bytes).digest('hex');
   expect(digest(Buffer.concat(into))).toBe(digest(expected));
-}, 30_000);
+});
 
 test('output does not wait for a client that detached while the machine was linked', async () => {
   const { agent, stub } = await startLinked();
@@ -123,7 +124,8 @@ test('output does not wait for a client that detached while the machine was link
     await keeper.next();
     const enough = (bytes: number): boolean => bytes >= 100_000;
     await attach(stub(), { id, client_id: 'c', taking: false, into: [], enough });
-    await vi.waitFor(() => readFile(done), 3_000);
+    // A client that is waited for stalls the output for 5 s.
+    await waitFor(() => readFile(done), { timeout: 4_500 });
     await keeper.return?.(undefined);
   }
 });

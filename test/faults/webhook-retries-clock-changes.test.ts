@@ -1,7 +1,7 @@
-// Retries of webhooks while the clock of the broker is set. Their delays do not change, and are limited after
-// a restart.
-import { expect, test, vi } from 'vitest';
+// Retries of webhooks while the clock of the broker is set: delays do not change, and a restart limits them.
+import { expect, test } from 'vitest';
 import { leapingClock } from '../commands-fixture.ts';
+import { waitFor } from '../wait-for.ts';
 import { answering, startReceiver, startWebhookSystem, type WebhookSystem } from '../webhook-receivers.ts';
 
 const [hour, day] = [3_600_000, 86_400_000];
@@ -12,7 +12,7 @@ async function hookTo(system: WebhookSystem, url: string): Promise<string> {
 
 /** Resolves when the first attempt of the only delivery has failed and the next one is planned. */
 function planned(system: WebhookSystem, webhook_id: string) {
-  return vi.waitFor(async () => {
+  return waitFor(async () => {
     const { items } = await system.client.webhooks.deliveries({ webhook_id });
     expect(items).toMatchObject([{ status: 'pending', attempts: [{ status_code: 500 }] }]);
     return items[0]!;
@@ -49,7 +49,7 @@ test('a broker that starts after its clock was two days ahead retries after the 
   const id = await hookTo(before, receiver.url);
   await before.happen('machine.online');
   await receiver.heard(2);
-  await vi.waitFor(async () => {
+  await waitFor(async () => {
     const { items } = await before.client.webhooks.deliveries({ webhook_id: id });
     expect(items[0]?.attempts).toHaveLength(2);
   });
@@ -60,7 +60,7 @@ test('a broker that starts after its clock was two days ahead retries after the 
     flags: ['--webhook-retry', '200ms,300ms'],
   });
   await receiver.heard(3);
-  await vi.waitFor(async () => {
+  await waitFor(async () => {
     const { items } = await system.client.webhooks.deliveries({ webhook_id: id });
     expect(items).toMatchObject([{ status: 'delivered', next_attempt_at: null }]);
   });

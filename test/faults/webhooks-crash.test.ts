@@ -2,12 +2,13 @@
 import { once } from 'node:events';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { expect, onTestFinished, test, vi } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import { loadIdentity } from '../../agent/identity.ts';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { temporaryFolder } from '../start-farhand.ts';
 import { program } from '../start-processes.ts';
+import { waitFor } from '../wait-for.ts';
 
 interface Watched {
   url: string;
@@ -64,12 +65,12 @@ async function killedAt(moment: 'connected' | 'answered') {
   const again = program('broker/main.ts', args);
   const { http } = await again.line('broker is up');
   const client = new Farhand({ baseUrl: String(http), apiKey: key, retries: 0 });
-  await vi.waitFor(
+  await waitFor(
     async () => {
       const { items } = await client.webhooks.deliveries({ webhook_id: id });
       expect(items.map(({ status }) => status)).toEqual(['delivered']);
     },
-    { timeout: 10_000, interval: 50 },
+    { interval: 50 },
   );
   return { ...receiver, before };
 }

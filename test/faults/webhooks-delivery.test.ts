@@ -9,11 +9,12 @@ import { DatabaseSync } from 'node:sqlite';
 import { gzipSync } from 'node:zlib';
 import { verify } from '@octokit/webhooks-methods';
 import { Webhook } from 'standardwebhooks';
-import { describe, expect, onTestFinished, test, vi } from 'vitest';
+import { describe, expect, onTestFinished, test } from 'vitest';
 import { loadIdentity } from '../../agent/identity.ts';
 import { loadAuthority } from '../../broker/link/authority.ts';
 import { fakeClock } from '../fake-clock.ts';
 import { temporaryFolder } from '../start-farhand.ts';
+import { waitFor } from '../wait-for.ts';
 import {
   answering,
   type Received,
@@ -30,13 +31,13 @@ async function deliveriesOf(system: WebhookSystem, webhook_id: string) {
 
 /** Resolves when all deliveries of a webhook have this status. */
 function settled(system: WebhookSystem, webhook_id: string, status: string, count: number) {
-  return vi.waitFor(
+  return waitFor(
     async () => {
       const items = await deliveriesOf(system, webhook_id);
       expect(items.map((one) => one.status)).toEqual(Array.from({ length: count }, () => status));
       return items;
     },
-    { timeout: 10_000, interval: 20 },
+    { interval: 20 },
   );
 }
 
@@ -170,7 +171,7 @@ describe('a failure', () => {
     }
     await system.happen('machine.online');
     for (const [n, [what, , , least, most]] of receivers.entries()) {
-      const wait = await vi.waitFor(async () => {
+      const wait = await waitFor(async () => {
         const { next_attempt_at, attempts } = (await deliveriesOf(system, ids[n]!))[0]!;
         const [attempt] = attempts;
         return (Date.parse(next_attempt_at!) - Date.parse(attempt!.at) - attempt!.duration) / 1000;
@@ -247,7 +248,7 @@ test('one key has at most four tests at once, and other keys are not limited by 
   stop.abort();
   await Promise.all(under);
   // Further tests are possible again.
-  await vi.waitFor(async () => {
+  await waitFor(async () => {
     const again = system.call('POST', path, { key, signal: AbortSignal.timeout(50) });
     await expect(again).rejects.toThrow();
   });
@@ -361,7 +362,7 @@ describe('a webhook delivers', () => {
     await system.client.machines.update({ machine_id: machineId, tags: [] });
     const ofWebhook = "FROM webhook_deliveries WHERE reason = 'not_permitted' AND webhook_id = ?";
     const refused = () => system.history.get(`SELECT count(*) AS n ${ofWebhook}`, id);
-    await vi.waitFor(async () => expect((await refused())?.n).toBe(600));
+    await waitFor(async () => expect((await refused())?.n).toBe(600));
     await system.client.machines.update({ machine_id: machineId, tags: ['web'] });
     await system.happen('file.deleted', {}, { id: machineId, name: 'tagged' });
     await receiver.heard(2);
@@ -390,7 +391,7 @@ describe('a webhook delivers', () => {
     // An aborted attempt is not counted, because it shows nothing about the receiver.
     await system.client.webhooks.update({ webhook_id: id, enabled: true });
     await system.happen('machine.offline');
-    await vi.waitFor(async () => expect((await deliveriesOf(system, id)).at(-1)?.status).toBe('delivered'));
+    await waitFor(async () => expect((await deliveriesOf(system, id)).at(-1)?.status).toBe('delivered'));
     const later = (await deliveriesOf(system, id)).slice(0, 5);
     expect(later.map((one) => [one.reason, one.attempts])).toEqual(given);
   });
@@ -430,7 +431,7 @@ describe('a webhook delivers', () => {
     const { id } = made.body.data;
     await system.happen('machine.online');
     await receiver.heard(1);
-    await vi.waitFor(async () => {
+    await waitFor(async () => {
       await clock.advance(100);
       expect((await deliveriesOf(system, id))[0]?.attempts).toHaveLength(1);
     });
@@ -463,12 +464,12 @@ describe('a webhook that is narrowed', () => {
     await system.happen('command.failed');
     await system.happen('machine.online');
     // A running attempt is checked again when the next one is due.
-    await vi.waitFor(async () => {
+    await waitFor(async () => {
       const waiting = await deliveriesOf(system, id);
       expect(waiting.map(({ attempts }) => attempts.length)).toEqual([1, 1]);
     });
     await system.client.webhooks.update({ webhook_id: id, events: ['machine.*'] });
-    const command = await vi.waitFor(async () => {
+    const command = await waitFor(async () => {
       const all = await deliveriesOf(system, id);
       // Both may have been created at the same time.
       const [narrowed, machine] = all.toSorted((a, b) => (a.type < b.type ? -1 : 1));
@@ -540,7 +541,7 @@ describe('a delivery that waits for its next attempt is due at once', () => {
     const { id } = await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
     await system.happen('machine.online');
     await receiver.heard(1);
-    const waiting = await vi.waitFor(async () => {
+    const waiting = await waitFor(async () => {
       const [delivery] = await deliveriesOf(system, id);
       expect(delivery?.attempts).toHaveLength(1);
       return delivery!.id;
@@ -767,9 +768,9 @@ describe('a receiver that', () => {
     void result.then(() => {
       ended = true;
     });
-    await vi.waitFor(() => expect(drips).toBeGreaterThan(20));
+    await waitFor(() => expect(drips).toBeGreaterThan(20));
     await clock.advance(14_999);
-    await vi.waitFor(() => expect(drips).toBeGreaterThan(40));
+    await waitFor(() => expect(drips).toBeGreaterThan(40));
     expect(ended).toBe(false);
     await clock.advance(1);
     expect(await result).toMatchObject({ delivered, duration: 15_000 });
@@ -843,7 +844,7 @@ test('500 deliveries overdue at a start are sent at most 16 at once, and all arr
   const { history } = await startWebhookSystem({ dataDir: system.dataDir, flags: ['--webhook-retry', '1h'] });
   const left = async () =>
     (await history.get('SELECT count(*) AS n FROM webhook_deliveries WHERE due_at <= ?', Date.now()))?.n;
-  await vi.waitFor(async () => expect(await left()).toBe(0), { timeout: 15_000, interval: 50 });
+  await waitFor(async () => expect(await left()).toBe(0), { interval: 50 });
   expect(receiver.got.length).toBeGreaterThan(before);
   expect(most).toBeLessThanOrEqual(16);
   const states = await history.all(
@@ -859,7 +860,7 @@ test('webhooks that have overdue deliveries at a start begin one after another',
   for (let n = 0; n < 80; n += 1) await system.client.webhooks.create({ url: receiver.url, events: ['*'] });
   await system.happen('machine.online');
   await receiver.heard(80);
-  await vi.waitFor(async () => {
+  await waitFor(async () => {
     const due = 'UPDATE webhook_deliveries SET due_at = 1 WHERE tries = 1 RETURNING id';
     const waiting = await system.history.write((transaction) => transaction.all(due));
     expect(waiting).toHaveLength(80);

@@ -127,7 +127,7 @@ withPostgres('a start is refused', () => {
     );
   });
 
-  test('while another broker uses the database', { timeout: 30_000 }, async () => {
+  test('while another broker uses the database', async () => {
     const { databaseUrl } = await startOn(await server());
     await expect(start(databaseUrl)).rejects.toMatchObject(refused(1, 'used by another farhand-broker'));
   });
@@ -208,7 +208,7 @@ withPostgres('a broker on PostgreSQL', () => {
     });
   });
 
-  test('has every change that it answered when it is killed with -9', { timeout: 60_000 }, async () => {
+  test('has every change that it answered when it is killed with -9', async () => {
     const url = await (await server()).createDatabase();
     const dataDir = temporaryFolder('broker');
     const addresses = ['--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
@@ -260,7 +260,7 @@ withPostgres('a broker on PostgreSQL', () => {
 });
 
 withPostgres('while PostgreSQL is killed and started again', () => {
-  test('a server that answers no more is unavailable, until it goes on', { timeout: 60_000 }, async () => {
+  test('a server that answers no more is unavailable, until it goes on', async () => {
     const own = await createServer();
     const { call, databaseUrl } = await startOn(own);
     const locks = "SELECT pid FROM pg_locks WHERE locktype = 'advisory'";
@@ -277,7 +277,7 @@ withPostgres('while PostgreSQL is killed and started again', () => {
     await expect.poll(create).toBe(201);
   });
 
-  test('requests get 503, links stay, and no answered change is lost', { timeout: 60_000 }, async () => {
+  test('requests get 503, links stay, and no answered change is lost', async () => {
     const own = await createServer();
     const { client, call, agent, databaseUrl, log } = await startOn(own);
     const { machineId: machine_id, logged } = await agent();

@@ -1,0 +1,26 @@
+// Finds free ports for programs that are told their port, or that are started again on the same one.
+import { randomInt } from 'node:crypto';
+import { once } from 'node:events';
+import { createServer } from 'node:net';
+
+/** Ports that Linux never chooses by itself, for port 0 or an outgoing connection: see ip_local_port_range in ip(7). */
+const [lowest, highest] = [12_000, 32_000];
+
+/** Returns a port that also stays free for a test while its broker is down. */
+export async function freePort(): Promise<number> {
+  for (;;) {
+    const port = randomInt(lowest, highest);
+    const server = createServer().listen(port, '127.0.0.1');
+    const isFree = await once(server, 'listening').then(
+      () => true,
+      () => false,
+    );
+    if (!isFree) continue;
+    server.close();
+    await once(server, 'close');
+    return port;
+  }
+}
+
+/** Returns HOST:PORT with such a port. */
+export const freeAddress = async (): Promise<string> => `127.0.0.1:${await freePort()}`;
