@@ -196,9 +196,11 @@ export type Handlers = {
   };
 };
 
+const routes = Object.entries(api).flatMap(([noun, operations]) =>
+  Object.entries(operations).map(([operation, route]) => ({ noun, operation, route: route as Route })),
+);
+
 /** Returns every route with its noun and operation, such as `machines` and `list`. */
-export function allRoutes(): { noun: string; operation: string; route: Route }[] {
-  return Object.entries(api).flatMap(([noun, operations]) =>
-    Object.entries(operations).map(([operation, route]) => ({ noun, operation, route: route as Route })),
-  );
+export function allRoutes(): readonly { noun: string; operation: string; route: Route }[] {
+  return routes;
 }
