@@ -23,7 +23,7 @@ export default defineConfig({
     environment: 'node',
     pool: 'forks',
     // More workers than two cores: tests wait for disks, timers and other processes most of the time.
-    maxWorkers: Math.max(3, availableParallelism() - 1),
+    maxWorkers: Math.max(4, availableParallelism()),
     // A busy machine is slow, not wrong. Only a test about time has a limit of its own.
     testTimeout: 60_000,
     hookTimeout: 60_000,

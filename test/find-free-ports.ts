@@ -3,13 +3,19 @@ import { randomInt } from 'node:crypto';
 import { once } from 'node:events';
 import { createServer } from 'node:net';
 
-/** Ports that Linux never chooses by itself, for port 0 or an outgoing connection: see ip_local_port_range in ip(7). */
-const [lowest, highest] = [12_000, 32_000];
+/** First of the ports that Linux never chooses by itself, for port 0 or an outgoing connection: see ip_local_port_range in ip(7). */
+const lowest = 12_000;
+/** Ports of each worker process of the tests, so that two of them never find the same one. */
+const each = 2_500;
+const workers = 8;
+const first = lowest + (Number(process.env.VITEST_POOL_ID ?? 0) % workers) * each;
+let found = randomInt(each);
 
 /** Returns a port that also stays free for a test while its broker is down. */
 export async function freePort(): Promise<number> {
   for (;;) {
-    const port = randomInt(lowest, highest);
+    found = (found + 1) % each;
+    const port = first + found;
     const server = createServer().listen(port, '127.0.0.1');
     const isFree = await once(server, 'listening').then(
       () => true,

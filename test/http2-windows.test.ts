@@ -65,7 +65,7 @@ test('32 downloads that stop after their first bytes leave at most 20 MiB unread
       before = now;
       expect(settled).toBe(true);
     },
-    { interval: 500 },
+    { timeout: 55_000, interval: 500 },
   );
   expect(unread()).toBeLessThanOrEqual(32 * mebibyte);
   await waitFor(() => expect(window()).toBe(nearBytes));

@@ -78,13 +78,13 @@ test('an expression of 100,000 letters is refused in 10 ms', async () => {
   const took: number[] = [];
   for (const cron of ['* '.repeat(50_000), '1,'.repeat(50_000), `*/${'9'.repeat(100_000)} * * * *`]) {
     for (let round = 0; round < 5; round += 1) {
-      const begun = performance.now();
+      const before = process.threadCpuUsage();
       const body = { machine_id, name: 'x', command: 'true', cron };
       expect((await system.call('POST', '/schedules', { body })).status).toBe(422);
-      took.push(performance.now() - begun);
+      took.push(process.threadCpuUsage(before).user / 1000);
     }
   }
-  // These times include sending the request, even on a busy machine.
+  // The CPU time, which includes that of the client, because a busy machine delays requests.
   expect(Math.min(...took)).toBeLessThan(10);
 });
 
