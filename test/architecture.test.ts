@@ -504,6 +504,13 @@ const runtime: Rule[] = [
     },
   },
   {
+    name: 'tests wait with waitFor() of test/wait-for.ts',
+    reason: 'vi.waitFor() gives up after one second, in which a busy machine may do nothing',
+    find: uses((path) => path !== 'test/wait-for.ts', /^vi\.waitFor$/),
+    breaks: [{ 'test/a.test.ts': 'await vi.waitFor(() => f());' }],
+    keeps: { 'test/a.test.ts': 'await waitFor(() => f());', 'test/wait-for.ts': 'vi.waitFor(f);' },
+  },
+  {
     name: 'only mains, the CLI, scripts and tests touch the process',
     reason:
       'environment, exit and signals belong to the main file of the process; the rest gets passed what it needs',
