@@ -9,7 +9,7 @@ import { startFarhand, type TestSystem } from '../start-farhand.ts';
 export type { Page } from 'playwright-core';
 
 /** Milliseconds for a test. They are many, because a browser on a busy machine is slow. */
-const longest = 90_000;
+const longest = 180_000;
 const needsChromium = needs('chromium');
 
 /** A test that needs a browser. Without Debian's Chromium it is skipped, and its name says so. */
