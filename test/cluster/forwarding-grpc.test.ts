@@ -2,10 +2,11 @@
 import { randomBytes } from 'node:crypto';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { expect, test, vi } from 'vitest';
+import { expect, test } from 'vitest';
 import { shared } from '../close-after-tests.ts';
 import { all, hearing, line, refusalOf, streamsOf } from '../grpc-fixture.ts';
 import { temporaryFolder } from '../start-farhand.ts';
+import { waitFor } from '../wait-for.ts';
 import { startTwoBrokers } from './two-brokers.ts';
 
 const brokers = shared(startTwoBrokers);
@@ -66,7 +67,7 @@ test('a command is cancelled at the owner when its client leaves', async () => {
     if (output) break;
   }
   left.abort();
-  await vi.waitFor(async () => {
+  await waitFor(async () => {
     const { data } = (await owner.call('GET', `/commands/${command_id}`)).body;
     expect(data.status).toBe('cancelled');
   });

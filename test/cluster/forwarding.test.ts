@@ -9,6 +9,7 @@ import { expect, test, vi } from 'vitest';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { shared } from '../close-after-tests.ts';
 import { temporaryFolder } from '../start-farhand.ts';
+import { waitFor } from '../wait-for.ts';
 import { startTwoBrokers } from './two-brokers.ts';
 
 const brokers = shared(startTwoBrokers);
@@ -54,7 +55,7 @@ test('an owner that is lost before its answer is 503, and during its answer cuts
   const proxy = throughProxy();
   const body = { machine_id: machineId, command: 'sleep 30', wait: 20_000 };
   const waiting = call('POST', '/commands', { body });
-  await vi.waitFor(async () =>
+  await waitFor(async () =>
     expect((await owner.client.commands.list({ status: 'running' })).items).toHaveLength(1),
   );
   proxy.cut();
@@ -115,9 +116,9 @@ test('an upload whose client leaves changes nothing on the machine', async () =>
   const upload = await plainRequest(path, { method: 'PUT', headers: { 'Content-Length': 4_000_000 } });
   upload.on('error', () => undefined);
   upload.write(randomBytes(1_000_000));
-  await vi.waitFor(() => expect(readdirSync(folder)).toHaveLength(1));
+  await waitFor(() => expect(readdirSync(folder)).toHaveLength(1));
   upload.destroy();
-  await vi.waitFor(() => expect(readdirSync(folder)).toEqual([]));
+  await waitFor(() => expect(readdirSync(folder)).toEqual([]));
 });
 
 test('a stream whose client leaves ends at the owner', async () => {
@@ -125,7 +126,7 @@ test('a stream whose client leaves ends at the owner', async () => {
   const folder = temporaryFolder('watch');
   // More streams than the machine may have at once.
   for (let n = 0; n < 40; n += 1) {
-    await vi.waitFor(async () => {
+    await waitFor(async () => {
       const left = new AbortController();
       const headers = { Authorization: `Bearer ${key}` };
       const path = `/api/v1/machines/${machineId}/files/watch?path=${folder}`;
@@ -273,7 +274,7 @@ test('the owner records the address and request id of the client, and the answer
     'x-request-id',
   ]);
   expect(await answer.json()).toMatchObject({ meta: { request_id: 'asked-by-a-test' } });
-  await vi.waitFor(async () => {
+  await waitFor(async () => {
     const { items } = await owner.client.audit.list({});
     expect(items.find(({ request_id }) => request_id === 'asked-by-a-test')).toMatchObject({
       address: '127.0.0.1',

@@ -126,7 +126,7 @@ describe('a commit whose directory cannot be synced', () => {
     expect([refused.status, refused.body.error.code]).toEqual(
       failures === 1 ? [503, 'unavailable'] : [500, 'internal_error'],
     );
-      // If a commit cannot be undone at once, it is undone within seconds.
+    // If a commit cannot be undone at once, it is undone within seconds.
     await leapUntil(clock, () => expect(left()).toBe(0));
     await waitFor(() => expect(readFileSync(join(system.dataDir, 'state.json'), 'utf8')).toBe(before));
     expect(names(system.dataDir, 'state.json.last')).toContain('stays');
