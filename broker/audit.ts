@@ -4,9 +4,9 @@ import { type Deed, audit as routes } from '../shared/api/audit.ts';
 import type { MachineId } from '../shared/api/route.ts';
 import type { Caller, Handlers, Journal } from '../shared/api/route-table.ts';
 import { iso, now } from '../shared/clock.ts';
-import { newId } from '../shared/ids.ts';
+import { newTimedId, timeOf } from '../shared/ids.ts';
 import { type History, jsonIn, type OutboxEntry, type Row, textIn } from './history/history.ts';
-import { type CountedTable, createCounts, dropOldCounts } from './history/row-counts.ts';
+import { type CountedTable, createCounts, dropOldCounts, sequencesPerMs } from './history/row-counts.ts';
 import { OrderedTable } from './history/time-ordered-table.ts';
 import type { Condition } from './paging.ts';
 
@@ -62,13 +62,14 @@ export async function createAudit(history: History, keepMs: number, keepRows?: n
   });
 
   const list: Handlers['audit']['list'] = async (input, caller) => {
-    const { action, key, key_id, login_id } = input;
+    const { id, action, key, key_id, login_id } = input;
     const conditions: Condition[] = [
       visibleTo(caller),
       action ? ['action = ?', action] : undefined,
       key ? ['key_id = ?', key] : undefined,
       key_id ? ['key_id = ?', key_id] : undefined,
       login_id ? ['login_id = ?', login_id] : undefined,
+      id === undefined ? undefined : await numberIs(history, id),
     ];
     const { items, total } = await table.page(routes.list, conditions, input);
     return { items: items.map((row) => serialize(row, caller)), total };
@@ -79,7 +80,7 @@ export async function createAudit(history: History, keepMs: number, keepRows?: n
      * Records an action in the transaction of its change.
      * A second record with the same request and id is ignored.
      */
-    record(journal: Journal, deed: Deed, id: string = newId('audit')): void {
+    record(journal: Journal, deed: Deed, id: string = newTimedId('audit', now())): void {
       const entry: AuditEntry = { kind: 'audit', id, created_at: now(), deed };
       journal.append(entry);
     },
@@ -111,4 +112,17 @@ function serialize({ seq: _, created_at, ...row }: Row, caller: Caller) {
 /** True if the caller may use all machines that a request named. */
 function reachesAll({ machine_ids }: Deed['what'], caller: Caller): boolean {
   return !Array.isArray(machine_ids) || machine_ids.every((id: MachineId) => caller.reaches(id));
+}
+
+/**
+ * Returns the condition that finds the row with an id. Ids have no index, because each command would write to it. But
+ * an id begins with the time of its request, and the row is written then or later. Undefined if no row is found so:
+ * ids of version 0.1.0 have no time.
+ */
+async function numberIs(history: History, id: string): Promise<Condition> {
+  const at = timeOf(id);
+  if (!(at <= now())) return undefined;
+  const sql = 'SELECT seq FROM audit WHERE seq >= ? AND id = ? ORDER BY seq LIMIT 1';
+  const [[row] = []] = await history.read([{ sql, values: [at * sequencesPerMs, id] }]);
+  return row && ['seq = ?', Number(row.seq)];
 }

@@ -4,10 +4,13 @@ import { join } from 'node:path';
 import { pino } from 'pino';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { createAudit } from '../broker/audit.ts';
+import type { History } from '../broker/history/history.ts';
 import { openHistory } from '../broker/history/open-sqlite-file.ts';
 import { brokerSettings } from '../broker/settings-schema.ts';
 import { startBroker } from '../broker/start/index.ts';
 import type { Deed } from '../shared/api/audit.ts';
+import { now } from '../shared/clock.ts';
+import { newTimedId } from '../shared/ids.ts';
 import { readSettings } from '../shared/read-settings.ts';
 import { leapingClock, soon } from './commands-fixture.ts';
 import { giveAway } from './find-leaked-secrets.ts';
@@ -308,6 +311,26 @@ test('a limited admin reads the rows of its machines and its own, without detail
   expect(new Set(copied.map(({ machine_id }) => machine_id))).toEqual(new Set([mine, other]));
   expect(copied[0]?.what).toMatchObject(copy);
   expect((await system.call('DELETE', '/audit', { key })).status).toBe(405);
+});
+
+test('an entry is found by its id among others, also an entry of version 0.1.0, whose id has no time', async () => {
+  const stores: { history: History }[] = [];
+  const system = await startFarhand({ tuning: { onStores: (opened) => void stores.push(opened) } });
+  const { client } = system;
+  for (const name of ['one', 'two', 'three']) await client.keys.create({ name, scopes: ['machines:read'] });
+  const all = await rows(system);
+  expect(all.length).toBeGreaterThan(2);
+  for (const { id } of all) expect(await rows(system, { id })).toEqual(all.filter((one) => one.id === id));
+  for (const id of ['aud_none', 'aud_0000000000000000000000', '_', 'é'])
+    expect(await rows(system, { id })).toEqual([]);
+  // Random ids stand for a time that is in the future, before the entry or after it.
+  const randomIds = ['aud_zzzzzzzzzzzzzzzzzzzzzz', 'aud_0000zzzzzzzzzzzzzzzzzz', newTimedId('audit', now())];
+  for (const old of randomIds) {
+    await stores[0]?.history.write((transaction) =>
+      transaction.run('UPDATE audit SET id = ? WHERE seq = (SELECT max(seq) FROM audit)', old),
+    );
+    expect((await rows(system, { id: old })).map(({ id }) => id)).toEqual([old]);
+  }
 });
 
 test('rows are deleted by age and by number, the oldest first, and an action is recorded once', async () => {

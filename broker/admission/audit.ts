@@ -3,8 +3,9 @@
 import type { Deed } from '../../shared/api/audit.ts';
 import type { MachineId } from '../../shared/api/route.ts';
 import type { Caller, Journal } from '../../shared/api/route-table.ts';
+import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import { newId } from '../../shared/ids.ts';
+import { newTimedId } from '../../shared/ids.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history/history.ts';
@@ -35,7 +36,7 @@ export function createAuditRecorder(
 ) {
   const refusals = new LogLimiter<Deed>(mostRefusals, minute, (first, left_out) => {
     const what = { left_out, since_request_id: first.request_id };
-    void write([{ ...first, action: 'refusals', machine_id: null, what }], newId('audit'));
+    void write([{ ...first, action: 'refusals', machine_id: null, what }], newTimedId('audit', now()));
   });
 
   /** Records the rows of a request. `before` is the number of its rows that were recorded earlier. */
@@ -55,7 +56,7 @@ export function createAuditRecorder(
   return {
     /** Begins a record. Each write calls `about` for the details. Without `records`, only failures are written. */
     begin(action: string, who: Who, about: () => AuditedRequest, records = true) {
-      const id = newId('audit');
+      const id = newTimedId('audit', now());
       let committed = false;
       let rows = 0;
       return {

@@ -1,6 +1,7 @@
 // Fills the tables of history.db of a stopped broker with made-up rows, as many as a busy fleet creates in
 // two days. The rows are written directly into the file, because a broker would take hours to record them.
 import { DatabaseSync } from 'node:sqlite';
+import { newTimedId } from '../../../shared/ids.ts';
 
 export interface HistoryParams {
   rows: number;
@@ -75,7 +76,7 @@ function tables({ scheduleId, webhookId, keyId }: HistoryParams): Record<string,
     },
     audit: {
       seq: 'at * 1000 + 1',
-      id: id('aud'),
+      id: 'audit_id(at)',
       created_at: 'at',
       key_id: `iif(n % 1000 = 7, 'key_0000000000000000000000', '${keyId}')`,
       key_name: `'bench'`,
@@ -125,6 +126,7 @@ export function fillHistory(file: string, params: HistoryParams): void {
     { deterministic: true },
     (n) => machineIds[Number(n) % machineIds.length] ?? '',
   );
+  database.function('audit_id', (at) => newTimedId('audit', Number(at)));
   const first = Date.now() - spanMs - 60_000;
   for (const [table, columns] of Object.entries(tables(params))) {
     const count = table === 'batches' ? Math.ceil(rows / rowsOfBatch) : rows;
