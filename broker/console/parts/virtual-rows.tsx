@@ -88,7 +88,12 @@ export function VirtualRows({
           {indexes.map((index) => (
             // Each row is an element of its own, so that the browser paints only the rows that come into
             // view.
-            <div key={index} class="row-at" role="presentation" style={{ top: `${index * rowHeight}px` }}>
+            <div
+              key={index}
+              class="row-at"
+              role="presentation"
+              style={{ top: `${index * rowHeight}px`, height: `${rowHeight}px` }}
+            >
               {row(index)}
             </div>
           ))}
