@@ -127,7 +127,7 @@ test('a refusal says which part of the expression is wrong', () => {
   ]);
   expect(refusalOf('0 0 30 2 *')).toMatchObject([
     'validation_failed',
-    [{ message: 'never fires: none of these months has such a day' }],
+    [{ message: 'never fires, because none of these months has such a day' }],
   ]);
 });
 

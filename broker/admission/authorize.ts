@@ -52,8 +52,7 @@ const parsers = new WeakMap<Route, Pick<Guard<Route>, 'parser' | 'action'>>();
 export function guardOf<R extends Route>(route: R, services: AccessServices): Guard<R> {
   const parts = parsers.get(route) ?? parserOf(route);
   parsers.set(route, parts);
-  // The cast is safe: the parser was made for this route.
-  return { ...parts, route, services } as Guard<R>;
+  return { ...parts, route, services };
 }
 
 function parserOf(route: Route): Pick<Guard<Route>, 'parser' | 'action'> {
