@@ -141,6 +141,19 @@ export const brokerSettings = {
     value: 'N',
     help: 'attempts of one delivery, after which the webhook is disabled (default 3)',
   },
+  heartbeat_url: {
+    schema: z
+      .string()
+      .refine((text) => /^https?:\/\//i.test(text) && URL.canParse(text), 'must be an http or https URL')
+      .optional(),
+    value: 'URL',
+    help: 'URL to call while the broker is alive, so that a service elsewhere notices when it is not',
+  },
+  heartbeat_every: {
+    schema: z.string().default('1m').pipe(duration),
+    value: 'TIME',
+    help: 'time between two calls of --heartbeat-url (default 1m)',
+  },
   packages: {
     schema: z
       .string()

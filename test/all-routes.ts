@@ -150,6 +150,8 @@ export interface Scene {
   here: Ids;
   there: Ids;
   agents: AgentHandle[];
+  /** A delivery of the channel of `here`; `delivery` is one of its webhook. */
+  channelDelivery: string;
   /** The request ids of all requests so far. */
   requestIds: string[];
   /** Creates a key that may use only the machine of `here`, by its id or its tag. */
@@ -159,7 +161,7 @@ export interface Scene {
 export type Limit = 'machine_ids' | 'tags';
 
 export async function startScene(): Promise<Scene> {
-  const system = await startFarhand();
+  const system = await startFarhand({ tuning: { alerts: { quietMs: 0, startMs: 0 } } });
   const folder = temporaryFolder('untouched');
   const agents = [
     await system.agent({ name: 'here', tags: 'here' }),
@@ -184,6 +186,7 @@ export async function startScene(): Promise<Scene> {
     here,
     there,
     agents,
+    channelDelivery: await channelDelivery(system.client, here.channel),
     requestIds: [],
     limited: async (own, by = 'machine_ids') => (await system.keyed(own, { [by]: reach[by] })).key,
   };
@@ -220,6 +223,7 @@ async function furnish(system: TestSystem, { machineId: machine }: AgentHandle, 
     schedule: schedule.id,
     run: items[0]?.id ?? '',
     ...(await deliveredTo(system, machine)),
+    ...(await alertedBy(system, machine)),
   };
 }
 
@@ -236,6 +240,38 @@ async function deliveredTo(
   await client.commands.create({ machine_id: machine, command: 'true' });
   const { items } = await client.webhooks.deliveries({ webhook_id: id });
   return { webhook: id, delivery: items[0]!.id };
+}
+
+/** Makes a rule that opens an alert at once, and a channel whose delivery fails, because nothing may be sent there. */
+async function alertedBy(
+  { client }: TestSystem,
+  machine: string,
+): Promise<Pick<Ids, 'alert' | 'rule' | 'channel' | 'window'>> {
+  const { id: channel } = await client.alertChannels.create({
+    ...{ name: 'nowhere', type: 'ntfy', url: 'http://localhost:1/topic' },
+  });
+  const { id: rule } = await client.alertRules.create({
+    ...{
+      name: 'memory',
+      kind: 'memory',
+      above: 0.001,
+      for: 0,
+      machine_ids: [machine],
+      channel_ids: [channel],
+    },
+  });
+  await expect.poll(() => channelDelivery(client, channel), { interval: 20, timeout: 5_000 }).not.toBe('');
+  const { items } = await client.alerts.list({ rule_id: rule });
+  const { id: window } = await client.maintenanceWindows.create({
+    ...{ name: 'later', machine_ids: [machine], starts_at: '2099-01-01T00:00:00Z', duration: 60_000 },
+  });
+  return { alert: items[0]?.id ?? '', rule, channel, window };
+}
+
+/** Returns the id of a channel's delivery that was attempted. */
+async function channelDelivery(client: TestSystem['client'], channel_id: string): Promise<string> {
+  const { items } = await client.alertChannels.deliveries({ channel_id });
+  return items.find((one) => !isUntried(one))?.id ?? '';
 }
 
 /** Waits until nothing changes by itself any more. Every later change then has a cause. */
@@ -266,6 +302,10 @@ export const onMachine: Record<IdNoun, boolean> = {
   join_token: false,
   webhook: false,
   delivery: false,
+  alert: true,
+  rule: true,
+  channel: false,
+  window: true,
 };
 
 export interface Ask {

@@ -401,8 +401,10 @@ const librariesByFolder: [libraries: string[], folders: string[]][] = [
   ],
   [['protobufjs'], ['shared/load-protos', 'shared/grpc-services']],
   [['grpc-health-check'], ['broker/grpc-api']],
-  [['undici'], ['broker/cli', 'broker/webhooks']],
-  [['ipaddr.js'], ['broker/webhooks']],
+  [['undici'], ['broker/cli', 'broker/deliveries']],
+  [['ipaddr.js'], ['broker/deliveries']],
+  // Loaded by the first e-mail.
+  [['nodemailer'], ['broker/alerts']],
   [['rate-limiter-flexible'], ['broker/admission/rate-limits']],
   [['smol-toml'], ['shared/read-settings']],
   [['@peculiar/x509', 'reflect-metadata'], ['broker/link/authority']],

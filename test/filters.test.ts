@@ -132,6 +132,11 @@ test('every list has the promised filters: id, since and until, and each field o
     ['logins.list', 'id key_id key_name limit name offset since sort until'],
     ['webhooks.list', 'disabled_reason enabled id limit offset since sort until'],
     ['webhooks.deliveries', 'event_id id limit offset since sort status type until'],
+    ['alertRules.list', 'enabled id kind limit name offset since sort until'],
+    ['alertChannels.list', 'disabled_reason enabled id limit name offset since sort type until'],
+    ['alertChannels.deliveries', 'event_id id limit offset since sort status type until'],
+    ['maintenanceWindows.list', 'id limit name offset since sort until'],
+    ['alerts.list', 'id kind limit machine_id name offset reason rule_id since sort status until window_id'],
     [
       'audit.list',
       'action id key key_id key_name limit login_id machine_id offset request_id since sort until',

@@ -6,6 +6,8 @@ const edits = 'edits state.json or history.db';
 
 /** By test file: the reason, and the names of its tests. */
 const reasons: Readonly<Record<string, readonly [reason: string, name: RegExp][]>> = {
+  'alerts-channels.test.ts': [[files, /^a broker killed between/]],
+  'alerts-survival.test.ts': [[files, /kill/]],
   'audit.test.ts': [[files, /^a declared change and its row are one commit/]],
   'batches.test.ts': [[edits, /^a batch that was stored only in part before a crash/]],
   'commands.test.ts': [

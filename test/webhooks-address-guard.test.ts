@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { connect, createServer, isIPv4 } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { expect, onTestFinished, test } from 'vitest';
-import { AddressGuard, type Network, networkOf } from '../broker/webhooks/address-guard.ts';
+import { AddressGuard, type Network, networkOf } from '../broker/deliveries/address-guard.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
 import { waitFor } from './wait-for.ts';
 import { startReceiver, startWebhookSystem } from './webhook-receivers.ts';

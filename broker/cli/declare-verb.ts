@@ -38,6 +38,7 @@ export interface Common {
 interface Values {
   count: number;
   number: number;
+  value: number;
   duration: number;
   list: string[];
   'name=value': Record<string, string>;
@@ -148,6 +149,10 @@ const whole = (least: number) => (text: string) => {
 const readers: Readonly<Record<string, Reader>> = {
   count: whole(1),
   number: whole(0),
+  value(text) {
+    if (/^\d{1,7}(\.\d{1,3})?$/.test(text)) return Number(text);
+    throw new InvalidArgumentError('It must be a number such as 90 or 0.5.');
+  },
   list,
   duration(text) {
     if (durationForm.test(text)) return parseDuration(text);

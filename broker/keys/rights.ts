@@ -62,14 +62,17 @@ export function holds(key: Key, scope: Scope): boolean {
   return key.scopes.includes('admin') || key.scopes.includes(scope);
 }
 
-function isUnlimited({ machine_ids, tags }: Key): boolean {
+/** Machines by id or tag: of a key those that it may use, of an alert rule those that it is about. Null: all. */
+export type Limits = Pick<Key, 'machine_ids' | 'tags'>;
+
+function isUnlimited({ machine_ids, tags }: Limits): boolean {
   return !machine_ids && !tags;
 }
 
 /**
- * True if a key may use a machine, by its id or one of its tags. A key without limits may use all machines.
+ * True if a machine is within limits, by its id or one of its tags. A key without limits may use all machines.
  */
-export function reaches(key: Key, machine: MachineId, { machines }: Machines): boolean {
+export function reaches(key: Limits, machine: MachineId, { machines }: Machines): boolean {
   if (isUnlimited(key) || key.machine_ids?.includes(machine)) return true;
   const tags = machines.get(machine)?.tags ?? [];
   return key.tags?.some((tag) => tags.includes(tag)) ?? false;
@@ -103,6 +106,13 @@ export function within(key: Key, outer: Key): boolean {
   const machines = key.machine_ids?.every((id) => outer.machine_ids?.includes(id)) ?? true;
   const tags = key.tags?.every((tag) => outer.tags?.includes(tag)) ?? true;
   return machines && tags;
+}
+
+/** True if a key may use every machine within these limits, now and after any change of tags. */
+export function mayUseAll(key: Limits, limits: Limits, declared: Machines): boolean {
+  if (isUnlimited(key) || isUnlimited(limits)) return isUnlimited(key);
+  const machines = limits.machine_ids?.every((id) => reaches(key, id, declared)) ?? true;
+  return machines && (limits.tags?.every((tag) => key.tags?.includes(tag)) ?? true);
 }
 
 /**
@@ -178,7 +188,8 @@ export function whileAttachable(state: State) {
 }
 
 /**
- * The rights of a key at this moment, for webhooks that act for it; undefined if it is revoked or expired.
+ * The rights of a key at this moment, for webhooks and channels of alerts, which act for it; undefined if it is revoked
+ * or expired.
  */
 export function rightsIn(state: State) {
   return (id: KeyId, declared: Declared = state) => {

@@ -84,6 +84,7 @@ export class ScheduleRecords {
   readonly #history: History;
   /** Called when the end of a schedule's command is on disk. */
   onEnd: (scheduleId: string) => void = () => {};
+  readonly #watchers = new Set<(run: ScheduleRun) => void>();
 
   private constructor(context: RecordContext) {
     this.#context = context;
@@ -113,7 +114,27 @@ export class ScheduleRecords {
   settle(runs: readonly ScheduleRun[], transaction: HistoryTransaction): void {
     for (const run of runs) this.begin(run, transaction);
     const last = runs.at(-1);
-    if (last) this.#emit(last, transaction);
+    if (!last) return;
+    this.#emit(last, transaction);
+    transaction.committed(() => this.#ended(last));
+  }
+
+  /** Calls `watcher` with each run that has ended or did not take place. Call the returned function to stop. */
+  watch(watcher: (run: ScheduleRun) => void): () => void {
+    this.#watchers.add(watcher);
+    return () => void this.#watchers.delete(watcher);
+  }
+
+  #ended(run: ScheduleRun): void {
+    for (const watcher of this.#watchers) watcher(run);
+  }
+
+  /** The last run of each of these schedules that ended by itself or should have taken place. */
+  async lastOutcomes(scheduleIds: readonly string[]): Promise<ScheduleRun[]> {
+    const sql = `SELECT ${columns} FROM schedule_runs WHERE schedule_id = ? AND finished_at IS NOT NULL
+      AND status NOT IN ('skipped', 'cancelled') ORDER BY decided_at DESC, rowid DESC LIMIT 1`;
+    const found = await this.#history.read(scheduleIds.map((id) => ({ sql, values: [id] })));
+    return found.flat().map(fromRow);
   }
 
   /** Stores the end of a run, in the transaction that stores the end of its command. */
@@ -129,7 +150,10 @@ export class ScheduleRecords {
       ...[status, started_at, finished_at, exit_code, duration, reason, run.id],
     );
     this.#emit(end, transaction);
-    transaction.committed(() => this.onEnd(end.schedule_id));
+    transaction.committed(() => {
+      this.onEnd(end.schedule_id);
+      this.#ended(end);
+    });
   };
 
   /** Returns the time up to which each schedule is settled. Deletes the marks of all other schedules. */

@@ -1,11 +1,13 @@
 // The TLS certificate of the REST API: read from files, or issued by the broker's own certificate authority
 // (CA).
+import { X509Certificate } from 'node:crypto';
 import { readFile, stat } from 'node:fs/promises';
 import { hostname, userInfo } from 'node:os';
 import { createSecureContext, type SecureContextOptions } from 'node:tls';
 import { every } from '../../shared/clock.ts';
 import { errnoOf, StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Certificate } from '../alerts/index.ts';
 import { type Authority, renewLeaves } from '../link/authority.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
 
@@ -36,6 +38,17 @@ export async function certificateOf(
   if (tls_cert !== undefined) throw new StartError('--tls-cert also needs --tls-key FILE');
   if (tls_key !== undefined) throw new StartError('--tls-key also needs --tls-cert FILE');
   return tls ? ofAuthority(authority, namesOf(settings), log) : undefined;
+}
+
+/** Returns when the certificate of --tls-cert and that of the broker's own authority expire. */
+export async function expiryDates(
+  { tls_cert }: BrokerSettings,
+  authority: Authority,
+): Promise<Certificate[]> {
+  const expiry = (pem: string): number => new X509Certificate(pem).validToDate.getTime();
+  const own: Certificate = { id: 'authority', expires: expiry(authority.certificate) };
+  if (tls_cert === undefined) return [own];
+  return [own, { id: 'tls', expires: expiry(await readFile(tls_cert, 'utf8')) }];
 }
 
 async function ofAuthority(authority: Authority, names: string[], log: Logger) {

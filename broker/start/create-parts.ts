@@ -9,12 +9,16 @@ import { createAuditRecorder } from '../admission/audit.ts';
 import type { Lookups } from '../admission/authorize.ts';
 import { Idempotency } from '../admission/idempotency.ts';
 import { createRateLimits } from '../admission/rate-limits.ts';
+import { Alerts, type DigestTimes, defaultTimes } from '../alerts/index.ts';
 import { createAudit } from '../audit.ts';
 import { createBackups } from '../backup.ts';
 import { createTrustedProxies } from '../client-address.ts';
 import type { Owners } from '../cluster/peers/owners.ts';
 import { createCommands } from '../commands/index.ts';
 import type { ConnectionLimits } from '../connection-limiter.ts';
+import type { RetrySettings } from '../deliveries/delivery-queue.ts';
+import { createDeliveries, type Deliveries, type DeliverySettings } from '../deliveries/index.ts';
+import { vaultFile } from '../deliveries/secret-vault.ts';
 import { Events } from '../events.ts';
 import { fileHandlers } from '../files/index.ts';
 import type { History } from '../history/history.ts';
@@ -39,8 +43,8 @@ import { ScheduleRecords } from '../schedules/run-records.ts';
 import { Sessions } from '../sessions/index.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
 import type { State } from '../state/in-memory-state.ts';
-import { createWebhooks, type WebhookSettings, type Webhooks } from '../webhooks/index.ts';
-import { vaultFile } from '../webhooks/secret-vault.ts';
+import { createWebhooks, type Webhooks } from '../webhooks/index.ts';
+import { expiryDates } from './certificate.ts';
 import { createStores } from './create-stores.ts';
 
 /**
@@ -51,7 +55,7 @@ export interface Tuning {
   link?: Partial<LinkSettings>;
   proofMs?: number;
   pings?: Pings;
-  resolve?: NonNullable<WebhookSettings['resolve']>;
+  resolve?: NonNullable<DeliverySettings['resolve']>;
   onStores?(stores: { state: State; history: History; events: Events }): void;
   stalledMs?: number;
   /** Directory of the built console. */
@@ -59,6 +63,8 @@ export interface Tuning {
   /** Limits of the HTTP port: connections, and time for the headers of a first request. */
   connections?: ConnectionLimits;
   silentMs?: number;
+  /** Times of notifications about alerts. */
+  alerts?: Partial<DigestTimes>;
   /** Milliseconds between checks of the certificate files. */
   certificateMs?: number;
   /** The other brokers, and where the peer port listens. */
@@ -77,7 +83,7 @@ interface Stores {
   machineFacts: MachineFacts;
 }
 
-type Nouns = Awaited<ReturnType<typeof createNouns>> & { webhooks: Webhooks };
+type Nouns = Awaited<ReturnType<typeof createNouns>> & { deliveries: Deliveries; webhooks: Webhooks };
 export type Parts = Awaited<ReturnType<typeof createParts>>;
 
 /** The settings and hooks with which the parts of a broker are created. */
@@ -101,7 +107,8 @@ export async function createParts(opening: Opening) {
   const { state, history, untouched } = await createStores(opening);
   const authority = await loadAuthority(settings.data_dir, untouched);
   const events = await Events.open(history, settings.keep_events);
-  const webhooks = await webhooksOf(opening, { state, history, events });
+  const deliveries = await deliveriesOf(opening, history);
+  const webhooks = webhooksOf(opening, { state, history, events }, deliveries);
   const machineFacts = await MachineFacts.open(history);
   closers.push(() => machineFacts.close());
   const stores = { state, history, events, presence: new Presence(), machineFacts };
@@ -109,7 +116,7 @@ export async function createParts(opening: Opening) {
   // This comes before createNouns(), which writes changes of an earlier broker process to the history: the
   // functions for that must be registered by then.
   const idempotency = await Idempotency.open(history);
-  const nouns = { ...(await createNouns(opening, stores, authority)), webhooks };
+  const nouns = { ...(await createNouns(opening, stores, authority, deliveries)), deliveries, webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
   closers.push(() => recorder.close());
   const metrics = createMetrics(() => ({ online: stores.presence.count, registered: state.machines.size }));
@@ -133,31 +140,39 @@ export async function createParts(opening: Opening) {
   };
 }
 
-async function webhooksOf(
+async function deliveriesOf({ settings, tuning, closers }: Opening, history: History): Promise<Deliveries> {
+  const deliveries = await createDeliveries(history, {
+    directory: settings.data_dir,
+    allow: settings.webhook_allow,
+    keepMs: settings.keep_events,
+    resolve: tuning.resolve,
+  });
+  closers.push(() => deliveries.sender.close());
+  return deliveries;
+}
+
+/** A channel is never disabled by failures, so it gets more attempts than a webhook. */
+function retryOfAlerts({ webhook_attempts, webhook_retry }: BrokerSettings): RetrySettings {
+  return { attempts: Math.max(10, webhook_attempts), waits: webhook_retry };
+}
+
+function webhooksOf(
   { settings, tuning, closers, log }: Opening,
   stores: Pick<Stores, 'state' | 'history' | 'events'>,
-): Promise<Webhooks> {
-  const webhooks = await createWebhooks(
-    { ...stores, rightsOf: rightsIn(stores.state) },
-    {
-      directory: settings.data_dir,
-      attempts: settings.webhook_attempts,
-      waits: settings.webhook_retry,
-      allow: settings.webhook_allow,
-      keepMs: settings.keep_events,
-      resolve: tuning.resolve,
-    },
-    log,
-  );
+  deliveries: Deliveries,
+): Webhooks {
+  const retry = { attempts: settings.webhook_attempts, waits: settings.webhook_retry };
+  const webhooks = createWebhooks({ ...stores, rightsOf: rightsIn(stores.state) }, deliveries, retry, log);
   closers.push(() => webhooks.close());
   tuning.onStores?.(stores);
   return webhooks;
 }
 
 async function createNouns(
-  { settings, status, closers, log }: Opening,
+  { settings, tuning, status, closers, log }: Opening,
   stores: Stores,
-  { fingerprint }: Authority,
+  authority: Authority,
+  deliveries: Deliveries,
 ) {
   const { state, history, events } = stores;
   const keepMs = settings.keep_history;
@@ -167,7 +182,7 @@ async function createNouns(
   const keys = await Keys.open(state, history, (caller) => logins.ofCaller(caller), log);
   closers.push(() => keys.close());
   const packages = createPackages(settings.packages, () => ({ ...status, url: publicUrl() }));
-  const joinTokens = new JoinTokens({ state, events, fingerprint, packages });
+  const joinTokens = new JoinTokens({ state, events, fingerprint: authority.fingerprint, packages });
   const audit = await createAudit(history, settings.keep_audit);
   const records = await ScheduleRecords.open(stores, keepMs);
   const commandServices = { ...stores, mayRun: mayRun(state), ended: records.ended };
@@ -189,7 +204,17 @@ async function createNouns(
   // With --local no agent can connect, so schedules wait for the next normal start.
   if (settings.local) schedules.stop();
   const live = new LiveUpdates({ ...stores, commands });
-  return { keys, logins, live, inventories, packages, joinTokens, commands, schedules, sessions, audit };
+  const certificates = () => expiryDates(settings, authority);
+  const alerts = await Alerts.open(
+    { ...stores, deliveries, rightsOf: rightsIn(state), scheduleRuns: records, certificates },
+    { keepMs, retry: retryOfAlerts(settings), times: { ...defaultTimes, ...tuning.alerts } },
+    log,
+  );
+  closers.push(() => alerts.close());
+  return {
+    ...{ keys, logins, live, inventories, packages, joinTokens, commands, schedules, sessions },
+    ...{ alerts, audit },
+  };
 }
 
 function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service'> {
@@ -210,11 +235,16 @@ function handlersOf(parts: Stores & Nouns, log: Logger): Omit<Handlers, 'service
     logins: parts.logins.handlers,
     live: parts.live.handlers,
     webhooks: parts.webhooks.handlers,
+    alertRules: parts.alerts.ruleHandlers,
+    alertChannels: parts.alerts.channelHandlers,
+    maintenanceWindows: parts.alerts.windowHandlers,
+    alerts: parts.alerts.handlers,
     audit: parts.audit.handlers,
   };
 }
 
-function lookupsOf(stores: Stores, { commands, schedules, sessions, webhooks }: Nouns): Lookups {
+function lookupsOf(stores: Stores, nouns: Nouns): Lookups {
+  const { alerts, commands, schedules, sessions, webhooks } = nouns;
   return {
     // The facts of a removed machine are not deleted, so that lists can still be filtered by its id.
     machine: {
@@ -245,6 +275,27 @@ function lookupsOf(stores: Stores, { commands, schedules, sessions, webhooks }: 
     join_token: { present: (id, { join_tokens }) => join_tokens.get(id) && {} },
     webhook: { present: (id, declared) => declared.webhooks.get(id) && {} },
     delivery: { stored: async (id) => ((await webhooks.hasDelivery(id)) ? {} : undefined) },
+    window: {
+      present: (id, { maintenance_windows }) => {
+        const window = maintenance_windows.get(id);
+        return window && (belongingTo(...(window.tags ? [] : (window.machine_ids ?? []))) ?? {});
+      },
+      stored: async (id, filters) => (filters && (await alerts.has('window_id', id)) ? {} : undefined),
+    },
+    channel: { present: (id, { alert_channels }) => alert_channels.get(id) && {} },
+    alert: {
+      stored: async (id) => {
+        const machine = await alerts.machineOf(id);
+        return machine === null ? {} : belongingTo(machine);
+      },
+    },
+    rule: {
+      present: (id, { alert_rules }) => {
+        const rule = alert_rules.get(id);
+        return rule && (belongingTo(...(rule.tags ? [] : (rule.machine_ids ?? []))) ?? {});
+      },
+      stored: async (id, filters) => (filters && (await alerts.has('rule_id', id)) ? {} : undefined),
+    },
   };
 }
 

@@ -26,6 +26,7 @@ import type { Sessions } from '../sessions/index.ts';
 import type { BrokerSettings } from '../settings-schema.ts';
 import { certificateOf } from './certificate.ts';
 import { type Closers, createParts, type Opening, type Parts, type Tuning } from './create-parts.ts';
+import { reportAlive } from './heartbeat-url.ts';
 import { createPeering, type Peering } from './peering.ts';
 
 export type { Tuning } from './create-parts.ts';
@@ -108,7 +109,7 @@ async function startParts(
   const status: Status = { ready: false, url: '', grpc: '', publicGrpc: '', pin: '' };
   const opening = { settings, tuning, status, closers, log };
   const parts = await createParts(opening);
-  const { events, live, presence, commands, schedules, sessions } = parts;
+  const { alerts, events, live, presence, commands, schedules, sessions } = parts;
   const { owners } = parts;
   const peering = owners && !settings.local ? await createPeering(opening, { ...parts, owners }) : undefined;
   const peers = peering?.peers;
@@ -129,7 +130,7 @@ async function startParts(
   // This is registered before any server listens, so that a failed start releases everything too.
   closers.push(async () => {
     status.ready = false;
-    for (const part of [schedules, streams, events, live, commands]) part.stop();
+    for (const part of [alerts, schedules, streams, events, live, commands]) part.stop();
     const leaving = sessions.stop();
     presence.drain(returnSpreadMs);
     await Promise.all([leaving, ...stops.map((stop) => stop())]);
@@ -142,6 +143,9 @@ async function startParts(
   status.ready = true;
   log.info({ http: status.url, grpc: status.grpc, data_dir: settings.data_dir }, 'broker is up');
   const alive = async (): Promise<boolean> => status.ready && (await answers(parts.history));
+  const { heartbeat_url, heartbeat_every, local: isLocal } = settings;
+  if (heartbeat_url !== undefined && !isLocal)
+    closers.push(reportAlive(heartbeat_url, heartbeat_every, { ...parts.deliveries, alive, log }));
   return { url: status.url || undefined, grpc: status.grpc || undefined, socket, sessions, alive, close };
 }
 
@@ -175,7 +179,10 @@ async function startServers(
   const { port } = server.address() as AddressInfo;
   status.url = `${certificate ? 'https' : 'http'}://${address(http.host, port)}`;
   status.pin = certificate?.pin ?? '';
-  await app.webhooks.start([port, agents.port]);
+  // Neither webhooks nor channels of alerts call this broker itself.
+  app.deliveries.guard.protect([port, agents.port]);
+  await app.webhooks.start();
+  await app.alerts.start();
 }
 
 /** Opens the port to which other brokers forward requests. */

@@ -1,13 +1,18 @@
 // The types of the documents in state.json.
 import { z } from 'zod';
+import { channelTypes } from '../../shared/api/alert-channels.ts';
+import { alertKinds } from '../../shared/api/alerts.ts';
 import {
+  channelId,
   joinTokenId,
   keyId,
   loginId,
   machineId,
+  ruleId,
   scheduleId,
   scopes,
   webhookId,
+  windowId,
 } from '../../shared/api/route.ts';
 import type { OutboxEntry } from '../history/history.ts';
 
@@ -109,7 +114,7 @@ const webhook = z.strictObject({
   id: webhookId,
   url: z.string(),
   events: z.array(z.string()),
-  /** The encrypted secret (webhooks/secret-vault.ts). */
+  /** The encrypted secret (deliveries/secret-vault.ts). */
   secret: z.string().nullable(),
   /** True if the user has enabled the webhook. The history has whether it has failed too often since then. */
   enabled: z.boolean(),
@@ -122,6 +127,67 @@ const webhook = z.strictObject({
   updated_at: z.string(),
 });
 export type Webhook = z.output<typeof webhook>;
+
+const alertRule = z.strictObject({
+  id: ruleId,
+  name: z.string(),
+  kind: z.enum(alertKinds),
+  /** The value above which the rule fires, and the one at which an alert resolves. */
+  above: z.number().nullable(),
+  recover: z.number().nullable(),
+  /** Milliseconds for which the condition must last. */
+  for: z.number(),
+  /** Milliseconds before an expiry. */
+  before: z.number().nullable(),
+  /** The rule is about these machines and those with one of these tags; about all if both are null. */
+  machine_ids: z.array(machineId).nullable(),
+  tags: tags.nullable(),
+  repeat_every: z.number().nullable(),
+  /** The channels that get its alerts; null: all. */
+  channel_ids: z.array(channelId).nullable(),
+  enabled: z.boolean(),
+  created_at: z.string(),
+  updated_at: z.string(),
+});
+export type AlertRule = z.output<typeof alertRule>;
+
+const alertChannel = z.strictObject({
+  id: channelId,
+  name: z.string(),
+  type: z.enum(channelTypes),
+  /** The URL without the parts that are a secret. */
+  url: z.string(),
+  /** The encrypted URL and secret, as JSON (deliveries/secret-vault.ts). */
+  sealed: z.string(),
+  user: z.string().nullable(),
+  from: z.string().nullable(),
+  to: z.array(z.string()).nullable(),
+  enabled: z.boolean(),
+  /** Number of times that the channel was enabled. */
+  armed: z.int(),
+  /** The owner: the channel sends only alerts that this key may read. */
+  key_id: keyId,
+  created_at: z.string(),
+  updated_at: z.string(),
+});
+export type AlertChannel = z.output<typeof alertChannel>;
+
+const maintenanceWindow = z.strictObject({
+  id: windowId,
+  name: z.string(),
+  /** The window is of these machines and those with one of these tags; of all if both are null. */
+  machine_ids: z.array(machineId).nullable(),
+  tags: tags.nullable(),
+  /** Of a window that takes place once. */
+  starts_at: z.string().nullable(),
+  ends_at: z.string().nullable(),
+  /** Of a window that starts by a cron expression and lasts for so many milliseconds. */
+  cron: z.string().nullable(),
+  timezone: z.string(),
+  duration: z.number().nullable(),
+  created_at: z.string(),
+});
+export type MaintenanceWindow = z.output<typeof maintenanceWindow>;
 
 /** Version of the format. Version 1, written by 0.1.0, is the same without a checksum. */
 export const version = 2;
@@ -139,6 +205,10 @@ const file = z.strictObject({
   join_tokens: z.array(joinToken),
   schedules: z.array(schedule),
   webhooks: z.array(webhook),
+  /** Absent in files of brokers without alerts. */
+  alert_rules: z.array(alertRule).default([]),
+  alert_channels: z.array(alertChannel).default([]),
+  maintenance_windows: z.array(maintenanceWindow).default([]),
   outbox: z.array(
     z.custom<OutboxEntry>((value) => z.looseObject({ kind: z.string() }).safeParse(value).success),
   ),
@@ -155,12 +225,25 @@ export function newDocuments(install_id: string): Documents {
     join_tokens: [],
     schedules: [],
     webhooks: [],
+    alert_rules: [],
+    alert_channels: [],
+    maintenance_windows: [],
     outbox: [],
   };
   return { version, install_id, generation: 1, ...empty };
 }
 
-export const names = ['machines', 'keys', 'logins', 'join_tokens', 'schedules', 'webhooks'] as const;
+export const names = [
+  'machines',
+  'keys',
+  'logins',
+  'join_tokens',
+  'schedules',
+  'webhooks',
+  'alert_rules',
+  'alert_channels',
+  'maintenance_windows',
+] as const;
 export type Name = (typeof names)[number];
 /** The declared documents by id, either committed or as they are before a change. */
 export type Declared = { readonly [N in Name]: ReadonlyMap<string, Documents[N][number]> };

@@ -7,7 +7,18 @@ import { type Declared, type Documents, type Name, names } from './document-type
 import { FileStore } from './file-documents.ts';
 import type { Apply, StateStore } from './store-interface.ts';
 
-export type { Declared, JoinToken, Key, Login, Machine, Schedule, Webhook } from './document-types.ts';
+export type {
+  AlertChannel,
+  AlertRule,
+  Declared,
+  JoinToken,
+  Key,
+  Login,
+  Machine,
+  MaintenanceWindow,
+  Schedule,
+  Webhook,
+} from './document-types.ts';
 
 interface Pending {
   /** Makes the change. The returned function resolves the caller's promise with the result. */
@@ -34,6 +45,9 @@ export class State implements Declared {
   readonly join_tokens!: Declared['join_tokens'];
   readonly schedules!: Declared['schedules'];
   readonly webhooks!: Declared['webhooks'];
+  readonly alert_rules!: Declared['alert_rules'];
+  readonly alert_channels!: Declared['alert_channels'];
+  readonly maintenance_windows!: Declared['maintenance_windows'];
   readonly #store: StateStore;
   readonly #watchers = new Set<() => void>();
   #committed: Declared;

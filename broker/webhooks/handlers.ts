@@ -7,21 +7,24 @@ import { webhooks as routes } from '../../shared/api/webhooks.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
+import { assertUrl } from '../deliveries/address-guard.ts';
+import type { DeliveryQueue } from '../deliveries/delivery-queue.ts';
+import { countedDeliveries, type EventKind } from '../deliveries/delivery-store.ts';
+import type { Deliveries } from '../deliveries/index.ts';
+import type { RightsOf } from '../deliveries/rights-of-key.ts';
+import type { Message } from '../deliveries/signature.ts';
 import { readableOnly } from '../events.ts';
+import type { History } from '../history/history.ts';
 import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
-import type { Declared, StateTransaction, Webhook } from '../state/in-memory-state.ts';
-import { type AddressGuard, NotAllowed } from './address-guard.ts';
-import type { DeliveryQueue, QueueParts } from './delivery-queue.ts';
-import { countedDeliveries, type EventKind } from './delivery-store.ts';
-import type { SecretVault } from './secret-vault.ts';
-import type { Message } from './signature.ts';
-import type { RightsOf } from './subscriptions.ts';
+import type { Declared, State, StateTransaction, Webhook } from '../state/in-memory-state.ts';
+import type { Subscriptions } from './subscriptions.ts';
 
-interface HandlerParts extends QueueParts {
-  queue: DeliveryQueue;
-  guard: AddressGuard;
-  vault: SecretVault;
+interface HandlerParts extends Deliveries {
+  state: State;
+  history: History;
   rightsOf: RightsOf;
+  subscriptions: Subscriptions;
+  queue: DeliveryQueue<Webhook>;
 }
 
 type Routes = Handlers['webhooks'];
@@ -102,13 +105,12 @@ export class WebhookHandlers implements Routes {
   };
 
   readonly test: Routes['test'] = async ({ webhook_id }, caller) => {
-    const { sender, subscriptions } = this.#parts;
+    const { subscriptions } = this.#parts;
     const webhook = this.#find(webhook_id, caller);
     if (subscriptions.disabledReason(webhook) === 'secret_unreadable') {
       const message = `the secret of webhook ${webhook_id} cannot be decrypted; set it again`;
       throw new AppError('conflict', message, { webhook_id });
     }
-    const signer = subscriptions.signerOf(webhook);
     const { key_id, signal } = caller;
     const of_this_key = this.#testing.filter((one) => one === key_id).length;
     if (of_this_key >= maxTestsOfKey || this.#testing.length >= maxTests) {
@@ -116,7 +118,7 @@ export class WebhookHandlers implements Routes {
       throw new AppError('unavailable', message, { of_this_key });
     }
     this.#testing.push(key_id);
-    const outcome = await sender.send(webhook.url, testMessage(), signer, signal);
+    const outcome = await subscriptions.send(webhook, testMessage(), signal);
     this.#testing.splice(this.#testing.indexOf(key_id), 1);
     const { delivered, status_code, duration, error } = outcome;
     return { delivered, status_code, duration, ...(error !== null && { error }) };
@@ -261,16 +263,6 @@ export class WebhookHandlers implements Routes {
     const machineId = delivery?.event.machineId ?? null;
     const readable = last && readerOf(caller)({ type: last.type, machineId });
     return { ...webhook, last_delivery: readable ? last : null };
-  }
-}
-
-async function assertUrl(guard: AddressGuard, url: string): Promise<void> {
-  try {
-    await guard.assertUrl(new URL(url));
-  } catch (error) {
-    if (!(error instanceof NotAllowed)) throw error;
-    const issues = [{ path: 'url', message: error.message }];
-    throw new AppError('validation_failed', `body: url: ${error.message}`, { issues });
   }
 }
 

@@ -1,37 +1,59 @@
 // Decides which webhooks get an event. This is checked again before every attempt to send it.
 import { names, scopeOfType } from '../../shared/api/events.ts';
-import type { KeyId, Scope } from '../../shared/api/route.ts';
-import type { Declared, State, Webhook } from '../state/in-memory-state.ts';
-import type { DeliveryStore, EventKind } from './delivery-store.ts';
-import type { SecretVault } from './secret-vault.ts';
-import { type Signer, signerOf } from './signature.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { Receivers } from '../deliveries/delivery-queue.ts';
+import type { Delivery, EventKind } from '../deliveries/delivery-store.ts';
+import type { Deliveries } from '../deliveries/index.ts';
+import type { RightsOf } from '../deliveries/rights-of-key.ts';
+import type { Outcome } from '../deliveries/sender.ts';
+import { headersOf, type Message, type Signer, signerOf } from '../deliveries/signature.ts';
+import type { Events } from '../events.ts';
+import type { HistoryTransaction } from '../history/history.ts';
+import type { State, Webhook } from '../state/in-memory-state.ts';
 
-/** The rights of a key at this moment. */
-export interface KeyRights {
-  may(scope: Scope): boolean;
-  reaches(machine: string): boolean;
-  /** True if another key may use all machines that this key may use. */
-  within(other: KeyId): boolean;
+interface SubscriptionContext {
+  state: State;
+  events: Events;
+  rightsOf: RightsOf;
 }
 
-/**
- * Returns the rights of a key by `declared`, or by the committed documents if that is undefined. Returns
- * undefined if the key is revoked or expired.
- */
-export type RightsOf = (id: KeyId, declared?: Declared) => KeyRights | undefined;
-
-export class Subscriptions {
+export class Subscriptions implements Receivers<Webhook> {
   readonly #state: State;
-  readonly #store: DeliveryStore;
-  readonly #vault: SecretVault;
+  readonly #events: Events;
+  readonly #deliveries: Deliveries;
   readonly #rightsOf: RightsOf;
+  readonly #log: Logger;
   readonly #signers = new WeakMap<Webhook, Signer>();
 
-  constructor(state: State, store: DeliveryStore, vault: SecretVault, rightsOf: RightsOf) {
+  constructor({ state, events, rightsOf }: SubscriptionContext, deliveries: Deliveries, log: Logger) {
     this.#state = state;
-    this.#store = store;
-    this.#vault = vault;
+    this.#events = events;
+    this.#deliveries = deliveries;
     this.#rightsOf = rightsOf;
+    this.#log = log;
+  }
+
+  get(id: string): Webhook | undefined {
+    return this.#state.webhooks.get(id);
+  }
+
+  all(): Iterable<Webhook> {
+    return this.#state.webhooks.values();
+  }
+
+  send(webhook: Webhook, message: Message, signal: AbortSignal): Promise<Outcome> {
+    const signer = this.signerOf(webhook);
+    const made = (at: number) => ({ headers: headersOf(message, signer, at), body: message.body });
+    return this.#deliveries.sender.send(webhook.url, made, signal);
+  }
+
+  /** Disables a webhook after all attempts of a delivery failed. */
+  gaveUp(webhook: Webhook, delivery: Delivery, transaction: HistoryTransaction): void {
+    if (this.disabledReason(webhook) !== null) return;
+    this.#deliveries.store.saveFailed(webhook.id, webhook.armed, transaction);
+    const what = { webhook_id: webhook.id, delivery_id: delivery.id };
+    this.#events.emit(transaction, 'webhook.disabled', undefined, { ...what, reason: 'attempts_failed' });
+    transaction.committed(() => this.#log.warn(what, 'webhook disabled: all attempts of a delivery failed'));
   }
 
   /** Returns the webhooks that get an event. */
@@ -48,7 +70,7 @@ export class Subscriptions {
   disabledReason(webhook: Webhook): 'attempts_failed' | 'key_revoked' | 'secret_unreadable' | null {
     if (!this.#rightsOf(webhook.key_id)) return 'key_revoked';
     if (webhook.secret !== null && !this.signerOf(webhook)) return 'secret_unreadable';
-    return this.#store.hasFailed(webhook.id, webhook.armed) ? 'attempts_failed' : null;
+    return this.#deliveries.store.hasFailed(webhook.id, webhook.armed) ? 'attempts_failed' : null;
   }
 
   isEnabled(webhook: Webhook): boolean {
@@ -72,7 +94,7 @@ export class Subscriptions {
   signerOf(webhook: Webhook): Signer | undefined {
     const ready = this.#signers.get(webhook);
     if (ready || webhook.secret === null) return ready;
-    const secret = this.#vault.decrypt(webhook.id, webhook.secret);
+    const secret = this.#deliveries.vault.decrypt(webhook.id, webhook.secret);
     if (secret === undefined) return undefined;
     const signer = signerOf(secret);
     this.#signers.set(webhook, signer);

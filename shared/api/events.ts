@@ -27,6 +27,10 @@ export const groups = {
   },
   file: { scope: 'files:read', types: ['file.uploaded', 'file.downloaded', 'file.deleted'] },
   schedule: { scope: 'schedules:read', types: ['schedule.completed', 'schedule.failed'] },
+  alert: {
+    scope: 'machines:read',
+    types: ['alert.opened', 'alert.acknowledged', 'alert.repeated', 'alert.resolved'],
+  },
 } as const satisfies Record<string, { scope: Scope; types: readonly string[] }>;
 
 export const families = Object.keys(groups) as (keyof typeof groups)[];
@@ -47,14 +51,23 @@ export function typesOf(events: readonly string[]): string[] {
   return webhookTypes.filter((type) => names(events, type));
 }
 
-/** Event types: those of spec 6.1, and three that occur only in the event log, not in webhooks. */
-export const eventTypes = [...webhookTypes, 'machine.removed', 'machine.fenced', 'webhook.disabled'] as const;
+/** Event types: those of spec 6.1, those of alerts, and four that occur only in the event log, not in webhooks. */
+export const eventTypes = [
+  ...webhookTypes,
+  'machine.removed',
+  'machine.fenced',
+  'webhook.disabled',
+  'alert.notified',
+] as const;
 export type EventType = (typeof eventTypes)[number];
+
+/** Events of the log that are about a webhook or a channel. */
+const aboutReceivers: readonly EventType[] = ['webhook.disabled', 'alert.notified'];
 
 /** The event types that a key with these scopes may read. */
 export function readableTypes(may: (scope: Scope) => boolean): EventType[] {
   return eventTypes.filter((type) =>
-    may(scopeOfType.get(type) ?? (type.startsWith('webhook.') ? 'webhooks:read' : 'machines:read')),
+    may(scopeOfType.get(type) ?? (aboutReceivers.includes(type) ? 'webhooks:read' : 'machines:read')),
   );
 }
 
@@ -101,6 +114,20 @@ const dataOfFamily = {
     path_encoding: z.literal('base64').optional().describe('Set if the path is not UTF-8'),
     size: z.number().optional().describe('Bytes'),
     recursive: z.boolean().optional().describe('True if a directory was deleted with its content'),
+  }),
+  // Alerts about keys and certificates have no machine.
+  alert: ofMachine.partial().extend({
+    alert_id: z.string().describe('Id of the alert'),
+    rule_id: z.string().describe('Id of the rule'),
+    name: z.string().describe('Name of the rule'),
+    kind: z.string().describe('What the rule watches'),
+    subject: z
+      .string()
+      .describe('Id of the machine, schedule or key; `tls` or `authority` for a certificate'),
+    status: z.string().describe('Status of the alert'),
+    message: z.string().describe('The alert in words'),
+    value: z.number().nullable().describe('The measured value when it opened; null if there is none'),
+    reason: z.string().nullable().describe('Why it was resolved; null before'),
   }),
 };
 const isFamily = (name: string): name is keyof typeof dataOfFamily => Object.hasOwn(dataOfFamily, name);

@@ -1,6 +1,8 @@
 // The table of all REST routes, from which broker, OpenAPI document, SDK and CLI verbs are derived.
 import type * as z from 'zod';
 import { service } from './about-broker.ts';
+import { alertChannels } from './alert-channels.ts';
+import { alertRules, alerts } from './alerts.ts';
 import { audit } from './audit.ts';
 import { batches } from './batches.ts';
 import { commands } from './commands.ts';
@@ -13,6 +15,7 @@ import { live } from './live.ts';
 import { logins } from './logins.ts';
 import { tags } from './machine-tags.ts';
 import { machines } from './machines.ts';
+import { maintenanceWindows } from './maintenance-windows.ts';
 import { packages } from './packages.ts';
 import type { KeyId, LoginId, MachineId, Route, Scope } from './route.ts';
 import { schedules } from './schedules.ts';
@@ -35,6 +38,11 @@ export const api = {
   keys,
   logins,
   webhooks,
+  // Before alerts, whose path /alerts/{alert_id} would match theirs.
+  alertRules,
+  alertChannels,
+  maintenanceWindows,
+  alerts,
   audit,
   packages,
   service,

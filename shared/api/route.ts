@@ -264,6 +264,14 @@ export type JoinTokenId = z.output<typeof joinTokenId>;
 export const webhookId = id('hook', 'webhook').brand<'WebhookId'>();
 export type WebhookId = z.output<typeof webhookId>;
 const deliveryId = id('dlv', 'delivery').brand<'DeliveryId'>();
+export const alertId = id('alert', 'alert').brand<'AlertId'>();
+export type AlertId = z.output<typeof alertId>;
+export const ruleId = id('rule', 'alert rule').brand<'RuleId'>();
+export type RuleId = z.output<typeof ruleId>;
+export const channelId = id('chan', 'channel').brand<'ChannelId'>();
+export type ChannelId = z.output<typeof channelId>;
+export const windowId = id('win', 'maintenance window').brand<'WindowId'>();
+export type WindowId = z.output<typeof windowId>;
 
 /** Every id schema by the noun of its object. */
 export const idSchemas = {
@@ -278,6 +286,10 @@ export const idSchemas = {
   join_token: joinTokenId,
   webhook: webhookId,
   delivery: deliveryId,
+  alert: alertId,
+  rule: ruleId,
+  channel: channelId,
+  window: windowId,
 } as const;
 export type IdNoun = keyof typeof idSchemas;
 

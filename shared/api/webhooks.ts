@@ -55,7 +55,7 @@ const attempt = z.object({
 
 const statuses = ['pending', 'delivered', 'failed'] as const;
 
-const delivery = named('Delivery', {
+export const delivery = named('Delivery', {
   id: z.string().describe('Id of the delivery'),
   webhook_id: z.string().describe('Id of the webhook'),
   event_id: z.string().describe('Id of the event'),
@@ -65,6 +65,21 @@ const delivery = named('Delivery', {
   attempts: z.array(attempt).describe('Attempts, oldest first'),
   created_at: timestamp.describe('Time of creation'),
   next_attempt_at: timestamp.nullable().describe('Time of the next attempt'),
+});
+
+export const lastDelivery = z.object({
+  delivery_id: z.string().describe('Id of the delivery'),
+  event_id: z.string().describe('Id of the event'),
+  type: z.string().describe('Event type'),
+  delivered: z.boolean().describe('True if the receiver accepted the event'),
+  ...attempt.omit({ answer: true }).shape,
+});
+
+export const testDelivery = named('TestDelivery', {
+  delivered: z.boolean().describe('True if the receiver accepted the event'),
+  status_code: z.number().nullable().describe('HTTP status of the answer; null if none came'),
+  duration: z.number().describe('Milliseconds until the answer or failure'),
+  error: z.string().optional().describe('Why the delivery failed'),
 });
 
 const disabledReason = z.enum(['attempts_failed', 'key_revoked', 'secret_unreadable']);
@@ -77,14 +92,7 @@ const webhook = named('Webhook', {
   disabled_reason: disabledReason
     .nullable()
     .describe('Why the broker disabled the webhook; null if the broker did not disable it'),
-  last_delivery: z
-    .object({
-      delivery_id: z.string().describe('Id of the delivery'),
-      event_id: z.string().describe('Id of the event'),
-      type: z.string().describe('Event type'),
-      delivered: z.boolean().describe('True if the receiver accepted the event'),
-      ...attempt.omit({ answer: true }).shape,
-    })
+  last_delivery: lastDelivery
     .nullable()
     .describe('Last attempt of the latest delivery; null before the first'),
   created_at: timestamp.describe('Time of creation'),
@@ -138,12 +146,7 @@ export const webhooks = {
   test: single('POST', '/webhooks/{webhook_id}/test', 'webhooks:write', {
     summary: 'Send a test event',
     description: 'Works for a disabled webhook too. The test is not repeated, and a failure is not counted.',
-    reply: named('TestDelivery', {
-      delivered: z.boolean().describe('True if the receiver accepted the event'),
-      status_code: z.number().nullable().describe('HTTP status of the answer; null if there was no answer'),
-      duration: z.number().describe('Milliseconds until the answer or failure'),
-      error: z.string().optional().describe('Why the delivery failed'),
-    }),
+    reply: testDelivery,
     idempotency: 'replay',
     waits: true,
   }),

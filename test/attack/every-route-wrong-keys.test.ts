@@ -235,6 +235,7 @@ function placesOf({
   known,
   here,
   system,
+  channelDelivery,
 }: Scene): Record<string, { params?: Ask; first?(): Promise<unknown> }> {
   const { path = '' } = known;
   const write = () => system.client.files.write({ machine_id: here.machine, path, content: '' });
@@ -251,6 +252,10 @@ function placesOf({
     // The login of the scene was made with the first key.
     'logins.confirm': { params: { key: system.key } },
     'files.removeAnywhere': { first: write },
+    'maintenanceWindows.create': {
+      params: { body: { name: 'now', machine_ids: [here.machine], duration: 60_000 } },
+    },
+    'alertChannels.redeliver': { params: { ids: { ...here, delivery: channelDelivery } } },
   };
 }
 

@@ -467,6 +467,50 @@ test('webhooks are created, changed, tested, inspected and removed; the secret i
   expect(await farhand.json('webhooks delete', [made.id, '--yes'])).toEqual({ deleted: true });
 });
 
+test('alerts are listed and acknowledged; rules and channels are created, changed, tested and removed', async () => {
+  const system = await startFarhand({ flags: ['--webhook-allow', '127.0.0.0/8'] });
+  const farhand = createLine(system);
+  let status = 200;
+  const receiver = await startReceiver((response) => response.writeHead(status).end());
+  const { machineId } = await system.agent({ name: 'web-1' });
+  const channel = await farhand.json('alert-channels create', ['ops', '--type', 'slack', '--url-stdin'], {
+    input: `${receiver.url}\n`,
+  });
+  expect(channel).toMatchObject({ name: 'ops', type: 'slack', url: `http://127.0.0.1:${receiver.port}/…` });
+  expect((await farhand('alert-channels test', [channel.id])).out).toMatch(/^delivered +yes$/m);
+  status = 500;
+  expect((await farhand('alert-channels test', [channel.id])).code).toBe(1);
+  expect((await farhand.json('alert-channels update', [channel.id, '--disable'])).enabled).toBe(false);
+  const rule = await farhand.json('alert-rules create', [
+    ...['memory', '--kind', 'memory', '--above', '0.1', '--for', '0s', '--machine', 'web-1'],
+  ]);
+  expect(rule).toMatchObject({ kind: 'memory', above: 0.1, for: 0, machine_ids: [machineId] });
+  const open = async () => await farhand.json('alerts list', ['--status', 'open', '--rule', rule.id]);
+  await expect.poll(async () => (await open()).length).toBe(1);
+  const [{ id }] = await open();
+  expect((await farhand('alerts list', ['--machine', 'web-1'])).out).toContain('memory usage of web-1');
+  expect((await farhand.json('alerts acknowledge', [id, '--note', 'on it'])).status).toBe('acknowledged');
+  expect((await farhand('alerts get', [id])).out).toMatch(/^note +on it$/m);
+  expect((await farhand.json('alert-rules update', [rule.id, '--above', '99', '--disable'])).enabled).toBe(
+    false,
+  );
+  expect((await farhand('alert-rules list')).out).toContain(rule.id);
+  expect((await farhand('alert-rules get', [rule.id])).out).toMatch(/^recover +89.1$/m);
+  expect((await farhand('alert-channels list')).out).toContain(channel.id);
+  expect((await farhand('alert-channels get', [channel.id])).out).toMatch(/^type +slack$/m);
+  expect(await farhand.json('alert-channels deliveries', [channel.id])).toEqual([]);
+  expect((await farhand('alert-channels redeliver', [channel.id, 'dlv_x'])).code).toBe(1);
+  expect(await farhand.json('alert-channels delete', [channel.id, '--yes'])).toEqual({ deleted: true });
+  expect(await farhand.json('alert-rules delete', [rule.id, '--yes'])).toEqual({ deleted: true });
+  const window = await farhand.json('maintenance-windows create', [
+    ...['reboot', '--machine', 'web-1', '--duration', '30m'],
+  ]);
+  expect(window).toMatchObject({ machine_ids: [machineId], cron: null });
+  expect((await farhand('maintenance-windows list')).out).toContain(window.id);
+  expect((await farhand('maintenance-windows get', [window.id])).out).toMatch(/^name +reboot$/m);
+  expect(await farhand.json('maintenance-windows delete', [window.id, '--yes'])).toEqual({ deleted: true });
+});
+
 test('events are listed, and followed as lines until Ctrl-C; the audit lists who did what', async () => {
   const { system, farhand } = await startScene();
   const list = await farhand('events', [

@@ -3,8 +3,8 @@ import type { Scope } from '../../../shared/api/route.ts';
 
 /** Because of the type, a missing scope does not compile. */
 export const scopeTexts: Readonly<Record<Scope, string>> = {
-  'machines:read': 'See machines, their metrics and events',
-  'machines:write': 'Rename, tag and remove machines',
+  'machines:read': 'See machines, their metrics, events and alerts',
+  'machines:write': 'Rename, tag and remove machines, acknowledge alerts',
   'files:read': 'Read, download and search files',
   'files:write': 'Write, upload and delete files',
   'commands:read': 'See commands and their output',
@@ -13,8 +13,8 @@ export const scopeTexts: Readonly<Record<Scope, string>> = {
   'sessions:attach': 'Open and use terminals',
   'schedules:read': 'See schedules and their runs',
   'schedules:write': 'Create and change schedules',
-  'webhooks:read': 'See webhooks and deliveries',
-  'webhooks:write': 'Create and change webhooks',
+  'webhooks:read': 'See webhooks, channels of alerts and deliveries',
+  'webhooks:write': 'Create and change webhooks, alert rules and channels',
   admin: 'Everything, with keys, join tokens and the audit log',
 };
 // The cast is safe: the record has exactly these keys.

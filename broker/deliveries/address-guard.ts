@@ -3,6 +3,7 @@
 import type { Socket } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import ipaddr from 'ipaddr.js';
+import { fieldError } from '../../shared/errors.ts';
 import type { ResolveName } from './resolve-name.ts';
 
 type Address = ipaddr.IPv4 | ipaddr.IPv6;
@@ -42,6 +43,16 @@ export function networkOf(text: string): Network | undefined {
   // so a mapped network must contain only IPv4 addresses.
   const mapped = address instanceof ipaddr.IPv6 && address.isIPv4MappedAddress();
   return mapped && bits >= 96 ? [inner, bits - 96] : undefined;
+}
+
+/** Throws validation_failed for a URL in a request that must not be called. */
+export async function assertUrl(guard: AddressGuard, url: string): Promise<void> {
+  try {
+    await guard.assertUrl(new URL(url));
+  } catch (error) {
+    if (!(error instanceof NotAllowed)) throw error;
+    throw fieldError('body', 'url', error.message);
+  }
 }
 
 export class AddressGuard {

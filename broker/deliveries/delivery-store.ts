@@ -1,7 +1,6 @@
 // Deliveries in history.db: a row for each event to be sent to a webhook,
 // with its attempts and next due time.
 import { createHash } from 'node:crypto';
-import type { WebhookId } from '../../shared/api/route.ts';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
 import {
@@ -46,8 +45,8 @@ export interface Delivery extends EventKind {
 
 /** An attempt that has ended. */
 export interface Attempted {
-  webhookId: WebhookId;
-  /** Number of times that the webhook had been enabled when the attempt began. */
+  webhookId: string;
+  /** Number of times that the receiver had been enabled when the attempt began. */
   armed: number;
   delivery: Delivery;
   outcome: Outcome;
@@ -123,7 +122,7 @@ export class DeliveryStore {
    * one is sent again only with `anyStatus`. Returns false if nothing changed.
    */
   async request(
-    webhookId: WebhookId,
+    webhookId: string,
     event: EventReference,
     transaction: HistoryTransaction,
     anyStatus = false,
@@ -178,7 +177,7 @@ export class DeliveryStore {
   }
 
   /** Records that all attempts of a delivery have failed since the webhook was last enabled. */
-  saveFailed(webhook_id: WebhookId, armed: number, transaction: HistoryTransaction): void {
+  saveFailed(webhook_id: string, armed: number, transaction: HistoryTransaction): void {
     transaction.put('webhook_marks', 'webhook_id', { webhook_id, tripped: armed });
     transaction.committed(() => this.#failed.set(webhook_id, armed));
   }
@@ -198,7 +197,7 @@ export class DeliveryStore {
   }
 
   /** Makes waiting deliveries due at `at` or earlier. */
-  limitDue(webhookId: WebhookId, at: number, transaction: HistoryTransaction): void {
+  limitDue(webhookId: string, at: number, transaction: HistoryTransaction): void {
     transaction.run(
       'UPDATE webhook_deliveries SET due_at = ?1 WHERE webhook_id = ?2 AND due_at > ?1',
       at,
@@ -208,7 +207,7 @@ export class DeliveryStore {
 
   /** Returns waiting deliveries in the order of their due times, beginning after `after`. */
   async waiting(
-    webhookId: WebhookId,
+    webhookId: string,
     limit: number,
     after?: Delivery,
     reader: RowReader = this.#history,

@@ -1,10 +1,9 @@
-// Sends a delivery once: a POST to an allowed address, with a deadline for the whole attempt.
+// Sends a delivery once: a request to an allowed address, with a deadline for the whole attempt.
 import { isIP, type LookupFunction, type Socket } from 'node:net';
 import { Agent, buildConnector, type Dispatcher, request } from 'undici';
 import { after, monotonic, now } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
 import { type AddressGuard, NotAllowed } from './address-guard.ts';
-import { headersOf, type Message, type Signer } from './signature.ts';
 
 export interface Outcome {
   /** When the attempt began, in milliseconds. */
@@ -21,7 +20,14 @@ export interface Outcome {
   aborted: boolean;
 }
 
-type Answered = Partial<Omit<Outcome, 'at' | 'duration'>>;
+export type Answered = Partial<Omit<Outcome, 'at' | 'duration'>>;
+
+/** What an attempt sends over HTTP. */
+export interface Sent {
+  method?: 'GET' | 'POST';
+  headers: Record<string, string>;
+  body?: Buffer;
+}
 
 const deadlineMs = 15_000;
 const storedBytes = 4 * 1024;
@@ -63,31 +69,11 @@ export class Sender {
   }
 
   /** Sends an attempt and resolves with its outcome. Never rejects. */
-  async send(
-    url: string,
-    message: Message,
-    signer: Signer | undefined,
-    signal: AbortSignal,
-  ): Promise<Outcome> {
-    const [at, begun] = [now(), monotonic()];
-    const deadline = new AbortController();
-    const cancel = after(deadlineMs, () => deadline.abort());
-    const options = {
-      method: 'POST',
-      headers: headersOf(message, signer, at),
-      body: message.body,
-      signal: AbortSignal.any([signal, deadline.signal]),
-    } as const;
-    const answered = await this.#post(url, options).catch(
-      (error: unknown): Answered => ({
-        error: deadline.signal.aborted ? `no complete answer within ${deadlineMs / 1000} s` : reasonOf(error),
-        aborted: signal.aborted,
-      }),
-    );
-    cancel();
-    const duration = Math.round(monotonic() - begun);
-    const nothing = { delivered: false, status_code: null, error: null, answer: null, retryAfter: null };
-    return { at, ...nothing, aborted: false, ...answered, duration };
+  send(url: string, made: Sent | ((at: number) => Sent), signal: AbortSignal): Promise<Outcome> {
+    return attempt(signal, (at, ending) => {
+      const { method = 'POST', headers, body = null } = typeof made === 'function' ? made(at) : made;
+      return this.#post(url, { method, headers, body, signal: ending });
+    });
   }
 
   /** Closes all connections. */
@@ -136,6 +122,29 @@ export class Sender {
     });
     return socket;
   }
+}
+
+/**
+ * Makes an attempt with a deadline and resolves with its outcome. Never rejects. `act` gets the time at which the
+ * attempt began.
+ */
+export async function attempt(
+  signal: AbortSignal,
+  act: (at: number, ending: AbortSignal) => Promise<Answered>,
+): Promise<Outcome> {
+  const [at, begun] = [now(), monotonic()];
+  const deadline = new AbortController();
+  const cancel = after(deadlineMs, () => deadline.abort());
+  const answered = await act(at, AbortSignal.any([signal, deadline.signal])).catch(
+    (error: unknown): Answered => ({
+      error: deadline.signal.aborted ? `no complete answer within ${deadlineMs / 1000} s` : reasonOf(error),
+      aborted: signal.aborted,
+    }),
+  );
+  cancel();
+  const duration = Math.round(monotonic() - begun);
+  const nothing = { delivered: false, status_code: null, error: null, answer: null, retryAfter: null };
+  return { at, ...nothing, aborted: false, ...answered, duration };
 }
 
 /**

@@ -1,22 +1,40 @@
 // Decides when each delivery is attempted.
-// Every webhook has a separate queue, so a dead receiver delays no other.
-import type { WebhookId } from '../../shared/api/route.ts';
+// Every receiver has a separate queue, so a dead receiver delays no other.
 import { after, monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
-import type { Events } from '../events.ts';
 import type { History, HistoryTransaction } from '../history/history.ts';
-import type { State, Webhook } from '../state/in-memory-state.ts';
-import type { Attempted, Delivery, DeliveryStore } from './delivery-store.ts';
-import type { Outcome, Sender } from './sender.ts';
-import type { Subscriptions } from './subscriptions.ts';
+import type { State } from '../state/in-memory-state.ts';
+import type { Attempted, Delivery, DeliveryStore, EventKind } from './delivery-store.ts';
+import type { Outcome } from './sender.ts';
+import type { Message } from './signature.ts';
 
-export interface QueueParts {
+/** A webhook, or a channel of alerts. */
+export interface Receiver {
+  id: string;
+  /** Number of times that it was enabled. */
+  armed: number;
+}
+
+/** The receivers of one queue, which decide again at every attempt whether it may be made. */
+export interface Receivers<R extends Receiver> {
+  get(id: string): R | undefined;
+  all(): Iterable<R>;
+  isEnabled(receiver: R): boolean;
+  /** Returns why a receiver is disabled although its user has enabled it; null if it is not. */
+  disabledReason(receiver: R): string | null;
+  /** Returns why a receiver must not get an event. */
+  obstacle(receiver: R, event: EventKind): string | undefined;
+  /** Makes one attempt. Never rejects. */
+  send(receiver: R, message: Message, signal: AbortSignal): Promise<Outcome>;
+  /** Called after the last attempt of a delivery has failed, in the transaction of its outcome. */
+  gaveUp(receiver: R, delivery: Delivery, transaction: HistoryTransaction): void;
+}
+
+export interface QueueParts<R extends Receiver> {
   state: State;
   history: History;
-  events: Events;
   store: DeliveryStore;
-  subscriptions: Subscriptions;
-  sender: Sender;
+  receivers: Receivers<R>;
 }
 
 export interface RetrySettings {
@@ -29,9 +47,9 @@ export interface RetrySettings {
   waits: readonly number[];
 }
 
-/** The queue of one webhook. */
+/** The queue of one receiver. */
 class Queue {
-  readonly id: WebhookId;
+  readonly id: string;
   /**
    * `ready` has deliveries that were read ahead. `last` is the last one that was removed from it: reading
    * continues after it.
@@ -52,7 +70,7 @@ class Queue {
   resets = 0;
   cancelTimer = (): void => {};
 
-  constructor(id: WebhookId) {
+  constructor(id: string) {
     this.id = id;
   }
 
@@ -76,17 +94,17 @@ const saveMs = 50;
 /** Wait after a failed read or write of the database. */
 const retryMs = 5_000;
 
-export class DeliveryQueue {
-  readonly #parts: QueueParts;
+export class DeliveryQueue<R extends Receiver> {
+  readonly #parts: QueueParts<R>;
   readonly #retry: RetrySettings;
   readonly #log: Logger;
-  readonly #queues = new Map<WebhookId, Queue>();
+  readonly #queues = new Map<string, Queue>();
   readonly #stopWatching: () => void;
   #started = false;
   #ended: Attempted[] = [];
   #cancelSave: (() => void) | undefined;
 
-  constructor(parts: QueueParts, retry: RetrySettings, log: Logger) {
+  constructor(parts: QueueParts<R>, retry: RetrySettings, log: Logger) {
     this.#parts = parts;
     this.#retry = retry;
     this.#log = log;
@@ -96,8 +114,8 @@ export class DeliveryQueue {
   /** Starts with the deliveries that an earlier broker process left. */
   async start(): Promise<void> {
     this.#started = true;
-    const { state, store } = this.#parts;
-    const all = [...state.webhooks.values()];
+    const { receivers, store } = this.#parts;
+    const all = [...receivers.all()];
     const waiting = await Promise.all(all.map(({ id }) => store.waiting(id, 1)));
     const left = all.filter((_, n) => waiting[n]?.length);
     // The clock may have been ahead, so no delivery may wait longer than the longest possible wait.
@@ -109,7 +127,7 @@ export class DeliveryQueue {
   }
 
   /** Makes the queue check for due deliveries, once per turn of the event loop. */
-  wake(id: WebhookId): void {
+  wake(id: string): void {
     if (!this.#started) return;
     const queue = this.#queueOf(id);
     if (queue.waking) return;
@@ -121,16 +139,16 @@ export class DeliveryQueue {
   }
 
   /** Discards deliveries read ahead after a change in the table, and checks for due ones. */
-  reread(id: WebhookId): void {
+  reread(id: string): void {
     this.#queueOf(id).reset();
     this.wake(id);
   }
 
   /**
-   * Applies a change of a webhook to its waiting deliveries. They fail if they must no longer be sent, and
-   * are due at once if the webhook was enabled.
+   * Applies a change of a receiver to its waiting deliveries. They fail if they must no longer be sent, and
+   * are due at once if the receiver was enabled.
    */
-  async follow(id: WebhookId, wasEnabled: boolean): Promise<void> {
+  async follow(id: string, wasEnabled: boolean): Promise<void> {
     await this.#save();
     await this.#sweep(this.#queueOf(id));
     if (wasEnabled) await this.#limitDue(id, 0);
@@ -150,7 +168,7 @@ export class DeliveryQueue {
     await this.#save();
   }
 
-  #queueOf(id: WebhookId): Queue {
+  #queueOf(id: string): Queue {
     const queue = this.#queues.get(id) ?? new Queue(id);
     this.#queues.set(id, queue);
     return queue;
@@ -167,7 +185,7 @@ export class DeliveryQueue {
         await this.#attemptDue(queue);
       }
     } catch (error) {
-      this.#log.error({ err: error, webhook_id: queue.id }, 'deliveries could not be read; trying again');
+      this.#log.error({ err: error, receiver: queue.id }, 'deliveries could not be read; trying again');
       after(retryMs, () => this.wake(queue.id));
     } finally {
       queue.advancing = false;
@@ -175,11 +193,11 @@ export class DeliveryQueue {
   }
 
   async #attemptDue(queue: Queue): Promise<void> {
-    // All conditions are checked again after each read: the webhook may have changed, and its queue may have
+    // All conditions are checked again after each read: the receiver may have changed, and its queue may have
     // been reset.
     for (;;) {
-      const webhook = this.#attemptable(queue);
-      if (!webhook) return;
+      const receiver = this.#attemptable(queue);
+      if (!receiver) return;
       const next = queue.ready.shift();
       if (!next) {
         if (!(await this.#readAhead(queue))) return;
@@ -194,26 +212,26 @@ export class DeliveryQueue {
       }
       queue.last = next;
       const { body } = next;
-      if (!body || this.#parts.subscriptions.obstacle(webhook, next)) {
+      if (!body || this.#parts.receivers.obstacle(receiver, next)) {
         void this.#sweep(queue);
         return;
       }
-      this.#attempt(queue, webhook, { ...next, body });
+      this.#attempt(queue, receiver, { ...next, body });
     }
   }
 
-  /** Returns the webhook if another attempt may begin now. Starts a sweep if the webhook is disabled. */
-  #attemptable(queue: Queue): Webhook | undefined {
-    const { state, subscriptions } = this.#parts;
-    const webhook = state.webhooks.get(queue.id);
-    if (!webhook) this.#queues.delete(queue.id);
-    if (!webhook || !this.#started || queue.sweeping) return undefined;
-    if (!subscriptions.isEnabled(webhook)) {
+  /** Returns the receiver if another attempt may begin now. Starts a sweep if the receiver is disabled. */
+  #attemptable(queue: Queue): R | undefined {
+    const { receivers } = this.#parts;
+    const receiver = receivers.get(queue.id);
+    if (!receiver) this.#queues.delete(queue.id);
+    if (!receiver || !this.#started || queue.sweeping) return undefined;
+    if (!receivers.isEnabled(receiver)) {
       void this.#sweep(queue);
       return undefined;
     }
     const hasCapacity = queue.running.size < queue.width && queue.unsaved.size < maxUnsaved;
-    return hasCapacity ? webhook : undefined;
+    return hasCapacity ? receiver : undefined;
   }
 
   /** Reads the next waiting deliveries. False if there are none. */
@@ -226,20 +244,18 @@ export class DeliveryQueue {
     return queue.ready.length > 0;
   }
 
-  #attempt(queue: Queue, webhook: Webhook, delivery: Delivery & { body: Buffer }): void {
-    const { subscriptions, sender } = this.#parts;
+  #attempt(queue: Queue, receiver: R, delivery: Delivery & { body: Buffer }): void {
     const attempt = { delivery, abort: new AbortController() };
     queue.unsaved.add(delivery.id);
     queue.running.add(attempt);
-    const signer = subscriptions.signerOf(webhook);
-    void sender.send(webhook.url, delivery, signer, attempt.abort.signal).then((outcome) => {
+    void this.#parts.receivers.send(receiver, delivery, attempt.abort.signal).then((outcome) => {
       queue.running.delete(attempt);
-      this.#end(queue, webhook, delivery, outcome);
+      this.#end(queue, receiver, delivery, outcome);
       void this.#advance(queue);
     });
   }
 
-  #end(queue: Queue, { id: webhookId, armed }: Webhook, delivery: Delivery, outcome: Outcome): void {
+  #end(queue: Queue, { id: webhookId, armed }: R, delivery: Delivery, outcome: Outcome): void {
     if (outcome.aborted) {
       queue.unsaved.delete(delivery.id);
       queue.reset();
@@ -284,29 +300,20 @@ export class DeliveryQueue {
   }
 
   async #write(ended: readonly Attempted[], transaction: HistoryTransaction): Promise<void> {
-    const { store } = this.#parts;
+    const { receivers, store } = this.#parts;
     await Promise.all(ended.map((one) => store.saveAttempt(one, transaction)));
-    for (const last of lastByWebhook(ended)) store.saveLast(last, transaction);
+    for (const last of lastByReceiver(ended)) store.saveLast(last, transaction);
     const failed = ended.filter(({ outcome, next }) => !outcome.delivered && next === null);
-    for (const last of lastByWebhook(failed)) this.#disable(last, transaction);
-  }
-
-  /**
-   * Disables a webhook after all attempts of a delivery failed, unless it was enabled again in the meantime.
-   */
-  #disable({ webhookId, armed, delivery }: Attempted, transaction: HistoryTransaction): void {
-    const { state, events, store, subscriptions } = this.#parts;
-    const webhook = state.webhooks.get(webhookId);
-    if (webhook?.armed !== armed || subscriptions.disabledReason(webhook) !== null) return;
-    store.saveFailed(webhookId, armed, transaction);
-    const what = { webhook_id: webhookId, delivery_id: delivery.id };
-    events.emit(transaction, 'webhook.disabled', undefined, { ...what, reason: 'attempts_failed' });
-    transaction.committed(() => this.#log.warn(what, 'webhook disabled: all attempts of a delivery failed'));
+    for (const { webhookId, armed, delivery } of lastByReceiver(failed)) {
+      const receiver = receivers.get(webhookId);
+      // A receiver that was enabled again in the meantime begins anew.
+      if (receiver?.armed === armed) receivers.gaveUp(receiver, delivery, transaction);
+    }
   }
 
   /**
    * Fails waiting deliveries that must not be sent:
-   * the webhook is disabled, lacks the right, or the event was deleted.
+   * the receiver is disabled, lacks the right, or the event was deleted.
    */
   async #sweep(queue: Queue): Promise<void> {
     queue.sweeping = true;
@@ -322,7 +329,7 @@ export class DeliveryQueue {
       }
     } catch (error) {
       this.#log.error(
-        { err: error, webhook_id: queue.id },
+        { err: error, receiver: queue.id },
         'waiting deliveries that must not be sent could not be marked as failed; trying again in 5 s',
       );
       queue.cancelTimer = after(retryMs, () => this.wake(queue.id));
@@ -330,53 +337,52 @@ export class DeliveryQueue {
     } finally {
       queue.sweeping = false;
     }
-    const webhook = this.#parts.state.webhooks.get(queue.id);
-    if (webhook && this.#parts.subscriptions.isEnabled(webhook)) this.wake(queue.id);
+    const receiver = this.#parts.receivers.get(queue.id);
+    if (receiver && this.#parts.receivers.isEnabled(receiver)) this.wake(queue.id);
   }
 
   async #sweepSome(
-    id: WebhookId,
+    id: string,
     after: Delivery | undefined,
     transaction: HistoryTransaction,
   ): Promise<Delivery[]> {
-    const { state, store, subscriptions } = this.#parts;
-    const webhook = state.webhooks.get(id);
-    if (!webhook) return [];
-    const disabled = subscriptions.isEnabled(webhook)
+    const { receivers, store } = this.#parts;
+    const receiver = receivers.get(id);
+    if (!receiver) return [];
+    const disabled = receivers.isEnabled(receiver)
       ? undefined
-      : (subscriptions.disabledReason(webhook) ?? 'webhook_disabled');
+      : (receivers.disabledReason(receiver) ?? 'webhook_disabled');
     const waiting = await store.waiting(id, sweepStep, after, transaction);
     for (const one of waiting) {
-      const reason =
-        disabled ?? subscriptions.obstacle(webhook, one) ?? (one.body ? undefined : 'event_gone');
+      const reason = disabled ?? receivers.obstacle(receiver, one) ?? (one.body ? undefined : 'event_gone');
       if (reason) store.fail(one.id, reason, transaction);
     }
     return waiting;
   }
 
   /** Makes waiting deliveries due within `ms` milliseconds. */
-  async #limitDue(id: WebhookId, ms: number): Promise<void> {
+  async #limitDue(id: string, ms: number): Promise<void> {
     const { history, store } = this.#parts;
     try {
       await history.write((transaction) => store.limitDue(id, store.now() + ms, transaction));
     } catch (error) {
-      this.#log.error({ err: error, webhook_id: id }, 'waiting deliveries could not be made due earlier');
+      this.#log.error({ err: error, receiver: id }, 'waiting deliveries could not be made due earlier');
     }
     this.reread(id);
   }
 
-  /** Aborts attempts that are no longer allowed after a change of webhooks, keys or machines. */
+  /** Aborts attempts that are no longer allowed after a change of receivers, keys or machines. */
   #abortForbidden(): void {
-    const { state, subscriptions } = this.#parts;
+    const { receivers } = this.#parts;
     for (const { id, running } of this.#queues.values()) {
-      const webhook = state.webhooks.get(id);
+      const receiver = receivers.get(id);
       for (const { delivery, abort } of running) {
-        if (!webhook || subscriptions.obstacle(webhook, delivery)) abort.abort();
+        if (!receiver || receivers.obstacle(receiver, delivery)) abort.abort();
       }
     }
   }
 }
 
-function lastByWebhook(ended: readonly Attempted[]): Iterable<Attempted> {
+function lastByReceiver(ended: readonly Attempted[]): Iterable<Attempted> {
   return new Map(ended.map((one) => [one.webhookId, one])).values();
 }

@@ -1,0 +1,270 @@
+// The REST handlers of channels and of their deliveries.
+import { type ChannelType, alertChannels as routes } from '../../shared/api/alert-channels.ts';
+import type { ChannelId } from '../../shared/api/route.ts';
+import type { Api, Caller, Handlers, Input, Reply, Rights } from '../../shared/api/route-table.ts';
+import { iso } from '../../shared/clock.ts';
+import { AppError, fieldError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import { assertUrl } from '../deliveries/address-guard.ts';
+import type { DeliveryQueue } from '../deliveries/delivery-queue.ts';
+import { countedDeliveries } from '../deliveries/delivery-store.ts';
+import type { Deliveries } from '../deliveries/index.ts';
+import type { RightsOf } from '../deliveries/rights-of-key.ts';
+import type { History, Row } from '../history/history.ts';
+import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
+import type { AlertChannel, Declared, State, StateTransaction } from '../state/in-memory-state.ts';
+import type { ChannelReceivers, Sealed } from './receivers.ts';
+
+interface ChannelParts {
+  state: State;
+  history: History;
+  rightsOf: RightsOf;
+  deliveries: Deliveries;
+  receivers: ChannelReceivers;
+  queue: DeliveryQueue<AlertChannel>;
+}
+
+type Routes = Handlers['alertChannels'];
+type Serialized = Reply<Api['alertChannels']['get']>;
+/** A caller, with the rights of its key at the time of the request. */
+type Editor = Rights & Pick<Caller, 'key_id'>;
+
+const maxChannels = 100;
+/** Most test messages at once. Each may use a connection until its deadline. */
+const maxTests = 16;
+
+export class ChannelHandlers implements Routes {
+  readonly #parts: ChannelParts;
+  #testing = 0;
+
+  constructor(parts: ChannelParts) {
+    this.#parts = parts;
+  }
+
+  readonly list: Routes['list'] = async (input, caller) => {
+    const visible = [...this.#parts.state.alert_channels.values()].filter((one) => this.#covers(caller, one));
+    const { items, total } = pageOf(
+      routes.list,
+      visible.map((one) => this.#withStatus(one)),
+      input,
+    );
+    return { items: await Promise.all(items.map((one) => this.#serialize(one))), total };
+  };
+
+  readonly get: Routes['get'] = ({ channel_id }, caller) =>
+    this.#serialize(this.#withStatus(this.#find(channel_id, caller)));
+
+  readonly create: Routes['create'] = async (input, caller) => {
+    const { deliveries, receivers, state } = this.#parts;
+    const { name, type, url, secret = null, user = null, from = null, to = null, enabled = true } = input;
+    const id = newId('channel') as ChannelId;
+    const sealed = receivers.seal(id, { url, secret });
+    const at = { created_at: iso(), updated_at: iso() };
+    const fields = { name, type, user, from, to, enabled, armed: 0, key_id: caller.key_id, ...at };
+    const channel = { id, url: printable(type, url), sealed, ...fields };
+    assertFields(channel, { url, secret });
+    await assertUrl(deliveries.guard, url);
+    await state.change((transaction) => {
+      assertMayRead(caller.during(transaction));
+      if (transaction.all('alert_channels').length >= maxChannels)
+        throw new AppError('unavailable', `there are ${maxChannels} channels, the most allowed: remove one`);
+      transaction.put('alert_channels', channel);
+      caller.commit(transaction, { channel_id: id });
+    });
+    return this.#serialize(this.#withStatus(channel));
+  };
+
+  readonly update: Routes['update'] = async (input, caller) => {
+    const { deliveries, queue, state } = this.#parts;
+    this.#find(input.channel_id, caller);
+    if (input.url !== undefined) await assertUrl(deliveries.guard, input.url);
+    const channel = await state.change((transaction) => this.#change(input, caller, transaction));
+    await queue.follow(channel.id, input.enabled === true);
+    return this.#serialize(this.#withStatus(channel));
+  };
+
+  readonly remove: Routes['remove'] = async ({ channel_id }, caller) => {
+    await this.#parts.state.change((transaction) => {
+      const editor = { key_id: caller.key_id, ...caller.during(transaction) };
+      this.#find(channel_id, editor, transaction.before);
+      transaction.remove('alert_channels', channel_id);
+      caller.commit(transaction);
+    });
+    return { deleted: true };
+  };
+
+  readonly test: Routes['test'] = async ({ channel_id }, caller) => {
+    const { receivers } = this.#parts;
+    const channel = this.#find(channel_id, caller);
+    if (receivers.disabledReason(channel) === 'secret_unreadable') {
+      const message = `the secret of channel ${channel_id} cannot be decrypted: set its url and secret again`;
+      throw new AppError('conflict', message, { channel_id });
+    }
+    if (this.#testing >= maxTests)
+      throw new AppError('unavailable', 'too many tests of channels are running: try again later');
+    this.#testing += 1;
+    const data = { message: 'This is a test of your alert channel.' };
+    const body = Buffer.from(JSON.stringify({ id: 'evt_test', type: 'test', timestamp: iso(), data }));
+    const message = { id: newId('delivery'), eventId: 'evt_test', type: 'test', body };
+    const outcome = await receivers.test(channel, message, caller.signal);
+    this.#testing -= 1;
+    const { delivered, status_code, duration, error } = outcome;
+    return { delivered, status_code, duration, ...(error !== null && { error }) };
+  };
+
+  readonly deliveries: Routes['deliveries'] = async (input, caller) => {
+    this.#find(input.channel_id, caller);
+    const filters = filtersOf(routes.deliveries, input, { channel_id: ['webhook_id = ?', input.channel_id] });
+    const table = {
+      ...{ table: 'webhook_deliveries', columns: '*', counted: countedDeliveries },
+      tie: ['rowid'],
+    };
+    const { items, total } = await pageOfRows(this.#parts.history, table, filters, input);
+    return { items: items.map((row) => this.#serializeDelivery(row, caller)), total };
+  };
+
+  readonly redeliver: Routes['redeliver'] = async ({ channel_id, delivery_id }, caller) => {
+    const { deliveries, history, queue, receivers } = this.#parts;
+    const { store } = deliveries;
+    const channel = this.#find(channel_id, caller);
+    if (!receivers.isEnabled(channel))
+      throw new AppError('conflict', `channel ${channel_id} is disabled: enable it first`, { channel_id });
+    const row = await history.write(async (transaction) => {
+      const { row, event } = (await store.find(delivery_id, transaction)) ?? {};
+      if (!event || row?.webhook_id !== channel_id) {
+        const message = `channel ${channel_id} has no delivery ${delivery_id}: list its deliveries`;
+        throw new AppError('delivery_not_found', message, { delivery_id });
+      }
+      if (receivers.obstacle(channel, event))
+        throw new AppError('forbidden', 'the key of this channel may not read this alert', { delivery_id });
+      await store.request(channel_id, event, transaction, true);
+      return (await store.find(delivery_id, transaction))?.row ?? row;
+    });
+    queue.reread(channel_id);
+    return this.#serializeDelivery(row, caller);
+  };
+
+  #serializeDelivery(row: Row, caller: Caller) {
+    const withAnswers = caller.may('webhooks:write');
+    const { webhook_id, ...rest } = this.#parts.deliveries.store.serialize(row, withAnswers);
+    return { ...rest, channel_id: webhook_id };
+  }
+
+  /** True if the caller may read every alert that a channel sends. */
+  #covers(caller: Editor, channel: AlertChannel, declared?: Declared): boolean {
+    if (channel.key_id === caller.key_id) return true;
+    const owner = this.#parts.rightsOf(channel.key_id, declared);
+    const reaches = owner ? owner.within(caller.key_id) : caller.reachable() === undefined;
+    return reaches && caller.may('machines:read');
+  }
+
+  /** Finds a channel that the caller may see and change. Throws channel_not_found or forbidden. */
+  #find(channel_id: string, caller: Editor, declared: Declared = this.#parts.state): AlertChannel {
+    const channel = declared.alert_channels.get(channel_id);
+    if (!channel)
+      throw new AppError('channel_not_found', `no channel has the id ${channel_id}`, { channel_id });
+    if (this.#covers(caller, channel, declared)) return channel;
+    const message = `channel ${channel_id} sends alerts that this key is not allowed to read`;
+    throw new AppError('forbidden', message, { channel_id });
+  }
+
+  #change(input: Input<Api['alertChannels']['update']>, caller: Caller, transaction: StateTransaction) {
+    const { channel_id: id, secret, url, ...params } = input;
+    const { receivers, rightsOf } = this.#parts;
+    const editor = { key_id: caller.key_id, ...caller.during(transaction) };
+    const before = this.#find(id, editor, transaction.before);
+    const old = receivers.sealedOf(before);
+    const sealed = {
+      url: url ?? old?.url ?? before.url,
+      secret: secret === undefined ? (old?.secret ?? null) : secret,
+    };
+    assertSecretSent(before.type, old, { url, secret });
+    const given = Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
+    const moved = url !== undefined && url !== old?.url;
+    const orphaned = params.enabled === true && !rightsOf(before.key_id, transaction.before);
+    const channel: AlertChannel = {
+      ...before,
+      ...given,
+      url: printable(before.type, sealed.url),
+      // An unreadable secret stays as it is until both parts are sent again.
+      sealed: old || url !== undefined ? receivers.seal(id, sealed) : before.sealed,
+      armed: params.enabled ? before.armed + 1 : before.armed,
+      key_id: moved || orphaned ? caller.key_id : before.key_id,
+      updated_at: iso(),
+    };
+    assertFields(channel, sealed);
+    assertMayRead(editor);
+    transaction.put('alert_channels', channel);
+    caller.commit(transaction);
+    return channel;
+  }
+
+  #withStatus(channel: AlertChannel): Omit<Serialized, 'last_delivery'> {
+    const { receivers } = this.#parts;
+    const disabled_reason = channel.enabled ? receivers.disabledReason(channel) : null;
+    const { sealed: _, armed: _armed, key_id: _key, ...rest } = channel;
+    return { ...rest, enabled: receivers.isEnabled(channel), disabled_reason };
+  }
+
+  async #serialize(channel: Omit<Serialized, 'last_delivery'>): Promise<Serialized> {
+    return { ...channel, last_delivery: await this.#parts.deliveries.store.last(channel.id) };
+  }
+}
+
+/** The URL as answers contain it: of Slack, Discord and ntfy only its origin, because the rest is a secret. */
+function printable(type: ChannelType, url: string): string {
+  return type === 'webhook' || type === 'email' ? url : `${new URL(url).origin}/…`;
+}
+
+/** Throws validation_failed for fields that do not fit the type. */
+function assertFields({ type, user, from, to }: AlertChannel, { url, secret }: Sealed): void {
+  const isMail = type === 'email';
+  const { protocol, pathname } = new URL(url);
+  if (protocol.startsWith('smtp') !== isMail)
+    throw fieldError(
+      'body',
+      'url',
+      isMail ? 'must begin with smtp:// or smtps://' : 'must be an http or https URL',
+    );
+  if (type === 'ntfy' && !/^\/[\w-]{1,64}$/.test(pathname))
+    throw fieldError('body', 'url', 'must end with the name of a topic, as in https://ntfy.sh/my-topic');
+  for (const [field, value] of Object.entries({ user, from, to })) {
+    if (!isMail && value !== null) throw fieldError('body', field, `is only for e-mail, not for ${type}`);
+  }
+  if (isMail && (from === null || to === null))
+    throw fieldError(
+      'body',
+      from === null ? 'from' : 'to',
+      'is missing: e-mail needs a sender and recipients',
+    );
+  if (isMail && (user === null) !== (secret === null))
+    throw fieldError('body', 'secret', 'must be set together with user, as the password of the mail server');
+  if (['slack', 'discord'].includes(type) && secret !== null)
+    throw fieldError('body', 'secret', `is not for ${type}, whose URL is the secret`);
+}
+
+/** Throws validation_failed if a stored password or token would be sent to another server. */
+function assertSecretSent(
+  type: ChannelType,
+  old: Sealed | undefined,
+  sent: { url?: string | undefined; secret?: string | null | undefined },
+): void {
+  if (
+    type === 'webhook' ||
+    !old ||
+    old.secret === null ||
+    sent.url === undefined ||
+    sent.secret !== undefined
+  )
+    return;
+  const serverOf = (url: string): string => `${new URL(url).protocol}//${new URL(url).host}`;
+  if (serverOf(sent.url) === serverOf(old.url)) return;
+  throw fieldError('body', 'secret', 'must be sent again, or null, because the new url is of another server');
+}
+
+function assertMayRead({ may }: Pick<Rights, 'may'>): void {
+  if (may('machines:read')) return;
+  const required_scope = 'machines:read';
+  const message = `a channel sends only alerts that its key is allowed to read: the key needs the scope ${required_scope}`;
+  throw new AppError('forbidden', message, { required_scope });
+}

@@ -1,0 +1,190 @@
+// What each kind of rule watches, and whether its condition holds now. Nothing is remembered here: the answer follows
+// from the last report, the links, the last runs and the declared documents.
+import type { MachineId } from '../../shared/api/route.ts';
+import { iso, monotonic, now } from '../../shared/clock.ts';
+import { version } from '../../shared/version.ts';
+import { reaches } from '../keys/rights.ts';
+import { type MachineFacts, percentOf, type Report } from '../presence/facts-and-metrics.ts';
+import type { Presence } from '../presence/index.ts';
+import type { ScheduleRecords, ScheduleRun } from '../schedules/run-records.ts';
+import type { AlertRule, State } from '../state/in-memory-state.ts';
+import type { Subject } from './records.ts';
+import { isAboutBroker } from './rules.ts';
+
+/** A certificate of the broker: the one of the REST API, or its own authority. */
+export interface Certificate {
+  id: 'tls' | 'authority';
+  /** Time of the expiry in milliseconds. */
+  expires: number;
+}
+
+export interface ConditionServices {
+  state: State;
+  presence: Presence;
+  machineFacts: MachineFacts;
+  scheduleRuns: ScheduleRecords;
+  certificates(): Promise<Certificate[]>;
+}
+
+export interface Observation {
+  /** Whether the condition holds; undefined if an alert stays as it is and none opens. */
+  holds: boolean | undefined;
+  /** Milliseconds for which the condition is known to hold already. */
+  since?: number;
+  value: number | null;
+  message: string;
+}
+
+const unclear: Observation = { holds: undefined, value: null, message: '' };
+const fine: Observation = { holds: false, value: null, message: '' };
+/** Machines that were linked to the last broker process have this time to link again before they count as offline. */
+const returnMs = 60_000;
+
+export class Conditions {
+  readonly #services: ConditionServices;
+  readonly #started = monotonic();
+  /** The last decisive run of each schedule, once a rule about schedules exists. */
+  readonly #runs = new Map<string, ScheduleRun>();
+  #certificates: readonly Certificate[] = [];
+
+  constructor(services: ConditionServices) {
+    this.#services = services;
+  }
+
+  /** Reads what a kind of rule needs and this process does not have in memory. */
+  async load(kind: AlertRule['kind']): Promise<void> {
+    const { certificates, scheduleRuns, state } = this.#services;
+    if (kind === 'certificate') this.#certificates = await certificates();
+    if (kind !== 'schedule' || this.#runs.size > 0) return;
+    const runs = await scheduleRuns.lastOutcomes([...state.schedules.keys()]);
+    for (const run of runs) if (!this.#runs.has(run.schedule_id)) this.#runs.set(run.schedule_id, run);
+  }
+
+  /** Records the outcome of a run. */
+  ran(run: ScheduleRun): void {
+    if (!['skipped', 'cancelled', 'running'].includes(run.status)) this.#runs.set(run.schedule_id, run);
+  }
+
+  /** Everything that a rule is about. */
+  subjects(rule: AlertRule): Subject[] {
+    const { machines, schedules, keys } = this.#services.state;
+    if (rule.kind === 'certificate') return this.#certificates.map(({ id }) => ({ id, machineId: null }));
+    if (rule.kind === 'key') return [...keys.keys()].map((id) => ({ id, machineId: null }));
+    const all =
+      rule.kind === 'schedule'
+        ? [...schedules.values()].map(({ id, machine_id }) => ({ id, machineId: machine_id }))
+        : [...machines.values()].map(({ id }) => ({ id, machineId: id }));
+    return all.filter((one) => this.covers(rule, one));
+  }
+
+  /** True if a rule is about a subject, which still exists. */
+  covers(rule: AlertRule, subject: Subject): boolean {
+    const { machineId } = subject;
+    if (!this.exists(rule.kind, subject)) return false;
+    return machineId === null ? isAboutBroker(rule.kind) : reaches(rule, machineId, this.#services.state);
+  }
+
+  exists(kind: AlertRule['kind'], { id, machineId }: Subject): boolean {
+    const { machines, schedules, keys } = this.#services.state;
+    if (kind === 'certificate') return true;
+    if (kind === 'key') return keys.has(id);
+    return machineId !== null && machines.has(machineId) && (kind !== 'schedule' || schedules.has(id));
+  }
+
+  observe(rule: AlertRule, subject: Subject): Observation {
+    if (rule.kind === 'certificate') return this.#certificate(rule, subject);
+    if (rule.kind === 'key') return this.#key(rule, subject);
+    if (rule.kind === 'schedule') return this.#schedule(subject);
+    if (subject.machineId === null) return unclear;
+    if (rule.kind === 'offline') return this.#offline(subject.machineId);
+    if (rule.kind === 'agent_outdated') return this.#agent(subject.machineId);
+    return this.#measured(rule, subject.machineId);
+  }
+
+  #nameOf(machineId: MachineId): string {
+    return this.#services.state.machines.get(machineId)?.name ?? machineId;
+  }
+
+  #offline(machineId: MachineId): Observation {
+    const { presence, machineFacts } = this.#services;
+    if (presence.online(machineId)) return fine;
+    const running = monotonic() - this.#started;
+    // What was before the start of this process was not seen by it.
+    const since = Math.min(machineFacts.silence(machineId), running);
+    const message = `${this.#nameOf(machineId)} is offline`;
+    return { holds: true, since: Math.min(since, running - returnMs), value: null, message };
+  }
+
+  #agent(machineId: MachineId): Observation {
+    const { presence, machineFacts } = this.#services;
+    const found = machineFacts.of(machineId)?.agent_version;
+    if (found === undefined || !presence.online(machineId)) return unclear;
+    const message = `the agent of ${this.#nameOf(machineId)} has version ${found}, older than the broker's ${version}`;
+    return { holds: isOlder(found, version), value: null, message };
+  }
+
+  #measured(rule: AlertRule, machineId: MachineId): Observation {
+    const { presence, machineFacts } = this.#services;
+    const report = machineFacts.allowedReport(machineId);
+    if (!report || !presence.online(machineId)) return unclear;
+    const { above, recover, kind } = rule;
+    if (above === null || recover === null) return unclear;
+    const value = Math.round(measureOf(kind, report) * 100) / 100;
+    const unit = kind === 'load' ? '' : ' %';
+    const message = `${words[kind] ?? kind} of ${this.#nameOf(machineId)} is ${value}${unit}, above ${above}${unit}`;
+    return { holds: value > above ? true : value <= recover ? false : undefined, value, message };
+  }
+
+  #schedule({ id }: Subject): Observation {
+    const schedule = this.#services.state.schedules.get(id);
+    const run = this.#runs.get(id);
+    if (!schedule || !run) return unclear;
+    if (run.status === 'completed') return fine;
+    const name = `schedule ${schedule.name} on ${this.#nameOf(schedule.machine_id)}`;
+    if (run.status === 'missed') return { holds: true, value: null, message: `${name} did not run` };
+    const why = run.reason ?? (run.status === 'failed' ? `exit code ${run.exit_code ?? -1}` : run.status);
+    return { holds: true, value: run.exit_code, message: `${name} failed: ${why}` };
+  }
+
+  #key({ before }: AlertRule, { id }: Subject): Observation {
+    const key = this.#services.state.keys.get(id);
+    if (!key?.expires_at) return fine;
+    const left = Date.parse(key.expires_at) - now();
+    // An expired key opens no alert, but does not resolve one either.
+    if (left <= 0) return unclear;
+    const message = `API key ${key.name} expires at ${key.expires_at}`;
+    return { holds: left <= (before ?? 0), value: null, message };
+  }
+
+  #certificate({ before }: AlertRule, { id }: Subject): Observation {
+    const certificate = this.#certificates.find((one) => one.id === id);
+    if (!certificate) return unclear;
+    const name = id === 'tls' ? 'the TLS certificate of the REST API' : 'the broker’s certificate authority';
+    const message = `${name} expires at ${iso(certificate.expires)}`;
+    return { holds: certificate.expires - now() <= (before ?? 0), value: null, message };
+  }
+}
+
+const words: Readonly<Record<string, string>> = {
+  cpu: 'CPU usage',
+  memory: 'memory usage',
+  disk: 'disk usage',
+  load: 'load average',
+};
+
+function measureOf(kind: AlertRule['kind'], report: Report): number {
+  if (kind === 'cpu') return report.cpu_usage;
+  if (kind === 'load') return report.load_average[0] ?? 0;
+  return percentOf(kind === 'memory' ? report.memory : report.disk);
+}
+
+/** Compares versions such as 1.2.3 or 1.2.3-rc.1 by their three numbers; a release is newer than its candidates. */
+function isOlder(some: string, other: string): boolean {
+  const [a, b] = [some, other].map((text) => /^(\d+)\.(\d+)\.(\d+)(-.+)?/.exec(text));
+  if (!a || !b) return false;
+  for (const at of [1, 2, 3]) {
+    const difference = Number(a[at]) - Number(b[at]);
+    if (difference !== 0) return difference < 0;
+  }
+  return a[4] !== undefined && b[4] === undefined;
+}

@@ -1,0 +1,232 @@
+// Gathers steps of alerts, and times in which the broker was down, into one notification for each channel.
+import { after, every, iso, monotonic, now } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { DeliveryQueue } from '../deliveries/delivery-queue.ts';
+import type { DeliveryStore } from '../deliveries/delivery-store.ts';
+import type { Events } from '../events.ts';
+import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history/history.ts';
+import type { MachineFacts } from '../presence/facts-and-metrics.ts';
+import type { Presence } from '../presence/index.ts';
+import type { AlertChannel, State } from '../state/in-memory-state.ts';
+import type { Notice, Notification } from './formats.ts';
+import type { ChannelReceivers } from './receivers.ts';
+
+export interface DigestTimes {
+  /** A notification is made once no step has come for this long, in milliseconds. */
+  quietMs: number;
+  /** The longest time that a step waits for others. */
+  longestMs: number;
+  /** After a start of the broker, machines return and rules are evaluated again: nothing is sent before this time. */
+  startMs: number;
+  /** A longer gap between two processes of the broker is reported. */
+  downMs: number;
+}
+
+export const defaultTimes: DigestTimes = {
+  quietMs: 10_000,
+  longestMs: 60_000,
+  startMs: 90_000,
+  downMs: 120_000,
+};
+
+interface DigestServices {
+  state: State;
+  history: History;
+  events: Events;
+  presence: Presence;
+  machineFacts: MachineFacts;
+  receivers: ChannelReceivers;
+  store: DeliveryStore;
+  queue: DeliveryQueue<AlertChannel>;
+}
+
+const tables = [
+  `CREATE TABLE alert_notices (event_id TEXT UNIQUE, down_from INTEGER, down_until INTEGER);
+  CREATE TABLE alert_marks (name TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID`,
+];
+
+/** Most alerts and machines that a notification lists. */
+const mostListed = 100;
+/** Most notices that one transaction reads. */
+const mostNotices = 20_000;
+const markMs = 30_000;
+const retryMs = 5_000;
+const steps: Readonly<Record<string, Notice['step']>> = {
+  'alert.opened': 'opened',
+  'alert.repeated': 'repeated',
+  'alert.resolved': 'resolved',
+};
+
+export class Digest {
+  readonly #services: DigestServices;
+  readonly #times: DigestTimes;
+  readonly #log: Logger;
+  #earliest = Number.POSITIVE_INFINITY;
+  /** When the oldest waiting step must be sent; undefined if none waits. */
+  #latest: number | undefined;
+  #cancel = (): void => {};
+  #stopMarks = (): void => {};
+
+  private constructor(services: DigestServices, times: DigestTimes, log: Logger) {
+    this.#services = services;
+    this.#times = times;
+    this.#log = log;
+    const { events, state, store, queue } = services;
+    // A notice is committed with its step, and a delivery with its notification.
+    events.within(({ id, type }) => {
+      if (!steps[type] || state.alert_channels.size === 0) return undefined;
+      return (transaction) => {
+        transaction.run('INSERT INTO alert_notices (event_id) VALUES (?) ON CONFLICT DO NOTHING', id);
+        transaction.committed(() => this.#noticed());
+      };
+    });
+    events.within(({ id, type, timestamp, data }, machineId) => {
+      if (type !== 'alert.notified') return undefined;
+      const channelId = String(data.channel_id);
+      return (transaction) => {
+        transaction.committed(() => queue.wake(channelId));
+        return store.request(channelId, { id, type, machineId, at: Date.parse(timestamp) }, transaction);
+      };
+    });
+  }
+
+  static async open(services: DigestServices, times: DigestTimes, log: Logger): Promise<Digest> {
+    await services.history.migrate('alert_notices', tables);
+    return new Digest(services, times, log);
+  }
+
+  /** Records the time in which the broker was down, and begins to send. */
+  async start(): Promise<void> {
+    const { history, state } = this.#services;
+    this.#earliest = monotonic() + this.#times.startMs;
+    const at = now();
+    const waiting = await history.write(async (transaction) => {
+      const mark = await transaction.get("SELECT at FROM alert_marks WHERE name = 'alive'");
+      const from = mark && Number(mark.at);
+      transaction.put('alert_marks', 'name', { name: 'alive', at });
+      if (from !== undefined && at - from > this.#times.downMs && state.alert_channels.size > 0)
+        transaction.run('INSERT INTO alert_notices (down_from, down_until) VALUES (?, ?)', from, at);
+      return await transaction.get('SELECT 1 AS n FROM alert_notices LIMIT 1');
+    });
+    if (waiting) this.#noticed();
+    this.#stopMarks = every(markMs, () => {
+      if (state.alert_channels.size > 0) this.#mark();
+    });
+  }
+
+  stop(): void {
+    this.#stopMarks();
+    this.#cancel();
+  }
+
+  /** Records that the broker is alive. A failed write is repeated by the next one. */
+  #mark(): void {
+    const { history } = this.#services;
+    const row = { name: 'alive', at: now() };
+    history
+      .write((transaction) => transaction.put('alert_marks', 'name', row))
+      .catch((error: unknown) => {
+        this.#log.warn({ err: error }, 'the time until which the broker was alive could not be written');
+      });
+  }
+
+  #noticed(): void {
+    const at = monotonic();
+    this.#latest ??= at + this.#times.longestMs;
+    const due = Math.max(this.#earliest, Math.min(at + this.#times.quietMs, this.#latest));
+    this.#cancel();
+    // Before start() nothing is due: it looks for what waits.
+    if (Number.isFinite(due)) this.#cancel = after(Math.max(0, due - at), () => void this.#send());
+  }
+
+  async #send(): Promise<void> {
+    this.#latest = undefined;
+    try {
+      await this.#services.history.write((transaction) => this.#notify(transaction));
+    } catch (error) {
+      this.#log.error({ err: error }, 'notifications of alerts could not be written; trying again');
+      this.#cancel = after(retryMs, () => void this.#send());
+    }
+  }
+
+  /** Replaces the waiting notices by one notification for each channel. */
+  async #notify(transaction: HistoryTransaction): Promise<void> {
+    const { events, state, receivers } = this.#services;
+    const rows = await transaction.all(
+      `SELECT n.rowid AS number, n.down_from, n.down_until, e.type, e.machine_id, e.data FROM alert_notices n
+       LEFT JOIN events e ON e.id = n.event_id ORDER BY n.rowid LIMIT ?`,
+      mostNotices,
+    );
+    const last = rows.at(-1);
+    if (!last) return;
+    transaction.run('DELETE FROM alert_notices WHERE rowid <= ?', last.number ?? 0);
+    const notices = rows.flatMap(noticeIn);
+    const downtimes = rows.flatMap(downtimeIn);
+    for (const channel of receivers.all()) {
+      if (!receivers.isEnabled(channel)) continue;
+      const wanted = notices.filter(({ rule_id }) => {
+        const ids = state.alert_rules.get(rule_id)?.channel_ids ?? null;
+        return ids === null || ids.includes(channel.id);
+      });
+      const made = this.#notification(channel, wanted, downtimes);
+      if (made) events.emit(transaction, 'alert.notified', this.#machineOf(made), made);
+    }
+    if (rows.length === mostNotices) transaction.committed(() => this.#noticed());
+  }
+
+  /** The notification for a channel; undefined if there is nothing that its key may read. */
+  #notification(
+    channel: AlertChannel,
+    wanted: Notice[],
+    downtimes: Notification['downtimes'],
+  ): Notification | undefined {
+    const { receivers } = this.#services;
+    const counts = { opened: 0, repeated: 0, resolved: 0 };
+    for (const { step } of wanted) counts[step] += 1;
+    const all = {
+      channel_id: channel.id,
+      counts,
+      alerts: wanted,
+      downtimes,
+      missing: this.#missing(downtimes),
+    };
+    const readable = receivers.readable(channel, all);
+    if (readable.alerts.length + downtimes.length === 0) return undefined;
+    return { ...readable, alerts: readable.alerts.slice(0, mostListed) };
+  }
+
+  /** Machines that were linked when the broker went down, and are not linked now. */
+  #missing(downtimes: Notification['downtimes']): Notification['missing'] {
+    const { state, presence, machineFacts } = this.#services;
+    const [first] = downtimes;
+    if (!first) return [];
+    const from = Date.parse(first.from) - 60_000;
+    const away = [...state.machines.values()].filter(
+      ({ id }) => !presence.online(id) && (machineFacts.of(id)?.last_seen ?? 0) >= from,
+    );
+    return away.slice(0, mostListed).map(({ id, name }) => ({ machine_id: id, machine_name: name }));
+  }
+
+  /** The machine of a notification that is about one machine alone. */
+  #machineOf({ alerts, downtimes }: Notification): { id: string; name: string } | undefined {
+    const ids = new Set(alerts.map(({ machine_id }) => machine_id));
+    const [id] = ids;
+    if (ids.size !== 1 || id === null || id === undefined || downtimes.length > 0) return undefined;
+    return this.#services.state.machines.get(id) ?? { id, name: '' };
+  }
+}
+
+function noticeIn(row: Row): Notice[] {
+  const step = row.type === null ? undefined : steps[textIn(row, 'type')];
+  // An event that was deleted for its age is left out.
+  if (step === undefined) return [];
+  const data = jsonIn(row, 'data') as Record<'alert_id' | 'rule_id' | 'name' | 'message', string>;
+  const { alert_id, rule_id, name, message } = data;
+  const machine_id = row.machine_id === null ? null : textIn(row, 'machine_id');
+  return [{ step, alert_id, rule_id, name, machine_id, message }];
+}
+
+function downtimeIn({ down_from, down_until }: Row): Notification['downtimes'] {
+  if (down_from === null || down_from === undefined) return [];
+  return [{ from: iso(Number(down_from)), until: iso(Number(down_until)) }];
+}

@@ -1,0 +1,58 @@
+// Sends e-mail through a mail server. nodemailer is loaded by the first e-mail.
+import { isIP } from 'node:net';
+import type { AddressGuard } from '../deliveries/address-guard.ts';
+import type { Answered } from '../deliveries/sender.ts';
+import type { Message } from './formats.ts';
+
+interface Mail {
+  /** `smtps://HOST:PORT` for TLS from the start, `smtp://HOST:PORT` for STARTTLS. */
+  url: string;
+  user: string | null;
+  password: string | null;
+  from: string;
+  to: readonly string[];
+  message: Message;
+  /** The same for each attempt, so that mail programs recognize a repeat. */
+  id: string;
+}
+
+const timeoutMs = 15_000;
+
+/** Sends an e-mail to an allowed address. Without TLS no password is sent. Rejects if the server does not accept it. */
+export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSignal): Promise<Answered> {
+  const { url, user, password, from, to, message, id } = mail;
+  const { hostname, port, protocol } = new URL(url);
+  const secure = protocol === 'smtps:';
+  const number = Number(port) || (secure ? 465 : 587);
+  // The name is not looked up again, so the address cannot change.
+  const { addresses, isInternal } = await guard.resolve(hostname, number);
+  const { createTransport } = await import('nodemailer');
+  const transport = createTransport({
+    host: addresses[0] ?? hostname,
+    port: number,
+    secure,
+    requireTLS: !secure && user !== null,
+    // An address is no server name (RFC 6066).
+    ...(isIP(hostname.replace(/^\[|\]$/g, '')) === 0 && { tls: { servername: hostname } }),
+    ...(user !== null && { auth: { user, pass: password ?? '' } }),
+    connectionTimeout: timeoutMs,
+    greetingTimeout: timeoutMs,
+    socketTimeout: timeoutMs,
+    disableFileAccess: true,
+    disableUrlAccess: true,
+  });
+  const aborted = new Promise<never>((_, reject) => {
+    signal.addEventListener('abort', () => reject(new Error('aborted')), { once: true });
+  });
+  try {
+    const text = [message.title, '', ...message.lines].join('\n');
+    const sending = transport.sendMail({
+      ...{ from, to: [...to], subject: message.title, text },
+      messageId: `<${id}@${from.split('@')[1] ?? 'farhand'}>`,
+    });
+    const { response } = await Promise.race([sending, aborted]);
+    return { delivered: true, answer: isInternal ? null : response.slice(0, 4096) };
+  } finally {
+    transport.close();
+  }
+}

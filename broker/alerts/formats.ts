@@ -1,0 +1,104 @@
+// Notifications in words, and in the format of each service.
+import * as z from 'zod';
+import type { ChannelType } from '../../shared/api/alert-channels.ts';
+
+const notice = z.object({
+  step: z.enum(['opened', 'repeated', 'resolved']),
+  alert_id: z.string(),
+  rule_id: z.string(),
+  name: z.string(),
+  machine_id: z.string().nullable(),
+  message: z.string(),
+});
+/** One step of one alert, as a notification lists it. */
+export type Notice = z.output<typeof notice>;
+
+/** The data of the event alert.notified: what one channel sends at once. */
+export const notification = z.object({
+  channel_id: z.string(),
+  /** Numbers of alerts by their step, including those that are not listed. */
+  counts: z.object({ opened: z.number(), repeated: z.number(), resolved: z.number() }),
+  alerts: z.array(notice),
+  /** Times in which the broker was down, and the machines that have not linked again since. */
+  downtimes: z.array(z.object({ from: z.string(), until: z.string() })),
+  missing: z.array(z.object({ machine_id: z.string(), machine_name: z.string() })),
+});
+export type Notification = z.output<typeof notification>;
+
+/** A message for people. */
+export interface Message {
+  title: string;
+  lines: string[];
+  /** True if something is wrong, rather than well again. */
+  isUrgent: boolean;
+}
+
+/** Most lines of a message. */
+const mostLines = 20;
+const labels = { opened: 'Alert', repeated: 'Still', resolved: 'Resolved' } as const;
+
+/** Puts a notification into words. One alert is its title; of many the title has their number. */
+export function messageOf({ counts, alerts, downtimes, missing }: Notification): Message {
+  const total = counts.opened + counts.repeated + counts.resolved;
+  const isUrgent = counts.opened + counts.repeated + downtimes.length > 0;
+  const [only] = alerts;
+  const line = ({ step, message }: Notice): string => `${labels[step]}: ${message}`;
+  if (only && total === 1 && downtimes.length === 0)
+    return { title: line(only), lines: [`Rule: ${only.name}`], isUrgent };
+  const steps = (['opened', 'repeated', 'resolved'] as const).filter((step) => counts[step] > 0);
+  const parts = steps.map((step) => `${counts[step].toLocaleString('en')} ${step}`);
+  const down = downtimes.map(
+    ({ from, until }) => `The broker was down from ${from} to ${until} and saw nothing.`,
+  );
+  const title = [
+    down.length > 0 ? 'The broker was down' : '',
+    total > 0 ? `Alerts: ${parts.join(', ')}` : '',
+  ];
+  const away = missing.map(({ machine_name }) => machine_name).join(', ');
+  const listed = alerts.slice(0, mostLines);
+  return {
+    title: title.filter(Boolean).join('. '),
+    lines: [
+      ...down,
+      ...(away === '' ? [] : [`Not back since: ${away}`]),
+      ...listed.map(line),
+      ...(total > listed.length ? [`and ${(total - listed.length).toLocaleString('en')} more`] : []),
+    ],
+    isUrgent,
+  };
+}
+
+/** Limits of characters: Slack truncates texts over 40,000, Discord refuses over 2,000, ntfy over 4,096 bytes. */
+const [mostSlack, mostDiscord, mostNtfy] = [3_000, 2_000, 3_500];
+
+function cut(text: string, most: number): string {
+  return Buffer.byteLength(text) <= most ? text : `${Buffer.from(text).toString('utf8', 0, most - 6)}…`;
+}
+
+/** The JSON of a message for a service, by its documentation. `url` is that of the channel. */
+export function jsonFor(
+  type: Exclude<ChannelType, 'email' | 'webhook'>,
+  url: string,
+  message: Message,
+): object {
+  const { title, lines, isUrgent } = message;
+  if (type === 'slack') {
+    // Slack reads <…> as links and mentions.
+    const safe = (text: string): string =>
+      text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
+    return { text: cut([`*${safe(title)}*`, ...lines.map(safe)].join('\n'), mostSlack) };
+  }
+  // An empty list of mentions keeps a machine called @everyone from calling everyone.
+  if (type === 'discord')
+    return {
+      content: cut([`**${title}**`, ...lines].join('\n'), mostDiscord),
+      allowed_mentions: { parse: [] },
+    };
+  return {
+    topic: new URL(url).pathname.slice(1),
+    title: cut(title, 250),
+    message: cut(lines.join('\n'), mostNtfy),
+    priority: isUrgent ? 4 : 3,
+    tags: [isUrgent ? 'warning' : 'white_check_mark'],
+  };
+}

@@ -1,0 +1,134 @@
+// Alerts: rules about machines, schedules and expiry dates, and what became of each alert.
+
+import type { MachineId } from '../../shared/api/route.ts';
+import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
+import { AppError } from '../../shared/errors.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { DeliveryQueue, type RetrySettings } from '../deliveries/delivery-queue.ts';
+import type { Deliveries } from '../deliveries/index.ts';
+import type { RightsOf } from '../deliveries/rights-of-key.ts';
+import type { Events } from '../events.ts';
+import type { History } from '../history/history.ts';
+import type { AlertChannel } from '../state/in-memory-state.ts';
+import { ChannelHandlers } from './channels.ts';
+import type { ConditionServices } from './conditions.ts';
+import { Digest, type DigestTimes } from './digest.ts';
+import { Monitor } from './monitor.ts';
+import { ChannelReceivers } from './receivers.ts';
+import { type Alert, AlertRecords, toJson } from './records.ts';
+import { ruleHandlers } from './rules.ts';
+import { Windows } from './windows.ts';
+
+export type { Certificate } from './conditions.ts';
+export { type DigestTimes, defaultTimes } from './digest.ts';
+
+interface AlertServices extends ConditionServices {
+  history: History;
+  events: Events;
+  deliveries: Deliveries;
+  rightsOf: RightsOf;
+}
+
+interface AlertSettings {
+  keepMs: number;
+  retry: RetrySettings;
+  times: DigestTimes;
+}
+
+export class Alerts {
+  readonly ruleHandlers: Handlers['alertRules'];
+  readonly channelHandlers: Handlers['alertChannels'];
+  readonly windowHandlers: Handlers['maintenanceWindows'];
+  readonly #records: AlertRecords;
+  readonly #monitor: Monitor;
+  readonly #digest: Digest;
+  readonly #queue: DeliveryQueue<AlertChannel>;
+
+  private constructor(
+    services: AlertServices,
+    parts: {
+      records: AlertRecords;
+      digest: Digest;
+      receivers: ChannelReceivers;
+      queue: DeliveryQueue<AlertChannel>;
+    },
+    log: Logger,
+  ) {
+    const { records, digest, queue } = parts;
+    this.ruleHandlers = ruleHandlers(services.state);
+    this.channelHandlers = new ChannelHandlers({ ...services, ...parts });
+    this.#records = records;
+    this.#digest = digest;
+    this.#queue = queue;
+    const windows = new Windows(services.state);
+    this.windowHandlers = windows.handlers;
+    this.#monitor = new Monitor(services, records, windows, log);
+  }
+
+  /** Opens the stored alerts. Resolved ones are deleted `keepMs` after they opened. */
+  static async open(services: AlertServices, settings: AlertSettings, log: Logger): Promise<Alerts> {
+    const { state, history, deliveries, rightsOf } = services;
+    const { store } = deliveries;
+    const records = await AlertRecords.open(services, settings.keepMs);
+    const receivers = new ChannelReceivers(state, deliveries, rightsOf);
+    const queue = new DeliveryQueue({ state, history, store, receivers }, settings.retry, log);
+    const digest = await Digest.open({ ...services, receivers, store, queue }, settings.times, log);
+    return new Alerts(services, { records, digest, receivers, queue }, log);
+  }
+
+  /** Starts the evaluation of rules, and sends what waits. */
+  async start(): Promise<void> {
+    await this.#digest.start();
+    await this.#queue.start();
+    await this.#monitor.start();
+  }
+
+  /** Stops the evaluation. Links that end from now on open no alert. */
+  stop(): void {
+    this.#monitor.stop();
+    this.#digest.stop();
+  }
+
+  /** Ends the attempts that run. */
+  close(): Promise<void> {
+    return this.#queue.close();
+  }
+
+  /** Returns the machine of an alert, null for an alert about the broker; undefined for an unknown alert. */
+  async machineOf(id: string): Promise<MachineId | null | undefined> {
+    return (await this.#records.find(id))?.machine_id;
+  }
+
+  /** True if there are alerts of this rule or window, which may be removed. */
+  has(column: 'rule_id' | 'window_id', id: string): Promise<boolean> {
+    return this.#records.has(column, id);
+  }
+
+  readonly handlers: Handlers['alerts'] = {
+    list: async (input, caller) => {
+      const { items, total } = await this.#records.page(input, caller);
+      return { items: items.map(toJson), total };
+    },
+    get: async ({ alert_id }, caller) => toJson(found(await this.#records.find(alert_id), alert_id, caller)),
+    acknowledge: (input, caller) => this.#acknowledge(input, caller),
+  };
+
+  async #acknowledge({ alert_id, note = null }: Input<Api['alerts']['acknowledge']>, caller: Caller) {
+    found(await this.#records.find(alert_id), alert_id, caller);
+    const alert = found(await this.#records.acknowledge(alert_id, note, caller), alert_id, caller);
+    if (alert.status !== 'acknowledged') {
+      const message = `alert ${alert_id} is ${alert.status}, so there is nothing to acknowledge`;
+      throw new AppError('conflict', message, { alert_id });
+    }
+    this.#monitor.acknowledged(alert);
+    return toJson(alert);
+  }
+}
+
+/** Throws for an alert that does not exist, or that is about the broker if the key is limited to machines. */
+function found(alert: Alert | undefined, alert_id: string, caller: Caller): Alert {
+  if (!alert) throw new AppError('alert_not_found', `no alert has the id ${alert_id}`, { alert_id });
+  if (alert.machine_id !== null || caller.reachable() === undefined) return alert;
+  const message = `alert ${alert_id} is about the broker: it needs a key that is not limited to machines`;
+  throw new AppError('forbidden', message, { alert_id });
+}

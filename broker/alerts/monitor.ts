@@ -1,0 +1,338 @@
+// Compares rules with what happens, and opens, repeats and resolves alerts. It works on changes alone: reports, links,
+// runs and changed documents. Without rules it follows nothing.
+import { after, every, monotonic, now } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { AlertRule, Declared, State } from '../state/in-memory-state.ts';
+import { type ConditionServices, Conditions } from './conditions.ts';
+import type { Alert, AlertRecords, Reason, Subject } from './records.ts';
+import { isAboutBroker, isMeasured } from './rules.ts';
+import type { Windows } from './windows.ts';
+
+/** A condition that holds, of one rule and one subject, or an alert that is not resolved. */
+interface Tracked {
+  rule: AlertRule;
+  subject: Subject;
+  /** When the condition began to hold, in monotonic milliseconds. */
+  since: number;
+  message: string;
+  value: number | null;
+  alert: Alert | undefined;
+  /** The state to reach: an open alert, or a resolved one for this reason. */
+  target: 'pending' | 'open' | Reason;
+  /** True while a step is being written. Steps of one alert are written one after another. */
+  busy: boolean;
+  cancelCheck(): void;
+  cancelNext(): void;
+}
+
+type Followed = Pick<Declared, 'alert_rules' | 'machines' | 'schedules' | 'keys' | 'maintenance_windows'>;
+
+/** How often expiry dates are checked. */
+const expiryMs = 3_600_000;
+/** Wait after a failed write or read. */
+const retryMs = 5_000;
+
+const nothing = (): void => {};
+
+export class Monitor {
+  readonly #services: ConditionServices;
+  readonly #state: State;
+  readonly #records: AlertRecords;
+  readonly #conditions: Conditions;
+  readonly #windows: Windows;
+  readonly #log: Logger;
+  readonly #tracked = new Map<string, Tracked>();
+  /** The documents that the last look at the state compared. */
+  #seen: Followed;
+  /** Ends what is followed while there are rules; undefined without rules. */
+  #unfollow: (() => void) | undefined;
+  #stopExpiries = nothing;
+  #stopWatching = nothing;
+  #stopped = false;
+
+  constructor(services: ConditionServices, records: AlertRecords, windows: Windows, log: Logger) {
+    this.#services = services;
+    this.#state = services.state;
+    this.#records = records;
+    this.#conditions = new Conditions(services);
+    this.#windows = windows;
+    this.#log = log;
+    const empty = new Map<never, never>();
+    this.#seen = {
+      ...{ alert_rules: empty, machines: empty, schedules: empty, keys: empty },
+      maintenance_windows: empty,
+    };
+  }
+
+  /** Goes on with the alerts that an earlier broker process left, and evaluates all rules. */
+  async start(): Promise<void> {
+    for (const alert of await this.#records.unresolved()) {
+      const subject = { id: alert.subject, machineId: alert.machine_id };
+      const rule = this.#state.alert_rules.get(alert.rule_id);
+      if (!rule) {
+        await this.#records.resolve(alert.id, 'rule_removed');
+        continue;
+      }
+      const { message, value } = alert;
+      const tracked = this.#track(rule, subject, { message, value, since: monotonic() });
+      Object.assign(tracked, { alert, target: 'open' });
+      this.#armNext(tracked, alert);
+    }
+    this.#seen = { ...this.#seen, machines: this.#state.machines, keys: this.#state.keys };
+    this.#stopWatching = this.#state.watch(() => this.#look());
+    this.#look();
+  }
+
+  stop(): void {
+    this.#stopped = true;
+    this.#stopWatching();
+    this.#unfollow?.();
+    this.#stopExpiries();
+    for (const tracked of this.#tracked.values()) cancelTimers(tracked);
+  }
+
+  /** Records that an alert was acknowledged, which ends its repeats. */
+  acknowledged(alert: Alert): void {
+    const tracked = this.#tracked.get(keyOf(alert.rule_id, alert.subject));
+    if (tracked?.alert?.id !== alert.id) return;
+    tracked.alert = alert;
+    tracked.cancelNext();
+  }
+
+  // ---- What is followed
+
+  /** Compares the state with that of the last look. */
+  #look(): void {
+    const before = this.#seen;
+    const { alert_rules, machines, schedules, keys, maintenance_windows } = this.#state;
+    this.#seen = { alert_rules, machines, schedules, keys, maintenance_windows };
+    const isSame = (Object.keys(before) as (keyof Followed)[]).every(
+      (name) => before[name] === this.#seen[name],
+    );
+    if (isSame) return;
+    const otherWindows = before.maintenance_windows !== maintenance_windows || before.machines !== machines;
+    for (const tracked of this.#tracked.values()) this.#refresh(tracked, otherWindows);
+    const changed = [...alert_rules.values()].filter((rule) => before.alert_rules.get(rule.id) !== rule);
+    this.#follow(alert_rules.size > 0);
+    for (const rule of changed) void this.#evaluate(rule);
+    if (alert_rules.size === 0) return;
+    if (before.machines !== machines)
+      for (const [id, machine] of machines)
+        if (before.machines.get(id) !== machine) this.#evaluateMachine(id, () => true);
+    if (before.keys !== keys) this.#evaluateKind('key');
+  }
+
+  #follow(isNeeded: boolean): void {
+    const { presence, machineFacts, scheduleRuns } = this.#services;
+    const expires = [...this.#state.alert_rules.values()].some(({ kind }) => isAboutBroker(kind));
+    this.#stopExpiries();
+    this.#stopExpiries = expires ? every(expiryMs, () => this.#checkExpiries()) : nothing;
+    if (!isNeeded) {
+      this.#unfollow?.();
+      this.#unfollow = undefined;
+    }
+    if (!isNeeded || this.#unfollow) return;
+    const stops = [
+      machineFacts.watch((id) => this.#evaluateMachine(id, (rule) => isMeasured(rule.kind))),
+      presence.watch((id) => this.#evaluateMachine(id, (rule) => rule.kind !== 'schedule')),
+      scheduleRuns.watch((run) => {
+        this.#conditions.ran(run);
+        this.#evaluateSchedule(run.schedule_id);
+      }),
+    ];
+    this.#unfollow = () => {
+      for (const stop of stops) stop();
+    };
+  }
+
+  #checkExpiries(): void {
+    this.#evaluateKind('key');
+    this.#evaluateKind('certificate');
+  }
+
+  // ---- Evaluation
+
+  /** Evaluates a rule for everything that it is about. */
+  async #evaluate({ id, kind }: AlertRule): Promise<void> {
+    try {
+      await this.#conditions.load(kind);
+    } catch (error) {
+      this.#log.error({ err: error, rule_id: id }, 'an alert rule could not be evaluated; trying again');
+      after(retryMs, () => this.#evaluateKind(kind));
+      return;
+    }
+    const rule = this.#state.alert_rules.get(id);
+    if (!rule?.enabled || this.#stopped) return;
+    const subjects = this.#conditions.subjects(rule);
+    const ids = new Set(subjects.map((subject) => subject.id));
+    for (const tracked of this.#tracked.values())
+      if (tracked.rule.id === id && !ids.has(tracked.subject.id)) this.#end(tracked, 'subject_removed');
+    for (const subject of subjects) this.#observe(rule, subject);
+  }
+
+  #evaluateKind(kind: AlertRule['kind']): void {
+    for (const rule of this.#state.alert_rules.values()) if (rule.kind === kind) void this.#evaluate(rule);
+  }
+
+  #evaluateMachine(id: string, isWanted: (rule: AlertRule) => boolean): void {
+    if (this.#stopped) return;
+    const machine = this.#state.machines.get(id);
+    if (!machine) return;
+    for (const rule of this.#state.alert_rules.values()) {
+      if (!rule.enabled || isAboutBroker(rule.kind) || !isWanted(rule)) continue;
+      if (rule.kind === 'schedule') {
+        for (const one of this.#state.schedules.values())
+          if (one.machine_id === machine.id) this.#observe(rule, { id: one.id, machineId: machine.id });
+      } else this.#observe(rule, { id: machine.id, machineId: machine.id });
+    }
+  }
+
+  #evaluateSchedule(id: string): void {
+    const schedule = this.#state.schedules.get(id);
+    if (!schedule || this.#stopped) return;
+    for (const rule of this.#state.alert_rules.values())
+      if (rule.enabled && rule.kind === 'schedule')
+        this.#observe(rule, { id, machineId: schedule.machine_id });
+  }
+
+  /** Compares the condition of a rule with its alert. */
+  #observe(rule: AlertRule, subject: Subject): void {
+    const key = keyOf(rule.id, subject.id);
+    const known = this.#tracked.get(key);
+    if (!this.#conditions.covers(rule, subject)) return;
+    const { holds, since = 0, value, message } = this.#conditions.observe(rule, subject);
+    if (holds === true) {
+      if (known?.target === 'open') return;
+      const began = known?.target === 'pending' ? known.since : monotonic() - since;
+      this.#check(this.#track(rule, subject, { message, value, since: began }));
+    } else if (known && (holds === false || known.target === 'pending')) this.#end(known, 'recovered');
+  }
+
+  /** Opens the alert once its condition has held for long enough. */
+  #check(tracked: Tracked): void {
+    const { rule, subject } = tracked;
+    const left = tracked.since + rule.for - monotonic();
+    if (left <= 0) {
+      tracked.target = 'open';
+      void this.#settle(tracked);
+    } else if (!isMeasured(rule.kind)) {
+      // A value is looked at again with the next report.
+      tracked.cancelCheck();
+      tracked.cancelCheck = after(left, () => this.#observe(tracked.rule, subject));
+    }
+  }
+
+  #track(rule: AlertRule, subject: Subject, began: Pick<Tracked, 'message' | 'value' | 'since'>): Tracked {
+    const key = keyOf(rule.id, subject.id);
+    const known = this.#tracked.get(key);
+    const tracked: Tracked = known ?? {
+      ...{ rule, subject, alert: undefined, busy: false, target: 'pending' },
+      ...{ cancelCheck: nothing, cancelNext: nothing },
+      ...began,
+    };
+    Object.assign(tracked, began, { rule, target: 'pending' });
+    this.#tracked.set(key, tracked);
+    return tracked;
+  }
+
+  /** Resolves an alert that its rule no longer covers. Updates its rule otherwise. */
+  #refresh(tracked: Tracked, otherWindows: boolean): void {
+    const rule = this.#state.alert_rules.get(tracked.rule.id);
+    const isOther = tracked.rule !== rule;
+    if (rule) tracked.rule = rule;
+    const reason = this.#reasonToEnd(tracked, rule);
+    if (reason) this.#end(tracked, reason);
+    else if (tracked.alert && (isOther || otherWindows)) this.#armNext(tracked, tracked.alert);
+  }
+
+  #reasonToEnd({ subject }: Tracked, rule: AlertRule | undefined): Reason | undefined {
+    if (!rule) return 'rule_removed';
+    if (!this.#conditions.exists(rule.kind, subject)) return 'subject_removed';
+    return rule.enabled && this.#conditions.covers(rule, subject) ? undefined : 'rule_changed';
+  }
+
+  #end(tracked: Tracked, reason: Reason): void {
+    tracked.target = reason;
+    cancelTimers(tracked);
+    void this.#settle(tracked);
+  }
+
+  // ---- Steps
+
+  /** Writes steps until the alert is as it should be. */
+  async #settle(tracked: Tracked): Promise<void> {
+    if (tracked.busy) return;
+    tracked.busy = true;
+    try {
+      for (let more = true; more && !this.#stopped; ) more = await this.#step(tracked);
+    } catch (error) {
+      this.#log.error(
+        { err: error, rule_id: tracked.rule.id },
+        'a step of an alert could not be written; trying again',
+      );
+      tracked.cancelCheck = after(retryMs, () => void this.#settle(tracked));
+      return;
+    } finally {
+      tracked.busy = false;
+    }
+    const key = keyOf(tracked.rule.id, tracked.subject.id);
+    const isDone = !tracked.alert && tracked.target !== 'open' && tracked.target !== 'pending';
+    if (isDone && this.#tracked.get(key) === tracked) this.#tracked.delete(key);
+  }
+
+  /** Writes the next step. Returns false if there is none. */
+  async #step(tracked: Tracked): Promise<boolean> {
+    const { rule, subject, alert, target, message, value } = tracked;
+    if (target === 'pending') return false;
+    if (target === 'open') {
+      if (alert) return false;
+      const window_id = this.#windows.holding(subject)?.id ?? null;
+      tracked.alert = await this.#records.create(rule, subject, { message, value, window_id });
+      this.#armNext(tracked, tracked.alert);
+      return true;
+    }
+    if (!alert) return false;
+    await this.#records.resolve(alert.id, target);
+    tracked.alert = undefined;
+    return true;
+  }
+
+  /** Arms the timer of the next step: the opening of a held alert, or the repeat of an open one. */
+  #armNext(tracked: Tracked, alert: Alert): void {
+    tracked.cancelNext();
+    tracked.cancelNext = nothing;
+    const { repeat_every } = tracked.rule;
+    const isHeld = alert.status === 'held';
+    if (!isHeld && (repeat_every === null || alert.status !== 'open')) return;
+    const repeat = (alert.repeated_at ?? alert.opened_at ?? alert.created_at) + (repeat_every ?? 0);
+    const due = Math.max(isHeld ? 0 : repeat, this.#windows.holding(tracked.subject)?.until ?? 0);
+    tracked.cancelNext = after(Math.max(0, due - now()), () => void this.#next(tracked, alert));
+  }
+
+  async #next(tracked: Tracked, alert: Alert): Promise<void> {
+    const { id, status } = alert;
+    const isCurrent = (): boolean => tracked.alert?.id === id && tracked.target === 'open';
+    if (this.#stopped || !isCurrent()) return;
+    // A window may have begun meanwhile.
+    if (this.#windows.holding(tracked.subject)) {
+      this.#armNext(tracked, alert);
+      return;
+    }
+    try {
+      const changed = await (status === 'held' ? this.#records.release(id) : this.#records.repeat(id));
+      if (!changed || !isCurrent()) return;
+      tracked.alert = changed;
+      this.#armNext(tracked, changed);
+    } catch (error) {
+      this.#log.error({ err: error, alert_id: id }, 'a step of an alert could not be written; trying again');
+      tracked.cancelNext = after(retryMs, () => void this.#next(tracked, alert));
+    }
+  }
+}
+
+function cancelTimers(tracked: Tracked): void {
+  tracked.cancelCheck();
+  tracked.cancelNext();
+}
+
+const keyOf = (ruleId: string, subject: string): string => `${ruleId} ${subject}`;

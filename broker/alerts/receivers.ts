@@ -1,0 +1,160 @@
+// The channels as receivers of deliveries: what each may send, and how.
+
+import { version } from '../../shared/version.ts';
+import type { Receivers } from '../deliveries/delivery-queue.ts';
+import type { EventKind } from '../deliveries/delivery-store.ts';
+import type { Deliveries } from '../deliveries/index.ts';
+import type { RightsOf } from '../deliveries/rights-of-key.ts';
+import { attempt, type Outcome } from '../deliveries/sender.ts';
+import { type Message as Delivered, headersOf, signerOf } from '../deliveries/signature.ts';
+import type { AlertChannel, State } from '../state/in-memory-state.ts';
+import { sendMail } from './email.ts';
+import { jsonFor, type Message, messageOf, type Notification, notification } from './formats.ts';
+
+/** The parts of a channel that are stored encrypted. */
+export interface Sealed {
+  url: string;
+  secret: string | null;
+}
+
+/** What is sent: the bytes of an event, and the same in words. */
+interface Sendable {
+  delivered: Delivered;
+  message: Message;
+}
+
+export class ChannelReceivers implements Receivers<AlertChannel> {
+  readonly #state: State;
+  readonly #deliveries: Deliveries;
+  readonly #rightsOf: RightsOf;
+  readonly #sealed = new WeakMap<AlertChannel, Sealed>();
+
+  constructor(state: State, deliveries: Deliveries, rightsOf: RightsOf) {
+    this.#state = state;
+    this.#deliveries = deliveries;
+    this.#rightsOf = rightsOf;
+  }
+
+  get(id: string): AlertChannel | undefined {
+    return this.#state.alert_channels.get(id);
+  }
+
+  all(): Iterable<AlertChannel> {
+    return this.#state.alert_channels.values();
+  }
+
+  isEnabled(channel: AlertChannel): boolean {
+    return channel.enabled && this.disabledReason(channel) === null;
+  }
+
+  disabledReason(channel: AlertChannel): 'key_revoked' | 'secret_unreadable' | null {
+    if (!this.#rightsOf(channel.key_id)) return 'key_revoked';
+    return this.sealedOf(channel) ? null : 'secret_unreadable';
+  }
+
+  obstacle(channel: AlertChannel, { machineId }: EventKind): 'not_permitted' | undefined {
+    return this.#mayRead(channel, machineId) ? undefined : 'not_permitted';
+  }
+
+  /** Returns the alerts of a notification that the key of the channel may read at this moment. */
+  readable(channel: AlertChannel, whole: Notification): Notification {
+    const alerts = whole.alerts.filter(
+      ({ machine_id }) =>
+        this.#mayRead(channel, machine_id) && (machine_id !== null || this.#mayReadAll(channel)),
+    );
+    const missing = whole.missing.filter(({ machine_id }) => this.#mayRead(channel, machine_id));
+    if (alerts.length === whole.alerts.length && missing.length === whole.missing.length) return whole;
+    const counts = { opened: 0, repeated: 0, resolved: 0 };
+    for (const { step } of alerts) counts[step] += 1;
+    return { ...whole, counts, alerts, missing };
+  }
+
+  send(channel: AlertChannel, delivered: Delivered, signal: AbortSignal): Promise<Outcome> {
+    return attempt(signal, async () => {
+      // The broker wrote the body, but its schema may be of an older version.
+      const event: unknown = JSON.parse(delivered.body.toString());
+      const { data } = event as { data: unknown };
+      const whole = notification.parse(data);
+      const some = this.readable(channel, whole);
+      const isEmpty = some.alerts.length + some.downtimes.length === 0;
+      if (isEmpty) return { error: 'the key of this channel may no longer read these alerts' };
+      const body =
+        some === whole ? delivered.body : Buffer.from(JSON.stringify({ ...(event as object), data: some }));
+      return this.#transmit(channel, { delivered: { ...delivered, body }, message: messageOf(some) }, signal);
+    });
+  }
+
+  /** Sends a message that is no alert. Never rejects. */
+  test(channel: AlertChannel, delivered: Delivered, signal: AbortSignal): Promise<Outcome> {
+    const message = {
+      title: `Test of the alert channel ${channel.name}`,
+      lines: ['Alerts of your machines will look like this.'],
+      isUrgent: false,
+    };
+    return attempt(signal, () => this.#transmit(channel, { delivered, message }, signal));
+  }
+
+  /** A channel that failed stays enabled: the next alert may matter more than the last. */
+  gaveUp(): void {}
+
+  /** Returns the decrypted parts of a channel; undefined if they cannot be decrypted. */
+  sealedOf(channel: AlertChannel): Sealed | undefined {
+    const known = this.#sealed.get(channel);
+    if (known) return known;
+    const text = this.#deliveries.vault.decrypt(channel.id, channel.sealed);
+    if (text === undefined) return undefined;
+    // The cast is safe: only seal() makes these texts.
+    const sealed = JSON.parse(text) as Sealed;
+    this.#sealed.set(channel, sealed);
+    return sealed;
+  }
+
+  seal(id: string, sealed: Sealed): string {
+    return this.#deliveries.vault.encrypt(id, JSON.stringify(sealed));
+  }
+
+  #mayRead({ key_id }: AlertChannel, machineId: string | null): boolean {
+    const rights = this.#rightsOf(key_id);
+    return rights?.may('machines:read') === true && (machineId === null || rights.reaches(machineId));
+  }
+
+  #mayReadAll({ key_id }: AlertChannel): boolean {
+    // A key that is limited to some machines may not read events without a machine.
+    return this.#rightsOf(key_id)?.reaches('') === true;
+  }
+
+  async #transmit(
+    channel: AlertChannel,
+    { delivered, message }: Sendable,
+    signal: AbortSignal,
+  ): Promise<Outcome> {
+    const { guard, sender } = this.#deliveries;
+    const { type, user, from, to } = channel;
+    const { url, secret } = this.sealedOf(channel) ?? { url: channel.url, secret: null };
+    if (type === 'email') {
+      const mail = {
+        url,
+        user,
+        password: secret,
+        from: from ?? '',
+        to: to ?? [],
+        message,
+        id: delivered.eventId,
+      };
+      return attempt(signal, (_, ending) => sendMail(mail, guard, ending));
+    }
+    if (type === 'webhook') {
+      const signer = secret === null ? undefined : signerOf(secret);
+      const made = (at: number) => ({ headers: headersOf(delivered, signer, at), body: delivered.body });
+      return sender.send(url, made, signal);
+    }
+    const headers = {
+      'Content-Type': 'application/json',
+      'User-Agent': `Farhand/${version}`,
+      ...(type === 'ntfy' && secret !== null && { Authorization: `Bearer ${secret}` }),
+    };
+    const body = Buffer.from(JSON.stringify(jsonFor(type, url, message)));
+    // ntfy takes JSON at its root, with the topic inside.
+    return sender.send(type === 'ntfy' ? new URL(url).origin : url, { headers, body }, signal);
+  }
+}

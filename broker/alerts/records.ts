@@ -1,0 +1,228 @@
+// Alerts in the history: a row for each, which every step of its life changes together with the event of that step.
+
+import { alerts as routes } from '../../shared/api/alerts.ts';
+import type { EventType } from '../../shared/api/events.ts';
+import type { AlertId, MachineId, RuleId, WindowId } from '../../shared/api/route.ts';
+import type { Api, Caller, Input, Journal, Page, Reply } from '../../shared/api/route-table.ts';
+import { iso, now } from '../../shared/clock.ts';
+import { newId } from '../../shared/ids.ts';
+import type { Events } from '../events.ts';
+import type { History, Row, RowReader } from '../history/history.ts';
+import { type CountedTable, createCounts } from '../history/row-counts.ts';
+import { filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
+import type { AlertRule, State } from '../state/in-memory-state.ts';
+
+type Served = Reply<Api['alerts']['get']>;
+type Times = 'created_at' | 'opened_at' | 'acknowledged_at' | 'repeated_at' | 'resolved_at';
+export type Reason = NonNullable<Served['reason']>;
+
+/** An alert as the history stores it; times are in milliseconds. */
+export interface Alert extends Omit<Served, Times> {
+  id: AlertId;
+  rule_id: RuleId;
+  machine_id: MachineId | null;
+  created_at: number;
+  opened_at: number | null;
+  window_id: WindowId | null;
+  acknowledged_at: number | null;
+  repeated_at: number | null;
+  resolved_at: number | null;
+}
+
+/** What an alert is about. */
+export interface Subject {
+  /** Id of a machine, schedule or key, or the name of a certificate. */
+  id: string;
+  machineId: MachineId | null;
+}
+
+const counted: CountedTable = {
+  ...{ table: 'alerts', time: 'created_at', number: 'rowid', columns: ['rule_id', 'kind', 'status'] },
+};
+const columns =
+  'id, rule_id, name, kind, machine_id, subject, status, message, value, created_at, opened_at, window_id, acknowledged_at, acknowledged_by, note, repeats, repeated_at, resolved_at, reason';
+const tables = [
+  `CREATE TABLE alerts (
+    id TEXT NOT NULL UNIQUE, rule_id TEXT NOT NULL, name TEXT NOT NULL, kind TEXT NOT NULL, machine_id TEXT,
+    subject TEXT NOT NULL, status TEXT NOT NULL, message TEXT NOT NULL, value REAL, created_at INTEGER NOT NULL,
+    opened_at INTEGER, window_id TEXT,
+    acknowledged_at INTEGER, acknowledged_by TEXT, note TEXT, repeats INTEGER NOT NULL, repeated_at INTEGER,
+    resolved_at INTEGER, reason TEXT
+  );
+  CREATE UNIQUE INDEX alerts_open ON alerts (rule_id, subject) WHERE resolved_at IS NULL;
+  CREATE INDEX alerts_by_time ON alerts (created_at);
+  CREATE INDEX alerts_by_rule ON alerts (rule_id, created_at);
+  CREATE INDEX alerts_by_machine ON alerts (machine_id, created_at);
+  CREATE INDEX alerts_by_status ON alerts (status, created_at);
+  ${createCounts(counted)}`,
+];
+
+interface RecordContext {
+  state: State;
+  history: History;
+  events: Events;
+}
+
+export class AlertRecords {
+  readonly #context: RecordContext;
+  readonly #history: History;
+
+  private constructor(context: RecordContext) {
+    this.#context = context;
+    this.#history = context.history;
+  }
+
+  /** Opens the table. Deletes alerts that were resolved, `keepMs` after they opened. */
+  static async open(context: RecordContext, keepMs: number): Promise<AlertRecords> {
+    const { history } = context;
+    await history.migrate('alerts', tables);
+    history.count(counted);
+    history.retain({
+      ...{ table: 'alerts', column: 'created_at', keepMs, where: 'resolved_at IS NOT NULL' },
+    });
+    return new AlertRecords(context);
+  }
+
+  /** All alerts that are not resolved. */
+  async unresolved(): Promise<Alert[]> {
+    const sql = `SELECT ${columns} FROM alerts WHERE resolved_at IS NULL ORDER BY rowid`;
+    const [rows = []] = await this.#history.read([{ sql, values: [] }]);
+    return rows.map(fromRow);
+  }
+
+  async find(id: string, reader: RowReader = this.#history): Promise<Alert | undefined> {
+    const row = await reader.get(`SELECT ${columns} FROM alerts WHERE id = ?`, id);
+    return row && fromRow(row);
+  }
+
+  /** True if the history has an alert of this rule or window, which may be removed. */
+  async has(column: 'rule_id' | 'window_id', id: string): Promise<boolean> {
+    const sql = `SELECT 1 AS n FROM alerts WHERE ${column} = ? LIMIT 1`;
+    return (await this.#history.get(sql, id)) !== undefined;
+  }
+
+  /**
+   * Opens an alert, or stores it as held back by a maintenance window. Returns the one that is not resolved if there is
+   * one for this rule and subject.
+   */
+  create(
+    rule: AlertRule,
+    subject: Subject,
+    what: Pick<Alert, 'message' | 'value' | 'window_id'>,
+  ): Promise<Alert> {
+    const at = now();
+    const isHeld = what.window_id !== null;
+    const alert: Alert = {
+      ...{ id: newId('alert') as AlertId, rule_id: rule.id, name: rule.name, kind: rule.kind },
+      ...{ machine_id: subject.machineId, subject: subject.id, ...what },
+      ...{
+        status: isHeld ? 'held' : 'open',
+        created_at: at,
+        opened_at: isHeld ? null : at,
+        acknowledged_at: null,
+        acknowledged_by: null,
+        note: null,
+      },
+      ...{ repeats: 0, repeated_at: null, resolved_at: null, reason: null },
+    };
+    const names = columns.split(', ');
+    const insert = `INSERT INTO alerts (${columns}) VALUES (${names.map(() => '?').join(', ')})
+      ON CONFLICT DO NOTHING RETURNING id`;
+    const values = names.map((name) => Reflect.get(alert, name) as string | number | null);
+    const same = `SELECT ${columns} FROM alerts WHERE rule_id = ? AND subject = ? AND resolved_at IS NULL`;
+    return this.#history.write(async (transaction) => {
+      if (await transaction.get(insert, ...values)) {
+        if (!isHeld) this.#emit('alert.opened', alert, transaction);
+        return alert;
+      }
+      const row = await transaction.get(same, rule.id, subject.id);
+      return row ? fromRow(row) : alert;
+    });
+  }
+
+  /** Opens an alert that was held back. Returns undefined for another. */
+  release(id: AlertId): Promise<Alert | undefined> {
+    const change = `UPDATE alerts SET status = 'open', opened_at = ? WHERE id = ? AND status = 'held' RETURNING ${columns}`;
+    return this.#history.write(async (transaction) => {
+      const row = await transaction.get(change, now(), id);
+      const alert = row && fromRow(row);
+      if (alert) this.#emit('alert.opened', alert, transaction);
+      return alert;
+    });
+  }
+
+  /** Resolves an alert, unless it is resolved. One that never opened has no event. */
+  resolve(id: AlertId, reason: Reason): Promise<void> {
+    const change = `UPDATE alerts SET status = 'resolved', resolved_at = ?, reason = ?
+      WHERE id = ? AND resolved_at IS NULL RETURNING ${columns}`;
+    return this.#history.write(async (transaction) => {
+      const row = await transaction.get(change, now(), reason, id);
+      if (row && row.opened_at !== null) this.#emit('alert.resolved', fromRow(row), transaction);
+    });
+  }
+
+  /** Repeats an alert that is neither acknowledged nor resolved. Returns undefined for another. */
+  repeat(id: AlertId): Promise<Alert | undefined> {
+    const change = `UPDATE alerts SET repeats = repeats + 1, repeated_at = ?
+      WHERE id = ? AND status = 'open' RETURNING ${columns}`;
+    return this.#history.write(async (transaction) => {
+      const row = await transaction.get(change, now(), id);
+      const alert = row && fromRow(row);
+      if (alert) this.#emit('alert.repeated', alert, transaction);
+      return alert;
+    });
+  }
+
+  /** Acknowledges an alert that is open. Returns the alert as it is then; undefined if it does not exist. */
+  acknowledge(id: string, note: string | null, caller: Caller): Promise<Alert | undefined> {
+    const change = `UPDATE alerts SET status = 'acknowledged', acknowledged_at = ?, acknowledged_by = ?, note = ?
+      WHERE id = ? AND status = 'open' RETURNING ${columns}`;
+    return this.#history.write(async (transaction) => {
+      const row = await transaction.get(change, now(), caller.key_id, note, id);
+      if (!row) return await this.find(id, transaction);
+      const alert = fromRow(row);
+      this.#emit('alert.acknowledged', alert, transaction);
+      caller.commit(transaction, { alert_id: alert.id });
+      return alert;
+    });
+  }
+
+  async page(input: Input<Api['alerts']['list']>, caller: Caller): Promise<Page<Alert>> {
+    const { items, total } = await pageOfRows(
+      this.#history,
+      { table: 'alerts', columns, counted, tie: ['rowid'], findBy: ['rule_id', 'machine_id', 'status'] },
+      [reachableOnly(caller.reachable()), ...filtersOf(routes.list, input)],
+      input,
+    );
+    return { items: items.map(fromRow), total };
+  }
+
+  #emit(type: EventType, alert: Alert, transaction: Journal): void {
+    const { id: alert_id, rule_id, name, kind, subject, status, message, value, reason } = alert;
+    const { machine_id } = alert;
+    const machine =
+      machine_id === null
+        ? undefined
+        : (this.#context.state.machines.get(machine_id) ?? { id: machine_id, name: '' });
+    const data = { alert_id, rule_id, name, kind, subject, status, message, value, reason };
+    this.#context.events.emit(transaction, type, machine, data);
+  }
+}
+
+/** Converts an alert to the JSON of the REST API. */
+export function toJson(alert: Alert): Served {
+  const text = (at: number | null): string | null => (at === null ? null : iso(at));
+  return {
+    ...alert,
+    created_at: iso(alert.created_at),
+    opened_at: text(alert.opened_at),
+    acknowledged_at: text(alert.acknowledged_at),
+    repeated_at: text(alert.repeated_at),
+    resolved_at: text(alert.resolved_at),
+  };
+}
+
+/** Converts a row to an alert. The columns are those that create() wrote. */
+function fromRow(row: Row): Alert {
+  return row as unknown as Alert;
+}

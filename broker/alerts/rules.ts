@@ -1,0 +1,136 @@
+// The REST handlers of alert rules: what they watch, on which machines, and which values they accept.
+import { type AlertKind, alertRules as routes } from '../../shared/api/alerts.ts';
+import { day, type RuleId } from '../../shared/api/route.ts';
+import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
+import { iso } from '../../shared/clock.ts';
+import { AppError, fieldError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import { currentKey, type Limits, mayUseAll } from '../keys/rights.ts';
+import { pageOf } from '../paging.ts';
+import type { AlertRule, Declared, State } from '../state/in-memory-state.ts';
+
+type Changes = Omit<Input<Api['alertRules']['update']>, 'rule_id'>;
+
+/** Most rules, because each report of a machine is compared with every rule about values. */
+const maxRules = 1_000;
+const defaultFor = 300_000;
+const defaultBefore = 14 * day;
+
+const measured: readonly AlertKind[] = ['cpu', 'memory', 'disk', 'load'];
+const expiring: readonly AlertKind[] = ['certificate', 'key'];
+
+export const isMeasured = (kind: AlertKind): boolean => measured.includes(kind);
+/** True for kinds about the broker itself, which concern no machine. */
+export const isAboutBroker = (kind: AlertKind): boolean => expiring.includes(kind);
+
+export function ruleHandlers(state: State): Handlers['alertRules'] {
+  return {
+    list: (input, caller) =>
+      pageOf(
+        routes.list,
+        [...state.alert_rules.values()].filter((rule) => mayManage(caller, rule, state)),
+        input,
+      ),
+    create: async ({ name, kind, ...params }, caller) => {
+      const at = iso();
+      const rule = checked({
+        ...{ id: newId('alertRule') as RuleId, name, kind, ...defaultsOf(kind), ...given(params) },
+        ...{ created_at: at, updated_at: at },
+      });
+      await state.change((transaction) => {
+        assertMayManage(caller, rule, transaction.before);
+        if (transaction.all('alert_rules').length >= maxRules) {
+          throw new AppError(
+            'unavailable',
+            `there are ${maxRules} alert rules, the most allowed: remove one`,
+          );
+        }
+        transaction.put('alert_rules', rule);
+        caller.commit(transaction, { rule_id: rule.id });
+      });
+      return rule;
+    },
+    get: ({ rule_id }, caller) => find(rule_id, caller, state),
+    update: ({ rule_id, ...changes }, caller) =>
+      state.change((transaction) => {
+        const before = find(rule_id, caller, transaction.before);
+        // A new value gets a new default at which it recovers.
+        const recover = changes.above === undefined ? before.recover : null;
+        const rule = checked({ ...before, recover, ...given(changes), updated_at: iso() });
+        assertMayManage(caller, rule, transaction.before);
+        transaction.put('alert_rules', rule);
+        caller.commit(transaction);
+        return rule;
+      }),
+    remove: async ({ rule_id }, caller) => {
+      await state.change((transaction) => {
+        transaction.remove('alert_rules', find(rule_id, caller, transaction.before).id);
+        caller.commit(transaction);
+      });
+      return { deleted: true };
+    },
+  };
+}
+
+function defaultsOf(kind: AlertKind) {
+  return {
+    ...{ above: null, recover: null, for: isMeasured(kind) || kind === 'offline' ? defaultFor : 0 },
+    ...{ before: isAboutBroker(kind) ? defaultBefore : null },
+    ...{ machine_ids: null, tags: null, repeat_every: null, channel_ids: null, enabled: true },
+  };
+}
+
+/** The fields that a request has set. */
+const given = (params: Changes): Partial<AlertRule> =>
+  Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
+
+/** Returns the rule with its defaults. Throws validation_failed for fields that do not fit its kind. */
+function checked(rule: AlertRule): AlertRule {
+  const { kind, above, before, machine_ids, tags } = rule;
+  const refuse = (field: keyof AlertRule): void => {
+    const text = `does not apply to rules of the kind ${kind}: leave it out`;
+    throw fieldError('body', field, text);
+  };
+  if (isAboutBroker(kind)) {
+    if (machine_ids) refuse('machine_ids');
+    if (tags) refuse('tags');
+    if (before === null)
+      throw fieldError('body', 'before', 'is missing: how long before the expiry does an alert open?');
+  } else if (before !== null) refuse('before');
+  if (kind === 'schedule' && rule.for > 0) refuse('for');
+  if (!isMeasured(kind)) {
+    if (above !== null) refuse('above');
+    if (rule.recover !== null) refuse('recover');
+    return rule;
+  }
+  if (above === null)
+    throw fieldError('body', 'above', `is missing: above which value does ${kind} become an alert?`);
+  if (kind !== 'load' && above >= 100)
+    throw fieldError('body', 'above', 'is in percent, so it must be below 100');
+  const recover = rule.recover ?? Math.round(above * 90) / 100;
+  if (recover > above) throw fieldError('body', 'recover', 'must not be higher than above');
+  return { ...rule, recover };
+}
+
+/** True if a caller may use all machines that the rule is about. */
+function mayManage({ key_id }: Caller, rule: AlertRule, declared: Declared): boolean {
+  const key = currentKey(declared, key_id);
+  return mayUseAll(key, limitsOf(rule), declared);
+}
+
+const limitsOf = ({ machine_ids, tags }: AlertRule): Limits => ({ machine_ids, tags });
+
+function assertMayManage(caller: Caller, rule: AlertRule, declared: Declared): void {
+  if (mayManage(caller, rule, declared)) return;
+  const text =
+    'this alert rule is about machines that this key is not allowed to use: set machine_ids or tags to those that it may use';
+  throw new AppError('forbidden', text, { rule_id: rule.id });
+}
+
+/** Finds a rule that the caller may see and change. Throws rule_not_found or forbidden. */
+function find(rule_id: string, caller: Caller, declared: Declared): AlertRule {
+  const rule = declared.alert_rules.get(rule_id);
+  if (!rule) throw new AppError('rule_not_found', `no alert rule has the id ${rule_id}`, { rule_id });
+  assertMayManage(caller, rule, declared);
+  return rule;
+}

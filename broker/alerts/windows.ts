@@ -1,0 +1,141 @@
+// Maintenance windows: their REST handlers, and until when they hold back the alerts of a machine.
+import { maintenanceWindows as routes } from '../../shared/api/maintenance-windows.ts';
+import type { WindowId } from '../../shared/api/route.ts';
+import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
+import { iso, now } from '../../shared/clock.ts';
+import { AppError, fieldError } from '../../shared/errors.ts';
+import { newId } from '../../shared/ids.ts';
+import { currentKey, mayUseAll, reaches } from '../keys/rights.ts';
+import { pageOf } from '../paging.ts';
+import { checkedTimetable, Timetable } from '../schedules/due-times.ts';
+import type { Declared, MaintenanceWindow, State } from '../state/in-memory-state.ts';
+import type { Subject } from './records.ts';
+
+const maxWindows = 1_000;
+
+/** A window that takes place now. */
+interface ActiveWindow {
+  id: WindowId;
+  /** Its end in milliseconds. */
+  until: number;
+}
+
+export class Windows {
+  readonly #state: State;
+  /** The timetables of windows by cron. A changed window is another object. */
+  readonly #timetables = new WeakMap<MaintenanceWindow, Timetable>();
+
+  constructor(state: State) {
+    this.#state = state;
+  }
+
+  /** Returns the window that holds back the alerts about a subject now. */
+  holding({ machineId }: Subject): ActiveWindow | undefined {
+    if (machineId === null) return undefined;
+    for (const window of this.#state.maintenance_windows.values()) {
+      if (!reaches(window, machineId, this.#state)) continue;
+      const until = this.#activeUntil(window, now());
+      if (until !== undefined) return { id: window.id, until };
+    }
+    return undefined;
+  }
+
+  readonly handlers: Handlers['maintenanceWindows'] = {
+    list: (input, caller) => {
+      const visible = [...this.#state.maintenance_windows.values()].filter((one) =>
+        mayManage(caller, one, this.#state),
+      );
+      return pageOf(
+        routes.list,
+        visible.map((one) => this.#serialize(one)),
+        input,
+      );
+    },
+    create: async (input, caller) => {
+      const made = windowOf(input);
+      await this.#state.change((transaction) => {
+        assertMayManage(caller, made, transaction.before);
+        if (transaction.all('maintenance_windows').length >= maxWindows) {
+          const message = `there are ${maxWindows} maintenance windows, the most allowed: remove one`;
+          throw new AppError('unavailable', message);
+        }
+        transaction.put('maintenance_windows', made);
+        caller.commit(transaction, { window_id: made.id });
+      });
+      return this.#serialize(made);
+    },
+    get: ({ window_id }, caller) => this.#serialize(find(window_id, caller, this.#state)),
+    remove: async ({ window_id }, caller) => {
+      await this.#state.change((transaction) => {
+        transaction.remove('maintenance_windows', find(window_id, caller, transaction.before).id);
+        caller.commit(transaction);
+      });
+      return { deleted: true };
+    },
+  };
+
+  #serialize(window: MaintenanceWindow) {
+    const until = this.#activeUntil(window, now());
+    return { ...window, active_until: until === undefined ? null : iso(until) };
+  }
+
+  #activeUntil(window: MaintenanceWindow, at: number): number | undefined {
+    const { cron, timezone, duration, starts_at, ends_at } = window;
+    if (cron === null || duration === null) {
+      const end = Date.parse(ends_at ?? '');
+      return Date.parse(starts_at ?? '') <= at && at < end ? end : undefined;
+    }
+    const timetable = this.#timetables.get(window) ?? new Timetable(cron, timezone);
+    this.#timetables.set(window, timetable);
+    const begun = timetable.last(at - duration, at);
+    return begun === undefined ? undefined : begun + duration;
+  }
+}
+
+/** Throws validation_failed unless the window takes place either once or by cron. */
+function windowOf(input: Input<Api['maintenanceWindows']['create']>): MaintenanceWindow {
+  const {
+    starts_at,
+    ends_at,
+    machine_ids = null,
+    tags = null,
+    cron = null,
+    duration = null,
+    ...rest
+  } = input;
+  const id = newId('window') as WindowId;
+  const made = { id, ...rest, machine_ids, tags, created_at: iso() };
+  if (cron !== null) {
+    if (starts_at) throw fieldError('body', 'starts_at', 'is not for a window with cron');
+    if (ends_at) throw fieldError('body', 'ends_at', 'is not for a window with cron: set duration');
+    if (duration === null) throw fieldError('body', 'duration', 'is missing: a window with cron needs it');
+    checkedTimetable(cron, rest.timezone);
+    return { ...made, cron, duration, starts_at: null, ends_at: null };
+  }
+  if ((ends_at === undefined) === (duration === null))
+    throw fieldError('body', 'ends_at', 'or duration must be set, but not both');
+  const start = starts_at?.getTime() ?? now();
+  const end = ends_at?.getTime() ?? start + (duration ?? 0);
+  if (end <= start) throw fieldError('body', 'ends_at', 'must be later than starts_at');
+  return { ...made, cron: null, duration: null, starts_at: iso(start), ends_at: iso(end) };
+}
+
+function mayManage({ key_id }: Caller, window: MaintenanceWindow, declared: Declared): boolean {
+  return mayUseAll(currentKey(declared, key_id), window, declared);
+}
+
+function assertMayManage(caller: Caller, window: MaintenanceWindow, declared: Declared): void {
+  if (mayManage(caller, window, declared)) return;
+  const text =
+    'this maintenance window is of machines that this key is not allowed to use: set machine_ids or tags to those that it may use';
+  throw new AppError('forbidden', text, { window_id: window.id });
+}
+
+/** Finds a window that the caller may see and remove. Throws window_not_found or forbidden. */
+function find(window_id: string, caller: Caller, declared: Declared): MaintenanceWindow {
+  const window = declared.maintenance_windows.get(window_id);
+  if (!window)
+    throw new AppError('window_not_found', `no maintenance window has the id ${window_id}`, { window_id });
+  assertMayManage(caller, window, declared);
+  return window;
+}

@@ -1,0 +1,197 @@
+// The verbs of farhand alerts, alert-rules, alert-channels and maintenance-windows: what is wrong, which conditions open
+// an alert, where alerts are sent, and when they are held back.
+import type { Command } from 'commander';
+import { StartError } from '../../shared/errors.ts';
+import { when } from './print.ts';
+import { readInput } from './prompt.ts';
+import { latest, ofMachine, routeVerb, since } from './route-verb.ts';
+
+export function addAlerts(program: Command): void {
+  const alerts = program.command('alerts').description('list and acknowledge alerts');
+  routeVerb(alerts, 'list', 'alerts', 'list', {
+    examples: ['--status open', '--machine web-1 --since 7d'],
+    flags: {
+      ...ofMachine,
+      '--status <held|open|acknowledged|resolved>': 'only alerts with this status',
+      '--rule <id>': 'only alerts of this rule',
+      ...since,
+      ...latest,
+    },
+    view: { fields: 'id status message rule=name opened=created_at resolved=resolved_at' },
+  });
+  routeVerb(alerts, 'get', 'alerts', 'get');
+  routeVerb(alerts, 'acknowledge', 'alerts', 'acknowledge', {
+    examples: ['', '--note "the provider is on it"'],
+    defaults: { acknowledged: true },
+    flags: { '--note <text>': 'note, for those who read the alert' },
+  });
+}
+
+/** Flags of both create and update. */
+const flags = {
+  '--above <value>': 'value above which an alert opens: percent, or the load average',
+  '--recover <value>': 'value at which the alert resolves (default: 90 % of --above)',
+  '--for <duration>': 'how long it must last (default: 5m for offline and values, else 0s)',
+  '--before <duration>': 'how long before an expiry the alert opens (default: 14d)',
+  '--machine <list>': 'machines that the rule is about, comma-separated (default: all)',
+  '--tags <list>': 'also machines with one of these tags, comma-separated',
+  '--repeat-every <duration>': 'repeat an alert until it is acknowledged or resolved',
+  '--channel-ids <list>': 'ids of the channels that get its alerts (default: all channels)',
+};
+
+export function addAlertRules(program: Command): void {
+  const rules = program.command('alert-rules').description('manage rules that open alerts');
+  routeVerb(rules, 'list', 'alertRules', 'list', {
+    defaults: { sort: 'name' },
+    view: { fields: 'name id kind above recover for machines=machine_ids tags enabled' },
+  });
+  routeVerb(rules, 'get', 'alertRules', 'get');
+  routeVerb(rules, 'create <name>', 'alertRules', 'create', {
+    examples: ['away --kind offline --for 10m', '"disk is full" --kind disk --above 90 --tags web,db'],
+    flags: {
+      '--kind <offline|cpu|memory|disk|load|schedule|agent_outdated|certificate|key>': 'what to watch',
+      ...flags,
+    },
+    required: ['kind'],
+  });
+  routeVerb(rules, 'update', 'alertRules', 'update', {
+    about: 'change the settings that are given as flags',
+    examples: ['--above 95 --repeat-every 1h', '--disable'],
+    flags: {
+      '--name <name>': 'name of the rule',
+      ...flags,
+      '--enable': 'evaluate the rule',
+      '--disable': 'stop evaluating the rule, and resolve its alerts',
+    },
+    input: ({ enable, disable }) => (enable || disable ? { enabled: !disable } : {}),
+  });
+  routeVerb(rules, 'delete', 'alertRules', 'remove', {
+    about: 'remove a rule, and resolve its alerts',
+    destroys: ['remove the alert rule', 'removed'],
+  });
+}
+
+/** Flags of both create and update. The secret is no flag, because other users can read command lines. */
+const channelFlags = {
+  '--user <name>': 'user of the mail server',
+  '--from <address>': 'sender of e-mails',
+  '--to <list>': 'recipients of e-mails, comma-separated',
+  '--secret-stdin':
+    'read from standard input the password of the mail server, the token of ntfy, or the secret that signs deliveries',
+};
+
+export function addAlertChannels(program: Command): void {
+  const channels = program.command('alert-channels').description('manage where alerts are sent');
+  routeVerb(channels, 'list', 'alertChannels', 'list', {
+    defaults: { sort: 'name' },
+    view: {
+      fields: 'name id type url enabled last',
+      cells: {
+        enabled: ({ enabled, disabled_reason }) => (enabled ? 'yes' : (disabled_reason ?? 'no')),
+        last: ({ last_delivery }) => last_delivery && (last_delivery.delivered ? 'delivered' : 'failed'),
+      },
+    },
+  });
+  routeVerb(channels, 'get', 'alertChannels', 'get');
+  routeVerb(channels, 'create <name>', 'alertChannels', 'create', {
+    examples: [
+      'ops --type slack --url-stdin < url',
+      'phone --type ntfy --url https://ntfy.sh/my-topic',
+      'mail --type email --url smtps://mail.example.org --user me --secret-stdin --from a@example.org --to b@example.org < password',
+    ],
+    flags: {
+      '--type <webhook|slack|discord|ntfy|email>': 'the service',
+      '--url <url>': 'URL of the service, or smtps://HOST or smtp://HOST of a mail server',
+      '--url-stdin': 'read the URL from standard input, because that of Slack and Discord is a secret',
+      ...channelFlags,
+    },
+    required: ['type'],
+    input: secretsOf,
+  });
+  routeVerb(channels, 'update', 'alertChannels', 'update', {
+    about: 'change the settings that are given as flags',
+    examples: ['--disable'],
+    flags: {
+      '--name <name>': 'name of the channel',
+      '--url <url>': 'URL of the service, or of a mail server',
+      '--url-stdin': 'read the URL from standard input',
+      ...channelFlags,
+      '--enable': 'send alerts',
+      '--disable': 'send no alerts',
+    },
+    input: async ({ enable, disable, ...rest }) => ({
+      ...(enable || disable ? { enabled: !disable } : {}),
+      ...(await secretsOf(rest)),
+    }),
+  });
+  routeVerb(channels, 'delete', 'alertChannels', 'remove', { destroys: ['remove the channel', 'removed'] });
+  addDeliveries(channels);
+}
+
+function addDeliveries(channels: Command): void {
+  routeVerb(channels, 'test', 'alertChannels', 'test', {
+    about: 'send a test message now, and fail if the service does not accept it',
+    after({ delivered }) {
+      if (!delivered) throw new StartError('the test was not delivered; the error above says why', 1);
+    },
+  });
+  routeVerb(channels, 'deliveries', 'alertChannels', 'deliveries', {
+    examples: ['--status failed'],
+    flags: { '--status <pending|delivered|failed>': 'only deliveries with this status', ...since, ...latest },
+    view: {
+      fields: 'id status attempts made=created_at next last',
+      cells: {
+        attempts: ({ attempts }) => attempts.length,
+        next: ({ next_attempt_at }) => when(next_attempt_at),
+        last: ({ attempts }) => attempts.at(-1)?.error ?? attempts.at(-1)?.status_code,
+      },
+    },
+  });
+  routeVerb(channels, 'redeliver', 'alertChannels', 'redeliver', {
+    examples: [''],
+    text: ({ id, status }) => [`${id} ${status}`],
+  });
+}
+
+/** Reads the URL or the secret from standard input. With both flags the URL is the first line. */
+async function secretsOf({ secretStdin, urlStdin }: Record<string, unknown>) {
+  if (!secretStdin && !urlStdin) return {};
+  const lines = (await readInput(8192, 'a URL and a secret are at most 8 KiB of text')).split(/\r?\n/);
+  return {
+    ...(urlStdin ? { url: lines.shift() ?? '' } : {}),
+    ...(secretStdin ? { secret: lines.shift() ?? '' } : {}),
+  };
+}
+
+export function addMaintenanceWindows(program: Command): void {
+  const windows = program
+    .command('maintenance-windows')
+    .description('manage times in which alerts are held back');
+  routeVerb(windows, 'list', 'maintenanceWindows', 'list', {
+    defaults: { sort: 'name' },
+    view: {
+      fields: 'name id machines=machine_ids tags cron start=starts_at end=ends_at active=active_until',
+    },
+  });
+  routeVerb(windows, 'get', 'maintenanceWindows', 'get');
+  routeVerb(windows, 'create <name>', 'maintenanceWindows', 'create', {
+    examples: [
+      'reboot --machine web-1 --duration 30m',
+      "updates --tags web --cron '0 3 * * sun' --timezone Europe/Berlin --duration 2h",
+    ],
+    flags: {
+      '--machine <list>': 'machines of the window, comma-separated (default: all)',
+      '--tags <list>': 'also machines with one of these tags, comma-separated',
+      '--starts-at <date>':
+        'start of a window that takes place once, such as 2026-11-21T10:00:00Z (default: now)',
+      '--ends-at <date>': 'its end; or give --duration',
+      '--cron <expression>': 'starts of a window that takes place again and again',
+      '--timezone <zone>': 'time zone of --cron (default: UTC)',
+      '--duration <duration>': 'how long the window lasts',
+    },
+  });
+  routeVerb(windows, 'delete', 'maintenanceWindows', 'remove', {
+    about: 'remove a maintenance window, which ends it',
+    destroys: ['remove the maintenance window', 'removed'],
+  });
+}

@@ -1,0 +1,43 @@
+// What webhooks and channels of alerts have in common: stored deliveries, encrypted secrets, and requests to allowed
+// addresses.
+import { StartError } from '../../shared/errors.ts';
+import type { History } from '../history/history.ts';
+import { AddressGuard, type Network, networkOf } from './address-guard.ts';
+import { DeliveryStore } from './delivery-store.ts';
+import { type ResolveName, resolveName } from './resolve-name.ts';
+import { SecretVault } from './secret-vault.ts';
+import { Sender } from './sender.ts';
+
+export interface DeliverySettings {
+  /** Directory of the key file for the secrets. */
+  directory: string;
+  /** Networks that may be called besides the public internet. */
+  allow: readonly string[];
+  keepMs: number;
+  /** Replaces the hosts file and the name servers in tests. */
+  resolve: ResolveName | undefined;
+}
+
+export interface Deliveries {
+  vault: SecretVault;
+  store: DeliveryStore;
+  guard: AddressGuard;
+  sender: Sender;
+}
+
+/** Creates the parts that all deliveries share. Throws StartError. */
+export async function createDeliveries(history: History, settings: DeliverySettings): Promise<Deliveries> {
+  const { directory, allow, keepMs, resolve } = settings;
+  const vault = await SecretVault.open(directory);
+  const store = await DeliveryStore.open(history, keepMs);
+  const guard = new AddressGuard(allow.map(assertNetwork), resolve ?? resolveName);
+  return { vault, store, guard, sender: new Sender(guard) };
+}
+
+function assertNetwork(text: string): Network {
+  const network = networkOf(text);
+  if (network) return network;
+  throw new StartError(
+    `--webhook-allow ${text}: must be an address or a network in full, such as 10.0.0.0/8 or fd00::/8`,
+  );
+}

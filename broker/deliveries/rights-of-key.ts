@@ -1,0 +1,17 @@
+// The rights of the key that a webhook or a channel of alerts belongs to.
+import type { KeyId, Scope } from '../../shared/api/route.ts';
+import type { Declared } from '../state/in-memory-state.ts';
+
+/** The rights of a key at this moment. */
+export interface KeyRights {
+  may(scope: Scope): boolean;
+  reaches(machine: string): boolean;
+  /** True if another key may use all machines that this key may use. */
+  within(other: KeyId): boolean;
+}
+
+/**
+ * Returns the rights of a key by `declared`, or else by the committed documents; undefined if it is revoked
+ * or expired.
+ */
+export type RightsOf = (id: KeyId, declared?: Declared) => KeyRights | undefined;

@@ -1,0 +1,36 @@
+// Reports to a URL that this broker is alive, so that a service elsewhere notices when it is not.
+import { every } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
+import { version } from '../../shared/version.ts';
+import type { Sender } from '../deliveries/sender.ts';
+
+interface HeartbeatParts {
+  sender: Sender;
+  /** True if the broker serves requests and its history answers. */
+  alive(): Promise<boolean>;
+  log: Logger;
+}
+
+/** Calls the URL now and every `ms` milliseconds while the broker is alive. Call the returned function to stop. */
+export function reportAlive(url: string, ms: number, { sender, alive, log }: HeartbeatParts): () => void {
+  const ending = new AbortController();
+  let failing = false;
+  const report = async (): Promise<void> => {
+    if (!(await alive())) return;
+    const request = { method: 'GET', headers: { 'User-Agent': `Farhand/${version}` } } as const;
+    const { delivered, aborted, status_code, error } = await sender.send(url, request, ending.signal);
+    if (aborted || delivered === !failing) return;
+    failing = !delivered;
+    // The path of such a URL is a secret.
+    const what = { origin: new URL(url).origin, status_code, reason: error };
+    if (failing) log.warn(what, '--heartbeat-url does not answer; trying again');
+    else log.info(what, '--heartbeat-url answers again');
+  };
+  // Neither alive() nor send() rejects.
+  void report();
+  const stop = every(ms, () => void report());
+  return () => {
+    stop();
+    ending.abort();
+  };
+}

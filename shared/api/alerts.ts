@@ -1,0 +1,171 @@
+// REST routes of alerts, and of the rules that open them.
+import * as z from 'zod';
+import { list } from './define-list-route.ts';
+import { single } from './define-route.ts';
+import {
+  alertId,
+  channelId,
+  day,
+  deleted,
+  label,
+  machineId,
+  milliseconds,
+  named,
+  ruleId,
+  tagList,
+  text,
+  timestamp,
+  windowId,
+} from './route.ts';
+
+/** What a rule can watch. */
+export const alertKinds = [
+  'offline',
+  'cpu',
+  'memory',
+  'disk',
+  'load',
+  'schedule',
+  'agent_outdated',
+  'certificate',
+  'key',
+] as const;
+export type AlertKind = (typeof alertKinds)[number];
+
+const alertStatuses = ['held', 'open', 'acknowledged', 'resolved'] as const;
+
+const whatKinds =
+  'What the rule watches: a machine that is `offline`; `cpu`, `memory` or `disk` in percent, or `load`, above a value; a `schedule` that failed or did not run; an agent older than the broker; a `certificate` of the broker or an API `key` that expires';
+
+/** The fields of a rule that a request may leave out, as the answer describes them. */
+const described = {
+  above: 'Value above which the rule fires: percent, or the load average of one minute',
+  recover: 'Value at or below which an alert resolves; default: 90 % of `above`',
+  for: 'Milliseconds for which it must last; default: 300,000 for `offline` and values, else 0',
+  before: 'Milliseconds before the expiry; default: 14 days',
+  machine_ids: 'About these machines; null: see `tags`',
+  tags: 'About machines with one of these tags; with `machine_ids` null too: about all machines',
+  repeat_every: 'Milliseconds after which an unacknowledged alert is repeated; null: never',
+  channel_ids: 'Channels that get its alerts; null: all',
+  enabled: 'True if the rule is evaluated',
+};
+
+const rule = named('AlertRule', {
+  id: ruleId,
+  name: z.string().describe('Name'),
+  kind: z.enum(alertKinds).describe(whatKinds),
+  above: z.number().nullable().describe(described.above),
+  recover: z.number().nullable().describe(described.recover),
+  for: z.number().describe(described.for),
+  before: z.number().nullable().describe(described.before),
+  machine_ids: z.array(z.string()).nullable().describe(described.machine_ids),
+  tags: z.array(z.string()).nullable().describe(described.tags),
+  repeat_every: z.number().nullable().describe(described.repeat_every),
+  channel_ids: z.array(z.string()).nullable().describe(described.channel_ids),
+  enabled: z.boolean().describe(described.enabled),
+  created_at: timestamp.describe('Time of creation'),
+  updated_at: timestamp.describe('Time of the last change'),
+});
+
+const threshold = z.number().min(0).max(1_000_000);
+const changeable = {
+  above: threshold.nullable().optional().describe(described.above),
+  recover: threshold.nullable().optional().describe(described.recover),
+  for: milliseconds(0, 31 * day)
+    .optional()
+    .describe(described.for),
+  before: milliseconds(0, 366 * day)
+    .nullable()
+    .optional()
+    .describe(described.before),
+  machine_ids: z.array(machineId).min(1).max(1000).nullable().optional().describe(described.machine_ids),
+  tags: tagList(1).nullable().optional().describe(described.tags),
+  repeat_every: milliseconds(60_000, 31 * day)
+    .nullable()
+    .optional()
+    .describe(described.repeat_every),
+  channel_ids: z.array(channelId).max(100).nullable().optional().describe(described.channel_ids),
+  enabled: z.boolean().optional().describe(described.enabled),
+};
+
+const name = label(1, 100).describe('Name');
+
+const ofItsMachines =
+  'A key that is limited to machines sees and changes only rules about machines that it may use.';
+
+export const alertRules = {
+  list: list('/alerts/rules', 'machines:read', {
+    summary: 'List alert rules',
+    description: ofItsMachines,
+    sort: ['name', 'created_at', 'updated_at'],
+    reply: rule,
+  }),
+  create: single('POST', '/alerts/rules', 'webhooks:write', {
+    summary: 'Create an alert rule',
+    description: `Rules about certificates and keys need a key that is not limited to machines. ${ofItsMachines}`,
+    body: z.strictObject({ name, kind: z.enum(alertKinds).describe(whatKinds), ...changeable }),
+    example: { name: 'disk is full', kind: 'disk', above: 90, recover: 85, for: 600_000, tags: ['web'] },
+    reply: rule,
+    status: 201,
+    idempotency: 'replay',
+  }),
+  get: single('GET', '/alerts/rules/{rule_id}', 'machines:read', {
+    summary: 'Get an alert rule',
+    reply: rule,
+  }),
+  update: single('PATCH', '/alerts/rules/{rule_id}', 'webhooks:write', {
+    summary: 'Change an alert rule',
+    description: 'Open alerts that the changed rule no longer covers are resolved.',
+    body: z.strictObject({ name: name.optional(), ...changeable }),
+    example: { repeat_every: 3_600_000, enabled: true },
+    reply: rule,
+  }),
+  remove: single('DELETE', '/alerts/rules/{rule_id}', 'webhooks:write', {
+    summary: 'Delete an alert rule, and resolve its alerts',
+    reply: deleted,
+  }),
+};
+
+const alert = named('Alert', {
+  id: alertId,
+  rule_id: ruleId,
+  name: z.string().describe('Name of the rule when the alert opened'),
+  kind: z.enum(alertKinds).describe('What the rule watches'),
+  machine_id: machineId.nullable().describe('Id of the machine; null for keys and certificates'),
+  subject: z.string().describe('Id of the machine, schedule or key; `tls` or `authority` for a certificate'),
+  status: z.enum(alertStatuses).describe('Status; `held`: a maintenance window holds it back'),
+  message: z.string().describe('The alert in words'),
+  value: z.number().nullable().describe('The measured value when it opened; null if there is none'),
+  created_at: timestamp.describe('Time when the condition had lasted'),
+  opened_at: timestamp.nullable().describe('Time when it opened; null if a maintenance window held it back'),
+  window_id: windowId.nullable().describe('Id of the maintenance window that held it back first'),
+  acknowledged_at: timestamp.nullable().describe('Time of the acknowledgement'),
+  acknowledged_by: z.string().nullable().describe('Id of the key that acknowledged it'),
+  note: z.string().nullable().describe('Note of the acknowledgement'),
+  repeats: z.number().describe('Number of times it was repeated'),
+  repeated_at: timestamp.nullable().describe('Time of the last repeat'),
+  resolved_at: timestamp.nullable().describe('Time of its end'),
+  reason: z
+    .enum(['recovered', 'rule_removed', 'rule_changed', 'subject_removed'])
+    .nullable()
+    .describe('Why it was resolved'),
+});
+
+export const alerts = {
+  list: list('/alerts', 'machines:read', {
+    summary: 'List alerts',
+    sort: ['created_at'],
+    reply: alert,
+  }),
+  get: single('GET', '/alerts/{alert_id}', 'machines:read', { summary: 'Get an alert', reply: alert }),
+  // Not /alerts/{alert_id}/acknowledge, which /alerts/rules/{rule_id} would match too.
+  acknowledge: single('PATCH', '/alerts/{alert_id}', 'machines:write', {
+    summary: 'Acknowledge an alert, which ends its repeats',
+    body: z.strictObject({
+      acknowledged: z.literal(true).describe('Always true'),
+      note: text(1000).nullable().optional().describe('Note, for those who read it'),
+    }),
+    example: { acknowledged: true, note: 'the provider is on it' },
+    reply: alert,
+  }),
+};

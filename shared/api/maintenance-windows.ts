@@ -1,0 +1,81 @@
+// REST routes of maintenance windows, in which alerts are held back.
+import * as z from 'zod';
+import { list } from './define-list-route.ts';
+import { single } from './define-route.ts';
+import {
+  day,
+  deleted,
+  instant,
+  label,
+  machineId,
+  milliseconds,
+  named,
+  tagList,
+  timestamp,
+  windowId,
+} from './route.ts';
+
+const described = {
+  machine_ids: 'Of these machines; null: see `tags`',
+  tags: 'Of machines with one of these tags; with `machine_ids` null too: of all machines',
+  starts_at: 'Start of a window that takes place once; default: now',
+  ends_at: 'End of a window that takes place once',
+  cron: 'Cron expression of its starts; null: it takes place once',
+  timezone: 'IANA time zone of the expression; default: UTC',
+  duration: 'Milliseconds from each start to its end',
+};
+
+const maintenanceWindow = named('MaintenanceWindow', {
+  id: windowId,
+  name: z.string().describe('Name'),
+  machine_ids: z.array(z.string()).nullable().describe(described.machine_ids),
+  tags: z.array(z.string()).nullable().describe(described.tags),
+  starts_at: timestamp.nullable().describe(described.starts_at),
+  ends_at: timestamp.nullable().describe(described.ends_at),
+  cron: z.string().nullable().describe(described.cron),
+  timezone: z.string().describe(described.timezone),
+  duration: z.number().nullable().describe(described.duration),
+  active_until: timestamp.nullable().describe('Its end if it takes place now; null if it does not'),
+  created_at: timestamp.describe('Time of creation'),
+});
+
+export const maintenanceWindows = {
+  list: list('/alerts/windows', 'machines:read', {
+    summary: 'List maintenance windows',
+    description: 'A key that is limited to machines sees only windows of machines that it may use.',
+    sort: ['name', 'created_at'],
+    reply: maintenanceWindow,
+  }),
+  create: single('POST', '/alerts/windows', 'webhooks:write', {
+    summary: 'Create a maintenance window, in which alerts are held back',
+    description:
+      'It takes place once, until `ends_at` or for `duration`, or by `cron` for `duration`. Alerts in it have the status `held`. They open at its end if their condition still holds.',
+    body: z.strictObject({
+      name: label(1, 100).describe('Name'),
+      machine_ids: z.array(machineId).min(1).max(1000).optional().describe(described.machine_ids),
+      tags: tagList(1).optional().describe(described.tags),
+      starts_at: instant.optional().describe(described.starts_at),
+      ends_at: instant.optional().describe(described.ends_at),
+      cron: z
+        .string()
+        .optional()
+        .meta({ description: described.cron, examples: ['0 3 * * sun'] }),
+      timezone: z.string().default('UTC').describe(described.timezone),
+      duration: milliseconds(60_000, 31 * day)
+        .optional()
+        .describe(described.duration),
+    }),
+    example: { name: 'updates', tags: ['web'], cron: '0 3 * * sun', duration: 7_200_000 },
+    reply: maintenanceWindow,
+    status: 201,
+    idempotency: 'replay',
+  }),
+  get: single('GET', '/alerts/windows/{window_id}', 'machines:read', {
+    summary: 'Get a maintenance window',
+    reply: maintenanceWindow,
+  }),
+  remove: single('DELETE', '/alerts/windows/{window_id}', 'webhooks:write', {
+    summary: 'Delete a maintenance window, which ends it',
+    reply: deleted,
+  }),
+};

@@ -1,0 +1,105 @@
+// Alerts by e-mail, to a mail server in this test and to aiosmtpd.
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import { createServer, type Socket } from 'node:net';
+import { expect, onTestFinished, test } from 'vitest';
+import { startAlertSystem } from './alerts-fixture.ts';
+
+interface MailServer {
+  port: number;
+  /** The lines of each message, after the addresses of its sender and recipients. */
+  mails: string[];
+}
+
+/** A mail server without TLS (RFC 5321), which takes every message. */
+async function startMailServer(): Promise<MailServer> {
+  const mails: string[] = [];
+  const server = createServer((socket: Socket) => {
+    let [text, envelope, inData] = ['', '', false];
+    socket.write('220 mail.test ESMTP\r\n');
+    socket.setEncoding('utf8').on('data', (chunk) => {
+      text += String(chunk);
+      for (let end = text.indexOf('\r\n'); end >= 0; end = text.indexOf('\r\n')) {
+        const line = text.slice(0, end);
+        text = text.slice(end + 2);
+        if (inData && line !== '.') envelope += `${line}\n`;
+        else if (inData) {
+          inData = false;
+          mails.push(envelope);
+          socket.write('250 taken\r\n');
+        } else if (line === 'DATA') {
+          inData = true;
+          socket.write('354 go on\r\n');
+        } else {
+          if (/^(MAIL|RCPT)/.test(line)) envelope += `${line}\n`;
+          socket.write(line === 'QUIT' ? '221 bye\r\n' : '250 ok\r\n');
+        }
+      }
+    });
+    socket.on('error', () => undefined);
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  onTestFinished(() => void server.close());
+  const { port } = server.address() as { port: number };
+  return { port, mails };
+}
+
+const mail = (port: number) => ({
+  ...{ name: 'mail', type: 'email' as const, url: `smtp://127.0.0.1:${port}`, from: 'farhand@example.org' },
+  to: ['ops@example.org', 'me@example.org'],
+});
+
+test('an alert is one e-mail to all recipients, with the alert as its subject', async () => {
+  const system = await startAlertSystem();
+  const { port, mails } = await startMailServer();
+  const { id: channel_id } = await system.client.alertChannels.create(mail(port));
+  expect(await system.client.alertChannels.test({ channel_id })).toMatchObject({ delivered: true });
+  expect(mails.splice(0)[0]).toContain('Subject: Test of the alert channel mail');
+  const one = await system.machine('web-1');
+  await system.rule({ name: 'busy', kind: 'cpu', above: 50, for: 0 });
+  await one.report({ cpu: 60 });
+  await expect.poll(() => mails.length).toBe(1);
+  expect(mails[0]).toMatch(
+    /MAIL FROM:<farhand@example.org>.*\nRCPT TO:<ops@example.org>.*\nRCPT TO:<me@example.org>/,
+  );
+  expect(mails[0]).toMatch(/^Subject: Alert: CPU usage of web-1 is 60 %, above 50 %$/m);
+  expect(mails[0]).toMatch(/^Message-ID: <evt_\w+@example.org>$/m);
+});
+
+test('a password is not sent to a mail server without TLS, and the delivery says why it failed', async () => {
+  const system = await startAlertSystem();
+  const { port, mails } = await startMailServer();
+  const { id: channel_id } = await system.client.alertChannels.create({
+    ...mail(port),
+    ...{ user: 'me', secret: 'a password' },
+  });
+  const { delivered, error } = await system.client.alertChannels.test({ channel_id });
+  expect([delivered, mails]).toEqual([false, []]);
+  expect(error).toBeTruthy();
+});
+
+const aiosmtpd = `
+import sys
+from aiosmtpd.controller import Controller
+class Handler:
+    async def handle_DATA(self, server, session, envelope):
+        print(",".join(envelope.rcpt_tos), flush=True)
+        return "250 OK"
+controller = Controller(Handler(), hostname="127.0.0.1", port=0)
+controller.start()
+print(controller.server.sockets[0].getsockname()[1], flush=True)
+sys.stdin.read()
+`;
+const hasServer = spawnSync('python3', ['-c', 'import aiosmtpd']).status === 0;
+
+test.skipIf(!hasServer)('aiosmtpd takes an e-mail (needs the Debian package python3-aiosmtpd)', async () => {
+  const child = spawn('python3', ['-c', aiosmtpd], { stdio: ['pipe', 'pipe', 'inherit'] });
+  onTestFinished(() => void child.kill());
+  const [first] = (await once(child.stdout.setEncoding('utf8'), 'data')) as [string];
+  const system = await startAlertSystem();
+  const { id: channel_id } = await system.client.alertChannels.create(mail(Number(first.trim())));
+  const taken = once(child.stdout, 'data');
+  expect(await system.client.alertChannels.test({ channel_id })).toMatchObject({ delivered: true });
+  expect(String((await taken)[0]).trim()).toBe('ops@example.org,me@example.org');
+});

@@ -1,0 +1,116 @@
+// A broker whose clock the test moves, with rules, and machines that report what the test says.
+import { expect } from 'vitest';
+import type { Tuning } from '../broker/start/index.ts';
+import type { Farhand } from '../shared/sdk/index.ts';
+import { leapingClock } from './commands-fixture.ts';
+import { connectScripted, joinScripted, type ScriptedAgent } from './scripted-agent.ts';
+import { startFarhand, type TestSystem } from './start-farhand.ts';
+
+export type Rule = Awaited<ReturnType<Farhand['alertRules']['create']>>;
+export type Alert = Awaited<ReturnType<Farhand['alerts']['get']>>;
+type NewRule = Parameters<Farhand['alertRules']['create']>[0];
+
+/** Times of notifications that a test with real time can wait for. */
+export const soon = { quietMs: 50, longestMs: 2_000, startMs: 0, downMs: 120_000 };
+
+const GB = 1_000_000_000;
+const space = (percent: number) => ({ total: 100 * GB, used: percent * GB, free: (100 - percent) * GB });
+
+/** A report with these values. */
+function metricsOf({ cpu = 1, memory = 1, disk = 1, load = 0.1 }: Values, recorded_at_ms: number) {
+  return {
+    ...{ recorded_at_ms, cpu_cores: 4, cpu_usage: cpu, load_average: [load, 0, 0] },
+    ...{ memory: space(memory), disk: space(disk) },
+  };
+}
+interface Values {
+  cpu?: number;
+  memory?: number;
+  disk?: number;
+  load?: number;
+}
+
+export interface AlertMachine {
+  id: string;
+  agent: ScriptedAgent;
+  /** Sends a report. Resolves once the broker has compared it with all rules. */
+  report(values: Values): Promise<void>;
+  /** Ends the link, as a machine does that is switched off. */
+  leave(): Promise<void>;
+  /** Links again, to the broker of this client, with the last reported values. */
+  back(client?: Farhand): Promise<void>;
+}
+
+export async function startAlertSystem(
+  options: { dataDir?: string; flags?: string[]; tuning?: Tuning } = {},
+) {
+  const clock = leapingClock();
+  const flags = ['--webhook-allow', '127.0.0.0/8', '--webhook-retry', '50ms', ...(options.flags ?? [])];
+  const tuning = { ...options.tuning, alerts: { ...soon, ...options.tuning?.alerts } };
+  const system = await startFarhand({ ...options, flags, tuning });
+  const { client } = system;
+  return {
+    ...system,
+    clock,
+    ...looksInto(client),
+    rule: (rule: NewRule): Promise<Rule> => client.alertRules.create(rule),
+    machine: (name?: string, hello = {}): Promise<AlertMachine> => machineOf(system, name, hello),
+  };
+}
+export type AlertSystem = Awaited<ReturnType<typeof startAlertSystem>>;
+
+export function looksInto(client: Farhand) {
+  /** All alerts, oldest first. */
+  const alerts = async (): Promise<Alert[]> =>
+    (await client.alerts.list({ sort: 'created_at', limit: 100 })).items;
+  return {
+    alerts,
+    statuses: async (): Promise<string[]> => (await alerts()).map(({ status }) => status),
+    /** The types of all events of alerts, without their family, oldest first. */
+    async steps(): Promise<string[]> {
+      const { items } = await client.events.list({ sort: 'created_at', limit: 100 });
+      return items.flatMap(({ type }) =>
+        type.startsWith('alert.') && type !== 'alert.notified' ? [type.slice('alert.'.length)] : [],
+      );
+    },
+  };
+}
+
+async function machineOf(system: TestSystem, name = 'web-1', hello: object): Promise<AlertMachine> {
+  const identity = await joinScripted(system, name);
+  const { machineId: machine_id } = identity;
+  let recorded = 1_000;
+  let last: Values = {};
+  const link = async (): Promise<ScriptedAgent> => {
+    const agent = await connectScripted(system.grpc, identity, {
+      ...{ metrics: metricsOf(last, recorded), agent_version: '99.0.0' },
+      ...hello,
+    });
+    await agent.next('welcome');
+    return agent;
+  };
+  const status = async (client = system.client): Promise<string> =>
+    (await client.machines.get({ machine_id })).status;
+  const machine: AlertMachine = {
+    id: machine_id,
+    agent: await link(),
+    async report(values) {
+      recorded += 1_000;
+      last = values;
+      machine.agent.send({ heartbeat: { metrics: metricsOf(values, recorded) } });
+      const seen = async (): Promise<number> =>
+        Date.parse((await system.client.machines.status({ machine_id })).recorded_at);
+      await expect.poll(seen, { interval: 5 }).toBe(recorded);
+    },
+    async leave() {
+      machine.agent.control.cancel();
+      machine.agent.close();
+      await expect.poll(() => status(), { interval: 5 }).toBe('offline');
+    },
+    async back(client) {
+      machine.agent = await link();
+      await expect.poll(() => status(client), { interval: 5 }).toBe('online');
+    },
+  };
+  return machine;
+}

@@ -1,0 +1,120 @@
+// Maintenance windows hold alerts back, visibly: once or by cron, by machine or tag.
+import { expect, test } from 'vitest';
+import { startAlertSystem } from './alerts-fixture.ts';
+import { refusalIn } from './all-routes.ts';
+
+const minute = 60_000;
+
+test.each([
+  ['without an end', {}, 'ends_at'],
+  ['with an end and a duration', { ends_at: '2099-01-01T00:00:00Z', duration: minute }, 'ends_at'],
+  ['that ends before it starts', { ends_at: '2001-01-01T00:00:00Z' }, 'ends_at'],
+  ['by cron without a duration', { cron: '@daily' }, 'duration'],
+  [
+    'by cron with a start',
+    { cron: '@daily', duration: minute, starts_at: '2099-01-01T00:00:00Z' },
+    'starts_at',
+  ],
+  ['by a wrong expression', { cron: '61 * * * *', duration: minute }, 'cron'],
+  ['in a zone that does not exist', { cron: '@daily', duration: minute, timezone: 'Mars/Base' }, 'timezone'],
+])('a window %s is refused, and the answer names the field', async (_what, body, field) => {
+  const { call } = await startAlertSystem();
+  const answer = await call('POST', '/alerts/windows', { body: { name: 'x', ...body } });
+  expect(refusalIn(answer)).toBe('422 validation_failed');
+  expect(answer.body.error.details.issues[0].path).toBe(field);
+});
+
+test('an alert in a window is held, listed, and opens at its end; one that recovers before has no event', async () => {
+  const { client, rule, machine, clock, steps, alerts } = await startAlertSystem();
+  const [one, other] = [await machine('web-1'), await machine('web-2')];
+  await rule({ name: 'busy', kind: 'cpu', above: 50, for: 0 });
+  const window = await client.maintenanceWindows.create({
+    ...{ name: 'reboot', machine_ids: [one.id], duration: 10 * minute },
+  });
+  expect(window.active_until).toBe(window.ends_at);
+  const states = async () => (await alerts()).map(({ status, machine_id }) => [status, machine_id]);
+  await one.report({ cpu: 60 });
+  await expect.poll(states).toEqual([['held', one.id]]);
+  expect((await alerts())[0]).toMatchObject({ window_id: window.id, opened_at: null });
+  await other.report({ cpu: 60 });
+  await expect.poll(steps).toEqual(['opened']);
+  await one.report({ cpu: 1 });
+  await expect.poll(states).toEqual([
+    ['resolved', one.id],
+    ['open', other.id],
+  ]);
+  expect(await steps()).toEqual(['opened']);
+  await one.report({ cpu: 70 });
+  for (let n = 0; n < 22; n += 1) {
+    clock.leap(minute / 2);
+    await Promise.all([one.report({ cpu: 70 }), other.report({ cpu: 70 })]);
+  }
+  await expect.poll(steps).toEqual(['opened', 'opened']);
+  expect((await alerts()).map(({ status }) => status)).toEqual(['resolved', 'open', 'open']);
+});
+
+test('a window by cron and tag holds alerts in each of its times, and its removal opens them at once', async () => {
+  const { client, rule, machine, steps, statuses } = await startAlertSystem();
+  const one = await machine();
+  await client.machines.update({ machine_id: one.id, tags: ['web'] });
+  await rule({ name: 'busy', kind: 'cpu', above: 50, for: 0 });
+  await client.maintenanceWindows.create({
+    name: 'past',
+    tags: ['web'],
+    cron: '0 0 29 2 *',
+    duration: minute,
+  });
+  await client.maintenanceWindows.create({
+    name: 'others',
+    tags: ['db'],
+    cron: '* * * * *',
+    duration: minute,
+  });
+  const { id: window_id } = await client.maintenanceWindows.create({
+    ...{ name: 'always', tags: ['web'], cron: '* * * * *', duration: 2 * minute },
+  });
+  await one.report({ cpu: 60 });
+  await expect.poll(statuses).toEqual(['held']);
+  await client.maintenanceWindows.remove({ window_id });
+  await expect.poll(statuses).toEqual(['open']);
+  expect(await steps()).toEqual(['opened']);
+});
+
+test('an open alert does not repeat in a window, and resolves as usual', async () => {
+  const { client, rule, machine, clock, steps } = await startAlertSystem();
+  const one = await machine();
+  await rule({ name: 'busy', kind: 'cpu', above: 50, for: 0, repeat_every: minute });
+  await one.report({ cpu: 60 });
+  await expect.poll(steps).toEqual(['opened']);
+  await client.maintenanceWindows.create({ name: 'now', duration: 10 * minute });
+  for (let n = 0; n < 6; n += 1) {
+    clock.leap(minute / 2);
+    await one.report({ cpu: 60 });
+  }
+  await one.report({ cpu: 1 });
+  await expect.poll(steps).toEqual(['opened', 'resolved']);
+});
+
+test('a limited key makes and removes windows of its machines alone', async () => {
+  const { client, machine, keyed, call } = await startAlertSystem();
+  const [mine, other] = [await machine('mine'), await machine('other')];
+  const all = await client.maintenanceWindows.create({ name: 'all', duration: minute });
+  const { key, client: limited } = await keyed(['machines:read', 'webhooks:write'], {
+    machine_ids: [mine.id],
+  });
+  for (const body of [{}, { machine_ids: [other.id] }, { tags: ['web'] }]) {
+    const answer = await call('POST', '/alerts/windows', {
+      key,
+      body: { name: 'x', duration: minute, ...body },
+    });
+    expect(refusalIn(answer)).toBe('403 forbidden');
+  }
+  const own = await limited.maintenanceWindows.create({
+    name: 'x',
+    duration: minute,
+    machine_ids: [mine.id],
+  });
+  expect((await limited.maintenanceWindows.list()).items.map(({ id }) => id)).toEqual([own.id]);
+  expect(refusalIn(await call('DELETE', `/alerts/windows/${all.id}`, { key }))).toBe('403 forbidden');
+  expect(await limited.maintenanceWindows.remove({ window_id: own.id })).toEqual({ deleted: true });
+});

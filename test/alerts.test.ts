@@ -1,0 +1,307 @@
+// Alerts from a rule over HTTP to the events of each step: every kind of rule, its edges, and what ends an alert.
+import { expect, test } from 'vitest';
+import { type AlertMachine, type AlertSystem, startAlertSystem } from './alerts-fixture.ts';
+import { refusalIn } from './all-routes.ts';
+
+const minute = 60_000;
+
+test.each([
+  ['cpu without a value', { kind: 'cpu' }, 'above'],
+  ['a value for offline', { kind: 'offline', above: 5 }, 'above'],
+  ['100 percent', { kind: 'disk', above: 100 }, 'above'],
+  ['a value to recover above the value', { kind: 'cpu', above: 50, recover: 51 }, 'recover'],
+  ['machines of keys', { kind: 'key', tags: ['web'] }, 'tags'],
+  ['a duration of schedules', { kind: 'schedule', for: 1 }, 'for'],
+  ['an expiry of cpu', { kind: 'cpu', above: 50, before: 1 }, 'before'],
+])('a rule with %s is refused, and the answer names the field', async (_what, body, field) => {
+  const { call } = await startAlertSystem();
+  const answer = await call('POST', '/alerts/rules', { body: { name: 'x', ...body } });
+  expect(refusalIn(answer)).toBe('422 validation_failed');
+  expect(answer.body.error.details.issues[0].path).toBe(field);
+});
+
+const edges = [
+  ['cpu', 90, 80],
+  ['memory', 90, 80],
+  ['disk', 90, 80],
+  ['load', 8, 4],
+] as const;
+
+test.each(edges)(
+  '%s over %i for a minute opens one alert, which does not flap at the edge and resolves at %i',
+  async (kind, above, recover) => {
+    const { rule, machine, clock, statuses, steps, alerts } = await startAlertSystem();
+    const { id: rule_id } = await rule({ name: 'busy', kind, above, recover, for: minute });
+    const one = await machine();
+    const over = async (ms: number, value: number): Promise<void> => {
+      for (let left = ms; left > 0; left -= 20_000) {
+        clock.leap(Math.min(left, 20_000));
+        await one.report({ [kind]: value });
+      }
+    };
+    // At the edge it is not over the value, and a short peak does not last.
+    await over(2 * minute, above);
+    await over(20_000, above + 1);
+    await over(20_000, above - 1);
+    await over(minute, above + 1);
+    expect(await statuses()).toEqual([]);
+    await over(20_000, above + 1);
+    await expect.poll(statuses).toEqual(['open']);
+    const middle = (above + recover) / 2;
+    for (const value of [middle, above + 1, middle, above, recover + 0.01]) await over(20_000, value);
+    expect(await steps()).toEqual(['opened']);
+    await over(20_000, recover);
+    await expect.poll(statuses).toEqual(['resolved']);
+    expect(await steps()).toEqual(['opened', 'resolved']);
+    expect(await alerts()).toMatchObject([
+      {
+        rule_id,
+        kind,
+        machine_id: one.id,
+        subject: one.id,
+        value: above + 1,
+        reason: 'recovered',
+        name: 'busy',
+      },
+    ]);
+  },
+);
+
+test('offline for five minutes opens an alert, a shorter absence none, and the return resolves it', async () => {
+  const { rule, machine, clock, statuses, alerts } = await startAlertSystem();
+  await rule({ name: 'away', kind: 'offline' });
+  const one = await machine('db-1');
+  await one.leave();
+  clock.leap(4 * minute);
+  await one.back();
+  await one.leave();
+  clock.leap(4 * minute);
+  await one.back();
+  expect(await statuses()).toEqual([]);
+  await one.leave();
+  clock.leap(5 * minute + 1_000);
+  await expect.poll(statuses).toEqual(['open']);
+  await one.back();
+  await expect.poll(statuses).toEqual(['resolved']);
+  expect(await alerts()).toMatchObject([{ kind: 'offline', message: 'db-1 is offline', machine_id: one.id }]);
+});
+
+test('a failed run opens an alert of its schedule, further ones do not, a cancelled one resolves nothing, a good one does', async () => {
+  const { rule, agent, client, statuses, alerts } = await startAlertSystem();
+  await rule({ name: 'jobs', kind: 'schedule' });
+  const { machineId: machine_id } = await agent({ name: 'db-1' });
+  const { id: schedule_id } = await client.schedules.create({
+    ...{ machine_id, name: 'backup', command: 'exit 3', cron: '@yearly' },
+  });
+  const ran = async (count: number): Promise<void> => {
+    await client.schedules.run({ schedule_id });
+    const ended = async () =>
+      (await client.schedules.history({ schedule_id })).items.filter(({ status }) => status !== 'running')
+        .length;
+    await expect.poll(ended).toBe(count);
+  };
+  await ran(1);
+  await expect.poll(statuses).toEqual(['open']);
+  await ran(2);
+  await client.schedules.update({ schedule_id, command: 'true' });
+  await ran(3);
+  await expect.poll(statuses).toEqual(['resolved']);
+  expect(await alerts()).toMatchObject([
+    { subject: schedule_id, machine_id, value: 3, message: 'schedule backup on db-1 failed: exit code 3' },
+  ]);
+});
+
+test('a schedule whose last run failed before the rule existed opens an alert, and its removal resolves it', async () => {
+  const { rule, agent, client, statuses, alerts } = await startAlertSystem();
+  const { machineId: machine_id } = await agent();
+  const { id: schedule_id } = await client.schedules.create({
+    ...{ machine_id, name: 'backup', command: 'false', cron: '@yearly' },
+  });
+  await client.schedules.run({ schedule_id });
+  await expect
+    .poll(async () => (await client.schedules.history({ schedule_id })).items.map(({ status }) => status))
+    .toEqual(['failed']);
+  await rule({ name: 'jobs', kind: 'schedule' });
+  await expect.poll(statuses).toEqual(['open']);
+  await client.schedules.remove({ schedule_id });
+  await expect.poll(statuses).toEqual(['resolved']);
+  expect((await alerts())[0]?.reason).toBe('subject_removed');
+});
+
+test('an agent older than the broker opens an alert, and its upgrade resolves it', async () => {
+  const { rule, machine, statuses, alerts } = await startAlertSystem();
+  await rule({ name: 'old', kind: 'agent_outdated' });
+  const hello = { agent_version: '0.1.0' };
+  const one = await machine('web-1', hello);
+  await expect.poll(statuses).toEqual(['open']);
+  expect((await alerts())[0]?.message).toContain('version 0.1.0, older than');
+  await one.leave();
+  expect(await statuses()).toEqual(['open']);
+  hello.agent_version = '99.0.0';
+  await one.back();
+  await expect.poll(statuses).toEqual(['resolved']);
+});
+
+test('a key that expires soon opens an alert without a machine, and a later expiry resolves it', async () => {
+  const { rule, client, clock, statuses, alerts, call, keyed } = await startAlertSystem();
+  const day = 24 * 60 * minute;
+  const at = (days: number) => new Date(Date.now() + days * day).toISOString();
+  const { id: key_id } = await client.keys.create({
+    name: 'deploy',
+    scopes: ['files:read'],
+    expires_at: at(20),
+  });
+  await rule({ name: 'keys', kind: 'key' });
+  expect(await statuses()).toEqual([]);
+  clock.leap(7 * day);
+  await expect.poll(statuses).toEqual(['open']);
+  const [alert] = await alerts();
+  expect(alert).toMatchObject({ machine_id: null, subject: key_id, kind: 'key' });
+  const { key } = await keyed(['machines:read'], { tags: ['web'] });
+  expect(refusalIn(await call('GET', `/alerts/${alert?.id}`, { key }))).toBe('403 forbidden');
+  expect((await call('GET', '/alerts', { key })).body.data).toEqual([]);
+  await client.keys.update({ key_id, expires_at: at(100) });
+  await expect.poll(statuses).toEqual(['resolved']);
+});
+
+test('the certificate of the broker’s authority opens an alert before it expires', async () => {
+  const { rule, client, clock, alerts } = await startAlertSystem();
+  const year = 365 * 24 * 60 * minute;
+  const { id: rule_id } = await rule({
+    name: 'certificates',
+    kind: 'certificate',
+    before: 366 * 24 * 60 * minute,
+  });
+  clock.leap(19.5 * year);
+  await expect.poll(async () => (await alerts()).map(({ subject }) => subject)).toEqual(['authority']);
+  await client.alertRules.remove({ rule_id });
+  await expect.poll(async () => (await alerts())[0]?.reason).toBe('rule_removed');
+});
+
+/** A system with one machine whose CPU is over the value of a rule. */
+async function alerted(
+  rule: object = {},
+): Promise<AlertSystem & { one: AlertMachine; rule_id: string; alert_id: string }> {
+  const system = await startAlertSystem();
+  const one = await system.machine();
+  const { id: rule_id } = await system.rule({ name: 'busy', kind: 'cpu', above: 50, for: 0, ...rule });
+  await one.report({ cpu: 60 });
+  await expect.poll(system.statuses).toEqual(['open']);
+  const [alert] = await system.alerts();
+  return { ...system, one, rule_id, alert_id: alert?.id ?? '' };
+}
+
+test('an alert repeats until it is acknowledged; it is acknowledged once, and resolved as before', async () => {
+  const { clock, one, alert_id, client, steps, call } = await alerted({ repeat_every: 10 * minute });
+  const later = async (minutes: number): Promise<void> => {
+    for (let n = 0; n < minutes * 2; n += 1) {
+      clock.leap(30_000);
+      await one.report({ cpu: 70 });
+    }
+  };
+  await later(9);
+  expect(await steps()).toEqual(['opened']);
+  await later(2);
+  await expect.poll(steps).toEqual(['opened', 'repeated']);
+  await later(10);
+  await expect.poll(steps).toEqual(['opened', 'repeated', 'repeated']);
+  const acknowledged = await client.alerts.acknowledge({ alert_id, acknowledged: true, note: 'on it' });
+  expect(acknowledged).toMatchObject({ status: 'acknowledged', note: 'on it', repeats: 2 });
+  const again = await client.alerts.acknowledge({ alert_id, acknowledged: true, note: 'me too' });
+  expect(again).toEqual(acknowledged);
+  await later(30);
+  expect(await steps()).toEqual(['opened', 'repeated', 'repeated', 'acknowledged']);
+  await one.report({ cpu: 1 });
+  await expect.poll(steps).toEqual(['opened', 'repeated', 'repeated', 'acknowledged', 'resolved']);
+  expect(refusalIn(await call('PATCH', `/alerts/${alert_id}`, { body: { acknowledged: true } }))).toBe(
+    '409 conflict',
+  );
+});
+
+test.each([
+  [
+    'disabled',
+    'rule_changed',
+    ({ client, rule_id }) => client.alertRules.update({ rule_id, enabled: false }),
+  ],
+  [
+    'for other machines',
+    'rule_changed',
+    ({ client, rule_id }) => client.alertRules.update({ rule_id, tags: ['db'] }),
+  ],
+  ['removed', 'rule_removed', ({ client, rule_id }) => client.alertRules.remove({ rule_id })],
+  [
+    'of a removed machine',
+    'subject_removed',
+    ({ client, one }) => client.machines.remove({ machine_id: one.id }),
+  ],
+] satisfies [string, string, (system: Awaited<ReturnType<typeof alerted>>) => Promise<unknown>][])(
+  'a rule that is %s resolves its alert, and the reason is %s',
+  async (_what, reason, act) => {
+    const system = await alerted();
+    await act(system);
+    await expect.poll(system.statuses).toEqual(['resolved']);
+    expect((await system.alerts())[0]?.reason).toBe(reason);
+    expect(await system.steps()).toEqual(['opened', 'resolved']);
+  },
+);
+
+test('a machine that gets the tag of a rule is compared with it at once', async () => {
+  const { client, rule, machine, statuses } = await startAlertSystem();
+  const one = await machine();
+  await rule({ name: 'busy', kind: 'cpu', above: 50, for: 0, tags: ['web'] });
+  await one.report({ cpu: 60 });
+  expect(await statuses()).toEqual([]);
+  await client.machines.update({ machine_id: one.id, tags: ['web'] });
+  await expect.poll(statuses).toEqual(['open']);
+});
+
+test('a limited key makes rules for its machines alone, and sees only those and their alerts', async () => {
+  const { rule, client, machine, statuses, keyed, call } = await startAlertSystem();
+  const [mine, other] = [await machine('mine'), await machine('other')];
+  await client.machines.update({ machine_id: mine.id, tags: ['web'] });
+  const everywhere = await rule({ name: 'all', kind: 'cpu', above: 50, for: 0 });
+  const { key, client: limited } = await keyed(['machines:read', 'machines:write', 'webhooks:write'], {
+    tags: ['web'],
+  });
+  for (const body of [
+    {},
+    { tags: ['db'] },
+    { machine_ids: [other.id] },
+    { machine_ids: [mine.id, other.id] },
+  ]) {
+    const answer = await call('POST', '/alerts/rules', {
+      key,
+      body: { name: 'x', kind: 'offline', ...body },
+    });
+    expect(refusalIn(answer)).toBe('403 forbidden');
+  }
+  expect(refusalIn(await call('POST', '/alerts/rules', { key, body: { name: 'x', kind: 'key' } }))).toBe(
+    '403 forbidden',
+  );
+  const made = await limited.alertRules.create({
+    name: 'web',
+    kind: 'memory',
+    above: 50,
+    for: 0,
+    tags: ['web'],
+  });
+  expect((await limited.alertRules.list()).items.map(({ id }) => id)).toEqual([made.id]);
+  for (const [method, body] of [['GET'], ['PATCH', { tags: ['web'] }], ['DELETE']] as const) {
+    const answer = await call(method, `/alerts/rules/${everywhere.id}`, { key, ...(body && { body }) });
+    expect(refusalIn(answer)).toBe('403 forbidden');
+  }
+  expect(refusalIn(await call('PATCH', `/alerts/rules/${made.id}`, { key, body: { tags: null } }))).toBe(
+    '403 forbidden',
+  );
+  for (const one of [mine, other]) await one.report({ cpu: 60, memory: 60 });
+  await expect.poll(statuses).toEqual(['open', 'open', 'open']);
+  const { items } = await limited.alerts.list({ sort: 'created_at' });
+  expect(items.map(({ machine_id }) => machine_id)).toEqual([mine.id, mine.id]);
+  const foreign = (await client.alerts.list({ machine_id: other.id })).items[0]?.id ?? '';
+  expect(refusalIn(await call('PATCH', `/alerts/${foreign}`, { key, body: { acknowledged: true } }))).toBe(
+    '403 forbidden',
+  );
+  const { items: events } = await limited.events.list({ type: 'alert.opened' });
+  expect(new Set(events.map(({ data }) => data.machine_id))).toEqual(new Set([mine.id]));
+});

@@ -1,0 +1,37 @@
+// The URL to which a broker reports that it is alive.
+import { createServer } from 'node:http';
+import { expect, test } from 'vitest';
+import { startFarhand } from './start-farhand.ts';
+import { answering, startReceiver } from './webhook-receivers.ts';
+
+test('the broker calls its heartbeat URL again and again, logs one failure and its end, and stops with the broker', async () => {
+  const receiver = await startReceiver(answering(200, 500, 500, 200));
+  const { broker, log } = await startFarhand({
+    flags: ['--heartbeat-url', receiver.url, '--heartbeat-every', '50ms', '--webhook-allow', '127.0.0.0/8'],
+  });
+  await receiver.heard(5);
+  const said = log.filter((line) => line.includes('--heartbeat-url'));
+  expect(said).toHaveLength(2);
+  expect(said.join()).not.toContain('hook?x=1');
+  await broker.close();
+  const count = receiver.got.length;
+  const { url } = await startReceiver();
+  // Another broker and its first heartbeat take longer than a heartbeat of the first would.
+  await startFarhand({ flags: ['--heartbeat-url', url, '--webhook-allow', '127.0.0.0/8'] });
+  expect(receiver.got.length).toBe(count);
+});
+
+test('an internal heartbeat URL is not called unless it is allowed', async () => {
+  let called = 0;
+  const server = createServer((_request, response) => {
+    called += 1;
+    response.end();
+  });
+  const listening = await new Promise<number>((resolve) => {
+    server.listen(0, '127.0.0.1', () => resolve(Number((server.address() as { port: number }).port)));
+  });
+  const { log } = await startFarhand({ flags: ['--heartbeat-url', `http://127.0.0.1:${listening}/`] });
+  await expect.poll(() => log.some((line) => line.includes('is not public'))).toBe(true);
+  server.close();
+  expect(called).toBe(0);
+});
