@@ -180,18 +180,21 @@ const isFlag = (word: string): boolean => word.startsWith('--');
 test('every shell block calls verbs and flags that exist', async () => {
   const help = async (main: string, verb = 'install'): Promise<string> =>
     (await promisify(execFile)(process.execPath, [join(root, main), verb, '--help'])).stdout;
-  const [tree, agent, broker, migrate] = await Promise.all([
+  const [tree, agent, broker, migrate, start] = await Promise.all([
     createProgram(),
     help('agent/main.ts'),
     help('broker/main.ts'),
     help('broker/main.ts', 'migrate'),
+    help('broker/main.ts', '--help'),
   ]);
-  const services = `${agent}${broker}${migrate} --yes --purge --keep-data `;
+  const services = `${agent}${broker}${migrate}${start} --yes --purge --keep-data `;
   const calls = guides.flatMap(callsIn);
   expect(calls.length).toBeGreaterThan(25);
   for (const { program, words } of calls) {
     if (program !== 'farhand') {
-      expect(['install', 'status', 'uninstall', 'doctor', 'migrate']).toContain(words[0]);
+      // Without a verb the program itself is started.
+      const verbs = ['install', 'status', 'uninstall', 'doctor', 'migrate'];
+      if (!isFlag(words[0] ?? '')) expect(verbs).toContain(words[0]);
       for (const flag of words.filter(isFlag)) expect(services).toContain(` ${flag.replace('--no-', '--')} `);
       continue;
     }
