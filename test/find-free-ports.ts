@@ -1,4 +1,4 @@
-// Finds free ports for programs that are told their port, or that are started again on the same one.
+// Finds free ports for programs that need a fixed one, or that are started again on the same one.
 import { randomInt } from 'node:crypto';
 import { once } from 'node:events';
 import { createServer } from 'node:net';
