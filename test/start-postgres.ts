@@ -110,6 +110,8 @@ export async function startPostgres(
       const { pid } = child;
       // The server process of a connection can outlive a killed postmaster, and may wait forever for a lock
       // of another process.
+      // A stopped server starts no process that would not be among the others.
+      if (signal === 'SIGKILL') child.kill('SIGSTOP');
       const others = signal === 'SIGKILL' ? readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8') : '';
       child.kill(signal);
       await ended;
