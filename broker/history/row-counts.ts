@@ -1,6 +1,10 @@
 // Counts the rows of lists in the background, so that a total needs no scan. The counts are some seconds
 // behind, so that no write waits for them. The query itself counts the few rows that were not counted yet, so
 // totals are exact.
+//
+// Counting assumes that rows become visible in the order of their numbers, and that no other transaction changes
+// counted rows meanwhile. Both are true because transactions that write run one after another: a broker has one
+// connection for them, and brokers that share a database have a lock from BEGIN to COMMIT.
 import type { HistoryTransaction, Row } from './database-interface.ts';
 
 export interface CountedTable {

@@ -1,8 +1,9 @@
 // History on PostgreSQL: writes are grouped, a failed write undoes only itself, resolved writes are durable,
 // and SQL is translated from SQLite.
 import { expect, onTestFinished, test } from 'vitest';
-import { History, type HistoryTransaction } from '../../broker/history/history.ts';
+import { History, type HistoryTransaction, type Row } from '../../broker/history/history.ts';
 import { PostgresDatabase } from '../../broker/history/postgres-database.ts';
+import { createCounts, sumOf, totalOf } from '../../broker/history/row-counts.ts';
 import { stepToPostgres, toPostgres } from '../../broker/history/translate-to-postgres.ts';
 import { shared } from '../close-after-tests.ts';
 import { expectWaitingChangesUndone } from '../history-fixture.ts';
@@ -122,6 +123,59 @@ withPostgres('a list', () => {
       'unknown',
     );
     expect(await history.read([{ sql: 'SELECT CAST(? AS BIGINT) AS n', values: [1] }])).toEqual([[{ n: 1 }]]);
+  });
+});
+
+withPostgres('totals of lists', () => {
+  test('are exact at every moment while rows are added, changed, deleted and counted', async () => {
+    const { history } = await createHistory();
+    const counted = { table: 'jobs', time: 'at', number: 'rowid', columns: ['status'] } as const;
+    await history.migrate('jobs', [
+      `CREATE TABLE jobs (id TEXT NOT NULL UNIQUE, machine_id TEXT, at INTEGER NOT NULL, status TEXT NOT NULL);
+      ${createCounts(counted)}`,
+    ]);
+    history.count(counted);
+    const total = (status: string) => {
+      const [sql, values] = totalOf(counted, ['status'], ['status = ?', [status]], {}) ?? ['', []];
+      return [
+        { sql, values },
+        { sql: 'SELECT count(*) AS n FROM jobs WHERE status = ?', values: [status] },
+      ];
+    };
+    let isOver = false;
+    let next = 0;
+    const insert = (transaction: HistoryTransaction): void => {
+      for (let left = 40; left > 0; left -= 1) {
+        next += 1;
+        transaction.run(
+          "INSERT INTO jobs (id, machine_id, at, status) VALUES (?, 'm', ?, 'open')",
+          `${next}`,
+          next,
+        );
+      }
+    };
+    const end = (transaction: HistoryTransaction): void => {
+      transaction.run("UPDATE jobs SET status = 'done' WHERE CAST(id AS INTEGER) % 7 = ?", next % 7);
+      transaction.run('DELETE FROM jobs WHERE CAST(id AS INTEGER) % 50 = ?', next % 50);
+    };
+    const working = [insert, insert, end].map(async (change) => {
+      while (!isOver) await history.write(change);
+    });
+    const counting = (async () => {
+      while (!isOver) await history.countRows();
+    })();
+    const wrong: unknown[] = [];
+    while (next < 6_000) {
+      for (const status of ['open', 'done']) {
+        const [[sums], [real]] = (await history.read(total(status))) as [Row[], Row[]];
+        if (sumOf(sums ?? {}) !== Number(real?.n)) wrong.push({ status, sums, real });
+      }
+    }
+    isOver = true;
+    await Promise.all([...working, counting]);
+    expect(wrong).toEqual([]);
+    const [row] = await history.all("SELECT last FROM counted WHERE name = 'jobs'");
+    expect(Number(row?.last)).toBeGreaterThan(3_000);
   });
 });
 
