@@ -274,7 +274,7 @@ function putDocuments(documents: Documents, transaction: HistoryTransaction): vo
 
 /** Moves the files of both stores into a new directory, and returns its path. */
 async function moveAside(dataDir: string): Promise<string> {
-  const aside = join(dataDir, `before-migration-${iso().slice(0, 19).replaceAll(':', '-')}`);
+  const aside = join(dataDir, `before-migration-${iso().replaceAll(':', '-')}`);
   const existing = files.filter((name) => existsSync(join(dataDir, name)));
   if (existing.length === 0) return aside;
   await mkdir(aside, { mode: 0o700 });

@@ -9,7 +9,7 @@ import { once } from 'node:events';
 import { readdirSync, readFileSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
-import { parseArgs } from 'node:util';
+import { isDeepStrictEqual, parseArgs } from 'node:util';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { openState } from '../../broker/state/state.ts';
 import { newId } from '../../shared/ids.ts';
@@ -130,9 +130,9 @@ function compare(one: string, other: string): { rows: number; different: string[
   return { rows, different: different.map(({ name }) => String(name)) };
 }
 
-function stateOf(folder: string): string {
+function stateOf(folder: string): object {
   const { checksum: _, outbox: __, ...rest } = JSON.parse(readFileSync(join(folder, 'state.json'), 'utf8'));
-  return JSON.stringify(rest);
+  return rest;
 }
 
 await bench(async (folder) => {
@@ -162,7 +162,7 @@ await bench(async (folder) => {
     figures.row(what, `${seconds.toFixed(1)} s`, `${mebibytes.toFixed(0)} MiB at most`);
   }
   const found = compare(join(aside, 'history.db'), join(dataDir, 'history.db'));
-  const isEqual = found.different.length === 0 && stateOf(aside) === stateOf(dataDir);
+  const isEqual = found.different.length === 0 && isDeepStrictEqual(stateOf(aside), stateOf(dataDir));
   figures.row('rows compared after the way back', `${found.rows}`, isEqual ? 'equal' : 'different');
   figures.print();
   if (!isEqual) throw new Error(`these tables differ: ${found.different.join(', ') || 'only state.json'}`);

@@ -159,7 +159,7 @@ withPostgres('migrate', () => {
     expect((await client.commands.list()).items.map(({ id }) => id)).toContain(queued.id);
     const added = await client.keys.create({ name: 'later', scopes: ['machines:read'] });
     const { items } = await client.events.list({ limit: 100, sort: '-created_at' });
-    expect(items.findIndex(({ id }) => id === newest)).toBe(1);
+    expect(items.findIndex(({ id }) => id === newest)).toBeGreaterThan(0);
     await onDatabase.broker.close();
     await toFiles(dataDir, url);
     // The files are newer now.
