@@ -101,9 +101,9 @@ async function migrate(...args: string[]): Promise<{ seconds: number; mebibytes:
     const [, most] = /^VmHWM:\s+(\d+) kB$/m.exec(readFileSync(`/proc/${child.pid}/status`, 'utf8')) ?? [];
     kibibytes = Number(most ?? kibibytes);
   }, 100);
-  const [code] = await once(child, 'close');
+  await once(child, 'close');
   clearInterval(look);
-  if (code !== 0) throw new Error(`migrate ended with ${code}`);
+  if (child.exitCode !== 0) throw new Error(`migrate ended with ${child.exitCode}`);
   return { seconds: (performance.now() - begun) / 1000, mebibytes: kibibytes / 1024, text };
 }
 
@@ -131,7 +131,8 @@ function compare(one: string, other: string): { rows: number; different: string[
 }
 
 function stateOf(folder: string): object {
-  const { checksum: _, outbox: __, ...rest } = JSON.parse(readFileSync(join(folder, 'state.json'), 'utf8'));
+  const text = readFileSync(join(folder, 'state.json'), 'utf8');
+  const { checksum: _, outbox: __, ...rest } = JSON.parse(text) as Record<string, unknown>;
   return rest;
 }
 
