@@ -12,6 +12,7 @@ import { DatabaseSync } from 'node:sqlite';
 import { isDeepStrictEqual, parseArgs } from 'node:util';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { openState } from '../../broker/state/state.ts';
+import { machineId } from '../../shared/api/route.ts';
 import { newId } from '../../shared/ids.ts';
 import { fillHistory } from './fleet/fill-history-rows.ts';
 import { Figures } from './fleet/print-figures.ts';
@@ -37,7 +38,7 @@ async function fill(dataDir: string, machines: number, rows: number): Promise<vo
     client.keys.create({ name: 'bench', scopes: ['admin'] }),
   );
   const state = await openState(dataDir);
-  const machineIds = Array.from({ length: machines }, () => newId('machine'));
+  const machineIds = Array.from({ length: machines }, () => machineId.parse(newId('machine')));
   await state.change((transaction) => {
     for (const [n, id] of machineIds.entries()) {
       const public_key = Buffer.alloc(32, n).toString('base64');
