@@ -3,6 +3,9 @@
 
 const files = 'is about state.json or history.db';
 const edits = 'edits state.json or history.db';
+const locks = 'locks or breaks history.db to make its writes fail';
+const backups = 'farhand broker backup copies files, and is refused with a database';
+const fakeTime = 'moves a fake clock on before a database server has answered';
 
 /** By test file: the reason, and the names of its tests. */
 const reasons: Readonly<Record<string, readonly [reason: string, name: RegExp][]>> = {
@@ -23,6 +26,33 @@ const reasons: Readonly<Record<string, readonly [reason: string, name: RegExp][]
     [files, /^totals of lists stay exact/],
   ],
   'migrate.test.ts': [['copies the files of a broker', /./]],
+  'backup.test.ts': [[backups, /^a backup can be made without a running broker|^of two backups at once/]],
+  'schedules-clock-changes.test.ts': [
+    [fakeTime, /^a clock set two hours forward|^schedules run again as soon as a clock is corrected/],
+  ],
+  'schedules-daylight-saving.test.ts': [
+    [backups, /^with a history that was/],
+    [fakeTime, /^schedules of a revoked key fail/],
+  ],
+  'schedules-survive-kills.test.ts': [[edits, /^many missed times delay|^10,000 schedules of/]],
+  'sessions-over-lost-links.test.ts': [
+    [locks, /^a client whose terminal died with its agent|^a session whose end could not be written/],
+  ],
+  'state-disk-failures.test.ts': [
+    [locks, /^an enrolment is acknowledged|^a machine that goes offline while|^a change of history while/],
+    [files, /is answered 5xx, and has no effect at the next start$/],
+  ],
+  'state-file.test.ts': [
+    [files, /^when a broker has lost its state\.json|^a broker makes its folder private/],
+    [
+      files,
+      /^of a broker that died (before|after) history had it|^brings back no event that history deleted/,
+    ],
+  ],
+  'webhooks-delivery.test.ts': [
+    [edits, /^no event of a scope that its key has lost|^an event that only the outbox has/],
+    ['reads history.db within a turn of the event loop', /^an event and its deliveries are committed/],
+  ],
   'machines.test.ts': [[edits, /^white space around tags/]],
 };
 

@@ -1,6 +1,4 @@
 // The limit of open commands on a machine, and commands whose start was lost on its way to the agent.
-import { join } from 'node:path';
-import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
 import {
   commandsOn,
@@ -11,15 +9,14 @@ import {
   scriptedAway,
   soon,
 } from '../commands-fixture.ts';
+import { storedRows } from '../read-stored-state.ts';
 import { scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand, type TestSystem } from '../start-farhand.ts';
 
 const hour = 3_600_000;
 
-function cancelOf(system: TestSystem, id: string): unknown {
-  const database = new DatabaseSync(join(system.dataDir, 'history.db'), { readOnly: true });
-  const row = database.prepare('SELECT cancel FROM commands WHERE id = ?').get(id);
-  database.close();
+async function cancelOf(system: TestSystem, id: string): Promise<unknown> {
+  const [row] = await storedRows(system.dataDir, 'SELECT cancel FROM commands WHERE id = ?', id);
   return row?.cancel;
 }
 

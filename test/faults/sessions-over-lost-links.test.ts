@@ -22,6 +22,7 @@ import {
   ticketIn,
 } from '../sessions-fixture.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
+import { databaseFlags } from '../start-postgres.ts';
 import { program } from '../start-processes.ts';
 
 /** Cuts the machine's connection without a farewell. */
@@ -287,7 +288,7 @@ test('a restarted broker recovers its sessions: they wait for their machine, and
 test('a broker killed with -9 finds sessions and clients in its history', async () => {
   const dataDir = temporaryFolder('broker');
   const flags = ['--data-dir', dataDir, '--http', '127.0.0.1:0', '--grpc', await freeAddress()];
-  const killed = program('broker/main.ts', flags);
+  const killed = program('broker/main.ts', [...flags, ...(await databaseFlags(dataDir))]);
   const grpc = String((await killed.line('broker is up')).grpc);
   const where = { dataDir, url: undefined, apiKey: undefined };
   const identity = await withBroker(where, (client) =>

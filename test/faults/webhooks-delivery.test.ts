@@ -614,7 +614,7 @@ test('answers are stored, but listed only for keys that may change webhooks', as
   const [own] = await settled(system, id, 'delivered', 1);
   // This receiver has an internal address.
   expect(own?.attempts[0]).not.toHaveProperty('answer');
-  const answer = "UPDATE webhook_deliveries SET attempts = json_set(attempts, '$[0].answer', 'hello')";
+  const answer = `UPDATE webhook_deliveries SET attempts = replace(attempts, '"at":', '"answer":"hello","at":')`;
   await system.history.write((transaction) => transaction.run(answer));
   const reader = await system.keyed(['webhooks:read', 'machines:read']);
   const seen = async (key: string) =>
