@@ -29,8 +29,8 @@ const { values } = parseArgs({
 
 const program = join(import.meta.dirname, '../../broker/main.ts');
 /** Outputs beyond the first 64 KiB, of which lists read nothing. */
-const longOutputs = 200;
-const packagesOfMachine = 20;
+const longOutputs = 50;
+const packagesOfMachine = 10;
 
 async function fill(dataDir: string, machines: number, rows: number): Promise<void> {
   const place = { dataDir, url: undefined, apiKey: undefined, mayCreate: true };

@@ -155,7 +155,7 @@ withPostgres('migrate', () => {
     expect(await client.commands.get({ command_id: command.id })).toEqual(command);
     expect((await client.commands.list()).total).toBe(2);
     // New rows get the numbers after the copied ones.
-    const queued = await client.commands.create({ machine_id, command: 'true', queue_for: 60_000 });
+    const queued = await client.commands.create({ machine_id, command: 'true', queue_for: 60_000, wait: 0 });
     expect((await client.commands.list()).items.map(({ id }) => id)).toContain(queued.id);
     const added = await client.keys.create({ name: 'later', scopes: ['machines:read'] });
     const { items } = await client.events.list({ limit: 100, sort: '-created_at' });
