@@ -12,7 +12,7 @@ import { DatabaseSync } from 'node:sqlite';
 import { isDeepStrictEqual, parseArgs } from 'node:util';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { openState } from '../../broker/state/state.ts';
-import { machineId } from '../../shared/api/route.ts';
+import { joinTokenId, machineId } from '../../shared/api/route.ts';
 import { newId } from '../../shared/ids.ts';
 import { fillHistory } from './fleet/fill-history-rows.ts';
 import { Figures } from './fleet/print-figures.ts';
@@ -42,7 +42,11 @@ async function fill(dataDir: string, machines: number, rows: number): Promise<vo
   await state.change((transaction) => {
     for (const [n, id] of machineIds.entries()) {
       const public_key = Buffer.alloc(32, n).toString('base64');
-      const rest = { public_key, join_token_id: newId('joinToken'), created_at: new Date(0).toISOString() };
+      const rest = {
+        public_key,
+        join_token_id: joinTokenId.parse(newId('joinToken')),
+        created_at: new Date(0).toISOString(),
+      };
       transaction.put('machines', { id, name: `node-${n}`, tags: ['bench', `rack-${n % 40}`], ...rest });
     }
   });
