@@ -5,7 +5,7 @@ const files = 'is about state.json or history.db';
 const edits = 'edits state.json or history.db';
 const locks = 'locks or breaks history.db to make its writes fail';
 const backups = 'farhand broker backup copies files, and is refused with a database';
-const fakeTime = 'moves a fake clock on before a database server has answered';
+const fakeTime = 'revokes a key before a run has begun, because its clock does not wait for a database';
 
 /** By test file: the reason, and the names of its tests. */
 const reasons: Readonly<Record<string, readonly [reason: string, name: RegExp][]>> = {
@@ -27,9 +27,6 @@ const reasons: Readonly<Record<string, readonly [reason: string, name: RegExp][]
   ],
   'migrate.test.ts': [['copies the files of a broker', /./]],
   'backup.test.ts': [[backups, /^a backup can be made without a running broker|^of two backups at once/]],
-  'schedules-clock-changes.test.ts': [
-    [fakeTime, /^a clock set two hours forward|^schedules run again as soon as a clock is corrected/],
-  ],
   'schedules-daylight-saving.test.ts': [
     [backups, /^with a history that was/],
     [fakeTime, /^schedules of a revoked key fail/],

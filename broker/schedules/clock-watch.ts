@@ -33,7 +33,8 @@ export class ClockWatch {
    * call, or 0. `corrected` is the time of the last call by the clock as it is set now.
    */
   compare(): { drift: number; corrected: number } {
-    const drift = now() - monotonic() - this.#skew;
+    // Times in the history are whole milliseconds; PostgreSQL refuses fractions, which monotonic() has.
+    const drift = Math.round(now() - monotonic() - this.#skew);
     const from = this.#comparedAt;
     this.#skew += drift;
     this.#comparedAt = now();
