@@ -11,7 +11,7 @@ import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { isDeepStrictEqual, parseArgs } from 'node:util';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
-import { openState } from '../../broker/state/state.ts';
+import { openState } from '../../broker/state/in-memory-state.ts';
 import { joinTokenId, machineId } from '../../shared/api/route.ts';
 import { newId } from '../../shared/ids.ts';
 import { fillHistory } from './fleet/fill-history-rows.ts';
