@@ -27,6 +27,9 @@ const reasons: Readonly<Record<string, readonly [reason: string, name: RegExp][]
   ],
   'migrate.test.ts': [['copies the files of a broker', /./]],
   'backup.test.ts': [[backups, /^a backup can be made without a running broker|^of two backups at once/]],
+  'schedules-clock-changes.test.ts': [
+    ['leaps its clock on while rows of missed times are written', /^a clock set two hours forward/],
+  ],
   'schedules-daylight-saving.test.ts': [
     [backups, /^with a history that was/],
     [fakeTime, /^schedules of a revoked key fail/],
