@@ -66,10 +66,15 @@ export class Events {
   readonly #recorders: Recorder[] = [];
   readonly #added = new Wake();
   #stopped = false;
+  /** Number of the last event of any broker that listeners have got. */
+  #heard: number;
+  /** Ids of events of this broker above that number; undefined with a single broker. */
+  #own: Set<string> | undefined;
 
   private constructor(history: History, table: OrderedTable) {
     this.#history = history;
     this.#table = table;
+    this.#heard = table.last;
     history.onEntry('event', (entry: EventEntry, transaction: HistoryTransaction) =>
       this.#insert(entry, transaction),
     );
@@ -124,6 +129,27 @@ export class Events {
     return () => this.#listeners.delete(listener);
   }
 
+  /** From now on, refresh() finds the events of other brokers. */
+  expectOthers(): void {
+    this.#own = new Set();
+  }
+
+  /** Passes the events that other brokers have committed to listeners and streams. */
+  async refresh(): Promise<void> {
+    const next = `SELECT * FROM events WHERE seq > ? ORDER BY seq LIMIT ${batch}`;
+    for (let rows: Row[] = [], from = -1; from !== this.#heard; ) {
+      from = this.#heard;
+      rows = await this.#history.all(next, from);
+      for (const row of rows) {
+        this.#heard = Number(row.seq);
+        this.#table.advance(this.#heard);
+        const event = eventOf(row);
+        if (!this.#own?.delete(event.id)) for (const listener of this.#listeners) listener(event);
+      }
+      if (rows.length > 0) this.#added.wake();
+    }
+  }
+
   /** Streams every later event that the caller may read. */
   follow(caller: Caller): AsyncIterable<SentEvent<Event>> {
     return this.#follow(this.#table.last, {}, caller);
@@ -141,6 +167,7 @@ export class Events {
     const row = { id, type, created_at, machine_id, data: JSON.stringify(data) };
     const records = this.#recorders.map((record) => record(event, machine_id));
     const writes = records.filter((write) => write !== undefined);
+    this.#own?.add(id);
     let isNew = false;
     const added = this.#table.add(transaction, created_at, row, () => {
       isNew = true;

@@ -55,6 +55,16 @@ export const brokerSettings = {
     value: 'FILE',
     help: 'file with the password for --database-url',
   },
+  peer_listen: {
+    schema: z.string().pipe(hostPort).optional(),
+    value: 'HOST:PORT',
+    help: 'let several brokers use one --database-url; address on which this one listens for the others',
+  },
+  peer_url: {
+    schema: z.string().refine(isWhole, 'must be a whole URL, such as https://HOST:8422').optional(),
+    value: 'URL',
+    help: 'URL of --peer-listen for the other brokers, if it differs',
+  },
   http: {
     schema: z.string().default('127.0.0.1:8420').pipe(hostPort),
     value: 'HOST:PORT',

@@ -13,12 +13,14 @@ export interface Proxy {
   /** Ends every connection, and refuses new ones until allow(). */
   forbid(): void;
   allow(): void;
+  /** Forwards new connections to this HOST:PORT from now on. Open ones go on. */
+  aim(target: string): void;
   close(): Promise<void>;
 }
 
 /** Forwards connections to HOST:PORT. Each chunk arrives `delayMs` later. */
 export async function startProxy(target: string, { delayMs = 0 } = {}): Promise<Proxy> {
-  const [host = '', port = ''] = target.split(':');
+  let [host = '', port = ''] = target.split(':');
   const sockets = new Set<Socket>();
   let stalled = false;
   let forbidden = false;
@@ -71,6 +73,9 @@ export async function startProxy(target: string, { delayMs = 0 } = {}): Promise<
     },
     allow() {
       forbidden = false;
+    },
+    aim(other) {
+      [host = '', port = ''] = other.split(':');
     },
     close() {
       cut();

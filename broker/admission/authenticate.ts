@@ -1,5 +1,7 @@
 // Finds the key or the login that a request presents, and counts the request against the rate limits.
 import type { LoginId } from '../../shared/api/route.ts';
+import type { Cluster } from '../cluster/owners.ts';
+import { databaseUnavailable } from '../history/group-commit.ts';
 import type { Keys } from '../keys/index.ts';
 import { hasExpired } from '../keys/rights.ts';
 import type { Logins } from '../logins/index.ts';
@@ -32,9 +34,11 @@ export interface Client {
 export async function authenticate(
   authorization: string,
   address: string,
-  { keys, rates }: { keys: Keys; rates: Rates },
+  { keys, rates, cluster }: { keys: Keys; rates: Rates; cluster?: Pick<Cluster, 'isAlive'> | undefined },
 ): Promise<Client> {
-  const found = keys.find(authorization);
+  assertAlive(cluster);
+  // Another broker may just have made the key.
+  const found = keys.find(authorization) ?? (cluster && (await keys.findNew(authorization)));
   // A request without an Authorization header does not count as a wrong key.
   if (authorization !== '' && (!found || hasExpired(found))) await rates.countWrongKey(address);
   const key = keys.admit(found, address);
@@ -48,11 +52,22 @@ export async function authenticate(
 export async function authenticateLogin(
   secret: string,
   address: string,
-  { keys, logins, rates }: { keys: Keys; logins: Logins; rates: Rates },
+  {
+    keys,
+    logins,
+    rates,
+    cluster,
+  }: { keys: Keys; logins: Logins; rates: Rates; cluster?: Pick<Cluster, 'isAlive'> | undefined },
 ): Promise<Client> {
+  assertAlive(cluster);
   const found = logins.find(secret);
   if (!found) throw loginEnded;
   logins.note(found.login);
   const key = keys.admit(found.key, address);
   return { address, key, login_id: found.login.id, quota: await rates.spend(key.id) };
+}
+
+/** Throws unavailable while another broker may own the machines of this one. */
+function assertAlive(cluster: Pick<Cluster, 'isAlive'> | undefined): void {
+  if (cluster && !cluster.isAlive) throw databaseUnavailable();
 }

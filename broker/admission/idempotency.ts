@@ -5,7 +5,7 @@ import type { Route } from '../../shared/api/route.ts';
 import type { Caller, Content } from '../../shared/api/route-table.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
-import type { History, HistoryTransaction, OutboxEntry, RowReader } from '../history/history.ts';
+import type { History, HistoryTransaction, OutboxEntry, Row, RowReader } from '../history/history.ts';
 
 /** Response header that marks the answer to a repeat. */
 export const replayed = 'Idempotency-Replayed';
@@ -58,7 +58,10 @@ const tables = [
     created_at INTEGER NOT NULL, resource_id TEXT, answer TEXT, PRIMARY KEY (owner, key)
   );
   CREATE INDEX idempotency_by_time ON idempotency (created_at)`,
+  // The broker that runs the request, among several.
+  'ALTER TABLE idempotency ADD COLUMN running TEXT',
 ];
+const livingBroker = 'SELECT 1 AS n FROM brokers WHERE id = ? AND lease_until > clock_timestamp()';
 
 const form = /^[\x21-\x7e]{1,255}$/;
 
@@ -66,19 +69,22 @@ export class Idempotency {
   readonly #history: History;
   /** Ids of requests that are running. */
   readonly #underWay = new Set<string>();
+  /** Id of this broker among several; null for the only one. */
+  readonly #brokerId: string | null;
 
-  private constructor(history: History) {
+  private constructor(history: History, brokerId: string | null) {
     this.#history = history;
+    this.#brokerId = brokerId;
   }
 
-  static async open(history: History): Promise<Idempotency> {
+  static async open(history: History, brokerId: string | null = null): Promise<Idempotency> {
     await history.migrate('idempotency', tables);
     history.retain({ table: 'idempotency', column: 'created_at', keepMs });
     history.onEntry('idempotency', ({ owner, key, resource_id }: MadeEntry, transaction) => {
       const sql = 'UPDATE idempotency SET resource_id = ? WHERE owner = ? AND key = ?';
       transaction.run(sql, resource_id, owner, key);
     });
-    return new Idempotency(history);
+    return new Idempotency(history, brokerId);
   }
 
   /**
@@ -118,7 +124,7 @@ export class Idempotency {
       const earlier = await this.#earlier(id, fingerprint, transaction);
       if (earlier) return earlier;
       const row = { id, owner, key, fingerprint, created_at: now(), resource_id: null, answer: null };
-      transaction.put('idempotency', 'id', row);
+      transaction.put('idempotency', 'id', { ...row, running: this.#brokerId });
       this.#underWay.add(id);
       return undefined;
     });
@@ -142,13 +148,19 @@ export class Idempotency {
         'idempotency_mismatch',
         'this Idempotency-Key was used for another request; use a new key',
       );
-    if (this.#underWay.has(id)) {
+    if (this.#underWay.has(id) || (await this.#runsElsewhere(row, transaction))) {
       const message = 'the first request with this Idempotency-Key is still running; try again later';
       throw new AppError('conflict', message, { under_way: true });
     }
     const answer: unknown = row.answer ? JSON.parse(String(row.answer)) : undefined;
     const madeId = row.resource_id ? String(row.resource_id) : undefined;
     return answer === undefined && madeId === undefined ? undefined : { answer, madeId };
+  }
+
+  /** True if another living broker runs the request. */
+  async #runsElsewhere({ running }: Row, reader: RowReader): Promise<boolean> {
+    if (typeof running !== 'string' || running === this.#brokerId) return false;
+    return (await reader.get(livingBroker, running)) !== undefined;
   }
 
   async #run(id: string, { route, caller, key, run }: KeyedRequest): Promise<unknown> {
@@ -184,7 +196,8 @@ export class Idempotency {
   #store(id: string, answer: string | undefined, transaction: HistoryTransaction): void {
     if (answer === undefined) {
       transaction.run('DELETE FROM idempotency WHERE id = ? AND resource_id IS NULL', id);
-    } else transaction.run('UPDATE idempotency SET answer = ? WHERE id = ?', answer, id);
+      transaction.run('UPDATE idempotency SET running = NULL WHERE id = ?', id);
+    } else transaction.run('UPDATE idempotency SET answer = ?, running = NULL WHERE id = ?', answer, id);
   }
 }
 

@@ -3,6 +3,7 @@ import type { EventType } from '../../shared/api/events.ts';
 import type { MachineId } from '../../shared/api/route.ts';
 import type { Journal } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
+import type { Cluster } from '../cluster/owners.ts';
 import type { Events } from '../events.ts';
 import {
   type History,
@@ -13,6 +14,7 @@ import {
   textIn,
 } from '../history/history.ts';
 import { type CountedTable, createCounts, dropOldCounts } from '../history/row-counts.ts';
+import { allOf, reachableOnly } from '../paging.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { State } from '../state/in-memory-state.ts';
@@ -104,6 +106,8 @@ export interface CommandServices {
   ended(command: Command, transaction: HistoryTransaction): Promise<void>;
   presence: Presence;
   machineFacts: MachineFacts;
+  /** Undefined with a single broker. */
+  cluster?: Pick<Cluster, 'join'> | undefined;
   /** True if the key that requested the command may still run commands on its machine. */
   mayRun(command: Command): boolean;
 }
@@ -170,6 +174,7 @@ export class CommandStore {
    * when the command starts.
    */
   insert(command: Command, spec: Spec | undefined, transaction: HistoryTransaction): void {
+    transaction.about(command.machine_id);
     transaction.put('commands', 'id', { ...rowOf(command), spec: spec ? JSON.stringify(spec) : null });
     transaction.committed(() => this.#changed(command));
   }
@@ -177,6 +182,7 @@ export class CommandStore {
   /** Writes the changing columns of a command. */
   update(command: Command, transaction: HistoryTransaction): void {
     const { id, stdout, stderr, status, batch_id } = command;
+    transaction.about(command.machine_id);
     const row = rowOf(command);
     if (batch_id !== null) transaction.committed(() => this.batches.countChange(batch_id));
     transaction.run(
@@ -188,9 +194,10 @@ export class CommandStore {
   }
 
   /** Emits command.started. */
-  announce(command: Command, journal: Journal): void {
+  announce(command: Command, transaction: HistoryTransaction): void {
+    transaction.about(command.machine_id);
     const then = { status: 'running', exit_code: null, finished_at: null } as const;
-    this.#emit(journal, 'command.started', { ...command, ...then });
+    this.#emit(transaction, 'command.started', { ...command, ...then });
     this.#changed(command);
   }
 
@@ -261,13 +268,15 @@ export class CommandStore {
     return row?.spec ? (jsonIn(row, 'spec') as Spec) : undefined;
   }
 
-  /** Commands that have not ended, oldest first. */
-  async open(): Promise<Command[]> {
-    const open = `FROM commands WHERE ${isOpen}`;
-    const rows = await this.history.all(`SELECT ${stored} ${open} ORDER BY created_at, rowid`);
+  /** Commands that have not ended, oldest first: all of them, or those of some machines. */
+  async open(machineIds?: readonly string[]): Promise<Command[]> {
+    const [where, values] = allOf([[isOpen], reachableOnly(machineIds)]);
+    const open = `FROM commands WHERE ${where}`;
+    const rows = await this.history.all(`SELECT ${stored} ${open} ORDER BY created_at, rowid`, ...values);
     // The commands of a batch share one command line in memory too.
     const lines = `SELECT id, command, args FROM batches WHERE id IN (SELECT batch_id ${open})`;
-    const shared = new Map((await this.history.all(lines)).map((row) => [textIn(row, 'id'), lineIn(row)]));
+    const batches = await this.history.all(lines, ...values);
+    const shared = new Map(batches.map((row) => [textIn(row, 'id'), lineIn(row)]));
     return rows.map((row) => {
       const command = fromRow(row);
       return { ...command, ...(command.batch_id !== null && shared.get(command.batch_id)) };

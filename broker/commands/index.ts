@@ -10,6 +10,7 @@ import type { HistoryTransaction } from '../history/history.ts';
 import { Acknowledgements } from '../link/acknowledge-results.ts';
 import { type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { Batches } from './batches.ts';
+import type { CommandContext } from './command-context.ts';
 import {
   type CommandServices,
   type CommandSettings,
@@ -18,7 +19,7 @@ import {
   countedCommands,
   fromRow,
 } from './command-store.ts';
-import { type CommandContext, cancelWaitMs, type OpenCommand } from './open-command.ts';
+import { cancelWaitMs, type OpenCommand } from './open-command.ts';
 import { bytesOf, eventsOf, type Part, partsFrom, sourceOf } from './output-readers.ts';
 import {
   type Command,
@@ -71,7 +72,8 @@ export async function createCommands(
   const context = { ...services, store, outputs, acknowledgements, ends, stopping: stop.signal, log };
   const scheduler = new Scheduler(context);
   const batches = new Batches({ ...context, scheduler });
-  await scheduler.recover();
+  if (services.cluster) services.cluster.join(scheduler);
+  else await scheduler.recover();
   return new Commands({ ...context, scheduler, batches }, stop);
 }
 

@@ -16,35 +16,13 @@ import { after, now, sleep } from '../../shared/clock.ts';
 import { killGraceMs } from '../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-import type { Logger } from '../../shared/logger.ts';
-import type { TurnLimit } from '../event-loop-turn-limit.ts';
+import { ownedElsewhere } from '../history/group-commit.ts';
 import type { HistoryTransaction } from '../history/history.ts';
-import type { Acknowledgements } from '../link/acknowledge-results.ts';
 import type { Link } from '../presence/index.ts';
-import type { CommandServices, CommandStore } from './command-store.ts';
+import type { CommandContext } from './command-context.ts';
 import { QueueTimeout } from './queue-timeout.ts';
 import { type BatchProgress, type Command, type End, endOf, isPlausible, type Spec } from './record.ts';
-import type { Output, OutputDirectory } from './stored-output.ts';
-
-/** The services, store and scheduler that all open commands share. */
-export interface CommandContext extends CommandServices {
-  store: CommandStore;
-  outputs: OutputDirectory;
-  scheduler: OpenCommands;
-  acknowledgements: Acknowledgements;
-  /** Limits how many ends are written in one turn of the event loop. */
-  ends: TurnLimit;
-  /** Fires when the broker stops. */
-  stopping: AbortSignal;
-  log: Logger;
-}
-
-/** The part of the scheduler that an open command uses. */
-interface OpenCommands {
-  remove(open: OpenCommand): void;
-  /** Makes the scheduler decide soon on the waiting commands. */
-  decideSoon(): void;
-}
+import type { Output } from './stored-output.ts';
 
 /** Longest wait for a cancelled command: the time from SIGTERM to SIGKILL, and a second to report the end. */
 export const cancelWaitMs = killGraceMs + 1_000;
@@ -66,6 +44,8 @@ export class OpenCommand {
   end: Command | undefined;
   /** The final record after it was written to disk. The output is complete by then. */
   ended: Command | undefined;
+  /** True once another broker owns the machine. Nothing is written any more. */
+  #isDropped = false;
   /** Settles when the last input request has ended, for the next one. Never rejects. */
   input: Promise<unknown> = Promise.resolve();
   readonly #context: CommandContext;
@@ -120,6 +100,16 @@ export class OpenCommand {
   untilEnded(ms: number, signal?: AbortSignal): Promise<void> {
     const { output } = this;
     return output.changed.until(() => this.ended !== undefined || output.stopped, ms, signal);
+  }
+
+  /** Stops all work on the command, because another broker owns its machine, and deletes its output here. */
+  drop(): void {
+    this.#isDropped = true;
+    this.#cancelAnnouncement();
+    this.end ??= this.record;
+    this.#leaveSlot();
+    this.output.stop();
+    void this.output.close().then(() => this.#context.outputs.remove([this.record.id]));
   }
 
   takeSlot(): void {
@@ -361,15 +351,17 @@ export class OpenCommand {
     await ends.enter();
     const announced = this.#announced;
     // A write that fails (disk full) is tried again until it succeeds.
-    while (!stopping.aborted) {
+    while (!stopping.aborted && !this.#isDropped) {
       try {
         await store.history.write((transaction) => {
+          if (this.#isDropped) throw ownedElsewhere();
           this.record = { ...this.record, started_at: end.started_at };
           this.#announce(transaction);
           return store.end(end, transaction);
         });
         return this.#close(end);
       } catch (error) {
+        if (this.#isDropped) return;
         log.error(
           { err: error, command_id: end.id },
           'the end of a command could not be stored; trying again in 5 s',
@@ -385,7 +377,7 @@ export class OpenCommand {
     const { batch } = this;
     this.record = end;
     this.ended = end;
-    scheduler.remove(this);
+    scheduler.remove(end.id);
     this.#leaveSlot();
     if (batch) {
       batch.open -= 1;

@@ -8,7 +8,8 @@ import { AppError } from '../../shared/errors.ts';
 import { isId } from '../../shared/ids.ts';
 import type { HistoryTransaction } from '../history/history.ts';
 import type { Link } from '../presence/index.ts';
-import { type CommandContext, OpenCommand } from './open-command.ts';
+import type { CommandContext } from './command-context.ts';
+import { OpenCommand } from './open-command.ts';
 import type { BatchProgress, Command, End, Spec } from './record.ts';
 
 /** Most decisions in one turn of the event loop; each decision causes a write, and most of them a call. */
@@ -54,19 +55,49 @@ export class Scheduler {
 
   /** Recovers the commands, and their batches, that had not ended when an earlier broker process stopped. */
   async recover(): Promise<void> {
+    await this.#context.store.batches.removeIncomplete();
+    await this.#load();
+  }
+
+  /** Loads the open commands of machines that this broker owns from now on. */
+  adopt(machineIds: readonly string[]): Promise<void> {
+    return this.#load(machineIds);
+  }
+
+  /** Drops the open commands of a machine that another broker owns now. Writes nothing. */
+  drop(machineId: string): void {
+    for (const open of this.#on(machineId)) {
+      open.drop();
+      this.remove(open.record.id);
+    }
+  }
+
+  async #load(machineIds?: readonly string[]): Promise<void> {
     const { store, outputs } = this.#context;
-    await store.batches.removeIncomplete();
-    const batches = new Map((await store.batches.open()).map((batch) => [batch.id, batch]));
-    for (const command of await store.open()) {
-      const batch = command.batch_id === null ? undefined : batches.get(command.batch_id);
+    const commands = (await store.open(machineIds)).filter(({ id }) => !this.#open.has(id));
+    const batches = commands.some(({ batch_id }) => batch_id !== null) ? await this.#progress() : undefined;
+    const loaded: OpenCommand[] = [];
+    for (const command of commands) {
+      const output = await outputs.reopen(command.id);
+      // A machine may have been lost to another broker meanwhile, and its commands created here before.
+      if (this.#open.has(command.id) || !store.history.owns(command.machine_id)) continue;
+      const batch = command.batch_id === null ? undefined : batches?.get(command.batch_id);
       const record = { ...command, cancel: command.cancel || (batch?.cancel ?? false) };
-      const open = new OpenCommand(this.#context, record, await outputs.reopen(command.id), { batch });
+      const open = new OpenCommand(this.#context, record, output, { batch });
       open.queueTimeout.awaitReturn();
       this.#add(open);
       if (open.state !== 'queued') open.takeSlot();
+      loaded.push(open);
     }
-    this.#release(this.all());
+    this.#release(loaded);
     this.decideSoon();
+  }
+
+  /** The progress of all open batches: as it is in memory, otherwise as it is stored. */
+  async #progress(): Promise<Map<string, BatchProgress>> {
+    const stored = await this.#context.store.batches.open();
+    const inMemory = this.all().flatMap(({ batch }) => batch ?? []);
+    return new Map([...stored, ...inMemory].map((batch) => [batch.id, batch]));
   }
 
   /**
@@ -109,7 +140,7 @@ export class Scheduler {
       await write();
       this.#release(added);
     } catch (error) {
-      for (const open of added) this.remove(open);
+      for (const { record } of added) this.remove(record.id);
       throw error;
     } finally {
       this.decideSoon();
@@ -123,9 +154,11 @@ export class Scheduler {
     this.#abandon('machine_removed', ({ machine_id }) => !machines.has(machine_id), added);
   }
 
-  remove(open: OpenCommand): void {
-    const { id, machine_id } = open.record;
+  remove(id: string): void {
+    const open = this.#open.get(id);
+    if (!open) return;
     this.#open.delete(id);
+    const { machine_id } = open.record;
     const ofMachine = this.#byMachine.get(machine_id);
     ofMachine?.delete(open);
     if (ofMachine?.size === 0) this.#byMachine.delete(machine_id);

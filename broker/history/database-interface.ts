@@ -28,6 +28,11 @@ export interface RowReader {
  * message. If a write fails, the whole change fails. The transaction throws after its change has ended.
  */
 export interface HistoryTransaction extends Journal, RowReader {
+  /**
+   * Says that the change is about this machine. The change fails if another broker owns the machine by the time of
+   * the commit. Does nothing with a single broker.
+   */
+  about(machineId: string): void;
   run(sql: string, ...values: Value[]): void;
   /**
    * Runs a statement and calls `use` with its first row, before the hooks of committed(). A caller that

@@ -10,6 +10,14 @@ export function databaseUnavailable(cause?: unknown): AppError {
   return new AppError('unavailable', message, {}, cause === undefined ? {} : { cause });
 }
 
+/** Returns the error of changes about a machine that this broker does not own. */
+export function ownedElsewhere(): AppError {
+  return new AppError('unavailable', 'another broker is responsible for this machine now; try again');
+}
+
+/** Returns the statement that fails unless this broker owns the machine; undefined if it surely does not. */
+export type Fence = (machineId: string) => { sql: string; values: readonly Value[] } | undefined;
+
 /** Writes an entry of the outbox. If it returns a promise, that promise settles when the entry is written. */
 export type Applier = (entry: OutboxEntry, transaction: HistoryTransaction) => Promise<void> | void;
 
@@ -30,6 +38,8 @@ const mostOfGroup = 100;
  * meanwhile is in the next group.
  */
 export class GroupCommit {
+  /** Undefined with a single broker. */
+  fence: Fence | undefined;
   readonly #database: Database;
   readonly #name: string;
   readonly #writer: Writer;
@@ -94,7 +104,7 @@ export class GroupCommit {
    * Commits a single change. It needs no savepoint, and its commit is sent before its writes are answered.
    */
   async #commitOne(member: Pending): Promise<void> {
-    const change = new Change(this.#writer, this.#appliers, this.#name);
+    const change = new Change(this.#writer, this.#appliers, this.#name, this.fence);
     // True while an error can only come from the change itself, and not from the database.
     let isFromChange = false;
     try {
@@ -138,7 +148,7 @@ export class GroupCommit {
 
   /** Runs one change of a group. If it fails, only its own rows are undone, and none of its hooks run. */
   async #attempt(member: Pending): Promise<Change | undefined> {
-    const change = new Change(this.#writer, this.#appliers, this.#name);
+    const change = new Change(this.#writer, this.#appliers, this.#name, this.fence);
     try {
       change.execute('SAVEPOINT member', []).catch(() => {});
       await change.settle(member);
@@ -173,11 +183,20 @@ class Change {
   #open = 0;
   #turn: NodeJS.Immediate | undefined;
   readonly #late = Promise.withResolvers<never>();
+  readonly #fence: Fence | undefined;
+  /** The machines that the change is about. */
+  readonly #machines = new Set<string>();
 
-  constructor(writer: Writer, appliers: ReadonlyMap<string, Applier>, name: string) {
+  constructor(
+    writer: Writer,
+    appliers: ReadonlyMap<string, Applier>,
+    name: string,
+    fence: Fence | undefined,
+  ) {
     this.#writer = writer;
     this.#appliers = appliers;
     this.#name = name;
+    this.#fence = fence;
   }
 
   /**
@@ -238,6 +257,13 @@ class Change {
       return this.execute(sql, values);
     };
     const transaction: HistoryTransaction = {
+      about: (machineId) => {
+        if (!this.#fence || this.#machines.has(machineId)) return;
+        this.#machines.add(machineId);
+        const check = this.#fence(machineId);
+        if (!check) throw ownedElsewhere();
+        transaction.run(check.sql, ...check.values);
+      },
       get: async (sql, ...values) => (await execute(sql, values))[0],
       all: async (sql, ...values) => execute(sql, values),
       // The failure is thrown at the end of the change.

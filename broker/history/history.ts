@@ -12,7 +12,7 @@ import type {
   RowReader,
   Value,
 } from './database-interface.ts';
-import { type Applier, GroupCommit } from './group-commit.ts';
+import { type Applier, type Fence, GroupCommit } from './group-commit.ts';
 import { type CountedTable, countNext, dropEmptyCounts } from './row-counts.ts';
 
 export type { HistoryTransaction, OutboxEntry, Row, RowReader } from './database-interface.ts';
@@ -137,6 +137,16 @@ export class History implements RowReader {
     // The cast is safe: an entry's kind decides its type, and the module that appends entries also registers
     // the function for them.
     this.#appliers.set(kind, apply as Applier);
+  }
+
+  /** From now on, a change about a machine that another broker owns fails. */
+  fenceWith(fence: Fence): void {
+    this.#writes.fence = fence;
+  }
+
+  /** False for a machine that another broker owns, as far as this one knows. */
+  owns(machineId: string): boolean {
+    return !this.#writes.fence || this.#writes.fence(machineId) !== undefined;
   }
 
   /** Deletes old rows of a table every hour, in small steps. */

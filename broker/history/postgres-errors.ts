@@ -1,6 +1,6 @@
 // Turns failures of PostgreSQL into errors of a start and of requests.
 import { AppError, StartError } from '../../shared/errors.ts';
-import { databaseUnavailable } from './group-commit.ts';
+import { databaseUnavailable, ownedElsewhere } from './group-commit.ts';
 
 /** PostgreSQL's error codes (appendix A of its manual) that mean wrong settings. */
 const wrong: Readonly<Record<string, string>> = {
@@ -9,6 +9,9 @@ const wrong: Readonly<Record<string, string>> = {
   '3D000': 'has no such database: create it with createdb',
   '42501': 'does not allow this user to create tables: make the user the owner of the database',
 };
+
+/** The code of the error that a fence raises (cluster/tables.ts). */
+const fenceCode = 'FH001';
 
 function codeOf(error: unknown): string {
   const code: unknown = error instanceof Error && 'code' in error ? error.code : undefined;
@@ -54,6 +57,7 @@ function isConnectionFailure(error: unknown): boolean {
 /** Returns the error that a request gets. */
 export function requestErrorOf(error: unknown): unknown {
   if (isConnectionFailure(error)) return databaseUnavailable();
+  if (codeOf(error) === fenceCode) return ownedElsewhere();
   if (codeOf(error) === '53100')
     return new AppError(
       'unavailable',

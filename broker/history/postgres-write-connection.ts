@@ -1,5 +1,5 @@
-// The connection to PostgreSQL by which the broker writes. It has an advisory lock, so that no second broker
-// writes to the same database. If the connection is lost, it is opened again.
+// The connection to PostgreSQL that writes. A lock of this connection refuses a second broker on the same database.
+// Brokers that are started to share a database commit one after another. A lost connection is opened again.
 import { randomBytes } from 'node:crypto';
 import { Client, type CustomTypesConfig, type QueryConfig } from 'pg';
 import { z } from 'zod';
@@ -14,8 +14,19 @@ import { toPostgres } from './translate-to-postgres.ts';
 
 /** The oldest version of PostgreSQL that is supported, as its setting server_version_num. */
 export const oldestVersion = 140_000;
-/** The advisory lock of the broker that uses the database. */
+/** The advisory lock of the broker that uses the database. Several brokers share it. */
 const lock = 0x66_61_72_68;
+/** The advisory lock of the broker that is starting, because it may create tables. */
+const startLock = lock + 1;
+/**
+ * The advisory lock of the broker that commits. Without it, row numbers could become visible out of their order, and
+ * followers of events would miss some; and groups that change the same counts could wait for each other for ever.
+ */
+const commitLock = lock + 2;
+/** The channel on which each commit says that there is news. Its payload is the id of the broker. */
+export const newsChannel = 'farhand';
+/** Milliseconds after which the server ends a transaction of a broker that is frozen, so that the others can commit. */
+const frozenMs = 3_000;
 /**
  * Number of attempts to get the lock, because the server may notice late that an earlier broker has ended.
  */
@@ -71,17 +82,27 @@ export class PostgresSession implements Writer {
   #id: Promise<string | undefined> = Promise.resolve(undefined);
   #cancelRetry = (): void => {};
   #isClosed = false;
+  /** Id of this broker among several; undefined for the only one. */
+  readonly #brokerId: string | undefined;
 
-  private constructor(address: PostgresAddress, log: Logger) {
+  private constructor(address: PostgresAddress, log: Logger, brokerId: string | undefined) {
     this.#address = address;
     this.#log = log;
+    this.#brokerId = brokerId;
   }
 
-  /** Connects and gets the lock. Throws StartError. */
-  static async open(address: PostgresAddress, log: Logger): Promise<PostgresSession> {
-    const session = new PostgresSession(address, log);
+  /**
+   * Connects and gets the lock. A broker among several also waits until no other one is starting; call `started()`
+   * at the end of the start. Throws StartError.
+   */
+  static async open(address: PostgresAddress, log: Logger, brokerId?: string): Promise<PostgresSession> {
+    const session = new PostgresSession(address, log, brokerId);
     try {
-      session.#use(await session.#connect(lockTries));
+      const client = await session.#connect(lockTries);
+      const starting = `${address.name} has another farhand-broker that is starting: try again`;
+      if (brokerId !== undefined)
+        await lockOrThrow(client, `pg_try_advisory_lock(${startLock})`, lockTries, starting);
+      session.#use(client);
       return session;
     } catch (error) {
       throw startErrorOf(error, address.name);
@@ -94,17 +115,24 @@ export class PostgresSession implements Writer {
 
   /** Records in the table `installation`, which must exist, that this broker uses the database. */
   async claim(): Promise<void> {
+    if (this.#brokerId !== undefined) return;
     await this.execute('UPDATE installation SET started = ?', [this.#start]);
+  }
+
+  /** Lets other brokers start. */
+  async started(): Promise<void> {
+    if (this.#brokerId !== undefined) await this.execute(`SELECT pg_advisory_unlock(${startLock})::text`, []);
   }
 
   async begin(): Promise<void> {
     const client = this.#client;
     if (!client) throw databaseUnavailable();
+    const locking = this.#brokerId === undefined ? '' : `SELECT pg_advisory_xact_lock(${commitLock})::text; `;
     // The id is needed only if the answer to the commit is lost. If this statement fails, so do the
     // statements after it.
     this.#id = client
-      .query('BEGIN; SELECT pg_current_xact_id()::text AS id')
-      .then((results) => textOf(Array.isArray(results) ? results[1] : results))
+      .query(`BEGIN; ${locking}SELECT pg_current_xact_id()::text AS id`)
+      .then((results) => textOf(Array.isArray(results) ? results.at(-1) : results))
       .catch(() => undefined);
   }
 
@@ -127,8 +155,11 @@ export class PostgresSession implements Writer {
     const client = this.#client;
     if (!client) throw databaseUnavailable();
     try {
-      const { command } = await client.query('COMMIT');
-      if (command !== 'COMMIT') throw new Error('a statement failed, so the transaction was rolled back');
+      const news = this.#brokerId === undefined ? '' : `NOTIFY ${newsChannel}, '${this.#brokerId}'; `;
+      const results: unknown = await client.query(`${news}COMMIT`);
+      const last: unknown = Array.isArray(results) ? results.at(-1) : results;
+      if (commandOf(last) !== 'COMMIT')
+        throw new Error('a statement failed, so the transaction was rolled back');
     } catch (error) {
       if (isTimeout(error)) this.#lost(client);
       const id = await this.#id;
@@ -173,16 +204,14 @@ export class PostgresSession implements Writer {
     await client.connect();
     try {
       await assertUsable(client, this.#address.name, this.#log);
-      for (let left = tries; ; left -= 1) {
-        const { rows } = await client.query<Row>(`SELECT pg_try_advisory_lock(${lock})::text AS has`);
-        if (rows[0]?.has === 'true') return client;
-        if (left <= 1)
-          throw new StartError(
-            `${this.#address.name} is used by another farhand-broker: stop that one first`,
-            1,
-          );
-        await sleep(betweenMs);
-      }
+      const isShared = this.#brokerId !== undefined;
+      if (isShared) await client.query(`SET idle_in_transaction_session_timeout = ${frozenMs}`);
+      const how = `pg_try_advisory_lock${isShared ? '_shared' : ''}(${lock})`;
+      const used = isShared
+        ? 'a farhand-broker without --peer-listen: stop that one first'
+        : 'another farhand-broker: stop that one first, or start all of them with --peer-listen';
+      await lockOrThrow(client, how, tries, `${this.#address.name} is used by ${used}`);
+      return client;
     } catch (error) {
       await client.end().catch(() => {});
       throw error;
@@ -214,7 +243,7 @@ export class PostgresSession implements Writer {
   async #reconnect(): Promise<void> {
     const client = await this.#connect(1);
     const { rows } = await client.query<Row>('SELECT started FROM installation');
-    const isOurs = rows[0]?.started === this.#start;
+    const isOurs = this.#brokerId !== undefined || rows[0]?.started === this.#start;
     if (isOurs && !this.#isClosed) {
       this.#log.info(`${this.#address.name} answers again`);
       this.#use(client);
@@ -231,6 +260,19 @@ export class PostgresSession implements Writer {
 function textOf(result: unknown): string | undefined {
   const [row] = z.looseObject({ rows: z.array(z.looseObject({ id: z.string() })) }).parse(result).rows;
   return row?.id;
+}
+
+/** The command of a result, such as COMMIT or ROLLBACK. */
+const commandOf = (result: unknown): string => z.looseObject({ command: z.string() }).parse(result).command;
+
+/** Tries to get a lock several times, because the server may notice late that its last broker has ended. */
+async function lockOrThrow(client: Client, how: string, tries: number, message: string): Promise<void> {
+  for (let left = tries; ; left -= 1) {
+    const { rows } = await client.query<Row>(`SELECT ${how}::text AS has`);
+    if (rows[0]?.has === 'true') return;
+    if (left <= 1) throw new StartError(message, 1);
+    await sleep(betweenMs);
+  }
 }
 
 /** True if pg has closed the connection because a statement was not answered in time. */

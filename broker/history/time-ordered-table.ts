@@ -60,6 +60,11 @@ export class OrderedTable {
     return this.#last;
   }
 
+  /** Remembers a number that is committed. */
+  advance(seq: number): void {
+    this.#last = Math.max(this.#last, seq);
+  }
+
   /**
    * Adds a row with time `at`. Its number is assigned inside the transaction, above all earlier numbers.
    * Resolves with false if the table has the row already. `added` is called for a new row, before the hooks
@@ -75,9 +80,7 @@ export class OrderedTable {
     this.#insert ??= this.#insertOf(Object.keys(row));
     const least = Math.max(this.#last + 1, at * sequencesPerMs);
     let seq: number | undefined;
-    transaction.committed(() => {
-      this.#last = seq ?? this.#last;
-    });
+    transaction.committed(() => this.advance(seq ?? 0));
     await transaction.ask(this.#insert, [least, ...Object.values(row)], (stored) => {
       if (!stored) return;
       seq = Number(stored.seq);

@@ -83,6 +83,13 @@ export class Keys {
     return hashes.some((one) => timingSafeEqual(Buffer.from(one), Buffer.from(hashed))) ? key : undefined;
   }
 
+  /** Reads what other brokers have changed, and finds the key then. */
+  async findNew(authorization: string): Promise<Key | undefined> {
+    if (this.hashIn(authorization) === undefined) return undefined;
+    await this.#state.refresh();
+    return this.find(authorization);
+  }
+
   /** True if the header `Authorization: Bearer KEY` names a key that has not expired. */
   accepts(authorization: string): boolean {
     const key = this.find(authorization);

@@ -11,6 +11,7 @@ import { AppError } from '../../shared/errors.ts';
 import { verifyProof } from '../../shared/identity-proof.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Cluster } from '../cluster/owners.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
 import type { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
@@ -31,6 +32,8 @@ export interface LinkServices {
   answerWaiters: AnswerWaiters;
   /** SHA-256 of the broker's CA certificate. The agent signs it together with the nonce of the challenge. */
   fingerprint: string;
+  /** Undefined with a single broker. */
+  cluster?: Pick<Cluster, 'take' | 'owns' | 'unlinked'> | undefined;
   limits: LinkLimits;
   heartbeats: Heartbeats;
   /** Limits how many hellos are checked in one turn of the event loop. */
@@ -93,13 +96,15 @@ export async function serveConnect(
   services: LinkServices,
   settings: LinkSettings,
 ): Promise<void> {
-  const { limits, connections, hellos } = services;
+  const { limits, connections, hellos, cluster, state } = services;
   let machine: Machine | undefined;
   try {
     const nonce = randomBytes(32);
     stream.write({ challenge: { nonce } });
     const hello = await helloOf(stream);
     await hellos.enter();
+    // The machine may just have been registered at another broker.
+    if (cluster && hello && !state.machines.has(hello.machine_id)) await state.refresh();
     machine = hello && authenticate(stream, hello, nonce, address, services);
     if (!hello || !machine) return;
     connections.authenticate(stream.getPeer());
@@ -238,12 +243,14 @@ class AgentLink {
 
   /** Stores the facts of the hello, sends the welcome, and serves the link from then on. */
   async begin(hello: Hello__Output, address: string): Promise<void> {
-    const { presence, machineFacts, state, heartbeats, log } = this.#services;
+    const { presence, machineFacts, state, heartbeats, cluster, log } = this.#services;
     const { host, agent_version, metrics } = hello;
     const { hostname = '', os = '', arch = '' } = host ?? {};
     const capabilities = hello.capabilities.slice(0, mostCapabilities);
     const facts = { hostname, os, arch, agent_version, capabilities, ip: address };
+    await cluster?.take(this.#link.machineId, this.#link.id);
     await machineFacts.hello(this.#link.machineId, facts, metrics);
+    if (cluster && !cluster.owns(this.#link.machineId)) return this.#close({ drain: { retry_after_ms: 0 } });
     // The machine may have been removed while its facts were being written.
     if (!state.machines.has(this.#link.machineId))
       return this.#close({ removed: { reason: 'this machine was removed' } });

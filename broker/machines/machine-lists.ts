@@ -84,7 +84,7 @@ export class MachineLists {
 
   #field(machine: Machine, name: string): unknown {
     if (name in machine) return Reflect.get(machine, name);
-    if (name === 'status') return this.#services.presence.online(machine.id) ? 'online' : 'offline';
+    if (name === 'status') return this.#services.presence.linkedAnywhere(machine.id) ? 'online' : 'offline';
     if (['cpu', 'memory', 'disk'].includes(name)) return this.#load(machine.id, name);
     const facts = this.#services.machineFacts.of(machine.id);
     if (name === 'last_seen') return facts?.last_seen ?? Date.parse(machine.created_at);

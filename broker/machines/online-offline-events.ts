@@ -2,8 +2,10 @@
 // no event.
 import { after, iso } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Cluster } from '../cluster/owners.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
+import { allOf, reachableOnly } from '../paging.ts';
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { State } from '../state/in-memory-state.ts';
@@ -19,21 +21,21 @@ const tables = [
   'CREATE TABLE announced (machine_id TEXT PRIMARY KEY, online INTEGER NOT NULL) WITHOUT ROWID',
 ];
 
+interface Services {
+  state: State;
+  history: History;
+  events: Events;
+  presence: Presence;
+  /** Undefined with a single broker. */
+  cluster?: Pick<Cluster, 'join'> | undefined;
+  machineFacts: MachineFacts;
+}
+
 /** Watches presence and records the events. Call the returned function to stop. */
-export async function recordMachineEvents(
-  services: {
-    state: State;
-    history: History;
-    events: Events;
-    presence: Presence;
-    machineFacts: MachineFacts;
-  },
-  log: Logger,
-): Promise<() => void> {
-  const { state, history, events, presence, machineFacts } = services;
+export async function recordMachineEvents(services: Services, log: Logger): Promise<() => void> {
+  const { state, history, events, presence, machineFacts, cluster } = services;
   await history.migrate('announced', tables);
-  const rows = await history.all('SELECT machine_id, online FROM announced');
-  const recorded = new Map(rows.map((row) => [String(row.machine_id), row.online === 1]));
+  const recorded = new Map<string, boolean>();
   const waiting = new Map<string, () => void>();
   let stopped = false;
 
@@ -56,18 +58,32 @@ export async function recordMachineEvents(
   async function record(machineId: string): Promise<void> {
     const machine = state.machines.get(machineId);
     const online = presence.online(machineId);
-    if (!machine || (recorded.get(machineId) ?? false) === online) return;
+    if (!machine || !history.owns(machineId) || (recorded.get(machineId) ?? false) === online) return;
     const { last_seen, hostname, ip, agent_version } = machineFacts.of(machineId) ?? {};
     const data = { last_seen: iso(last_seen), hostname, ip, agent_version };
     await history.write((transaction) => {
+      transaction.about(machineId);
       transaction.put('announced', 'machine_id', { machine_id: machineId, online: Number(online) });
       events.emit(transaction, online ? 'machine.online' : 'machine.offline', machine, data);
     });
     recorded.set(machineId, online);
   }
 
+  /** Reads what an earlier broker process, or another broker, has recorded of all machines or of some. */
+  async function load(machineIds?: readonly string[]): Promise<void> {
+    const [where, values] = allOf([reachableOnly(machineIds)]);
+    const rows = await history.all(`SELECT machine_id, online FROM announced WHERE ${where}`, ...values);
+    for (const id of machineIds ?? []) recorded.delete(id);
+    for (const row of rows) {
+      const id = String(row.machine_id);
+      recorded.set(id, row.online === 1);
+      if (row.online === 1) recordIn(graceAtStartMs, id);
+    }
+  }
+
+  if (cluster) cluster.join({ adopt: load, drop: (machineId) => waiting.get(machineId)?.() });
+  else await load();
   const stopWatching = presence.watch((machineId) => recordIn(settleMs, machineId));
-  for (const [machineId, online] of recorded) if (online) recordIn(graceAtStartMs, machineId);
 
   return () => {
     stopped = true;

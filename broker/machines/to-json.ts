@@ -32,7 +32,7 @@ export function itemOf({ presence, machineFacts }: MachineSources, machine: Mach
   const { id, name, tags, created_at } = machine;
   const facts = machineFacts.of(id);
   const { os = '', arch = '', hostname = '' } = facts ?? {};
-  const status = presence.online(id) ? 'online' : 'offline';
+  const status = presence.linkedAnywhere(id) ? 'online' : 'offline';
   const last_seen = facts ? seenText(facts) : created_at;
   return { id, name, status, os, arch, hostname, tags, created_at, last_seen };
 }

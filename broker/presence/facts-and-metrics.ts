@@ -311,7 +311,9 @@ export class MachineFacts {
 
   #save(machine_id: string, transaction: HistoryTransaction): void {
     const facts = this.of(machine_id);
-    if (!facts) return;
+    // With several brokers, the owner has the newest facts.
+    if (!facts || !this.#history.owns(machine_id)) return;
+    transaction.about(machine_id);
     const { report, ...host } = facts;
     transaction.put('machine_facts', 'machine_id', {
       ...{ machine_id, facts: JSON.stringify(host), last_seen: facts.last_seen },

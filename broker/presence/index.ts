@@ -25,12 +25,16 @@ export interface Link {
   close(last: Pick<ConnectResponse, 'fenced' | 'removed' | 'drain'>): void;
 }
 
+/** Longest wait of an agent whose machine another broker owns now. */
+const returnMs = 1_000;
+
 type Watcher = (machineId: string, online: boolean) => void;
 
 export class Presence {
   readonly #links = new Map<string, Link>();
   readonly #watchers = new Set<Watcher>();
   #version = 0;
+  #isElsewhere = (_machineId: string): boolean => false;
 
   /** Finds the link of a machine. Throws machine_offline if there is none. */
   get(machine_id: string): Link {
@@ -47,6 +51,21 @@ export class Presence {
 
   online(machineId: string): boolean {
     return this.#links.has(machineId);
+  }
+
+  /** True if a machine has a link with this broker or another one. */
+  linkedAnywhere(machineId: string): boolean {
+    return this.#links.has(machineId) || this.#isElsewhere(machineId);
+  }
+
+  /** Sets the function that says whether a machine has a link with another broker. */
+  lookElsewhere(isElsewhere: (machineId: string) => boolean): void {
+    this.#isElsewhere = isElsewhere;
+  }
+
+  /** Called when a machine goes online or offline at another broker. */
+  changedElsewhere(): void {
+    this.#version += 1;
   }
 
   get count(): number {
@@ -72,6 +91,16 @@ export class Presence {
   /** Ends the link of a machine that was removed. */
   remove(machineId: string): void {
     this.#links.get(machineId)?.close({ removed: { reason: 'this machine was removed' } });
+  }
+
+  /** Ends the links of machines that are not registered any more. */
+  removeAllBut(machines: ReadonlyMap<string, unknown>): void {
+    for (const id of [...this.#links.keys()]) if (!machines.has(id)) this.remove(id);
+  }
+
+  /** Ends the link of a machine that another broker owns now. An agent that is still there connects again. */
+  lose(machineId: string): void {
+    this.#links.get(machineId)?.close({ drain: { retry_after_ms: Math.round(Math.random() * returnMs) } });
   }
 
   /** Ends every link. The agents reconnect at random times within `spreadMs` milliseconds. */

@@ -45,7 +45,15 @@ export class Schedules {
     const { records, state } = context;
     const launcher = new Launcher(context, await records.unfinishedIds());
     const marks = await records.marks([...state.schedules.keys()]);
-    return new Schedules(context, launcher, new DueTimes(context, launcher, marks, log));
+    const dueTimes = new DueTimes(context, launcher, marks, log);
+    context.cluster?.join({
+      async adopt(machineIds) {
+        await launcher.adopt(machineIds);
+        await dueTimes.adopt(machineIds);
+      },
+      drop() {},
+    });
+    return new Schedules(context, launcher, dueTimes);
   }
 
   /** Stops running schedules. */

@@ -5,6 +5,7 @@ import type { KeyId, MachineId, RunId } from '../../shared/api/route.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
+import type { Cluster } from '../cluster/owners.ts';
 import type { AcceptedCommand, Commands } from '../commands/index.ts';
 import type { History, HistoryTransaction } from '../history/history.ts';
 import type { Presence } from '../presence/index.ts';
@@ -12,6 +13,8 @@ import type { Schedule, State } from '../state/in-memory-state.ts';
 import { newRun, type ScheduleRecords, type ScheduleRun, settledRun } from './run-records.ts';
 
 export interface ScheduleContext {
+  /** Undefined with a single broker. */
+  cluster?: Pick<Cluster, 'join'> | undefined;
   state: State;
   history: History;
   presence: Presence;
@@ -37,7 +40,9 @@ export class Launcher {
   readonly #context: ScheduleContext;
   readonly #started = monotonic();
   /** Ids of the runs that had not ended when an earlier broker process stopped. */
-  readonly #leftOpen: ReadonlySet<string>;
+  readonly #leftOpen: Set<string>;
+  /** When this broker became the owner of a machine. */
+  readonly #adoptedAt = new Map<string, number>();
   readonly #linkedAt = new Map<string, number>();
 
   constructor(context: ScheduleContext, left: readonly string[]) {
@@ -47,6 +52,16 @@ export class Launcher {
       if (online) this.#linkedAt.set(machineId, monotonic());
       else this.#linkedAt.delete(machineId);
     });
+  }
+
+  /** Waits for the machines as after a start of the broker: their last owner may have ended. */
+  async adopt(machineIds: readonly string[]): Promise<void> {
+    for (const id of machineIds) this.#adoptedAt.set(id, monotonic());
+    for (const id of await this.#context.records.unfinishedIds()) this.#leftOpen.add(id);
+  }
+
+  #ownedSince(machineId: string): number {
+    return this.#adoptedAt.get(machineId) ?? this.#started;
   }
 
   /**
@@ -64,8 +79,10 @@ export class Launcher {
   mayHaveEnded(open: readonly ScheduleRun[]): boolean {
     const isReported = (machineId: string): boolean =>
       monotonic() - (this.#linkedAt.get(machineId) ?? Number.POSITIVE_INFINITY) >= reportMs;
-    if (monotonic() - this.#started >= returnMs) return false;
-    return open.every(({ id, machine_id }) => this.#leftOpen.has(id) && !isReported(machine_id));
+    const isOver = (machineId: string): boolean => monotonic() - this.#ownedSince(machineId) >= returnMs;
+    return open.every(
+      ({ id, machine_id }) => this.#leftOpen.has(id) && !isOver(machine_id) && !isReported(machine_id),
+    );
   }
 
   /** Starts a run at its time. Resolves when the run, or the reason why there is none, is on disk. */
@@ -128,7 +145,7 @@ export class Launcher {
    */
   #queueFor(machineId: string): { queue_for?: number } {
     if (this.#context.presence.online(machineId)) return { queue_for: busyMs };
-    const left = this.#started + returnMs - monotonic();
+    const left = this.#ownedSince(machineId) + returnMs - monotonic();
     return left > 0 ? { queue_for: Math.ceil(left) } : {};
   }
 }

@@ -17,6 +17,8 @@ interface Tracked {
   next: number | undefined;
   /** When the schedule is checked next: at its next time or later. */
   checkAt: number;
+  /** False until its mark is read, after another broker may have run it. */
+  loaded: boolean;
   /** True while the schedule is being checked. */
   busy: boolean;
   /** True while the next time waits: for the end of an open run, or for a retry after a failed write. */
@@ -105,6 +107,30 @@ export class DueTimes {
     return times;
   }
 
+  /** Goes on with the schedules of these machines, which this broker owns from now on. */
+  async adopt(machineIds: readonly string[]): Promise<void> {
+    const owned = new Set(machineIds);
+    await this.#load([...this.#tracked.values()].filter(({ schedule }) => owned.has(schedule.machine_id)));
+  }
+
+  /** Reads up to when other brokers have settled these schedules. */
+  async #load(some: readonly Tracked[]): Promise<void> {
+    for (const tracked of some) tracked.loaded = false;
+    const marks = await this.#context.records.marksOf(some.map(({ schedule }) => schedule.id));
+    for (const tracked of some) {
+      const { id, since } = tracked.schedule;
+      tracked.settledUntil = Math.min(Math.max(marks.get(id) ?? 0, Date.parse(since)), now());
+      tracked.loaded = true;
+      this.#plan(tracked);
+    }
+    this.#setTimer();
+  }
+
+  /** True if this broker runs the schedule. */
+  #isOwn({ schedule, loaded }: Tracked): boolean {
+    return loaded && this.#context.history.owns(schedule.machine_id);
+  }
+
   stop(): void {
     this.#stopped = true;
     this.#stopWatching();
@@ -117,17 +143,25 @@ export class DueTimes {
     if (schedules === this.#declared) return;
     this.#declared = schedules;
     for (const id of this.#tracked.keys()) if (!schedules.has(id)) this.#tracked.delete(id);
+    const moved: Tracked[] = [];
     for (const schedule of schedules.values()) {
-      if (this.#tracked.get(schedule.id)?.schedule !== schedule)
-        this.#track(schedule, marks.get(schedule.id));
+      const before = this.#tracked.get(schedule.id);
+      if (before?.schedule === schedule) continue;
+      // The owner of its machine before may have been another broker.
+      if (before && before.schedule.machine_id !== schedule.machine_id) moved.push(before);
+      this.#track(schedule, marks.get(schedule.id));
     }
+    if (this.#context.cluster && moved.length > 0)
+      this.#load(moved).catch((err: unknown) =>
+        this.#log.error({ err }, 'marks of schedules could not be read'),
+      );
     this.#setTimer();
   }
 
   #track(schedule: Schedule, settledUntil = 0): void {
     const tracked = this.#tracked.get(schedule.id) ?? {
       ...{ schedule, settledUntil, next: undefined, checkAt: Number.POSITIVE_INFINITY },
-      ...{ busy: false, waiting: false, missed: 0 },
+      ...{ loaded: true, busy: false, waiting: false, missed: 0 },
     };
     tracked.schedule = schedule;
     // Due times before `since` do not count. A mark later than now was written while the clock was ahead.
@@ -160,7 +194,8 @@ export class DueTimes {
     if (this.#stopped || this.#working) return;
     let next = Number.POSITIVE_INFINITY;
     if (!this.#clock.isUncertain)
-      for (const { checkAt: lookAt } of this.#tracked.values()) next = Math.min(next, lookAt);
+      for (const tracked of this.#tracked.values())
+        if (this.#isOwn(tracked)) next = Math.min(next, tracked.checkAt);
     const wait = Math.min(Math.max(0, next - now()), longestWaitMs);
     this.#cancelTimer = after(wait, () => {
       this.#working = true;
@@ -185,7 +220,7 @@ export class DueTimes {
   /** Returns due schedules, oldest first. Schedules that are far behind wait until no others are due. */
   #due(): Tracked[] {
     const at = now();
-    const due = [...this.#tracked.values()].filter(({ checkAt: lookAt }) => lookAt <= at);
+    const due = [...this.#tracked.values()].filter((one) => one.checkAt <= at && this.#isOwn(one));
     due.sort((a, b) => a.checkAt - b.checkAt);
     const fresh = due.filter(({ checkAt: lookAt }) => lookAt >= at - lateMs);
     return fresh.length > 0 ? fresh.slice(0, atOnce) : due.slice(0, behindAtOnce);

@@ -105,6 +105,7 @@ export class ScheduleRecords {
   /** Stores a run whose command is created in the same transaction. */
   begin(run: ScheduleRun, transaction: HistoryTransaction): void {
     const { schedule_id, scheduled_for: at } = run;
+    transaction.about(run.machine_id);
     // After the clock was set back, this replaces a row of the same time whose run did not take place.
     transaction.put('schedule_runs', 'schedule_id, scheduled_for', { decided_at: now(), ...run });
     if (at !== null) transaction.put('schedule_marks', 'schedule_id', { schedule_id, at });
@@ -163,6 +164,16 @@ export class ScheduleRecords {
       transaction.run(others, JSON.stringify(scheduleIds));
       return transaction.all('SELECT schedule_id, at FROM schedule_marks');
     });
+    return new Map(rows.map((row) => [textIn(row, 'schedule_id'), Number(row.at)]));
+  }
+
+  /** Returns the time up to which each of these schedules is settled. */
+  async marksOf(scheduleIds: readonly string[]): Promise<Map<string, number>> {
+    const some = 'schedule_id IN (SELECT value FROM json_each(?))';
+    const rows = await this.#history.all(
+      `SELECT schedule_id, at FROM schedule_marks WHERE ${some}`,
+      JSON.stringify(scheduleIds),
+    );
     return new Map(rows.map((row) => [textIn(row, 'schedule_id'), Number(row.at)]));
   }
 

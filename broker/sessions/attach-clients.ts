@@ -43,6 +43,7 @@ export async function attach(
   session.clients.set(client_id, attachment);
   try {
     await context.history.write((transaction) => {
+      transaction.about(machine_id);
       context.records.attach(attached, transaction);
       emitEvent(transaction, 'session.client_attached', session.record, context, { client_id, mode });
       caller.commit(transaction, { client_id, mode });
@@ -62,6 +63,7 @@ export function recordDetached(
   session: Session,
   context: SessionContext,
 ): void {
+  transaction.about(session.machine_id);
   context.records.detach(client_id, transaction);
   emitEvent(transaction, 'session.client_detached', session, context, { client_id, mode });
 }
@@ -175,6 +177,8 @@ export class Attachment {
     const { attached, session } = this;
     const { history, log } = this.#context;
     session.clients.delete(attached.client_id);
+    // The new owner of the machine records it.
+    if (!history.owns(session.record.machine_id)) return;
     try {
       await history.write((transaction) => {
         recordDetached(transaction, attached, session.record, this.#context);

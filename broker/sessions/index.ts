@@ -12,16 +12,9 @@ import { Acknowledgements } from '../link/acknowledge-results.ts';
 import { filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import type { Link } from '../presence/index.ts';
 import { type Attachment, type AttachParams, attach, recordDetached, unusedMs } from './attach-clients.ts';
-import {
-  emitEvent,
-  endUnknown,
-  linkTo,
-  OpenSession,
-  type SessionContext,
-  type SessionServices,
-  sessionsOn,
-} from './session.ts';
-import { columns, type Session, SessionRecords, sessionOf } from './session-records.ts';
+import { emitEvent, endUnknown, linkTo, OpenSession, type SessionContext, sessionsOn } from './session.ts';
+import { type Attached, columns, type Session, SessionRecords, sessionOf } from './session-records.ts';
+import type { SessionServices } from './session-services.ts';
 
 interface SessionSettings {
   /** Sessions that ended more than this many milliseconds ago are deleted. */
@@ -134,7 +127,14 @@ export class Sessions {
   ): Promise<Sessions> {
     const records = await SessionRecords.open(services.history, keepMs);
     const sessions = new Sessions({ ...services, records }, publicUrl, log);
-    await sessions.#recover();
+    if (services.cluster)
+      services.cluster.join({
+        adopt: (machineIds) => sessions.#load(machineIds),
+        drop: (machineId) => {
+          for (const session of sessionsOn(machineId, sessions.#context)) session.drop();
+        },
+      });
+    else await sessions.#load();
     return sessions;
   }
 
@@ -188,24 +188,34 @@ export class Sessions {
   }
 
   /**
-   * Recovers from the end of an earlier broker process: open sessions wait for their machines, and all
-   * clients are detached.
+   * Recovers what another broker process has left, of all machines or of some: open sessions wait for their machines,
+   * and all clients are detached.
    */
-  async #recover(): Promise<void> {
+  async #load(machineIds?: readonly string[]): Promise<void> {
     const { records, sessions, history, state, log } = this.#context;
-    for (const record of await records.open()) new OpenSession(this.#context, record, true);
-    const left = await records.attached();
-    const written = history.write(async (transaction) => {
+    const open = (await records.open(machineIds)).filter(
+      ({ id, machine_id }) => !sessions.has(id) && history.owns(machine_id),
+    );
+    const loaded = open.map((record) => new OpenSession(this.#context, record, true));
+    const left = await records.attached(machineIds);
+    if (left.length > 0)
+      this.#recordLeft(left).catch((err: unknown) =>
+        log.error({ err }, 'earlier clients could not be recorded as detached'),
+      );
+    for (const session of loaded) {
+      if (state.machines.has(session.record.machine_id)) session.awaitLink();
+      else void session.end({ reason: 'machine_removed' });
+    }
+  }
+
+  async #recordLeft(left: readonly Attached[]): Promise<void> {
+    const { history, records } = this.#context;
+    await history.write(async (transaction) => {
       for (const client of left) {
         const session = await records.find(client.session_id, transaction);
         if (session) recordDetached(transaction, client, session, this.#context);
       }
     });
-    written.catch((err: unknown) => log.error({ err }, 'earlier clients could not be recorded as detached'));
-    for (const session of sessions.values()) {
-      if (state.machines.has(session.record.machine_id)) session.awaitLink();
-      else void session.end({ reason: 'machine_removed' });
-    }
   }
 
   /**

@@ -4,6 +4,7 @@ import type { KeyId, MachineId, SessionId } from '../../shared/api/route.ts';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { History, HistoryTransaction, Row, RowReader } from '../history/history.ts';
+import { allOf, reachableOnly } from '../paging.ts';
 
 type Detail = Reply<Api['sessions']['get']>;
 type Times = 'created_at' | 'connected_at' | 'last_heartbeat_at' | 'grace_period_started_at' | 'ended_at';
@@ -79,6 +80,7 @@ export class SessionRecords {
   }
 
   put(session: Session, transaction: HistoryTransaction): void {
+    transaction.about(session.machine_id);
     transaction.put('sessions', 'id', { ...session, ending: Number(session.ending) });
   }
 
@@ -94,10 +96,11 @@ export class SessionRecords {
     return row && sessionOf(row);
   }
 
-  /** Sessions that have not ended, oldest first. */
-  async open(): Promise<Session[]> {
-    const text = `SELECT ${columns} FROM sessions WHERE ended_at IS NULL ORDER BY created_at, rowid`;
-    return (await this.#history.all(text)).map(sessionOf);
+  /** Sessions that have not ended, oldest first: all of them, or those on some machines. */
+  async open(machineIds?: readonly string[]): Promise<Session[]> {
+    const [where, values] = allOf([['ended_at IS NULL'], reachableOnly(machineIds)]);
+    const text = `SELECT ${columns} FROM sessions WHERE ${where} ORDER BY created_at, rowid`;
+    return (await this.#history.all(text, ...values)).map(sessionOf);
   }
 
   attach(client: Attached, transaction: HistoryTransaction): void {
@@ -108,9 +111,14 @@ export class SessionRecords {
     transaction.run('DELETE FROM session_clients WHERE client_id = ?', clientId);
   }
 
-  /** Clients that were still attached when an earlier broker process stopped. */
-  async attached(): Promise<Attached[]> {
-    const rows = await this.#history.all(`SELECT ${clientColumns} FROM session_clients ORDER BY rowid`);
+  /** Clients that were still attached when another broker process stopped: all, or those on some machines. */
+  async attached(machineIds?: readonly string[]): Promise<Attached[]> {
+    const [where, values] = allOf([reachableOnly(machineIds)]);
+    const ofThese = `session_id IN (SELECT id FROM sessions WHERE ${where})`;
+    const rows = await this.#history.all(
+      `SELECT ${clientColumns} FROM session_clients WHERE ${machineIds ? ofThese : 'TRUE'} ORDER BY rowid`,
+      ...values,
+    );
     // The cast is safe: the columns are exactly the fields that attach() wrote.
     return rows.map((row) => row as unknown as Attached);
   }

@@ -3,41 +3,17 @@
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { TerminalEvent__Output } from '../../proto/types/farhand/agent/v1/TerminalEvent.ts';
 import type { TerminalSpec } from '../../proto/types/farhand/agent/v1/TerminalSpec.ts';
-import type { Deed } from '../../shared/api/audit.ts';
 import type { EventType } from '../../shared/api/events.ts';
-import type { MachineId } from '../../shared/api/route.ts';
 import type { Caller, Journal } from '../../shared/api/route-table.ts';
 import { after, now, sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Wake } from '../../shared/slow-reader-backpressure.ts';
-import type { Events } from '../events.ts';
-import type { History } from '../history/history.ts';
 import type { Acknowledgements } from '../link/acknowledge-results.ts';
-import type { MachineFacts } from '../presence/facts-and-metrics.ts';
-import type { Link, Presence } from '../presence/index.ts';
-import type { State } from '../state/in-memory-state.ts';
+import type { Link } from '../presence/index.ts';
 import type { Attached, Session, SessionRecords, Status } from './session-records.ts';
-
-/** The parts of the broker that sessions use. */
-export interface SessionServices {
-  state: State;
-  history: History;
-  events: Events;
-  presence: Presence;
-  machineFacts: MachineFacts;
-  /** Adds a row to the audit log, in the transaction of the change. */
-  audit(journal: Journal, deed: Deed): void;
-  /**
-   * Calls `end` when the key may no longer attach to sessions of that machine. The returned function stops
-   * this.
-   */
-  whileAttachable(
-    intent: Pick<Caller, 'key_id' | 'login_id'> & { machine_id: MachineId },
-    end: () => void,
-  ): () => void;
-}
+import type { SessionServices } from './session-services.ts';
 
 /** Services and state that all sessions share. */
 export interface SessionContext extends SessionServices {
@@ -213,6 +189,16 @@ export class OpenSession {
     if (!this.over) return;
     for (const client of this.clients.values()) client.sessionEnded();
     this.closeIfUnread();
+    this.changed.wake();
+  }
+
+  /** Stops all work on the session, because another broker owns its machine. Its clients attach again there. */
+  drop(): void {
+    this.ended = true;
+    this.link = undefined;
+    this.#cancelTimers();
+    this.#context.sessions.delete(this.record.id);
+    for (const client of this.clients.values()) void client.detach('stopping');
     this.changed.wake();
   }
 

@@ -13,6 +13,7 @@ import { Alerts, type DigestTimes, defaultTimes } from '../alerts/index.ts';
 import { createAudit } from '../audit.ts';
 import { createBackups } from '../backup.ts';
 import { createTrustedProxies } from '../client-address.ts';
+import type { Cluster } from '../cluster/owners.ts';
 import type { Owners } from '../cluster/peers/owners.ts';
 import { createCommands } from '../commands/index.ts';
 import type { ConnectionLimits } from '../connection-limiter.ts';
@@ -81,6 +82,8 @@ interface Stores {
   events: Events;
   presence: Presence;
   machineFacts: MachineFacts;
+  /** The other brokers of the database; undefined with a single broker. */
+  cluster: Cluster | undefined;
 }
 
 type Nouns = Awaited<ReturnType<typeof createNouns>> & { deliveries: Deliveries; webhooks: Webhooks };
@@ -104,30 +107,33 @@ const maxContents = 64 * 1024 * 1024;
 /** Creates all parts. Throws StartError if the data directory cannot be used. */
 export async function createParts(opening: Opening) {
   const { settings, closers, status, log } = opening;
-  const { state, history, untouched } = await createStores(opening);
+  const { state, history, untouched, cluster, started } = await createStores(opening);
   const authority = await loadAuthority(settings.data_dir, untouched);
   const events = await Events.open(history, settings.keep_events);
   const deliveries = await deliveriesOf(opening, history);
   const webhooks = webhooksOf(opening, { state, history, events }, deliveries);
   const machineFacts = await MachineFacts.open(history);
   closers.push(() => machineFacts.close());
-  const stores = { state, history, events, presence: new Presence(), machineFacts };
+  const stores = { state, history, events, presence: new Presence(), machineFacts, cluster };
   closers.push(await recordMachineEvents(stores, log));
   // This comes before createNouns(), which writes changes of an earlier broker process to the history: the
   // functions for that must be registered by then.
-  const idempotency = await Idempotency.open(history);
+  const idempotency = await Idempotency.open(history, cluster?.brokerId);
   const nouns = { ...(await createNouns(opening, stores, authority, deliveries)), deliveries, webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
   closers.push(() => recorder.close());
   const metrics = createMetrics(() => ({ online: stores.presence.count, registered: state.machines.size }));
   const publicUrl = (): string => settings.public_url ?? status.url;
   const service = serviceHandlers(status, authority, publicUrl, metrics);
+  if (cluster) followOthers(cluster, stores);
+  await started?.();
+  await cluster?.start();
   const handlers = { ...handlersOf({ ...stores, ...nouns }, log), service };
   const proxies = createTrustedProxies(settings.trusted_proxy);
   return {
     ...stores,
     ...nouns,
-    owners: opening.tuning.cluster?.owners,
+    owners: opening.tuning.cluster?.owners ?? cluster,
     authority,
     idempotency,
     recorder,
@@ -138,6 +144,21 @@ export async function createParts(opening: Opening) {
     proxies,
     rates: createRateLimits({ limit: settings.rate_limit, isShared: proxies.isShared }),
   };
+}
+
+/** Connects what other brokers do with the links and events of this one. */
+function followOthers(cluster: Cluster, { state, events, presence }: Stores): void {
+  events.expectOthers();
+  cluster.follow(() => events.refresh());
+  // Joined last, so that the work of a machine is dropped before its link ends.
+  cluster.join({ adopt: async () => {}, drop: (machineId) => presence.lose(machineId) });
+  presence.watch((machineId, online) => {
+    if (!online) cluster.unlinked(machineId);
+  });
+  presence.lookElsewhere((machineId) => cluster.isLinkedElsewhere(machineId));
+  cluster.watch(() => presence.changedElsewhere());
+  // A machine may be removed at another broker.
+  state.watch(() => presence.removeAllBut(state.machines));
 }
 
 async function deliveriesOf({ settings, tuning, closers }: Opening, history: History): Promise<Deliveries> {

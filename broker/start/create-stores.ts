@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import { now } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
+import type { Cluster } from '../cluster/owners.ts';
 import { History } from '../history/history.ts';
 import { openHistory } from '../history/open-sqlite-file.ts';
 import { countTimesFrom } from '../schedules/run-due-times.ts';
@@ -22,11 +23,19 @@ interface OpenedStores {
   history: History;
   /** True if no document was ever declared. */
   untouched: boolean;
+  /** The other brokers of the database; undefined with a single broker. */
+  cluster?: Cluster | undefined;
+  /** Lets other brokers start. Call it once all tables exist. */
+  started?: () => Promise<void>;
 }
 
 /** Opens the stores and registers how they are closed. Throws StartError. */
 export function createStores(opening: Opening): Promise<OpenedStores> {
-  const url = opening.settings.database_url;
+  const { database_url: url, peer_listen, peer_url } = opening.settings;
+  if (url === undefined && (peer_listen || peer_url))
+    throw new StartError(
+      '--peer-listen and --peer-url are for several brokers on one database: they need --database-url',
+    );
   return url === undefined ? createInFiles(opening) : createInDatabase(opening, url);
 }
 
@@ -57,19 +66,34 @@ async function createInDatabase(
       `${file} has the state of a broker without --database-url: use an empty data directory, or leave out --database-url`,
     );
   // These modules are loaded only here, because a broker without a database does not need them.
-  const [{ PostgresDatabase }, { PostgresStore }, { refuseMarked }] = await Promise.all([
+  const [{ PostgresDatabase }, { addressOf }, { PostgresStore }, { refuseMarked }] = await Promise.all([
     import('../history/postgres-database.ts'),
+    import('../history/postgres-settings.ts'),
     import('../state/postgres-documents.ts'),
     import('../history/unfinished-copy-mark.ts'),
   ]);
-  const database = await PostgresDatabase.open({ database_url, database_password_file }, log);
+  const address = { database_url, database_password_file };
+  const several = settings.peer_listen && (await import('../cluster/owners.ts'));
+  const brokerId = several ? several.newBrokerId() : undefined;
+  const database = await PostgresDatabase.open(address, log, brokerId);
   const history = new History(database, log);
   closers.push(() => history.close());
   await refuseMarked(history, database.name);
   const state = new State(await PostgresStore.open(history));
   closers.push(() => state.close());
   await database.writer.claim();
-  return { state, history, untouched: state.generation === 1 };
+  const stores = { state, history, untouched: state.generation === 1 };
+  if (!several || brokerId === undefined) return stores;
+  const options = { address: addressOf(address), brokerId, url: peerUrlOf(settings), log };
+  const cluster = await several.Cluster.open(options, state, history);
+  closers.push(() => cluster.close());
+  return { ...stores, cluster, started: () => database.writer.started() };
+}
+
+/** The URL of the peer port, until that port listens. */
+function peerUrlOf({ peer_url, peer_listen }: BrokerSettings): string {
+  const { host = '', port = 0 } = peer_listen ?? {};
+  return peer_url ?? `https://${host.includes(':') ? `[${host}]` : host}:${port}`;
 }
 
 function historyOf(settings: BrokerSettings, state: State, untouched: boolean, log: Logger): History {

@@ -187,13 +187,13 @@ async function startServers(
 
 /** Opens the port to which other brokers forward requests. */
 async function startPeerPort(
-  { tuning }: Opening,
+  { settings, tuning }: Opening,
   app: AppOptions & Parts,
   streams: StreamsService,
   peering: Peering,
   stops: (() => Promise<unknown>)[],
 ): Promise<void> {
-  const where = tuning.cluster?.listen ?? { host: '127.0.0.1', port: 0 };
+  const where = tuning.cluster?.listen ?? settings.peer_listen ?? { host: '127.0.0.1', port: 0 };
   const { host } = where;
   const opened = await peering
     .listen(app, streams, where, tuning.silentMs ?? silentMs)
@@ -201,7 +201,7 @@ async function startPeerPort(
       throw cannotListen(error, '--peer-listen', address(host, where.port));
     });
   stops.push(() => opened.close(finishRequestsMs));
-  await app.owners?.advertise(`https://${address(host, opened.port)}`);
+  await app.owners?.advertise(settings.peer_url ?? `https://${address(host, opened.port)}`);
 }
 
 function address(host: string, port: number): string {

@@ -9,7 +9,7 @@ import { StartError } from '../../shared/errors.ts';
 import type { OutboxEntry } from '../history/history.ts';
 import { type Declared, type Documents, names, newDocuments } from './document-types.ts';
 import { commandBack, StateFile } from './state-file.ts';
-import type { Apply, StateStore } from './store-interface.ts';
+import type { Apply, Edited, StateStore } from './store-interface.ts';
 
 /** Files that a broker creates. If one of them exists but state.json does not, state.json was lost. */
 const traces = ['state.json.last', 'history.db', 'authority.json'];
@@ -51,7 +51,18 @@ export class FileStore implements StateStore {
     return !this.#file.mayHoldFailed;
   }
 
-  async write(_before: Declared, next: Declared, entries: readonly OutboxEntry[]): Promise<void> {
+  async change(current: Declared, edit: (newest: Declared) => Edited): Promise<Declared> {
+    const { next, entries } = edit(current);
+    if (next !== current || entries.length > 0) await this.#write(next, entries);
+    return next;
+  }
+
+  /** No other broker can use the file. */
+  async refresh(current: Declared): Promise<Declared> {
+    return current;
+  }
+
+  async #write(next: Declared, entries: readonly OutboxEntry[]): Promise<void> {
     const before = this.#low.data;
     this.#low.data = {
       ...before,

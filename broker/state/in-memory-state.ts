@@ -5,7 +5,7 @@ import { after } from '../../shared/clock.ts';
 import type { OutboxEntry } from '../history/history.ts';
 import { type Declared, type Documents, type Name, names } from './document-types.ts';
 import { FileStore } from './file-documents.ts';
-import type { Apply, StateStore } from './store-interface.ts';
+import type { Apply, Edited, StateStore } from './store-interface.ts';
 
 export type {
   AlertChannel,
@@ -52,6 +52,8 @@ export class State implements Declared {
   readonly #watchers = new Set<() => void>();
   #committed: Declared;
   #queue: Pending[] = [];
+  /** The refresh that begins once the running commit has ended. */
+  #refreshing: PromiseWithResolvers<void> | undefined;
   #running: Promise<void> | undefined;
   #cancelAgain = (): void => {};
 
@@ -88,6 +90,14 @@ export class State implements Declared {
     return promise;
   }
 
+  /** Reads what other brokers have changed. Resolves at once if no other broker can use the documents. */
+  refresh(): Promise<void> {
+    const refreshing = this.#refreshing ?? Promise.withResolvers<void>();
+    this.#refreshing = refreshing;
+    this.#running ??= this.#run();
+    return refreshing.promise;
+  }
+
   /** Calls `look` once while no commit runs, with the bytes of state.json as it is stored. */
   between<T>(look: (bytes: Buffer) => T): Promise<T> {
     const { promise, resolve, reject } = Promise.withResolvers<T>();
@@ -120,31 +130,55 @@ export class State implements Declared {
     do {
       const group = this.#queue;
       this.#queue = [];
-      await this.#commit(group).catch((error: unknown) => {
+      const refreshing = this.#refreshing;
+      this.#refreshing = undefined;
+      // A change reads what others have changed too.
+      const run = refreshing && group.length === 0 ? this.#refresh() : this.#commit(group);
+      await run.then(refreshing?.resolve, (error: unknown) => {
         for (const member of group) member.reject(error);
+        refreshing?.reject(error);
       });
-    } while (this.#queue.length > 0);
+    } while (this.#queue.length > 0 || this.#refreshing);
     this.#running = undefined;
   }
 
+  async #refresh(): Promise<void> {
+    if (this.#replace(await this.#store.refresh(this.#committed))) this.#callWatchers();
+  }
+
   async #commit(group: readonly Pending[]): Promise<void> {
-    const { next, entries, done } = editAll(this.#committed, group);
-    const changed = next !== this.#committed || entries.length > 0;
-    if (changed) await this.#write(next, entries);
+    const done: (() => void)[] = [];
+    let hasEntries = false;
+    const next = await this.#change((newest) => {
+      const edited = editAll(newest, group, done);
+      hasEntries = edited.entries.length > 0;
+      return edited;
+    });
+    const isChanged = this.#replace(next) || hasEntries;
     await this.#finish();
-    if (changed) for (const watcher of [...this.#watchers]) watcher();
+    if (isChanged) this.#callWatchers();
     for (const resolve of done) resolve();
   }
 
-  async #write(next: Declared, entries: readonly OutboxEntry[]): Promise<void> {
+  async #change(edit: (newest: Declared) => Edited): Promise<Declared> {
     try {
-      await this.#store.write(this.#committed, next, entries);
+      return await this.#store.change(this.#committed, edit);
     } catch (cause) {
       await this.#finish();
       throw this.#store.isUndone ? cause : new Error('a failed change is not undone yet', { cause });
     }
+  }
+
+  /** Sets the committed documents. Returns false if they are the same as before. */
+  #replace(next: Declared): boolean {
+    if (next === this.#committed) return false;
     this.#committed = next;
     Object.assign(this, next);
+    return true;
+  }
+
+  #callWatchers(): void {
+    for (const watcher of [...this.#watchers]) watcher();
   }
 
   /**
@@ -164,13 +198,12 @@ export class State implements Declared {
 }
 
 /**
- * Runs each edit in its own transaction. An edit that throws is undone and rejected. The other edits
- * continue.
+ * Runs each edit in its own transaction, and adds what resolves its caller to `done`. An edit that throws is undone
+ * and rejected; the other edits go on.
  */
-function editAll(base: Declared, group: readonly Pending[]) {
+function editAll(base: Declared, group: readonly Pending[], done: (() => void)[]): Edited {
   let next = base;
   const entries: OutboxEntry[] = [];
-  const done: (() => void)[] = [];
   for (const member of group) {
     const transaction = new StateTransaction(next);
     try {
@@ -181,7 +214,7 @@ function editAll(base: Declared, group: readonly Pending[]) {
       member.reject(error);
     }
   }
-  return { next, entries, done };
+  return { next, entries };
 }
 
 /**

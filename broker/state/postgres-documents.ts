@@ -1,11 +1,18 @@
-// Stores the declared documents in PostgreSQL, a row each. They are committed in one transaction with their
-// entries for the history.
+// The declared documents in PostgreSQL, a row each, committed in one transaction with their entries for history. Each
+// broker has a copy in memory, and reads what others have changed before it changes anything.
 import { randomBytes } from 'node:crypto';
 import { z } from 'zod';
 import { AppError, StartError } from '../../shared/errors.ts';
-import { type History, jsonIn, type OutboxEntry, textIn } from '../history/history.ts';
+import {
+  type History,
+  type HistoryTransaction,
+  jsonIn,
+  type Row,
+  type RowReader,
+  textIn,
+} from '../history/history.ts';
 import { type Declared, type Documents, documents, names, newDocuments } from './document-types.ts';
-import type { StateStore } from './store-interface.ts';
+import type { Edited, StateStore } from './store-interface.ts';
 
 export class PostgresStore implements StateStore {
   readonly isUndone = true;
@@ -32,28 +39,60 @@ export class PostgresStore implements StateStore {
     return this.#documents;
   }
 
-  async write(before: Declared, next: Declared, entries: readonly OutboxEntry[]): Promise<void> {
-    const { generation } = this.#documents;
+  /** Other brokers that change documents wait until this change is committed. */
+  async change(current: Declared, edit: (newest: Declared) => Edited): Promise<Declared> {
+    let result = current;
+    let reached = this.#documents.generation;
     await this.#history.write(async (transaction) => {
-      const counted = await transaction.get(
-        'UPDATE installation SET generation = ?1 + 1 WHERE generation = ?1 RETURNING generation',
-        generation,
-      );
-      if (!counted)
-        throw new AppError('unavailable', 'another broker has changed the database; start this one again');
-      for (const name of names) {
-        if (before[name] === next[name]) continue;
-        for (const [id, document] of next[name]) {
-          if (before[name].get(id) === document) continue;
-          const row = { collection: name, id, document: JSON.stringify(document) };
-          transaction.put('documents', 'collection, id', row);
-        }
-        const remove = 'DELETE FROM documents WHERE collection = ? AND id = ?';
-        for (const id of before[name].keys()) if (!next[name].has(id)) transaction.run(remove, name, id);
-      }
+      const row = await transaction.get('SELECT generation FROM installation FOR UPDATE');
+      const found = Number(row?.generation);
+      const newest = found === reached ? current : await this.#newest(current, transaction);
+      const { next, entries } = edit(newest);
+      result = next;
+      reached = found;
+      if (next === newest && entries.length === 0) return;
+      reached = found + 1;
+      transaction.run('UPDATE installation SET generation = ?', reached);
+      write(newest, next, reached, transaction);
       for (const entry of entries) transaction.append(entry);
     });
-    this.#documents = { ...this.#documents, generation: generation + 1 };
+    this.#documents = { ...this.#documents, generation: reached };
+    return result;
+  }
+
+  async refresh(current: Declared): Promise<Declared> {
+    const row = await this.#history.get('SELECT generation FROM installation');
+    if (Number(row?.generation) === this.#documents.generation) return current;
+    const generation = Number(row?.generation);
+    const newest = await this.#newest(current, this.#history);
+    // What was committed after the first of these reads is read once more by the next refresh.
+    this.#documents = { ...this.#documents, generation };
+    return newest;
+  }
+
+  /** Returns the documents with what other brokers have changed since `current` was read. */
+  async #newest(current: Declared, reader: RowReader): Promise<Declared> {
+    const { install_id, generation } = this.#documents;
+    const changed = await reader.all(
+      'SELECT collection, document FROM documents WHERE generation > ? ORDER BY position',
+      generation,
+    );
+    const removed = await reader.all(
+      'SELECT collection, id FROM removed_documents WHERE generation > ?',
+      generation,
+    );
+    const found = parse(install_id, generation, changed);
+    const next = names.map((name) => {
+      const gone = removed.filter(({ collection }) => collection === name).map((row) => textIn(row, 'id'));
+      if (found[name].length + gone.length === 0) return [name, current[name]];
+      const all = new Map<string, object>(current[name]);
+      for (const document of found[name]) all.set(document.id, document);
+      // No id is used twice, so what was removed between the two reads stays removed.
+      for (const id of gone) all.delete(id);
+      return [name, all];
+    });
+    // The cast is safe: the name of a collection decides the type of its documents.
+    return Object.fromEntries(next) as Declared;
   }
 
   /** Nothing is left to do after a commit. */
@@ -71,9 +110,30 @@ export class PostgresStore implements StateStore {
   async close(): Promise<void> {}
 }
 
+/** Stores what differs from `before`. */
+function write(before: Declared, next: Declared, generation: number, transaction: HistoryTransaction): void {
+  for (const collection of names) {
+    if (before[collection] === next[collection]) continue;
+    for (const [id, document] of next[collection]) {
+      if (before[collection].get(id) === document) continue;
+      const row = { collection, id, document: JSON.stringify(document), generation };
+      transaction.put('documents', 'collection, id', row);
+    }
+    for (const id of before[collection].keys()) {
+      if (next[collection].has(id)) continue;
+      transaction.run('DELETE FROM documents WHERE collection = ? AND id = ?', collection, id);
+      transaction.put('removed_documents', 'collection, id', { collection, id, generation });
+    }
+  }
+}
+
 async function read(history: History, install_id: string): Promise<Documents> {
   const [installation] = await history.all('SELECT generation FROM installation');
   const rows = await history.all('SELECT collection, document FROM documents ORDER BY position');
+  return parse(install_id, Number(installation?.generation), rows);
+}
+
+function parse(install_id: string, generation: number, rows: readonly Row[]): Documents {
   const all = names.map((name) => [
     name,
     rows.filter(({ collection }) => collection === name).map((row) => jsonIn(row, 'document')),
@@ -81,7 +141,7 @@ async function read(history: History, install_id: string): Promise<Documents> {
   const found = documents.safeParse({
     ...newDocuments(install_id),
     ...Object.fromEntries(all),
-    generation: Number(installation?.generation),
+    generation,
   });
   if (found.success) return found.data;
   throw new StartError(

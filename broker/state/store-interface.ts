@@ -6,13 +6,24 @@ import type { Declared, Documents } from './document-types.ts';
 /** Writes the outbox to the history. It may be called a second time with the same entries. */
 export type Apply = (entries: readonly OutboxEntry[]) => Promise<void>;
 
+/** What changes leave: the documents after them, and their entries for history. */
+export interface Edited {
+  next: Declared;
+  entries: readonly OutboxEntry[];
+}
+
 export interface StateStore {
   /** The documents as they are stored. */
   readonly documents: Documents;
   /** False if it is possible that a failed change is still stored. finish() undoes it. */
   readonly isUndone: boolean;
-  /** Stores the differences from `before`, and entries for the history. */
-  write(before: Declared, next: Declared, entries: readonly OutboxEntry[]): Promise<void>;
+  /**
+   * Calls `edit` once with the newest documents, and stores what it changes. Resolves with the documents as they are
+   * then. `current` are the documents that were returned last.
+   */
+  change(current: Declared, edit: (newest: Declared) => Edited): Promise<Declared>;
+  /** Returns the newest documents: `current` itself unless another broker has changed some. */
+  refresh(current: Declared): Promise<Declared>;
   /** Undoes a failed change, and writes entries to the history. If it throws, it is called again later. */
   finish(): Promise<void>;
   /** Sets the function that writes entries to history. */

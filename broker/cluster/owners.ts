@@ -1,0 +1,379 @@
+// Several brokers on one database: which of them are alive, and which of them owns each machine. The owner runs all
+// work of its machine: commands, terminals, schedules. A machine's hello makes its broker the owner at once. Machines
+// of a broker that is gone are claimed by another.
+import { randomBytes } from 'node:crypto';
+import { every, monotonic, sleep } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { Row } from '../history/database-interface.ts';
+import type { Fence } from '../history/group-commit.ts';
+import type { History } from '../history/history.ts';
+import { PostgresListener } from '../history/postgres-listener.ts';
+import type { PostgresAddress } from '../history/postgres-settings.ts';
+import { newsChannel } from '../history/postgres-write-connection.ts';
+import type { State } from '../state/in-memory-state.ts';
+import { Lease } from './lease.ts';
+import type { Owners, Peer } from './peers/owners.ts';
+import {
+  claiming,
+  readingBrokers,
+  readingHorizon,
+  readingOwners,
+  tables,
+  taking,
+  unlinking,
+} from './tables.ts';
+
+/** A part of the broker with work of machines in memory. */
+export interface Adopter {
+  /** Loads what is open on these machines, which this broker owns from now on. */
+  adopt(machineIds: readonly string[]): Promise<void>;
+  /** Drops what is open on a machine that another broker owns now. Writes nothing. */
+  drop(machineId: string): void;
+}
+
+const renewMs = 2_000;
+const pollMs = 1_000;
+/** Shortest time between two reads of news, because a busy broker commits a thousand groups in a second. */
+const betweenMs = 20;
+
+interface Owner {
+  brokerId: string;
+  epoch: number;
+  /** The machine's link with that broker, if it has one. */
+  linkId: string | null;
+}
+
+/** A machine of this broker. */
+interface Own {
+  epoch: number;
+  /** Settles once what is open on the machine is loaded. */
+  loaded: Promise<void>;
+}
+
+interface Options {
+  address: PostgresAddress;
+  brokerId: string;
+  url: string;
+  log: Logger;
+}
+
+/** Returns a new id of a broker. */
+export const newBrokerId = (): string => `broker_${randomBytes(11).toString('hex')}`;
+
+export class Cluster implements Owners {
+  readonly #log: Logger;
+  readonly #state: State;
+  readonly #connection: PostgresListener;
+  readonly #lease: Lease;
+  /** Machines of this broker whose open work could not be loaded; tried again with the next read. */
+  readonly #unloaded = new Set<string>();
+  readonly #adopters: Adopter[] = [];
+  /** Functions that read what other brokers have written. */
+  readonly #followers: (() => Promise<void>)[] = [];
+  readonly #watchers = new Set<() => void>();
+  readonly #owners = new Map<string, Owner>();
+  readonly #own = new Map<string, Own>();
+  /** All brokers, with the monotonic time until which each of them is alive. */
+  #brokers = new Map<string, { url: string; until: number }>();
+  /** Every transaction before this one has ended, so rows that they changed were read. */
+  #horizon = '0';
+  readonly #takes = new Map<string, { linkId: string; taken: PromiseWithResolvers<void> }>();
+  #isTaking = false;
+  /** Links that have ended, by machine, until this is in the database. */
+  readonly #unlinked = new Map<string, string>();
+  #isReading = false;
+  #hasNews = false;
+  #stops: (() => void)[] = [];
+  #isClosed = false;
+
+  private constructor({ brokerId, url, log }: Options, connection: PostgresListener, state: State) {
+    this.#lease = new Lease(connection, brokerId, url);
+    this.#log = log;
+    this.#connection = connection;
+    this.#state = state;
+    this.#followers.push(() => state.refresh());
+  }
+
+  /** Creates the tables and the first lease. From then on, changes about machines of other brokers fail. */
+  static async open(options: Options, state: State, history: History): Promise<Cluster> {
+    await history.migrate('cluster', tables);
+    let onNews = (_from: string): void => {};
+    const connection = await PostgresListener.open(options.address, options.log, (from) => onNews(from));
+    const cluster = new Cluster(options, connection, state);
+    onNews = (from) => {
+      if (from !== options.brokerId) cluster.#read();
+    };
+    history.fenceWith(cluster.#fence);
+    await cluster.#lease.renew();
+    return cluster;
+  }
+
+  /** Begins to own machines. Called once every part has joined. */
+  async start(): Promise<void> {
+    this.#stops = [every(renewMs, () => void this.#renewAndClaim()), every(pollMs, () => this.#read())];
+    await this.#readOwners();
+    await this.#claim();
+    await this.#readOwners();
+  }
+
+  get brokerId(): string {
+    return this.#lease.brokerId;
+  }
+
+  /** False while this broker could not renew its lease: another one may own its machines. */
+  get isAlive(): boolean {
+    return this.#lease.isGood;
+  }
+
+  owns(machineId: string): boolean {
+    return this.#own.has(machineId);
+  }
+
+  ownerElsewhere(machineId: string): Peer | undefined {
+    const { brokerId = '' } = this.#owners.get(machineId) ?? {};
+    const broker = brokerId === this.brokerId ? undefined : this.#brokers.get(brokerId);
+    return broker && broker.until > monotonic() ? { brokerId, url: broker.url } : undefined;
+  }
+
+  /** True if another living broker has a link to the machine. */
+  isLinkedElsewhere(machineId: string): boolean {
+    return (
+      this.ownerElsewhere(machineId) !== undefined && (this.#owners.get(machineId)?.linkId ?? null) !== null
+    );
+  }
+
+  peers(): readonly Peer[] {
+    const others = [...this.#brokers].filter(
+      ([id, { until }]) => id !== this.brokerId && until > monotonic(),
+    );
+    return others.map(([brokerId, { url }]) => ({ brokerId, url }));
+  }
+
+  async advertise(url: string): Promise<void> {
+    this.#lease.url = url;
+    await this.#lease.renew();
+    await this.#notify();
+  }
+
+  watch(watcher: () => void): () => void {
+    this.#watchers.add(watcher);
+    return () => void this.#watchers.delete(watcher);
+  }
+
+  join(adopter: Adopter): void {
+    this.#adopters.push(adopter);
+  }
+
+  /** Calls `read` whenever other brokers may have written something. */
+  follow(read: () => Promise<void>): void {
+    this.#followers.push(read);
+  }
+
+  /**
+   * Makes this broker the owner of a machine that has proven its identity here. Resolves once what is open on the
+   * machine is loaded.
+   */
+  take(machineId: string, linkId: string): Promise<void> {
+    const waiting = this.#takes.get(machineId);
+    if (waiting) waiting.linkId = linkId;
+    const taken = waiting?.taken ?? Promise.withResolvers<void>();
+    if (!waiting) this.#takes.set(machineId, { linkId, taken });
+    if (!this.#isTaking) void this.#takeAll();
+    return taken.promise;
+  }
+
+  /** Records that a link has ended. The broker stays the owner of the machine. */
+  unlinked(machineId: string): void {
+    const owner = this.#owners.get(machineId);
+    if (owner?.brokerId !== this.brokerId || owner.linkId === null) return;
+    this.#unlinked.set(machineId, owner.linkId);
+    owner.linkId = null;
+    void this.#unlink();
+  }
+
+  /** Gives up the lease, so that other brokers claim the machines at once. */
+  async close(): Promise<void> {
+    this.#isClosed = true;
+    for (const stop of this.#stops) stop();
+    while (this.#isReading || this.#isTaking) await sleep(5);
+    await this.#lease
+      .release()
+      .then(() => this.#notify())
+      .catch((err: unknown) => this.#log.debug({ err }, 'the lease of this broker ends by itself'));
+    await this.#connection.close();
+  }
+
+  readonly #fence: Fence = (machineId) => {
+    const own = this.#own.get(machineId);
+    return own && { sql: 'SELECT fence(?, ?)', values: [machineId, own.epoch] };
+  };
+
+  async #notify(): Promise<void> {
+    await this.#connection.query(`NOTIFY ${newsChannel}, '${this.brokerId}'`);
+  }
+
+  async #renewAndClaim(): Promise<void> {
+    try {
+      await this.#lease.renew();
+      await this.#unlink();
+      await this.#claim();
+    } catch (err) {
+      if (this.#isClosed) return;
+      const text = this.isAlive
+        ? 'the lease of this broker could not be renewed'
+        : 'the lease of this broker is over';
+      this.#log.error({ err }, `${text}: trying again in 2 s`);
+    }
+  }
+
+  /**
+   * Claims machines without a living owner. After a failure of the database all leases may be over, so the machines
+   * of others are claimed only once they have had the time to renew theirs.
+   */
+  async #claim(): Promise<void> {
+    const { isSteady } = this.#lease;
+    const free = [...this.#state.machines.keys()].filter((id) => {
+      const owner = this.#owners.get(id);
+      if (!owner) return true;
+      if (owner.brokerId === this.brokerId) return false;
+      const broker = this.#brokers.get(owner.brokerId);
+      return !broker || (isSteady && broker.until <= monotonic());
+    });
+    if (free.length === 0) return;
+    await this.#connection.query(claiming, [this.brokerId, free, isSteady]);
+    await this.#notify();
+    this.#read();
+  }
+
+  /** Takes all machines that wait, some hundred with one commit. Never rejects. */
+  async #takeAll(): Promise<void> {
+    this.#isTaking = true;
+    // Hellos of the same turn of the event loop share a statement.
+    await sleep(0);
+    while (this.#takes.size > 0) {
+      const some = new Map(this.#takes);
+      this.#takes.clear();
+      try {
+        const links = [...some.values()].map(({ linkId }) => linkId);
+        const rows = await this.#connection.query(taking, [this.brokerId, [...some.keys()], links]);
+        await this.#notify();
+        for (const row of rows) this.#set(row);
+        await this.#become(rows.map((row) => String(row.machine_id)));
+        for (const { taken } of some.values()) taken.resolve();
+      } catch (error) {
+        for (const { taken } of some.values()) taken.reject(error);
+      }
+    }
+    this.#isTaking = false;
+  }
+
+  /** Loads what is open on machines that this broker now owns. */
+  async #become(machineIds: readonly string[]): Promise<void> {
+    const fresh = machineIds.filter((id) => {
+      const owner = this.#owners.get(id);
+      return owner?.brokerId === this.brokerId && this.#own.get(id)?.epoch !== owner.epoch;
+    });
+    const adopted = Promise.withResolvers<void>();
+    adopted.promise.catch(() => {});
+    for (const id of fresh) {
+      if (this.#own.has(id)) this.#drop(id);
+      this.#unloaded.delete(id);
+      this.#own.set(id, { epoch: this.#owners.get(id)?.epoch ?? 0, loaded: adopted.promise });
+    }
+    if (fresh.length === 0) adopted.resolve();
+    else
+      await Promise.all(this.#adopters.map((adopter) => adopter.adopt(fresh))).then(
+        () => adopted.resolve(),
+        (error: unknown) => {
+          for (const id of fresh) {
+            this.#drop(id);
+            this.#unloaded.add(id);
+          }
+          adopted.reject(error);
+        },
+      );
+    await Promise.all(machineIds.flatMap((id) => this.#own.get(id)?.loaded ?? []));
+    await adopted.promise;
+  }
+
+  #drop(machineId: string): void {
+    this.#own.delete(machineId);
+    for (const adopter of this.#adopters) adopter.drop(machineId);
+  }
+
+  async #unlink(): Promise<void> {
+    if (this.#unlinked.size === 0) return;
+    const ended = new Map(this.#unlinked);
+    await this.#connection
+      .query(unlinking, [this.brokerId, [...ended.keys()], [...ended.values()]])
+      .then(() => {
+        for (const [id, link] of ended) if (this.#unlinked.get(id) === link) this.#unlinked.delete(id);
+        return this.#notify();
+      })
+      .catch((err: unknown) => this.#log.debug({ err }, 'ends of links are recorded with the next renewal'));
+  }
+
+  /** Reads news soon; several calls share a read. */
+  #read(): void {
+    this.#hasNews = true;
+    if (this.#isReading || this.#isClosed) return;
+    this.#isReading = true;
+    void this.#readAll().finally(() => {
+      this.#isReading = false;
+    });
+  }
+
+  async #readAll(): Promise<void> {
+    while (this.#hasNews && !this.#isClosed) {
+      this.#hasNews = false;
+      try {
+        await this.#readOwners();
+        await Promise.all(this.#followers.map((read) => read()));
+      } catch (err) {
+        this.#log.debug({ err }, 'news of other brokers could not be read; trying again within a second');
+      }
+      await sleep(betweenMs);
+    }
+  }
+
+  async #readOwners(): Promise<void> {
+    const at = monotonic();
+    const brokers = await this.#connection.query(readingBrokers);
+    const before = JSON.stringify(this.peers());
+    this.#brokers = new Map(
+      brokers.map(({ id, url, ms }) => [String(id), { url: String(url), until: at + Number(ms) }]),
+    );
+    // The horizon is read first, so that a transaction that commits between the two reads is read again.
+    const [horizon] = await this.#connection.query(readingHorizon);
+    const rows = await this.#connection.query(readingOwners, [this.#horizon]);
+    this.#horizon = String(horizon?.xid);
+    const changed = rows.filter((row) => this.#set(row));
+    for (const row of changed) this.#dropIfLost(String(row.machine_id));
+    const own = changed
+      .filter(({ broker_id }) => broker_id === this.brokerId)
+      .map((row) => String(row.machine_id));
+    await this.#become([...new Set([...own, ...this.#unloaded])]);
+    if (changed.length === 0 && before === JSON.stringify(this.peers())) return;
+    for (const watcher of [...this.#watchers]) watcher();
+  }
+
+  #dropIfLost(machineId: string): void {
+    const owner = this.#owners.get(machineId);
+    const own = this.#own.get(machineId);
+    if (!owner || !own || owner.brokerId === this.brokerId || owner.epoch <= own.epoch) return;
+    this.#log.warn({ machine_id: machineId, broker: owner.brokerId }, 'another broker owns a machine now');
+    this.#drop(machineId);
+  }
+
+  /** Remembers a row. Returns false if it is not news. */
+  #set(row: Row): boolean {
+    const id = String(row.machine_id);
+    const linkId = row.link_id === null ? null : String(row.link_id);
+    const owner = { brokerId: String(row.broker_id), epoch: Number(row.epoch), linkId };
+    const known = this.#owners.get(id);
+    if (known && known.epoch > owner.epoch) return false;
+    if (known?.epoch === owner.epoch && known.linkId === owner.linkId) return false;
+    this.#owners.set(id, owner);
+    return true;
+  }
+}

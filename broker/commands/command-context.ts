@@ -1,0 +1,26 @@
+// What all open commands share.
+import type { Logger } from '../../shared/logger.ts';
+import type { TurnLimit } from '../event-loop-turn-limit.ts';
+import type { Acknowledgements } from '../link/acknowledge-results.ts';
+import type { CommandServices, CommandStore } from './command-store.ts';
+import type { OutputDirectory } from './stored-output.ts';
+
+/** The services, store and scheduler that all open commands share. */
+export interface CommandContext extends CommandServices {
+  store: CommandStore;
+  outputs: OutputDirectory;
+  scheduler: OpenCommands;
+  acknowledgements: Acknowledgements;
+  /** Limits how many ends are written in one turn of the event loop. */
+  ends: TurnLimit;
+  /** Fires when the broker stops. */
+  stopping: AbortSignal;
+  log: Logger;
+}
+
+/** The part of the scheduler that an open command uses. */
+interface OpenCommands {
+  remove(id: string): void;
+  /** Makes the scheduler decide soon on the waiting commands. */
+  decideSoon(): void;
+}

@@ -1,0 +1,94 @@
+// The connection on which a broker among several renews its lease and hears of news. It is apart from the one that
+// writes, so that a long group of writes delays no lease. A lost connection is opened again.
+import { Client } from 'pg';
+import { after } from '../../shared/clock.ts';
+import type { Logger } from '../../shared/logger.ts';
+import type { Row } from './database-interface.ts';
+import { databaseUnavailable } from './group-commit.ts';
+import type { PostgresAddress } from './postgres-settings.ts';
+import { newsChannel, types } from './postgres-write-connection.ts';
+
+/** Delay before a lost connection is opened again. */
+const betweenMs = 250;
+/** Milliseconds after which a statement without an answer counts as a lost connection. */
+const answerMs = 3_000;
+
+type Value = string | number | boolean | null | readonly string[];
+
+export class PostgresListener {
+  readonly #address: PostgresAddress;
+  readonly #log: Logger;
+  /** Called with the id of the broker that has committed something, and after each connect. */
+  readonly #onNews: (from: string) => void;
+  #client: Client | undefined;
+  #isClosed = false;
+  #cancelRetry = (): void => {};
+
+  private constructor(address: PostgresAddress, log: Logger, onNews: (from: string) => void) {
+    this.#address = address;
+    this.#log = log;
+    this.#onNews = onNews;
+  }
+
+  static async open(
+    address: PostgresAddress,
+    log: Logger,
+    onNews: (from: string) => void,
+  ): Promise<PostgresListener> {
+    const connection = new PostgresListener(address, log, onNews);
+    await connection.#connect();
+    return connection;
+  }
+
+  /** Runs one statement, which is committed at once. `$1` stands for the first value. */
+  async query(text: string, values: readonly Value[] = []): Promise<Row[]> {
+    const client = this.#client;
+    if (!client) throw databaseUnavailable();
+    try {
+      return (await client.query<Row>({ text, values: [...values] })).rows;
+    } catch (error) {
+      // Without an answer in time, nothing is known of the connection.
+      if (error instanceof Error && error.message === 'Query read timeout') this.#lost(client);
+      throw error;
+    }
+  }
+
+  async close(): Promise<void> {
+    this.#isClosed = true;
+    this.#cancelRetry();
+    const client = this.#client;
+    this.#client = undefined;
+    await client?.end().catch(() => {});
+  }
+
+  async #connect(): Promise<void> {
+    const client = new Client({ ...this.#address.config, types, query_timeout: answerMs });
+    client.on('error', () => this.#lost(client));
+    client.on('end', () => this.#lost(client));
+    client.on('notification', ({ payload = '' }) => this.#onNews(payload));
+    await client.connect();
+    await client.query(`LISTEN ${newsChannel}`);
+    this.#client = client;
+    this.#onNews('');
+  }
+
+  #lost(client: Client): void {
+    if (this.#client !== client) return;
+    this.#client = undefined;
+    void client.end().catch(() => {});
+    this.#retry();
+  }
+
+  #retry(): void {
+    if (this.#isClosed) return;
+    this.#cancelRetry = after(betweenMs, () => {
+      this.#connect().catch((err: unknown) => {
+        this.#log.debug(
+          { err },
+          'the database does not answer, so the lease of this broker cannot be renewed',
+        );
+        this.#retry();
+      });
+    });
+  }
+}

@@ -1,0 +1,229 @@
+// Several brokers on one database: what each learns of the others, who owns a machine, and what happens to its work
+// when the owner is killed, frozen or cut off.
+import { copyFileSync, readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, onTestFinished, test } from 'vitest';
+import { Farhand } from '../../shared/sdk/index.ts';
+import { shared } from '../close-after-tests.ts';
+import { gate, soon } from '../commands-fixture.ts';
+import { call, startFarhand, temporaryFolder } from '../start-farhand.ts';
+import type { PostgresServer } from '../start-postgres.ts';
+import { program } from '../start-processes.ts';
+import { startProxy } from '../tcp-proxy.ts';
+import { createServer, databaseOf, withPostgres } from './postgres-fixture.ts';
+
+const server = shared(() => createServer());
+const peer = ['--peer-listen', '127.0.0.1:0'];
+
+/** A data directory with the authority and keys of another one. */
+function copyOf(dataDir: string): string {
+  const folder = temporaryFolder('broker');
+  for (const name of readdirSync(dataDir).filter((one) =>
+    /^(authority\.json|.*\.key|.*-key\.json)$/.test(one),
+  ))
+    copyFileSync(join(dataDir, name), join(folder, name));
+  return folder;
+}
+
+/** Two brokers on one empty database, both in this process. */
+async function startTwo({ createDatabase }: PostgresServer) {
+  const url = await createDatabase();
+  const flags = ['--database-url', url, ...peer];
+  const one = await startFarhand({ flags });
+  const two = await startFarhand({ flags, dataDir: copyOf(one.dataDir) });
+  return { one, two, url, database: databaseOf(url) };
+}
+
+withPostgres('two brokers', () => {
+  test('are refused unless both are started with --peer-listen, which needs --database-url', async () => {
+    await expect(startFarhand({ flags: peer })).rejects.toThrow('they need --database-url');
+    const url = await (await server()).createDatabase();
+    const alone = await startFarhand({ flags: ['--database-url', url] });
+    const dataDir = copyOf(alone.dataDir);
+    const flags = ['--database-url', url, ...peer];
+    await expect(startFarhand({ flags, dataDir })).rejects.toThrow('without --peer-listen');
+    await alone.broker.close();
+    const first = await startFarhand({ flags, dataDir });
+    await expect(startFarhand({ flags: ['--database-url', url] })).rejects.toThrow('another farhand-broker');
+    await first.broker.close();
+  }, 40_000);
+
+  test('accept a key of the other at once, and refuse it within a second after it is revoked', async () => {
+    const { one, two } = await startTwo(await server());
+    const { key } = await one.keyed(['machines:read']);
+    const atTwo = () => call(`${two.url}/api/v1/machines`, 'GET', { key });
+    expect(await atTwo()).toMatchObject({ status: 200 });
+    const { items } = await one.client.keys.list();
+    const limited = items.find(({ name }) => name === 'limited');
+    await one.client.keys.remove({ key_id: limited?.id ?? '' });
+    const revoked = performance.now();
+    await expect.poll(async () => (await atTwo()).status, { interval: 10, timeout: 5_000 }).toBe(401);
+    expect(performance.now() - revoked).toBeLessThan(1_000);
+  });
+
+  test('change the same documents in turns, and no change is lost', async () => {
+    const { one, two } = await startTwo(await server());
+    const names = Array.from({ length: 40 }, (_, n) => `key-${n}`);
+    await Promise.all(
+      names.map((name, n) => (n % 2 ? one : two).client.keys.create({ name, scopes: ['machines:read'] })),
+    );
+    for (const { client } of [one, two]) {
+      await soon(async () => {
+        const { items } = await client.keys.list({ limit: 100 });
+        return items
+          .map(({ name }) => name)
+          .filter((name) => names.includes(name))
+          .sort();
+      }).toEqual([...names].sort());
+    }
+  });
+
+  test('run a request with an Idempotency-Key once, whichever of them gets the repeat', async () => {
+    const { one, two } = await startTwo(await server());
+    const { machineId: machine_id } = await one.agent();
+    const { wait, open } = gate();
+    const body = { machine_ids: [machine_id], command: wait, wait: 20_000 };
+    // A batch names no single machine, so it is not forwarded.
+    const send = ({ call }: typeof one) =>
+      call('POST', '/commands/batch', { key: one.key, body, headers: { 'Idempotency-Key': 'once' } });
+    const first = send(one);
+    await soon(async () => (await one.client.commands.list()).total).toBe(1);
+    expect(await send(two)).toMatchObject({ status: 409, body: { error: { details: { under_way: true } } } });
+    open();
+    const { body: answer } = await first;
+    expect(answer.data).toMatchObject({ status: 'completed' });
+    expect((await send(two)).body.data).toMatchObject({ id: answer.data.id });
+    expect((await one.client.commands.list()).total).toBe(1);
+  });
+
+  test('stream the events of both to a client of one, each once and in order', async () => {
+    const { one, two, database } = await startTwo(await server());
+    const machine = await one.agent({ name: 'a' });
+    const other = await two.agent({ name: 'b' });
+    const ending = new AbortController();
+    const received: string[] = [];
+    const reading = (async () => {
+      for await (const event of await two.client.events.stream({}, { signal: ending.signal }))
+        received.push(String(event.id));
+    })().catch(() => {});
+    const run = ({ client }: typeof one, machine_id: string) =>
+      Promise.all(
+        Array.from({ length: 30 }, () =>
+          client.commands.create({ machine_id, command: 'true', wait: 20_000 }),
+        ),
+      );
+    await Promise.all([run(one, machine.machineId), run(two, other.machineId)]);
+    const stored = await (await server()).query('SELECT id, type FROM events ORDER BY seq', database);
+    const completed = new Set(stored.filter(({ type }) => type === 'command.completed').map(({ id }) => id));
+    expect(completed.size).toBe(60);
+    await soon(() => received.filter((id) => completed.has(id)).length).toBe(60);
+    ending.abort();
+    await reading;
+    const all = (await (await server()).query('SELECT id FROM events ORDER BY seq', database)).map(({ id }) =>
+      String(id),
+    );
+    expect(received).toEqual(all.filter((id) => received.includes(id)));
+    expect(new Set(received).size).toBe(received.length);
+  });
+});
+
+/** A broker in a process of its own, another one in this process, and an agent that reaches either through a proxy. */
+async function startWithOwner({ createDatabase, query }: PostgresServer) {
+  const url = await createDatabase();
+  const flags = ['--database-url', url, ...peer];
+  const two = await startFarhand({ flags });
+  const ports = ['--http', '127.0.0.1:0', '--grpc', '127.0.0.1:0'];
+  const owner = program('broker/main.ts', ['--data-dir', copyOf(two.dataDir), ...flags, ...ports]);
+  const { http, grpc } = await owner.line('broker is up');
+  const proxy = await startProxy(String(grpc));
+  onTestFinished(() => proxy.close());
+  const agent = await two.agent({ through: proxy.address });
+  const client = new Farhand({ baseUrl: String(http), apiKey: two.key, retries: 0 });
+  return {
+    ...{ two, owner, proxy, agent, client, machine_id: agent.machineId },
+    query: (sql: string) => query(sql, databaseOf(url)),
+  };
+}
+
+withPostgres('when the owner of a machine', () => {
+  test('is killed, its running command ends at the next one: once, with its whole output', async () => {
+    const { two, owner, proxy, agent, client, machine_id } = await startWithOwner(await server());
+    const { wait, open } = gate();
+    const counter = join(temporaryFolder('counter'), 'runs');
+    const lines = (from: number, to: number) => `seq -f 'line %.0f' ${from} ${to}`;
+    const command = `echo run >>${counter}; ${lines(1, 50_000)}; ${wait}; ${lines(50_001, 100_000)}`;
+    const { id } = await client.commands.async({ machine_id, command });
+    await soon(async () => (await client.commands.get({ command_id: id })).stdout_bytes).toBe(538_894);
+    owner.kill('SIGKILL');
+    proxy.aim(two.grpc);
+    await agent.linked(true);
+    await soon(async () => (await two.client.commands.get({ command_id: id })).status).toBe('running');
+    open();
+    await soon(async () => (await two.client.commands.get({ command_id: id })).status).toBe('completed');
+    const { body } = await two.call('GET', `/commands/${id}/output`);
+    expect(body.split('\n').length).toBe(100_001);
+    expect(body).toBe(`${Array.from({ length: 100_000 }, (_, n) => `line ${n + 1}`).join('\n')}\n`);
+    expect(readFileSync(counter, 'utf8')).toBe('run\n');
+  }, 40_000);
+
+  test('is killed, a command that waits for the machine runs once when the machine is back', async () => {
+    const { two, owner, proxy, agent, client, machine_id } = await startWithOwner(await server());
+    await agent.close();
+    const { id } = await client.commands.async({ machine_id, command: 'echo late', queue_for: 600_000 });
+    owner.kill('SIGKILL');
+    proxy.aim(two.grpc);
+    await two.agent({ through: proxy.address, dataDir: agent.dataDir });
+    await soon(() => two.client.commands.get({ command_id: id })).toMatchObject({
+      status: 'completed',
+      stdout: 'late\n',
+    });
+  }, 40_000);
+
+  test('is frozen for 15 s, another one takes over, and nothing that it then writes is accepted', async () => {
+    const { two, owner, proxy, agent, client, machine_id, query } = await startWithOwner(await server());
+    const { wait, open } = gate();
+    const { id } = await client.commands.async({ machine_id, command: `${wait}; echo over` });
+    await soon(async () => (await client.commands.get({ command_id: id })).status).toBe('running');
+    owner.kill('SIGSTOP');
+    const frozen = performance.now();
+    // The agent still reports the end to the frozen owner, which reads it later.
+    open();
+    await soon(async () => (await query('SELECT 1 FROM commands WHERE finished_at IS NOT NULL')).length).toBe(
+      0,
+    );
+    await new Promise((resolve) => setTimeout(resolve, 500));
+    proxy.aim(two.grpc);
+    proxy.cut();
+    await agent.linked(true);
+    await soon(() => two.client.commands.get({ command_id: id })).toMatchObject({
+      status: 'completed',
+      stdout: 'over\n',
+    });
+    const before = await query('SELECT * FROM commands');
+    const count = async (): Promise<unknown> =>
+      (await query(`SELECT count(*)::int AS n FROM events WHERE data LIKE '%${id}%'`))[0]?.n;
+    const events = await count();
+    await new Promise((resolve) => setTimeout(resolve, 15_000 - (performance.now() - frozen)));
+    owner.kill('SIGCONT');
+    await owner.line('another broker owns a machine now');
+    await new Promise((resolve) => setTimeout(resolve, 6_000));
+    expect([await query('SELECT * FROM commands'), await count()]).toEqual([before, events]);
+    expect(await two.client.commands.create({ machine_id, command: 'true', wait: 10_000 })).toMatchObject({
+      status: 'completed',
+    });
+  }, 60_000);
+
+  test('is killed, another one claims the machine once the lease is over, and refuses no command', async () => {
+    const { two, owner, agent, client, machine_id } = await startWithOwner(await server());
+    await agent.close();
+    const { id } = await client.commands.async({ machine_id, command: 'true', queue_for: 600_000 });
+    const create = () =>
+      two.call('POST', '/commands/async', { body: { machine_id, command: 'true', queue_for: 600_000 } });
+    // The living owner gets it, though its machine is offline.
+    expect((await create()).status).toBe(201);
+    owner.kill('SIGKILL');
+    await expect.poll(async () => (await create()).status, { timeout: 25_000, interval: 500 }).toBe(201);
+    await two.client.commands.cancel({ command_id: id });
+    expect((await two.client.commands.get({ command_id: id })).status).toBe('cancelled');
+  }, 60_000);
+});
