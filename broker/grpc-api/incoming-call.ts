@@ -161,11 +161,10 @@ export class Call<M extends Method = Method> {
    */
   async authenticate(
     services: StreamsServices,
-    forwardedClient?: (headers: Metadata) => Client,
+    forwardedClient?: (headers: Metadata) => Promise<Client>,
   ): Promise<void> {
-    this.#client =
-      forwardedClient?.(this.#stream.metadata) ??
-      (await authenticate(this.header('authorization'), this.#address, services));
+    this.#client = await (forwardedClient?.(this.#stream.metadata) ??
+      authenticate(this.header('authorization'), this.#address, services));
   }
 
   /** The broker that answers the call, if its machine belongs to another one. */

@@ -24,7 +24,7 @@ interface CallsPort {
   /** Called with the peer of each call that has a valid key. */
   markAuthenticated?(peer: string): void;
   /** Finds the client of a call that another broker forwarded; only on the peer port. */
-  forwardedClient?(headers: Metadata): Client;
+  forwardedClient?(headers: Metadata): Promise<Client>;
   /** Other brokers, in place of those of the service. */
   peers?: Peers;
 }

@@ -196,7 +196,7 @@ interface ClientsOf {
   /** Undefined for the broker's own socket file, whose clients need no key. */
   connections?: ConnectionLimiter | undefined;
   /** Finds the client of a request that another broker forwarded; only on the peer port. */
-  forwardedClient?: ((request: IncomingMessage) => Client) | undefined;
+  forwardedClient?: ((request: IncomingMessage) => Promise<Client>) | undefined;
 }
 
 /**

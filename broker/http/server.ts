@@ -47,7 +47,7 @@ export interface Port {
    * Finds the client of a request that another broker forwarded. Only for the peer port, which accepts and
    * authenticates connections itself.
    */
-  forwardedClient?: (request: IncomingMessage) => Client;
+  forwardedClient?: (request: IncomingMessage) => Promise<Client>;
   /** Milliseconds within which the headers of the first request must arrive. */
   silentMs: number;
   /** Certificate and private key; undefined for a server without TLS. */

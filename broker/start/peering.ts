@@ -7,12 +7,14 @@ import type { Opening, Parts } from './create-parts.ts';
 
 export type Peering = Awaited<ReturnType<typeof createPeering>>;
 
-type Services = Pick<Parts, 'authority' | 'lookups' | 'state'> & { owners: NonNullable<Parts['owners']> };
+type Services = Pick<Parts, 'authority' | 'lookups' | 'state' | 'cluster'> & {
+  owners: NonNullable<Parts['owners']>;
+};
 
 /** Creates the client of other brokers. Their code is loaded only here, because most brokers have no others. */
 export async function createPeering(
   { closers, log }: Opening,
-  { owners, lookups, state, authority }: Services,
+  { owners, lookups, state, authority, cluster }: Services,
 ) {
   const [{ Peers }, { PeerClient }, { PeerCalls }, { listenForPeers }, forwarded] = await Promise.all([
     import('../cluster/peers/index.ts'),
@@ -29,7 +31,8 @@ export async function createPeering(
   });
   const peers = new Peers({ owners, lookups, state }, clients);
   const { clientHeader, describedClient } = forwarded;
-  const clientOf = (header: unknown) => describedClient(typeof header === 'string' ? header : '', state);
+  const clientOf = (header: unknown) =>
+    describedClient(typeof header === 'string' ? header : '', { state, cluster });
   return {
     peers,
     /** Opens the peer port. Rejects with a system error when it cannot listen on the address. */

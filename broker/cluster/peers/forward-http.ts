@@ -7,6 +7,7 @@ import { createSecureContext } from 'node:tls';
 import { after } from '../../../shared/clock.ts';
 import { AppError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
+import { countTransferred } from '../../../shared/start-garbage-collection.ts';
 import type { Client } from '../../admission/authenticate.ts';
 import { type PeerLeaf, peerName } from '../../link/authority.ts';
 import { clientHeader, describeClient } from './forwarded-client.ts';
@@ -79,6 +80,8 @@ export class PeerClient {
     try {
       const incoming = await answer.promise;
       copyHead(incoming, response);
+      // Flows from the next turn on, at the pace of the client: pipeline() pauses it.
+      incoming.on('data', countChunk);
       await pipeline(incoming, response);
     } catch (error) {
       const gone = response.closed && !response.writableFinished;
@@ -162,6 +165,8 @@ function headersOf(request: IncomingMessage, { client, requestId, body }: Forwar
   } else if (headers['transfer-encoding'] !== undefined) own['transfer-encoding'] = 'chunked';
   return own;
 }
+
+const countChunk = (chunk: Buffer): void => countTransferred(chunk.length);
 
 /** Sends the body: the given one, or that of the request as it comes. */
 function sendBody(

@@ -60,12 +60,23 @@ export class Peers {
       // The cast is safe: no broker owns a machine that does not exist.
       if (noun === 'machine') return id as MachineId;
       if (!withMachine.includes(noun)) continue;
-      const { present, stored } = this.#services.lookups[noun];
-      const found = present?.(id, this.#services.state, false) ?? (await stored?.(id, false));
-      const [machine] = found?.machines ?? [];
+      const machine = (await this.#machineOf(noun, id)) ?? (await this.#machineOfNew(noun, id));
       if (machine) return machine;
     }
     return undefined;
+  }
+
+  async #machineOf(noun: IdNoun, id: string): Promise<MachineId | undefined> {
+    const { lookups, state } = this.#services;
+    const { present, stored } = lookups[noun];
+    const found = present?.(id, state, false) ?? (await stored?.(id, false));
+    return found?.machines?.[0];
+  }
+
+  /** The machine of an object that another broker may just have declared. */
+  async #machineOfNew(noun: IdNoun, id: string): Promise<MachineId | undefined> {
+    await this.#services.state.refresh();
+    return this.#machineOf(noun, id);
   }
 
   /** The only registered machine, which requests may omit. */
