@@ -136,7 +136,7 @@ const deviceless = /^(zfs|btrfs|bcachefs|ubifs|virtiofs|9p|vboxsf)$/;
 const remote = /^(nfs4?|cifs|smb3|ceph|glusterfs|lustre|afs|gpfs|fuse\.(?!gvfsd|portal|lxcfs|snapfuse).+)$/;
 /** File systems of read-only images. They are left out, because they are always full. */
 const image = /^(squashfs|erofs|iso9660|udf|cramfs)$/;
-/** Most file systems that may hang at once. Each blocks one of Node's four threads. */
+/** Maximum number of file systems that may hang at once. Each blocks one of Node's four threads. */
 const mostSilent = 2;
 
 /**

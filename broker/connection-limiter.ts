@@ -9,10 +9,11 @@ import type { Logger } from '../shared/logger.ts';
 import { plainAddress, sourceOf } from './client-address.ts';
 
 export interface ConnectionLimits {
-  /** Most connections open at once. */
+  /** Maximum number of connections open at once. */
   connections: number;
   /**
-   * Most open connections that have not yet presented an API key, a machine's key, a call id or a join token.
+   * Maximum number of open connections that have not yet presented an API key, a machine's key, a call id or a
+   * join token.
    */
   unauthenticated: number;
 }
@@ -50,11 +51,12 @@ interface Connection {
 }
 
 /**
- * Most requests in progress on one connection. Programs usually wait for an answer before the next request.
+ * Maximum number of requests in progress on one connection. Programs usually wait for an answer before the next
+ * request.
  */
 const mostRequests = 16;
 /**
- * Most calls and bytes of an unauthenticated gRPC connection.
+ * Maximum number of calls and bytes of an unauthenticated gRPC connection.
  * A hello or an enrolment is one call of a few KiB.
  */
 const mostCalls = 32;

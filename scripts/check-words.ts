@@ -14,7 +14,8 @@ interface Avoided {
   /** Matches the word, also as a part of an identifier. */
   pattern: RegExp;
   /**
-   * Most occurrences allowed in agent, broker, shared, scripts and test. Lower it whenever the count falls.
+   * Maximum number of occurrences allowed in agent, broker, shared, scripts and test. Lower it whenever the count
+   * falls.
    */
   ceiling: number;
 }

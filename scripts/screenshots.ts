@@ -25,7 +25,7 @@ const machines = [
 ] as const;
 /** Milliseconds until the graphs of the last hour have two points: the broker stores one every 5 minutes. */
 const reportsMs = 630_000;
-/** Most bytes of a picture in the repository. */
+/** Maximum number of bytes of a picture in the repository. */
 const mostBytes = 150_000;
 const size = { width: 1280, height: 640 };
 /** The commands that are typed into the terminal. */

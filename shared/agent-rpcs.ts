@@ -271,7 +271,7 @@ export function fromWire(error: WireError): AppError {
 }
 
 /**
- * Most opening brackets in error details. Details are flat, and JSON.stringify fails for deeply nested
+ * Maximum number of opening brackets in error details. Details are flat, and JSON.stringify fails for deeply nested
  * values.
  */
 const mostBrackets = 1_000;

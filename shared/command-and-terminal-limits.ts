@@ -1,23 +1,26 @@
 // Limits of commands and terminals that both agent and broker use.
 
-/** Most commands that may be open on a machine at once. */
+/** Maximum number of commands that may be open on a machine at once. */
 export const openCommands = 64;
-/** Most commands that may wait for a machine, because it is busy or offline. */
+/** Maximum number of commands that may wait for a machine, because it is busy or offline. */
 export const waitingCommands = 1024;
 /** Milliseconds between SIGTERM and SIGKILL when a command times out or is cancelled. */
 export const killGraceMs = 10_000;
-/** Most bytes stored of each of a command's outputs, first by the agent and later by the broker. */
+/** Maximum number of bytes stored of each of a command's outputs, first by the agent and later by the broker. */
 export const outputWindowBytes = 64 * 1024 * 1024;
 /** Milliseconds after which a reader that accepts no data no longer slows its command. */
 export const readerStallMs = 5_000;
 
-/** Most terminals that may be open on a machine at once. */
+/** Maximum number of terminals that may be open on a machine at once. */
 export const openTerminals = 32;
-/** Most terminal clients that a machine may have at once. */
+/** Maximum number of terminal clients that a machine may have at once. */
 export const terminalClients = 128;
-/** Most bytes of a terminal's output that are stored; a client that is further behind is disconnected. */
+/**
+ * Maximum number of bytes of a terminal's output that are stored; a client that is further behind is disconnected.
+ */
 export const terminalWindowBytes = 1024 * 1024;
 /**
- * Most bytes of earlier output that a new client receives, and most unacknowledged bytes sent to a client.
+ * Maximum number of bytes of earlier output that a new client receives, and most unacknowledged bytes sent to a
+ * client.
  */
 export const terminalReplayBytes = 256 * 1024;

@@ -56,7 +56,7 @@ export interface Streams {
   close(): void;
 }
 
-/** Most unread bytes of a call: 55 MiB/s at a round trip of 50 ms. */
+/** Maximum number of unread bytes of a call: 55 MiB/s at a round trip of 50 ms. */
 const windowBytes = 6 * 1024 * 1024;
 
 const channelOptions: ChannelOptions = {

@@ -15,9 +15,12 @@ export const nearBytes = mebibyte / 2;
 /** Window of a whole connection to a near peer. */
 const connectionBytes = mebibyte;
 const largestBytes = 64 * mebibyte;
-/** Most bytes of all windows over `nearBytes` together, including unread bytes in these windows. */
+/** Maximum number of bytes of all windows over `nearBytes` together, including unread bytes in these windows. */
 const allBytes = largestBytes;
-/** Most bytes of all windows of a peer with more than `fewStreams` open calls, whose readers may all stall at once. */
+/**
+ * Maximum number of bytes of all windows of a peer with more than `fewStreams` open calls, whose readers may all
+ * stall at once.
+ */
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;
 /**

@@ -20,13 +20,13 @@ export function isJournal({ JOURNAL_STREAM: stream }: Record<string, string | un
 }
 
 /**
- * Most bytes of log lines that wait in memory because the disk is full or the reader of standard error is too
- * slow. Further lines are dropped.
+ * Maximum number of bytes of log lines that wait in memory because the disk is full or the reader of standard
+ * error is too slow. Further lines are dropped.
  */
 const mostWaiting = 8 * 1024 * 1024;
 /** Milliseconds until waiting lines are written again. */
 const retryMs = 50;
-/** Most attempts to write when the program ends, 100 ms apart. */
+/** Maximum number of attempts to write when the program ends, 100 ms apart. */
 const triesAtExit = 20;
 
 /** All loggers of a process write to one destination. */

@@ -44,8 +44,8 @@ interface Segment {
 }
 
 /**
- * Most segments of a log. 16 suffice for the window, but every gap and restart begins a new segment, and an
- * attacker may cause many of them.
+ * Maximum number of segments of a log. 16 suffice for the window, but every gap and restart begins a new segment,
+ * and an attacker may cause many of them.
  */
 const mostSegments = 64;
 

@@ -817,16 +817,27 @@ test('HEAD answers every GET route with the same status and type, and without a 
   const { id: schedule_id } = await system.client.schedules.create(params);
   await system.client.schedules.run({ schedule_id });
   const run_id = (await system.client.schedules.history({ schedule_id })).items[0]?.id ?? '';
-  const { id: webhook_id } = await system.client.webhooks.create({
-    url: 'https://example.org/',
-    events: ['*'],
+  const url = 'https://receiver.invalid/';
+  const { id: webhook_id } = await system.client.webhooks.create({ url, events: ['*'] });
+  const { id: channel_id } = await system.client.alertChannels.create({ name: 'ops', type: 'slack', url });
+  const { id: rule_id } = await system.client.alertRules.create({ name: 'away', kind: 'offline' });
+  const { id: window_id } = await system.client.maintenanceWindows.create({
+    name: 'now',
+    ends_at: new Date(Date.now() + 3_600_000).toISOString(),
   });
   const { id: key_id } = await system.client.keys.me();
-  const ids = { machine_id, command_id, batch_id, session_id, schedule_id, run_id, webhook_id, key_id };
-  const values: Record<string, string> = { ...ids, file: 'page.js' };
-  // The WebSocket is left out, and so are the packages, because a checkout may have none.
+  const made = { machine_id, command_id, batch_id, session_id, schedule_id, run_id, key_id };
+  const values: Record<string, string> = {
+    ...{ ...made, webhook_id, channel_id, rule_id, window_id },
+    file: 'page.js',
+  };
+  // The WebSocket is left out, and so are packages and single alerts, because there may be none.
   const answering = allRoutes().filter(
-    ({ noun, route }) => route.method === 'GET' && route.kind !== 'socket' && noun !== 'packages',
+    ({ noun, route }) =>
+      route.method === 'GET' &&
+      route.kind !== 'socket' &&
+      noun !== 'packages' &&
+      !route.path.includes('{alert_id}'),
   );
   for (const { noun, operation, route } of answering) {
     const path = route.path.replaceAll(/\{(\w+)\}/g, (_, name: string) => values[name] ?? 'x');

@@ -11,7 +11,7 @@ test('an empty change changes nothing, not even the owner, and reveals no enviro
   const params = { machine_id, name: 'yearly', command: 'true', cron: '@yearly', env: { PIN: '1234' } };
   const { id: schedule_id, requested_by } = await system.client.schedules.create(params);
   const { id: webhook_id } = await system.client.webhooks.create({
-    url: 'https://example.org/',
+    url: 'https://receiver.invalid/',
     events: ['machine.*'],
   });
   const scopes: Scope[] = ['machines:write', 'schedules:write', 'webhooks:write', 'files:write'];

@@ -14,11 +14,11 @@ const defaults = {
 };
 
 const oldFiles = 4;
-/** Most bytes that wait in memory for the disk. Lines beyond that are dropped and counted. */
+/** Maximum number of bytes that wait in memory for the disk. Lines beyond that are dropped and counted. */
 const mostWaiting = 4 * 1024 * 1024;
 /** Bytes waiting in memory at which the lines are written at once. */
 const enough = 256 * 1024;
-/** Most bytes of all texts of a line together, in JSON, so that the whole line is shorter than 8 KiB. */
+/** Maximum number of bytes of all texts of a line together, in JSON, so that the whole line is shorter than 8 KiB. */
 const mostText = 6 * 1024;
 
 export class Lines {

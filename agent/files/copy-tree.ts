@@ -11,7 +11,7 @@ import { type Bytes, fault, toText } from './confine/request-path.ts';
 import { type Step, walk } from './confine/walk.ts';
 
 const bufferBytes = 1024 * 1024;
-/** Most flushes in progress at once. One of Node's four threads stays free for other work. */
+/** Maximum number of flushes in progress at once. One of Node's four threads stays free for other work. */
 const mostFlushing = 3;
 
 /** The source: a name in an open directory, and its stats when access was checked. */

@@ -27,11 +27,11 @@ import { watchFiles, watchQuota } from './watch.ts';
 import { writeFile } from './write.ts';
 
 /**
- * Most heavy calls at once. A heavy call may occupy the disk for hours; Node has four threads for the whole
- * agent.
+ * Maximum number of heavy calls at once. A heavy call may occupy the disk for hours; Node has four threads for the
+ * whole agent.
  */
 const mostHeavy = 8;
-/** Most heavy calls that may wait for a slot. */
+/** Maximum number of heavy calls that may wait for a slot. */
 const mostWaiting = 32;
 
 function refuseLongQueue(waiting: number): AppError | undefined {

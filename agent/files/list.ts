@@ -10,7 +10,10 @@ import type { Operation, RequestOf } from './operations-to-handlers.ts';
 
 /** Number of entries in a batch, whose stats are read at the same time. */
 const batchSize = 256;
-/** Most names of a listing without a limit. One more is read, so that the broker can refuse a longer listing. */
+/**
+ * Maximum number of names of a listing without a limit. One more is read, so that the broker can refuse a longer
+ * listing.
+ */
 const mostAtOnce = 200_000;
 /** Quota of names that all listings of this process have in memory together. */
 const held = new Quota(600_000, 'large directory listings are running on this machine');

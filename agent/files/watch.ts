@@ -14,9 +14,9 @@ import { type Bytes, bytes } from './confine/request-path.ts';
 import type { Confinement, PathEntry } from './confine/resolve.ts';
 import type { Operation } from './operations-to-handlers.ts';
 
-/** Most changed names that wait for the client. More are reported as an overflow. */
+/** Maximum number of changed names that wait for the client. More are reported as an overflow. */
 const mostWaiting = 10_000;
-/** Most changes in one message to the client. */
+/** Maximum number of changes in one message to the client. */
 const batchSize = 256;
 /** Milliseconds to wait before changes are read, so that several events of one change are reported once. */
 const settling = 20;

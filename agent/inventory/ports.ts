@@ -10,7 +10,7 @@ interface Socket {
   inode: string;
 }
 
-/** Most open files whose targets are read to find the processes that own the sockets. */
+/** Maximum number of open files whose targets are read to find the processes that own the sockets. */
 const mostFiles = 200_000;
 
 export async function readPorts(): Promise<InventoryPort[]> {

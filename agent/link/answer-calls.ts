@@ -43,11 +43,11 @@ const mostWaiting = 32;
 const closingMs = 10_000;
 /** Milliseconds that the broker has to end the stream of a call that it has cancelled. */
 const givenUpMs = 1_000;
-/** Most open streaming calls of the class `short`, and as many of the class `bulk`. */
+/** Maximum number of open streaming calls of the class `short`, and as many of the class `bulk`. */
 export const openCalls = 32;
 /**
- * Most open calls in all: short and bulk calls, followed processes, terminals and their clients, watches,
- * unary calls, and calls that the broker has cancelled but the agent has not ended.
+ * Maximum number of open calls in all: short and bulk calls, followed processes, terminals and their clients,
+ * watches, unary calls, and calls that the broker has cancelled but the agent has not ended.
  */
 const mostOpen = 2 * openCalls + 128 + openTerminals + terminalClients + 32 + 128;
 

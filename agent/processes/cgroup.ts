@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 
-/** Most empty cgroups that are stored for later commands. */
+/** Maximum number of empty cgroups that are stored for later commands. */
 const mostFree = 32;
 
 /** Creates the cgroup `name`, which no other agent uses. Undefined if the agent may not do that. */

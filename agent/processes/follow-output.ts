@@ -15,7 +15,7 @@ export type Offsets = Record<Stream, number>;
 type Followed = Tracked & Readonly<Record<Stream, OutputLog>>;
 
 const names = { stdout: 'OUTPUT_STREAM_STDOUT', stderr: 'OUTPUT_STREAM_STDERR' } as const;
-/** Most bytes of output in one event. */
+/** Maximum number of bytes of output in one event. */
 const frameBytes = 256 * 1024;
 
 /**

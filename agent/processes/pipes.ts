@@ -18,7 +18,7 @@ import type { Stdio } from './process-supervisor.ts';
  */
 const batch = 32;
 
-/** Most bytes of input that may wait for the process to read them. */
+/** Maximum number of bytes of input that may wait for the process to read them. */
 const waitingBytes = 1024 * 1024;
 
 /** A pipe that no other process has open. `reader`: the file descriptor of its read end. */

@@ -76,7 +76,7 @@ export abstract class Tracked {
 interface Kind {
   name: ProcessKind;
   notFound: Code;
-  /** Most processes that may run at once. */
+  /** Maximum number of processes that may run at once. */
   limit: number;
 }
 

@@ -22,7 +22,7 @@ export const defaultLimits = {
   windowBytes: outputWindowBytes,
   /** Milliseconds after which a follower of the output that does not read no longer slows the command. */
   stallMs: readerStallMs,
-  /** Most commands that may run at once. */
+  /** Maximum number of commands that may run at once. */
   open: openCommands,
   /** Milliseconds between SIGTERM and SIGKILL when a command times out. */
   graceMs: killGraceMs,
@@ -36,9 +36,9 @@ export const defaultLimits = {
   lateMs: 5_000,
   /** Milliseconds in which an id cannot run again after the broker has acknowledged its result. */
   seenMs: 24 * 3_600_000,
-  /** Most terminals that may be open at once. */
+  /** Maximum number of terminals that may be open at once. */
   terminals: openTerminals,
-  /** Most clients of all terminals together, including clients whose connection was lost. */
+  /** Maximum number of clients of all terminals together, including clients whose connection was lost. */
   clients: terminalClients,
   /** Bytes stored of a terminal's output; earlier bytes are dropped. */
   terminalWindowBytes,

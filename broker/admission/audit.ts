@@ -25,7 +25,7 @@ export type Who = Pick<Caller, 'key_id' | 'key_name' | 'login_id' | 'request_id'
 export type Recording = ReturnType<Recorder['begin']>;
 export type Recorder = ReturnType<typeof createAuditRecorder>;
 
-/** Most recorded refusals of one key per minute. Of further refusals only the number is recorded. */
+/** Maximum number of recorded refusals of one key per minute. Of further refusals only the number is recorded. */
 const mostRefusals = 60;
 const minute = 60_000;
 

@@ -43,7 +43,7 @@ interface IdPath {
   listed: boolean;
 }
 
-/** Most issues or names in one answer. */
+/** Maximum number of issues or names in one answer. */
 const mostNamed = 20;
 const longestName = 100;
 

@@ -9,7 +9,7 @@ import { isLoopback } from '../../shared/loopback.ts';
 import { sourceOf } from '../client-address.ts';
 
 const windowSeconds = 60;
-/** Most wrong keys and wrong join tokens that a source may send in a minute. */
+/** Maximum number of wrong keys and wrong join tokens that a source may send in a minute. */
 const wrongFromOne = 30;
 /**
  * The same limit for an address that many clients share: loopback, or a trusted proxy that reports no client.
@@ -30,7 +30,7 @@ export interface Quota {
 export type Rates = ReturnType<typeof createRateLimits>;
 
 export interface RateSettings {
-  /** Most requests per minute and key; undefined for no limit. */
+  /** Maximum number of requests per minute and key; undefined for no limit. */
   limit?: number | undefined;
   /** True if an address belongs to a trusted proxy, which may report no client. */
   isShared?: (address: string) => boolean;

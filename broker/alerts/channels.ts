@@ -30,7 +30,7 @@ type Serialized = Reply<Api['alertChannels']['get']>;
 type Editor = Rights & Pick<Caller, 'key_id'>;
 
 const maxChannels = 100;
-/** Most test messages at once. Each may use a connection until its deadline. */
+/** Maximum number of test messages at once. Each may use a connection until its deadline. */
 const maxTests = 16;
 
 export class ChannelHandlers implements Routes {

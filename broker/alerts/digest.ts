@@ -45,9 +45,9 @@ const tables = [
   CREATE TABLE alert_marks (name TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID`,
 ];
 
-/** Most alerts and machines that a notification lists. */
+/** Maximum number of alerts and machines that a notification lists. */
 const mostListed = 100;
-/** Most notices that one transaction reads. */
+/** Maximum number of notices that one transaction reads. */
 const mostNotices = 20_000;
 const markMs = 30_000;
 const retryMs = 5_000;

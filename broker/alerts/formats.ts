@@ -33,7 +33,7 @@ export interface Message {
   isUrgent: boolean;
 }
 
-/** Most lines of a message. */
+/** Maximum number of lines of a message. */
 const mostLines = 20;
 const labels = { opened: 'Alert', repeated: 'Still', resolved: 'Resolved' } as const;
 

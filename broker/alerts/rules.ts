@@ -11,7 +11,7 @@ import type { AlertRule, Declared, State } from '../state/in-memory-state.ts';
 
 type Changes = Omit<Input<Api['alertRules']['update']>, 'rule_id'>;
 
-/** Most rules, because each report of a machine is compared with every rule about values. */
+/** Maximum number of rules, because each report of a machine is compared with every rule about values. */
 const maxRules = 1_000;
 const defaultFor = 300_000;
 const defaultBefore = 14 * day;

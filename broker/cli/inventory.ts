@@ -59,7 +59,7 @@ const versionsOf = ({ packages }: Listed): string => packages.map(({ version }) 
 
 type Row = [name: string, text: string];
 
-/** Most updates whose names are printed. */
+/** Maximum number of updates whose names are printed. */
 const mostNames = 20;
 
 function inventoryText(found: Inventory): Promise<string> {

@@ -18,9 +18,9 @@ import { listedBytes, serializeBatch, serializeFor, serializeListed } from './to
 type BatchContext = CommandContext & { scheduler: Scheduler };
 type CreateParams = Input<Api['batches']['create']>;
 
-/** Most members of a batch that are written, or read, in one turn of the event loop. */
+/** Maximum number of members of a batch that are written, or read, in one turn of the event loop. */
 const sliceSize = 100;
-/** Most bytes of output in all results of one batch together. */
+/** Maximum number of bytes of output in all results of one batch together. */
 const mostOutput = 2 * 1000 * listedBytes;
 
 export class Batches {

@@ -120,7 +120,7 @@ export interface CommandSettings {
   keepBytes: number;
 }
 
-/** Most characters of the command line in an event of a batch member. */
+/** Maximum number of characters of the command line in an event of a batch member. */
 const mostOfBatch = 4096;
 
 export class CommandStore {

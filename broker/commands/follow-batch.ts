@@ -8,7 +8,7 @@ import type { Command } from './record.ts';
 
 export type Sent = Reply<Api['batches']['stream']> extends AsyncIterable<infer T> ? T : never;
 
-/** Most bytes in one event. A piece of this size may be in memory for each command. */
+/** Maximum number of bytes in one event. A piece of this size may be in memory for each command. */
 const pieceBytes = 16 * 1024;
 
 /**
@@ -41,8 +41,8 @@ export function followMembers(
 }
 
 /**
- * Most commands that one key may follow at once, in all its streams of batches. Each of them may have a piece
- * in memory.
+ * Maximum number of commands that one key may follow at once, in all its streams of batches. Each of them may have
+ * a piece in memory.
  */
 const mostOfKey = 5 * mostFollowed;
 

@@ -49,9 +49,9 @@ export interface AcceptedCommand {
   within(ms: number, signal: AbortSignal): Promise<CommandRecord>;
 }
 
-/** Most ends of commands that are written in one turn of the event loop. */
+/** Maximum number of ends of commands that are written in one turn of the event loop. */
 const mostEnds = 32;
-/** Most bytes of input sent to the machine in one call. */
+/** Maximum number of bytes of input sent to the machine in one call. */
 const inputBytes = 32 * 1024;
 
 /**

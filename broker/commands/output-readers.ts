@@ -22,7 +22,10 @@ export type Part = Piece | { end: ReturnType<typeof serializeEnd> };
 type SentEvent = Reply<Api['commands']['stream']> extends AsyncIterable<infer T> ? T : never;
 
 const readBytes = 256 * 1024;
-/** Most bytes in one event; smaller than readBytes because an event's text exists in memory several times. */
+/**
+ * Maximum number of bytes in one event; smaller than readBytes because an event's text exists in memory several
+ * times.
+ */
 const eventBytes = 64 * 1024;
 
 /**
@@ -178,7 +181,7 @@ async function* parts(
 }
 
 interface Reading {
-  /** Most bytes in a piece. */
+  /** Maximum number of bytes in a piece. */
   most: number;
   /** True if pieces are cut only between characters. */
   whole: boolean;

@@ -12,7 +12,10 @@ import type { CommandContext } from './command-context.ts';
 import { OpenCommand } from './open-command.ts';
 import type { BatchProgress, Command, End, Spec } from './record.ts';
 
-/** Most decisions in one turn of the event loop; each decision causes a write, and most of them a call. */
+/**
+ * Maximum number of decisions in one turn of the event loop; each decision causes a write, and most of them a
+ * call.
+ */
 const mostDecisions = 32;
 /** Delay before a failed round of decisions is tried again. */
 const retryMs = 1_000;

@@ -5,7 +5,7 @@ import { go, to } from './router.ts';
 import { loggedIn } from './session.ts';
 import { now } from './time.ts';
 
-/** Most milliseconds between the two keys of such a shortcut. */
+/** Maximum number of milliseconds between the two keys of such a shortcut. */
 const pairMs = 1_500;
 
 const isTyping = (target: EventTarget | null): boolean =>

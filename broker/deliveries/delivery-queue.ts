@@ -38,7 +38,7 @@ export interface QueueParts<R extends Receiver> {
 }
 
 export interface RetrySettings {
-  /** Most attempts for one delivery. */
+  /** Maximum number of attempts for one delivery. */
   attempts: number;
   /**
    * Milliseconds before the second attempt, the third and so on.

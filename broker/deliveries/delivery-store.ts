@@ -75,7 +75,7 @@ const tables = [
 ];
 
 const digits = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
-/** Most attempts that are stored for one delivery; older ones are removed. */
+/** Maximum number of attempts that are stored for one delivery; older ones are removed. */
 const maxAttempts = 20;
 /** Appends an attempt to the JSON array of attempts. */
 const withAttempt = `attempts = substr(attempts, 1, length(attempts) - 1) ||

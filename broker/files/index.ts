@@ -35,7 +35,7 @@ type Change = Reply<Route<'watch'>> extends AsyncIterable<SentEvent<infer T>> ? 
 
 /** Size in bytes of the largest file content that is sent inside JSON. */
 export const contentBytes = 10 * 1024 * 1024;
-/** Most entries of a listing that is requested without a limit. */
+/** Maximum number of entries of a listing that is requested without a limit. */
 const listedEntries = 200_000;
 
 export function fileHandlers(services: FileServices): Handlers['files'] {

@@ -28,7 +28,7 @@ interface Pending {
 }
 
 /**
- * Most changes of a group. Such a group takes some 10 ms. After a failure of the network, thousands of
+ * Maximum number of changes of a group. Such a group takes some 10 ms. After a failure of the network, thousands of
  * machines go offline in one turn.
  */
 const mostOfGroup = 100;

@@ -35,7 +35,7 @@ export interface Retention {
   /** A column of times in milliseconds. */
   column: string;
   keepMs: number;
-  /** Most rows of the table. Further rows are deleted whatever their age, oldest first. */
+  /** Maximum number of rows of the table. Further rows are deleted whatever their age, oldest first. */
   keepRows?: number;
   /**
    * The column with the numbers of the rows, if these follow `column`. Only times in the future may break

@@ -37,7 +37,7 @@ const betweenMs = 250;
  * be frozen.
  */
 const answerMs = 10_000;
-/** Most statements that are prepared on each connection. */
+/** Maximum number of statements that are prepared on each connection. */
 const mostPrepared = 300;
 
 /** Parsers that convert values to what SQLite would return: numbers, 1 for true, and bytes. */

@@ -38,7 +38,7 @@ export const sequencesPerMs = 1_000;
  * the rows of that quarter.
  */
 const quarterMs = 900_000;
-/** Most rows that one step counts. A step takes some 3 ms. */
+/** Maximum number of rows that one step counts. A step takes some 3 ms. */
 const rowsOfStep = 1_000;
 
 /** The table that contains the number of the last counted row of each table. */

@@ -7,8 +7,8 @@ import type { Database, Query, Row, Value, Writer } from './database-interface.t
 import { HistoryReader } from './sqlite-read-client.ts';
 
 /**
- * Most prepared statements in the cache. Lists have one for each combination of filters. The oldest one is
- * dropped first.
+ * Maximum number of prepared statements in the cache. Lists have one for each combination of filters. The oldest
+ * one is dropped first.
  */
 const mostStatements = 500;
 /** Pages that a backup copies at a time, so that other work can use the disk in between. */

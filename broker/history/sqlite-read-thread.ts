@@ -3,7 +3,7 @@ import { DatabaseSync, type StatementSync } from 'node:sqlite';
 import { parentPort, workerData } from 'node:worker_threads';
 import type { Answer, Question } from './sqlite-read-client.ts';
 
-/** Most prepared statements in the cache. The oldest one is dropped first. */
+/** Maximum number of prepared statements in the cache. The oldest one is dropped first. */
 const mostStatements = 100;
 
 const database = new DatabaseSync(String(workerData), { readOnly: true });

@@ -8,8 +8,8 @@ import type { History, HistoryTransaction, Row } from './history.ts';
 import { type Bounds, type CountedTable, numberedBefore, sequencesPerMs } from './row-counts.ts';
 
 /**
- * Most rows of a table. Without a limit, machines or callers could fill the disk. The oldest rows are deleted
- * first.
+ * Maximum number of rows of a table. Without a limit, machines or callers could fill the disk. The oldest rows are
+ * deleted first.
  */
 const maxRows = 1_000_000;
 

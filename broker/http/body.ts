@@ -22,7 +22,8 @@ const maxMs = 300_000;
 const smallBytes = 64 * 1024;
 const maxDepth = 32;
 /**
- * Most fields of a JSON body. The largest schema allows 256 (the variables of a command); the rest is spare.
+ * Maximum number of fields of a JSON body. The largest schema allows 256 (the variables of a command); the rest is
+ * spare.
  */
 const maxFields = 400;
 const [quote, backslash, colon, openBrace, closeBrace, openBracket, closeBracket] = Buffer.from('"\\:{}[]');
@@ -270,7 +271,7 @@ function malformed(error: unknown): AppError {
 
 // ---- Spooled files
 
-/** Most bytes of all spooled uploads together. It is also the limit for each upload. */
+/** Maximum number of bytes of all spooled uploads together. It is also the limit for each upload. */
 const maxSpooled = 1024 * 1024 * 1024;
 const chunkBytes = 256 * 1024;
 

@@ -79,7 +79,7 @@ const refusals: Readonly<Record<string, string>> = {
   ERR_HTTP_REQUEST_TIMEOUT: 'the headers of the request did not arrive in time: send the request again',
 };
 
-/** Most requests without a key that begin in one turn of the event loop; each takes 0.1 ms. */
+/** Maximum number of requests without a key that begin in one turn of the event loop; each takes 0.1 ms. */
 export const keylessPerTurn = 16;
 
 /** Creates an HTTP server for all routes. */

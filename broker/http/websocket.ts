@@ -43,7 +43,7 @@ const pingMs = 15_000;
 const maxUnanswered = 2;
 /** Bytes of input that may wait for the terminal; beyond that the socket is not read. */
 const maxWaiting = 64 * 1024;
-/** Most bytes of a message that reports received output. */
+/** Maximum number of bytes of a message that reports received output. */
 const reportBytes = 64;
 /** Bytes counted for each waiting message in addition to its data. */
 const messageCost = 64;

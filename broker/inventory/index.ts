@@ -26,7 +26,7 @@ interface InventoryServices {
 type ListInput = Input<Api['inventory']['list']>;
 type List = Reply<Api['inventory']['list']>;
 
-/** Most machines that collect at the same time for a list. */
+/** Maximum number of machines that collect at the same time for a list. */
 const mostAtOnce = 16;
 /** Milliseconds that a list waits for the machines to collect. */
 const refreshMs = 120_000;

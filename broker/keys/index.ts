@@ -20,8 +20,8 @@ const literal = 'service_apikey_';
 const bearer = /^Bearer ([\x21-\x7e]+)$/i;
 
 /**
- * Most log lines per minute about requests of one address without a valid key. Further requests are counted,
- * and the count is logged.
+ * Maximum number of log lines per minute about requests of one address without a valid key. Further requests are
+ * counted, and the count is logged.
  */
 const mostLines = 10;
 const minute = 60_000;

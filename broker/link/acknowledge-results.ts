@@ -9,7 +9,7 @@ import type { Presence } from '../presence/index.ts';
  * 0.2 ms of CPU.
  */
 const coalesceMs = 50;
-/** Most ids in one message, whose limit is 64 KiB. */
+/** Maximum number of ids in one message, whose limit is 64 KiB. */
 const mostIds = 1000;
 
 export class Acknowledgements {

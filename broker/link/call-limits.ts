@@ -7,9 +7,9 @@ import { AppError } from '../../shared/errors.ts';
 import { Semaphore } from '../../shared/semaphore.ts';
 
 /**
- * Most open calls of each class. The classes are separate, so that stalled downloads do not delay a listing.
- * Their sum, with 32 for each of the two classes of the hello, is the number that agents accept. `long` is
- * less than the 40 heavy file operations that agents run or queue.
+ * Maximum number of open calls of each class. The classes are separate, so that stalled downloads do not delay a
+ * listing. Their sum, with 32 for each of the two classes of the hello, is the number that agents accept. `long`
+ * is less than the 40 heavy file operations that agents run or queue.
  */
 const mostOpen = {
   ...{ control: 64, single: 64, long: 32 },
@@ -17,7 +17,7 @@ const mostOpen = {
 };
 /** Classes whose calls never wait, because open calls of these classes last too long. */
 const unqueued: readonly Lane[] = ['process', 'terminal', 'watch'];
-/** Most calls that may wait for one machine. */
+/** Maximum number of calls that may wait for one machine. */
 const mostQueued = 256;
 /** Longest wait for a place, in milliseconds. */
 const queueMs = 10_000;

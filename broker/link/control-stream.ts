@@ -45,7 +45,7 @@ export const defaultSettings = {
   heartbeatMs: 15_000,
   silenceMs: 45_000,
   /**
-   * Most short streaming calls open at once on one machine;
+   * Maximum number of short streaming calls open at once on one machine;
    * transfers have a separate limit of the same number.
    */
   openCalls: 32,
@@ -60,7 +60,7 @@ const frameBytes = 256 * 1024;
 /** Longest wait for the hello, even on a connection that has authenticated before. */
 const helloMs = 5_000;
 /**
- * Most bytes that may wait for an agent on its control stream. If the agent reads too slowly, it is
+ * Maximum number of bytes that may wait for an agent on its control stream. If the agent reads too slowly, it is
  * disconnected.
  */
 const maxUnreadBytes = 4 * 1024 * 1024;
@@ -71,18 +71,18 @@ const plainId = /^[\x20-\x7e]{0,200}$/;
 /** Form of machine ids, as newId makes them. */
 const machineId = /^mach_[0-9A-Za-z]{22}$/;
 /**
- * Most capabilities read from a hello. It is one more than a machine may report, so that a longer list is
- * found and refused.
+ * Maximum number of capabilities read from a hello. It is one more than a machine may report, so that a longer
+ * list is found and refused.
  */
 const mostCapabilities = 64 + 1;
 /**
- * Most process ids read from a hello. The agent lists further ids in a later hello, after these are
+ * Maximum number of process ids read from a hello. The agent lists further ids in a later hello, after these are
  * acknowledged.
  */
 const mostProcesses = 4096;
 /**
- * Most messages, besides answers to calls, that an agent may send at once. Each heartbeat interval allows
- * `unaskedPerBeat` more.
+ * Maximum number of messages, besides answers to calls, that an agent may send at once. Each heartbeat interval
+ * allows `unaskedPerBeat` more.
  */
 const mostUnasked = 2_000;
 const unaskedPerBeat = 500;

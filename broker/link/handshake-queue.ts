@@ -7,11 +7,11 @@ import type { ConnectionLimiter } from '../connection-limiter.ts';
 
 const defaultLimits = {
   /**
-   * Most connections that may be authenticating at once, from the handshake to a valid hello, key or call id.
-   * Their messages may all arrive in one turn of the event loop, and each takes up to 0.7 ms.
+   * Maximum number of connections that may be authenticating at once, from the handshake to a valid hello, key or
+   * call id. Their messages may all arrive in one turn of the event loop, and each takes up to 0.7 ms.
    */
   atOnce: 128,
-  /** Most handshakes that begin in one turn of the event loop; each takes some 0.5 ms. */
+  /** Maximum number of handshakes that begin in one turn of the event loop; each takes some 0.5 ms. */
   perTurn: 8,
   /**
    * Milliseconds that a connection has to authenticate while others wait. If none waits, only the deadline of
@@ -19,7 +19,10 @@ const defaultLimits = {
    */
   stalledMs: 2_000,
 };
-/** Most bytes of a connection that waits: a ClientHello is smaller than a TLS record (RFC 8446 section 5.1). */
+/**
+ * Maximum number of bytes of a connection that waits: a ClientHello is smaller than a TLS record (RFC 8446 section
+ * 5.1).
+ */
 const mostBytes = 16 * 1024;
 
 interface Waiting {

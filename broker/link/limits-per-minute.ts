@@ -6,17 +6,18 @@ import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
 import type { Machine } from '../state/in-memory-state.ts';
 
-/** Most log lines per minute about one unauthenticated address, and about one machine. */
+/** Maximum number of log lines per minute about one unauthenticated address, and about one machine. */
 const addressLines = 10;
 const machineLines = 30;
 /**
- * Most hellos of one machine per minute. A correct agent sends fewer, because it waits longer after each lost
- * link.
+ * Maximum number of hellos of one machine per minute. A correct agent sends fewer, because it waits longer after
+ * each lost link.
  */
 const machineHellos = 60;
 const minute = 60_000;
 /**
- * Most keys of a limiter by machine. There is no limit, because only machines that have joined are counted.
+ * Maximum number of keys of a limiter by machine. There is no limit, because only machines that have joined are
+ * counted.
  */
 const unlimited = Number.POSITIVE_INFINITY;
 

@@ -67,12 +67,15 @@ export interface ListenerServices
 type AddService = (server: Server, authenticate: (peer: string) => void) => void;
 
 const headerBytes = 16 * 1024;
-/** Most streams on a connection: more than all calls of a machine together. */
+/** Maximum number of streams on a connection: more than all calls of a machine together. */
 const streamsPerConnection = 512;
 const sessionMegabytes = 64;
-/** Most hellos that are checked in one turn of the event loop; each takes some 0.5 ms. */
+/** Maximum number of hellos that are checked in one turn of the event loop; each takes some 0.5 ms. */
 const hellosPerTurn = 8;
-/** Most connections that the system queues until they are accepted. Further clients retry after a second. */
+/**
+ * Maximum number of connections that the system queues until they are accepted. Further clients retry after a
+ * second.
+ */
 export const backlog = 4_096;
 
 /** Starts the gRPC port. Rejects with a system error when it cannot listen on the address. */

@@ -26,7 +26,7 @@ interface LiveServices {
 /** Shortest time between two updates of the same topic, except events. */
 const betweenMs = 1_000;
 /**
- * Most commands in one update. A batch can start thousands in a second, and a client then loads its list
+ * Maximum number of commands in one update. A batch can start thousands in a second, and a client then loads its list
  * again anyway.
  */
 const mostCommands = 200;

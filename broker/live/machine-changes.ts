@@ -7,7 +7,7 @@ import { type LiveMachine, liveOf, type MachineSources } from '../machines/to-js
 import type { Machine, State } from '../state/in-memory-state.ts';
 
 /**
- * Most machines in one update. The others are sent with the next one. 10,000 machines report 700 times a
+ * Maximum number of machines in one update. The others are sent with the next one. 10,000 machines report 700 times a
  * second.
  */
 const mostAtOnce = 200;

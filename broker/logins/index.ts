@@ -20,7 +20,7 @@ import { endOfSecret } from './rights.ts';
 const idleMs = 12 * 3_600_000;
 /** A login ends after this time in any case. */
 const longestMs = 7 * 24 * 3_600_000;
-/** Most logins of one key. A further login ends the one that has not been used for the longest time. */
+/** Maximum number of logins of one key. A further login ends the one that has not been used for the longest time. */
 const mostOfKey = 50;
 const sweepMs = 60_000;
 /** Least time between two writes of a login's last use, because each of them writes the whole state.json. */

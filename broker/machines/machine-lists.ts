@@ -29,7 +29,7 @@ interface List {
   versions: string;
 }
 
-/** Most lists in memory for each set of machines: one for each combination of filters and sort field. */
+/** Maximum number of lists in memory for each set of machines: one for each combination of filters and sort field. */
 const mostLists = 16;
 /**
  * Milliseconds for which a list that is sorted by reported values is used, because online machines report all

@@ -14,10 +14,10 @@ export interface Table {
   long: readonly string[];
 }
 
-/** Most bytes of texts in a page, unless a single row has more. */
+/** Maximum number of bytes of texts in a page, unless a single row has more. */
 const mostBytes = 8 * 1024 * 1024;
 export const mostRows = 500;
-/** Most values of a statement; SQLite allows 32,766. */
+/** Maximum number of values of a statement; SQLite allows 32,766. */
 const mostValues = 30_000;
 
 /** Tables about one of the two databases. What is about both is set apart from the copy. */

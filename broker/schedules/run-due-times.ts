@@ -29,14 +29,17 @@ interface Tracked {
 
 /** Longest wait between two checks of the clock. It is short because the clock can be set at any time. */
 const longestWaitMs = 1_000;
-/** Most schedules that are checked together, in one transaction. */
+/** Maximum number of schedules that are checked together, in one transaction. */
 const atOnce = 32;
-/** Most schedules far behind that are checked together. Each of them may write many rows. */
+/** Maximum number of schedules far behind that are checked together. Each of them may write many rows. */
 const behindAtOnce = 8;
 const missedAtOnce = 100;
-/** Most rows in succession for missed times of one schedule. All further times share one more row. */
+/** Maximum number of rows in succession for missed times of one schedule. All further times share one more row. */
 const mostMissed = 1000;
-/** Most rows for missed times of all schedules, for one start of the broker or one change of the clock. */
+/**
+ * Maximum number of rows for missed times of all schedules, for one start of the broker or one change of the
+ * clock.
+ */
 const mostMissedInAll = 20_000;
 /** The times that share a row are counted only up to this number. */
 const mostCounted = 200;

@@ -36,7 +36,7 @@ export interface ScheduleRun extends Omit<Served, Times | 'stdout' | 'stderr'> {
 /** Due times at which a run took place, by schedule. */
 export type RanTimes = ReadonlyMap<string, ReadonlySet<number>>;
 
-/** Most times that next_run skips because they already ran. */
+/** Maximum number of times that next_run skips because they already ran. */
 export const mostRan = 1000;
 
 /** The machines that a caller may see; undefined means all, including removed ones. */

@@ -28,7 +28,7 @@ interface ServedClient {
 
 /** Milliseconds between two audit records of a client's input. The input itself is never recorded. */
 const auditMs = 60_000;
-/** Most bytes on their way to a client. An agent that gets acknowledgements pauses before that. */
+/** Maximum number of bytes on their way to a client. An agent that gets acknowledgements pauses before that. */
 const mostUnreceived = 2 * terminalReplayBytes;
 /** Approximate size of a notice in bytes. */
 const noticeBytes = 256;
@@ -246,7 +246,8 @@ export function endOf({ record: { exit_code, signal, reason } }: OpenSession): C
 }
 
 /**
- * Most bytes of input that may be unacknowledged; no more input is sent until the agent acknowledges some.
+ * Maximum number of bytes of input that may be unacknowledged; no more input is sent until the agent acknowledges
+ * some.
  */
 const mostUnacknowledged = 64 * 1024;
 /**

@@ -99,8 +99,8 @@ export interface Opening {
 }
 
 /**
- * Most bytes of large file contents that are in JSON at the same time. Each byte needs about five bytes of
- * memory while it is processed.
+ * Maximum number of bytes of large file contents that are in JSON at the same time. Each byte needs about five
+ * bytes of memory while it is processed.
  */
 const maxContents = 64 * 1024 * 1024;
 

@@ -66,7 +66,7 @@ const returnSpreadMs = 5_000;
 /** Milliseconds in which the headers of a first request must arrive. */
 const silentMs = 15_000;
 const certificateMs = 10_000;
-/** Most bytes of large JSON bodies that may be arriving at once. */
+/** Maximum number of bytes of large JSON bodies that may be arriving at once. */
 const maxBodies = 64 * 1024 * 1024;
 /** Milliseconds that requests in progress have to finish when a server stops. */
 const finishRequestsMs = 4_000;

@@ -32,14 +32,14 @@ type Serialized = Reply<Api['webhooks']['get']>;
 /** A caller, with the rights of its key at the time of the request. */
 type Editor = Rights & Pick<Caller, 'key_id'>;
 
-/** Most webhooks. Each event is compared with every webhook. */
+/** Maximum number of webhooks. Each event is compared with every webhook. */
 const maxWebhooks = 1_000;
 /**
- * Most test deliveries at the same time: of one key, and in all. Each may use a connection until its
+ * Maximum number of test deliveries at the same time: of one key, and in all. Each may use a connection until its
  * deadline.
  */
 const [maxTestsOfKey, maxTests] = [4, 32];
-/** Most events that one transaction redelivers. */
+/** Maximum number of events that one transaction redelivers. */
 const eventStep = 500;
 
 export class WebhookHandlers implements Routes {

@@ -47,7 +47,7 @@ function manifest(pages: readonly string[]): string {
     man: pages.map((page) => `./share/${page}`),
     exports: {
       '.': entry('sdk/index', 'sdk'),
-      './grpc': entry('grpc-client', 'grpc'),
+      './grpc': entry('grpc-api-client', 'grpc'),
       './package.json': './package.json',
     },
     sideEffects: false,

@@ -3,7 +3,7 @@ import { mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { dirname, join, relative } from 'node:path';
 import { root, run } from './checkout-and-tools.ts';
 
-const entries = ['shared/sdk/index', 'shared/grpc-client'];
+const entries = ['shared/sdk/index', 'shared/grpc-api-client'];
 /** The declarations that replace those types of gRPC's libraries to which the types of the protos refer. */
 const wire = `/** A whole number of 64 bits. */
 export interface Long {

@@ -7,7 +7,7 @@ import { batchId, commandId, machineId, named, queryNumber, tagList, timestamp }
 
 export const mostMachines = 10_000;
 /**
- * Most characters of args, env and stdin together, as JSON. The limit is low because each machine gets a
+ * Maximum number of characters of args, env and stdin together, as JSON. The limit is low because each machine gets a
  * copy.
  */
 const mostInput = 64 * 1024;

@@ -83,7 +83,7 @@ export interface Route<
   idempotency?: 'replay' | 'secret';
   /** The operation that answers a repeated request after a crash of the broker; `get` by default. */
   again?: string;
-  /** Most bytes of a body; default 1 MiB. */
+  /** Maximum number of bytes of a body; default 1 MiB. */
   bodyLimit?: number;
   /** True if `machine_id` may be omitted while exactly one machine is registered. */
   impliesMachine?: boolean;

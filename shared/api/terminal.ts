@@ -5,7 +5,7 @@ import { socket } from './define-route.ts';
 import { text } from './route.ts';
 import { clientId, cols, rows, sessionStatuses } from './sessions.ts';
 
-/** Most bytes of a message of the client. */
+/** Maximum number of bytes of a message of the client. */
 export const maxMessageBytes = 1024 * 1024;
 
 /** Schema of the text messages by which a client acts. Its binary messages are input for the terminal. */

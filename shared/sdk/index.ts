@@ -29,7 +29,10 @@ export interface FarhandOptions {
   /** Address of the broker, with or without `/api/v1`: `https://farhand.example.org`. */
   baseUrl: string;
   apiKey?: string | undefined;
-  /** Most retries of a call that is safe to repeat, 2 by default; with 0 event streams do not reconnect. */
+  /**
+   * Maximum number of retries of a call that is safe to repeat, 2 by default; with 0 event streams do not
+   * reconnect.
+   */
   retries?: number | undefined;
   /** Value of the User-Agent header, where the platform allows it. */
   userAgent?: string | undefined;

@@ -40,10 +40,11 @@ export class Lazy<T, Item> implements Promise<T>, AsyncIterable<Item> {
   }
 }
 
-/** Most items of a page that the broker returns. */
+/** Maximum number of items of a page that the broker returns. */
 const pageSize = 100;
 /**
- * Most ids that are remembered to skip repeats. If more items are created between two pages, some may repeat.
+ * Maximum number of ids that are remembered to skip repeats. If more items are created between two pages, some may
+ * repeat.
  */
 const remembered = 10_000;
 

@@ -49,7 +49,7 @@ export interface Terminal {
   detach(): void;
 }
 
-/** Most bytes of received output that are not read yet. */
+/** Maximum number of bytes of received output that are not read yet. */
 const maxUnreadOutput = 16 * 1024 * 1024;
 /** Bytes of unsent input above which write() waits. */
 const maxUnsentInput = 1024 * 1024;

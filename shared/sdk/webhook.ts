@@ -9,8 +9,8 @@ export interface WebhookDelivery {
   headers: Headers | Readonly<Record<string, string | readonly string[] | undefined>>;
   secret: string;
   /**
-   * Most milliseconds between the delivery's timestamp and now, 5 minutes by default. With Infinity any age
-   * and a missing timestamp are accepted, and so are replays of old deliveries.
+   * Maximum number of milliseconds between the delivery's timestamp and now, 5 minutes by default. With Infinity
+   * any age and a missing timestamp are accepted, and so are replays of old deliveries.
    */
   tolerance?: number;
 }

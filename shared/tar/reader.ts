@@ -16,9 +16,9 @@ import {
   type TarContent,
 } from './header.ts';
 
-/** Most bytes of a long name or of a pax header, which may contain extended attributes (ignored). */
+/** Maximum number of bytes of a long name or of a pax header, which may contain extended attributes (ignored). */
 const longestExtension = 1024 * 1024;
-/** Most headers in a row that only describe the next entry. */
+/** Maximum number of headers in a row that only describe the next entry. */
 const mostExtensions = 8;
 const inflatedBytes = 256 * 1024;
 

@@ -13,7 +13,7 @@ import {
   startWithConsole,
 } from './browser.ts';
 
-/** Most presses of Tab before a test gives up. */
+/** Maximum number of presses of Tab before a test gives up. */
 const mostTabs = 80;
 /** Markup and control characters: bell, escape, right-to-left override, and the start of a title sequence. */
 const hostile = '\u0007\u001b]0;x\u202e<img src=x onerror=alert(1)>';

@@ -9,9 +9,9 @@ import { type Bytes, parentOf } from '../confine/request-path.ts';
 
 /** Number of open directories from which on `full` is true. A deep path may open more than that. */
 const mostHeld = 256;
-/** Most directories that an archive may contain. */
+/** Maximum number of directories that an archive may contain. */
 const mostDirectories = 200_000;
-/** Most directories that are flushed at once. */
+/** Maximum number of directories that are flushed at once. */
 const mostFlushing = 16;
 
 /** Attributes that a directory gets once all entries are extracted. */

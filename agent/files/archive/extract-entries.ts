@@ -19,7 +19,7 @@ import type { Tree, TreeDirectory } from './destination-tree.ts';
 
 /** Files up to this many bytes are read into memory first, and written while the next ones are read. */
 const smallBytes = 256 * 1024;
-/** Most small files that are written at once. */
+/** Maximum number of small files that are written at once. */
 const mostUnderway = 16;
 
 interface ExtractorOptions {

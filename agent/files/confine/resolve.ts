@@ -7,7 +7,7 @@ import type { Boundary, Location } from './boundary.ts';
 import * as fs from './fs.ts';
 import { type Bytes, fault, toText } from './request-path.ts';
 
-/** Most symlinks that one path may lead through, as in Linux. */
+/** Maximum number of symlinks that one path may lead through, as in Linux. */
 const longestTrail = 40;
 
 /** An open directory inside the boundary. Renames do not affect it. */

@@ -5,7 +5,7 @@ import type { Contents } from '../confine/open-regular-file.ts';
 const chunkBytes = 64 * 1024;
 /** A file with a NUL byte in its first 8 KiB counts as binary and is not searched. */
 const probeBytes = 8 * 1024;
-/** Most bytes of an unfinished line in memory, enough for a hit across chunks and the text around it. */
+/** Maximum number of bytes of an unfinished line in memory, enough for a hit across chunks and the text around it. */
 const longestTail = 64 * 1024;
 const longestText = 1024;
 /** Bytes of a long line reported before the hit. */
@@ -24,7 +24,7 @@ type Find = (bytes: Buffer) => number;
 
 export interface Text {
   find: Find;
-  /** Most bytes of a hit, which must stay in memory because a hit may lie in two pieces of a line. */
+  /** Maximum number of bytes of a hit, which must stay in memory because a hit may lie in two pieces of a line. */
   overlap: number;
 }
 

@@ -30,7 +30,7 @@ export interface SpawnersOptions {
   log: Logger;
 }
 
-/** Most spawners. A program on a hung disk blocks its spawner, and another starts the later programs. */
+/** Maximum number of spawners. A program on a hung disk blocks its spawner, and another starts the later programs. */
 const most = 3;
 /** Options of Node for a spawner: a small heap and no garbage collector threads. */
 const flags = ['--max-semi-space-size=1', '--v8-pool-size=0', '--disable-warning=ExperimentalWarning'];

@@ -13,7 +13,7 @@ import type { Limits } from '../process-supervisor.ts';
 import { checkedSize, type Pty, type Size } from './pty.ts';
 import { fellOut, Scrollback } from './scrollback.ts';
 
-/** Most bytes of output in one message. */
+/** Maximum number of bytes of output in one message. */
 const pieceBytes = 64 * 1024;
 /**
  * Bytes of output that are sent as soon as they are read, in each period of `collectMs`. Beyond that a period's

@@ -10,7 +10,7 @@ import type { Peer } from './owners.ts';
 /** A call to another broker. Its answers are encoded messages, because this broker does not read them. */
 export type PeerCall<Request> = ClientDuplexStream<Request, Buffer>;
 
-/** Most unread bytes of a call: brokers are near each other. */
+/** Maximum number of unread bytes of a call: brokers are near each other. */
 const windowBytes = 2 * 1024 * 1024;
 
 const options = {

@@ -19,7 +19,7 @@ interface Refusal {
   reason: string;
 }
 
-/** Most calls of one broker at once. */
+/** Maximum number of calls of one broker at once. */
 const mostCalls = 10_000;
 
 interface PeerPortOptions {

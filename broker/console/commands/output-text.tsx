@@ -10,7 +10,7 @@ export interface OutputPart {
   gap?: boolean;
 }
 
-/** Most characters that the page of a command draws. The whole output can be downloaded. */
+/** Maximum number of characters that the page of a command draws. The whole output can be downloaded. */
 const mostCharacters = 1024 * 1024;
 
 // biome-ignore lint/suspicious/noControlCharactersInRegex: escape sequences are what is removed

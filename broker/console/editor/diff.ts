@@ -6,7 +6,7 @@ export interface DiffLine {
   text: string;
 }
 
-/** Most lines on each side that are compared one by one. Longer changes are listed as a whole. */
+/** Maximum number of lines on each side that are compared one by one. Longer changes are listed as a whole. */
 const mostLines = 1_000;
 /** Number of unchanged lines listed around each change. */
 const around = 3;

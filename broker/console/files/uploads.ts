@@ -25,8 +25,8 @@ export const uploads = signal<readonly Upload[]>([]);
 export const arrivals = signal(0);
 
 /**
- * Most uploads at the same time. A browser has six connections: live updates need one, and one must be free
- * for the pages.
+ * Maximum number of uploads at the same time. A browser has six connections: live updates need one, and one must
+ * be free for the pages.
  */
 const atOnce = 4;
 /** Milliseconds between two loads of the list while many small files arrive. */

@@ -8,7 +8,7 @@ import { to } from '../router.ts';
 import type { Key } from './key-form.tsx';
 import { scopeTexts } from './scopes.ts';
 
-/** Most machines that are read for each tag, and most links that are drawn. */
+/** Maximum number of machines that are read for each tag, and most links that are drawn. */
 const [mostRead, mostLinks] = [1_000, 100];
 
 interface Reached {

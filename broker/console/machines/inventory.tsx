@@ -278,7 +278,7 @@ function Containers({ containers }: { containers: Inventory['containers'] }) {
   );
 }
 
-/** Most packages on the page; a search finds the others. */
+/** Maximum number of packages on the page; a search finds the others. */
 const mostPackages = 200;
 
 function Packages({ packages }: { packages: Inventory['packages'] }) {

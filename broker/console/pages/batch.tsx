@@ -115,7 +115,7 @@ function viewOf({ total }: BatchRecord): 'cards' | 'table' {
   return total <= mostAsCards ? 'cards' : 'table';
 }
 
-/** Most rows that are drawn at first. A batch may have 10,000 machines. */
+/** Maximum number of rows that are drawn at first. A batch may have 10,000 machines. */
 const mostRows = 200;
 
 function Results({ results }: { results: readonly Result[] }) {

@@ -18,7 +18,7 @@ const families = [
   ['file', 'Files'],
 ] as const;
 
-/** Most live events above the list. */
+/** Maximum number of live events above the list. */
 const mostLive = 500;
 
 export function Events() {

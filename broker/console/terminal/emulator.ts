@@ -118,7 +118,7 @@ export function createEmulator(element: HTMLElement, isDark: boolean): Emulator 
   };
 }
 
-/** Most bytes that are drawn at once: some 40 ms of work if every line has one letter. */
+/** Maximum number of bytes that are drawn at once: some 40 ms of work if every line has one letter. */
 const mostDrawn = 96 * 1024;
 /** Bytes that may wait to be drawn. A hidden page draws only once a second, which must not slow a program down. */
 const mostWaiting = { visible: 128 * 1024, hidden: 8 * 1024 * 1024 };

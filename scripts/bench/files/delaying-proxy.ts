@@ -4,7 +4,7 @@ import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 const [target = '', delay = ''] = process.argv.slice(2);
 const [host = '', port = ''] = target.split(':');
 const delayMs = Number(delay);
-/** Most bytes in transit in one direction. A sender that is further ahead waits. */
+/** Maximum number of bytes in transit in one direction. A sender that is further ahead waits. */
 const most = 64 * 1024 * 1024;
 
 function forward(from: Socket, to: Socket): void {

@@ -9,7 +9,7 @@ export interface FleetParams {
   brokers: string[];
   agents: number;
   processes: number;
-  /** Most dials at once of the whole fleet; with 0 there is no limit, as in a real fleet. */
+  /** Maximum number of dials at once of the whole fleet; with 0 there is no limit, as in a real fleet. */
   dialsAtOnce: number;
   joinToken: string;
 }

@@ -13,7 +13,7 @@ import { Prober } from './http-load.ts';
 import { type Figures, milliseconds } from './print-figures.ts';
 
 const machines = 100;
-/** Most requests of each list. There are fewer if they take longer than `longestMs`. */
+/** Maximum number of requests of each list. There are fewer if they take longer than `longestMs`. */
 const mostRequests = 20;
 const fewestRequests = 3;
 const longestMs = 500;
