@@ -18,8 +18,8 @@ const largestBytes = 64 * mebibyte;
 /** Maximum number of bytes of all windows over `nearBytes` together, including unread bytes in these windows. */
 const allBytes = largestBytes;
 /**
- * Maximum number of bytes of all windows of a peer with more than `fewStreams` open calls, whose readers may all
- * stall at once.
+ * Maximum sum of the windows of a peer with more than `fewStreams` open calls, in bytes. All readers of these calls
+ * may stall at once.
  */
 const sharedBytes = 16 * mebibyte;
 const fewStreams = 4;

@@ -105,7 +105,7 @@ export class Batches {
     yield { event: 'end', data: await this.summary(id, caller.reachable()) };
   }
 
-  /** How often members of a batch have changed on disk; undefined if none of them is open. */
+  /** Number of stored changes to the commands of a batch; undefined if all of its commands have ended. */
   changesOf(id: string): number | undefined {
     const { scheduler, store } = this.#context;
     return scheduler.hasBatch(id) ? store.batches.changesOf(id) : undefined;

@@ -233,7 +233,9 @@ class Form {
       this.#file.resolve(part);
     } else {
       part.resume();
-      this.stop(fieldError('form', name ?? '', 'is unknown: the content must be called file'));
+      this.stop(
+        fieldError('form', name ?? '', 'is unknown; the part with the content must have the name "file"'),
+      );
     }
   }
 

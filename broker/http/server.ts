@@ -68,7 +68,7 @@ const serverOptions: ServerOptions = {
   // Larger pieces, for uploads that are processed more slowly than they arrive.
   highWaterMark: 256 * 1024,
   keepAliveTimeout: 65_000,
-  // assertFraming() answers requests without a Host header, in the envelope.
+  // Off, because assertFraming() refuses requests without a Host header, with an error in the form of the API.
   requireHostHeader: false,
 };
 

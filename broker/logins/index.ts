@@ -186,7 +186,7 @@ const noStoredKey = new AppError(
 );
 const anotherKey = new AppError(
   'forbidden',
-  'this login belongs to another API key: confirm it with the key that it was made with',
+  'this login was made with another API key than the one in this request; confirm it with its own key',
 );
 const notManaged = new AppError(
   'forbidden',

@@ -112,8 +112,8 @@ export class State implements Declared {
   }
 
   /**
-   * Sets the function that writes the outbox to history,
-   * and writes the entries that an earlier run left there.
+   * Sets the function that writes the outbox to history. Then writes the entries that an earlier run left in
+   * the outbox.
    */
   async drainTo(apply: Apply): Promise<void> {
     await this.#store.drainTo(apply);

@@ -64,8 +64,7 @@ export class Subscriptions implements Receivers<Webhook> {
   }
 
   /**
-   * Returns the reason why a webhook that its user has enabled is disabled all the same; null if it is not
-   * disabled.
+   * Returns why the broker delivers nothing to a webhook although its user has enabled it; null if it delivers.
    */
   disabledReason(webhook: Webhook): 'attempts_failed' | 'key_revoked' | 'secret_unreadable' | null {
     if (!this.#rightsOf(webhook.key_id)) return 'key_revoked';

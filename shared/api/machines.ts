@@ -84,7 +84,7 @@ const status = named('MachineStatus', {
   stale_ms: z.number().describe('Milliseconds since the machine last sent anything'),
 });
 
-/** A machine with its last report, as lists of statuses and live updates have it. */
+/** A machine with its last report: its form in `GET /machines/statuses` and in live updates. */
 export const liveMachine = machine
   .extend({
     agent_version: agentVersion,

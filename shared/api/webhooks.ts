@@ -87,7 +87,7 @@ const webhook = named('Webhook', {
   id: webhookId,
   url: z.string().describe(receiver),
   events: z.array(z.string()).describe('Event types and families'),
-  enabled: z.boolean().describe('True if events are delivered'),
+  enabled: z.boolean().describe('True if its user has enabled delivery'),
   machine_ids: z.array(z.string()).nullable().describe(ofMachines),
   disabled_reason: disabledReason
     .nullable()
@@ -113,7 +113,7 @@ export const webhooks = {
       url,
       events,
       secret: secret.optional(),
-      enabled: z.boolean().default(true).describe('True if events are delivered'),
+      enabled: z.boolean().default(true).describe('True if its user has enabled delivery'),
       machine_ids: machine_ids.optional(),
     }),
     example: { url: 'https://example.org/hooks', events: ['machine.*', 'command.failed'] },
@@ -133,7 +133,7 @@ export const webhooks = {
         .nullable()
         .optional()
         .describe('New secret for signatures; null: deliveries are not signed'),
-      enabled: z.boolean().optional().describe('True if events are delivered'),
+      enabled: z.boolean().optional().describe('True if its user has enabled delivery'),
       machine_ids: machine_ids.nullable().optional().describe(ofMachines),
     }),
     example: { events: ['*'], enabled: true },

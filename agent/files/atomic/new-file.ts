@@ -163,8 +163,8 @@ export class AtomicWrite implements AsyncDisposable {
   }
 
   /**
-   * Sets the owner, group and mode of the replaced file, or the agent's user and mode 0644 for a new file.
-   * `mode` overrides the mode. Returns true if anything changed.
+   * Gives this file the owner, group and mode of the file that it replaces. If it replaces none, it gets the
+   * agent's user and mode 0644. `mode` overrides the mode. Returns true if anything changed.
    */
   take(replaced: fs.BigIntStats | undefined, mode?: number): Promise<boolean> {
     const wanted = replaced ? attributesOf(replaced) : { ...this.#initial, mode: 0o644 };
