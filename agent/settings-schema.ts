@@ -2,7 +2,7 @@
 import { homedir } from 'node:os';
 import { join, resolve } from 'node:path';
 import * as z from 'zod';
-import { label, tags } from '../shared/api/route.ts';
+import { label, tags } from '../shared/api/shared-schemas.ts';
 import { common, flag, hostPort, logLevel, type Settings, words } from '../shared/read-settings.ts';
 import { allCapabilities } from './capabilities-by-rpc.ts';
 

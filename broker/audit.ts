@@ -1,8 +1,8 @@
 // The audit log: who did what and when. Rows are only appended, in the transaction of the change, and never
 // contain keystrokes or secrets.
 import { type Deed, audit as routes } from '../shared/api/audit.ts';
-import type { MachineId } from '../shared/api/route.ts';
 import type { Caller, Handlers, Journal } from '../shared/api/route-table.ts';
+import type { MachineId } from '../shared/api/shared-schemas.ts';
 import { iso, now } from '../shared/clock.ts';
 import { newTimedId, timeOf } from '../shared/ids.ts';
 import { type History, jsonIn, type OutboxEntry, type Row, textIn } from './history/history.ts';

@@ -2,11 +2,11 @@
 import { linkSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { basename, join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
-import { type Arch, arches, root, run, version } from './package/checkout-and-tools.ts';
 import { debName, makeDeb } from './package/debian-package.ts';
 import { makeNpm } from './package/npm-package.ts';
 import { addPackages, makeProgram, type Program } from './package/program-directories.ts';
 import { archive, sha256Of } from './package/reproducible-tar.ts';
+import { type Arch, arches, root, run, version } from './package/run-and-read-json.ts';
 
 const { values } = parseArgs({
   options: {

@@ -4,7 +4,7 @@ import { cpSync } from 'node:fs';
 import { expect, test } from 'vitest';
 import * as z from 'zod';
 import type { State } from '../broker/state/in-memory-state.ts';
-import type { MachineId } from '../shared/api/route.ts';
+import type { MachineId } from '../shared/api/shared-schemas.ts';
 import { type AlertSystem, looksInto, soon, startAlertSystem } from './alerts-fixture.ts';
 import { refusalIn } from './all-routes.ts';
 import { startFarhand, temporaryFolder } from './start-farhand.ts';

@@ -5,8 +5,9 @@ import { expect } from 'vitest';
 import { z } from 'zod';
 import type { RawInput } from '../broker/admission/parse-request.ts';
 import { codesOf } from '../broker/http/openapi.ts';
-import { type IdNoun, idSchemas, type Route, type Scope } from '../shared/api/route.ts';
+import type { Route, Scope } from '../shared/api/route.ts';
 import { allRoutes } from '../shared/api/route-table.ts';
+import { type IdNoun, idSchemas } from '../shared/api/shared-schemas.ts';
 import { codes, isCode } from '../shared/errors.ts';
 import { storedState, storedTables } from './read-stored-state.ts';
 import {

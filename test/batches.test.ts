@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { expect, test } from 'vitest';
 import type { Tuning } from '../broker/start/index.ts';
-import type { MachineId } from '../shared/api/route.ts';
+import type { MachineId } from '../shared/api/shared-schemas.ts';
 import { type Gate, gate, leapingClock, listen, nextCall, reporting, soon } from './commands-fixture.ts';
 import { storedRows } from './read-stored-state.ts';
 import { joinScripted, scriptedMachine } from './scripted-agent.ts';

@@ -8,8 +8,9 @@ import { openHistory } from '../broker/history/open-sqlite-file.ts';
 import { brokerSettings } from '../broker/settings-schema.ts';
 import { type Closers, createParts } from '../broker/start/create-parts.ts';
 import type { Key, Machine } from '../broker/state/in-memory-state.ts';
-import type { KeyId, MachineId, Scope } from '../shared/api/route.ts';
+import type { Scope } from '../shared/api/route.ts';
 import { allRoutes } from '../shared/api/route-table.ts';
+import type { KeyId, MachineId } from '../shared/api/shared-schemas.ts';
 import { readSettings } from '../shared/read-settings.ts';
 import { quiet, startFarhand, temporaryFolder } from './start-farhand.ts';
 

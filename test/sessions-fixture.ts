@@ -3,7 +3,7 @@ import { EventEmitter, once } from 'node:events';
 import type { Action, ClientPort, CloseReason, Notice } from '../broker/sessions/client-port.ts';
 import type { Hello } from '../proto/types/farhand/link/v1/Hello.ts';
 import { methods } from '../shared/agent-rpcs.ts';
-import type { MachineId } from '../shared/api/route.ts';
+import type { MachineId } from '../shared/api/shared-schemas.ts';
 import { connectScripted, joinScripted, type ScriptedAgent } from './scripted-agent.ts';
 import { startFarhand, type TestSystem } from './start-farhand.ts';
 

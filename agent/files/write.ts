@@ -8,7 +8,7 @@ import { type BigIntStats, identify, lookAt } from './confine/fs.ts';
 import { assertMode, type Bytes, bytes, fault, type Target } from './confine/request-path.ts';
 import { describe, etagOf } from './describe.ts';
 import type { Disk } from './operations-to-handlers.ts';
-import type { Upload } from './upload.ts';
+import type { Upload } from './upload-messages.ts';
 
 type FileUpload = Upload<WriteFileOpen__Output, WriteFileCommit__Output>;
 

@@ -1,8 +1,8 @@
 // Writes the audit record of a request: in the transaction of the request's change, or separately if it
 // changes nothing.
 import type { Deed } from '../../shared/api/audit.ts';
-import type { MachineId } from '../../shared/api/route.ts';
 import type { Caller, Journal } from '../../shared/api/route-table.ts';
+import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newTimedId } from '../../shared/ids.ts';

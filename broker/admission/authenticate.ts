@@ -1,11 +1,11 @@
 // Finds the key or the login that a request presents, and counts the request against the rate limits.
-import type { LoginId } from '../../shared/api/route.ts';
+import type { LoginId } from '../../shared/api/shared-schemas.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import { databaseUnavailable } from '../history/group-commit.ts';
 import type { Keys } from '../keys/index.ts';
 import { hasExpired } from '../keys/rights.ts';
 import type { Logins } from '../logins/index.ts';
-import { loginEnded } from '../logins/rights.ts';
+import { loginEnded } from '../logins/login-validity.ts';
 import type { Key } from '../state/in-memory-state.ts';
 import type { Quota, Rates } from './rate-limits.ts';
 

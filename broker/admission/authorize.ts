@@ -2,12 +2,13 @@
 // The checks run before the body is read, after it, in the transaction of a change, and while a long
 // request lasts.
 
-import type { IdNoun, MachineId, Route } from '../../shared/api/route.ts';
+import type { Route } from '../../shared/api/route.ts';
 import { allRoutes, type Caller, type Handlers, type Input } from '../../shared/api/route-table.ts';
+import type { IdNoun, MachineId } from '../../shared/api/shared-schemas.ts';
 import { AppError, type Code, fieldError } from '../../shared/errors.ts';
 import type { Keys } from '../keys/index.ts';
 import { currentKey, holds, reaches, rightsOf, watchRights } from '../keys/rights.ts';
-import { assertConfirmed, assertLogin } from '../logins/rights.ts';
+import { assertConfirmed, assertLogin } from '../logins/login-validity.ts';
 import { type Declared, foundBy, type Key, type State } from '../state/in-memory-state.ts';
 import { auditOf, type Recorder, type Recording, type Who } from './audit.ts';
 import type { Client } from './authenticate.ts';

@@ -1,8 +1,9 @@
 // Parses requests by their route's schemas (path, query, headers, body), and finds every id in them.
 import { parse as parseQuery } from 'node:querystring';
 import { z } from 'zod';
-import { type IdNoun, idSchemas, type MachineId, type Route } from '../../shared/api/route.ts';
+import type { Route } from '../../shared/api/route.ts';
 import type { Input } from '../../shared/api/route-table.ts';
+import { type IdNoun, idSchemas, type MachineId } from '../../shared/api/shared-schemas.ts';
 import { AppError } from '../../shared/errors.ts';
 
 /** The parts of a request before parsing. */

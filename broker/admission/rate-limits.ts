@@ -2,7 +2,7 @@
 // address (always).
 import { createHmac, randomBytes } from 'node:crypto';
 import { RateLimiterMemory, RateLimiterRes } from 'rate-limiter-flexible';
-import type { KeyId } from '../../shared/api/route.ts';
+import type { KeyId } from '../../shared/api/shared-schemas.ts';
 import { after, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { isLoopback } from '../../shared/loopback.ts';

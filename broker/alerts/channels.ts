@@ -1,7 +1,7 @@
 // The REST handlers of channels and of their deliveries.
 import { type ChannelType, alertChannels as routes } from '../../shared/api/alert-channels.ts';
-import type { ChannelId } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Input, Reply, Rights } from '../../shared/api/route-table.ts';
+import type { ChannelId } from '../../shared/api/shared-schemas.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';

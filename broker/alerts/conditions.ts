@@ -1,6 +1,6 @@
 // What each kind of rule watches, and whether its condition holds now. Nothing is remembered here: the answer follows
 // from the last report, the links, the last runs and the declared documents.
-import type { MachineId } from '../../shared/api/route.ts';
+import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
 import { version } from '../../shared/version.ts';
 import { reaches } from '../keys/rights.ts';

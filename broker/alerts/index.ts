@@ -1,7 +1,7 @@
 // Alerts: rules about machines, schedules and expiry dates, and what became of each alert.
 
-import type { MachineId } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
+import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { DeliveryQueue, type RetrySettings } from '../deliveries/delivery-queue.ts';

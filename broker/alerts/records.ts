@@ -2,8 +2,8 @@
 
 import { alerts as routes } from '../../shared/api/alerts.ts';
 import type { EventType } from '../../shared/api/events.ts';
-import type { AlertId, MachineId, RuleId, WindowId } from '../../shared/api/route.ts';
 import type { Api, Caller, Input, Journal, Page, Reply } from '../../shared/api/route-table.ts';
+import type { AlertId, MachineId, RuleId, WindowId } from '../../shared/api/shared-schemas.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Events } from '../events.ts';

@@ -1,7 +1,7 @@
 // The REST handlers of alert rules: what they watch, on which machines, and which values they accept.
 import { type AlertKind, alertRules as routes } from '../../shared/api/alerts.ts';
-import { day, type RuleId } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
+import { day, type RuleId } from '../../shared/api/shared-schemas.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';

@@ -1,7 +1,7 @@
 // Maintenance windows: their REST handlers, and until when they hold back the alerts of a machine.
 import { maintenanceWindows as routes } from '../../shared/api/maintenance-windows.ts';
-import type { WindowId } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
+import type { WindowId } from '../../shared/api/shared-schemas.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';

@@ -1,5 +1,5 @@
 // Stores batches in the history database (SQLite). Their members are rows of the table `commands`.
-import type { BatchId, MachineId } from '../../shared/api/route.ts';
+import type { BatchId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history/history.ts';

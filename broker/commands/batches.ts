@@ -1,7 +1,7 @@
 // REST handlers for batches: one command on many machines, with a concurrency limit and a failure limit.
 import { mostMachines, batches as routes } from '../../shared/api/batches.ts';
-import type { BatchId, MachineId } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
+import type { BatchId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { monotonic, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';

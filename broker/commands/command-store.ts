@@ -1,7 +1,7 @@
 // Stores commands in the history database (SQLite), and limits the age and size of their output.
 import type { EventType } from '../../shared/api/events.ts';
-import type { MachineId } from '../../shared/api/route.ts';
 import type { Journal } from '../../shared/api/route-table.ts';
+import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import type { Events } from '../events.ts';

@@ -1,7 +1,7 @@
 // REST handlers for commands: create, list, cancel, send input and signals, and read or stream the output.
 import { commands as routes } from '../../shared/api/commands.ts';
-import type { CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Input, Journal, Page } from '../../shared/api/route-table.ts';
+import type { CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/shared-schemas.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';

@@ -2,8 +2,8 @@
 import type { ProcessEvent__Output } from '../../proto/types/farhand/agent/v1/ProcessEvent.ts';
 import type { ProcessExit__Output } from '../../proto/types/farhand/agent/v1/ProcessExit.ts';
 import type { ProcessSpec__Output } from '../../proto/types/farhand/agent/v1/ProcessSpec.ts';
-import type { BatchId, CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/route.ts';
 import type { Api, Input, Reply } from '../../shared/api/route-table.ts';
+import type { BatchId, CommandId, KeyId, MachineId, ScheduleId } from '../../shared/api/shared-schemas.ts';
 import { latestInstant, now } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
 

@@ -1,5 +1,6 @@
 // The rights of the key that a webhook or a channel of alerts belongs to.
-import type { KeyId, Scope } from '../../shared/api/route.ts';
+import type { Scope } from '../../shared/api/route.ts';
+import type { KeyId } from '../../shared/api/shared-schemas.ts';
 import type { Declared } from '../state/in-memory-state.ts';
 
 /** The rights of a key at this moment. */

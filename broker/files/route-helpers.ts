@@ -3,8 +3,8 @@
 import { isUtf8 } from 'node:buffer';
 import type { FileEntry__Output } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import type { CallOptions } from '../../shared/agent-rpcs.ts';
-import type { MachineId } from '../../shared/api/route.ts';
 import type { Api, Caller, Reply } from '../../shared/api/route-table.ts';
+import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { iso, latestInstant } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';

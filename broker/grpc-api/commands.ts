@@ -3,8 +3,8 @@ import type { CommandEnd } from '../../proto/types/farhand/client/v1/CommandEnd.
 import type { ExecStart__Output } from '../../proto/types/farhand/client/v1/ExecStart.ts';
 import { present } from '../../shared/agent-rpcs.ts';
 import { mostVariables } from '../../shared/api/commands.ts';
-import type { CommandId } from '../../shared/api/route.ts';
 import { api, type Caller, type Input } from '../../shared/api/route-table.ts';
+import type { CommandId } from '../../shared/api/shared-schemas.ts';
 import { monotonic, sleep } from '../../shared/clock.ts';
 import { AppError, type Code, fieldError } from '../../shared/errors.ts';
 import { createRecall, type Guard, guardOf, nothing } from '../admission/authorize.ts';

@@ -1,6 +1,7 @@
 // Forwards requests about machines of other brokers to them.
 import type { Context } from 'koa';
-import type { MachineId, Route } from '../../shared/api/route.ts';
+import type { Route } from '../../shared/api/route.ts';
+import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import type { Client } from '../admission/authenticate.ts';
 import type { Guard } from '../admission/authorize.ts';
 import type { RawInput } from '../admission/parse-request.ts';

@@ -10,8 +10,9 @@ import {
   type ZodOpenApiResponsesObject,
 } from 'zod-openapi';
 import { deliveryBody, webhookTypes } from '../../shared/api/events.ts';
-import { idSchemas, named, type Route } from '../../shared/api/route.ts';
+import type { Route } from '../../shared/api/route.ts';
 import { allRoutes } from '../../shared/api/route-table.ts';
+import { idSchemas, named } from '../../shared/api/shared-schemas.ts';
 import { type Code, codes } from '../../shared/errors.ts';
 import { shipped } from '../../shared/shipped-files.ts';
 import { version } from '../../shared/version.ts';

@@ -1,7 +1,8 @@
 // Inventories: facts about machines, and the packages, ports and containers on them. A machine collects its
 // inventory when a request asks for it. The last collection is stored.
-import type { MachineId } from '../../shared/api/route.ts';
+
 import type { Api, Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
+import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { after, now } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';

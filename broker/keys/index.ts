@@ -2,15 +2,15 @@
 // revoke keys. Only the hash of each secret is stored.
 import { hash, timingSafeEqual } from 'node:crypto';
 import { keys as routes } from '../../shared/api/keys.ts';
-import type { KeyId } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
+import type { KeyId } from '../../shared/api/shared-schemas.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId, newSecret } from '../../shared/ids.ts';
 import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type History, type HistoryTransaction, type Row, textIn } from '../history/history.ts';
-import { endLogins } from '../logins/rights.ts';
+import { endLogins } from '../logins/login-validity.ts';
 import { pageOf } from '../paging.ts';
 import type { Declared, Key, State, StateTransaction } from '../state/in-memory-state.ts';
 import { currentKey, endOf, hasExpired, holds, within } from './rights.ts';

@@ -1,8 +1,9 @@
 // Decides what each key may do and on which machines. The key and the machines are read from the committed
 // state, or from a change that is not committed yet.
 
-import type { KeyId, LoginId, MachineId, Scope } from '../../shared/api/route.ts';
+import type { Scope } from '../../shared/api/route.ts';
 import type { Rights } from '../../shared/api/route-table.ts';
+import type { KeyId, LoginId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { after, iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Declared, Key, State } from '../state/in-memory-state.ts';

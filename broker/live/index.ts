@@ -1,7 +1,8 @@
 // Live updates: one stream with the changes that a client follows, of machines, events, commands and batches.
 import type { Topic } from '../../shared/api/live.ts';
-import type { CommandId, MachineId, Scope } from '../../shared/api/route.ts';
+import type { Scope } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
+import type { CommandId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { sleep } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { Wake } from '../../shared/slow-reader-backpressure.ts';

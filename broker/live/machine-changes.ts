@@ -1,7 +1,8 @@
 // Collects the machines that change while a client follows them. Only machines that the client's key may use
 // are collected.
-import type { MachineId } from '../../shared/api/route.ts';
+
 import type { Caller } from '../../shared/api/route-table.ts';
+import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import { type LiveMachine, liveOf, type MachineSources } from '../machines/to-json.ts';
 import type { Machine, State } from '../state/in-memory-state.ts';

@@ -2,8 +2,8 @@
 // and state.json its hash.
 import { timingSafeEqual } from 'node:crypto';
 import { logins as routes } from '../../shared/api/logins.ts';
-import type { LoginId } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
+import type { LoginId } from '../../shared/api/shared-schemas.ts';
 import { every, iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId, newSecret } from '../../shared/ids.ts';
@@ -14,7 +14,7 @@ import { pageOf } from '../paging.ts';
 import type { Declared, Key, Login, State, StateTransaction } from '../state/in-memory-state.ts';
 import { cookieWith, noCookie } from './cookie.ts';
 import { Tickets } from './local-login-tickets.ts';
-import { endOfSecret } from './rights.ts';
+import { endOfSecret } from './login-validity.ts';
 
 /** A login ends after this time without a request. */
 const idleMs = 12 * 3_600_000;

@@ -1,5 +1,5 @@
 // One-time tickets that log in a person on the broker's own machine, without typing a key.
-import type { KeyId } from '../../shared/api/route.ts';
+import type { KeyId } from '../../shared/api/shared-schemas.ts';
 import { now } from '../../shared/clock.ts';
 import { newSecret } from '../../shared/ids.ts';
 import { isLoopback } from '../../shared/loopback.ts';

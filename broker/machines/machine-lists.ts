@@ -1,8 +1,8 @@
 // Filtered and sorted lists of machines. A list serves every page until a machine changes in a field by which
 // the list is filtered or sorted, because making a list takes 10 ms with 10,000 machines.
 import { machines as routes } from '../../shared/api/machines.ts';
-import type { MachineId } from '../../shared/api/route.ts';
 import type { Page } from '../../shared/api/route-table.ts';
+import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { selectFrom } from '../paging.ts';
 import { type MachineFacts, percentOf } from '../presence/facts-and-metrics.ts';

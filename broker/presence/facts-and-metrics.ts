@@ -3,7 +3,7 @@
 import { isDeepStrictEqual } from 'node:util';
 import { z } from 'zod';
 import type { Metrics__Output } from '../../proto/types/farhand/agent/v1/Metrics.ts';
-import { label } from '../../shared/api/route.ts';
+import { label } from '../../shared/api/shared-schemas.ts';
 import { every, latestInstant, monotonic, nextTurn, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import {

@@ -1,8 +1,8 @@
 // The REST handlers of schedules: declare and list schedules, run them by hand, and list their runs.
 
-import type { MachineId, ScheduleId } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Input, Reply, Rights } from '../../shared/api/route-table.ts';
 import { schedules as routes } from '../../shared/api/schedules.ts';
+import type { MachineId, ScheduleId } from '../../shared/api/shared-schemas.ts';
 import { iso, now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';

@@ -1,7 +1,7 @@
 // Starts runs of schedules. The row of a run is stored in one transaction with its command, or with the
 // reason why there is no command.
 
-import type { KeyId, MachineId, RunId } from '../../shared/api/route.ts';
+import type { KeyId, MachineId, RunId } from '../../shared/api/shared-schemas.ts';
 import { monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';

@@ -1,9 +1,9 @@
 // Runs of schedules in history.db: a row for each due time and each manual run,
 // and a progress mark for each schedule.
 
-import type { MachineId, RunId } from '../../shared/api/route.ts';
 import type { Api, Input, Page, Reply } from '../../shared/api/route-table.ts';
 import { schedules as routes } from '../../shared/api/schedules.ts';
+import type { MachineId, RunId } from '../../shared/api/shared-schemas.ts';
 import { latestInstant, now } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
 import type { Command } from '../commands/record.ts';

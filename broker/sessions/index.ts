@@ -1,8 +1,8 @@
 // Sessions: the REST handlers, and the entry points for terminal clients over WebSocket and gRPC.
 import { hash } from 'node:crypto';
-import type { MachineId, SessionId } from '../../shared/api/route.ts';
 import type { Caller, Handlers, Input, Reply } from '../../shared/api/route-table.ts';
 import { sessions as routes } from '../../shared/api/sessions.ts';
+import type { MachineId, SessionId } from '../../shared/api/shared-schemas.ts';
 import { after, iso, now } from '../../shared/clock.ts';
 import { openTerminals } from '../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../shared/errors.ts';

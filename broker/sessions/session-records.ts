@@ -1,7 +1,7 @@
 // Tables of sessions in history.db: a row for each session, and a row for each client while it is attached.
 
-import type { KeyId, MachineId, SessionId } from '../../shared/api/route.ts';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
+import type { KeyId, MachineId, SessionId } from '../../shared/api/shared-schemas.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { History, HistoryTransaction, Row, RowReader } from '../history/history.ts';
 import { allOf, reachableOnly } from '../paging.ts';

@@ -1,7 +1,7 @@
 // The parts of the broker that sessions use.
 import type { Deed } from '../../shared/api/audit.ts';
-import type { MachineId } from '../../shared/api/route.ts';
 import type { Caller, Journal } from '../../shared/api/route-table.ts';
+import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import type { Cluster } from '../cluster/owners.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';

@@ -1,8 +1,8 @@
 // Creates the parts of a broker in the order in which they depend on each other, and registers how each is
 // closed.
 import { join } from 'node:path';
-import type { MachineId } from '../../shared/api/route.ts';
 import type { Handlers } from '../../shared/api/route-table.ts';
+import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Quota } from '../../shared/quota.ts';
 import { createAuditRecorder } from '../admission/audit.ts';

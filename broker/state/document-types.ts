@@ -2,6 +2,7 @@
 import { z } from 'zod';
 import { channelTypes } from '../../shared/api/alert-channels.ts';
 import { alertKinds } from '../../shared/api/alerts.ts';
+import { scopes } from '../../shared/api/route.ts';
 import {
   channelId,
   joinTokenId,
@@ -10,10 +11,9 @@ import {
   machineId,
   ruleId,
   scheduleId,
-  scopes,
   webhookId,
   windowId,
-} from '../../shared/api/route.ts';
+} from '../../shared/api/shared-schemas.ts';
 import type { OutboxEntry } from '../history/history.ts';
 
 /** Version 0.1.0 stored white space around tags; later versions trim it in requests. */

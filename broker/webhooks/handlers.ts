@@ -1,8 +1,8 @@
 // The REST handlers of webhooks and of their deliveries.
 
 import { scopeOfType, typesOf } from '../../shared/api/events.ts';
-import type { KeyId, MachineId, WebhookId } from '../../shared/api/route.ts';
 import type { Api, Caller, Handlers, Input, Reply, Rights } from '../../shared/api/route-table.ts';
+import type { KeyId, MachineId, WebhookId } from '../../shared/api/shared-schemas.ts';
 import { webhooks as routes } from '../../shared/api/webhooks.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';

@@ -12,7 +12,7 @@ import { DatabaseSync } from 'node:sqlite';
 import { isDeepStrictEqual, parseArgs } from 'node:util';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { openState } from '../../broker/state/in-memory-state.ts';
-import { joinTokenId, machineId } from '../../shared/api/route.ts';
+import { joinTokenId, machineId } from '../../shared/api/shared-schemas.ts';
 import { newId } from '../../shared/ids.ts';
 import { fillHistory } from './fleet/fill-history-rows.ts';
 import { Figures } from './fleet/print-figures.ts';

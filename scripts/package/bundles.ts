@@ -5,8 +5,8 @@ import { dirname, join } from 'node:path';
 import { type BuildOptions, build, type Metafile, type Plugin } from 'esbuild';
 import { protos } from '../../shared/load-protos.ts';
 import { buildConsole } from '../build-console.ts';
-import { manifestSchema, readJson, root } from './checkout-and-tools.ts';
 import { routesAsData } from './routes-as-plain-data.ts';
+import { manifestSchema, readJson, root } from './run-and-read-json.ts';
 
 const require = createRequire(import.meta.url);
 

@@ -10,9 +10,9 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { join } from 'node:path';
-import { type Arch, run, version } from './checkout-and-tools.ts';
 import { type Program, programs } from './program-directories.ts';
 import { epoch } from './reproducible-tar.ts';
+import { type Arch, run, version } from './run-and-read-json.ts';
 
 const debianArch: Record<Arch, string> = { x64: 'amd64', arm64: 'arm64' };
 

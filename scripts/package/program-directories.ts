@@ -4,8 +4,8 @@ import { chmodSync, cpSync, mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { addShare } from '../man-pages-and-completions.ts';
 import { bundlePrograms, type Entry } from './bundles.ts';
-import { type Arch, version } from './checkout-and-tools.ts';
 import { addAddons, addBinaries } from './node-and-addons.ts';
+import { type Arch, version } from './run-and-read-json.ts';
 
 /** Packages by name, with the programs in each and its description. */
 export const programs = {

@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
 import { basename, dirname } from 'node:path';
 import { pipeline } from 'node:stream/promises';
-import { run } from './checkout-and-tools.ts';
+import { run } from './run-and-read-json.ts';
 
 /** Modification time of all packed files, in seconds since 1970. */
 export const epoch = process.env.SOURCE_DATE_EPOCH ?? '1767225600';

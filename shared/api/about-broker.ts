@@ -1,7 +1,7 @@
 // REST routes about the broker itself: version, health, metrics, certificates and the reference page.
 import * as z from 'zod';
 import { raw, single } from './define-route.ts';
-import { group, named } from './route.ts';
+import { group, named } from './shared-schemas.ts';
 
 const fingerprint =
   'SHA-256 fingerprint, in hexadecimal, of the CA certificate that signs the gRPC certificate';

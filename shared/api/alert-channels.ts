@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { channelId, deleted, label, named, text, timestamp } from './route.ts';
+import { channelId, deleted, label, named, text, timestamp } from './shared-schemas.ts';
 import { delivery, lastDelivery, testDelivery } from './webhooks.ts';
 
 /** The services that a channel can send to. */

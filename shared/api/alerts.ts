@@ -16,7 +16,7 @@ import {
   text,
   timestamp,
   windowId,
-} from './route.ts';
+} from './shared-schemas.ts';
 
 /** What a rule can watch. */
 export const alertKinds = [

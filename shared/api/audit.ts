@@ -1,7 +1,7 @@
 // REST route of the audit log, an append-only record of every call that changes or runs something.
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
-import { label, named, timestamp } from './route.ts';
+import { label, named, timestamp } from './shared-schemas.ts';
 
 const details = z.record(z.string(), z.unknown());
 const entry = named('AuditEntry', {

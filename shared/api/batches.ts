@@ -3,7 +3,7 @@ import * as z from 'zod';
 import { command, exit, outputGap, outputPiece, requestedBy, spec, wait } from './commands.ts';
 import { list } from './define-list-route.ts';
 import { inPieces, outgoing, single } from './define-route.ts';
-import { batchId, commandId, machineId, named, queryNumber, tagList, timestamp } from './route.ts';
+import { batchId, commandId, machineId, named, queryNumber, tagList, timestamp } from './shared-schemas.ts';
 
 export const mostMachines = 10_000;
 /**

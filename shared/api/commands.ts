@@ -3,12 +3,12 @@ import * as z from 'zod';
 import { signals } from '../signals.ts';
 import { list } from './define-list-route.ts';
 import { outgoing, single } from './define-route.ts';
+import { machineErrors } from './route.ts';
 import {
   commandId,
   day,
   endStatuses,
   label,
-  machineErrors,
   machineId,
   milliseconds,
   named,
@@ -16,7 +16,7 @@ import {
   queryNumber,
   text,
   timestamp,
-} from './route.ts';
+} from './shared-schemas.ts';
 
 const commandStatuses = ['queued', 'running', ...endStatuses, 'expired', 'lost'] as const;
 

@@ -1,7 +1,8 @@
 // Defines routes of lists, with paging, sorting, time filters, and filters by the fields of the items.
 import * as z from 'zod';
 import { build, type Definition, type NoShape, type Nothing, type PathParams } from './define-route.ts';
-import { type Access, idSchemas, instant, label, queryBoolean, queryNumber, type Route } from './route.ts';
+import type { Access, Route } from './route.ts';
+import { idSchemas, instant, label, queryBoolean, queryNumber } from './shared-schemas.ts';
 
 type SortBy<Sort extends readonly string[]> = Sort[number] | `-${Sort[number]}`;
 

@@ -1,6 +1,7 @@
 // Functions that define REST routes, one for each kind of answer.
 import * as z from 'zod';
-import { type Accepts, type Access, type IdNoun, idSchemas, type Kind, type Route } from './route.ts';
+import type { Accepts, Access, Kind, Route } from './route.ts';
+import { type IdNoun, idSchemas } from './shared-schemas.ts';
 
 const nothing = z.undefined();
 export type Nothing = typeof nothing;

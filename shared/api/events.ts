@@ -2,7 +2,8 @@
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { outgoing } from './define-route.ts';
-import { machineId, named, parsedText, type Scope, timestamp } from './route.ts';
+import type { Scope } from './route.ts';
+import { machineId, named, parsedText, timestamp } from './shared-schemas.ts';
 
 /** The event types that a webhook can name, by family, with the scope that a key needs to read them. */
 export const groups = {

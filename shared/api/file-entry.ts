@@ -1,6 +1,7 @@
 // Schemas of paths and file entries, and error codes, that several file routes share (spec 2.4).
 import * as z from 'zod';
-import { machineErrors, named, path, timestamp } from './route.ts';
+import { machineErrors } from './route.ts';
+import { named, path, timestamp } from './shared-schemas.ts';
 
 export const readErrors = [
   ...machineErrors,

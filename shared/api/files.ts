@@ -11,7 +11,17 @@ import {
   sha256,
   writeErrors,
 } from './file-entry.ts';
-import { group, instant, machineId, mode, named, path, queryBoolean, queryNumber, someOf } from './route.ts';
+import {
+  group,
+  instant,
+  machineId,
+  mode,
+  named,
+  path,
+  queryBoolean,
+  queryNumber,
+  someOf,
+} from './shared-schemas.ts';
 
 const encoding = z.enum(['utf-8', 'base64']);
 

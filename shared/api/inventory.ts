@@ -2,7 +2,8 @@
 import * as z from 'zod';
 import { paging } from './define-list-route.ts';
 import { build, inPieces, single } from './define-route.ts';
-import { machineErrors, machineId, named, queryBoolean, text, timestamp } from './route.ts';
+import { machineErrors } from './route.ts';
+import { machineId, named, queryBoolean, text, timestamp } from './shared-schemas.ts';
 
 const word = (about: string) => text(256).describe(about);
 const amount = (about: string) => z.number().min(0).max(Number.MAX_SAFE_INTEGER).describe(about);

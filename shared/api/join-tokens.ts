@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { day, deleted, joinTokenId, label, milliseconds, named, tags, timestamp } from './route.ts';
+import { day, deleted, joinTokenId, label, milliseconds, named, tags, timestamp } from './shared-schemas.ts';
 
 const joinToken = named('JoinToken', {
   id: joinTokenId,

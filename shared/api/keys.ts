@@ -3,6 +3,7 @@ import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
 import { login } from './logins.ts';
+import { scopes } from './route.ts';
 import {
   day,
   deleted,
@@ -13,11 +14,10 @@ import {
   milliseconds,
   named,
   scheduleId,
-  scopes,
   tagList,
   timestamp,
   webhookId,
-} from './route.ts';
+} from './shared-schemas.ts';
 
 const key = named('ApiKey', {
   id: keyId,

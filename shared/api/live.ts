@@ -5,7 +5,7 @@ import { command } from './commands.ts';
 import { outgoing } from './define-route.ts';
 import { event } from './events.ts';
 import { liveMachine } from './machines.ts';
-import { commandId, machineId, named, parsedText } from './route.ts';
+import { commandId, machineId, named, parsedText } from './shared-schemas.ts';
 
 const kinds = ['machines', 'events', 'commands', 'batches'] as const;
 const mostTopics = 20;

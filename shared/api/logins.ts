@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { deleted, keyId, label, loginId, named, timestamp } from './route.ts';
+import { deleted, keyId, label, loginId, named, timestamp } from './shared-schemas.ts';
 
 export const login = named('Login', {
   id: loginId,

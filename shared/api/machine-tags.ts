@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { paging } from './define-list-route.ts';
 import { build } from './define-route.ts';
-import { named } from './route.ts';
+import { named } from './shared-schemas.ts';
 
 const sort = z.enum(['name', '-name', 'machines', '-machines']).default('name');
 

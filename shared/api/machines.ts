@@ -2,7 +2,17 @@
 import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { deleted, group, instant, label, machineId, named, queryNumber, tags, timestamp } from './route.ts';
+import {
+  deleted,
+  group,
+  instant,
+  label,
+  machineId,
+  named,
+  queryNumber,
+  tags,
+  timestamp,
+} from './shared-schemas.ts';
 
 const machine = z.object({
   id: machineId,

@@ -13,7 +13,7 @@ import {
   tagList,
   timestamp,
   windowId,
-} from './route.ts';
+} from './shared-schemas.ts';
 
 const described = {
   machine_ids: 'Of these machines; null: see `tags`',

@@ -17,9 +17,10 @@ import { tags } from './machine-tags.ts';
 import { machines } from './machines.ts';
 import { maintenanceWindows } from './maintenance-windows.ts';
 import { packages } from './packages.ts';
-import type { KeyId, LoginId, MachineId, Route, Scope } from './route.ts';
+import type { Route, Scope } from './route.ts';
 import { schedules } from './schedules.ts';
 import { sessions } from './sessions.ts';
+import type { KeyId, LoginId, MachineId } from './shared-schemas.ts';
 import { terminal } from './terminal.ts';
 import { webhooks } from './webhooks.ts';
 

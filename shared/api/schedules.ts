@@ -3,6 +3,7 @@ import * as z from 'zod';
 import { cwd, environment, timeout, untilKilled, user } from './commands.ts';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
+import { machineErrors } from './route.ts';
 import {
   commandId,
   day,
@@ -10,7 +11,6 @@ import {
   endStatuses,
   instant,
   label,
-  machineErrors,
   machineId,
   milliseconds,
   named,
@@ -19,7 +19,7 @@ import {
   scheduleId,
   text,
   timestamp,
-} from './route.ts';
+} from './shared-schemas.ts';
 
 const overlap = z.enum(['skip', 'allow']);
 const catchUp = z.enum(['none', 'last', 'all']);

@@ -3,7 +3,8 @@ import * as z from 'zod';
 import { cwd, environment, requestedBy } from './commands.ts';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
-import { day, machineErrors, machineId, milliseconds, sessionId, text, timestamp } from './route.ts';
+import { machineErrors } from './route.ts';
+import { day, machineId, milliseconds, sessionId, text, timestamp } from './shared-schemas.ts';
 
 export const sessionStatuses = ['PENDING', 'CONNECTED', 'GRACE_PERIOD', 'DISCONNECTED'] as const;
 const attachModes = ['operator', 'observer'] as const;

@@ -2,8 +2,8 @@
 import * as z from 'zod';
 import { signals } from '../signals.ts';
 import { socket } from './define-route.ts';
-import { text } from './route.ts';
 import { clientId, cols, rows, sessionStatuses } from './sessions.ts';
+import { text } from './shared-schemas.ts';
 
 /** Maximum number of bytes of a message of the client. */
 export const maxMessageBytes = 1024 * 1024;

@@ -3,7 +3,7 @@ import * as z from 'zod';
 import { list } from './define-list-route.ts';
 import { single } from './define-route.ts';
 import { families, webhookTypes } from './events.ts';
-import { deleted, instant, machineId, named, text, timestamp, webhookId } from './route.ts';
+import { deleted, instant, machineId, named, text, timestamp, webhookId } from './shared-schemas.ts';
 
 const patterns = [...webhookTypes, '*' as const, ...families.map((name) => `${name}.*` as const)];
 

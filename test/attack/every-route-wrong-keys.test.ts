@@ -5,8 +5,9 @@ import { dirname } from 'node:path';
 import { Client, credentials, status as grpcStatus, Metadata } from '@grpc/grpc-js';
 import { expect, test, vi } from 'vitest';
 import { callKey, linkServerName, linkService, methods, streamsService } from '../../shared/agent-rpcs.ts';
-import { type IdNoun, type Route, type Scope, scopes } from '../../shared/api/route.ts';
+import { type Route, type Scope, scopes } from '../../shared/api/route.ts';
 import { api } from '../../shared/api/route-table.ts';
+import type { IdNoun } from '../../shared/api/shared-schemas.ts';
 import { rawPublicKey } from '../../shared/identity-proof.ts';
 import {
   type Ask,

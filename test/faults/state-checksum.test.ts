@@ -5,7 +5,7 @@ import { closeSync, openSync, readFileSync, rmSync, writeFileSync, writeSync } f
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { type Machine, openState } from '../../broker/state/in-memory-state.ts';
-import type { JoinTokenId, MachineId } from '../../shared/api/route.ts';
+import type { JoinTokenId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { StartError } from '../../shared/errors.ts';
 import { temporaryFolder } from '../start-farhand.ts';
 

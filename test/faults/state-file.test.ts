@@ -26,7 +26,7 @@ import {
   type State,
   type StateTransaction,
 } from '../../broker/state/in-memory-state.ts';
-import type { JoinTokenId, MachineId } from '../../shared/api/route.ts';
+import type { JoinTokenId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { setClock } from '../../shared/clock.ts';
 import { StartError } from '../../shared/errors.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';

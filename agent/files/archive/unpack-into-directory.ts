@@ -12,7 +12,7 @@ import { fault, type Target } from '../confine/request-path.ts';
 import type { PathEntry } from '../confine/resolve.ts';
 import { describe } from '../describe.ts';
 import type { Disk } from '../operations-to-handlers.ts';
-import type { Upload } from '../upload.ts';
+import type { Upload } from '../upload-messages.ts';
 import { Tree } from './destination-tree.ts';
 import { Extractor } from './extract-entries.ts';
 

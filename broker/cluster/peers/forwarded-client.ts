@@ -1,7 +1,7 @@
 // The client of a forwarded request: the broker that authenticated it describes it in a header, and the owner of
 // the machine authorizes it. The header counts only at the peer port, which only brokers can open.
 import { z } from 'zod';
-import type { KeyId, LoginId } from '../../../shared/api/route.ts';
+import type { KeyId, LoginId } from '../../../shared/api/shared-schemas.ts';
 import { AppError } from '../../../shared/errors.ts';
 import type { Client } from '../../admission/authenticate.ts';
 import { databaseUnavailable } from '../../history/group-commit.ts';

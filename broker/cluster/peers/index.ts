@@ -3,7 +3,7 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Duplex } from 'node:stream';
 import type { Metadata, MethodDefinition } from '@grpc/grpc-js';
-import type { IdNoun, MachineId } from '../../../shared/api/route.ts';
+import type { IdNoun, MachineId } from '../../../shared/api/shared-schemas.ts';
 import { AppError } from '../../../shared/errors.ts';
 import type { Lookups } from '../../admission/authorize.ts';
 import type { FoundId } from '../../admission/parse-request.ts';

@@ -1,6 +1,7 @@
 // The rules of a login in addition to the rights of its key: it must exist, and some requests need a
 // confirmation by the key.
-import type { KeyId, LoginId, Route } from '../../shared/api/route.ts';
+import type { Route } from '../../shared/api/route.ts';
+import type { KeyId, LoginId } from '../../shared/api/shared-schemas.ts';
 import { now } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Declared, Key, StateTransaction } from '../state/in-memory-state.ts';
