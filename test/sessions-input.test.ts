@@ -52,7 +52,7 @@ test.each([
     await heard(client);
     const again = await client.lostLink();
     again.head(1, size, count);
-    const message = expect.stringContaining(`last ${6 - received} bytes`);
+    const message = expect.stringContaining(`last ${6 - received} typed bytes`);
     expect(await client.note('refused')).toMatchObject({ message });
     client.type('gh');
     expect(await again.input(2)).toBe('gh');

@@ -147,8 +147,8 @@ test('a missing key, a wrong key, no PEM and no file: exit code 78 and a message
   const nonsense = join(folder, 'nonsense');
   writeFileSync(nonsense, 'nonsense');
   const received: [flags: string[], text: RegExp][] = [
-    [['--tls-cert', one.cert], /--tls-cert needs --tls-key/],
-    [['--tls-key', one.key], /--tls-key needs --tls-cert/],
+    [['--tls-cert', one.cert], /--tls-cert also needs --tls-key/],
+    [['--tls-key', one.key], /--tls-key also needs --tls-cert/],
     [['--tls', '--tls-cert', one.cert, '--tls-key', one.key], /choose one/],
     [['--tls-cert', one.cert, '--tls-key', two.key], /does not belong/],
     [['--tls-cert', nonsense, '--tls-key', one.key], /not PEM/],
