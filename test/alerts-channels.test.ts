@@ -84,7 +84,7 @@ test.each(Object.keys(documented) as Type[])(
         expect.stringContaining('Alert: CPU'),
         expect.stringContaining('Resolved: CPU'),
       ]);
-      expect(first?.includes('<!channel>')).toBe(type !== 'slack');
+      expect(first?.includes('<!channel>')).toBe(type === 'ntfy');
     }
     expect(opened?.headers.authorization).toBe(type === 'ntfy' ? 'Bearer tk_secret' : undefined);
     const sent = async () =>

@@ -279,6 +279,15 @@ test('a limited key makes rules for its machines alone, and sees only those and 
   expect(refusalIn(await call('POST', '/alerts/rules', { key, body: { name: 'x', kind: 'key' } }))).toBe(
     '403 forbidden',
   );
+  const { key: unlimited } = await keyed(['machines:read', 'webhooks:write']);
+  for (const [kind, status] of [
+    ['key', '403 forbidden'],
+    ['schedule', '403 forbidden'],
+    ['offline', '201'],
+  ] as const) {
+    const answer = await call('POST', '/alerts/rules', { key: unlimited, body: { name: kind, kind } });
+    expect([kind, answer.status === 201 ? '201' : refusalIn(answer)]).toEqual([kind, status]);
+  }
   const made = await limited.alertRules.create({
     name: 'web',
     kind: 'memory',

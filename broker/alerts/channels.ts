@@ -180,7 +180,8 @@ export class ChannelHandlers implements Routes {
     };
     assertSecretSent(before.type, old, { url, secret });
     const given = Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
-    const moved = url !== undefined && url !== old?.url;
+    // A key that redirects alerts must be one that may read them.
+    const moved = (url !== undefined && url !== old?.url) || params.to !== undefined;
     const orphaned = params.enabled === true && !rightsOf(before.key_id, transaction.before);
     const channel: AlertChannel = {
       ...before,

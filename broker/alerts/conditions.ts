@@ -24,6 +24,8 @@ export interface ConditionServices {
   machineFacts: MachineFacts;
   scheduleRuns: ScheduleRecords;
   certificates(): Promise<Certificate[]>;
+  /** True if another broker of the same database owns the machine, and so evaluates the rules about it. */
+  isElsewhere(machineId: MachineId): boolean;
 }
 
 export interface Observation {
@@ -92,6 +94,7 @@ export class Conditions {
   }
 
   observe(rule: AlertRule, subject: Subject): Observation {
+    if (subject.machineId !== null && this.#services.isElsewhere(subject.machineId)) return unclear;
     if (rule.kind === 'certificate') return this.#certificate(rule, subject);
     if (rule.kind === 'key') return this.#key(rule, subject);
     if (rule.kind === 'schedule') return this.#schedule(subject);

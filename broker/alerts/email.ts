@@ -1,5 +1,6 @@
 // Sends e-mail through a mail server. nodemailer is loaded by the first e-mail.
-import { isIP } from 'node:net';
+import { once } from 'node:events';
+import { connect, isIP } from 'node:net';
 import type { AddressGuard } from '../deliveries/address-guard.ts';
 import type { Answered } from '../deliveries/sender.ts';
 import type { Message } from './formats.ts';
@@ -27,8 +28,13 @@ export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSig
   // The name is not looked up again, so the address cannot change.
   const { addresses, isInternal } = await guard.resolve(hostname, number);
   const { createTransport } = await import('nodemailer');
+  const host = (addresses[0] ?? hostname).replace(/^\[|\]$/g, '');
+  // The socket is made here, because nodemailer leaves its own open if it does not wait for an answer any more.
+  signal.throwIfAborted();
+  const socket = connect({ host, port: number });
   const transport = createTransport({
-    host: addresses[0] ?? hostname,
+    connection: socket,
+    host,
     port: number,
     secure,
     requireTLS: !secure && user !== null,
@@ -41,18 +47,23 @@ export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSig
     disableFileAccess: true,
     disableUrlAccess: true,
   });
-  const aborted = new Promise<never>((_, reject) => {
-    signal.addEventListener('abort', () => reject(new Error('aborted')), { once: true });
-  });
+  const aborted = Promise.withResolvers<never>();
+  const abort = (): void => aborted.reject(new Error('aborted'));
+  signal.addEventListener('abort', abort, { once: true });
   try {
+    socket.on('error', () => socket.destroy());
+    await once(socket, 'connect', { signal });
+    guard.refuseSelf(socket);
     const text = [message.title, '', ...message.lines].join('\n');
     const sending = transport.sendMail({
       ...{ from, to: [...to], subject: message.title, text },
       messageId: `<${id}@${from.split('@')[1] ?? 'farhand'}>`,
     });
-    const { response } = await Promise.race([sending, aborted]);
+    const { response } = await Promise.race([sending, aborted.promise]);
     return { delivered: true, answer: isInternal ? null : response.slice(0, 4096) };
   } finally {
+    signal.removeEventListener('abort', abort);
     transport.close();
+    socket.destroy();
   }
 }

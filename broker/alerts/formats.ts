@@ -89,11 +89,14 @@ export function jsonFor(
     return { text: cut([`*${safe(title)}*`, ...lines.map(safe)].join('\n'), mostSlack) };
   }
   // An empty list of mentions keeps a machine called @everyone from calling everyone.
-  if (type === 'discord')
+  if (type === 'discord') {
+    // Names of machines must not become links or other markup.
+    const plain = (text: string): string => text.replaceAll(/[\\*_~`|>#()[\]]/g, '\\$&');
     return {
-      content: cut([`**${title}**`, ...lines].join('\n'), mostDiscord),
+      content: cut([`**${plain(title)}**`, ...lines.map(plain)].join('\n'), mostDiscord),
       allowed_mentions: { parse: [] },
     };
+  }
   return {
     topic: new URL(url).pathname.slice(1),
     title: cut(title, 250),

@@ -5,7 +5,7 @@ import { day, type RuleId } from '../../shared/api/shared-schemas.ts';
 import { iso } from '../../shared/clock.ts';
 import { AppError, fieldError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
-import { currentKey, type Limits, mayUseAll } from '../keys/rights.ts';
+import { currentKey, holds, type Limits, mayUseAll } from '../keys/rights.ts';
 import { pageOf } from '../paging.ts';
 import type { AlertRule, Declared, State } from '../state/in-memory-state.ts';
 
@@ -39,6 +39,7 @@ export function ruleHandlers(state: State): Handlers['alertRules'] {
       });
       await state.change((transaction) => {
         assertMayManage(caller, rule, transaction.before);
+        assertMayRead(caller, rule, transaction.before);
         if (transaction.all('alert_rules').length >= maxRules) {
           throw new AppError(
             'unavailable',
@@ -58,6 +59,7 @@ export function ruleHandlers(state: State): Handlers['alertRules'] {
         const recover = changes.above === undefined ? before.recover : null;
         const rule = checked({ ...before, recover, ...given(changes), updated_at: iso() });
         assertMayManage(caller, rule, transaction.before);
+        assertMayRead(caller, rule, transaction.before);
         transaction.put('alert_rules', rule);
         caller.commit(transaction);
         return rule;
@@ -125,6 +127,13 @@ function assertMayManage(caller: Caller, rule: AlertRule, declared: Declared): v
   const text =
     'this alert rule is about machines that this key is not allowed to use: set machine_ids or tags to those that it may use';
   throw new AppError('forbidden', text, { rule_id: rule.id });
+}
+
+/** Alerts have the names of what they are about, so who makes a rule must be allowed to read these anyway. */
+function assertMayRead({ key_id }: Caller, { id, kind }: AlertRule, declared: Declared): void {
+  const scope = kind === 'key' ? 'admin' : kind === 'schedule' ? 'schedules:read' : undefined;
+  if (!scope || holds(currentKey(declared, key_id), scope)) return;
+  throw new AppError('forbidden', `alert rules of the kind ${kind} need the scope ${scope}`, { rule_id: id });
 }
 
 /** Finds a rule that the caller may see and change. Throws rule_not_found or forbidden. */

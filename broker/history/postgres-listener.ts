@@ -66,8 +66,13 @@ export class PostgresListener {
     client.on('error', () => this.#lost(client));
     client.on('end', () => this.#lost(client));
     client.on('notification', ({ payload = '' }) => this.#onNews(payload));
-    await client.connect();
-    await client.query(`LISTEN ${newsChannel}`);
+    try {
+      await client.connect();
+      await client.query(`LISTEN ${newsChannel}`);
+    } catch (error) {
+      void client.end().catch(() => {});
+      throw error;
+    }
     this.#client = client;
     this.#onNews('');
   }

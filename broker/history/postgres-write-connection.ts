@@ -115,8 +115,7 @@ export class PostgresSession implements Writer {
 
   /** Records in the table `installation`, which must exist, that this broker uses the database. */
   async claim(): Promise<void> {
-    if (this.#brokerId !== undefined) return;
-    await this.execute('UPDATE installation SET started = ?', [this.#start]);
+    await this.execute('UPDATE installation SET started = ?', [this.#brokerId ?? this.#start]);
   }
 
   /** Lets other brokers start. */

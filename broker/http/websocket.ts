@@ -4,6 +4,7 @@ import type { IncomingMessage } from 'node:http';
 import type { Duplex } from 'node:stream';
 import { type WebSocket, WebSocketServer } from 'ws';
 import { closeCodes } from '../../shared/api/close-codes.ts';
+import { sessionId } from '../../shared/api/shared-schemas.ts';
 import { maxMessageBytes, receivedMessage, terminal } from '../../shared/api/terminal.ts';
 import { every, monotonic } from '../../shared/clock.ts';
 import { AppError } from '../../shared/errors.ts';
@@ -63,6 +64,8 @@ const closeReasons: Readonly<Record<CloseReason['why'], string>> = {
 
 /** Time after which a client that does not answer the close frame is cut. */
 const closeMs = 2_000;
+/** Maximum number of requests without a key whose session is being looked up in the database. */
+const mostLookups = 16;
 const path = new RegExp(`^${terminal.base}${terminal.path.replace('{session_id}', '([^/]+)')}$`);
 
 export class WebSocketUpgrades {
@@ -82,6 +85,7 @@ export class WebSocketUpgrades {
   readonly #elsewhere = new WeakMap<IncomingMessage, string>();
   readonly #refused = new WeakMap<IncomingMessage, unknown>();
   readonly #isPeerPort: boolean;
+  #lookups = 0;
 
   /** On the peer port, the broker that forwarded a request has checked its origin. */
   constructor(services: WebSocketServices, isPeerPort = false) {
@@ -100,7 +104,10 @@ export class WebSocketUpgrades {
     try {
       assertHandshake(request);
       if (!this.#isPeerPort) assertOwnOrigin(request, this.#services);
-      if (peers && !this.#isPeerPort && !peers.hasSession(session)) this.#elsewhere.set(request, session);
+      const isElsewhere = peers !== undefined && !this.#isPeerPort && !peers.hasSession(session);
+      if (isElsewhere && (this.#lookups >= mostLookups || !sessionId.safeParse(session).success))
+        throw unknownTicket;
+      if (isElsewhere) this.#elsewhere.set(request, session);
       else this.#admitted.set(request, admitTicket(request, session, this.#services));
       return true;
     } catch (error) {
@@ -116,7 +123,12 @@ export class WebSocketUpgrades {
   forward(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<boolean> | undefined {
     const session = this.#elsewhere.get(request);
     const { peers } = this.#services;
-    return session === undefined || !peers ? undefined : forwardTo(peers, session, request, socket, head);
+    if (session === undefined || !peers) return undefined;
+    this.#lookups += 1;
+    const looked = (): void => {
+      this.#lookups -= 1;
+    };
+    return forwardTo(peers, session, request, socket, head, looked);
   }
 
   take(request: IncomingMessage, socket: Duplex, head: Buffer): void {
@@ -162,12 +174,14 @@ async function forwardTo(
   request: IncomingMessage,
   socket: Duplex,
   head: Buffer,
+  looked: () => void,
 ): Promise<boolean> {
   // Node has removed its own listener, and an error event without one would end the process.
   socket.on('error', () => socket.destroy());
-  // The pings of the terminal find a client that is gone.
+  const ids = [{ noun: 'session' as const, id: session, listed: false, filters: false }];
+  const machine = await peers.machineOf(ids).finally(looked);
+  // From here on, the pings of the terminal find a client that is gone.
   request.socket.setTimeout(0);
-  const machine = await peers.machineOf([{ noun: 'session', id: session, listed: false, filters: false }]);
   const elsewhere = machine && peers.elsewhere(machine);
   if (!elsewhere) throw unknownTicket;
   const requestId = requestIdFrom(String(request.headers['x-request-id'] ?? ''));

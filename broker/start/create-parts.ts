@@ -226,8 +226,9 @@ async function createNouns(
   if (settings.local) schedules.stop();
   const live = new LiveUpdates({ ...stores, commands });
   const certificates = () => expiryDates(settings, authority);
+  const isElsewhere = (id: MachineId) => stores.cluster?.ownerElsewhere(id) !== undefined;
   const alerts = await Alerts.open(
-    { ...stores, deliveries, rightsOf: rightsIn(state), scheduleRuns: records, certificates },
+    { ...stores, deliveries, rightsOf: rightsIn(state), scheduleRuns: records, certificates, isElsewhere },
     { keepMs, retry: retryOfAlerts(settings), times: { ...defaultTimes, ...tuning.alerts } },
     log,
   );

@@ -968,17 +968,20 @@ describe('copying', () => {
     await printed(swapping, 'ready');
     const codes = new Map<string, number>();
     const seen = new Set<string>();
-    while (swapping.exitCode === null) {
+    const copyOnce = async (): Promise<void> => {
       const code = await copy(path('in'), path('copy')).then(() => 'done', codeOf);
       codes.set(code, (codes.get(code) ?? 0) + 1);
-      if (code !== 'done') continue;
+      if (code !== 'done') return;
       // find does not follow symlinks here, because a copied symlink also leads out.
       for (const way of execFileSync('find', ['.'], { cwd: path('copy') })
         .toString()
         .split('\n'))
         seen.add(way);
       rmSync(path('copy'), { recursive: true });
-    }
+    };
+    while (swapping.exitCode === null) await copyOnce();
+    // On a busy machine all copies so far may have met the symlink.
+    await copyOnce();
     expect([...seen].filter((way) => way.includes('secret'))).toEqual([]);
     expect([...seen]).toContain('./sub/inside');
     expect(codes.get('done')).toBeGreaterThan(0);

@@ -121,7 +121,7 @@ export class PeerClient {
       });
       outgoing.once('response', (answer) => {
         socket.write(headOf(answer, true), 'latin1');
-        answer.once('error', abort).pipe(socket);
+        answer.once('error', () => socket.destroy()).pipe(socket);
         resolve(false);
       });
       outgoing.on('error', (error) => reject(unanswered(peer, error)));
