@@ -29,7 +29,7 @@ const spec = {
     '--package <name>': 'only machines with this package',
     '--version-below <version>': 'with --package: only versions older than this one',
     '--tags <list>': 'only machines with all of these tags, comma-separated',
-    '--refresh': 'make online machines collect first',
+    '--refresh': 'let online machines collect their inventory before the answer',
     '--format <table|csv|ansible>': 'print a table (default), CSV, or an inventory file of Ansible',
   },
 } as const;

@@ -66,7 +66,7 @@ class Queue {
   advancing = false;
   again = false;
   sweeping = false;
-  /** Number of resets. Deliveries that were being read during a reset are discarded. */
+  /** Number of resets. What was read from the history during a reset is ignored. */
   resets = 0;
   cancelTimer = (): void => {};
 

@@ -123,7 +123,10 @@ export function entryOf(answered: FileEntry__Output | null | undefined): Entry {
 /** Returns the entry in a machine's answer. Throws machine_error if it is missing. */
 export function assertEntry(entry: FileEntry__Output | null | undefined): FileEntry__Output {
   if (entry) return entry;
-  throw new AppError('machine_error', 'the machine’s answer lacks the entry of the file: update its agent');
+  throw new AppError(
+    'machine_error',
+    'the answer of the machine has no details of the file: update the agent of the machine',
+  );
 }
 
 /** Checks a machine's ETag before it is sent in a header (RFC 9110 section 8.8.3). Throws machine_error. */

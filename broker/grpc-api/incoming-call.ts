@@ -63,7 +63,7 @@ export type Sent<M extends Method> = Parameters<Rpcs[M]['responseSerialize']>[0]
 /** The stream of any rpc; `request` is set only for rpcs where the client sends one message. */
 export type Stream = ServerDuplexStream<unknown, unknown> & { request?: unknown };
 
-/** The opening of a call: a required part of the client's first message, or its only request. */
+/** What opens a call: a field of the client's first message in a stream, or the whole request of a call with only one. */
 type Opening<M extends Method> =
   Received<M> extends { start?: infer S }
     ? NonNullable<S>

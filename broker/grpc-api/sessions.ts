@@ -51,7 +51,10 @@ export function sessionRpcs(services: StreamsServices) {
 const closeErrors = {
   detached: new AppError('conflict', 'this client was detached; the session goes on'),
   forbidden: new AppError('forbidden', 'this key is no longer allowed to attach to this session'),
-  fell_behind: new AppError('range_not_satisfiable', 'the next output is gone: attach again without offset'),
+  fell_behind: new AppError(
+    'range_not_satisfiable',
+    'the output after the last byte that was sent is not stored any more: attach again without offset',
+  ),
   stopping: new AppError('unavailable', 'the broker is stopping: attach again later'),
 };
 
@@ -72,7 +75,7 @@ async function* actionsOf(call: Call<'AttachSession'>): AsyncGenerator<Action> {
   }
 }
 
-/** Converts a message to the same action as the WebSocket message with these fields. */
+/** Converts a gRPC message to the action that the WebSocket message with the same content causes. */
 function actionIn({ message, input, size, signal }: Received<'AttachSession'>): Action {
   if (message === 'input' && input) return { input };
   if (message === 'size') return actionOf({ type: 'resize', ...size });

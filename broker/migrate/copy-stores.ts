@@ -33,7 +33,7 @@ export interface Copied {
 
 /** The files of the two stores. The state is the first one to be moved away, and the last one to be put there. */
 const files = ['state.json', 'state.json.last', 'history.db', 'history.db-wal', 'history.db-shm'];
-/** Directory in the data directory for a broker that only creates tables. */
+/** Data directory, in that of the broker, of the broker that is started only to create the tables. */
 const scratch = 'migration';
 
 /**

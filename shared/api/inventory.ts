@@ -158,7 +158,9 @@ export const inventory = {
       tags: z.string().max(4096).optional().describe('Only machines with all of these tags, comma-separated'),
       refresh: queryBoolean
         .optional()
-        .describe('True to make online machines collect first, for at most 2 minutes; only at offset 0'),
+        .describe(
+          'True to let online machines collect their inventory before the answer, for at most 2 minutes; only with offset 0',
+        ),
       ...paging(sort),
     },
     reply: listItem,

@@ -238,7 +238,7 @@ class SpawnerProcess {
       (error: unknown) =>
         log.error(
           { err: error },
-          'a process that a dead spawner had begun to start could not be killed and may still run',
+          'the spawner ended while it started a process; that process could not be killed and may still run',
         ),
     );
   }
