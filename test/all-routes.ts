@@ -3,7 +3,7 @@ import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect } from 'vitest';
 import { z } from 'zod';
-import type { RawInput } from '../broker/admission/parse-request.ts';
+import type { RawInput } from '../broker/admission/parse-api-request.ts';
 import { codesOf } from '../broker/http/openapi.ts';
 import type { Route, Scope } from '../shared/api/route.ts';
 import { allRoutes } from '../shared/api/route-table.ts';

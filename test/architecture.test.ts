@@ -407,7 +407,7 @@ const librariesByFolder: [libraries: string[], folders: string[]][] = [
   [['nodemailer'], ['broker/alerts']],
   [['rate-limiter-flexible'], ['broker/admission/rate-limits']],
   [['smol-toml'], ['shared/read-settings']],
-  [['@peculiar/x509', 'reflect-metadata'], ['broker/link/authority']],
+  [['@peculiar/x509', 'reflect-metadata'], ['broker/link/certificate-authority']],
   [['pino'], ['shared/logger']],
   [['commander', '@clack/prompts', 'cli-table3'], ['broker/cli']],
   [['nanoid'], ['shared/ids']],

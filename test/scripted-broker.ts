@@ -4,7 +4,7 @@ import { onTestFinished } from 'vitest';
 import { agentSettings } from '../agent/settings-schema.ts';
 import { type Agent, startAgent } from '../agent/start.ts';
 import type { AnswerStream } from '../broker/link/agent-calls.ts';
-import { loadAuthority } from '../broker/link/authority.ts';
+import { loadAuthority } from '../broker/link/certificate-authority.ts';
 import type { ConnectStream } from '../broker/link/control-stream.ts';
 import type { Call } from '../proto/types/farhand/link/v1/Call.ts';
 import type { Hello__Output } from '../proto/types/farhand/link/v1/Hello.ts';

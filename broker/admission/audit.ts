@@ -10,7 +10,7 @@ import { LogLimiter } from '../../shared/log-limiter.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { History } from '../history/history.ts';
 import { replayed } from './idempotency.ts';
-import type { RawInput, Subject } from './parse-request.ts';
+import type { RawInput, Subject } from './parse-api-request.ts';
 
 /** Machines and details of a request, as far as the request is parsed. */
 export interface AuditedRequest {

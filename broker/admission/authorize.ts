@@ -13,7 +13,7 @@ import { type Declared, foundBy, type Key, type State } from '../state/in-memory
 import { auditOf, type Recorder, type Recording, type Who } from './audit.ts';
 import type { Client } from './authenticate.ts';
 import type { Recall } from './idempotency.ts';
-import { type FoundId, type RawInput, RequestParser, type Subject } from './parse-request.ts';
+import { type FoundId, type RawInput, RequestParser, type Subject } from './parse-api-request.ts';
 
 /** The machines that an id belongs to. A key must be allowed to use at least one of them. */
 type Found = { machines?: readonly MachineId[] };

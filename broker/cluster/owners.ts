@@ -11,7 +11,7 @@ import { PostgresListener } from '../history/postgres-listener.ts';
 import type { PostgresAddress } from '../history/postgres-settings.ts';
 import { newsChannel } from '../history/postgres-write-connection.ts';
 import type { State } from '../state/in-memory-state.ts';
-import { Lease } from './lease.ts';
+import { Lease } from './own-broker-lease.ts';
 import type { Owners, Peer } from './peers/owners.ts';
 import {
   claiming,

@@ -3,7 +3,7 @@
 import { status as grpcStatus, type Metadata, type StatusObject } from '@grpc/grpc-js';
 import { drained, parseDetails, streamsService } from '../../shared/agent-rpcs.ts';
 import { AppError, isCode } from '../../shared/errors.ts';
-import type { Elsewhere, Forwarded, PeerCall } from '../cluster/peers/index.ts';
+import type { Elsewhere, Forwarded, PeerCall } from '../cluster/peers/route-to-owner.ts';
 
 interface ForwardedCall {
   /** Path of the rpc. */

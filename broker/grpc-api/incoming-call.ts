@@ -20,10 +20,10 @@ import {
   type RequestWork,
 } from '../admission/authorize.ts';
 import type { Idempotency } from '../admission/idempotency.ts';
-import type { RawInput } from '../admission/parse-request.ts';
+import type { RawInput } from '../admission/parse-api-request.ts';
 import type { Quota, Rates } from '../admission/rate-limits.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
-import type { Elsewhere, Peers } from '../cluster/peers/index.ts';
+import type { Elsewhere, Peers } from '../cluster/peers/route-to-owner.ts';
 import type { Commands } from '../commands/index.ts';
 import type { Sessions } from '../sessions/index.ts';
 import { forwardCall } from './forward-call.ts';

@@ -5,7 +5,7 @@ import { HealthImplementation } from 'grpc-health-check';
 import { orEncoded, streamsService } from '../../shared/agent-rpcs.ts';
 import type { Client } from '../admission/authenticate.ts';
 import { publicError } from '../admission/public-error.ts';
-import type { Peers } from '../cluster/peers/index.ts';
+import type { Peers } from '../cluster/peers/route-to-owner.ts';
 import { commandRpcs } from './commands.ts';
 import { eventRpcs, fileRpcs } from './files-and-events.ts';
 import {

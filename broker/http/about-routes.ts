@@ -10,7 +10,7 @@ import { AppError } from '../../shared/errors.ts';
 import { shipped } from '../../shared/shipped-files.ts';
 import { version } from '../../shared/version.ts';
 import { contentBytes } from '../files/index.ts';
-import type { Authority } from '../link/authority.ts';
+import type { Authority } from '../link/certificate-authority.ts';
 import { newNonce, pagePolicy } from './content-security-policy.ts';
 import { openapiText } from './openapi.ts';
 

@@ -17,10 +17,10 @@ import {
   handlerOf,
 } from '../admission/authorize.ts';
 import type { Idempotency } from '../admission/idempotency.ts';
-import { queryOf, type RawInput } from '../admission/parse-request.ts';
+import { queryOf, type RawInput } from '../admission/parse-api-request.ts';
 import type { Rates } from '../admission/rate-limits.ts';
 import { plainAddress } from '../client-address.ts';
-import type { Peers } from '../cluster/peers/index.ts';
+import type { Peers } from '../cluster/peers/route-to-owner.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
 import { localKey } from '../keys/rights.ts';
 import { secretIn } from '../logins/cookie.ts';

@@ -4,8 +4,8 @@ import type { Route } from '../../shared/api/route.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import type { Client } from '../admission/authenticate.ts';
 import type { Guard } from '../admission/authorize.ts';
-import type { RawInput } from '../admission/parse-request.ts';
-import type { Peers } from '../cluster/peers/index.ts';
+import type { RawInput } from '../admission/parse-api-request.ts';
+import type { Peers } from '../cluster/peers/route-to-owner.ts';
 import { holds } from '../keys/rights.ts';
 import type { JsonBody } from './body.ts';
 

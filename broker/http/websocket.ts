@@ -11,8 +11,8 @@ import { AppError } from '../../shared/errors.ts';
 import { newId, requestIdFrom } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Wake } from '../../shared/slow-reader-backpressure.ts';
-import { assertKnownParameters, queryOf } from '../admission/parse-request.ts';
-import type { Peers } from '../cluster/peers/index.ts';
+import { assertKnownParameters, queryOf } from '../admission/parse-api-request.ts';
+import type { Peers } from '../cluster/peers/route-to-owner.ts';
 import {
   type Action,
   actionOf,

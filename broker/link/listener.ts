@@ -29,7 +29,7 @@ import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
 import type { JoinTokens } from '../join-tokens.ts';
 import type { AnswerStream } from './agent-calls.ts';
-import { type Authority, renewLeaves } from './authority.ts';
+import { type Authority, renewLeaves } from './certificate-authority.ts';
 import {
   type ConnectStream,
   type LinkServices,

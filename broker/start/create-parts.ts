@@ -28,7 +28,7 @@ import { Inventories } from '../inventory/index.ts';
 import { JoinTokens } from '../join-tokens.ts';
 import { Keys } from '../keys/index.ts';
 import { mayRun, rightsIn, whileAttachable } from '../keys/rights.ts';
-import { type Authority, authorityFiles, loadAuthority } from '../link/authority.ts';
+import { type Authority, authorityFiles, loadAuthority } from '../link/certificate-authority.ts';
 import type { LinkSettings } from '../link/control-stream.ts';
 import type { Pings } from '../link/keepalive-pings.ts';
 import { LiveUpdates } from '../live/index.ts';
@@ -46,7 +46,7 @@ import type { BrokerSettings } from '../settings-schema.ts';
 import type { State } from '../state/in-memory-state.ts';
 import { createWebhooks, type Webhooks } from '../webhooks/index.ts';
 import { expiryDates } from './certificate.ts';
-import { createStores } from './create-stores.ts';
+import { createStores } from './open-state-and-history.ts';
 
 /**
  * Settings for tests and benchmarks: shorter times, other name resolution,

@@ -2,7 +2,7 @@
 import { ConnectionLimiter, connectionLimits } from '../connection-limiter.ts';
 import type { StreamsService } from '../grpc-api/index.ts';
 import { type AppOptions, createHttpServer } from '../http/server.ts';
-import { renewLeaves } from '../link/authority.ts';
+import { renewLeaves } from '../link/certificate-authority.ts';
 import type { Opening, Parts } from './create-parts.ts';
 
 export type Peering = Awaited<ReturnType<typeof createPeering>>;
@@ -17,7 +17,7 @@ export async function createPeering(
   { owners, lookups, state, authority, cluster }: Services,
 ) {
   const [{ Peers }, { PeerClient }, { PeerCalls }, { listenForPeers }, forwarded] = await Promise.all([
-    import('../cluster/peers/index.ts'),
+    import('../cluster/peers/route-to-owner.ts'),
     import('../cluster/peers/forward-http.ts'),
     import('../cluster/peers/forward-grpc.ts'),
     import('../cluster/peers/peer-port.ts'),

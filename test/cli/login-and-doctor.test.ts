@@ -7,7 +7,7 @@ import { type AddressInfo, connect } from 'node:net';
 import { join } from 'node:path';
 import { createServer } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { loadAuthority } from '../../broker/link/authority.ts';
+import { loadAuthority } from '../../broker/link/certificate-authority.ts';
 import { createLine, open } from '../cli-fixture.ts';
 import { scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';

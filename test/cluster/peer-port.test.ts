@@ -5,7 +5,7 @@ import { connect } from 'node:net';
 import { text } from 'node:stream/consumers';
 import type { SecureContextOptions } from 'node:tls';
 import { expect, onTestFinished, test } from 'vitest';
-import { loadAuthority, peerName } from '../../broker/link/authority.ts';
+import { loadAuthority, peerName } from '../../broker/link/certificate-authority.ts';
 import { shared } from '../close-after-tests.ts';
 import { temporaryFolder } from '../start-farhand.ts';
 import { startTwoBrokers } from './two-brokers.ts';

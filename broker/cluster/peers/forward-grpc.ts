@@ -1,7 +1,7 @@
 // gRPC calls to the peer ports of other brokers, over one connection to each.
 
 import { Client, type ClientDuplexStream, credentials, Metadata, type MethodDefinition } from '@grpc/grpc-js';
-import { type PeerLeaf, peerName } from '../../link/authority.ts';
+import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
 import { messageBytes } from '../../link/control-stream.ts';
 import type { Forwarded } from './forward-http.ts';
 import { clientHeader, describeClient } from './forwarded-client.ts';

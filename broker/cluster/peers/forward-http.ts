@@ -9,7 +9,7 @@ import { AppError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { countTransferred } from '../../../shared/start-garbage-collection.ts';
 import type { Client } from '../../admission/authenticate.ts';
-import { type PeerLeaf, peerName } from '../../link/authority.ts';
+import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
 import { clientHeader, describeClient } from './forwarded-client.ts';
 import type { Peer } from './owners.ts';
 

@@ -10,7 +10,7 @@ import { LogLimiter } from '../../../shared/log-limiter.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { plainAddress } from '../../client-address.ts';
 import { type ConnectionLimiter, logAcceptErrors } from '../../connection-limiter.ts';
-import { type PeerLeaf, peerName } from '../../link/authority.ts';
+import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
 import { messageBytes } from '../../link/control-stream.ts';
 
 /** A connection that was refused. */

@@ -6,7 +6,7 @@ import { Empty, Page } from '../parts/page.tsx';
 import { LongList } from '../parts/paged-list.tsx';
 import { to } from '../router.ts';
 import { mayWrite, ScheduleList } from '../schedules/schedule-list.tsx';
-import { Timeline } from '../schedules/timeline.tsx';
+import { Timeline } from '../schedules/upcoming-runs-timeline.tsx';
 
 const newButton = () => (
   <NewButton text="New schedule" allowed={mayWrite()} opens={to('/schedules', 'new')} />

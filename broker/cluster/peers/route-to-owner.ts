@@ -6,7 +6,7 @@ import type { Metadata, MethodDefinition } from '@grpc/grpc-js';
 import type { IdNoun, MachineId } from '../../../shared/api/shared-schemas.ts';
 import { AppError } from '../../../shared/errors.ts';
 import type { Lookups } from '../../admission/authorize.ts';
-import type { FoundId } from '../../admission/parse-request.ts';
+import type { FoundId } from '../../admission/parse-api-request.ts';
 import type { State } from '../../state/in-memory-state.ts';
 import type { PeerCall, PeerCalls } from './forward-grpc.ts';
 import type { Forwarded, PeerClient } from './forward-http.ts';
