@@ -80,21 +80,24 @@ test('a password is not sent to a mail server without TLS, and the delivery says
 });
 
 const aiosmtpd = `
-import sys
-from aiosmtpd.controller import Controller
+import asyncio
+from aiosmtpd.smtp import SMTP
 class Handler:
     async def handle_DATA(self, server, session, envelope):
         print(",".join(envelope.rcpt_tos), flush=True)
         return "250 OK"
-controller = Controller(Handler(), hostname="127.0.0.1", port=0)
-controller.start()
-print(controller.server.sockets[0].getsockname()[1], flush=True)
-sys.stdin.read()
+async def main():
+    server = await asyncio.get_running_loop().create_server(lambda: SMTP(Handler()), "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+asyncio.run(main())
 `;
-const hasServer = spawnSync('python3', ['-c', 'import aiosmtpd']).status === 0;
+/** Debian's Python, which has Debian's packages. */
+const python = '/usr/bin/python3';
+const hasServer = spawnSync(python, ['-c', 'import aiosmtpd']).status === 0;
 
 test.skipIf(!hasServer)('aiosmtpd takes an e-mail (needs the Debian package python3-aiosmtpd)', async () => {
-  const child = spawn('python3', ['-c', aiosmtpd], { stdio: ['pipe', 'pipe', 'inherit'] });
+  const child = spawn(python, ['-c', aiosmtpd], { stdio: ['pipe', 'pipe', 'inherit'] });
   onTestFinished(() => void child.kill());
   const [first] = (await once(child.stdout.setEncoding('utf8'), 'data')) as [string];
   const system = await startAlertSystem();

@@ -82,7 +82,8 @@ async function createBox() {
     async run(code: string | undefined, input = ''): Promise<string> {
       const script = here(code ?? 'exit 1');
       const running = promisify(execFile)('setsid', ['--wait', 'sh', '-ec', script], { cwd: folder, env });
-      running.child.stdin?.end(input);
+      // A script need not read its input.
+      running.child.stdin?.on('error', () => {}).end(input);
       const { stdout } = await running.catch((error: Error & { stderr: string }) =>
         expect.fail(`${code}\n${error.message}\n${error.stderr}`),
       );
