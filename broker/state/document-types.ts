@@ -181,7 +181,7 @@ const maintenanceWindow = z.strictObject({
   /** Of a window that takes place once. */
   starts_at: z.string().nullable(),
   ends_at: z.string().nullable(),
-  /** Of a window that starts by a cron expression and lasts for so many milliseconds. */
+  /** Milliseconds that a window lasts which starts by a cron expression. */
   cron: z.string().nullable(),
   timezone: z.string(),
   duration: z.number().nullable(),

@@ -1,4 +1,4 @@
-// Output of commands over lost links and restarts of the broker: no byte is sent twice, and none is missing.
+// Output of commands is complete over lost links and restarts of the broker, and contains no byte twice.
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
