@@ -181,7 +181,7 @@ const maintenanceWindow = z.strictObject({
   /** Of a window that takes place once. */
   starts_at: z.string().nullable(),
   ends_at: z.string().nullable(),
-  /** Milliseconds that a window lasts which starts by a cron expression. */
+  /** Of a repeated window: its cron expression and time zone, and its length in milliseconds. */
   cron: z.string().nullable(),
   timezone: z.string(),
   duration: z.number().nullable(),
