@@ -1,8 +1,8 @@
 // farhand-agent doctor: finds problems of the agent and its connection to the broker, and says how to fix
 // them.
 import { existsSync } from 'node:fs';
-import { examineAgent } from '../shared/doctor/agent.ts';
-import { findingsText } from '../shared/doctor/finding.ts';
+import { examineAgent } from '../shared/doctor/agent-checks.ts';
+import { findingsText } from '../shared/doctor/check-result.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
 import { settingsOf } from '../shared/systemd/install.ts';
 import { agentSettings } from './settings-schema.ts';

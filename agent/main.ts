@@ -7,7 +7,7 @@ import {
   nameProcess,
   nodeIsGood,
   wrongNode,
-} from '../shared/program.ts';
+} from '../shared/program-start-and-end.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
 // The program farhand-agent: reads flags, handles signals and starts the agent (start.ts).
 import { collectAtRest } from '../shared/start-garbage-collection.ts';

@@ -1,8 +1,8 @@
 // farhand-broker doctor: finds problems of the broker's data directory and database, and says how to fix them.
 import { existsSync } from 'node:fs';
-import { unitState } from '../shared/doctor/agent.ts';
-import { examineDirectory } from '../shared/doctor/directory.ts';
-import { findingsText } from '../shared/doctor/finding.ts';
+import { unitState } from '../shared/doctor/agent-checks.ts';
+import { findingsText } from '../shared/doctor/check-result.ts';
+import { examineDirectory } from '../shared/doctor/directory-checks.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
 import { settingsOf } from '../shared/systemd/install.ts';
 import { brokerSettings } from './settings-schema.ts';

@@ -1,6 +1,12 @@
 #!/usr/bin/env node
 import { createLogger, isJournal, withPriority } from '../shared/logger.ts';
-import { failure, letReadersGo, nameProcess, nodeIsGood, wrongNode } from '../shared/program.ts';
+import {
+  failure,
+  letReadersGo,
+  nameProcess,
+  nodeIsGood,
+  wrongNode,
+} from '../shared/program-start-and-end.ts';
 import { helpText, type Invocation, readSettings } from '../shared/read-settings.ts';
 // The program farhand-broker: reads flags, handles signals and starts the broker (start/).
 import { collectAtRest } from '../shared/start-garbage-collection.ts';

@@ -7,7 +7,7 @@ import { needSystemd } from '../shared/systemd/control.ts';
 import { dataOf, type Service, uninstall } from '../shared/systemd/install.ts';
 import { installCommand, type Plan, perform, say, statusCommand } from '../shared/systemd/run-verbs.ts';
 import type { Verb } from '../shared/systemd/verb-names-and-help.ts';
-import { withSocket } from './cli/local-broker.ts';
+import { withSocket } from './cli/call-local-broker.ts';
 import { type BrokerSettings, brokerSettings } from './settings-schema.ts';
 
 const broker: Service = {

@@ -5,7 +5,7 @@ import { dirname, join } from 'node:path';
 import { promisify } from 'node:util';
 import type { Command, Option } from 'commander';
 import { scripts } from '../broker/cli/completion-scripts.ts';
-import { createProgram } from '../broker/cli/program.ts';
+import { createProgram } from '../broker/cli/verb-tree.ts';
 import { version } from '../shared/version.ts';
 
 const root = join(import.meta.dirname, '..');

@@ -3,7 +3,7 @@ import { chmodSync, closeSync, mkdirSync, openSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { StartError } from './errors.ts';
-import { inUse, userName } from './program.ts';
+import { inUse, userName } from './program-start-and-end.ts';
 
 /**
  * Locks a directory for this process, and creates a missing one. Returns a function that unlocks it. Throws

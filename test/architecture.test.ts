@@ -218,7 +218,7 @@ const sides: Rule[] = [
           'shared/errors',
           'shared/system-errors',
           'shared/read-settings',
-          'shared/program',
+          'shared/program-start-and-end',
           'shared/version',
           'shared/sanitize-text',
           'shared/clock',
@@ -311,14 +311,17 @@ const order: Rule[] = [
     name: 'only start imports webhooks and audit',
     reason: 'they listen to events; a direct caller would have to know which listeners there are',
     find: imports(
-      (path) => !isIn(path, 'test', 'broker/start', 'broker/webhooks', 'broker/audit'),
-      (target) => isIn(target, 'broker/webhooks', 'broker/audit'),
+      (path) => !isIn(path, 'test', 'broker/start', 'broker/webhooks', 'broker/audit-log'),
+      (target) => isIn(target, 'broker/webhooks', 'broker/audit-log'),
     ),
     breaks: [
-      { 'broker/http/app.ts': "import '../audit.ts';" },
+      { 'broker/http/app.ts': "import '../audit-log.ts';" },
       { 'broker/events.ts': "import './webhooks/deliver.ts';" },
     ],
-    keeps: { 'broker/start.ts': "import './audit.ts';", 'broker/webhooks/index.ts': "import './sign.ts';" },
+    keeps: {
+      'broker/start.ts': "import './audit-log.ts';",
+      'broker/webhooks/index.ts': "import './sign.ts';",
+    },
   },
   {
     name: 'nothing in the broker but start imports http',
@@ -405,7 +408,7 @@ const librariesByFolder: [libraries: string[], folders: string[]][] = [
   [['ipaddr.js'], ['broker/deliveries']],
   // Loaded by the first e-mail.
   [['nodemailer'], ['broker/alerts']],
-  [['rate-limiter-flexible'], ['broker/admission/rate-limits']],
+  [['rate-limiter-flexible'], ['broker/request-checks/rate-limits']],
   [['smol-toml'], ['shared/read-settings']],
   [['@peculiar/x509', 'reflect-metadata'], ['broker/link/certificate-authority']],
   [['pino'], ['shared/logger']],
@@ -568,7 +571,7 @@ const runtime: Rule[] = [
 const confinement: Rule[] = [
   {
     name: 'file operations reach the disk through confined paths alone',
-    reason: 'agent/files/confine/fs takes no path that was not judged; node:fs takes any',
+    reason: 'agent/files/confine/confined-fs takes only judged paths; node:fs takes any path',
     find: imports(
       (path) =>
         isIn(path, 'agent/files') &&
@@ -586,8 +589,8 @@ const confinement: Rule[] = [
       { 'agent/files/archive/a.ts': "import type { Stats } from 'fs';" },
     ],
     keeps: {
-      'agent/files/touch.ts': "import { lutimes } from './confine/fs.ts';",
-      'agent/files/confine/fs.ts': "import * as fs from 'node:fs/promises';",
+      'agent/files/touch.ts': "import { lutimes } from './confine/confined-fs.ts';",
+      'agent/files/confine/confined-fs.ts': "import * as fs from 'node:fs/promises';",
     },
   },
 ];

@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { createAudit } from '../broker/audit.ts';
+import { createAudit } from '../broker/audit-log.ts';
 import type { History } from '../broker/history/history.ts';
 import { openHistory } from '../broker/history/open-sqlite-file.ts';
 import { brokerSettings } from '../broker/settings-schema.ts';

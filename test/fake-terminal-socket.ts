@@ -6,7 +6,7 @@ import { onTestFinished } from 'vitest';
 import { WebSocket } from 'ws';
 import { createTrustedProxies } from '../broker/client-address.ts';
 import { type Attachment, WebSocketUpgrades } from '../broker/http/websocket.ts';
-import type { ClientPort } from '../broker/sessions/client-port.ts';
+import type { ClientPort } from '../broker/sessions/terminal-client.ts';
 import { AppError } from '../shared/errors.ts';
 import { quiet } from './start-farhand.ts';
 

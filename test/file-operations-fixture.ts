@@ -70,7 +70,7 @@ export class Disk {
   program(source: string, uid?: number): ChildProcess {
     const from = (file: string): string => JSON.stringify(join(import.meta.dirname, '..', file));
     const imports = `import { createFiles } from ${from('agent/files/index.ts')}; import fs from 'node:fs';
-      import { walk } from ${from('agent/files/confine/walk.ts')};
+      import { walk } from ${from('agent/files/confine/walk-tree.ts')};
       import { createLogger } from ${from('shared/logger.ts')};`;
     const child = spawn(process.execPath, ['--input-type=module', '-e', `${imports}\n${source}`], {
       stdio: ['pipe', 'pipe', 'inherit'],

@@ -4,12 +4,12 @@ import { cpSync, existsSync, renameSync, rmSync, statSync, truncateSync, writeFi
 import { join } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
-import { Idempotency } from '../broker/admission/idempotency.ts';
-import { withSocket } from '../broker/cli/local-broker.ts';
+import { withSocket } from '../broker/cli/call-local-broker.ts';
 import { Events } from '../broker/events.ts';
 import type { History, HistoryTransaction, OutboxEntry, Row } from '../broker/history/history.ts';
 import { openHistory } from '../broker/history/open-sqlite-file.ts';
 import { rowsSince } from '../broker/history/time-ordered-table.ts';
+import { Idempotency } from '../broker/request-checks/idempotency.ts';
 import { allRoutes, type Caller } from '../shared/api/route-table.ts';
 import { now } from '../shared/clock.ts';
 import { newId } from '../shared/ids.ts';

@@ -6,7 +6,7 @@ import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { status as grpcStatus } from '@grpc/grpc-js';
 import { expect, test } from 'vitest';
-import { queryOf } from '../broker/admission/parse-api-request.ts';
+import { queryOf } from '../broker/request-checks/parse-api-request.ts';
 import { toWire } from '../shared/agent-rpcs.ts';
 import { allRoutes } from '../shared/api/route-table.ts';
 import { AppError, codes, isCode } from '../shared/errors.ts';

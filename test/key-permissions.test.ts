@@ -1,10 +1,10 @@
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { createAuditRecorder } from '../broker/admission/audit.ts';
-import { AuthorizedRequest, guardOf, handlerOf } from '../broker/admission/authorize.ts';
-import { createAudit } from '../broker/audit.ts';
+import { createAudit } from '../broker/audit-log.ts';
 import type { History } from '../broker/history/history.ts';
 import { openHistory } from '../broker/history/open-sqlite-file.ts';
+import { createAuditRecorder } from '../broker/request-checks/audit-request.ts';
+import { AuthorizedRequest, guardOf, handlerOf } from '../broker/request-checks/authorize.ts';
 import { brokerSettings } from '../broker/settings-schema.ts';
 import { type Closers, createParts } from '../broker/start/create-parts.ts';
 import type { Key, Machine } from '../broker/state/in-memory-state.ts';

@@ -8,9 +8,9 @@ import {
   type ServiceError,
 } from '@grpc/grpc-js';
 import { expect, onTestFinished, test } from 'vitest';
-import { createRateLimits } from '../broker/admission/rate-limits.ts';
 import { withBroker } from '../broker/cli/connect-to-broker.ts';
 import { createTrustedProxies, networkOf } from '../broker/client-address.ts';
+import { createRateLimits } from '../broker/request-checks/rate-limits.ts';
 import { brokerSettings } from '../broker/settings-schema.ts';
 import { linkServerName, linkService, streamsService } from '../shared/agent-rpcs.ts';
 import { AppError } from '../shared/errors.ts';

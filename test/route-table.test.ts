@@ -3,7 +3,7 @@
 // are tested at once.
 import { expect, test } from 'vitest';
 import { z } from 'zod';
-import { RequestParser } from '../broker/admission/parse-api-request.ts';
+import { RequestParser } from '../broker/request-checks/parse-api-request.ts';
 import { single } from '../shared/api/define-route.ts';
 import { commandId, type IdNoun, keyId, machineId } from '../shared/api/shared-schemas.ts';
 import { Farhand } from '../shared/sdk/index.ts';

@@ -2,7 +2,7 @@
 import { once } from 'node:events';
 import { Terminal as Screen } from '@xterm/headless';
 import { expect, onTestFinished, test } from 'vitest';
-import type { Action, ClientPort, CloseReason, Notice } from '../broker/sessions/client-port.ts';
+import type { Action, ClientPort, CloseReason, Notice } from '../broker/sessions/terminal-client.ts';
 import { Farhand } from '../shared/sdk/index.ts';
 import { openTerminal, type Terminal, type TerminalNote } from '../shared/sdk/terminal.ts';
 import { path, startTerminalServer } from './fake-terminal-socket.ts';

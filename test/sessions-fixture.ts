@@ -1,6 +1,6 @@
 // Helpers for tests of sessions: a scripted agent with its calls by method, terminals on it, and clients.
 import { EventEmitter, once } from 'node:events';
-import type { Action, ClientPort, CloseReason, Notice } from '../broker/sessions/client-port.ts';
+import type { Action, ClientPort, CloseReason, Notice } from '../broker/sessions/terminal-client.ts';
 import type { Hello } from '../proto/types/farhand/link/v1/Hello.ts';
 import { methods } from '../shared/agent-rpcs.ts';
 import type { MachineId } from '../shared/api/shared-schemas.ts';

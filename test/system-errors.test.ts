@@ -1,7 +1,7 @@
 // The messages for system errors of a machine's disk, and of the broker's own files.
 import { getSystemErrorName } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import { publicError } from '../broker/admission/public-error.ts';
+import { publicError } from '../broker/request-checks/public-error.ts';
 import { AppError, fromErrno } from '../shared/errors.ts';
 import { quiet } from './start-farhand.ts';
 

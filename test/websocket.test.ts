@@ -6,7 +6,7 @@ import { text } from 'node:stream/consumers';
 import { pino } from 'pino';
 import { expect, onTestFinished, test } from 'vitest';
 import { type RawData, WebSocket } from 'ws';
-import type { Action, ClientPort, CloseReason } from '../broker/sessions/client-port.ts';
+import type { Action, ClientPort, CloseReason } from '../broker/sessions/terminal-client.ts';
 import { brokerSettings } from '../broker/settings-schema.ts';
 import { startBroker } from '../broker/start/index.ts';
 import { readSettings } from '../shared/read-settings.ts';

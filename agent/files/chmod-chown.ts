@@ -1,9 +1,9 @@
 // Changes mode, owner or group of a file or directory. Symlinks are followed, and the file opened first is
 // changed even if it is renamed during the call.
 import { AppError } from '../../shared/errors.ts';
-import { chmod, chown, stat } from './confine/fs.ts';
+import { chmod, chown, stat } from './confine/confined-fs.ts';
 import { assertFolder, assertMode } from './confine/request-path.ts';
-import { describe } from './describe.ts';
+import { describe } from './file-description.ts';
 import type { Operation, RequestOf } from './operations-to-handlers.ts';
 import type { Users } from './users-groups.ts';
 

@@ -4,11 +4,11 @@ import { posix } from 'node:path';
 import { fromErrno } from '../../shared/errors.ts';
 import { Flushes, keepOwner, NewFile, seconds } from './atomic/new-file.ts';
 import type { Boundary } from './confine/boundary.ts';
-import * as fs from './confine/fs.ts';
+import * as fs from './confine/confined-fs.ts';
 import { assertHoldsFiles, holdsFiles, holdsMemory } from './confine/kernel-file-systems.ts';
 import { hasChanged } from './confine/open-regular-file.ts';
 import { type Bytes, fault, toText } from './confine/request-path.ts';
-import { type Step, walk } from './confine/walk.ts';
+import { type Step, walk } from './confine/walk-tree.ts';
 
 const bufferBytes = 1024 * 1024;
 /** Maximum number of flushes in progress at once. One of Node's four threads stays free for other work. */

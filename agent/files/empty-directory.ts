@@ -2,9 +2,9 @@
 import { posix } from 'node:path';
 import { fromErrno } from '../../shared/errors.ts';
 import type { Boundary } from './confine/boundary.ts';
-import { type Confined, chmod, drop } from './confine/fs.ts';
+import { type Confined, chmod, drop } from './confine/confined-fs.ts';
 import { type Bytes, toText } from './confine/request-path.ts';
-import { walk } from './confine/walk.ts';
+import { walk } from './confine/walk-tree.ts';
 
 /**
  * Removes everything in an open directory. Fails with file_busy at another mount. `path` is for messages.

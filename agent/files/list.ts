@@ -2,10 +2,10 @@
 // only as fast as the caller takes them.
 import type { FileEntry } from '../../proto/types/farhand/agent/v1/FileEntry.ts';
 import { Quota } from '../../shared/quota.ts';
-import { type Confined, child, lookAt, type Named, namesIn } from './confine/fs.ts';
+import { type Confined, child, lookAt, type Named, namesIn } from './confine/confined-fs.ts';
 import { type Bytes, bytes } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
-import { describeName } from './describe.ts';
+import { describeName } from './file-description.ts';
 import type { Operation, RequestOf } from './operations-to-handlers.ts';
 
 /** Number of entries in a batch, whose stats are read at the same time. */

@@ -1,8 +1,8 @@
 // Creates a directory with exactly the requested mode. Fails if the path exists.
-import { type BigIntStats, chmod, mkdir, pin, rmdir } from './confine/fs.ts';
+import { type BigIntStats, chmod, mkdir, pin, rmdir } from './confine/confined-fs.ts';
 import { assertMode, fault } from './confine/request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';
-import { describe } from './describe.ts';
+import { describe } from './file-description.ts';
 import type { Operation } from './operations-to-handlers.ts';
 
 export const makeDirectory: Operation<'makeDirectory'> = async (disk, request, { path }, signal) => {

@@ -6,11 +6,11 @@ import { errnoOf, fromErrno } from '../../shared/errors.ts';
 import { assertPlace, type Placement, place } from './atomic/rename-into-place.ts';
 import { PrivateDirectory } from './atomic/temporary-directory.ts';
 import { ancestry } from './confine/boundary.ts';
-import * as fs from './confine/fs.ts';
+import * as fs from './confine/confined-fs.ts';
 import { assertFolder, fault, type Target, targetOf, toText } from './confine/request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';
 import { duplicate } from './copy-tree.ts';
-import { describeName } from './describe.ts';
+import { describeName } from './file-description.ts';
 import type { Disk, Operation } from './operations-to-handlers.ts';
 
 /** One move or copy. */

@@ -9,7 +9,7 @@ import type { Semaphore } from '../../shared/semaphore.ts';
 import type { Journal } from './atomic/temporary-files-journal.ts';
 import { type Bytes, type Target, targetOf, toText } from './confine/request-path.ts';
 import type { Confinement } from './confine/resolve.ts';
-import { unlessAborted } from './unless-aborted.ts';
+import { unlessAborted } from './stop-waiting-on-abort.ts';
 import { Upload, type UploadMessages } from './upload-messages.ts';
 import type { AskUsers } from './users-groups.ts';
 

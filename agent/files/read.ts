@@ -1,10 +1,10 @@
 // Reads a regular file: sends a head with the length, then exactly that number of bytes, or an error.
 import { createHash } from 'node:crypto';
 import { AppError, type Code, errnoOf, fromErrno } from '../../shared/errors.ts';
-import type { FileHandle } from './confine/fs.ts';
+import type { FileHandle } from './confine/confined-fs.ts';
 import { type Contents, hasChanged, openTargetFile } from './confine/open-regular-file.ts';
 import { type Bytes, fault, toText } from './confine/request-path.ts';
-import { describe, etagOf } from './describe.ts';
+import { describe, etagOf } from './file-description.ts';
 import type { Operation, RequestOf } from './operations-to-handlers.ts';
 
 /**

@@ -2,10 +2,10 @@
 import { latestInstant, now } from '../../shared/clock.ts';
 import { AppError, ignoring } from '../../shared/errors.ts';
 import { NewFile, seconds } from './atomic/new-file.ts';
-import { type BigIntStats, type Pinned, pin, readOnly } from './confine/fs.ts';
+import { type BigIntStats, type Pinned, pin, readOnly } from './confine/confined-fs.ts';
 import { assertFolder, fault, type Target } from './confine/request-path.ts';
 import type { PathEntry } from './confine/resolve.ts';
-import { describe } from './describe.ts';
+import { describe } from './file-description.ts';
 import type { Disk, Operation, RequestOf } from './operations-to-handlers.ts';
 
 type Request = RequestOf<'touchFile'>;

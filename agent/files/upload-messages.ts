@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import { AppError } from '../../shared/errors.ts';
 import { type Bytes, toText } from './confine/request-path.ts';
-import { unlessAborted } from './unless-aborted.ts';
+import { unlessAborted } from './stop-waiting-on-abort.ts';
 
 interface Message<Open, Commit> {
   open?: Open | null;

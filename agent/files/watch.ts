@@ -8,7 +8,7 @@ import { AppError, errnoOf, ignoring, isErrno } from '../../shared/errors.ts';
 import { Quota } from '../../shared/quota.ts';
 import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import type { IsProtected } from './confine/boundary.ts';
-import * as fs from './confine/fs.ts';
+import * as fs from './confine/confined-fs.ts';
 import { holdsFiles } from './confine/kernel-file-systems.ts';
 import { type Bytes, bytes } from './confine/request-path.ts';
 import type { Confinement, PathEntry } from './confine/resolve.ts';

@@ -4,9 +4,9 @@ import type { WriteFileCommit__Output } from '../../proto/types/farhand/agent/v1
 import type { WriteFileOpen__Output } from '../../proto/types/farhand/agent/v1/WriteFileOpen.ts';
 import type { WriteFileResponse } from '../../proto/types/farhand/agent/v1/WriteFileResponse.ts';
 import { AtomicWrite } from './atomic/new-file.ts';
-import { type BigIntStats, identify, lookAt } from './confine/fs.ts';
+import { type BigIntStats, identify, lookAt } from './confine/confined-fs.ts';
 import { assertMode, type Bytes, bytes, fault, type Target } from './confine/request-path.ts';
-import { describe, etagOf } from './describe.ts';
+import { describe, etagOf } from './file-description.ts';
 import type { Disk } from './operations-to-handlers.ts';
 import type { Upload } from './upload-messages.ts';
 

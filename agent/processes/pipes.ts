@@ -8,7 +8,7 @@ import { Socket } from 'node:net';
 import { join } from 'node:path';
 import { AppError, errnoOf } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
-import { drain, Pump, type Sink } from './copy-output.ts';
+import { drain, Pump, type Sink } from './copy-output-to-log.ts';
 import type { Plan } from './launch-plan.ts';
 import type { Stdio } from './process-supervisor.ts';
 

@@ -10,17 +10,17 @@ import type { RightsOf } from '../deliveries/rights-of-key.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
 import type { AlertChannel } from '../state/in-memory-state.ts';
-import { ChannelHandlers } from './channels.ts';
-import type { ConditionServices } from './conditions.ts';
-import { Digest, type DigestTimes } from './digest.ts';
+import { type Alert, AlertRecords, toJson } from './alert-records.ts';
+import { ChannelHandlers } from './channel-handlers.ts';
+import { ChannelReceivers } from './deliver-to-channels.ts';
+import { Windows } from './maintenance-windows.ts';
 import { Monitor } from './monitor.ts';
-import { ChannelReceivers } from './receivers.ts';
-import { type Alert, AlertRecords, toJson } from './records.ts';
-import { ruleHandlers } from './rules.ts';
-import { Windows } from './windows.ts';
+import { Digest, type DigestTimes } from './notification-digest.ts';
+import type { ConditionServices } from './rule-conditions.ts';
+import { ruleHandlers } from './rule-handlers.ts';
 
-export type { Certificate } from './conditions.ts';
-export { type DigestTimes, defaultTimes } from './digest.ts';
+export { type DigestTimes, defaultTimes } from './notification-digest.ts';
+export type { Certificate } from './rule-conditions.ts';
 
 interface AlertServices extends ConditionServices {
   history: History;

@@ -3,10 +3,10 @@
 import { after, every, monotonic, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AlertRule, Declared, State } from '../state/in-memory-state.ts';
-import { type ConditionServices, Conditions } from './conditions.ts';
-import type { Alert, AlertRecords, Reason, Subject } from './records.ts';
-import { isAboutBroker, isMeasured } from './rules.ts';
-import type { Windows } from './windows.ts';
+import type { Alert, AlertRecords, Reason, Subject } from './alert-records.ts';
+import type { Windows } from './maintenance-windows.ts';
+import { type ConditionServices, Conditions } from './rule-conditions.ts';
+import { isAboutBroker, isMeasured } from './rule-handlers.ts';
 
 /** A condition that holds, of one rule and one subject, or an alert that is not resolved. */
 interface Tracked {

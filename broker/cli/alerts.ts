@@ -4,7 +4,7 @@ import type { Command } from 'commander';
 import { StartError } from '../../shared/errors.ts';
 import { when } from './print.ts';
 import { readInput } from './prompt.ts';
-import { latest, ofMachine, routeVerb, since } from './route-verb.ts';
+import { latest, ofMachine, routeVerb, since } from './verb-from-route.ts';
 
 export function addAlerts(program: Command): void {
   const alerts = program.command('alerts').description('list and acknowledge alerts');

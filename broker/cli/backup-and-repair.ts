@@ -6,9 +6,9 @@ import { dirname, join, resolve, sep } from 'node:path';
 import { promisify } from 'node:util';
 import type { Command } from 'commander';
 import { errnoOf, StartError, UsageError } from '../../shared/errors.ts';
+import { startOnce, withSocket } from './call-local-broker.ts';
 import { where } from './connect-to-broker.ts';
 import { type Common, localVerb } from './declare-verb.ts';
-import { startOnce, withSocket } from './local-broker.ts';
 import { print } from './print.ts';
 
 export function addBroker(program: Command): void {

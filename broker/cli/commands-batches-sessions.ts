@@ -5,7 +5,7 @@ import type { Farhand } from '../../shared/sdk/index.ts';
 import { verb } from './declare-verb.ts';
 import { copyOut } from './output-and-signals.ts';
 import { shorten } from './print.ts';
-import { latest, ofMachine, printView, routeVerb, since, viewText } from './route-verb.ts';
+import { latest, ofMachine, printView, routeVerb, since, viewText } from './verb-from-route.ts';
 
 const line = ({ command, args }: { command: string; args: string[] | null }): string =>
   shorten([command, ...(args ?? [])].join(' '));

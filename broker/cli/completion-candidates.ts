@@ -5,7 +5,7 @@ import { clean } from '../../shared/sanitize-text.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { where, withUrl } from './connect-to-broker.ts';
 import { findMachine } from './find-by-name.ts';
-import { createProgram, nouns } from './program.ts';
+import { createProgram, nouns } from './verb-tree.ts';
 
 /**
  * Prints the candidates for the last word, one per line. bash passes the whole line, other shells its words.

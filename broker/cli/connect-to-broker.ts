@@ -52,7 +52,7 @@ export function brokerUrl<T extends string | undefined>(text: T): T | string {
  */
 export async function withBroker<T>(place: Where, use: (client: Farhand) => Promise<T>): Promise<T> {
   const { dataDir, url, apiKey, mayCreate } = place;
-  if (dataDir) return (await import('./local-broker.ts')).withSocket(dataDir, use, { mayCreate });
+  if (dataDir) return (await import('./call-local-broker.ts')).withSocket(dataDir, use, { mayCreate });
   if (url && apiKey) return withUrl({ ...place, url }, use);
   throw new StartError(
     'no broker is configured: run farhand login URL, set FARHAND_URL and FARHAND_API_KEY, or pass --data-dir DIR on the broker’s machine',

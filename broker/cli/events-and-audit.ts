@@ -5,7 +5,7 @@ import { given, take, verb } from './declare-verb.ts';
 import { findMachine } from './find-by-name.ts';
 import { lost, write } from './output-and-signals.ts';
 import { clean, cleanJson, summary } from './print.ts';
-import { latest, ofMachine, printView, routeVerb, since } from './route-verb.ts';
+import { latest, ofMachine, printView, routeVerb, since } from './verb-from-route.ts';
 
 export function addEvents(program: Command): void {
   const spec = {

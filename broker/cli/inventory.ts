@@ -5,7 +5,7 @@ import type { Farhand } from '../../shared/sdk/index.ts';
 import { given, verb } from './declare-verb.ts';
 import { writeNow } from './output-and-signals.ts';
 import { type Cell, clean, print, record, size, when } from './print.ts';
-import { printView, routeVerb } from './route-verb.ts';
+import { printView, routeVerb } from './verb-from-route.ts';
 
 type Inventory = Awaited<ReturnType<Farhand['inventory']['get']>>;
 type Listed = Awaited<ReturnType<Farhand['inventory']['list']>>['items'][number];

@@ -4,7 +4,7 @@ import { scopes } from '../../shared/api/route.ts';
 import { now } from '../../shared/clock.ts';
 import { list } from './declare-verb.ts';
 import { hint } from './print.ts';
-import { type Given, routeVerb } from './route-verb.ts';
+import { type Given, routeVerb } from './verb-from-route.ts';
 
 const secretOnce = ({ key }: { key: string }): string[] => [
   key,

@@ -18,7 +18,7 @@ import {
 import { localVerb, type Options } from './declare-verb.ts';
 import { hint, print } from './print.ts';
 import { isInteractive, prompt, readInput } from './prompt.ts';
-import { printView } from './route-verb.ts';
+import { printView } from './verb-from-route.ts';
 
 const flags = {
   '--key-stdin': 'read the API key from standard input',

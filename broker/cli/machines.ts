@@ -6,7 +6,7 @@ import { list, verb } from './declare-verb.ts';
 import { findMachine } from './find-by-name.ts';
 import { addMachineInventory } from './inventory.ts';
 import { record, size, span, when } from './print.ts';
-import { printView, routeVerb } from './route-verb.ts';
+import { printView, routeVerb } from './verb-from-route.ts';
 
 type Machine = Awaited<ReturnType<Farhand['machines']['get']>>;
 

@@ -1,13 +1,13 @@
 // Runs one command line of farhand, prints its failure and sets the exit code.
 import { CommanderError } from 'commander';
-import { reason } from '../../shared/doctor/finding.ts';
+import { reason } from '../../shared/doctor/check-result.ts';
 import { AppError, errnoOf } from '../../shared/errors.ts';
-import { failure, hideArgument, nodeIsGood, wrongNode } from '../../shared/program.ts';
+import { failure, hideArgument, nodeIsGood, wrongNode } from '../../shared/program-start-and-end.ts';
 import { FarhandError } from '../../shared/sdk/index.ts';
 import { reasonOf } from '../../shared/system-errors.ts';
 import { Exit, watchOutputs } from './output-and-signals.ts';
 import { clean, hint } from './print.ts';
-import { createProgram } from './program.ts';
+import { createProgram } from './verb-tree.ts';
 
 export async function run(argv: string[]): Promise<void> {
   if (!nodeIsGood(process.version)) return end(`farhand: ${wrongNode}`, 1);

@@ -3,7 +3,7 @@ import type { Command } from 'commander';
 import { iso, now } from '../../shared/clock.ts';
 import type { Farhand } from '../../shared/sdk/index.ts';
 import { when } from './print.ts';
-import { latest, ofMachine, routeVerb, since, viewText } from './route-verb.ts';
+import { latest, ofMachine, routeVerb, since, viewText } from './verb-from-route.ts';
 
 type Schedule = Awaited<ReturnType<Farhand['schedules']['get']>>;
 

@@ -4,7 +4,7 @@ import { StartError, UsageError } from '../../shared/errors.ts';
 import { verb } from './declare-verb.ts';
 import { when } from './print.ts';
 import { readInput } from './prompt.ts';
-import { latest, printView, routeVerb, since } from './route-verb.ts';
+import { latest, printView, routeVerb, since } from './verb-from-route.ts';
 
 /**
  * Flags of both create and update. There is no flag for the secret, because other users can read command

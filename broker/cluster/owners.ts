@@ -12,7 +12,7 @@ import type { PostgresAddress } from '../history/postgres-settings.ts';
 import { newsChannel } from '../history/postgres-write-connection.ts';
 import type { State } from '../state/in-memory-state.ts';
 import { Lease } from './own-broker-lease.ts';
-import type { Owners, Peer } from './peers/owners.ts';
+import type { Owners, Peer } from './peers/owner-lookup.ts';
 import {
   claiming,
   readingBrokers,

@@ -3,7 +3,7 @@ import type { BatchId, MachineId } from '../../shared/api/shared-schemas.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from '../history/history.ts';
-import type { Batch, BatchProgress, Spec, Tally } from './record.ts';
+import type { Batch, BatchProgress, Spec, Tally } from './command-record.ts';
 
 const table = `CREATE TABLE batches (
     id TEXT NOT NULL UNIQUE, command TEXT NOT NULL, args TEXT, cwd TEXT, "user" TEXT, concurrency INTEGER,

@@ -19,9 +19,9 @@ import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { State } from '../state/in-memory-state.ts';
 import { BatchStore, isOpen } from './batch-store.ts';
-import type { Command, Spec } from './record.ts';
+import type { Command, Spec } from './command-record.ts';
+import { durationOf, listedBytes } from './command-to-json.ts';
 import type { OutputDirectory } from './stored-output.ts';
-import { durationOf, listedBytes } from './to-json.ts';
 
 export const countedCommands: CountedTable = {
   ...{ table: 'commands', time: 'created_at', number: 'rowid' },

@@ -3,8 +3,8 @@ import { mostFollowed } from '../../shared/api/batches.ts';
 import type { Api, Caller, Reply } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import { mergeStreams } from '../merge-streams.ts';
-import { eventOf, partsFrom, type Source } from './output-readers.ts';
-import type { Command } from './record.ts';
+import type { Command } from './command-record.ts';
+import { eventOf, partsFrom, type Source } from './read-output.ts';
 
 export type Sent = Reply<Api['batches']['stream']> extends AsyncIterable<infer T> ? T : never;
 

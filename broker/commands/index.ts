@@ -9,18 +9,7 @@ import { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { HistoryTransaction } from '../history/history.ts';
 import { Acknowledgements } from '../link/acknowledge-results.ts';
 import { type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
-import { Batches } from './batches.ts';
-import type { CommandContext } from './command-context.ts';
-import {
-  type CommandServices,
-  type CommandSettings,
-  CommandStore,
-  columns,
-  countedCommands,
-  fromRow,
-} from './command-store.ts';
-import { cancelWaitMs, type OpenCommand } from './open-command.ts';
-import { bytesOf, eventsOf, type Part, partsFrom, sourceOf } from './output-readers.ts';
+import { Batches } from './batch-handlers.ts';
 import {
   type Command,
   type CommandParams,
@@ -29,10 +18,21 @@ import {
   commandOf,
   type Status,
   specOf,
-} from './record.ts';
+} from './command-record.ts';
+import {
+  type CommandServices,
+  type CommandSettings,
+  CommandStore,
+  columns,
+  countedCommands,
+  fromRow,
+} from './command-store.ts';
+import { listedBytes, serialize, serializeFor, serializeListed } from './command-to-json.ts';
+import { cancelWaitMs, type OpenCommand } from './open-command.ts';
+import { bytesOf, eventsOf, type Part, partsFrom, sourceOf } from './read-output.ts';
 import { Scheduler } from './scheduler.ts';
+import type { CommandContext } from './shared-by-open-commands.ts';
 import { OutputDirectory, type Stream } from './stored-output.ts';
-import { listedBytes, serialize, serializeFor, serializeListed } from './to-json.ts';
 
 /** The parameters of a schedule's command, and the key whose rights the command has. */
 export interface ScheduledParams extends CommandParams {

@@ -19,9 +19,16 @@ import { newId } from '../../shared/ids.ts';
 import { ownedElsewhere } from '../history/group-commit.ts';
 import type { HistoryTransaction } from '../history/history.ts';
 import type { Link } from '../presence/index.ts';
-import type { CommandContext } from './command-context.ts';
+import {
+  type BatchProgress,
+  type Command,
+  type End,
+  endOf,
+  isPlausible,
+  type Spec,
+} from './command-record.ts';
 import { QueueTimeout } from './queue-timeout.ts';
-import { type BatchProgress, type Command, type End, endOf, isPlausible, type Spec } from './record.ts';
+import type { CommandContext } from './shared-by-open-commands.ts';
 import type { Output } from './stored-output.ts';
 
 /** Longest wait for a cancelled command: the time from SIGTERM to SIGKILL, and a second to report the end. */

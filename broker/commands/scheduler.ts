@@ -8,9 +8,9 @@ import { AppError } from '../../shared/errors.ts';
 import { isId } from '../../shared/ids.ts';
 import type { HistoryTransaction } from '../history/history.ts';
 import type { Link } from '../presence/index.ts';
-import type { CommandContext } from './command-context.ts';
+import type { BatchProgress, Command, End, Spec } from './command-record.ts';
 import { OpenCommand } from './open-command.ts';
-import type { BatchProgress, Command, End, Spec } from './record.ts';
+import type { CommandContext } from './shared-by-open-commands.ts';
 
 /**
  * Maximum number of decisions in one turn of the event loop; each decision causes a write, and most of them a

@@ -1,18 +1,18 @@
 // The frame around every page: menu, banners, palette and toasts. Before a login it shows the login page.
 import { useEffect, useState } from 'preact/hooks';
-import { brokerAnswers, confirmation } from './client.ts';
+import { brokerAnswers, confirmation } from './api-client.ts';
+import { Palette, paletteOpen } from './command-palette.tsx';
 import { lost, startLive } from './live-updates.ts';
 import { Login } from './login.tsx';
+import { identify, loggedIn, logOut, may, me } from './login-session.ts';
 import { menu } from './navigation-menu.ts';
 import { pages } from './pages.tsx';
-import { Palette, paletteOpen } from './palette.tsx';
-import { ConfirmLogin } from './parts/confirm-login.tsx';
+import { ConfirmLogin } from './parts/ask-for-key-again.tsx';
 import { Icon } from './parts/icon.tsx';
 import * as icons from './parts/icons.ts';
 import { Empty, Failed, Page, Placeholder } from './parts/page.tsx';
 import { sayError, Toasts } from './parts/toasts.tsx';
 import { go, match, path, to } from './router.ts';
-import { identify, loggedIn, logOut, may, me } from './session.ts';
 import { listenForShortcuts } from './shortcuts.ts';
 import { chooseTheme, isDark } from './theme.ts';
 

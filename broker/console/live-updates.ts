@@ -1,8 +1,8 @@
 // Live updates: one stream of changes from the broker for the whole page, shared by all its parts.
 import { batch, computed, effect, signal } from '@preact/signals';
 import { useEffect } from 'preact/hooks';
-import { FarhandError, streams } from './client.ts';
-import { identify, loggedIn, may } from './session.ts';
+import { FarhandError, streams } from './api-client.ts';
+import { identify, loggedIn, may } from './login-session.ts';
 import { after } from './time.ts';
 
 export type Update = typeof streams.live.follow extends (

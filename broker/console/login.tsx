@@ -1,10 +1,10 @@
 // The login page. It exchanges an API key for a cookie, and does not store the key.
 import { useState } from 'preact/hooks';
-import { loginEnded } from './client.ts';
+import { loginEnded } from './api-client.ts';
+import { logIn, me } from './login-session.ts';
 import { Form, TextField } from './parts/form.tsx';
 import { Icon } from './parts/icon.tsx';
 import { info } from './parts/icons.ts';
-import { logIn, me } from './session.ts';
 
 /**
  * True if this browser may drop the cookie: over plain http Safari stores no cookie that is marked Secure.

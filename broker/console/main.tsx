@@ -1,9 +1,9 @@
 // Entry point of the console: removes a login ticket from the address and draws the page.
 import { render } from 'preact';
 import { App } from './app.tsx';
+import { logIn, takeTicket } from './login-session.ts';
 import { sayError } from './parts/toasts.tsx';
 import { followLinks } from './router.ts';
-import { logIn, takeTicket } from './session.ts';
 
 async function start(): Promise<void> {
   const ticket = takeTicket();

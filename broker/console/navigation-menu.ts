@@ -2,8 +2,8 @@
 // menu, the palette and the profile display them.
 import { computed, signal } from '@preact/signals';
 import type { Scope } from '../../shared/api/route.ts';
+import { may } from './login-session.ts';
 import type { IconNodes } from './parts/icon.tsx';
-import { may } from './session.ts';
 
 export interface MenuItem {
   group: 'Fleet' | 'Work' | 'Watch' | 'Access';

@@ -1,8 +1,9 @@
 // Keyboard shortcuts of every page: the palette, the search of a page, and `g` followed by the key of a page.
+
+import { paletteOpen } from './command-palette.tsx';
+import { loggedIn } from './login-session.ts';
 import { menu } from './navigation-menu.ts';
-import { paletteOpen } from './palette.tsx';
 import { go, to } from './router.ts';
-import { loggedIn } from './session.ts';
 import { now } from './time.ts';
 
 /** Maximum number of milliseconds between the two keys of such a shortcut. */

@@ -16,7 +16,7 @@ import {
   recordFileEvent,
   single,
   splitHead,
-} from './route-helpers.ts';
+} from './shared-by-file-routes.ts';
 
 type DownloadInput = Input<Api['files']['download']>;
 

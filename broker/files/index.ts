@@ -25,7 +25,7 @@ import {
   splitHead,
   watching,
   withMachine,
-} from './route-helpers.ts';
+} from './shared-by-file-routes.ts';
 import { writeHandlers } from './write-handlers.ts';
 
 type Route<O extends keyof Api['files']> = Api['files'][O];

@@ -21,7 +21,7 @@ import {
   short,
   single,
   withMachine,
-} from './route-helpers.ts';
+} from './shared-by-file-routes.ts';
 
 type Route<O extends keyof Api['files']> = Api['files'][O];
 type Open = NonNullable<WriteFileRequest['open']>;

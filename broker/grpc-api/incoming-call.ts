@@ -11,22 +11,22 @@ import { AppError, type Code, codes } from '../../shared/errors.ts';
 import { requestIdFrom } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { readStream } from '../../shared/slow-reader-backpressure.ts';
-import { authenticate, type Client } from '../admission/authenticate.ts';
+import { type Proxies, peerAddress } from '../client-address.ts';
+import type { Elsewhere, Peers } from '../cluster/peers/route-to-owner.ts';
+import type { Commands } from '../commands/index.ts';
+import { authenticate, type Client } from '../request-checks/authenticate.ts';
 import {
   type AccessServices,
   AuthorizedRequest,
   type Guard,
   nothing,
   type RequestWork,
-} from '../admission/authorize.ts';
-import type { Idempotency } from '../admission/idempotency.ts';
-import type { RawInput } from '../admission/parse-api-request.ts';
-import type { Quota, Rates } from '../admission/rate-limits.ts';
-import { type Proxies, peerAddress } from '../client-address.ts';
-import type { Elsewhere, Peers } from '../cluster/peers/route-to-owner.ts';
-import type { Commands } from '../commands/index.ts';
+} from '../request-checks/authorize.ts';
+import type { Idempotency } from '../request-checks/idempotency.ts';
+import type { RawInput } from '../request-checks/parse-api-request.ts';
+import type { Quota, Rates } from '../request-checks/rate-limits.ts';
 import type { Sessions } from '../sessions/index.ts';
-import { forwardCall } from './forward-call.ts';
+import { forwardCall } from './forward-call-to-owner.ts';
 
 /** Longest wait for the first message of a call that begins with one. */
 const firstMs = 30_000;

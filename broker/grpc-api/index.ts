@@ -3,9 +3,9 @@
 import type { Metadata, Server, sendUnaryData, UntypedServiceImplementation } from '@grpc/grpc-js';
 import { HealthImplementation } from 'grpc-health-check';
 import { orEncoded, streamsService } from '../../shared/agent-rpcs.ts';
-import type { Client } from '../admission/authenticate.ts';
-import { publicError } from '../admission/public-error.ts';
 import type { Peers } from '../cluster/peers/route-to-owner.ts';
+import type { Client } from '../request-checks/authenticate.ts';
+import { publicError } from '../request-checks/public-error.ts';
 import { commandRpcs } from './commands.ts';
 import { eventRpcs, fileRpcs } from './files-and-events.ts';
 import {

@@ -3,8 +3,8 @@
 import { present } from '../../shared/agent-rpcs.ts';
 import { sessions as routes } from '../../shared/api/sessions.ts';
 import { AppError } from '../../shared/errors.ts';
-import { guardOf } from '../admission/authorize.ts';
-import { type Action, actionOf, type CloseReason, type Notice } from '../sessions/client-port.ts';
+import { guardOf } from '../request-checks/authorize.ts';
+import { type Action, actionOf, type CloseReason, type Notice } from '../sessions/terminal-client.ts';
 import type { Call, Received, Rpc, Sent, StreamsServices } from './incoming-call.ts';
 
 type Message = Sent<'AttachSession'>;

@@ -1,7 +1,7 @@
 // The doctor's checks of a PostgreSQL database: connection, version, settings, the broker that uses it, size and clock.
 import { Client } from 'pg';
 import { mostSkewMs, now } from '../../shared/clock.ts';
-import { type Finding, fail, ok, warn } from '../../shared/doctor/finding.ts';
+import { type Finding, fail, ok, warn } from '../../shared/doctor/check-result.ts';
 import { startErrorOf } from './postgres-errors.ts';
 import { addressOf, type PostgresSettings } from './postgres-settings.ts';
 import { oldestVersion } from './postgres-write-connection.ts';

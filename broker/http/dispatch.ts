@@ -8,17 +8,6 @@ import type { Caller, Content, Handlers } from '../../shared/api/route-table.ts'
 import { AppError } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { Quota } from '../../shared/quota.ts';
-import { authenticate, authenticateLogin, type Client } from '../admission/authenticate.ts';
-import {
-  type AccessServices,
-  AuthorizedRequest,
-  createRecall,
-  guardOf,
-  handlerOf,
-} from '../admission/authorize.ts';
-import type { Idempotency } from '../admission/idempotency.ts';
-import { queryOf, type RawInput } from '../admission/parse-api-request.ts';
-import type { Rates } from '../admission/rate-limits.ts';
 import { plainAddress } from '../client-address.ts';
 import type { Peers } from '../cluster/peers/route-to-owner.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
@@ -26,9 +15,20 @@ import { localKey } from '../keys/rights.ts';
 import { secretIn } from '../logins/cookie.ts';
 import type { Logins } from '../logins/index.ts';
 import { isTicket } from '../logins/local-login-tickets.ts';
+import { authenticate, authenticateLogin, type Client } from '../request-checks/authenticate.ts';
+import {
+  type AccessServices,
+  AuthorizedRequest,
+  createRecall,
+  guardOf,
+  handlerOf,
+} from '../request-checks/authorize.ts';
+import type { Idempotency } from '../request-checks/idempotency.ts';
+import { queryOf, type RawInput } from '../request-checks/parse-api-request.ts';
+import type { Rates } from '../request-checks/rate-limits.ts';
 import { bytesOf, type JsonBody, parseJsonBody, readForm, type Spool } from './body.ts';
 import { assertOwnPage, isForwarded, isPrivate, type OriginServices } from './csrf-check.ts';
-import { createForwarder } from './forward.ts';
+import { createForwarder } from './forward-to-owner.ts';
 import { isStreamed, sendReply } from './reply.ts';
 
 export interface DispatchServices extends AccessServices, OriginServices {

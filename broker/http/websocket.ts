@@ -11,15 +11,15 @@ import { AppError } from '../../shared/errors.ts';
 import { newId, requestIdFrom } from '../../shared/ids.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Wake } from '../../shared/slow-reader-backpressure.ts';
-import { assertKnownParameters, queryOf } from '../admission/parse-api-request.ts';
 import type { Peers } from '../cluster/peers/route-to-owner.ts';
+import { assertKnownParameters, queryOf } from '../request-checks/parse-api-request.ts';
 import {
   type Action,
   actionOf,
   type ClientPort,
   type CloseReason,
   type Notice,
-} from '../sessions/client-port.ts';
+} from '../sessions/terminal-client.ts';
 import { assertJsonLimits } from './body.ts';
 import { isOwnOrigin, type OriginServices } from './csrf-check.ts';
 

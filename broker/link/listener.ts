@@ -21,13 +21,13 @@ import type { LinkHandlers } from '../../proto/types/farhand/link/v1/Link.ts';
 import { callKey, linkService, shortenQueues } from '../../shared/agent-rpcs.ts';
 import { AppError } from '../../shared/errors.ts';
 import { controlFlow } from '../../shared/http2-windows.ts';
-import type { Rates } from '../admission/rate-limits.ts';
 import { type Proxies, peerAddress } from '../client-address.ts';
 import { logAcceptErrors } from '../connection-limiter.ts';
 import { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
 import type { JoinTokens } from '../join-tokens.ts';
+import type { Rates } from '../request-checks/rate-limits.ts';
 import type { AnswerStream } from './agent-calls.ts';
 import { type Authority, renewLeaves } from './certificate-authority.ts';
 import {

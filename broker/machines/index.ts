@@ -7,7 +7,14 @@ import { AppError } from '../../shared/errors.ts';
 import type { Events } from '../events.ts';
 import type { Declared, Machine, State } from '../state/in-memory-state.ts';
 import { MachineLists } from './machine-lists.ts';
-import { detailOf, includedFields, itemOf, liveOf, type MachineSources, statusOf } from './to-json.ts';
+import {
+  detailOf,
+  includedFields,
+  itemOf,
+  liveOf,
+  type MachineSources,
+  statusOf,
+} from './machine-to-json.ts';
 
 type Item = Reply<Api['machines']['list']>['items'][number];
 

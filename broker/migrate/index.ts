@@ -7,7 +7,7 @@ import { createLogger, logLevels } from '../../shared/logger.ts';
 import { helpText, type Invocation, readSettings } from '../../shared/read-settings.ts';
 import { settingsOf } from '../../shared/systemd/install.ts';
 import { brokerSettings } from '../settings-schema.ts';
-import { type Copied, copyToDatabase, copyToFiles } from './copy-stores.ts';
+import { type Copied, copyToDatabase, copyToFiles } from './copy-state-and-history.ts';
 
 const name = 'farhand-broker';
 

@@ -6,7 +6,7 @@ import { schedules as routes } from '../../shared/api/schedules.ts';
 import type { MachineId, RunId } from '../../shared/api/shared-schemas.ts';
 import { latestInstant, now } from '../../shared/clock.ts';
 import { newId } from '../../shared/ids.ts';
-import type { Command } from '../commands/record.ts';
+import type { Command } from '../commands/command-record.ts';
 import type { Events } from '../events.ts';
 import {
   type History,

@@ -5,10 +5,10 @@ import { terminalClients } from '../../shared/command-and-terminal-limits.ts';
 import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import type { HistoryTransaction } from '../history/history.ts';
-import type { ClientPort, CloseReason } from './client-port.ts';
 import { Conversation, endOf } from './serve-client.ts';
 import { emitEvent, type OpenSession, type SessionContext, sessionsOn } from './session.ts';
 import type { Attached, Mode, Session } from './session-records.ts';
+import type { ClientPort, CloseReason } from './terminal-client.ts';
 
 export interface AttachParams {
   mode: Mode;

@@ -12,9 +12,9 @@ import { AppError, type Code } from '../../shared/errors.ts';
 import type { Logger } from '../../shared/logger.ts';
 import { Wake } from '../../shared/slow-reader-backpressure.ts';
 import type { Link } from '../presence/index.ts';
-import type { Action, ClientPort, CloseReason, Notice } from './client-port.ts';
 import type { OpenSession } from './session.ts';
 import type { Attached } from './session-records.ts';
+import type { Action, ClientPort, CloseReason, Notice } from './terminal-client.ts';
 
 /** The client that a conversation serves. */
 interface ServedClient {

@@ -16,7 +16,7 @@ import { Quota } from '../../shared/quota.ts';
 import { reasonOf } from '../../shared/system-errors.ts';
 import { ConnectionLimiter, connectionLimits } from '../connection-limiter.ts';
 import { StreamsService } from '../grpc-api/index.ts';
-import type { Status } from '../http/about-routes.ts';
+import type { Status } from '../http/about-broker.ts';
 import { createSpool } from '../http/body.ts';
 import { consoleDirectory } from '../http/console-files.ts';
 import { type AppOptions, createHttpServer } from '../http/server.ts';

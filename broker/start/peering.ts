@@ -18,10 +18,10 @@ export async function createPeering(
 ) {
   const [{ Peers }, { PeerClient }, { PeerCalls }, { listenForPeers }, forwarded] = await Promise.all([
     import('../cluster/peers/route-to-owner.ts'),
-    import('../cluster/peers/forward-http.ts'),
-    import('../cluster/peers/forward-grpc.ts'),
+    import('../cluster/peers/peer-http-client.ts'),
+    import('../cluster/peers/peer-grpc-client.ts'),
     import('../cluster/peers/peer-port.ts'),
-    import('../cluster/peers/forwarded-client.ts'),
+    import('../cluster/peers/forwarded-client-header.ts'),
   ]);
   const leaf = await authority.peer();
   const clients = { http: new PeerClient(leaf, log), grpc: new PeerCalls(leaf) };

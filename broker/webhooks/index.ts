@@ -7,8 +7,8 @@ import type { RightsOf } from '../deliveries/rights-of-key.ts';
 import type { Events } from '../events.ts';
 import type { History } from '../history/history.ts';
 import type { State } from '../state/in-memory-state.ts';
-import { WebhookHandlers } from './handlers.ts';
 import { Subscriptions } from './subscriptions.ts';
+import { WebhookHandlers } from './webhook-handlers.ts';
 
 export type Webhooks = ReturnType<typeof createWebhooks>;
 

@@ -9,7 +9,7 @@ import { Agent, get } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { assaults } from './attack/attacker-process.ts';
-import { rounded, Table } from './compare-peers.ts';
+import { rounded, Table } from './compare-programs-in-turns.ts';
 import { at, bench, cost, type Farhand, program, startFarhand } from './start-and-measure-programs.ts';
 
 const everyMs = 20;

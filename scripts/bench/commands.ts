@@ -18,7 +18,7 @@ import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { createFloors } from './commands/least-cost-of-steps.ts';
 import type { Ask, Seen, Trues } from './commands/measuring-process.ts';
 import { type Read, startWay, type Targets, type WayName } from './commands/ways-to-run-a-command.ts';
-import { Meter, rest, rounded, settle, Table } from './compare-peers.ts';
+import { Meter, rest, rounded, settle, Table } from './compare-programs-in-turns.ts';
 import {
   at,
   bench,

@@ -16,7 +16,7 @@ import { join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
 import { startWay } from './commands/ways-to-run-a-command.ts';
-import { rest, rounded, Table } from './compare-peers.ts';
+import { rest, rounded, Table } from './compare-programs-in-turns.ts';
 import {
   at,
   bench,

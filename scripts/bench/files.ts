@@ -19,7 +19,7 @@ import { randomFillSync } from 'node:crypto';
 import { closeSync, mkdirSync, openSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { Meter, type Peer, race, rest, rounded, settle, Table } from './compare-peers.ts';
+import { Meter, type Peer, race, rest, rounded, settle, Table } from './compare-programs-in-turns.ts';
 import type { FilesBench } from './files/files-bench-context.ts';
 import { listing, privateMemory, stalled, startStalled } from './files/response-times.ts';
 import {

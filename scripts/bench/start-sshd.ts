@@ -3,7 +3,7 @@ import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { type AddressInfo, createServer } from 'node:net';
 import { userInfo } from 'node:os';
 import { delimiter, join } from 'node:path';
-import type { Table } from './compare-peers.ts';
+import type { Table } from './compare-programs-in-turns.ts';
 import { run, until } from './start-and-measure-programs.ts';
 
 export interface Ssh {

@@ -16,7 +16,7 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
-import { rounded, settle, Table } from './compare-peers.ts';
+import { rounded, settle, Table } from './compare-programs-in-turns.ts';
 import { at, bench, type Farhand, machineId, run, startFarhand } from './start-and-measure-programs.ts';
 import { present, type Ssh, sshPackages, startSsh } from './start-sshd.ts';
 import {

@@ -11,7 +11,7 @@ import { parseArgs } from 'node:util';
 import { Agent, request } from 'undici';
 import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand as Client } from '../../shared/sdk/index.ts';
-import { rounded, Table } from './compare-peers.ts';
+import { rounded, Table } from './compare-programs-in-turns.ts';
 import { at, bench, cost, mebibytes, program, type Running } from './start-and-measure-programs.ts';
 
 const webhooks = 5;

@@ -119,7 +119,7 @@ export async function bundleLibrary(folder: string): Promise<void> {
  */
 export async function bundleDoors(names: readonly Entry[], folder: string): Promise<void> {
   for (const name of names) {
-    const contents = `import { nodeIsGood, wrongNode } from './shared/program.ts';
+    const contents = `import { nodeIsGood, wrongNode } from './shared/program-start-and-end.ts';
 if (nodeIsGood(process.version)) void import('../lib/${name}.js');
 else {
   console.error('${name}: ' + wrongNode);

@@ -28,7 +28,7 @@ function plainRoutes() {
   });
 }
 
-const readers = ['/shared/sdk/index.ts', '/broker/cli/route-verb.ts'];
+const readers = ['/shared/sdk/index.ts', '/broker/cli/verb-from-route.ts'];
 
 /** Plugin that replaces the imported table of routes by data. Unused parts of the SDK are then left out. */
 export const routesAsData: Plugin = {

@@ -14,7 +14,7 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { Boundary } from '../../agent/files/confine/boundary.ts';
 import { fromText } from '../../agent/files/confine/request-path.ts';
 import { Confinement } from '../../agent/files/confine/resolve.ts';
-import { walk } from '../../agent/files/confine/walk.ts';
+import { walk } from '../../agent/files/confine/walk-tree.ts';
 import type { Files } from '../../agent/files/index.ts';
 import { longestSilence } from '../../agent/files/search/index.ts';
 import { watchQuota } from '../../agent/files/watch.ts';

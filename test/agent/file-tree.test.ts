@@ -32,7 +32,7 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { Boundary } from '../../agent/files/confine/boundary.ts';
 import { fromText } from '../../agent/files/confine/request-path.ts';
 import { Confinement, type Directory } from '../../agent/files/confine/resolve.ts';
-import { type Step, type WalkOptions, walk } from '../../agent/files/confine/walk.ts';
+import { type Step, type WalkOptions, walk } from '../../agent/files/confine/walk-tree.ts';
 import { createFiles, type Files } from '../../agent/files/index.ts';
 import type { ChangeFileRequest__Output } from '../../proto/types/farhand/agent/v1/ChangeFileRequest.ts';
 import { AppError } from '../../shared/errors.ts';

@@ -6,7 +6,7 @@ import { promisify } from 'node:util';
 import type { Command } from 'commander';
 import { expect, test } from 'vitest';
 import { loadPtyMaker } from '../../agent/processes/terminals/pty.ts';
-import { createProgram } from '../../broker/cli/program.ts';
+import { createProgram } from '../../broker/cli/verb-tree.ts';
 import { createLine } from '../cli-fixture.ts';
 import { startFarhand } from '../start-farhand.ts';
 

@@ -15,7 +15,7 @@ import { readFile } from 'node:fs/promises';
 import { connect, createServer } from 'node:net';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { withSocket } from '../../broker/cli/local-broker.ts';
+import { withSocket } from '../../broker/cli/call-local-broker.ts';
 import { openState } from '../../broker/state/in-memory-state.ts';
 import { takeDirectory } from '../../shared/directory-lock.ts';
 import { Farhand } from '../../shared/sdk/index.ts';

@@ -8,7 +8,7 @@ import { promisify } from 'node:util';
 import type { Command } from 'commander';
 import { expect, onTestFinished, test } from 'vitest';
 import { requiredCapabilities } from '../../agent/capabilities-by-rpc.ts';
-import { createProgram } from '../../broker/cli/program.ts';
+import { createProgram } from '../../broker/cli/verb-tree.ts';
 import { api } from '../../shared/api/route-table.ts';
 import { codes } from '../../shared/errors.ts';
 import { freePort } from '../find-free-ports.ts';

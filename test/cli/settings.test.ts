@@ -15,7 +15,7 @@ import { agentSettings } from '../../agent/settings-schema.ts';
 import { loadAuthority } from '../../broker/link/certificate-authority.ts';
 import { brokerSettings } from '../../broker/settings-schema.ts';
 import { StartError, UsageError } from '../../shared/errors.ts';
-import { nodeIsGood } from '../../shared/program.ts';
+import { nodeIsGood } from '../../shared/program-start-and-end.ts';
 import { givenSettings, helpText, readSettings, settingsText } from '../../shared/read-settings.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
 

@@ -4,7 +4,7 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Command } from 'commander';
 import { describe, expect, test } from 'vitest';
-import { createProgram } from '../../broker/cli/program.ts';
+import { createProgram } from '../../broker/cli/verb-tree.ts';
 import { createLine } from '../cli-fixture.ts';
 import { scriptedMachine } from '../scripted-agent.ts';
 import { startFarhand, type TestSystem, temporaryFolder } from '../start-farhand.ts';

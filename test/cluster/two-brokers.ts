@@ -1,6 +1,6 @@
 // Two brokers with the same keys and authority: `front`, which gets the requests, and `owner`, which has the machines.
 import { cpSync } from 'node:fs';
-import type { Owners } from '../../broker/cluster/peers/owners.ts';
+import type { Owners } from '../../broker/cluster/peers/owner-lookup.ts';
 import type { Tuning } from '../../broker/start/index.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { atEnd } from '../close-after-tests.ts';

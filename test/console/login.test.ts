@@ -1,6 +1,6 @@
 // Login to the console: with a key and with a link. Neither is stored anywhere afterwards.
 import { expect } from 'vitest';
-import { withSocket } from '../../broker/cli/local-broker.ts';
+import { withSocket } from '../../broker/cli/call-local-broker.ts';
 import { shared } from '../close-after-tests.ts';
 import { fakeClock } from '../fake-clock.ts';
 import { browserTest, logIn, newLogin, newWindow, startWithConsole } from './browser.ts';

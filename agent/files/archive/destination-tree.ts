@@ -4,7 +4,7 @@ import { AppError, ignoring, isErrno } from '../../../shared/errors.ts';
 import { entryFault } from '../../../shared/tar/index.ts';
 import { Flushes, seconds } from '../atomic/new-file.ts';
 import type { Boundary, IsProtected } from '../confine/boundary.ts';
-import * as fs from '../confine/fs.ts';
+import * as fs from '../confine/confined-fs.ts';
 import { type Bytes, parentOf } from '../confine/request-path.ts';
 
 /** Number of open directories from which on `full` is true. A deep path may open more than that. */

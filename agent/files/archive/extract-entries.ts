@@ -13,7 +13,7 @@ import { NewFile, seconds } from '../atomic/new-file.ts';
 import { linkAs } from '../atomic/rename-into-place.ts';
 import { PrivateDirectory } from '../atomic/temporary-directory.ts';
 import type { Journal } from '../atomic/temporary-files-journal.ts';
-import * as fs from '../confine/fs.ts';
+import * as fs from '../confine/confined-fs.ts';
 import { type Bytes, parentOf, toText } from '../confine/request-path.ts';
 import type { Tree, TreeDirectory } from './destination-tree.ts';
 

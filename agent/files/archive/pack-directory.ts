@@ -6,12 +6,12 @@ import { pipeline } from 'node:stream/promises';
 import { createGzip } from 'node:zlib';
 import { AppError, fromErrno, ignoring } from '../../../shared/errors.ts';
 import { encodeHeader, endOfArchive, paddingOf, type TarHeader } from '../../../shared/tar/index.ts';
-import { type BigIntStats, type Confined, readlink, stat } from '../confine/fs.ts';
+import { type BigIntStats, type Confined, readlink, stat } from '../confine/confined-fs.ts';
 import { assertHoldsFiles, holdsFiles } from '../confine/kernel-file-systems.ts';
 import { hasChanged, openFileContents } from '../confine/open-regular-file.ts';
 import { type Bytes, fault, toText } from '../confine/request-path.ts';
-import { type Step, walk } from '../confine/walk.ts';
-import { describe } from '../describe.ts';
+import { type Step, walk } from '../confine/walk-tree.ts';
+import { describe } from '../file-description.ts';
 import type { Disk, Operation } from '../operations-to-handlers.ts';
 import type { Users } from '../users-groups.ts';
 

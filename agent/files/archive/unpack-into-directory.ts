@@ -7,10 +7,10 @@ import type { WriteArchiveResponse } from '../../../proto/types/farhand/agent/v1
 import { readTar } from '../../../shared/tar/index.ts';
 import { place } from '../atomic/rename-into-place.ts';
 import { PrivateDirectory } from '../atomic/temporary-directory.ts';
-import * as fs from '../confine/fs.ts';
+import * as fs from '../confine/confined-fs.ts';
 import { fault, type Target } from '../confine/request-path.ts';
 import type { PathEntry } from '../confine/resolve.ts';
-import { describe } from '../describe.ts';
+import { describe } from '../file-description.ts';
 import type { Disk } from '../operations-to-handlers.ts';
 import type { Upload } from '../upload-messages.ts';
 import { Tree } from './destination-tree.ts';

@@ -1,7 +1,7 @@
 // Writes a new file under a temporary name, sets its attributes, and renames it atomically.
 // Data is flushed during the write, so that the final fsync of a large file does not take minutes.
 import { isErrno } from '../../../shared/errors.ts';
-import * as fs from '../confine/fs.ts';
+import * as fs from '../confine/confined-fs.ts';
 import { type Bytes, fault } from '../confine/request-path.ts';
 import type { PathEntry } from '../confine/resolve.ts';
 import { linkAs } from './rename-into-place.ts';

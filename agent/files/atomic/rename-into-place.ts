@@ -1,6 +1,15 @@
 // Moves a finished file or directory to its final name atomically. Without `overwrite` nothing is replaced.
 import { isErrno } from '../../../shared/errors.ts';
-import { type Confined, identityOf, link, lstat, mkdir, rename, rmdir, unlink } from '../confine/fs.ts';
+import {
+  type Confined,
+  identityOf,
+  link,
+  lstat,
+  mkdir,
+  rename,
+  rmdir,
+  unlink,
+} from '../confine/confined-fs.ts';
 import { type Bytes, fault } from '../confine/request-path.ts';
 
 export interface Placement {

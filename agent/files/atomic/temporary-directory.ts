@@ -2,7 +2,7 @@
 // It is removed with its content at the end, or at the next start if the agent is killed.
 import { posix } from 'node:path';
 import { fromErrno } from '../../../shared/errors.ts';
-import { type Confined, child, isEmpty, mkdir, type Pinned, pin } from '../confine/fs.ts';
+import { type Confined, child, isEmpty, mkdir, type Pinned, pin } from '../confine/confined-fs.ts';
 import { fault, toText } from '../confine/request-path.ts';
 import { clear } from '../empty-directory.ts';
 import { type Journal, markOf, type TemporaryName } from './temporary-files-journal.ts';

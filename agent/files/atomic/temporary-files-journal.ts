@@ -7,8 +7,8 @@ import { join, posix } from 'node:path';
 import { sleep } from '../../../shared/clock.ts';
 import { ignoring, isErrno } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
-import type { BigIntStats, Confined } from '../confine/fs.ts';
-import * as fs from '../confine/fs.ts';
+import type { BigIntStats, Confined } from '../confine/confined-fs.ts';
+import * as fs from '../confine/confined-fs.ts';
 import { type Bytes, bytes, toText } from '../confine/request-path.ts';
 import { clear } from '../empty-directory.ts';
 

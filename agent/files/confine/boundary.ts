@@ -5,7 +5,7 @@ import { readlinkSync } from 'node:fs';
 import { access, realpath, stat } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { AppError, fromErrno } from '../../../shared/errors.ts';
-import { type BigIntStats, type Confined, identityOf } from './fs.ts';
+import { type BigIntStats, type Confined, identityOf } from './confined-fs.ts';
 import { showsProcess } from './kernel-file-systems.ts';
 import { lineageOf, type ProtectedInode, ProtectedInodes } from './protected-inodes.ts';
 import { type Bytes, bytes, fault, fromText } from './request-path.ts';

@@ -2,7 +2,7 @@
 // sizes, or contain the memory of processes.
 import { type BigIntStats, readlinkSync } from 'node:fs';
 import { readFile, statfs } from 'node:fs/promises';
-import type { Confined } from './fs.ts';
+import type { Confined } from './confined-fs.ts';
 import { type Bytes, bytes, fault } from './request-path.ts';
 
 /** The type that statfs(2) reports for procfs. */

@@ -1,11 +1,19 @@
 // Opens regular files to read their bytes: files named by a request, and files found by a walk.
 import { ignoring } from '../../../shared/errors.ts';
 import type { Boundary } from './boundary.ts';
-import { type BigIntStats, identify, identityOf, O_NOFOLLOW, type Pinned, pin, readOnly } from './fs.ts';
+import {
+  type BigIntStats,
+  identify,
+  identityOf,
+  O_NOFOLLOW,
+  type Pinned,
+  pin,
+  readOnly,
+} from './confined-fs.ts';
 import { holdsMemory } from './kernel-file-systems.ts';
 import { fault, type Target } from './request-path.ts';
 import type { Confinement } from './resolve.ts';
-import type { Step } from './walk.ts';
+import type { Step } from './walk-tree.ts';
 
 /** An open file, which the caller closes. */
 export interface Contents {

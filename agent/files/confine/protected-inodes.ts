@@ -4,7 +4,7 @@ import { type BigIntStats, lstatSync, readdirSync, stat } from 'node:fs';
 import { lstat, realpath } from 'node:fs/promises';
 import { posix } from 'node:path';
 import { monotonic } from '../../../shared/clock.ts';
-import { identityOf } from './fs.ts';
+import { identityOf } from './confined-fs.ts';
 import { type Bytes, bytes } from './request-path.ts';
 
 /** A protected path: its inode, and its name, which no other file may get. */

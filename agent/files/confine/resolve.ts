@@ -4,7 +4,7 @@
 import { posix } from 'node:path';
 import { errnoOf, fromErrno } from '../../../shared/errors.ts';
 import type { Boundary, Location } from './boundary.ts';
-import * as fs from './fs.ts';
+import * as fs from './confined-fs.ts';
 import { type Bytes, fault, toText } from './request-path.ts';
 
 /** Maximum number of symlinks that one path may lead through, as in Linux. */

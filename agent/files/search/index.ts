@@ -6,13 +6,13 @@ import type { SearchFilesResponse } from '../../../proto/types/farhand/agent/v1/
 import { monotonic } from '../../../shared/clock.ts';
 import { AppError, errnoOf } from '../../../shared/errors.ts';
 import { Semaphore } from '../../../shared/semaphore.ts';
-import type { Confined } from '../confine/fs.ts';
+import type { Confined } from '../confine/confined-fs.ts';
 import { holdsFiles } from '../confine/kernel-file-systems.ts';
 import { openFileContents } from '../confine/open-regular-file.ts';
 import { type Bytes, toText } from '../confine/request-path.ts';
 import type { Confinement } from '../confine/resolve.ts';
-import { type Step, walk } from '../confine/walk.ts';
-import { describeName } from '../describe.ts';
+import { type Step, walk } from '../confine/walk-tree.ts';
+import { describeName } from '../file-description.ts';
 import type { Operation } from '../operations-to-handlers.ts';
 import type { Users } from '../users-groups.ts';
 import { compileGlob, type Glob } from './glob.ts';

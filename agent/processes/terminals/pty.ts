@@ -6,7 +6,7 @@ import { ReadStream } from 'node:tty';
 import { sleep } from '../../../shared/clock.ts';
 import { AppError, errnoOf } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
-import { drain, Pump, type Sink } from '../copy-output.ts';
+import { drain, Pump, type Sink } from '../copy-output-to-log.ts';
 import type { Plan } from '../launch-plan.ts';
 import type { Stdio } from '../process-supervisor.ts';
 

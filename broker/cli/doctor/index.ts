@@ -2,11 +2,11 @@
 // doctor.
 import { join } from 'node:path';
 import { type Command, Option } from 'commander';
-import { examineAgent, unitState } from '../../../shared/doctor/agent.ts';
-import { examineDirectory } from '../../../shared/doctor/directory.ts';
-import { type Finding, fail, mendText, ok, reason, warn } from '../../../shared/doctor/finding.ts';
+import { examineAgent, unitState } from '../../../shared/doctor/agent-checks.ts';
+import { type Finding, fail, mendText, ok, reason, warn } from '../../../shared/doctor/check-result.ts';
+import { examineDirectory } from '../../../shared/doctor/directory-checks.ts';
 import { reachPort, reachSocketFile } from '../../../shared/doctor/reachable-port.ts';
-import { nodeIsGood, wrongNode } from '../../../shared/program.ts';
+import { nodeIsGood, wrongNode } from '../../../shared/program-start-and-end.ts';
 import { type Where, where } from '../connect-to-broker.ts';
 import { type Common, localVerb } from '../declare-verb.ts';
 import { cleanLines, print, table } from '../print.ts';

@@ -1,6 +1,6 @@
 // The network checks of farhand doctor: the broker's URL, certificate, key, version, ports and machines.
 import { mostSkewMs, now } from '../../../shared/clock.ts';
-import { type Finding, fail, ok, reason, warn } from '../../../shared/doctor/finding.ts';
+import { type Finding, fail, ok, reason, warn } from '../../../shared/doctor/check-result.ts';
 import { reachPort } from '../../../shared/doctor/reachable-port.ts';
 import { StartError } from '../../../shared/errors.ts';
 import { hostPort } from '../../../shared/read-settings.ts';

@@ -6,7 +6,7 @@ import { type Common, given, verb } from '../declare-verb.ts';
 import { copyOut, Exit, Interrupted, onStop } from '../output-and-signals.ts';
 import { hint, print, printJson, size, table } from '../print.ts';
 import { confirm } from '../prompt.ts';
-import { printView } from '../route-verb.ts';
+import { printView } from '../verb-from-route.ts';
 import { inside, isRemote, resolve } from './remote-path.ts';
 
 type Entry = Awaited<ReturnType<Farhand['files']['stat']>>;

@@ -5,12 +5,12 @@ import type { Duplex } from 'node:stream';
 import type { Metadata, MethodDefinition } from '@grpc/grpc-js';
 import type { IdNoun, MachineId } from '../../../shared/api/shared-schemas.ts';
 import { AppError } from '../../../shared/errors.ts';
-import type { Lookups } from '../../admission/authorize.ts';
-import type { FoundId } from '../../admission/parse-api-request.ts';
+import type { Lookups } from '../../request-checks/authorize.ts';
+import type { FoundId } from '../../request-checks/parse-api-request.ts';
 import type { State } from '../../state/in-memory-state.ts';
-import type { PeerCall, PeerCalls } from './forward-grpc.ts';
-import type { Forwarded, PeerClient } from './forward-http.ts';
-import type { Owners, Peer } from './owners.ts';
+import type { Owners, Peer } from './owner-lookup.ts';
+import type { PeerCall, PeerCalls } from './peer-grpc-client.ts';
+import type { Forwarded, PeerClient } from './peer-http-client.ts';
 
 export type { Forwarded, PeerCall };
 

@@ -1,8 +1,8 @@
 // The machines of a batch as cards, each with the last output of its command. One stream updates all cards.
 import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
-import { type client, FarhandError, streams } from '../client.ts';
+import { type client, FarhandError, streams } from '../api-client.ts';
 import { nameOf } from '../machines/names.ts';
-import { State } from '../parts/basics.tsx';
+import { State } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 import { after, clock, durationText } from '../time.ts';
 import { outcome } from './command-list.tsx';

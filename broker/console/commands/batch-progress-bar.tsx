@@ -1,5 +1,5 @@
 // The progress of a batch: one bar with the number of machines per state of their command.
-import type { client } from '../client.ts';
+import type { client } from '../api-client.ts';
 
 type Batch = Awaited<ReturnType<typeof client.batches.list>>['items'][number];
 

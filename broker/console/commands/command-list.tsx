@@ -1,8 +1,8 @@
 // A list of commands, used on the page of commands and on the page of a machine.
-import type { client } from '../client.ts';
+import type { client } from '../api-client.ts';
 import type { MachineNames } from '../machines/names.ts';
-import { Ago, State } from '../parts/basics.tsx';
 import { List } from '../parts/paged-list.tsx';
+import { Ago, State } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 import { durationText } from '../time.ts';
 

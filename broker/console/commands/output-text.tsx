@@ -1,6 +1,6 @@
 // The output of a command as text, updated while it arrives. Both streams are in their order, and the memory
 // is limited.
-import { client, FarhandError } from '../client.ts';
+import { client, FarhandError } from '../api-client.ts';
 
 export interface OutputPart {
   id: number;

@@ -1,16 +1,16 @@
 // Edits a text file of a machine. If another person has saved the file meanwhile, it is not replaced without
 // a question.
 import { useEffect, useRef, useState } from 'preact/hooks';
-import { clientWithEtag, FarhandError } from '../client.ts';
+import { clientWithEtag, FarhandError } from '../api-client.ts';
 import { baseOf } from '../files/paths.ts';
-import { Confirm } from '../parts/basics.tsx';
+import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Show } from '../parts/page.tsx';
+import { Confirm } from '../parts/small-components.tsx';
 import { say, sayError } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { type Params, setQuery } from '../router.ts';
-import { may } from '../session.ts';
 import type { CodeEditor } from './code-editor.ts';
 import { diffOf } from './diff.ts';
 

@@ -1,13 +1,13 @@
 // The list of entries of a folder: opens entries by a click or key, selects several, and has buttons for
 // actions on them.
 import { useEffect, useRef, useState } from 'preact/hooks';
-import type { client } from '../client.ts';
-import { Ago } from '../parts/basics.tsx';
+import type { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty } from '../parts/page.tsx';
 import { List } from '../parts/paged-list.tsx';
-import { may } from '../session.ts';
+import { Ago } from '../parts/small-components.tsx';
 import { bytesText } from '../time.ts';
 import { type EntryActions, focusFirst, onEntryKey } from './entry-list-keys.ts';
 import { RemoveEntries, RenameEntry } from './file-dialogs.tsx';

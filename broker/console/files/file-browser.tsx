@@ -1,16 +1,16 @@
 // The file browser of a machine: folders, uploads by drag and drop, and actions on each entry.
 import { useEffect, useRef, useState } from 'preact/hooks';
-import { client } from '../client.ts';
-import { Choice } from '../parts/basics.tsx';
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { later } from '../parts/lazy-page.tsx';
 import { Empty, Failed, Placeholder, Show } from '../parts/page.tsx';
 import { SearchField } from '../parts/search-field.tsx';
+import { Choice } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { type Params, place, setQuery } from '../router.ts';
-import { may } from '../session.ts';
 import { EntryList } from './entry-list.tsx';
 import { NewFolder, ReplaceDialog } from './file-dialogs.tsx';
 import { crumbsOf, goToPath, parentOf } from './paths.ts';

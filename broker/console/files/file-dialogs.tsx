@@ -1,8 +1,8 @@
 // Dialogs for files: new folder, rename, delete, and the question before files are replaced.
 import { useState } from 'preact/hooks';
-import { client } from '../client.ts';
-import { Confirm, Dialog } from '../parts/basics.tsx';
+import { client } from '../api-client.ts';
 import { Form, TextField } from '../parts/form.tsx';
+import { Confirm, Dialog } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import { type FileEntry, joined, nameToRead, pathOf } from './paths.ts';
 

@@ -1,5 +1,5 @@
 // Paths on machines: their parts, and names that are not UTF-8, which are sent as base64.
-import type { client } from '../client.ts';
+import type { client } from '../api-client.ts';
 import { setQuery } from '../router.ts';
 
 type Listing = Awaited<ReturnType<typeof client.files.list>>;

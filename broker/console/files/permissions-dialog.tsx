@@ -1,8 +1,8 @@
 // Permissions of entries: the bits as checkboxes and in octal, the owner and the group.
 import { useState } from 'preact/hooks';
-import { client } from '../client.ts';
-import { Dialog } from '../parts/basics.tsx';
+import { client } from '../api-client.ts';
 import { Form, TextField } from '../parts/form.tsx';
+import { Dialog } from '../parts/small-components.tsx';
 import type { DialogProps } from './file-dialogs.tsx';
 import { type FileEntry, nameToRead, pathOf } from './paths.ts';
 

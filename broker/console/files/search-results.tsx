@@ -1,11 +1,11 @@
 // The results of a search below a folder. They are displayed while the search runs.
 import { useEffect, useState } from 'preact/hooks';
-import { client } from '../client.ts';
-import { Ago } from '../parts/basics.tsx';
+import { client } from '../api-client.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Failed, Placeholder } from '../parts/page.tsx';
 import { List } from '../parts/paged-list.tsx';
+import { Ago } from '../parts/small-components.tsx';
 import { after, bytesText } from '../time.ts';
 import { baseOf, downloadAddress, goToPath, isEditable, nameToRead, parentOf } from './paths.ts';
 

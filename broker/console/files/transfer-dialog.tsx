@@ -1,9 +1,9 @@
 // The dialog that copies or moves entries on a machine, or to another one.
 import { useEffect, useRef, useState } from 'preact/hooks';
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { MachineField } from '../machines/machine-picker.tsx';
-import { Choice, Dialog } from '../parts/basics.tsx';
 import { CheckField, Form, TextField } from '../parts/form.tsx';
+import { Choice, Dialog } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import type { DialogProps } from './file-dialogs.tsx';
 import { type FileEntry, joined, pathOf } from './paths.ts';

@@ -1,7 +1,7 @@
 // Uploads in the background: a queue of files with their progress. It continues while other pages are open.
 import { signal } from '@preact/signals';
 import { failureOf } from '../../../shared/sdk/error.ts';
-import { consoleHeader, messageOf } from '../client.ts';
+import { consoleHeader, messageOf } from '../api-client.ts';
 import { after } from '../time.ts';
 import { joined } from './paths.ts';
 

@@ -1,12 +1,12 @@
 // The form of an API key: what it may do, on which machines, and until when.
 import { useState } from 'preact/hooks';
 import type { Scope } from '../../../shared/api/route.ts';
-import { client } from '../client.ts';
-import { Chips } from '../machines/chosen-machine-chips.tsx';
+import { client } from '../api-client.ts';
 import { MachinePicker } from '../machines/machine-picker.tsx';
 import { nameOf } from '../machines/names.ts';
-import { Dialog } from '../parts/basics.tsx';
+import { Chips } from '../machines/selected-machine-chips.tsx';
 import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
+import { Dialog } from '../parts/small-components.tsx';
 import { now } from '../time.ts';
 import { allScopes, scopeTexts } from './scopes.ts';
 

@@ -1,8 +1,8 @@
 // The dialog with the rights of a key: its scopes in words, and the machines that it may use now.
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { learnNames, nameOf } from '../machines/names.ts';
-import { Dialog } from '../parts/basics.tsx';
 import { Show } from '../parts/page.tsx';
+import { Dialog } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { to } from '../router.ts';
 import type { Key } from './key-form.tsx';

@@ -1,7 +1,8 @@
 // The tabs of a machine with its commands, schedules and events.
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { CommandList } from '../commands/command-list.tsx';
 import type { Happened } from '../live-updates.ts';
+import { may } from '../login-session.ts';
 import { EventList } from '../parts/event-list.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
@@ -10,7 +11,6 @@ import { Empty } from '../parts/page.tsx';
 import { LongList } from '../parts/paged-list.tsx';
 import { to } from '../router.ts';
 import { mayWrite, ScheduleList } from '../schedules/schedule-list.tsx';
-import { may } from '../session.ts';
 
 export function MachineCommands({ machine }: { machine: string }) {
   return (

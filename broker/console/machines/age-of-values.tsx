@@ -1,6 +1,6 @@
 // The age of a machine's values, in words.
 import { lost } from '../live-updates.ts';
-import { Ago } from '../parts/basics.tsx';
+import { Ago } from '../parts/small-components.tsx';
 import { clock, durationText } from '../time.ts';
 import type { MachineRow } from './live-machine-list.ts';
 

@@ -3,7 +3,7 @@ import { computed, signal } from '@preact/signals';
 import type { ComponentChildren } from 'preact';
 import { storedText, storeText } from '../local-storage.ts';
 import { Bar, Sparkline, share } from '../parts/bar-and-sparkline.tsx';
-import { Ago, State } from '../parts/basics.tsx';
+import { Ago, State } from '../parts/small-components.tsx';
 import { durationText } from '../time.ts';
 import { LastSeen } from './age-of-values.tsx';
 import type { SortField } from './filters-in-url.ts';

@@ -1,11 +1,11 @@
 // The bar above the list of machines: search, filters, order, and the choice between table and cards.
 import { useState } from 'preact/hooks';
-import { client } from '../client.ts';
-import { Choice, Dialog } from '../parts/basics.tsx';
+import { client } from '../api-client.ts';
 import { CheckField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { SearchField } from '../parts/search-field.tsx';
+import { Choice, Dialog } from '../parts/small-components.tsx';
 import { sayError } from '../parts/toasts.tsx';
 import { place, setQuery } from '../router.ts';
 import { chooseColumns, columns, isChosen, visibleColumns } from './columns.tsx';

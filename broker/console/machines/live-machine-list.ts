@@ -2,7 +2,7 @@
 // machines that report.
 import { signal } from '@preact/signals';
 import { useCallback, useEffect, useRef, useState } from 'preact/hooks';
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { listen, onReturn, useTopic } from '../live-updates.ts';
 import { after, every, now } from '../time.ts';
 

@@ -1,8 +1,8 @@
 // A field that finds a machine by a part of its name.
 import { useEffect, useId, useState } from 'preact/hooks';
-import { client } from '../client.ts';
-import { State } from '../parts/basics.tsx';
+import { client } from '../api-client.ts';
 import { Field } from '../parts/form.tsx';
+import { State } from '../parts/small-components.tsx';
 import { after } from '../time.ts';
 import { nameOf } from './names.ts';
 import type { Selected } from './selected-machines.ts';

@@ -1,6 +1,6 @@
 // Names of machines by id, for lists whose items contain only the id.
 import { signal } from '@preact/signals';
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 
 export type MachineNames = (id: string) => string;
 

@@ -1,6 +1,6 @@
 // The machines that the user has selected to run a command on.
 import { signal } from '@preact/signals';
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 
 export interface Selected {
   id: string;

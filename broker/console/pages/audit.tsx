@@ -1,11 +1,11 @@
 // The page of the audit log: who did what, on which machine, with which result.
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { nameOf } from '../machines/names.ts';
-import { Ago } from '../parts/basics.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Page } from '../parts/page.tsx';
 import { List, LongList } from '../parts/paged-list.tsx';
 import { SearchField } from '../parts/search-field.tsx';
+import { Ago } from '../parts/small-components.tsx';
 import { place, to } from '../router.ts';
 
 type Entry = Awaited<ReturnType<typeof client.audit.list>>['items'][number];

@@ -1,23 +1,23 @@
 // The page of one batch: a live row for each machine with the last output, and a button that runs the command
 // again on machines where it failed.
 import { useEffect, useState } from 'preact/hooks';
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { BatchCards, type Result } from '../commands/batch-machine-cards.tsx';
 import { Counts } from '../commands/batch-progress-bar.tsx';
 import { commandLine, outcome, runAgain } from '../commands/command-list.tsx';
 import { readable } from '../commands/output-text.tsx';
 import { listen, useTopic } from '../live-updates.ts';
+import { may } from '../login-session.ts';
 import { nameOf } from '../machines/names.ts';
 import { clearSelection, selectAll } from '../machines/selected-machines.ts';
-import { Choice, State } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { CancelButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Page, Show } from '../parts/page.tsx';
 import { List } from '../parts/paged-list.tsx';
+import { Choice, State } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, place, setQuery, to } from '../router.ts';
-import { may } from '../session.ts';
 import { after, durationText } from '../time.ts';
 
 type BatchRecord = Awaited<ReturnType<typeof client.batches.get>>;

@@ -1,11 +1,11 @@
 // The page of all batches, each with the number of machines that are done.
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { Counts } from '../commands/batch-progress-bar.tsx';
 import { commandLine } from '../commands/command-list.tsx';
-import { Ago, State } from '../parts/basics.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Page } from '../parts/page.tsx';
 import { List, LongList } from '../parts/paged-list.tsx';
+import { Ago, State } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 import { RunButton } from './commands.tsx';
 

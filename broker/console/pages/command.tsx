@@ -1,20 +1,20 @@
 // The page of one command: both outputs while they are written, its end, and buttons for actions.
 import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { type CommandRecord, commandLine, outcome, runAgain } from '../commands/command-list.tsx';
 import { followOutput, Output, OutputText } from '../commands/output-text.tsx';
 import { listen, useTopic } from '../live-updates.ts';
+import { may } from '../login-session.ts';
 import { nameOf } from '../machines/names.ts';
-import { Ago, Choice, CopyButton, State } from '../parts/basics.tsx';
 import { TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { CancelButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Failed, Page, Show } from '../parts/page.tsx';
+import { Ago, Choice, CopyButton, State } from '../parts/small-components.tsx';
 import { attempt, say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { type Params, to } from '../router.ts';
-import { may } from '../session.ts';
 import { bytesText, clock, durationText } from '../time.ts';
 
 export function Command({ params: { command = '' } }: { params: Params }) {

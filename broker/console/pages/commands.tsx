@@ -1,14 +1,14 @@
 // The page of all commands, newest first, with a filter by status.
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { CommandList } from '../commands/command-list.tsx';
+import { may } from '../login-session.ts';
 import { nameOf } from '../machines/names.ts';
-import { Choice } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Page } from '../parts/page.tsx';
 import { LongList } from '../parts/paged-list.tsx';
+import { Choice } from '../parts/small-components.tsx';
 import { place, setQuery, to } from '../router.ts';
-import { may } from '../session.ts';
 
 const filters = [
   ['', 'All'],

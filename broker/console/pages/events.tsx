@@ -1,12 +1,12 @@
 // The page of events: new events as they happen, above those of the last 72 hours.
 import { useEffect, useState } from 'preact/hooks';
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { connected, type Happened, listen, onReturn } from '../live-updates.ts';
-import { Choice, State } from '../parts/basics.tsx';
 import { EventList } from '../parts/event-list.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Page } from '../parts/page.tsx';
 import { LongList } from '../parts/paged-list.tsx';
+import { Choice, State } from '../parts/small-components.tsx';
 import { place, setQuery } from '../router.ts';
 
 const families = [

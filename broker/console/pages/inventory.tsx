@@ -1,12 +1,12 @@
 // The inventories of the fleet: which system each machine has, and which machines have a package.
 import { useState } from 'preact/hooks';
-import { client } from '../client.ts';
-import { Ago } from '../parts/basics.tsx';
+import { client } from '../api-client.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Page } from '../parts/page.tsx';
 import { List, LongList } from '../parts/paged-list.tsx';
 import { SearchField } from '../parts/search-field.tsx';
+import { Ago } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { place, to } from '../router.ts';
 

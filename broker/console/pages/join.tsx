@@ -1,14 +1,14 @@
 // The page that joins a machine: it creates a token, displays the command to run on the machine, and reports
 // when the machine has joined.
 import { useEffect, useState } from 'preact/hooks';
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { listen } from '../live-updates.ts';
-import { Ago, Confirm, CopyButton, State, Tags } from '../parts/basics.tsx';
 import { Form, SelectField, TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Page } from '../parts/page.tsx';
 import { List, LongList } from '../parts/paged-list.tsx';
+import { Ago, Confirm, CopyButton, State, Tags } from '../parts/small-components.tsx';
 import { to } from '../router.ts';
 
 type Token = Awaited<ReturnType<typeof client.joinTokens.create>>;

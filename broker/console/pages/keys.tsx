@@ -1,19 +1,19 @@
 // The page of API keys: what each key may do and on which machines. It creates, changes and revokes keys, and
 // replaces their secrets.
 import { useState } from 'preact/hooks';
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { type Key, KeyForm } from '../keys/key-form.tsx';
 import { Reach } from '../keys/key-rights-dialog.tsx';
+import { me } from '../login-session.ts';
 import { nameOf } from '../machines/names.ts';
-import { Ago, Confirm, Tags } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
 import { List, LongList } from '../parts/paged-list.tsx';
 import { Secret } from '../parts/secret-dialog.tsx';
+import { Ago, Confirm, Tags } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
-import { me } from '../session.ts';
 
 export function Keys() {
   const [round, setRound] = useState(0);

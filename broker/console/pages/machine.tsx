@@ -1,23 +1,23 @@
 // The page of one machine: its heading and its tabs.
 import { useEffect, useRef, useState } from 'preact/hooks';
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { listen, useTopic } from '../live-updates.ts';
+import { may } from '../login-session.ts';
 import { MachineActivity, MachineCommands, MachineSchedules } from '../machines/activity-tabs.tsx';
-import { Ago, Confirm, Dialog, State, type Tab, Tabs, Tags } from '../parts/basics.tsx';
 import { Form, TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { later } from '../parts/lazy-page.tsx';
 import { Page, Show } from '../parts/page.tsx';
+import { Ago, Confirm, Dialog, State, type Tab, Tabs, Tags } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
-import { may } from '../session.ts';
 
 export type MachineDetail = Awaited<ReturnType<typeof client.machines.get>>;
 
-const Overview = later(async () => (await import('../machines/overview.tsx')).Overview);
-const Inventory = later(async () => (await import('../machines/inventory.tsx')).MachineInventory);
+const Overview = later(async () => (await import('../machines/machine-overview.tsx')).Overview);
+const Inventory = later(async () => (await import('../machines/machine-inventory.tsx')).MachineInventory);
 const Terminals = later(async () => (await import('../terminal/terminals.tsx')).Terminals);
 const Files = later(async () => (await import('../files/file-browser.tsx')).Files);
 

@@ -1,17 +1,17 @@
 // The page with the live list of machines. Its address contains search, filters and order.
 import { useMemo } from 'preact/hooks';
-import { MachineCards } from '../machines/cards.tsx';
+import { may } from '../login-session.ts';
 import { Filters, viewOf } from '../machines/filters.tsx';
 import { filterNames, queryOf } from '../machines/filters-in-url.ts';
 import { useFleet } from '../machines/live-machine-list.ts';
+import { MachineCards } from '../machines/machine-cards.tsx';
+import { MachineTable, SelectAll } from '../machines/machine-table.tsx';
 import { clearSelection, selected, selecting } from '../machines/selected-machines.ts';
-import { MachineTable, SelectAll } from '../machines/table.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Failed, Page, Placeholder } from '../parts/page.tsx';
 import { place, setQuery, to } from '../router.ts';
-import { may } from '../session.ts';
 
 export function Machines() {
   const given = place.value.query;

@@ -1,12 +1,12 @@
 // The page of the user's profile: the API key and its rights, logins of browsers, theme and shortcuts.
 import { useState } from 'preact/hooks';
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
+import { logOut, me } from '../login-session.ts';
 import { menu } from '../navigation-menu.ts';
-import { Ago, Choice, Tags } from '../parts/basics.tsx';
 import { Page } from '../parts/page.tsx';
 import { List, LongList } from '../parts/paged-list.tsx';
+import { Ago, Choice, Tags } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
-import { logOut, me } from '../session.ts';
 import { chooseTheme, theme } from '../theme.ts';
 
 const themeTexts = [

@@ -1,15 +1,15 @@
 // The page that runs a command on one machine, on selected machines, or on all machines with some tags.
 import { useEffect, useState } from 'preact/hooks';
-import { client } from '../client.ts';
-import { Chips } from '../machines/chosen-machine-chips.tsx';
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
 import { MachinePicker } from '../machines/machine-picker.tsx';
 import { learnNames } from '../machines/names.ts';
+import { Chips } from '../machines/selected-machine-chips.tsx';
 import { clearSelection, selected, toggle } from '../machines/selected-machines.ts';
-import { Choice } from '../parts/basics.tsx';
 import { CheckField, Form, TextField } from '../parts/form.tsx';
 import { Page } from '../parts/page.tsx';
+import { Choice } from '../parts/small-components.tsx';
 import { go, place, to } from '../router.ts';
-import { may } from '../session.ts';
 import { after } from '../time.ts';
 
 const secondMs = 1_000;

@@ -1,21 +1,21 @@
 // The page of one schedule: its form, which describes the expression in words while it is typed, and the
 // history of its runs.
 import { useState } from 'preact/hooks';
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { outcome } from '../commands/command-list.tsx';
+import { may } from '../login-session.ts';
 import { MachineField } from '../machines/machine-picker.tsx';
 import { nameOf } from '../machines/names.ts';
-import { Ago, Confirm, State, Tabs } from '../parts/basics.tsx';
 import { CheckField, Form, SelectField, TextField } from '../parts/form.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Page, Show } from '../parts/page.tsx';
 import { List, LongList } from '../parts/paged-list.tsx';
+import { Ago, Confirm, State, Tabs } from '../parts/small-components.tsx';
 import { attempt, say } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, place, to } from '../router.ts';
 import { CronField } from '../schedules/cron-field.tsx';
-import { may } from '../session.ts';
 import { durationText } from '../time.ts';
 
 type Detail = Awaited<ReturnType<typeof client.schedules.get>>;

@@ -1,5 +1,5 @@
 // The page of all schedules: the next run and the last result of each, and a button to run it now.
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';

@@ -1,15 +1,15 @@
 // The page of one webhook: its deliveries, a test, a new secret, and repeated deliveries.
 import { useState } from 'preact/hooks';
-import { client } from '../client.ts';
-import { Confirm, Dialog, State, Tags } from '../parts/basics.tsx';
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Page, Show } from '../parts/page.tsx';
 import { Secret } from '../parts/secret-dialog.tsx';
+import { Confirm, Dialog, State, Tags } from '../parts/small-components.tsx';
 import { attempt, say, sayError } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
-import { may } from '../session.ts';
 import { durationText } from '../time.ts';
 import { Deliveries } from '../webhooks/deliveries.tsx';
 import { SendMissed } from '../webhooks/send-missed.tsx';

@@ -1,13 +1,13 @@
 // The page of all webhooks: their URLs, and the result of the last delivery of each.
 import { useState } from 'preact/hooks';
-import { client } from '../client.ts';
-import { Ago, Dialog, State } from '../parts/basics.tsx';
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
 import * as icons from '../parts/icons.ts';
 import { NewButton } from '../parts/new-and-cancel-buttons.tsx';
 import { Empty, Page } from '../parts/page.tsx';
 import { List, LongList } from '../parts/paged-list.tsx';
+import { Ago, Dialog, State } from '../parts/small-components.tsx';
 import { go, to } from '../router.ts';
-import { may } from '../session.ts';
 import { WebhookForm } from '../webhooks/webhook-form.tsx';
 
 type Webhook = Awaited<ReturnType<typeof client.webhooks.list>>['items'][number];

@@ -1,7 +1,7 @@
 // Form fields with labels and hints, and the message of a failed submit.
 import type { ComponentChildren } from 'preact';
 import { useId, useState } from 'preact/hooks';
-import { messageOf } from '../client.ts';
+import { messageOf } from '../api-client.ts';
 import { Icon } from './icon.tsx';
 import { warning } from './icons.ts';
 

@@ -1,8 +1,8 @@
 // Buttons of several pages: one that creates something, and one that cancels something that runs.
 import { useState } from 'preact/hooks';
-import { Confirm } from './basics.tsx';
 import { Icon } from './icon.tsx';
 import { join, stop } from './icons.ts';
+import { Confirm } from './small-components.tsx';
 
 interface NewButtonProps {
   text: string;

@@ -1,7 +1,7 @@
 // The frame of every page: its heading, and what is displayed while it loads, is empty or has failed.
 import type { ComponentChildren } from 'preact';
 import { useEffect } from 'preact/hooks';
-import { FarhandError, messageOf } from '../client.ts';
+import { FarhandError, messageOf } from '../api-client.ts';
 import { Icon, type IconNodes } from './icon.tsx';
 import { info, refresh, warning } from './icons.ts';
 import type { Loaded } from './use-data.ts';

@@ -1,5 +1,5 @@
 // A dialog that displays a secret for the only time.
-import { CopyButton, Dialog } from './basics.tsx';
+import { CopyButton, Dialog } from './small-components.tsx';
 
 interface SecretProps {
   title: string;

@@ -1,6 +1,6 @@
 // Short messages in a corner of the page: what was done, or why it failed.
 import { signal } from '@preact/signals';
-import { messageOf } from '../client.ts';
+import { messageOf } from '../api-client.ts';
 import { after } from '../time.ts';
 import { Icon } from './icon.tsx';
 import { check, close, warning } from './icons.ts';

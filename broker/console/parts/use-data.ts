@@ -1,7 +1,7 @@
 // Loads data for a page. The old data is displayed while new data is loaded, and leaving the page cancels its
 // requests.
 import { useCallback, useEffect, useRef, useState } from 'preact/hooks';
-import { FarhandError } from '../client.ts';
+import { FarhandError } from '../api-client.ts';
 import { type Happened, listen, onReturn, type Update, useTopic } from '../live-updates.ts';
 import { after } from '../time.ts';
 

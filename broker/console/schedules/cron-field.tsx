@@ -1,6 +1,6 @@
 // A field for a cron expression. While it is typed, the expression in words and its next times are displayed.
 import { useEffect, useState } from 'preact/hooks';
-import { client, messageOf } from '../client.ts';
+import { client, messageOf } from '../api-client.ts';
 import { TextField } from '../parts/form.tsx';
 import { after } from '../time.ts';
 

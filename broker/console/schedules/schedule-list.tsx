@@ -1,13 +1,13 @@
 // A list of schedules, used on the page of schedules and on the page of a machine.
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
 import { nameOf } from '../machines/names.ts';
-import { Ago, State } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { List } from '../parts/paged-list.tsx';
+import { Ago, State } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { to } from '../router.ts';
-import { may } from '../session.ts';
 
 type Schedule = Awaited<ReturnType<typeof client.schedules.list>>['items'][number];
 

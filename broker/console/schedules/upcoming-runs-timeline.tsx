@@ -1,8 +1,8 @@
 // A timeline of the runs in the next day or week, with one line per schedule. Changes of a time zone's clock
 // are marked.
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { nameOf } from '../machines/names.ts';
-import { Choice } from '../parts/basics.tsx';
+import { Choice } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { place, setQuery, to } from '../router.ts';
 import { fullTime, now } from '../time.ts';

@@ -1,7 +1,7 @@
 // Connects an emulator with a session on a machine. After each loss it reconnects and continues at the same byte,
 // or at the latest output if the machine no longer stores that byte.
 import type { Ending, Terminal } from '../../../shared/sdk/index.ts';
-import { client, FarhandError, messageOf } from '../client.ts';
+import { client, FarhandError, messageOf } from '../api-client.ts';
 import { after } from '../time.ts';
 import type { Emulator } from './emulator.ts';
 

@@ -1,8 +1,8 @@
 // The list of clients in a terminal: who types, and who only watches.
-import { client } from '../client.ts';
-import { Ago } from '../parts/basics.tsx';
+import { client } from '../api-client.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
+import { Ago } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 
 interface ParticipantsProps {

@@ -1,12 +1,12 @@
 // One open terminal: the emulator, a toolbar with search and copy, and the state of the connection.
 import { useEffect, useRef, useState } from 'preact/hooks';
-import { client } from '../client.ts';
-import { State } from '../parts/basics.tsx';
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
+import { State } from '../parts/small-components.tsx';
 import { attempt, say, sayError } from '../parts/toasts.tsx';
 import { place, setQuery } from '../router.ts';
-import { may } from '../session.ts';
 import { isDark } from '../theme.ts';
 import { keepAttached, type Mode, type Phase } from './attach.ts';
 import type { Emulator } from './emulator.ts';

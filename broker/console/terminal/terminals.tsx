@@ -1,13 +1,13 @@
 // The terminals of a machine: its sessions as tabs, and the emulator of the open one.
 import { useEffect, useState } from 'preact/hooks';
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Placeholder, Show } from '../parts/page.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { go, type Params, to } from '../router.ts';
-import { may } from '../session.ts';
 import { relativeText } from '../time.ts';
 import { TerminalView } from './terminal-view.tsx';
 

@@ -1,14 +1,14 @@
 // The deliveries of a webhook: the event, every attempt with its answer, and a button to send it again.
 import { useState } from 'preact/hooks';
-import { client } from '../client.ts';
-import { Ago, State } from '../parts/basics.tsx';
+import { client } from '../api-client.ts';
+import { may } from '../login-session.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Empty, Show } from '../parts/page.tsx';
 import { LongList } from '../parts/paged-list.tsx';
+import { Ago, State } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
-import { may } from '../session.ts';
 import { durationText, fullTime } from '../time.ts';
 
 type Delivery = Awaited<ReturnType<typeof client.webhooks.deliveries>>['items'][number];

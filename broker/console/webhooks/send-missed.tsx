@@ -1,8 +1,8 @@
 // A dialog that sends all events since a time again that the receiver has missed.
 import { useState } from 'preact/hooks';
-import { client } from '../client.ts';
-import { Dialog } from '../parts/basics.tsx';
+import { client } from '../api-client.ts';
 import { Form, SelectField } from '../parts/form.tsx';
+import { Dialog } from '../parts/small-components.tsx';
 import { say } from '../parts/toasts.tsx';
 import { now } from '../time.ts';
 

@@ -1,6 +1,6 @@
 // The form of a webhook: URL, events and secret.
 import { useState } from 'preact/hooks';
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { CheckField, Form, TextField } from '../parts/form.tsx';
 
 type Webhook = Awaited<ReturnType<typeof client.webhooks.get>>;

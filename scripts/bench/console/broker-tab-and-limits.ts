@@ -1,7 +1,7 @@
 // The objects that all parts of the console bench use: a broker with machines, a tab that is logged in, and
 // figures with their limits.
 
-import { rounded } from '../compare-peers.ts';
+import { rounded } from '../compare-programs-in-turns.ts';
 import type { BrokerProcess } from '../fleet/broker-process.ts';
 import { Figures } from '../fleet/print-figures.ts';
 import type { Tab } from './measured-tab.ts';

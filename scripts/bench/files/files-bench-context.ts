@@ -1,7 +1,7 @@
 // The objects that all parts of the files bench use: the started programs, and the paths that they read and
 // write.
 
-import type { Table } from '../compare-peers.ts';
+import type { Table } from '../compare-programs-in-turns.ts';
 import type { Farhand, Running } from '../start-and-measure-programs.ts';
 import type { Ssh } from '../start-sshd.ts';
 

@@ -4,7 +4,7 @@ import { mkdirSync, writeFileSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { Pool } from 'undici';
-import { rounded, settle } from '../compare-peers.ts';
+import { rounded, settle } from '../compare-programs-in-turns.ts';
 import {
   at,
   cost,

@@ -2,7 +2,7 @@
 // reads at once of one machine.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Pool } from 'undici';
-import { rounded } from '../compare-peers.ts';
+import { rounded } from '../compare-programs-in-turns.ts';
 import { at, timed } from '../start-and-measure-programs.ts';
 import type { Fleet } from './broker-and-agents.ts';
 import { Prober } from './http-load.ts';

@@ -1,7 +1,7 @@
 // Measures the links of a fleet: their cost at rest, and the time until all are linked again after the broker
 // was killed or the network was cut.
 import { setTimeout as sleep } from 'node:timers/promises';
-import { rounded } from '../compare-peers.ts';
+import { rounded } from '../compare-programs-in-turns.ts';
 import { cost } from '../start-and-measure-programs.ts';
 import type { Fleet } from './broker-and-agents.ts';
 import { Prober } from './http-load.ts';

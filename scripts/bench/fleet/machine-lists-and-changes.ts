@@ -1,7 +1,7 @@
 // Measures lists and changes of machines: GET /machines beside bare koa and router, and PATCH of one machine.
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Farhand } from '../../../shared/sdk/index.ts';
-import { rounded } from '../compare-peers.ts';
+import { rounded } from '../compare-programs-in-turns.ts';
 import { at, program } from '../start-and-measure-programs.ts';
 import type { Fleet } from './broker-and-agents.ts';
 import { perSecond, wrkVersion } from './http-load.ts';

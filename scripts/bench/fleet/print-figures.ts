@@ -1,7 +1,7 @@
 // Prints and stores the figures of a run as they come, and prints them as a table at the end.
 import { appendFileSync, mkdirSync, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
-import { rounded, Table } from '../compare-peers.ts';
+import { rounded, Table } from '../compare-programs-in-turns.ts';
 import type { Probed } from './http-load.ts';
 
 export class Figures {

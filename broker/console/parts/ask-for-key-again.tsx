@@ -1,9 +1,9 @@
 // Asks for the API key again before an action that the thief of an open browser tab must not be able to do.
 import { useState } from 'preact/hooks';
-import { confirmation } from '../client.ts';
-import { confirmLogin } from '../session.ts';
-import { Dialog } from './basics.tsx';
+import { confirmation } from '../api-client.ts';
+import { confirmLogin } from '../login-session.ts';
 import { Form, TextField } from './form.tsx';
+import { Dialog } from './small-components.tsx';
 
 export function ConfirmLogin() {
   const [key, setKey] = useState('');

@@ -10,7 +10,7 @@ import type { Keys } from '../keys/index.ts';
 import { currentKey, holds, reaches, rightsOf, watchRights } from '../keys/rights.ts';
 import { assertConfirmed, assertLogin } from '../logins/login-validity.ts';
 import { type Declared, foundBy, type Key, type State } from '../state/in-memory-state.ts';
-import { auditOf, type Recorder, type Recording, type Who } from './audit.ts';
+import { auditOf, type Recorder, type Recording, type Who } from './audit-request.ts';
 import type { Client } from './authenticate.ts';
 import type { Recall } from './idempotency.ts';
 import { type FoundId, type RawInput, RequestParser, type Subject } from './parse-api-request.ts';

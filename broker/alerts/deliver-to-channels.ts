@@ -8,8 +8,8 @@ import type { RightsOf } from '../deliveries/rights-of-key.ts';
 import { attempt, type Outcome } from '../deliveries/sender.ts';
 import { type Message as Delivered, headersOf, signerOf } from '../deliveries/signature.ts';
 import type { AlertChannel, State } from '../state/in-memory-state.ts';
-import { sendMail } from './email.ts';
-import { jsonFor, type Message, messageOf, type Notification, notification } from './formats.ts';
+import { jsonFor, type Message, messageOf, type Notification, notification } from './notification-formats.ts';
+import { sendMail } from './send-email.ts';
 
 /** The parts of a channel that are stored encrypted. */
 export interface Sealed {

@@ -3,7 +3,7 @@
 import { posix } from 'node:path';
 import { fromErrno, isErrno } from '../../../shared/errors.ts';
 import { type Boundary, type IsProtected, ownFile } from './boundary.ts';
-import * as fs from './fs.ts';
+import * as fs from './confined-fs.ts';
 import { type Bytes, fault, toText } from './request-path.ts';
 
 /** Number of names whose stats are read at once, ahead of the caller. */

@@ -7,13 +7,13 @@ import { AppError } from '../../shared/errors.ts';
 import { newId } from '../../shared/ids.ts';
 import { allOf, type Condition, filtersOf, pageOfRows, reachableOnly } from '../paging.ts';
 import { batchColumns, batchFromRow } from './batch-store.ts';
-import type { CommandContext } from './command-context.ts';
+import { type Batch, type Command, commandOf, specOf, type Tally } from './command-record.ts';
+import { listedBytes, serializeBatch, serializeFor, serializeListed } from './command-to-json.ts';
 import { assertFollowable, FollowLimit, followMembers, type Sent } from './follow-batch.ts';
 import { cancelWaitMs, type OpenCommand } from './open-command.ts';
-import { sourceOf } from './output-readers.ts';
-import { type Batch, type Command, commandOf, specOf, type Tally } from './record.ts';
+import { sourceOf } from './read-output.ts';
 import type { Scheduler } from './scheduler.ts';
-import { listedBytes, serializeBatch, serializeFor, serializeListed } from './to-json.ts';
+import type { CommandContext } from './shared-by-open-commands.ts';
 
 type BatchContext = CommandContext & { scheduler: Scheduler };
 type CreateParams = Input<Api['batches']['create']>;

@@ -1,7 +1,7 @@
 // The login of this page: by API key or by a link with a ticket, logout, and the rights of the key.
 import { computed, signal } from '@preact/signals';
 import type { Scope } from '../../shared/api/route.ts';
-import { client, clientWithKey, loginEnded } from './client.ts';
+import { client, clientWithKey, loginEnded } from './api-client.ts';
 
 export type Me = Awaited<ReturnType<typeof client.keys.me>>;
 

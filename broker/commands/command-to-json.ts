@@ -1,7 +1,7 @@
 // Converts commands and batches from the broker's records to the JSON of the REST API.
 import type { Api, Caller, Reply } from '../../shared/api/route-table.ts';
 import { iso } from '../../shared/clock.ts';
-import type { Batch, Command, CommandRecord, Tally } from './record.ts';
+import type { Batch, Command, CommandRecord, Tally } from './command-record.ts';
 
 /**
  * Bytes of each stream in an item of a list: enough to see the result, and few enough for a page of 100

@@ -60,7 +60,7 @@ export async function recordFileEvent(
 }
 
 /**
- * Returns the input with the machine's id. In routes without a machine in the path, admission adds the id if
+ * Returns the input with the machine's id. In routes without a machine in the path, the request checks add the id if
  * only one machine exists.
  */
 export function withMachine<T extends { machine_id?: MachineId | undefined }>(

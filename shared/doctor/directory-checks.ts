@@ -3,9 +3,9 @@ import { accessSync, constants, statSync } from 'node:fs';
 import { stat, statfs } from 'node:fs/promises';
 import { join } from 'node:path';
 import { errnoOf, StartError } from '../errors.ts';
-import { userName } from '../program.ts';
+import { userName } from '../program-start-and-end.ts';
 import { reasonOf } from '../system-errors.ts';
-import { type Finding, fail, ok, warn } from './finding.ts';
+import { type Finding, fail, ok, warn } from './check-result.ts';
 
 const gib = 1024 ** 3;
 

@@ -1,11 +1,11 @@
 // The overview of a machine: charts of its stored history, its last report, and its facts.
 import { useEffect, useMemo } from 'preact/hooks';
-import { client } from '../client.ts';
+import { client } from '../api-client.ts';
 import { listen, useTopic } from '../live-updates.ts';
 import { Bar, share } from '../parts/bar-and-sparkline.tsx';
-import { Ago, Card, Choice, Fact } from '../parts/basics.tsx';
 import { Chart } from '../parts/chart.tsx';
 import { Empty, Show } from '../parts/page.tsx';
+import { Ago, Card, Choice, Fact } from '../parts/small-components.tsx';
 import { useData } from '../parts/use-data.ts';
 import { type Params, place, setQuery } from '../router.ts';
 import { bytesText, durationText, every, now } from '../time.ts';

@@ -2,11 +2,11 @@
 import type { Context } from 'koa';
 import type { Route } from '../../shared/api/route.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
-import type { Client } from '../admission/authenticate.ts';
-import type { Guard } from '../admission/authorize.ts';
-import type { RawInput } from '../admission/parse-api-request.ts';
 import type { Peers } from '../cluster/peers/route-to-owner.ts';
 import { holds } from '../keys/rights.ts';
+import type { Client } from '../request-checks/authenticate.ts';
+import type { Guard } from '../request-checks/authorize.ts';
+import type { RawInput } from '../request-checks/parse-api-request.ts';
 import type { JsonBody } from './body.ts';
 
 /** The parts of a request that may name its machine. */

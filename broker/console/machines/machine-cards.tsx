@@ -1,12 +1,12 @@
 // The list of machines as cards, in as many columns as fit.
 import { useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { Bar, Sparkline, share } from '../parts/bar-and-sparkline.tsx';
-import { State, Tags } from '../parts/basics.tsx';
+import { State, Tags } from '../parts/small-components.tsx';
 import { VirtualRows } from '../parts/virtual-rows.tsx';
 import { to } from '../router.ts';
 import { isOld, LastSeen } from './age-of-values.tsx';
 import type { MachineRow } from './live-machine-list.ts';
-import { type FleetProps, SelectOne } from './table.tsx';
+import { type FleetProps, SelectOne } from './machine-table.tsx';
 
 /** Sizes in pixels: the least width of a card, and the height of a row of cards with its gap. */
 const [leastWidth, rowHeight] = [270, 186];

@@ -2,11 +2,11 @@
 import type { Api, BytesReply, Input, Reply } from '../../shared/api/route-table.ts';
 import { AppError } from '../../shared/errors.ts';
 import type { OutputLog, OutputReader } from '../../shared/output-log.ts';
+import type { Command } from './command-record.ts';
 import type { CommandStore } from './command-store.ts';
-import type { Command } from './record.ts';
+import { serializeEnd } from './command-to-json.ts';
 import type { Scheduler } from './scheduler.ts';
 import { type Output, type OutputDirectory, type Stream, streams } from './stored-output.ts';
-import { serializeEnd } from './to-json.ts';
 
 /** The output of one command, and its record once the command has ended. */
 export interface Source {

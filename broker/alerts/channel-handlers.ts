@@ -13,7 +13,7 @@ import type { RightsOf } from '../deliveries/rights-of-key.ts';
 import type { History, Row } from '../history/history.ts';
 import { filtersOf, pageOf, pageOfRows } from '../paging.ts';
 import type { AlertChannel, Declared, State, StateTransaction } from '../state/in-memory-state.ts';
-import type { ChannelReceivers, Sealed } from './receivers.ts';
+import type { ChannelReceivers, Sealed } from './deliver-to-channels.ts';
 
 interface ChannelParts {
   state: State;

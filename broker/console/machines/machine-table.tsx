@@ -1,8 +1,8 @@
 // The list of machines as a table, with the chosen columns.
 
-import { Tags } from '../parts/basics.tsx';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
+import { Tags } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { VirtualRows } from '../parts/virtual-rows.tsx';
 import { setQuery, to } from '../router.ts';

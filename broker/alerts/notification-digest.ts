@@ -8,8 +8,8 @@ import { type History, type HistoryTransaction, jsonIn, type Row, textIn } from 
 import type { MachineFacts } from '../presence/facts-and-metrics.ts';
 import type { Presence } from '../presence/index.ts';
 import type { AlertChannel, State } from '../state/in-memory-state.ts';
-import type { Notice, Notification } from './formats.ts';
-import type { ChannelReceivers } from './receivers.ts';
+import type { ChannelReceivers } from './deliver-to-channels.ts';
+import type { Notice, Notification } from './notification-formats.ts';
 
 export interface DigestTimes {
   /** A notification is made once no step has come for this long, in milliseconds. */

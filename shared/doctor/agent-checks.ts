@@ -6,8 +6,8 @@ import { identityFile, readIdentity } from '../identity-file.ts';
 import { hostPort } from '../read-settings.ts';
 import { clean } from '../sanitize-text.ts';
 import { stateOf } from '../systemd/control.ts';
-import { examineDirectory } from './directory.ts';
-import { type Finding, fail, ok, reason, warn } from './finding.ts';
+import { type Finding, fail, ok, reason, warn } from './check-result.ts';
+import { examineDirectory } from './directory-checks.ts';
 import { reachBroker } from './reachable-port.ts';
 
 /**

@@ -8,10 +8,10 @@ import { after } from '../../../shared/clock.ts';
 import { AppError } from '../../../shared/errors.ts';
 import type { Logger } from '../../../shared/logger.ts';
 import { countTransferred } from '../../../shared/start-garbage-collection.ts';
-import type { Client } from '../../admission/authenticate.ts';
 import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
-import { clientHeader, describeClient } from './forwarded-client.ts';
-import type { Peer } from './owners.ts';
+import type { Client } from '../../request-checks/authenticate.ts';
+import { clientHeader, describeClient } from './forwarded-client-header.ts';
+import type { Peer } from './owner-lookup.ts';
 
 /** A request that is forwarded, and what this broker knows of it. */
 export interface Forwarded {

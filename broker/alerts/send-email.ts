@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { connect, isIP } from 'node:net';
 import type { AddressGuard } from '../deliveries/address-guard.ts';
 import type { Answered } from '../deliveries/sender.ts';
-import type { Message } from './formats.ts';
+import type { Message } from './notification-formats.ts';
 
 interface Mail {
   /** `smtps://HOST:PORT` for TLS from the start, `smtp://HOST:PORT` for STARTTLS. */

@@ -8,8 +8,8 @@ import { type MachineFacts, percentOf, type Report } from '../presence/facts-and
 import type { Presence } from '../presence/index.ts';
 import type { ScheduleRecords, ScheduleRun } from '../schedules/run-records.ts';
 import type { AlertRule, State } from '../state/in-memory-state.ts';
-import type { Subject } from './records.ts';
-import { isAboutBroker } from './rules.ts';
+import type { Subject } from './alert-records.ts';
+import { isAboutBroker } from './rule-handlers.ts';
 
 /** A certificate of the broker: the one of the REST API, or its own authority. */
 export interface Certificate {

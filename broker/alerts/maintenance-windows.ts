@@ -9,7 +9,7 @@ import { currentKey, mayUseAll, reaches } from '../keys/rights.ts';
 import { pageOf } from '../paging.ts';
 import { checkedTimetable, Timetable } from '../schedules/due-times.ts';
 import type { Declared, MaintenanceWindow, State } from '../state/in-memory-state.ts';
-import type { Subject } from './records.ts';
+import type { Subject } from './alert-records.ts';
 
 const maxWindows = 1_000;
 

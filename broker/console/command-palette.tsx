@@ -1,13 +1,13 @@
 // The command palette: finds pages, machines and actions by a few typed letters.
 import { signal } from '@preact/signals';
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
-import { client } from './client.ts';
+import { client } from './api-client.ts';
+import { logOut, may } from './login-session.ts';
 import { menu } from './navigation-menu.ts';
 import { Icon, type IconNodes } from './parts/icon.tsx';
 import * as icons from './parts/icons.ts';
 import { sayError } from './parts/toasts.tsx';
 import { go, to } from './router.ts';
-import { logOut, may } from './session.ts';
 import { chooseTheme, isDark } from './theme.ts';
 import { after } from './time.ts';
 

@@ -3,9 +3,9 @@
 import { z } from 'zod';
 import type { KeyId, LoginId } from '../../../shared/api/shared-schemas.ts';
 import { AppError } from '../../../shared/errors.ts';
-import type { Client } from '../../admission/authenticate.ts';
 import { databaseUnavailable } from '../../history/group-commit.ts';
 import { currentKey, localKey } from '../../keys/rights.ts';
+import type { Client } from '../../request-checks/authenticate.ts';
 import type { State } from '../../state/in-memory-state.ts';
 import type { Cluster } from '../owners.ts';
 

@@ -1,13 +1,13 @@
 // The inventory of one machine: what it is and what runs on it, as its agent last collected it.
 import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
-import { client } from '../client.ts';
-import { Ago, Card, Fact } from '../parts/basics.tsx';
+import { client } from '../api-client.ts';
 import { Icon } from '../parts/icon.tsx';
 import * as icons from '../parts/icons.ts';
 import { Show } from '../parts/page.tsx';
 import { List } from '../parts/paged-list.tsx';
 import { SearchField } from '../parts/search-field.tsx';
+import { Ago, Card, Fact } from '../parts/small-components.tsx';
 import { attempt } from '../parts/toasts.tsx';
 import { useData } from '../parts/use-data.ts';
 import { type Params, place } from '../router.ts';
