@@ -31,7 +31,7 @@ async function leftBy({ gone }: ClientPort): Promise<void> {
   if (!gone.aborted) await once(gone, 'abort');
 }
 
-// ---- Admission
+// ---- Checks of requests
 
 test('a ticket that is wrong, used, missing or for another session is 401, and leaves no open socket', async () => {
   const door = await startTerminalServer();
