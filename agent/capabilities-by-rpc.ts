@@ -9,6 +9,7 @@ export const allCapabilities = [
   'exec',
   'terminal',
   'user',
+  'upgrade',
 ] as const;
 /** `user` allows commands to run as another user than the agent's own. */
 export type Capability = (typeof allCapabilities)[number];
@@ -43,4 +44,5 @@ export const requiredCapabilities: Record<Method, readonly [Capability, ...Capab
   AttachTerminal: ['terminal'],
   KillProcess: ['exec', 'terminal'],
   ForgetProcesses: ['exec', 'terminal'],
+  StageUpgrade: ['upgrade'],
 };

@@ -16,6 +16,7 @@ import { MetricsReader } from './metrics.ts';
 import { startProcesses } from './processes/index.ts';
 import { protectedPathsOf } from './protected-paths.ts';
 import type { AgentSettings } from './settings-schema.ts';
+import { createUpgrade } from './upgrade/index.ts';
 
 export interface Agent {
   machineId: string;
@@ -107,7 +108,7 @@ async function startServices(settings: AgentSettings, log: Logger, closers: Clos
   const metrics = new MetricsReader();
   const getMetrics = async () => ({ metrics: await metrics.report() });
   return {
-    handlers: { ...files, ...processes, ...createInventory(), getMetrics },
+    handlers: { ...files, ...processes, ...createInventory(), ...createUpgrade(), getMetrics },
     missing: processes.missing,
     journalId: processes.journalId,
     processIds: () => processes.ids(),

@@ -19,12 +19,12 @@ export function signProof(proof: Proof, privateKey: KeyObject): Buffer {
 
 /** True if a signature is valid for a proof. `publicKey`: raw Ed25519, 32 bytes. */
 export function verifyProof(proof: Proof, signature: Uint8Array, publicKey: Uint8Array): boolean {
-  const key = createPublicKey({
-    key: Buffer.concat([ed25519Prefix, publicKey]),
-    format: 'der',
-    type: 'spki',
-  });
-  return verify(null, bytesOf(proof), key, signature);
+  return verify(null, bytesOf(proof), publicKeyOf(publicKey), signature);
+}
+
+/** The Ed25519 public key with these raw 32 bytes. */
+export function publicKeyOf(raw: Uint8Array): KeyObject {
+  return createPublicKey({ key: Buffer.concat([ed25519Prefix, raw]), format: 'der', type: 'spki' });
 }
 
 /** The raw 32 bytes of an Ed25519 public key. */

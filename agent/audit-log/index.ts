@@ -137,7 +137,7 @@ type Fields = Record<string, unknown>;
 /** The request fields that are logged, of all methods. A field that is not listed here is not logged. */
 const loggable: ReadonlySet<string> = new Set([
   ...['id', 'client_id', 'path', 'source', 'destination', 'command', 'user', 'cwd', 'mode', 'owner', 'group'],
-  ...['signal', 'name', 'recursive', 'ids', 'args'],
+  ...['signal', 'name', 'recursive', 'ids', 'args', 'upgrade_id', 'version'],
 ]);
 const mostItems = 64;
 
