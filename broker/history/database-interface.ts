@@ -72,6 +72,10 @@ export interface Database extends RowReader {
   readonly writer: Writer;
   /** False while the database does not answer: writes that begin meanwhile reject at once. */
   readonly isReady: boolean;
+  /** Calls `listener` each time the database stops answering. */
+  onUnavailable(listener: () => void): void;
+  /** For a broker that stops: a commit whose answer was lost fails, instead of waiting until the database answers again. */
+  stopWaiting(): void;
   /**
    * True if a commit takes longer than a turn of the event loop. Reads then wait for the writes requested
    * before.

@@ -45,7 +45,9 @@ export class GroupCommit {
   readonly #writer: Writer;
   readonly #appliers: ReadonlyMap<string, Applier>;
   readonly #log: Logger;
-  readonly #queue: Pending[] = [];
+  #queue: Pending[] = [];
+  /** Rejects the reads that wait for the writes requested before them. */
+  readonly #waiting = new Set<(error: unknown) => void>();
   /** The group that is being written. Never rejects. */
   #running: Promise<void> | undefined;
   #isClosed = false;
@@ -58,6 +60,7 @@ export class GroupCommit {
     this.#writer = database.writer;
     this.#appliers = appliers;
     this.#log = log;
+    database.onUnavailable(() => this.#rejectWaiting());
   }
 
   write<T>(change: (transaction: HistoryTransaction) => Promise<T> | T): Promise<T> {
@@ -75,9 +78,16 @@ export class GroupCommit {
     return promise;
   }
 
-  /** Resolves when all writes that were requested before have ended. */
+  /** Resolves when all writes that were requested before have ended. Rejects while the database does not answer. */
   async settled(): Promise<void> {
-    await this.#latest;
+    if (!this.#database.isReady) throw databaseUnavailable();
+    const { promise, resolve, reject } = Promise.withResolvers<void>();
+    this.#waiting.add(reject);
+    void this.#latest.then(() => {
+      this.#waiting.delete(reject);
+      resolve();
+    });
+    await promise;
   }
 
   /** Commits the queued changes. From then on, writes reject. */
@@ -85,6 +95,17 @@ export class GroupCommit {
     this.#isClosed = true;
     while (this.#queue.length > 0) await this.#flush();
     while (this.#running) await this.#running;
+  }
+
+  /**
+   * Rejects the changes and reads behind the running group. A commit whose answer is lost ends only when the database
+   * answers again, and these must not wait for that.
+   */
+  #rejectWaiting(): void {
+    const rejects = [...this.#queue.map((member) => member.reject), ...this.#waiting];
+    this.#queue = [];
+    this.#waiting.clear();
+    for (const reject of rejects) reject(databaseUnavailable());
   }
 
   async #flush(): Promise<void> {

@@ -76,6 +76,21 @@ export class History implements RowReader {
     ];
   }
 
+  /** False while the database does not answer: writes that begin meanwhile reject at once. */
+  get isReady(): boolean {
+    return this.#database.isReady;
+  }
+
+  /** Calls `listener` each time the database stops answering. */
+  onUnavailable(listener: () => void): void {
+    this.#database.onUnavailable(listener);
+  }
+
+  /** For a broker that stops: a commit whose answer was lost fails, instead of waiting until the database answers again. */
+  stopWaiting(): void {
+    this.#database.stopWaiting();
+  }
+
   /**
    * Applies the missing migration steps of a module's tables, in order. A released step must never change. If
    * every release has applied several steps, they can be merged: `first` is the number of the merged step.

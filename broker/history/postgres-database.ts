@@ -68,6 +68,14 @@ export class PostgresDatabase implements Database {
     return this.writer.isReady;
   }
 
+  onUnavailable(listener: () => void): void {
+    this.writer.onUnavailable(listener);
+  }
+
+  stopWaiting(): void {
+    this.writer.stopWaiting();
+  }
+
   async get(sql: string, ...values: Value[]): Promise<Row | undefined> {
     return (await this.all(sql, ...values))[0];
   }

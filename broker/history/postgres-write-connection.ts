@@ -81,7 +81,10 @@ export class PostgresSession implements Writer {
   /** The id of the running transaction. Never rejects. */
   #id: Promise<string | undefined> = Promise.resolve(undefined);
   #cancelRetry = (): void => {};
+  /** Called when the connection is lost. */
+  readonly #listeners: (() => void)[] = [];
   #isClosed = false;
+  #isStopping = false;
   /** Id of this broker among several; undefined for the only one. */
   readonly #brokerId: string | undefined;
 
@@ -111,6 +114,15 @@ export class PostgresSession implements Writer {
 
   get isReady(): boolean {
     return this.#client !== undefined;
+  }
+
+  onUnavailable(listener: () => void): void {
+    this.#listeners.push(listener);
+  }
+
+  stopWaiting(): void {
+    this.#isStopping = true;
+    this.#returned.reject(databaseUnavailable());
   }
 
   /** Records in the table `installation`, which must exist, that this broker uses the database. */
@@ -174,7 +186,7 @@ export class PostgresSession implements Writer {
   async close(): Promise<void> {
     this.#isClosed = true;
     this.#cancelRetry();
-    this.#returned.reject(databaseUnavailable());
+    this.stopWaiting();
     const client = this.#client;
     this.#client = undefined;
     await client?.end().catch(() => {});
@@ -228,7 +240,9 @@ export class PostgresSession implements Writer {
     this.#client = undefined;
     this.#returned = Promise.withResolvers();
     this.#returned.promise.catch(() => {});
+    if (this.#isStopping) this.#returned.reject(databaseUnavailable());
     this.#log.error(`${this.#address.name} does not answer: requests that need it get 503`);
+    for (const listener of this.#listeners) listener();
     this.#retry();
   }
 

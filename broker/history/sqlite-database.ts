@@ -40,6 +40,12 @@ export class SqliteDatabase implements Database {
     this.#reader = new HistoryReader(file);
   }
 
+  /** A file always answers. */
+  onUnavailable(): void {}
+
+  /** A file always answers. */
+  stopWaiting(): void {}
+
   readonly writer: Writer = {
     begin: async () => {
       this.#prepare('BEGIN IMMEDIATE').run();

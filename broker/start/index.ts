@@ -134,6 +134,7 @@ async function startParts(
     const leaving = sessions.stop();
     presence.drain(returnSpreadMs);
     await Promise.all([leaving, ...stops.map((stop) => stop())]);
+    parts.history.stopWaiting();
   });
   await rm(socket, { force: true });
   await listen(local, { path: socket }, socket, socket);

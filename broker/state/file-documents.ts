@@ -15,6 +15,7 @@ import type { Apply, Edited, StateStore } from './store-interface.ts';
 const traces = ['state.json.last', 'history.db', 'authority.json'];
 
 export class FileStore implements StateStore {
+  readonly isReady = true;
   readonly #file: StateFile;
   readonly #low: Low<Documents>;
   #apply: Apply | undefined;
@@ -50,6 +51,9 @@ export class FileStore implements StateStore {
   get isUndone(): boolean {
     return !this.#file.mayHoldFailed;
   }
+
+  /** A file always answers. */
+  onUnavailable(): void {}
 
   async change(current: Declared, edit: (newest: Declared) => Edited): Promise<Declared> {
     const { next, entries } = edit(current);

@@ -2,6 +2,7 @@
 // committed in groups.
 import type { Journal } from '../../shared/api/route-table.ts';
 import { after } from '../../shared/clock.ts';
+import { databaseUnavailable } from '../history/group-commit.ts';
 import type { OutboxEntry } from '../history/history.ts';
 import { type Declared, type Documents, type Name, names } from './document-types.ts';
 import { FileStore } from './file-documents.ts';
@@ -64,6 +65,7 @@ export class State implements Declared {
     // The cast is safe: the name of a collection decides the type of its documents.
     this.#committed = Object.fromEntries(collections) as Declared;
     Object.assign(this, this.#committed);
+    store.onUnavailable(() => this.#rejectWaiting());
   }
 
   get installId(): string {
@@ -85,13 +87,17 @@ export class State implements Declared {
       const result = edit(transaction);
       return () => resolve(result);
     };
-    this.#queue.push({ edit: member, reject });
-    this.#running ??= this.#run();
+    if (!this.#store.isReady) reject(databaseUnavailable());
+    else {
+      this.#queue.push({ edit: member, reject });
+      this.#running ??= this.#run();
+    }
     return promise;
   }
 
   /** Reads what other brokers have changed. Resolves at once if no other broker can use the documents. */
   refresh(): Promise<void> {
+    if (!this.#store.isReady) return Promise.reject(databaseUnavailable());
     const refreshing = this.#refreshing ?? Promise.withResolvers<void>();
     this.#refreshing = refreshing;
     this.#running ??= this.#run();
@@ -124,6 +130,15 @@ export class State implements Declared {
     while (this.#running) await this.#running;
     this.#cancelAgain();
     await this.#store.close();
+  }
+
+  /** Rejects the changes and the refresh behind the running commit, which ends only when the store answers again. */
+  #rejectWaiting(): void {
+    const rejects = this.#queue.map((member) => member.reject);
+    if (this.#refreshing) rejects.push(this.#refreshing.reject);
+    this.#queue = [];
+    this.#refreshing = undefined;
+    for (const reject of rejects) reject(databaseUnavailable());
   }
 
   async #run(): Promise<void> {

@@ -39,6 +39,14 @@ export class PostgresStore implements StateStore {
     return this.#documents;
   }
 
+  get isReady(): boolean {
+    return this.#history.isReady;
+  }
+
+  onUnavailable(listener: () => void): void {
+    this.#history.onUnavailable(listener);
+  }
+
   /** Other brokers that change documents wait until this change is committed. */
   async change(current: Declared, edit: (newest: Declared) => Edited): Promise<Declared> {
     let result = current;

@@ -17,6 +17,10 @@ export interface StateStore {
   readonly documents: Documents;
   /** False if it is possible that a failed change is still stored. finish() undoes it. */
   readonly isUndone: boolean;
+  /** False while the store does not answer: changes that begin meanwhile reject at once. */
+  readonly isReady: boolean;
+  /** Calls `listener` each time the store stops answering. */
+  onUnavailable(listener: () => void): void;
   /**
    * Calls `edit` once with the newest documents, and stores what it changes. Resolves with the documents as they are
    * then. `current` are the documents that were returned last.

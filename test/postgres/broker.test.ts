@@ -12,7 +12,7 @@ import { withBroker } from '../../broker/cli/connect-to-broker.ts';
 import { Farhand } from '../../shared/sdk/index.ts';
 import { shared } from '../close-after-tests.ts';
 import { startFarhand, temporaryFolder } from '../start-farhand.ts';
-import { serverUser } from '../start-postgres.ts';
+import { type PostgresServer, serverUser } from '../start-postgres.ts';
 import { program } from '../start-processes.ts';
 import { createServer, databaseOf, startAgain, startOn, withPostgres } from './postgres-fixture.ts';
 
@@ -259,6 +259,24 @@ withPostgres('a broker on PostgreSQL', () => {
   });
 });
 
+type Call = Awaited<ReturnType<typeof startOn>>['call'];
+
+const createKey = (call: Call, name: string) =>
+  call('POST', '/api-keys', { body: { name, scopes: ['machines:read'] } });
+
+/** Kills the server after it has committed a change, but before it has answered. Returns the answer to the change. */
+async function losesAnswer(server: PostgresServer, call: Call): Promise<{ answer: ReturnType<Call> }> {
+  // A commit waits for the answer of this standby, which does not exist.
+  await server.query("ALTER SYSTEM SET synchronous_standby_names = 'missing'");
+  await server.query('SELECT pg_reload_conf()');
+  const answer = createKey(call, 'first');
+  const waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+  await expect.poll(async () => (await server.query(waiting)).length).toBe(1);
+  await server.query('ALTER SYSTEM RESET synchronous_standby_names');
+  await server.stop('SIGKILL');
+  return { answer };
+}
+
 withPostgres('while PostgreSQL is killed and started again', () => {
   test('a server that answers no more is unavailable, until it goes on', async () => {
     const own = await createServer();
@@ -275,6 +293,29 @@ withPostgres('while PostgreSQL is killed and started again', () => {
       process.kill(pid, 'SIGCONT');
     }
     await expect.poll(create).toBe(201);
+  });
+
+  test('requests behind a commit whose answer was lost get 503 at once, and the commit ends when the server is back', async () => {
+    const own = await createServer();
+    const { call, client } = await startOn(own);
+    const first = await losesAnswer(own, call);
+    const behind = [createKey(call, 'second'), call('GET', '/events')];
+    expect((await Promise.all(behind)).map(({ status }) => status)).toEqual([503, 503]);
+    await own.start();
+    expect((await first.answer).status).toBe(201);
+    expect((await client.keys.list({ limit: 100 })).items.map(({ name }) => name)).not.toContain('second');
+  });
+
+  test('a broker stops although the answer to a commit was lost', async () => {
+    const own = await createServer();
+    const { call, broker } = await startOn(own);
+    const { answer } = await losesAnswer(own, call);
+    const isAnswered = answer.then(
+      () => true,
+      () => false,
+    );
+    await broker.close();
+    expect(await isAnswered).toBe(false);
   });
 
   test('requests get 503, links stay, and no answered change is lost', async () => {
