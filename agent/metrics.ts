@@ -109,8 +109,8 @@ function spaceOf(total: number, free: number): Space {
 }
 
 /**
- * Lists all interfaces except the loopback and those of containers (veth), whose bytes other interfaces count
- * too.
+ * Lists all interfaces except the loopback, and except those of containers (veth): other interfaces count the
+ * bytes of containers too.
  */
 function networkOf(text: string): NetworkInterface[] {
   const lines = [...text.matchAll(/^ *(?!lo:|veth)([^\s:]+): *(.*)$/gm)].slice(0, longestList);
@@ -131,7 +131,7 @@ interface Mount {
   whole: boolean;
 }
 
-/** Real file systems whose source is not a path below /dev. */
+/** File systems on disks or servers whose source is not a path below /dev. */
 const deviceless = /^(zfs|btrfs|bcachefs|ubifs|virtiofs|9p|vboxsf)$/;
 const remote = /^(nfs4?|cifs|smb3|ceph|glusterfs|lustre|afs|gpfs|fuse\.(?!gvfsd|portal|lxcfs|snapfuse).+)$/;
 /** File systems of read-only images. They are left out, because they are always full. */
@@ -140,7 +140,7 @@ const image = /^(squashfs|erofs|iso9660|udf|cramfs)$/;
 const mostSilent = 2;
 
 /**
- * Measures the space of file systems. A file system that hangs, such as one of a dead server, is not asked
+ * Measures the space of file systems. A file system that hangs, such as one of a dead server, is not measured
  * again before it has answered.
  */
 class Disks {

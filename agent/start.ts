@@ -128,8 +128,8 @@ async function finishing(linked: Promise<void>, directory: string, closers: Clos
 }
 
 /**
- * Returns the identity of this machine. If it has none, joins the broker, trying again until the broker
- * answers, and then removes the file with the join token.
+ * Returns the identity of this machine. If the machine has none, it joins the broker first: the agent tries
+ * until the broker answers, and then removes the file with the join token.
  */
 async function joined(
   { data_dir, broker, name, tags, join_token, join_token_file: file }: AgentSettings,
@@ -172,7 +172,7 @@ function warnOfLocks({ allow, root }: AgentSettings, log: Logger): void {
   const everywhere = process.getuid?.() === 0 && root.includes('/') && allow.includes('files:write');
   if (everywhere && !shell) {
     log.warn(
-      'an agent of root that may write every file can run any command, by a file in /etc/cron.d. Set --root, or run the agent as another user',
+      'this agent runs as root and may write every file, so a request can run any command by a file in /etc/cron.d. Set --root, or run the agent as another user',
     );
   }
 }

@@ -13,8 +13,8 @@ const longestName = 200;
 /** Milliseconds after which the start of a call that still runs is logged. */
 const slowMs = 1_000;
 /**
- * Maximum number of logged lines per minute for refused calls with the same method and error code. Calls beyond
- * this are only counted, so that a flood of refused calls does not rotate older lines out of the log.
+ * Maximum number of logged lines per minute for refused calls with the same method and error code. Further
+ * calls are only counted, so that a flood of refused calls does not push older lines out of the log.
  */
 const mostRefusals = 5;
 const minute = 60_000;
@@ -85,7 +85,7 @@ export class AuditedCall {
     this.#method = method;
     this.#refused = refused;
     this.#log = log;
-    // These texts come from the broker, so they are cut to a maximum length.
+    // Texts of the broker are cut to a maximum length.
     const bounded = (text = ''): string => cut(text, longestName);
     this.#common = {
       method: bounded(method),
@@ -152,8 +152,8 @@ function loggedAs(value: unknown): unknown {
 
 /** The logged fields of a decoded request. JSON leaves out fields that are undefined. */
 function fieldsOf(request: unknown): Fields {
-  // Uploads and terminal attachments have their fields in `open`, starts of processes and terminals in
-  // `spec`.
+  // A request for an upload or a terminal client has its fields in `open`; one that starts a process or
+  // terminal, in `spec`.
   const { open, spec, ...own } = request as Fields & { open?: object | null; spec?: object | null };
   const { program, content, ...all }: Fields = { ...own, ...open, ...spec };
   const named = { ...all, command: all.command ?? program };
@@ -165,7 +165,7 @@ function fieldsOf(request: unknown): Fields {
 }
 
 interface Response {
-  /** Set only in responses about processes and terminals. */
+  /** Only responses about processes and terminals contain an event. */
   event?: { exit?: { outcome?: string; exit_code?: number; signal?: string } | null } | null;
 }
 

@@ -53,7 +53,7 @@ export class Lines {
     options: Partial<typeof defaults> = {},
   ): Promise<Lines> {
     const lines = new Lines(join(directory, name), log, { ...defaults, ...options });
-    // A failure is ignored here: the first write tries again and reports it.
+    // If the file cannot be opened now, the first write tries again and reports the failure.
     await lines.#open().catch(() => undefined);
     return lines;
   }

@@ -8,8 +8,8 @@ import { describe, etagOf } from './file-description.ts';
 import type { Operation, RequestOf } from './operations-to-handlers.ts';
 
 /**
- * Bytes of a chunk. A reader that stalls has several in memory. Smaller chunks cost a download up to a fifth of its
- * speed, so only further files that are read at the same time have them.
+ * Size of a chunk in bytes. A stalled reader has several chunks in memory. Smaller chunks would save memory
+ * but make a download up to a fifth slower. They are used only for files that are read beside others.
  */
 const largeChunkBytes = 256 * 1024;
 const smallChunkBytes = 64 * 1024;

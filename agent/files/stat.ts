@@ -1,4 +1,4 @@
-// Describes one path as a listing does, on request with the SHA-256 of the file.
+// Describes one path, as a listing does. Adds the SHA-256 of the file if the request asks for it.
 import type { StatFileResponse } from '../../proto/types/farhand/agent/v1/StatFileResponse.ts';
 import { AppError, type Code } from '../../shared/errors.ts';
 import { type BigIntStats, readlink } from './confine/confined-fs.ts';
@@ -29,7 +29,7 @@ async function withDigest(disk: Disk, target: Target, signal: AbortSignal): Prom
   return response;
 }
 
-/** Errors in following a symlink after which the symlink itself is described. */
+/** If one of these errors occurs while a symlink is followed, the symlink itself is described. */
 const lost: readonly Code[] = ['file_not_found', 'permission_denied', 'invalid_path', 'not_a_directory'];
 
 interface Found {

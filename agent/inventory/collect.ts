@@ -45,7 +45,7 @@ export async function collect(signal: AbortSignal): Promise<GetInventoryResponse
   return { system: named, disks, interfaces, packages, updates, ports, failed_units, containers, incomplete };
 }
 
-/** The items of a part within the limits. A part that fails is empty, with a reason. */
+/** Collects one part, and cuts its items to the limits. A part that fails is empty and has a reason. */
 async function limited<T extends object>(
   part: List,
   read: Promise<T[]>,

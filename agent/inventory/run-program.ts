@@ -5,7 +5,7 @@ import { after } from '../../shared/clock.ts';
 import { errnoOf } from '../../shared/errors.ts';
 
 interface ProgramOptions {
-  /** Kills the program when it fires. */
+  /** When this signal fires, the program is killed. */
   signal: AbortSignal;
   /** Exit codes besides 0 that mean success. */
   codes?: readonly number[];

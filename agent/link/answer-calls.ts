@@ -43,7 +43,7 @@ const mostWaiting = 32;
 const closingMs = 10_000;
 /** Milliseconds that the broker has to end the stream of a call that it has cancelled. */
 const givenUpMs = 1_000;
-/** Maximum number of open streaming calls of the class `short`, and as many of the class `bulk`. */
+/** Maximum number of open streaming calls in each of the classes `short` and `bulk`. */
 export const openCalls = 32;
 /**
  * Maximum number of open calls in all: short and bulk calls, followed processes, terminals and their clients,
@@ -84,8 +84,8 @@ export class Calls {
   take(call: Call__Output): void {
     const { auditLog, log } = this.#options;
     const { call_id, request_id, method, deadline_ms } = call;
-    // A second call with the same id would bypass the limits, and the broker would take its answer for the
-    // first call's.
+    // A second call with the same id would bypass the limits, and the broker would take its answer for that
+    // of the first call.
     if (!callId.test(call_id) || this.#open.has(call_id)) {
       log.debug({ request_id, method }, 'ignored a call of the broker: its id is invalid or in use');
       return;

@@ -45,7 +45,7 @@ export async function coalesce(answer: AsyncGenerator<Buffer>): Promise<Buffer[]
 
 /**
  * Yields the frames of an answer. `pending` is a frame that was requested but has not arrived yet. A frame is
- * not referenced after the next one is requested, so that an answer of hours needs little memory.
+ * not referenced after the next one is requested, so that an answer that lasts hours needs little memory.
  */
 async function* rest(
   frames: Buffer[],

@@ -70,7 +70,10 @@ const fencedMs = 30_000;
 const dialMs = 30_000;
 /** Milliseconds from the challenge to the welcome. */
 const greetingMs = 10_000;
-/** Limits, in milliseconds, of the heartbeat interval and the silence that a broker may set. */
+/**
+ * A broker sets the heartbeat interval and the longest silence. These are the limits of both, in
+ * milliseconds.
+ */
 const shortestBeatMs = 50;
 const longestBeatMs = 60_000;
 const longestSilenceMs = 300_000;

@@ -36,15 +36,15 @@ export class Cgroups {
   readonly #free: string[] = [];
   #made = 0;
 
-  /** Called only by createCgroups, which creates the directory. */
+  /** Only createCgroups() calls this: it creates the directory first. */
   constructor(directory: string) {
     this.directory = directory;
   }
 
   /**
-   * Chooses the cgroup for a command or terminal and returns its name. A spawner then enters that cgroup: in
-   * "threaded" mode (cgroups(7)) only the thread that forks. If no cgroup can be created, a kill finds the
-   * processes by their environment mark.
+   * Chooses the cgroup for a command or terminal and returns its name. A spawner then enters that cgroup, in
+   * "threaded" mode (cgroups(7)) only with the thread that forks. If no cgroup can be created, a kill finds
+   * the processes by their environment mark.
    */
   take(id: string): string {
     const name = this.#free.pop() ?? this.#create();
@@ -121,7 +121,7 @@ export async function killByCgroup(name: string, pids: readonly number[]): Promi
   const directory = join(own, name);
   const write = (file: string, text: string): boolean =>
     succeeds(() => writeFileSync(join(directory, file), text));
-  // The result is ignored: the directory may exist from an earlier attempt.
+  // A failure is ignored, because the directory may exist from an earlier attempt.
   succeeds(() => mkdirSync(directory));
   for (const pid of pids) write('cgroup.procs', String(pid));
   write('cgroup.kill', '1');

@@ -44,7 +44,7 @@ export interface Sink {
  * so a program that writes too fast is slowed down and needs no memory in the agent.
  */
 export class Pump {
-  /** Resolves when the pipe has ended or was cut and all bytes read are in the log. Never rejects. */
+  /** Resolves when the pipe is closed and all bytes read from it are in the log. Never rejects. */
   readonly done: Promise<void>;
   readonly #pipe: Socket;
   readonly #buffer = spare.pop() ?? Buffer.allocUnsafeSlow(pipeBytes);
@@ -87,7 +87,7 @@ export class Pump {
     this.#pipe.resume();
   }
 
-  /** True if the pipe is at its end. The last bytes may not be in the log yet. */
+  /** True if the end of the pipe was reached. Its last bytes may not be in the log yet. */
   get ended(): boolean {
     return this.#ended;
   }

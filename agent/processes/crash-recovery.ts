@@ -23,7 +23,7 @@ export function outputNames(id: string): { stdout: string; stderr: string } {
   return { stdout: `${id}.stdout`, stderr: `${id}.stderr` };
 }
 
-/** The exit of a process whose end the agent did not observe. */
+/** The exit that is stored for a process whose end the agent has not seen. */
 export function unseen(outcome: 'PROCESS_OUTCOME_LOST' | 'PROCESS_OUTCOME_EXPIRED', reason: string): Exit {
   const times = { started_at_ms: 0, finished_at_ms: now() };
   return { outcome, reason, exit_code: 0, signal: '', ...times, stdout_bytes: 0, stderr_bytes: 0 };
@@ -68,7 +68,8 @@ async function killSpawners(journalId: string, killForMs: number, log: Logger): 
   const tree = new Tree({ marks: [...marksOf(journalId), ...marks] });
   const left = await tree.members();
   if (left.length === 0) return;
-  // SIGKILL also ends a stopped spawner. A spawner that waits for a disk runs no more code of its own.
+  // SIGKILL also ends a stopped spawner. A spawner that waits for a disk ends later, but runs none of its own
+  // code before that.
   const survivors = await killTree(tree, AbortSignal.abort(), killForMs, 'SIGKILL');
   const pids = left.map(({ pid }) => pid);
   log.warn(
@@ -135,7 +136,7 @@ async function removeUnknown(journal: Journal, outputs: string): Promise<void> {
  * were killed.
  */
 async function readRings(directory: string, journal: readonly Line[]): Promise<Line[]> {
-  // A ring file may contain old lines of an id, so a line in the journal is newer.
+  // If an id has a line in the journal, that line is newer than any line in a ring file.
   const journalled = new Set(journal.filter(({ t }) => t !== 'started' && t !== 'end').map(({ id }) => id));
   const texts = await Promise.all((await ringsIn(directory)).map(read));
   const lines = texts.flatMap((text) => parseLines(text.split('\n')));

@@ -80,7 +80,7 @@ async function* events(followed: Followed, offsets: Offsets, signal: AbortSignal
   await followed.begun(signal);
   if (followed.started && !signal.aborted) yield startedEvent(followed.started);
   while (!signal.aborted) {
-    // The exit is read before the output: if the exit is set, the logs contain all output.
+    // The exit is read before the output, because the logs contain all output once the exit is set.
     const { exit } = followed;
     for (const stream of streams) yield* output(followed[stream], readers[stream], stream);
     if (streams.some((stream) => followed[stream].end > readers[stream].position)) continue;

@@ -29,10 +29,7 @@ type Methods = Commands['methods'] &
 
 // The methods are properties, so that the object can be spread into the table of handlers.
 export interface Processes extends Methods {
-  /**
-   * Created with the journal. If it differs from the last one, the broker knows that the machine's data was
-   * lost.
-   */
+  /** Random id of the journal. If it has changed, the broker knows that the machine's data was lost. */
   journalId: string;
   /** Rpc methods that this machine does not support. */
   missing: readonly Method[];
@@ -92,7 +89,7 @@ async function assemble(parts: Parts, directory: string, mayRunAs: boolean): Pro
       return {};
     },
     async stop() {
-      // A command sent to a hung spawner ends only when that spawner is killed.
+      // A command that was sent to a hung spawner ends only when that spawner is killed.
       const cancel = after(limits.stopGraceMs + limits.lateMs, () => void spawners.stop());
       await Promise.all(tables.map((table) => table.stop())).finally(cancel);
       await spawners.stop();

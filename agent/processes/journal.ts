@@ -1,6 +1,6 @@
 // The journal of a machine: an append-only file with one JSON line for each step of a command or terminal.
-// Steps are accepted, started, end and forgotten. With the journal an id runs at most once, also after a
-// crash.
+// Steps are accepted, started, end and forgotten. Because of the journal, the command of an id runs at most
+// once, even after a crash of the agent.
 import { randomUUID } from 'node:crypto';
 import { type FileHandle, open, readFile, rename } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -42,7 +42,7 @@ export interface StoredJournal {
   /** Created together with the journal. */
   id: string;
   lines: Line[];
-  /** True if nothing was stored, so that no process can have this id. */
+  /** True if no journal existed, so that no running process can belong to this one. */
   isNew: boolean;
 }
 
@@ -161,8 +161,8 @@ export class Journal {
   }
 
   /**
-   * This step and all later ones are not durable: after a power cut a process without this line counts as
-   * lost.
+   * Records the start of a process. This step and all later ones are not durable: after a power cut, a
+   * process without this line counts as lost.
    */
   started(id: string, { pid, start }: Leader, at: number): void {
     this.#note({ t: 'started', id, pid, start, at });

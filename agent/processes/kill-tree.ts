@@ -23,7 +23,7 @@ interface Process extends Leader {
   alive: boolean;
 }
 
-/** A process, with its environment mark and its output files, which show what command it belongs to. */
+/** A process, with its environment mark and its output files. These show the command that it belongs to. */
 interface Seen extends Process {
   /** Value of the marker variable in the process's environment; undefined if absent or unreadable. */
   mark: string | undefined;

@@ -91,8 +91,8 @@ async function otherAccount(name: string, own: Account, mayRunAs: boolean): Prom
 }
 
 /**
- * Plans a command of another user. setpriv(1) sets user and supplementary groups, which Node's spawn cannot.
- * It executes a shell, which executes the program.
+ * Plans a command of another user. setpriv(1) sets user and supplementary groups, which Node's spawn cannot
+ * do. It executes a shell, which executes the program.
  */
 async function switched(
   { uid, gid }: Account,
@@ -167,9 +167,9 @@ async function find(name: string, cwd: string, path: string): Promise<string | u
 }
 
 /**
- * Milliseconds for which a home directory that was seen counts as present. Checking it for every short
- * command would take a tenth of the agent's CPU time. If the directory is removed meanwhile, the start fails
- * with a clear reason.
+ * Milliseconds after a check in which a home directory counts as present. A check for every short command
+ * would take a tenth of the agent's CPU time. If the directory is removed meanwhile, the start fails with a
+ * clear reason.
  */
 const homeSeenForMs = 1_000;
 const homesSeen = new Map<string, number>();

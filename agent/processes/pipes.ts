@@ -101,7 +101,7 @@ function openFreePipe(path: string): number | undefined {
     // read(2) fails with EAGAIN while a process has the pipe open for writing (pipe(7)).
     if (readSync(reader, Buffer.alloc(1)) === 0) return reader;
   } catch {
-    // The read failed, so another process has the pipe open.
+    // read(2) failed with EAGAIN, so another process has the pipe open.
   }
   closeSync(reader);
   return undefined;
@@ -192,8 +192,8 @@ export class Piped implements Stdio {
 
   close(): void {
     const { plan, names } = this.#options;
-    // Pipes of another user's command are not used again, because processes of that user could still open
-    // them through /proc.
+    // If a command ran as another user, its pipes are not used again, because processes of that user could
+    // still open them through /proc.
     const clean = this.#pumps.length === 2 && this.#pumps.every(({ ended }) => ended) && !plan.foreign;
     for (const pump of this.#pumps) pump.cut();
     this.input?.close();

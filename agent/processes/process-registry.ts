@@ -20,7 +20,8 @@ import { SpawnerDied } from './spawner/index.ts';
 
 type State =
   /**
-   * Not started yet. `cancelled`: the grace period in milliseconds of a kill that was requested meanwhile.
+   * The process has not started yet. `cancelled` is set if a kill was requested meanwhile: its grace period
+   * in milliseconds.
    */
   | { is: 'accepted'; cancelled?: number }
   | { is: 'running'; running: Running }

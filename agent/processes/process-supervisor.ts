@@ -179,7 +179,7 @@ export class Running {
   async #end(): Promise<Ending> {
     const { stdio } = this.#prepared;
     const { code, signal } = await Promise.race([this.#exited(), this.#givenUp.promise]);
-    // A kill may be in progress, in which the rest of the tree still has its grace period.
+    // If a kill is in progress, the rest of the process tree still has its grace period.
     await this.#killing;
     for (const cancel of this.#timers) cancel();
     await stdio.drain(this.#parts.limits.drainMs);

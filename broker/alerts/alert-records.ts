@@ -1,4 +1,5 @@
-// Alerts in the history: a row for each, which every step of its life changes together with the event of that step.
+// Stores alerts in the history, one row for each. Every step of an alert changes its row, in one transaction
+// with the event of the step.
 
 import { alerts as routes } from '../../shared/api/alerts.ts';
 import type { EventType } from '../../shared/api/events.ts';
@@ -29,7 +30,7 @@ export interface Alert extends Omit<Served, Times> {
   resolved_at: number | null;
 }
 
-/** What an alert is about. */
+/** What an alert is about, such as a machine. */
 export interface Subject {
   /** Id of a machine, schedule or key, or the name of a certificate. */
   id: string;
@@ -72,7 +73,7 @@ export class AlertRecords {
     this.#history = context.history;
   }
 
-  /** Opens the table. Deletes alerts that were resolved, `keepMs` after they opened. */
+  /** Opens the table. Resolved alerts are deleted `keepMs` milliseconds after they were opened. */
   static async open(context: RecordContext, keepMs: number): Promise<AlertRecords> {
     const { history } = context;
     await history.migrate('alerts', tables);
@@ -95,15 +96,17 @@ export class AlertRecords {
     return row && fromRow(row);
   }
 
-  /** True if the history has an alert of this rule or window, which may be removed. */
+  /**
+   * True if the history has an alert of this rule or window. The rule or window itself may have been removed.
+   */
   async has(column: 'rule_id' | 'window_id', id: string): Promise<boolean> {
     const sql = `SELECT 1 AS n FROM alerts WHERE ${column} = ? LIMIT 1`;
     return (await this.#history.get(sql, id)) !== undefined;
   }
 
   /**
-   * Opens an alert, or stores it as held back by a maintenance window. Returns the one that is not resolved if there is
-   * one for this rule and subject.
+   * Opens an alert, or stores it as held back by a maintenance window. If this rule and subject have an
+   * unresolved alert already, returns that one.
    */
   create(
     rule: AlertRule,
@@ -140,7 +143,7 @@ export class AlertRecords {
     });
   }
 
-  /** Opens an alert that was held back. Returns undefined for another. */
+  /** Opens an alert that was held back. Returns undefined if the alert was not held back. */
   release(id: AlertId): Promise<Alert | undefined> {
     const change = `UPDATE alerts SET status = 'open', opened_at = ? WHERE id = ? AND status = 'held' RETURNING ${columns}`;
     return this.#history.write(async (transaction) => {
@@ -151,7 +154,7 @@ export class AlertRecords {
     });
   }
 
-  /** Resolves an alert, unless it is resolved. One that never opened has no event. */
+  /** Resolves an alert that is not resolved yet. An alert that was never open gets no event. */
   resolve(id: AlertId, reason: Reason): Promise<void> {
     const change = `UPDATE alerts SET status = 'resolved', resolved_at = ?, reason = ?
       WHERE id = ? AND resolved_at IS NULL RETURNING ${columns}`;
@@ -161,7 +164,7 @@ export class AlertRecords {
     });
   }
 
-  /** Repeats an alert that is neither acknowledged nor resolved. Returns undefined for another. */
+  /** Repeats an open alert. Returns undefined if the alert is acknowledged or resolved. */
   repeat(id: AlertId): Promise<Alert | undefined> {
     const change = `UPDATE alerts SET repeats = repeats + 1, repeated_at = ?
       WHERE id = ? AND status = 'open' RETURNING ${columns}`;
@@ -173,7 +176,7 @@ export class AlertRecords {
     });
   }
 
-  /** Acknowledges an alert that is open. Returns the alert as it is then; undefined if it does not exist. */
+  /** Acknowledges an open alert. Returns the alert after that, or undefined if it does not exist. */
   acknowledge(id: string, note: string | null, caller: Caller): Promise<Alert | undefined> {
     const change = `UPDATE alerts SET status = 'acknowledged', acknowledged_at = ?, acknowledged_by = ?, note = ?
       WHERE id = ? AND status = 'open' RETURNING ${columns}`;

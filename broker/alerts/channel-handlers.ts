@@ -180,14 +180,14 @@ export class ChannelHandlers implements Routes {
     };
     assertSecretSent(before.type, old, { url, secret });
     const given = Object.fromEntries(Object.entries(params).filter(([, value]) => value !== undefined));
-    // A key that redirects alerts must be one that may read them.
+    // A key that redirects alerts must be allowed to read them.
     const moved = (url !== undefined && url !== old?.url) || params.to !== undefined;
     const orphaned = params.enabled === true && !rightsOf(before.key_id, transaction.before);
     const channel: AlertChannel = {
       ...before,
       ...given,
       url: printable(before.type, sealed.url),
-      // An unreadable secret stays as it is until both parts are sent again.
+      // A secret that cannot be decrypted stays as it is until its url is set again.
       sealed: old || url !== undefined ? receivers.seal(id, sealed) : before.sealed,
       armed: params.enabled ? before.armed + 1 : before.armed,
       key_id: moved || orphaned ? caller.key_id : before.key_id,
@@ -212,7 +212,10 @@ export class ChannelHandlers implements Routes {
   }
 }
 
-/** The URL as answers contain it: of Slack, Discord and ntfy only its origin, because the rest is a secret. */
+/**
+ * Returns the URL as answers contain it. For Slack, Discord and ntfy this is only the origin, because the
+ * rest of the URL is a secret.
+ */
 function printable(type: ChannelType, url: string): string {
   return type === 'webhook' || type === 'email' ? url : `${new URL(url).origin}/…`;
 }

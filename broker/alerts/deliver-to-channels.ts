@@ -1,4 +1,5 @@
-// The channels as receivers of deliveries: what each may send, and how.
+// Sends deliveries to channels of alerts, each in the format of its service. Decides which alerts a channel
+// may send.
 
 import { version } from '../../shared/version.ts';
 import type { Receivers } from '../deliveries/delivery-queue.ts';
@@ -17,7 +18,7 @@ export interface Sealed {
   secret: string | null;
 }
 
-/** What is sent: the bytes of an event, and the same in words. */
+/** What is sent: the bytes of an event, and the same event as a message for people. */
 interface Sendable {
   delivered: Delivered;
   message: Message;
@@ -71,7 +72,7 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
 
   send(channel: AlertChannel, delivered: Delivered, signal: AbortSignal): Promise<Outcome> {
     return attempt(signal, async () => {
-      // The broker wrote the body, but its schema may be of an older version.
+      // The broker itself wrote the body, but maybe an older version of the broker with another schema.
       const event: unknown = JSON.parse(delivered.body.toString());
       const { data } = event as { data: unknown };
       const whole = notification.parse(data);
@@ -84,7 +85,7 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
     });
   }
 
-  /** Sends a message that is no alert. Never rejects. */
+  /** Sends a test message. Never rejects. */
   test(channel: AlertChannel, delivered: Delivered, signal: AbortSignal): Promise<Outcome> {
     const message = {
       title: `Test of the alert channel ${channel.name}`,
@@ -94,7 +95,7 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
     return attempt(signal, () => this.#transmit(channel, { delivered, message }, signal));
   }
 
-  /** A channel that failed stays enabled: the next alert may matter more than the last. */
+  /** Failures do not disable a channel, because the next alert may matter more than the last one. */
   gaveUp(): void {}
 
   /** Returns the decrypted parts of a channel; undefined if they cannot be decrypted. */
@@ -119,7 +120,7 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
   }
 
   #mayReadAll({ key_id }: AlertChannel): boolean {
-    // A key that is limited to some machines may not read events without a machine.
+    // A key that is limited to some machines may not read events that are about no machine.
     return this.#rightsOf(key_id)?.reaches('') === true;
   }
 
@@ -154,7 +155,7 @@ export class ChannelReceivers implements Receivers<AlertChannel> {
       ...(type === 'ntfy' && secret !== null && { Authorization: `Bearer ${secret}` }),
     };
     const body = Buffer.from(JSON.stringify(jsonFor(type, url, message)));
-    // ntfy takes JSON at its root, with the topic inside.
+    // ntfy accepts JSON only at the root of its URL; the JSON contains the topic.
     return sender.send(type === 'ntfy' ? new URL(url).origin : url, { headers, body }, signal);
   }
 }

@@ -1,4 +1,4 @@
-// Alerts: rules about machines, schedules and expiry dates, and what became of each alert.
+// Alerts: watches machines, schedules and expiry dates by rules, and serves the alerts that these rules open.
 
 import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
@@ -65,7 +65,7 @@ export class Alerts {
     this.#monitor = new Monitor(services, records, windows, log);
   }
 
-  /** Opens the stored alerts. Resolved ones are deleted `keepMs` after they opened. */
+  /** Opens the stored alerts. Resolved alerts are deleted `keepMs` milliseconds after they were opened. */
   static async open(services: AlertServices, settings: AlertSettings, log: Logger): Promise<Alerts> {
     const { state, history, deliveries, rightsOf } = services;
     const { store } = deliveries;
@@ -76,30 +76,33 @@ export class Alerts {
     return new Alerts(services, { records, digest, receivers, queue }, log);
   }
 
-  /** Starts the evaluation of rules, and sends what waits. */
+  /** Starts the evaluation of rules, and sends the notifications that wait. */
   async start(): Promise<void> {
     await this.#digest.start();
     await this.#queue.start();
     await this.#monitor.start();
   }
 
-  /** Stops the evaluation. Links that end from now on open no alert. */
+  /** Stops the evaluation of rules. If a link ends after this call, no alert is opened for it. */
   stop(): void {
     this.#monitor.stop();
     this.#digest.stop();
   }
 
-  /** Ends the attempts that run. */
+  /** Ends the attempts in progress. */
   close(): Promise<void> {
     return this.#queue.close();
   }
 
-  /** Returns the machine of an alert, null for an alert about the broker; undefined for an unknown alert. */
+  /**
+   * Returns the machine of an alert: null if the alert is about the broker, undefined if no such alert
+   * exists.
+   */
   async machineOf(id: string): Promise<MachineId | null | undefined> {
     return (await this.#records.find(id))?.machine_id;
   }
 
-  /** True if there are alerts of this rule or window, which may be removed. */
+  /** True if there are alerts of this rule or window. The rule or window itself may have been removed. */
   has(column: 'rule_id' | 'window_id', id: string): Promise<boolean> {
     return this.#records.has(column, id);
   }
@@ -125,10 +128,13 @@ export class Alerts {
   }
 }
 
-/** Throws for an alert that does not exist, or that is about the broker if the key is limited to machines. */
+/**
+ * Throws if the alert does not exist. Also throws if the alert is about the broker and the caller's key is
+ * limited to some machines.
+ */
 function found(alert: Alert | undefined, alert_id: string, caller: Caller): Alert {
   if (!alert) throw new AppError('alert_not_found', `no alert has the id ${alert_id}`, { alert_id });
   if (alert.machine_id !== null || caller.reachable() === undefined) return alert;
-  const message = `alert ${alert_id} is about the broker: it needs a key that is not limited to machines`;
+  const message = `alert ${alert_id} is about the broker: use a key that is not limited to some machines`;
   throw new AppError('forbidden', message, { alert_id });
 }

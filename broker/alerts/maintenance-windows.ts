@@ -1,4 +1,5 @@
-// Maintenance windows: their REST handlers, and until when they hold back the alerts of a machine.
+// Maintenance windows, during which alerts of some machines are held back. Has their REST handlers, and finds
+// the window of a machine.
 import { maintenanceWindows as routes } from '../../shared/api/maintenance-windows.ts';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
 import type { WindowId } from '../../shared/api/shared-schemas.ts';
@@ -13,23 +14,28 @@ import type { Subject } from './alert-records.ts';
 
 const maxWindows = 1_000;
 
-/** A window that takes place now. */
+/** A maintenance window that has begun and not ended yet. */
 interface ActiveWindow {
   id: WindowId;
-  /** Its end in milliseconds. */
+  /** End of the window, in milliseconds since 1970. */
   until: number;
 }
 
 export class Windows {
   readonly #state: State;
-  /** The timetables of windows by cron. A changed window is another object. */
+  /**
+   * The timetables of windows with a cron expression. The object of a window never changes: a changed window
+   * is a new object.
+   */
   readonly #timetables = new WeakMap<MaintenanceWindow, Timetable>();
 
   constructor(state: State) {
     this.#state = state;
   }
 
-  /** Returns the window that holds back the alerts about a subject now. */
+  /**
+   * Returns the window that holds back alerts about this subject at the moment; undefined if there is none.
+   */
   holding({ machineId }: Subject): ActiveWindow | undefined {
     if (machineId === null) return undefined;
     for (const window of this.#state.maintenance_windows.values()) {
@@ -92,7 +98,9 @@ export class Windows {
   }
 }
 
-/** Throws validation_failed unless the window takes place either once or by cron. */
+/**
+ * Throws validation_failed unless the window takes place either once or at the times of a cron expression.
+ */
 function windowOf(input: Input<Api['maintenanceWindows']['create']>): MaintenanceWindow {
   const {
     starts_at,
@@ -107,7 +115,7 @@ function windowOf(input: Input<Api['maintenanceWindows']['create']>): Maintenanc
   const made = { id, ...rest, machine_ids, tags, created_at: iso() };
   if (cron !== null) {
     if (starts_at) throw fieldError('body', 'starts_at', 'is not for a window with cron');
-    if (ends_at) throw fieldError('body', 'ends_at', 'is not for a window with cron: set duration');
+    if (ends_at) throw fieldError('body', 'ends_at', 'is not for a window with cron: set duration instead');
     if (duration === null) throw fieldError('body', 'duration', 'is missing: a window with cron needs it');
     checkedTimetable(cron, rest.timezone);
     return { ...made, cron, duration, starts_at: null, ends_at: null };
@@ -127,7 +135,7 @@ function mayManage({ key_id }: Caller, window: MaintenanceWindow, declared: Decl
 function assertMayManage(caller: Caller, window: MaintenanceWindow, declared: Declared): void {
   if (mayManage(caller, window, declared)) return;
   const text =
-    'this maintenance window is of machines that this key is not allowed to use: set machine_ids or tags to those that it may use';
+    'this maintenance window covers machines that this key is not allowed to use: choose machines of this key with machine_ids or tags';
   throw new AppError('forbidden', text, { window_id: window.id });
 }
 

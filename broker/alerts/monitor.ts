@@ -1,5 +1,6 @@
-// Compares rules with what happens, and opens, repeats and resolves alerts. It works on changes alone: reports, links,
-// runs and changed documents. Without rules it follows nothing.
+// Evaluates alert rules, and opens, repeats and resolves alerts. A rule is evaluated when something changes:
+// a report, a link, a run of a schedule, or a declared document. If there are no rules, changes are not
+// followed.
 import { after, every, monotonic, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { AlertRule, Declared, State } from '../state/in-memory-state.ts';
@@ -8,16 +9,16 @@ import type { Windows } from './maintenance-windows.ts';
 import { type ConditionServices, Conditions } from './rule-conditions.ts';
 import { isAboutBroker, isMeasured } from './rule-handlers.ts';
 
-/** A condition that holds, of one rule and one subject, or an alert that is not resolved. */
+/** One rule and one subject, of which the condition holds or the alert is not resolved yet. */
 interface Tracked {
   rule: AlertRule;
   subject: Subject;
-  /** When the condition began to hold, in monotonic milliseconds. */
+  /** Time at which the condition began to hold, in milliseconds of the monotonic clock. */
   since: number;
   message: string;
   value: number | null;
   alert: Alert | undefined;
-  /** The state to reach: an open alert, or a resolved one for this reason. */
+  /** The state that the alert should get: pending, open, or resolved for this reason. */
   target: 'pending' | 'open' | Reason;
   /** True while a step is being written. Steps of one alert are written one after another. */
   busy: boolean;
@@ -27,9 +28,9 @@ interface Tracked {
 
 type Followed = Pick<Declared, 'alert_rules' | 'machines' | 'schedules' | 'keys' | 'maintenance_windows'>;
 
-/** How often expiry dates are checked. */
+/** Milliseconds between two checks of the expiry dates. */
 const expiryMs = 3_600_000;
-/** Wait after a failed write or read. */
+/** Milliseconds to wait after a failed read or write of the history. */
 const retryMs = 5_000;
 
 const nothing = (): void => {};
@@ -42,9 +43,9 @@ export class Monitor {
   readonly #windows: Windows;
   readonly #log: Logger;
   readonly #tracked = new Map<string, Tracked>();
-  /** The documents that the last look at the state compared. */
+  /** The documents at the time of the last comparison. */
   #seen: Followed;
-  /** Ends what is followed while there are rules; undefined without rules. */
+  /** Stops following changes. Undefined if there are no rules, because changes are then not followed. */
   #unfollow: (() => void) | undefined;
   #stopExpiries = nothing;
   #stopWatching = nothing;
@@ -91,7 +92,7 @@ export class Monitor {
     for (const tracked of this.#tracked.values()) cancelTimers(tracked);
   }
 
-  /** Records that an alert was acknowledged, which ends its repeats. */
+  /** Records that an alert was acknowledged, after which it is not repeated any more. */
   acknowledged(alert: Alert): void {
     const tracked = this.#tracked.get(keyOf(alert.rule_id, alert.subject));
     if (tracked?.alert?.id !== alert.id) return;
@@ -101,7 +102,7 @@ export class Monitor {
 
   // ---- What is followed
 
-  /** Compares the state with that of the last look. */
+  /** Compares the declared documents with those of the last comparison. */
   #look(): void {
     const before = this.#seen;
     const { alert_rules, machines, schedules, keys, maintenance_windows } = this.#state;
@@ -152,7 +153,7 @@ export class Monitor {
 
   // ---- Evaluation
 
-  /** Evaluates a rule for everything that it is about. */
+  /** Evaluates a rule for each of its subjects. */
   async #evaluate({ id, kind }: AlertRule): Promise<void> {
     try {
       await this.#conditions.load(kind);
@@ -208,7 +209,7 @@ export class Monitor {
     } else if (known && (holds === false || known.target === 'pending')) this.#end(known, 'recovered');
   }
 
-  /** Opens the alert once its condition has held for long enough. */
+  /** Opens the alert once its condition has held as long as the rule demands. */
   #check(tracked: Tracked): void {
     const { rule, subject } = tracked;
     const left = tracked.since + rule.for - monotonic();
@@ -216,7 +217,7 @@ export class Monitor {
       tracked.target = 'open';
       void this.#settle(tracked);
     } else if (!isMeasured(rule.kind)) {
-      // A value is looked at again with the next report.
+      // A measured value is checked again with the next report.
       tracked.cancelCheck();
       tracked.cancelCheck = after(left, () => this.#observe(tracked.rule, subject));
     }
@@ -235,7 +236,10 @@ export class Monitor {
     return tracked;
   }
 
-  /** Resolves an alert that its rule no longer covers. Updates its rule otherwise. */
+  /**
+   * Resolves an alert whose subject is no longer covered by its rule. Otherwise applies the changed rule to
+   * the alert.
+   */
   #refresh(tracked: Tracked, otherWindows: boolean): void {
     const rule = this.#state.alert_rules.get(tracked.rule.id);
     const isOther = tracked.rule !== rule;
@@ -259,7 +263,7 @@ export class Monitor {
 
   // ---- Steps
 
-  /** Writes steps until the alert is as it should be. */
+  /** Writes steps of the alert until it has its target state. */
   async #settle(tracked: Tracked): Promise<void> {
     if (tracked.busy) return;
     tracked.busy = true;
@@ -297,7 +301,7 @@ export class Monitor {
     return true;
   }
 
-  /** Arms the timer of the next step: the opening of a held alert, or the repeat of an open one. */
+  /** Starts the timer of the next step: an alert that is held back opens, or an open alert is repeated. */
   #armNext(tracked: Tracked, alert: Alert): void {
     tracked.cancelNext();
     tracked.cancelNext = nothing;
@@ -313,7 +317,7 @@ export class Monitor {
     const { id, status } = alert;
     const isCurrent = (): boolean => tracked.alert?.id === id && tracked.target === 'open';
     if (this.#stopped || !isCurrent()) return;
-    // A window may have begun meanwhile.
+    // Another maintenance window may have begun meanwhile.
     if (this.#windows.holding(tracked.subject)) {
       this.#armNext(tracked, alert);
       return;

@@ -1,4 +1,5 @@
-// Gathers steps of alerts, and times in which the broker was down, into one notification for each channel.
+// Collects steps of alerts into one notification for each channel. The notification also reports times in
+// which the broker was down.
 import { after, every, iso, monotonic, now } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
 import type { DeliveryQueue } from '../deliveries/delivery-queue.ts';
@@ -12,13 +13,16 @@ import type { ChannelReceivers } from './deliver-to-channels.ts';
 import type { Notice, Notification } from './notification-formats.ts';
 
 export interface DigestTimes {
-  /** A notification is made once no step has come for this long, in milliseconds. */
+  /** A notification is made when no step has happened for this time, in milliseconds. */
   quietMs: number;
-  /** The longest time that a step waits for others. */
+  /** Longest time that a step waits for further steps, in milliseconds. */
   longestMs: number;
-  /** After a start of the broker, machines return and rules are evaluated again: nothing is sent before this time. */
+  /**
+   * Milliseconds after the start of the broker in which nothing is sent, because machines return and rules
+   * are evaluated again.
+   */
   startMs: number;
-  /** A longer gap between two processes of the broker is reported. */
+  /** If the broker was down for more than this time in milliseconds, that is reported. */
   downMs: number;
 }
 
@@ -47,7 +51,7 @@ const tables = [
 
 /** Maximum number of alerts and machines that a notification lists. */
 const mostListed = 100;
-/** Maximum number of notices that one transaction reads. */
+/** Maximum number of steps of alerts that one transaction reads. */
 const mostNotices = 20_000;
 const markMs = 30_000;
 const retryMs = 5_000;
@@ -62,7 +66,7 @@ export class Digest {
   readonly #times: DigestTimes;
   readonly #log: Logger;
   #earliest = Number.POSITIVE_INFINITY;
-  /** When the oldest waiting step must be sent; undefined if none waits. */
+  /** Time at which the oldest waiting step must be sent; undefined if no step waits. */
   #latest: number | undefined;
   #cancel = (): void => {};
   #stopMarks = (): void => {};
@@ -72,7 +76,7 @@ export class Digest {
     this.#times = times;
     this.#log = log;
     const { events, state, store, queue } = services;
-    // A notice is committed with its step, and a delivery with its notification.
+    // A notice is committed in one transaction with its step, and a delivery with its notification.
     events.within(({ id, type }) => {
       if (!steps[type] || state.alert_channels.size === 0) return undefined;
       return (transaction) => {
@@ -95,7 +99,7 @@ export class Digest {
     return new Digest(services, times, log);
   }
 
-  /** Records the time in which the broker was down, and begins to send. */
+  /** Records how long the broker was down, and begins to send notifications. */
   async start(): Promise<void> {
     const { history, state } = this.#services;
     this.#earliest = monotonic() + this.#times.startMs;
@@ -119,7 +123,7 @@ export class Digest {
     this.#cancel();
   }
 
-  /** Records that the broker is alive. A failed write is repeated by the next one. */
+  /** Records that the broker is alive. A failed write has no effect, because the next one follows soon. */
   #mark(): void {
     const { history } = this.#services;
     const row = { name: 'alive', at: now() };
@@ -135,7 +139,7 @@ export class Digest {
     this.#latest ??= at + this.#times.longestMs;
     const due = Math.max(this.#earliest, Math.min(at + this.#times.quietMs, this.#latest));
     this.#cancel();
-    // Before start() nothing is due: it looks for what waits.
+    // Nothing is due before start(), which reads the steps that wait.
     if (Number.isFinite(due)) this.#cancel = after(Math.max(0, due - at), () => void this.#send());
   }
 
@@ -149,7 +153,7 @@ export class Digest {
     }
   }
 
-  /** Replaces the waiting notices by one notification for each channel. */
+  /** Makes one notification for each channel from the waiting notices, and deletes the notices. */
   async #notify(transaction: HistoryTransaction): Promise<void> {
     const { events, state, receivers } = this.#services;
     const rows = await transaction.all(
@@ -174,7 +178,9 @@ export class Digest {
     if (rows.length === mostNotices) transaction.committed(() => this.#noticed());
   }
 
-  /** The notification for a channel; undefined if there is nothing that its key may read. */
+  /**
+   * Returns the notification for a channel; undefined if the key of the channel may read none of the alerts.
+   */
   #notification(
     channel: AlertChannel,
     wanted: Notice[],
@@ -195,7 +201,7 @@ export class Digest {
     return { ...readable, alerts: readable.alerts.slice(0, mostListed) };
   }
 
-  /** Machines that were linked when the broker went down, and are not linked now. */
+  /** Returns the machines that were linked when the broker went down, and are not linked now. */
   #missing(downtimes: Notification['downtimes']): Notification['missing'] {
     const { state, presence, machineFacts } = this.#services;
     const [first] = downtimes;
@@ -207,7 +213,7 @@ export class Digest {
     return away.slice(0, mostListed).map(({ id, name }) => ({ machine_id: id, machine_name: name }));
   }
 
-  /** The machine of a notification that is about one machine alone. */
+  /** Returns the machine of a notification, if the notification is about one machine only. */
   #machineOf({ alerts, downtimes }: Notification): { id: string; name: string } | undefined {
     const ids = new Set(alerts.map(({ machine_id }) => machine_id));
     const [id] = ids;
@@ -218,7 +224,7 @@ export class Digest {
 
 function noticeIn(row: Row): Notice[] {
   const step = row.type === null ? undefined : steps[textIn(row, 'type')];
-  // An event that was deleted for its age is left out.
+  // An event that was deleted because of its age is left out.
   if (step === undefined) return [];
   const data = jsonIn(row, 'data') as Record<'alert_id' | 'rule_id' | 'name' | 'message', string>;
   const { alert_id, rule_id, name, message } = data;

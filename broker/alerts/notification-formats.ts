@@ -1,4 +1,4 @@
-// Notifications in words, and in the format of each service.
+// Converts notifications to messages for people, in the format of each service such as Slack or ntfy.
 import * as z from 'zod';
 import type { ChannelType } from '../../shared/api/alert-channels.ts';
 
@@ -13,7 +13,7 @@ const notice = z.object({
 /** One step of one alert, as a notification lists it. */
 export type Notice = z.output<typeof notice>;
 
-/** The data of the event alert.notified: what one channel sends at once. */
+/** The data of the event alert.notified, which is one notification of one channel. */
 export const notification = z.object({
   channel_id: z.string(),
   /** Numbers of alerts by their step, including those that are not listed. */
@@ -29,7 +29,7 @@ export type Notification = z.output<typeof notification>;
 export interface Message {
   title: string;
   lines: string[];
-  /** True if something is wrong, rather than well again. */
+  /** True if the message is about a problem; false if it is only about the end of problems. */
   isUrgent: boolean;
 }
 
@@ -37,7 +37,10 @@ export interface Message {
 const mostLines = 20;
 const labels = { opened: 'Alert', repeated: 'Still', resolved: 'Resolved' } as const;
 
-/** Puts a notification into words. One alert is its title; of many the title has their number. */
+/**
+ * Puts a notification into words. A single alert becomes the title of the message. The title for several
+ * alerts has their number.
+ */
 export function messageOf({ counts, alerts, downtimes, missing }: Notification): Message {
   const total = counts.opened + counts.repeated + counts.resolved;
   const isUrgent = counts.opened + counts.repeated + downtimes.length > 0;
@@ -48,7 +51,8 @@ export function messageOf({ counts, alerts, downtimes, missing }: Notification):
   const steps = (['opened', 'repeated', 'resolved'] as const).filter((step) => counts[step] > 0);
   const parts = steps.map((step) => `${counts[step].toLocaleString('en')} ${step}`);
   const down = downtimes.map(
-    ({ from, until }) => `The broker was down from ${from} to ${until} and saw nothing.`,
+    ({ from, until }) =>
+      `The broker was down from ${from} to ${until} and has not watched anything in this time.`,
   );
   const title = [
     down.length > 0 ? 'The broker was down' : '',
@@ -60,7 +64,7 @@ export function messageOf({ counts, alerts, downtimes, missing }: Notification):
     title: title.filter(Boolean).join('. '),
     lines: [
       ...down,
-      ...(away === '' ? [] : [`Not back since: ${away}`]),
+      ...(away === '' ? [] : [`Not linked again since then: ${away}`]),
       ...listed.map(line),
       ...(total > listed.length ? [`and ${(total - listed.length).toLocaleString('en')} more`] : []),
     ],
@@ -68,14 +72,20 @@ export function messageOf({ counts, alerts, downtimes, missing }: Notification):
   };
 }
 
-/** Limits of characters: Slack truncates texts over 40,000, Discord refuses over 2,000, ntfy over 4,096 bytes. */
+/**
+ * Longest texts that are sent. Slack truncates texts over 40,000 characters. Discord refuses texts over 2,000
+ * characters, and ntfy texts over 4,096 bytes.
+ */
 const [mostSlack, mostDiscord, mostNtfy] = [3_000, 2_000, 3_500];
 
 function cut(text: string, most: number): string {
   return Buffer.byteLength(text) <= most ? text : `${Buffer.from(text).toString('utf8', 0, most - 6)}…`;
 }
 
-/** The JSON of a message for a service, by its documentation. `url` is that of the channel. */
+/**
+ * Returns the JSON of a message as the documentation of the service demands it. `url` is the URL of the
+ * channel.
+ */
 export function jsonFor(
   type: Exclude<ChannelType, 'email' | 'webhook'>,
   url: string,

@@ -1,5 +1,5 @@
-// What each kind of rule watches, and whether its condition holds now. Nothing is remembered here: the answer follows
-// from the last report, the links, the last runs and the declared documents.
+// Decides whether the condition of a rule holds now, for each kind of rule. The decision depends only on the
+// last reports, the links, the last runs and the declared documents.
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
 import { iso, monotonic, now } from '../../shared/clock.ts';
 import { version } from '../../shared/version.ts';
@@ -11,10 +11,10 @@ import type { AlertRule, State } from '../state/in-memory-state.ts';
 import type { Subject } from './alert-records.ts';
 import { isAboutBroker } from './rule-handlers.ts';
 
-/** A certificate of the broker: the one of the REST API, or its own authority. */
+/** A certificate of the broker: that of the REST API, or that of the broker's own certificate authority. */
 export interface Certificate {
   id: 'tls' | 'authority';
-  /** Time of the expiry in milliseconds. */
+  /** Time at which the certificate expires, in milliseconds since 1970. */
   expires: number;
 }
 
@@ -29,9 +29,9 @@ export interface ConditionServices {
 }
 
 export interface Observation {
-  /** Whether the condition holds; undefined if an alert stays as it is and none opens. */
+  /** True if the condition holds. Undefined if that is unclear: then no alert is opened or resolved. */
   holds: boolean | undefined;
-  /** Milliseconds for which the condition is known to hold already. */
+  /** Milliseconds for which the condition has held already, as far as is known. */
   since?: number;
   value: number | null;
   message: string;
@@ -39,13 +39,17 @@ export interface Observation {
 
 const unclear: Observation = { holds: undefined, value: null, message: '' };
 const fine: Observation = { holds: false, value: null, message: '' };
-/** Machines that were linked to the last broker process have this time to link again before they count as offline. */
+/**
+ * Milliseconds after the start of the broker in which machines can link again before they count as offline.
+ */
 const returnMs = 60_000;
 
 export class Conditions {
   readonly #services: ConditionServices;
   readonly #started = monotonic();
-  /** The last decisive run of each schedule, once a rule about schedules exists. */
+  /**
+   * The last run of each schedule that has succeeded or failed. Empty until a rule about schedules exists.
+   */
   readonly #runs = new Map<string, ScheduleRun>();
   #certificates: readonly Certificate[] = [];
 
@@ -53,7 +57,7 @@ export class Conditions {
     this.#services = services;
   }
 
-  /** Reads what a kind of rule needs and this process does not have in memory. */
+  /** Reads from the history what a kind of rule needs and this process does not have in memory. */
   async load(kind: AlertRule['kind']): Promise<void> {
     const { certificates, scheduleRuns, state } = this.#services;
     if (kind === 'certificate') this.#certificates = await certificates();
@@ -67,7 +71,7 @@ export class Conditions {
     if (!['skipped', 'cancelled', 'running'].includes(run.status)) this.#runs.set(run.schedule_id, run);
   }
 
-  /** Everything that a rule is about. */
+  /** Returns all subjects of a rule. */
   subjects(rule: AlertRule): Subject[] {
     const { machines, schedules, keys } = this.#services.state;
     if (rule.kind === 'certificate') return this.#certificates.map(({ id }) => ({ id, machineId: null }));
@@ -79,7 +83,7 @@ export class Conditions {
     return all.filter((one) => this.covers(rule, one));
   }
 
-  /** True if a rule is about a subject, which still exists. */
+  /** True if the subject exists and the rule is about it. */
   covers(rule: AlertRule, subject: Subject): boolean {
     const { machineId } = subject;
     if (!this.exists(rule.kind, subject)) return false;
@@ -112,7 +116,7 @@ export class Conditions {
     const { presence, machineFacts } = this.#services;
     if (presence.online(machineId)) return fine;
     const running = monotonic() - this.#started;
-    // What was before the start of this process was not seen by it.
+    // This process does not know how long the machine was offline before its own start.
     const since = Math.min(machineFacts.silence(machineId), running);
     const message = `${this.#nameOf(machineId)} is offline`;
     return { holds: true, since: Math.min(since, running - returnMs), value: null, message };
@@ -122,7 +126,7 @@ export class Conditions {
     const { presence, machineFacts } = this.#services;
     const found = machineFacts.of(machineId)?.agent_version;
     if (found === undefined || !presence.online(machineId)) return unclear;
-    const message = `the agent of ${this.#nameOf(machineId)} has version ${found}, older than the broker's ${version}`;
+    const message = `the agent of ${this.#nameOf(machineId)} has version ${found}, which is older than version ${version} of the broker`;
     return { holds: isOlder(found, version), value: null, message };
   }
 
@@ -153,7 +157,7 @@ export class Conditions {
     const key = this.#services.state.keys.get(id);
     if (!key?.expires_at) return fine;
     const left = Date.parse(key.expires_at) - now();
-    // An expired key opens no alert, but does not resolve one either.
+    // A key that has expired opens no alert, but its open alert is not resolved either.
     if (left <= 0) return unclear;
     const message = `API key ${key.name} expires at ${key.expires_at}`;
     return { holds: left <= (before ?? 0), value: null, message };

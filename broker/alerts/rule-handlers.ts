@@ -1,4 +1,5 @@
-// The REST handlers of alert rules: what they watch, on which machines, and which values they accept.
+// The REST handlers of alert rules. They check the fields of a rule by its kind, and the caller's right to
+// its machines.
 import { type AlertKind, alertRules as routes } from '../../shared/api/alerts.ts';
 import type { Api, Caller, Handlers, Input } from '../../shared/api/route-table.ts';
 import { day, type RuleId } from '../../shared/api/shared-schemas.ts';
@@ -55,7 +56,7 @@ export function ruleHandlers(state: State): Handlers['alertRules'] {
     update: ({ rule_id, ...changes }, caller) =>
       state.change((transaction) => {
         const before = find(rule_id, caller, transaction.before);
-        // A new value gets a new default at which it recovers.
+        // A new threshold `above` gets a new default of `recover`, the value at which the alert ends.
         const recover = changes.above === undefined ? before.recover : null;
         const rule = checked({ ...before, recover, ...given(changes), updated_at: iso() });
         assertMayManage(caller, rule, transaction.before);
@@ -97,7 +98,7 @@ function checked(rule: AlertRule): AlertRule {
     if (machine_ids) refuse('machine_ids');
     if (tags) refuse('tags');
     if (before === null)
-      throw fieldError('body', 'before', 'is missing: how long before the expiry does an alert open?');
+      throw fieldError('body', 'before', 'is missing: set how long before the expiry an alert opens');
   } else if (before !== null) refuse('before');
   if (kind === 'schedule' && rule.for > 0) refuse('for');
   if (!isMeasured(kind)) {
@@ -106,7 +107,7 @@ function checked(rule: AlertRule): AlertRule {
     return rule;
   }
   if (above === null)
-    throw fieldError('body', 'above', `is missing: above which value does ${kind} become an alert?`);
+    throw fieldError('body', 'above', `is missing: set the value of ${kind} above which an alert opens`);
   if (kind !== 'load' && above >= 100)
     throw fieldError('body', 'above', 'is in percent, so it must be below 100');
   const recover = rule.recover ?? Math.round(above * 90) / 100;
@@ -125,11 +126,14 @@ const limitsOf = ({ machine_ids, tags }: AlertRule): Limits => ({ machine_ids, t
 function assertMayManage(caller: Caller, rule: AlertRule, declared: Declared): void {
   if (mayManage(caller, rule, declared)) return;
   const text =
-    'this alert rule is about machines that this key is not allowed to use: set machine_ids or tags to those that it may use';
+    'this alert rule covers machines that this key is not allowed to use: choose machines of this key with machine_ids or tags';
   throw new AppError('forbidden', text, { rule_id: rule.id });
 }
 
-/** Alerts have the names of what they are about, so who makes a rule must be allowed to read these anyway. */
+/**
+ * An alert contains the name of its subject. A key that creates a rule must therefore be allowed to read
+ * these names.
+ */
 function assertMayRead({ key_id }: Caller, { id, kind }: AlertRule, declared: Declared): void {
   const scope = kind === 'key' ? 'admin' : kind === 'schedule' ? 'schedules:read' : undefined;
   if (!scope || holds(currentKey(declared, key_id), scope)) return;

@@ -13,23 +13,27 @@ interface Mail {
   from: string;
   to: readonly string[];
   message: Message;
-  /** The same for each attempt, so that mail programs recognize a repeat. */
+  /** Id of the message, the same for each attempt, so that mail programs recognize a repeat. */
   id: string;
 }
 
 const timeoutMs = 15_000;
 
-/** Sends an e-mail to an allowed address. Without TLS no password is sent. Rejects if the server does not accept it. */
+/**
+ * Sends an e-mail by a server at an allowed address. The password is sent only over TLS. Rejects if the
+ * server does not accept the e-mail.
+ */
 export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSignal): Promise<Answered> {
   const { url, user, password, from, to, message, id } = mail;
   const { hostname, port, protocol } = new URL(url);
   const secure = protocol === 'smtps:';
   const number = Number(port) || (secure ? 465 : 587);
-  // The name is not looked up again, so the address cannot change.
+  // The name of the server is not resolved again, so its address cannot change.
   const { addresses, isInternal } = await guard.resolve(hostname, number);
   const { createTransport } = await import('nodemailer');
   const host = (addresses[0] ?? hostname).replace(/^\[|\]$/g, '');
-  // The socket is made here, because nodemailer leaves its own open if it does not wait for an answer any more.
+  // The socket is created here, because nodemailer does not close its own socket when it stops waiting for an
+  // answer.
   signal.throwIfAborted();
   const socket = connect({ host, port: number });
   const transport = createTransport({
@@ -38,7 +42,7 @@ export async function sendMail(mail: Mail, guard: AddressGuard, signal: AbortSig
     port: number,
     secure,
     requireTLS: !secure && user !== null,
-    // An address is no server name (RFC 6066).
+    // An IP address must not be sent as the server name (RFC 6066).
     ...(isIP(hostname.replace(/^\[|\]$/g, '')) === 0 && { tls: { servername: hostname } }),
     ...(user !== null && { auth: { user, pass: password ?? '' } }),
     connectionTimeout: timeoutMs,

@@ -1,18 +1,22 @@
-// The lease of this broker: while it lasts, no other broker claims its machines. It ends here before it ends in the
-// database, because the time is measured from the moment when a renewal is sent.
+// The lease of this broker. While the lease lasts, no other broker claims the machines of this one. For this
+// broker the lease ends earlier than in the database, because its time is measured from the moment when a
+// renewal is sent.
 import { monotonic } from '../../shared/clock.ts';
 import type { PostgresListener } from '../history/postgres-listener.ts';
 import { leaseMs, releasing, renewal } from './tables.ts';
 
-/** A broker stops work this long before the end of its lease. */
+/** Milliseconds before the end of its lease at which a broker stops work. */
 const marginMs = 1_000;
 
 export class Lease {
   readonly brokerId: string;
-  /** Of this broker's peer port. */
+  /** URL of the peer port of this broker. */
   url: string;
   readonly #connection: PostgresListener;
-  /** Monotonic times: until when the lease is good, and since when it always was. */
+  /**
+   * Times of the monotonic clock: the end of the lease, and the time since which it has been valid without a
+   * break.
+   */
   #until = 0;
   #steadySince = 0;
 
@@ -26,7 +30,10 @@ export class Lease {
     return monotonic() < this.#until;
   }
 
-  /** True if it has been good for as long as a lease lasts, so that all others had the time to renew theirs. */
+  /**
+   * True if this lease has been valid without a break for as long as a lease lasts. All other brokers had the
+   * time to renew theirs.
+   */
   get isSteady(): boolean {
     return this.isGood && monotonic() - this.#steadySince >= leaseMs;
   }
@@ -38,7 +45,7 @@ export class Lease {
     this.#until = sent + leaseMs - marginMs;
   }
 
-  /** Ends the lease, so that others claim the machines at once. */
+  /** Ends the lease, so that other brokers claim the machines at once. */
   async release(): Promise<void> {
     this.#until = 0;
     await this.#connection.query(releasing, [this.brokerId]);

@@ -1,6 +1,7 @@
-// Several brokers on one database: which of them are alive, and which of them owns each machine. The owner runs all
-// work of its machine: commands, terminals, schedules. A machine's hello makes its broker the owner at once. Machines
-// of a broker that is gone are claimed by another.
+// Several brokers can share one database. This file finds out which of them are alive, and which of them owns
+// each machine. The owner runs all work of the machine: commands, terminals and schedules. A machine that
+// links to a broker gets this broker as its owner at once. Machines of a broker that is gone are claimed by
+// another broker.
 import { randomBytes } from 'node:crypto';
 import { every, monotonic, sleep } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -23,30 +24,33 @@ import {
   unlinking,
 } from './tables.ts';
 
-/** A part of the broker with work of machines in memory. */
+/** A part of the broker that has open work of machines in memory. */
 export interface Adopter {
-  /** Loads what is open on these machines, which this broker owns from now on. */
+  /** Loads the open work of these machines, which this broker owns from now on. */
   adopt(machineIds: readonly string[]): Promise<void>;
-  /** Drops what is open on a machine that another broker owns now. Writes nothing. */
+  /** Drops the open work of a machine from memory, because another broker owns the machine now. Writes nothing. */
   drop(machineId: string): void;
 }
 
 const renewMs = 2_000;
 const pollMs = 1_000;
-/** Shortest time between two reads of news, because a busy broker commits a thousand groups in a second. */
+/**
+ * Shortest time in milliseconds between two reads of changes of other brokers. A busy broker commits a
+ * thousand times a second.
+ */
 const betweenMs = 20;
 
 interface Owner {
   brokerId: string;
   epoch: number;
-  /** The machine's link with that broker, if it has one. */
+  /** Id of the link between the machine and that broker; null without a link. */
   linkId: string | null;
 }
 
-/** A machine of this broker. */
+/** A machine that this broker owns. */
 interface Own {
   epoch: number;
-  /** Settles once what is open on the machine is loaded. */
+  /** Settles once the open work of the machine is loaded. */
   loaded: Promise<void>;
 }
 
@@ -65,7 +69,7 @@ export class Cluster implements Owners {
   readonly #state: State;
   readonly #connection: PostgresListener;
   readonly #lease: Lease;
-  /** Machines of this broker whose open work could not be loaded; tried again with the next read. */
+  /** Machines of this broker whose open work could not be loaded. The next read tries it again. */
   readonly #unloaded = new Set<string>();
   readonly #adopters: Adopter[] = [];
   /** Functions that read what other brokers have written. */
@@ -75,11 +79,11 @@ export class Cluster implements Owners {
   readonly #own = new Map<string, Own>();
   /** All brokers, with the monotonic time until which each of them is alive. */
   #brokers = new Map<string, { url: string; until: number }>();
-  /** Every transaction before this one has ended, so rows that they changed were read. */
+  /** Id of a transaction. All transactions with smaller ids have ended, and the rows that they changed were read. */
   #horizon = '0';
   readonly #takes = new Map<string, { linkId: string; taken: PromiseWithResolvers<void> }>();
   #isTaking = false;
-  /** Links that have ended, by machine, until this is in the database. */
+  /** Links that have ended, by machine, until their ends are written to the database. */
   readonly #unlinked = new Map<string, string>();
   #isReading = false;
   #hasNews = false;
@@ -108,7 +112,7 @@ export class Cluster implements Owners {
     return cluster;
   }
 
-  /** Begins to own machines. Called once every part has joined. */
+  /** Begins to own machines. Called once every part of the broker has joined. */
   async start(): Promise<void> {
     this.#stops = [every(renewMs, () => void this.#renewAndClaim()), every(pollMs, () => this.#read())];
     await this.#readOwners();
@@ -120,7 +124,10 @@ export class Cluster implements Owners {
     return this.#lease.brokerId;
   }
 
-  /** False while this broker could not renew its lease: another one may own its machines. */
+  /**
+   * False if the lease of this broker is over because it could not be renewed. Another broker may own its
+   * machines then.
+   */
   get isAlive(): boolean {
     return this.#lease.isGood;
   }
@@ -170,8 +177,8 @@ export class Cluster implements Owners {
   }
 
   /**
-   * Makes this broker the owner of a machine that has proven its identity here. Resolves once what is open on the
-   * machine is loaded.
+   * Makes this broker the owner of a machine that has proven its identity here. Resolves once the open work
+   * of the machine is loaded.
    */
   take(machineId: string, linkId: string): Promise<void> {
     const waiting = this.#takes.get(machineId);
@@ -227,8 +234,8 @@ export class Cluster implements Owners {
   }
 
   /**
-   * Claims machines without a living owner. After a failure of the database all leases may be over, so the machines
-   * of others are claimed only once they have had the time to renew theirs.
+   * Claims machines without a living owner. After a failure of the database all leases may be over. Machines
+   * of other brokers are therefore claimed only after these brokers have had the time to renew their leases.
    */
   async #claim(): Promise<void> {
     const { isSteady } = this.#lease;
@@ -245,10 +252,10 @@ export class Cluster implements Owners {
     this.#read();
   }
 
-  /** Takes all machines that wait, some hundred with one commit. Never rejects. */
+  /** Makes this broker the owner of all machines that wait for it, some hundred with one commit. Never rejects. */
   async #takeAll(): Promise<void> {
     this.#isTaking = true;
-    // Hellos of the same turn of the event loop share a statement.
+    // Machines that link in the same turn of the event loop share one statement.
     await sleep(0);
     while (this.#takes.size > 0) {
       const some = new Map(this.#takes);
@@ -267,7 +274,7 @@ export class Cluster implements Owners {
     this.#isTaking = false;
   }
 
-  /** Loads what is open on machines that this broker now owns. */
+  /** Loads the open work of machines that this broker now owns. */
   async #become(machineIds: readonly string[]): Promise<void> {
     const fresh = machineIds.filter((id) => {
       const owner = this.#owners.get(id);
@@ -313,7 +320,7 @@ export class Cluster implements Owners {
       .catch((err: unknown) => this.#log.debug({ err }, 'ends of links are recorded with the next renewal'));
   }
 
-  /** Reads news soon; several calls share a read. */
+  /** Reads the changes of other brokers soon. Several calls share one read. */
   #read(): void {
     this.#hasNews = true;
     if (this.#isReading || this.#isClosed) return;
@@ -330,7 +337,7 @@ export class Cluster implements Owners {
         await this.#readOwners();
         await Promise.all(this.#followers.map((read) => read()));
       } catch (err) {
-        this.#log.debug({ err }, 'news of other brokers could not be read; trying again within a second');
+        this.#log.debug({ err }, 'changes of other brokers could not be read; trying again within a second');
       }
       await sleep(betweenMs);
     }
@@ -365,7 +372,7 @@ export class Cluster implements Owners {
     this.#drop(machineId);
   }
 
-  /** Remembers a row. Returns false if it is not news. */
+  /** Stores the owner of a machine in memory. Returns false if the row was known already. */
   #set(row: Row): boolean {
     const id = String(row.machine_id);
     const linkId = row.link_id === null ? null : String(row.link_id);

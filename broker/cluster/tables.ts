@@ -1,9 +1,12 @@
 // The tables of brokers and owners, and the statements that change them. All times are of the database's clock.
 
-/** Time for which a renewal of a lease is good. */
+/** Milliseconds for which a lease is valid after a renewal. */
 export const leaseMs = 10_000;
 
-/** The tables are in PostgreSQL alone. The id of the transaction finds the rows that have changed of late. */
+/**
+ * These tables exist only in PostgreSQL. Each row of `owners` has the id of the transaction that changed it
+ * last, by which recent changes are found.
+ */
 export const tables = [
   `CREATE TABLE brokers (id TEXT PRIMARY KEY, url TEXT NOT NULL, lease_until TIMESTAMPTZ NOT NULL) WITHOUT ROWID;
   CREATE TABLE owners (machine_id TEXT PRIMARY KEY, broker_id TEXT NOT NULL, epoch INTEGER NOT NULL, link_id TEXT,
@@ -18,13 +21,16 @@ export const tables = [
 export const renewal = `INSERT INTO brokers VALUES ($1, $2, clock_timestamp() + interval '${leaseMs} ms')
   ON CONFLICT (id) DO UPDATE SET url = excluded.url, lease_until = excluded.lease_until`;
 export const releasing = 'DELETE FROM brokers WHERE id = $1';
-/** The epoch counts the owners of a machine, so that work of an earlier one is refused. */
+/** The epoch of a machine increases with each new owner. Writes with an older epoch are refused. */
 export const taking = `INSERT INTO owners AS o (machine_id, broker_id, epoch, link_id)
   SELECT machine, $1, 1, link FROM unnest($2::varchar[], $3::varchar[]) AS t (machine, link) ORDER BY machine
   ON CONFLICT (machine_id) DO UPDATE SET epoch = o.epoch + CASE WHEN o.broker_id = $1 THEN 0 ELSE 1 END,
     broker_id = $1, link_id = excluded.link_id, changed = pg_current_xact_id()
   RETURNING machine_id, broker_id, epoch, link_id`;
-/** Claims machines whose owner has stopped, and with $3 also those whose owner's lease is over. */
+/**
+ * Claims machines whose owner has stopped. If $3 is true, also claims machines whose owner has a lease that
+ * is over.
+ */
 export const claiming = `INSERT INTO owners AS o (machine_id, broker_id, epoch)
   SELECT machine, $1, 1 FROM unnest($2::varchar[]) AS machine ORDER BY machine
   ON CONFLICT (machine_id) DO UPDATE SET epoch = o.epoch + 1, broker_id = $1, link_id = NULL,
@@ -33,10 +39,10 @@ export const claiming = `INSERT INTO owners AS o (machine_id, broker_id, epoch)
     SELECT 1 FROM brokers b WHERE b.id = o.broker_id AND (NOT $3 OR b.lease_until > clock_timestamp()))`;
 export const unlinking = `UPDATE owners SET link_id = NULL, changed = pg_current_xact_id()
   WHERE broker_id = $1 AND machine_id = ANY($2::varchar[]) AND link_id = ANY($3::varchar[])`;
-/** `ms` is what is left of each lease. */
+/** `ms`: milliseconds until the end of each lease. */
 export const readingBrokers =
   'SELECT id, url, (extract(epoch FROM lease_until - clock_timestamp()) * 1000)::float8 AS ms FROM brokers';
-/** The id of the oldest transaction that runs. */
+/** Reads the id of the oldest transaction in progress. */
 export const readingHorizon = 'SELECT pg_snapshot_xmin(pg_current_snapshot())::text AS xid';
 export const readingOwners =
   'SELECT machine_id, broker_id, epoch, link_id FROM owners WHERE changed >= $1::xid8';

@@ -39,13 +39,13 @@ export function networkOf(text: string): Network | undefined {
   const bits = length === undefined ? maxBits : Number(length);
   if (bits > maxBits) return undefined;
   if (address.kind() === inner.kind()) return [address, bits];
-  // Addresses are checked by the IPv4 address inside them,
-  // so a mapped network must contain only IPv4 addresses.
+  // A mapped address is checked by the IPv4 address inside it. A mapped network must therefore contain
+  // nothing but IPv4 addresses.
   const mapped = address instanceof ipaddr.IPv6 && address.isIPv4MappedAddress();
   return mapped && bits >= 96 ? [inner, bits - 96] : undefined;
 }
 
-/** Throws validation_failed for a URL in a request that must not be called. */
+/** Throws validation_failed if a request contains a URL that must not be called. */
 export async function assertUrl(guard: AddressGuard, url: string): Promise<void> {
   try {
     await guard.assertUrl(new URL(url));

@@ -11,11 +11,11 @@ import type { Message } from './signature.ts';
 /** A webhook, or a channel of alerts. */
 export interface Receiver {
   id: string;
-  /** Number of times that it was enabled. */
+  /** Number of times that the receiver was enabled. */
   armed: number;
 }
 
-/** The receivers of one queue, which decide again at every attempt whether it may be made. */
+/** The receivers of one kind: webhooks or channels. Before every attempt they decide again if it may be made. */
 export interface Receivers<R extends Receiver> {
   get(id: string): R | undefined;
   all(): Iterable<R>;
@@ -41,8 +41,7 @@ export interface RetrySettings {
   /** Maximum number of attempts for one delivery. */
   attempts: number;
   /**
-   * Milliseconds before the second attempt, the third and so on.
-   * The last value is used for all further attempts.
+   * Milliseconds before the second attempt, the third and so on. The last value is used for all further attempts.
    */
   waits: readonly number[];
 }
@@ -51,8 +50,8 @@ export interface RetrySettings {
 class Queue {
   readonly id: string;
   /**
-   * `ready` has deliveries that were read ahead. `last` is the last one that was removed from it: reading
-   * continues after it.
+   * `ready` has the deliveries that were read ahead. `last` is the delivery that was last removed from
+   * `ready`: the next read continues after it.
    */
   ready: Delivery[] = [];
   last: Delivery | undefined;
@@ -85,13 +84,19 @@ class Queue {
 const maxWidth = 16;
 const readAhead = 64;
 const maxUnsaved = 256;
-/** When the broker starts, the queues begin at random times, this long apart on average. */
+/**
+ * Average milliseconds between the starts of two queues. After the start of the broker, queues begin at
+ * random times.
+ */
 const startGapMs = 10;
 const sweepStep = 500;
 const stopMs = 2_000;
-/** Outcomes within this time are written together, because each transaction delays all other writes. */
+/**
+ * Milliseconds in which outcomes are collected, to be written in one transaction. Each transaction delays all
+ * other writes.
+ */
 const saveMs = 50;
-/** Wait after a failed read or write of the database. */
+/** Milliseconds to wait after a failed read or write of the database. */
 const retryMs = 5_000;
 
 export class DeliveryQueue<R extends Receiver> {
@@ -154,9 +159,7 @@ export class DeliveryQueue<R extends Receiver> {
     if (wasEnabled) await this.#limitDue(id, 0);
   }
 
-  /**
-   * Stops the queues. Running attempts have 2 s to finish; aborted ones are made again after the next start.
-   */
+  /** Stops the queues. Running attempts have 2 s to finish; aborted ones are made again after the next start. */
   async close(): Promise<void> {
     this.#started = false;
     this.#stopWatching();

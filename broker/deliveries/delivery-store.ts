@@ -96,7 +96,7 @@ export class DeliveryStore {
     this.#failed = failed;
   }
 
-  /** Deletes deliveries together with their events, after `keepMs`. */
+  /** Opens the tables. Deliveries are deleted together with their events, after `keepMs` milliseconds. */
   static async open(history: History, keepMs: number): Promise<DeliveryStore> {
     await history.migrate('webhooks', tables);
     history.count(countedDeliveries);
@@ -110,16 +110,16 @@ export class DeliveryStore {
   }
 
   /**
-   * Returns the clock for due times: the wall time at the start of the broker, from then on monotonic.
-   * Setting the wall clock thus changes no delay.
+   * Returns the time by the clock for due times. This clock begins with the wall time at the start of the
+   * broker and is monotonic from then on. A change of the wall clock therefore changes no delay.
    */
   now(): number {
     return Math.round(this.#startedAt + monotonic());
   }
 
   /**
-   * Records a new delivery. If the delivery exists and waits or has failed, it becomes due now. A delivered
-   * one is sent again only with `anyStatus`. Returns false if nothing changed.
+   * Records a new delivery. If the delivery exists already and waits or has failed, it becomes due now. A
+   * successful delivery is sent again only with `anyStatus`. Returns false if nothing changed.
    */
   async request(
     webhookId: string,

@@ -1,5 +1,5 @@
-// What webhooks and channels of alerts have in common: stored deliveries, encrypted secrets, and requests to allowed
-// addresses.
+// The parts that webhooks and channels of alerts share: stored deliveries, encrypted secrets, and requests to
+// allowed addresses.
 import { StartError } from '../../shared/errors.ts';
 import type { History } from '../history/history.ts';
 import { AddressGuard, type Network, networkOf } from './address-guard.ts';

@@ -1,4 +1,5 @@
-// The rights of the key that a webhook or a channel of alerts belongs to.
+// The interface by which deliveries ask for the rights of the key that a webhook or a channel of alerts
+// belongs to.
 import type { Scope } from '../../shared/api/route.ts';
 import type { KeyId } from '../../shared/api/shared-schemas.ts';
 import type { Declared } from '../state/in-memory-state.ts';
@@ -7,12 +8,12 @@ import type { Declared } from '../state/in-memory-state.ts';
 export interface KeyRights {
   may(scope: Scope): boolean;
   reaches(machine: string): boolean;
-  /** True if another key may use all machines that this key may use. */
+  /** True if the other key may use all machines that this key may use. */
   within(other: KeyId): boolean;
 }
 
 /**
- * Returns the rights of a key by `declared`, or else by the committed documents; undefined if it is revoked
- * or expired.
+ * Returns the rights of a key according to `declared`, by default the committed documents. Undefined if the
+ * key is revoked or expired.
  */
 export type RightsOf = (id: KeyId, declared?: Declared) => KeyRights | undefined;

@@ -14,15 +14,15 @@ export interface Outcome {
   error: string | null;
   /** The first bytes of the answer as text; null if the receiver has an internal address. */
   answer: string | null;
-  /** Milliseconds in the header Retry-After of a busy receiver; null without one. */
+  /** Milliseconds that a busy receiver asked for by the header Retry-After; null without this header. */
   retryAfter: number | null;
-  /** True if the broker aborted the attempt. The attempt then shows nothing about the receiver. */
+  /** True if the broker aborted the attempt. Such an attempt does not tell if the receiver works. */
   aborted: boolean;
 }
 
 export type Answered = Partial<Omit<Outcome, 'at' | 'duration'>>;
 
-/** What an attempt sends over HTTP. */
+/** The headers and body that an attempt sends over HTTP. */
 export interface Sent {
   method?: 'GET' | 'POST';
   headers: Record<string, string>;
@@ -42,8 +42,8 @@ export class Sender {
   /** Origins whose name resolved to an internal address. Their answers are not stored. */
   readonly #internal = new Set<string>();
   /**
-   * Errors of connections that the receiver closed after an earlier answer. Requests with these errors are
-   * sent again.
+   * Errors of connections that the receiver closed after an earlier answer. A request that fails with such an
+   * error is sent again.
    */
   readonly #stale = new WeakSet<Error>();
   readonly #pooled: Agent;
@@ -162,7 +162,7 @@ async function beginningOf({ headers, body }: Dispatcher.ResponseData): Promise<
       if (size >= storedBytes) break;
     }
   } catch {
-    // An incomplete body is sufficient.
+    // The bytes that have arrived are sufficient.
   }
   if (headers['content-encoding']) return null;
   return Buffer.concat(chunks).subarray(0, storedBytes).toString('utf8');

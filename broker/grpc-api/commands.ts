@@ -84,8 +84,9 @@ interface Execution {
 }
 
 /**
- * Sends a client's input and signals to its command. Keeps their order, and reads no faster than the command
- * does, until the client half-closes. Never rejects: an error aborts the call.
+ * Sends a client's input and signals to its command. Input and signals stay in their order until the client
+ * half-closes. The client is read no faster than the command reads its input. Never rejects: an error aborts
+ * the call.
  */
 async function sendClientMessages(execution: Execution): Promise<void> {
   const { call } = execution;
@@ -124,7 +125,8 @@ async function sendInput(
     try {
       await services.handlers.commands.input(input, caller);
     } catch (error) {
-      // This only saves traffic. Because of the offset it would do no harm to send bytes twice.
+      // Skipping the accepted bytes only saves traffic: because of the offset, bytes that are sent twice do
+      // no harm.
       if (error instanceof AppError) given += Number(error.details.given ?? 0);
       throw error;
     }

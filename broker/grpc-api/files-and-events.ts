@@ -87,8 +87,8 @@ function headOf({ length }: { length?: number | undefined }, headers: Headers) {
 }
 
 /**
- * Yields the chunks before the commit. Throws if the commit is missing or its checksum is wrong. In these
- * cases no file is changed.
+ * Yields the chunks before the commit. Throws if the commit is missing or its checksum is wrong; then no file
+ * is changed.
  */
 async function* chunksOf(call: Call<'WriteFile'>, stalledMs: number): AsyncGenerator<Uint8Array> {
   const hash = createHash('sha256');

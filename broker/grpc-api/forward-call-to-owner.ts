@@ -1,5 +1,5 @@
-// Lets another broker answer a gRPC call: passes the client's messages there and the answers back, each at the pace
-// of its reader.
+// Forwards a gRPC call to the broker that owns its machine. Passes the client's messages to that broker and
+// its answers back, as fast as they are read.
 import { status as grpcStatus, type Metadata, type StatusObject } from '@grpc/grpc-js';
 import { drained, parseDetails, streamsService } from '../../shared/agent-rpcs.ts';
 import { AppError, isCode } from '../../shared/errors.ts';
@@ -10,14 +10,14 @@ interface ForwardedCall {
   path: string;
   headers: Metadata;
   about: Forwarded;
-  /** The first message of the client, and those that follow. */
+  /** The first message of the client, and its further messages. */
   first: object;
   rest: AsyncIterable<object> | Iterable<object>;
   /** Fires when the client goes away or this broker stops. */
   signal: AbortSignal;
   /** Called when the other broker has accepted the call. */
   begin(): void;
-  /** Sends an encoded answer. Resolves once the client has read enough for another. */
+  /** Sends an encoded answer. Resolves once the client has read enough to get another answer. */
   send(answer: Buffer): Promise<void>;
 }
 
@@ -32,14 +32,15 @@ export async function forwardCall(call: ForwardedCall, elsewhere: Elsewhere): Pr
   if (signal.aborted) cancel();
   const ended = new Promise<StatusObject>((resolve) => far.once('status', resolve));
   far.once('metadata', begin);
-  // The status reports the same error, but an error event without a listener would end the process.
+  // This listener does nothing, because the status reports the same error. Without a listener, an error event
+  // would end the process.
   far.on('error', () => undefined);
   sendAll(far, call).catch(cancel);
   try {
     // grpc-js types the messages as any; those of this call are not decoded.
     for await (const answer of far as AsyncIterable<Buffer>) await send(answer);
   } catch {
-    // Ignored, because the status, checked below, has the error code and details.
+    // This error is ignored: the status, which is checked below, has the error code and details.
     cancel();
   } finally {
     signal.removeEventListener('abort', cancel);
@@ -55,7 +56,10 @@ async function sendAll(far: PeerCall<object>, { first, rest, signal }: Forwarded
   far.end();
 }
 
-/** The other broker's refusal. Without its error code, gRPC has lost the broker. */
+/**
+ * The error of a failed call. If it has no error code of Farhand, the connection to the other broker was
+ * lost.
+ */
 function errorOf({ details: message, metadata }: StatusObject): AppError {
   const code = String(metadata.get('farhand-code')[0] ?? '');
   if (isCode(code))

@@ -30,7 +30,7 @@ import { forwardCall } from './forward-call-to-owner.ts';
 
 /** Longest wait for the first message of a call that begins with one. */
 const firstMs = 30_000;
-/** Milliseconds that may lie between the two frames of a client that cancels: half-close and cancel. */
+/** Longest time in milliseconds between the two frames of a cancelled call: half-close and cancel. */
 const leavingMs = 20;
 
 const over = new AppError('unavailable', 'the call has ended');
@@ -46,7 +46,7 @@ export interface StreamsServices extends AccessServices {
   idempotency: Idempotency;
   proxies: Proxies;
   rates: Rates;
-  /** Other brokers, which answer calls about their machines; undefined for a broker without peers. */
+  /** The other brokers, which answer calls about their machines; undefined if there are none. */
   peers?: Peers | undefined;
   log: Logger;
   /** Longest wait in milliseconds for a client that neither reads nor sends during a transfer. */
@@ -80,7 +80,7 @@ interface Opened<M extends Method> {
 /** An rpc, authorized by the rights that a REST route needs. */
 export interface Rpc<M extends Method = Method, R extends Route = Route> {
   guard: Guard<R>;
-  /** The part that the client's first message must have; undefined for rpcs with a single request. */
+  /** The field that the client's first message must have; undefined for rpcs with a single request. */
   first?: 'start' | 'open';
   /** Converts the opening to the parts of a REST request; needed if its fields differ from the route's. */
   raw?(opening: Opening<M>): Partial<RawInput>;
@@ -97,9 +97,7 @@ export interface Admitted<R extends Route> {
   caller: Caller;
 }
 
-/**
- * Converts the fields of a message to the parts of a request. Empty fields are left out if they are optional.
- */
+/** Converts the fields of a message to the parts of a request. Empty fields are left out if they are optional. */
 export function partsOf({ params, query, headers }: Route, message: object): Partial<RawInput> {
   const named = (shape: Route['query']): [string, unknown][] =>
     Object.entries(message).filter(([name, value]) => {
@@ -167,7 +165,7 @@ export class Call<M extends Method = Method> {
       authenticate(this.header('authorization'), this.#address, services));
   }
 
-  /** The broker that answers the call, if its machine belongs to another one. */
+  /** Returns the other broker that owns the machine of the call; undefined if this broker answers the call. */
   async elsewhere({ first, raw, guard }: Rpc<M>, peers: Peers): Promise<Elsewhere | undefined> {
     if (this.#client?.quota?.refusal) return undefined;
     try {
@@ -176,12 +174,12 @@ export class Call<M extends Method = Method> {
       const machine = await peers.machineOf(guard.parser.ids({ ...nothing, ...parts }));
       return machine && peers.elsewhere(machine);
     } catch {
-      // A call that cannot be read is refused, and recorded, by this broker.
+      // If the first message cannot be read, this broker refuses the call and writes its audit record.
       return undefined;
     }
   }
 
-  /** Lets another broker answer the call. Resolves with its response, unless the response is a stream. */
+  /** Forwards the call to another broker. Resolves with the response, unless the response is a stream. */
   async forward({ first, streams }: Forwarding<M>, elsewhere: Elsewhere): Promise<Sent<M> | undefined> {
     if (!this.#client) throw new Error('call authenticate() before forward()');
     const { metadata: headers } = this.#stream;
@@ -220,10 +218,7 @@ export class Call<M extends Method = Method> {
     });
   }
 
-  /**
-   * Authorizes and runs one request of this call. Without `records`, only a failure is written to the audit
-   * log.
-   */
+  /** Authorizes and runs one request of this call. Without `records`, only a failure is written to the audit log. */
   request<R extends Route, T>(
     guard: Guard<R>,
     work: Omit<RequestWork<R, T>, 'gone'>,
@@ -277,9 +272,7 @@ export class Call<M extends Method = Method> {
     await this.#draining;
   }
 
-  /**
-   * Waits for `work`, which the client can delay. Aborts the call if it takes longer than `ms` milliseconds.
-   */
+  /** Waits for `work`, which the client can delay. Aborts the call if it takes longer than `ms` milliseconds. */
   async within<T>(ms: number, work: Promise<T>): Promise<T> {
     const cancel = after(ms, () => this.gone.abort(stalled));
     return work.finally(cancel);
@@ -295,9 +288,7 @@ export class Call<M extends Method = Method> {
   }
 }
 
-/**
- * Yields the messages of a stream. Q is their type, because the service decodes only messages of that type.
- */
+/** Yields the messages of a stream. Q is their type, because the service decodes only messages of that type. */
 async function* messagesOf<Q>(stream: Stream, signal: AbortSignal): AsyncGenerator<Q> {
   yield* readStream<Q>(stream, signal);
   await awaitCancellation(signal);

@@ -21,17 +21,20 @@ import { sessionRpcs } from './sessions.ts';
 
 /** How the service treats the calls of one port. */
 interface CallsPort {
-  /** Called with the peer of each call that has a valid key. */
+  /** Called with the client's address for each call that has a valid key. */
   markAuthenticated?(peer: string): void;
   /** Finds the client of a call that another broker forwarded; only on the peer port. */
   forwardedClient?(headers: Metadata): Promise<Client>;
-  /** Other brokers, in place of those of the service. */
+  /** Replaces the other brokers of the service for the calls of this port. */
   peers?: Peers;
 }
 
 const served = ['', 'farhand.client.v1.Streams'];
 
-/** The service, whose answers may already be encoded by another broker. */
+/**
+ * The definition of the service. Its answers may be bytes, because a forwarded answer is encoded by the other
+ * broker.
+ */
 const service = Object.fromEntries(
   Object.entries(streamsService).map(([name, method]) => [
     name,

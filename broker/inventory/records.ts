@@ -1,5 +1,5 @@
-// Stores the last inventory of each machine in the history: a row per machine, and a row per installed
-// package, by which machines with a package are found.
+// Stores the last inventory of each machine in the history. Each machine has a row, and each installed
+// package has a row, by which machines with a package are found.
 import type { PackageFormat } from '../../shared/api/inventory.ts';
 import type { Api, Reply } from '../../shared/api/route-table.ts';
 import { iso } from '../../shared/clock.ts';
@@ -21,7 +21,7 @@ export interface Collected {
   packages: Package[];
 }
 
-/** The parts of an inventory that are in lists. */
+/** The parts of an inventory that lists of inventories contain. */
 export type Summary = Pick<Listed, 'collected_at' | 'facts' | 'updates'>;
 
 /** A package of a machine, with the rule by which its version is compared. */

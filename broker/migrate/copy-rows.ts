@@ -1,34 +1,35 @@
-// Copies the rows of the history from one database to another, in pages of bounded size, and compares both.
+// Copies the rows of the history from one database to another, in pages of limited size. Computes digests, by
+// which the caller compares the copy with the original.
 import { createHash, type Hash } from 'node:crypto';
 import type { Value } from '../history/database-interface.ts';
 import type { History, HistoryTransaction, Row } from '../history/history.ts';
 
-/** A table as it is in both databases. */
+/** A table that both databases have. */
 export interface Table {
   name: string;
-  /** All columns but generated ones; `rowid` is the last of a table with row numbers. */
+  /** All columns except generated ones. In a table with row numbers, `rowid` is the last column. */
   columns: readonly string[];
   /** The columns by which pages are ordered. */
   key: readonly string[];
-  /** The columns with texts or bytes, which can be long. */
+  /** The columns with texts or bytes, whose values can be long. */
   long: readonly string[];
 }
 
-/** Maximum number of bytes of texts in a page, unless a single row has more. */
+/** Maximum number of bytes of the texts in a page. A page of one row may have more. */
 const mostBytes = 8 * 1024 * 1024;
 export const mostRows = 500;
-/** Maximum number of values of a statement; SQLite allows 32,766. */
+/** Maximum number of values in a statement; SQLite allows 32,766. */
 const mostValues = 30_000;
 
-/** Tables about one of the two databases. What is about both is set apart from the copy. */
+/** Tables that are not copied, because their rows describe one of the two databases itself. */
 const own = ['installation', 'migrations'];
 
 const list = (names: readonly string[]): string => names.map((name) => `"${name}"`).join(', ');
 const places = (count: number): string => `(${Array(count).fill('?').join(', ')})`;
 
 /**
- * Returns the tables of a history.db. `counted` is the last one: until its rows are there, triggers count none of the rows
- * that are copied.
+ * Returns the tables of a history.db. The table `counted` comes last: the triggers that count rows do nothing
+ * until it has rows, so copied rows are not counted again.
  */
 export async function tablesOf(sqlite: History): Promise<Table[]> {
   const found = await sqlite.all(
@@ -46,7 +47,7 @@ async function describe(sqlite: History, name: string, withoutRowid: boolean): P
   );
   const namesOf = (rows: readonly Row[]): string[] => rows.map((row) => String(row.name));
   const primary = columns.filter(({ pk }) => Number(pk) > 0).sort((a, b) => Number(a.pk) - Number(b.pk));
-  // A primary key of one INTEGER is the number of the row.
+  // In SQLite, a primary key of one INTEGER column is the number of the row.
   const isNumber = !withoutRowid && primary.length === 1 && primary[0]?.type === 'INTEGER';
   const numbered = withoutRowid || isNumber ? [] : ['rowid'];
   return {
@@ -107,7 +108,10 @@ async function* pagesOf(table: Table, history: History): AsyncGenerator<Row[]> {
   }
 }
 
-/** Returns how many rows a page has, so that it is small even if all of its rows are as long as the longest one. */
+/**
+ * Returns the number of rows of a page. It is chosen so that a page is small even if all of its rows are as
+ * long as the longest row.
+ */
 async function rowsOfPage({ name, columns, long }: Table, history: History): Promise<number> {
   const bytes = ['0', ...long.map((column) => `coalesce(octet_length("${column}"), 0)`)].join(' + ');
   const row = await history.get(`SELECT coalesce(max(${bytes}), 0) AS longest FROM ${name}`);

@@ -1,5 +1,5 @@
-// Copies both stores of a broker, state and history, between files and a database. What already exists is never changed
-// before the copy is complete.
+// Copies both stores of a broker, state and history, from files to a PostgreSQL database or back. The
+// originals are not changed before the copy is complete.
 import { existsSync } from 'node:fs';
 import { mkdir, rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -22,7 +22,7 @@ import { copyTable, digestOf, insert, mostRows, type Table, tablesOf } from './c
 
 type DatabaseSettings = BrokerSettings & { database_url: string };
 
-/** Called with each table that is copied. */
+/** Called after each copied table, with the number of its rows. */
 type Report = (table: string, rows: number) => void;
 
 export interface Copied {
@@ -31,14 +31,20 @@ export interface Copied {
   seconds: number;
 }
 
-/** The files of the two stores. The state is the first one to be moved away, and the last one to be put there. */
+/**
+ * The files of the two stores. state.json is moved away first and put in place last, so that no broker starts
+ * with only a part of the files.
+ */
 const files = ['state.json', 'state.json.last', 'history.db', 'history.db-wal', 'history.db-shm'];
-/** Data directory, in that of the broker, of the broker that is started only to create the tables. */
+/**
+ * Name of a temporary data directory inside that of the broker. It is for the broker that is started only to
+ * create the tables.
+ */
 const scratch = 'migration';
 
 /**
- * Copies the files to an empty database, and then moves them into a directory beside them, `aside`. Throws StartError if a
- * broker runs, or if the database has data.
+ * Copies the files to an empty database, and then moves them into a new directory beside them. The result
+ * `aside` is its path. Throws StartError if a broker runs, or if the database has data.
  */
 export async function copyToDatabase(
   settings: DatabaseSettings,
@@ -68,7 +74,7 @@ export async function copyToDatabase(
   }
 }
 
-/** Fills a database that has all tables. Returns the number of rows. */
+/** Copies documents and rows to a database whose tables exist. Returns the number of rows. */
 async function fillDatabase(
   target: History,
   tables: readonly Table[],
@@ -85,7 +91,8 @@ async function fillDatabase(
       transaction.run(`SELECT setval(pg_get_serial_sequence('${name}', 'rowid'), max(rowid)) FROM ${name}`);
     }
   });
-  // Without it, PostgreSQL plans queries as if the tables were empty until its next autovacuum.
+  // Without this statement, PostgreSQL would plan queries as if the tables were empty, until its next
+  // autovacuum.
   await target.all('ANALYZE');
   await target.write((transaction) => putDocuments(documents, transaction));
   return rows;
@@ -118,7 +125,7 @@ export async function copyToFiles(settings: DatabaseSettings, report: Report, lo
   }
 }
 
-/** Makes state.json and history.db in a directory of their own. Returns the number of rows. */
+/** Creates state.json and history.db in a temporary directory. Returns the number of rows. */
 async function fillFiles(
   settings: BrokerSettings,
   documents: Documents,
@@ -145,8 +152,9 @@ async function fillFiles(
 }
 
 /**
- * Starts a broker that serves only its socket file, and stops it. It creates tables and brings them up to date, and writes
- * what an earlier broker left unfinished. Throws StartError if another broker runs.
+ * Starts a broker that serves only its socket file, and stops it. This creates the tables or brings them up
+ * to date, and writes changes that an earlier broker left unfinished. Throws StartError if another broker
+ * runs.
  */
 async function startAndStop(settings: BrokerSettings, log: Logger): Promise<void> {
   const broker = await startBroker({ ...settings, local: true }, log);
@@ -160,7 +168,7 @@ const withFiles = (settings: BrokerSettings, data_dir: string): BrokerSettings =
   database_password_file: undefined,
 });
 
-/** Connects. Throws StartError while a broker uses the database. */
+/** Connects to the database. Throws StartError if a broker uses it. */
 async function openDatabase(
   { database_url, database_password_file }: DatabaseSettings,
   log: Logger,
@@ -169,7 +177,7 @@ async function openDatabase(
   return { name: database.name, history: new History(database, log) };
 }
 
-/** Closes the history once `use` has ended. */
+/** Calls `use`, and closes the history once its promise is settled. */
 async function whileOpen<T>(history: History, use: () => Promise<T>): Promise<T> {
   try {
     return await use();
@@ -205,7 +213,10 @@ async function createTables(
   }
 }
 
-/** True for a database without tables of these names, and for that of a broker where nothing was ever declared. */
+/**
+ * True if the database has none of these tables, or if it belongs to a broker in which nothing was ever
+ * declared.
+ */
 async function isEmpty(history: History, tables: readonly Table[]): Promise<boolean> {
   const row = await history.get('SELECT generation FROM installation');
   if (row) return Number(row.generation) === 1 && (await copyMarkOf(history)) === undefined;
@@ -221,7 +232,7 @@ async function existingOf(history: History, tables: readonly Table[]): Promise<s
   return tables.map(({ name }) => name).filter((name) => all.has(name));
 }
 
-/** Makes the database of an unfinished copy that of a broker where nothing was ever declared. */
+/** Empties the database of an unfinished copy, so that it is like that of a new broker. */
 async function reset(history: History, tables: readonly Table[]): Promise<void> {
   await truncate(history, tables);
   await history.write((transaction) => {
@@ -235,7 +246,7 @@ async function truncate(history: History, tables: readonly Table[]): Promise<voi
   await history.write((transaction) => transaction.run(`TRUNCATE ${['documents', ...existing].join(', ')}`));
 }
 
-/** Copies all tables, and reads them again to compare them. Returns the number of rows. */
+/** Copies all tables, then reads both sides again and compares them. Returns the number of rows. */
 async function copyAll(
   tables: readonly Table[],
   source: History,
@@ -252,12 +263,15 @@ async function copyAll(
   }
   for (const [table, digest] of digests) {
     if ((await digestOf(table, target)) !== digest)
-      throw new StartError(`the copy of the table ${table.name} is not equal: nothing was moved`, 1);
+      throw new StartError(
+        `the copy of the table ${table.name} differs from the original, so nothing was moved; run migrate again`,
+        1,
+      );
   }
   return all;
 }
 
-/** Makes the documents part of the database, which a broker can use from then on. */
+/** Writes the documents to the database. After that a broker can use the database. */
 function putDocuments(documents: Documents, transaction: HistoryTransaction): void {
   const rows = names.flatMap((collection) =>
     documents[collection].map((one) => ({ collection, id: one.id, document: JSON.stringify(one) })),

@@ -1,5 +1,5 @@
-// The verb farhand-broker migrate: copies state and history from the files of a data directory to a PostgreSQL database, or
-// back, while no broker runs. Everything else in the directory stays where it is.
+// The verb farhand-broker migrate: copies state and history from the files of a data directory to a
+// PostgreSQL database, or back, while no broker runs. All other files in the directory stay where they are.
 import { existsSync } from 'node:fs';
 import { z } from 'zod';
 import { UsageError } from '../../shared/errors.ts';
@@ -22,7 +22,7 @@ const to = {
   flagOnly: true,
 };
 const log_level = { ...brokerSettings.log_level, schema: z.enum(logLevels).default('warn') };
-/** A file for --config may have all settings of the broker. */
+/** Accepts all settings of the broker, because the file for --config may contain them. */
 const settingsTable = { ...brokerSettings, log_level, to };
 const helpTable = {
   to,
@@ -44,13 +44,13 @@ export async function migrate({ argv, env }: Invocation, print: (line: string) =
   const words = installed ? ['--config', settingsOf({ name }), ...argv] : argv;
   const { to: target, ...settings } = readSettings(settingsTable, { argv: words, env });
   if (target === undefined)
-    throw new UsageError('where to copy to is missing: --to postgres://USER@HOST/DATABASE, or --to files');
+    throw new UsageError('--to is missing: set it to postgres://USER@HOST/DATABASE, or to files');
   const log = createLogger(name, settings.log_level);
   const report = (table: string, rows: number): void => print(`${table}: ${rows}`);
   if (target === 'files') {
     if (settings.database_url === undefined)
       throw new UsageError(
-        'the database to copy from is missing: --database-url postgres://USER@HOST/DATABASE',
+        '--database-url is missing: set it to the database to copy from, postgres://USER@HOST/DATABASE',
       );
     const copied = await copyToFiles({ ...settings, database_url: settings.database_url }, report, log);
     print(summary(copied, settings.data_dir));

@@ -106,8 +106,8 @@ async function read({ cert, key }: Pair): Promise<SecureContextOptions> {
 }
 
 /**
- * Returns a text that changes with the content of either file. Symbolic links are followed, because
- * certificate programs use them. A missing file has a text too.
+ * Returns a text that changes whenever one of the two files changes. Symbolic links are followed, because
+ * certificate programs use them. A missing file also yields a text.
  */
 async function versionOf({ cert, key }: Pair): Promise<string> {
   const versions = [cert, key].map(async (file) => {

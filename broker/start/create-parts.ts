@@ -68,7 +68,7 @@ export interface Tuning {
   alerts?: Partial<DigestTimes>;
   /** Milliseconds between checks of the certificate files. */
   certificateMs?: number;
-  /** The other brokers, and where the peer port listens. */
+  /** Replaces the other brokers, and sets the address on which the peer port listens. */
   cluster?: { owners: Owners; listen: { host: string; port: number } };
 }
 
@@ -116,8 +116,8 @@ export async function createParts(opening: Opening) {
   closers.push(() => machineFacts.close());
   const stores = { state, history, events, presence: new Presence(), machineFacts, cluster };
   closers.push(await recordMachineEvents(stores, log));
-  // This comes before createNouns(), which writes changes of an earlier broker process to the history: the
-  // functions for that must be registered by then.
+  // This must come before createNouns(). That function writes changes of an earlier broker process to the
+  // history, by functions that are registered here.
   const idempotency = await Idempotency.open(history, cluster?.brokerId);
   const nouns = { ...(await createNouns(opening, stores, authority, deliveries)), deliveries, webhooks };
   const recorder = createAuditRecorder({ history, record: nouns.audit.record }, log);
@@ -146,18 +146,18 @@ export async function createParts(opening: Opening) {
   };
 }
 
-/** Connects what other brokers do with the links and events of this one. */
+/** Makes the links and events of this broker follow what other brokers do. */
 function followOthers(cluster: Cluster, { state, events, presence }: Stores): void {
   events.expectOthers();
   cluster.follow(() => events.refresh());
-  // Joined last, so that the work of a machine is dropped before its link ends.
+  // The links join the cluster last, so that the work of a machine is dropped before its link ends.
   cluster.join({ adopt: async () => {}, drop: (machineId) => presence.lose(machineId) });
   presence.watch((machineId, online) => {
     if (!online) cluster.unlinked(machineId);
   });
   presence.lookElsewhere((machineId) => cluster.isLinkedElsewhere(machineId));
   cluster.watch(() => presence.changedElsewhere());
-  // A machine may be removed at another broker.
+  // If a machine is removed at another broker, this broker ends its link.
   state.watch(() => presence.removeAllBut(state.machines));
 }
 
@@ -213,7 +213,7 @@ async function createNouns(
   const inventories = await Inventories.open(stores, log);
   const sessionServices = { ...stores, audit: audit.record, whileAttachable: whileAttachable(state) };
   const sessions = await Sessions.open(sessionServices, { keepMs, publicUrl }, log);
-  // This comes before any schedule runs, because changes of an earlier broker process may not be in the
+  // This must come before any schedule runs, because changes of an earlier broker process may not be in the
   // history yet.
   await state.drainTo((entries) =>
     history.applyOutbox(entries).catch((error: unknown) => {

@@ -11,7 +11,10 @@ interface HeartbeatParts {
   log: Logger;
 }
 
-/** Calls the URL now and every `ms` milliseconds while the broker is alive. Call the returned function to stop. */
+/**
+ * Calls the URL now and then every `ms` milliseconds, but only while the broker is alive. Returns a function
+ * that stops the calls.
+ */
 export function reportAlive(url: string, ms: number, { sender, alive, log }: HeartbeatParts): () => void {
   const ending = new AbortController();
   let failing = false;
@@ -21,7 +24,7 @@ export function reportAlive(url: string, ms: number, { sender, alive, log }: Hea
     const { delivered, aborted, status_code, error } = await sender.send(url, request, ending.signal);
     if (aborted || delivered === !failing) return;
     failing = !delivered;
-    // The path of such a URL is a secret.
+    // Only the origin is logged, because the path of such a URL is a secret.
     const what = { origin: new URL(url).origin, status_code, reason: error };
     if (failing) log.warn(what, '--heartbeat-url does not answer; trying again');
     else log.info(what, '--heartbeat-url answers again');

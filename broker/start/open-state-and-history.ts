@@ -21,7 +21,7 @@ interface Opening {
 interface OpenedStores {
   state: State;
   history: History;
-  /** True if no document was ever declared. */
+  /** True if the state never contained a document, as at a first start. */
   untouched: boolean;
   /** The other brokers of the database; undefined with a single broker. */
   cluster?: Cluster | undefined;
@@ -44,7 +44,7 @@ async function createInFiles({ settings, closers, log }: Opening): Promise<Opene
   closers.push(() => state.close());
   const untouched = state.generation === 1;
   const { new_history, old_history } = settings;
-  // This is written before a new history exists. Otherwise a later start could repeat runs of schedules.
+  // The state is written before a new history exists. Otherwise a later start could repeat runs of schedules.
   if (new_history || old_history) await countTimesFrom(state, now(), () => true);
   const history = historyOf(settings, state, untouched, log);
   closers.push(() => history.close());
@@ -58,7 +58,7 @@ async function createInDatabase(
   const { data_dir, new_history, old_history, accept_state, database_password_file } = settings;
   if (new_history || old_history || accept_state)
     throw new StartError(
-      '--new-history, --old-history and --accept-state are about files: leave them out with --database-url',
+      '--new-history, --old-history and --accept-state work only with files: leave them out with --database-url',
     );
   const file = join(data_dir, 'state.json');
   if (existsSync(file))
@@ -90,7 +90,7 @@ async function createInDatabase(
   return { ...stores, cluster, started: () => database.writer.started() };
 }
 
-/** The URL of the peer port, until that port listens. */
+/** Returns the URL of the peer port that is used until the port listens. */
 function peerUrlOf({ peer_url, peer_listen }: BrokerSettings): string {
   const { host = '', port = 0 } = peer_listen ?? {};
   return peer_url ?? `https://${host.includes(':') ? `[${host}]` : host}:${port}`;

@@ -11,7 +11,10 @@ type Services = Pick<Parts, 'authority' | 'lookups' | 'state' | 'cluster'> & {
   owners: NonNullable<Parts['owners']>;
 };
 
-/** Creates the client of other brokers. Their code is loaded only here, because most brokers have no others. */
+/**
+ * Creates the client for other brokers. The code of client and server is loaded only here, because most
+ * brokers run alone.
+ */
 export async function createPeering(
   { closers, log }: Opening,
   { owners, lookups, state, authority, cluster }: Services,
@@ -35,7 +38,7 @@ export async function createPeering(
     describedClient(typeof header === 'string' ? header : '', { state, cluster });
   return {
     peers,
-    /** Opens the peer port. Rejects with a system error when it cannot listen on the address. */
+    /** Opens the peer port. Rejects with a system error if the port cannot listen on the address. */
     async listen(
       app: AppOptions,
       streams: StreamsService,

@@ -56,7 +56,7 @@ export class Subscriptions implements Receivers<Webhook> {
     transaction.committed(() => this.#log.warn(what, 'webhook disabled: all attempts of a delivery failed'));
   }
 
-  /** Returns the webhooks that get an event. */
+  /** Returns the webhooks to which an event is sent. */
   for(event: EventKind): Webhook[] {
     return [...this.#state.webhooks.values()].filter(
       (webhook) => !this.obstacle(webhook, event) && this.isEnabled(webhook),
@@ -64,7 +64,8 @@ export class Subscriptions implements Receivers<Webhook> {
   }
 
   /**
-   * Returns why the broker delivers nothing to a webhook although its user has enabled it; null if it delivers.
+   * Returns why the broker delivers nothing to a webhook that its user has enabled; null if the broker
+   * delivers to it.
    */
   disabledReason(webhook: Webhook): 'attempts_failed' | 'key_revoked' | 'secret_unreadable' | null {
     if (!this.#rightsOf(webhook.key_id)) return 'key_revoked';

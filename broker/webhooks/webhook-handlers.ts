@@ -29,7 +29,7 @@ interface HandlerParts extends Deliveries {
 
 type Routes = Handlers['webhooks'];
 type Serialized = Reply<Api['webhooks']['get']>;
-/** A caller, with the rights of its key at the time of the request. */
+/** A caller, together with the rights of its key at the time of the request. */
 type Editor = Rights & Pick<Caller, 'key_id'>;
 
 /** Maximum number of webhooks. Each event is compared with every webhook. */
@@ -236,8 +236,8 @@ export class WebhookHandlers implements Routes {
     const changesOwner =
       webhook.url !== before.url || (params.enabled && !rightsOf(before.key_id, transaction.before));
     if (changesOwner) webhook.key_id = caller.key_id;
-    // Both the editor and the owner must be able to read the events. Otherwise an editor could have further
-    // events sent to itself.
+    // Both the caller and the owner of the webhook must be allowed to read the events. Otherwise the caller
+    // could get events that it may not read.
     for (const reader of [editor, rightsOf(webhook.key_id, transaction.before) ?? editor]) {
       assertScopes(reader, webhook.events);
       assertReaches(reader, params.machine_ids ?? []);

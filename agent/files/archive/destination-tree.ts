@@ -7,7 +7,7 @@ import type { Boundary, IsProtected } from '../confine/boundary.ts';
 import * as fs from '../confine/confined-fs.ts';
 import { type Bytes, parentOf } from '../confine/request-path.ts';
 
-/** Number of open directories from which on `full` is true. A deep path may open more than that. */
+/** If at least this number of directories is open, `full` is true. A deep path may open more. */
 const mostHeld = 256;
 /** Maximum number of directories that an archive may contain. */
 const mostDirectories = 200_000;
@@ -50,7 +50,10 @@ export class Tree implements Disposable {
     this.#path = path;
   }
 
-  /** `root`: the top, an open directory that the caller closes after the tree. `path` is for messages. */
+  /**
+   * `root` is the open top directory; the caller closes it after the tree. `path` is the path of `root` for
+   * messages.
+   */
   static async open(root: fs.Pinned, boundary: Boundary, path: Bytes, made: boolean): Promise<Tree> {
     const tree = new Tree(boundary, await boundary.protection(), path);
     await tree.#admit('', root, made);
@@ -117,7 +120,8 @@ export class Tree implements Disposable {
       if (!make || !isErrno(error, 'ENOENT')) throw error;
     }
     this.assertFree(above, name, undefined, path);
-    // EEXIST: another process created it first, or a dangling symlink has the name. Opening it shows which.
+    // EEXIST means that another process has created the directory, or that a dangling symlink has the name.
+    // Opening the name shows which of the two.
     const made = await fs.mkdir(at, 0o700).then(() => true, ignoring('EEXIST'));
     return this.#admit(path, await open(), made ?? false);
   }

@@ -209,8 +209,8 @@ export class Extractor implements AsyncDisposable {
   }
 
   /**
-   * Returns a free name on the mount of `directory`, in a private directory. A file is renamed only within a
-   * mount.
+   * Returns a free name on the mount of `directory`, in a private directory. A file can be renamed only
+   * within one mount.
    */
   async #temporaryFor(directory: TreeDirectory): Promise<fs.Confined> {
     let temporary = this.#temporary.get(directory.mount)?.temporary;

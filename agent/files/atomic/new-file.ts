@@ -44,7 +44,10 @@ export class NewFile implements AsyncDisposable {
     this.flushing.catch(() => undefined);
   }
 
-  /** Leaves a hole of `length` bytes. After a hole at the end the caller must truncate the file to `size`. */
+  /**
+   * Leaves a hole of `length` bytes. If the file ends with a hole, the caller must at last truncate it to
+   * `size`.
+   */
   skip(length: number): void {
     this.size += length;
   }
@@ -88,9 +91,9 @@ export class Flushes implements AsyncDisposable {
 
 /**
  * Returns a time for Node's utimes(), exact to less than a microsecond. The result is a string, because Node
- * takes a negative number for the present time. Half a microsecond is added to whole milliseconds: as
- * floating point numbers most of them are slightly too small, and every other one would be stored a
- * millisecond too early.
+ * takes a negative number for the present time. Half a microsecond is added to whole milliseconds. Otherwise
+ * every second time would be stored a millisecond too early, because its floating point number is slightly
+ * too small.
  */
 export function seconds(ns: bigint): string {
   const isInexact = ns % 1_000_000n === 0n && ns % 125_000_000n !== 0n;

@@ -143,8 +143,9 @@ const namesAtOnce = 256;
  * Yields names in the order of the file system, in batches. readdir() would read all names into memory first.
  */
 export async function* namesIn(at: Confined): AsyncGenerator<Named[], void, void> {
-  // Node accepts 'buffer' here as in readdir(), although its types do not declare it. Names must be exact
-  // bytes: if a file system reports no types, Node reads the stats of each name itself.
+  // Node accepts 'buffer' here as in readdir(), although its types do not declare it. Names are exact bytes
+  // this way. On a file system that reports no file types, Node needs exact names to read the stats of each
+  // file.
   const options = { bufferSize: namesAtOnce, encoding: 'buffer' as 'latin1' };
   const entries: AsyncIterable<Dirent<string | Buffer>> = await fs.opendir(at, options);
   let batch: Named[] = [];

@@ -37,9 +37,9 @@ export async function holdsMemory(name: Bytes, at: Confined, { blocks }: BigIntS
 }
 
 /**
- * True if a name in an open directory is or lies in /proc/PID of one of `processes`, which contains their
- * memory, environment and open files. Pids are those of the agent's own namespace, even if /proc belongs to
- * another.
+ * True if a name in an open directory is, or lies in, the directory /proc/PID of one of `processes`. That
+ * directory reveals the memory, environment and open files of the process. The pids in `processes` are those
+ * of the agent's own pid namespace, even if /proc belongs to another namespace.
  */
 export async function showsProcess(
   at: Confined,

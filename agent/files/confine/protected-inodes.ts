@@ -40,8 +40,8 @@ export class ProtectedInodes {
   }
 
   /**
-   * Reads the inodes again, at most once a second. A path with a missing parent is read at once if `name` is
-   * one of its names, or if there is no `name`. Never rejects.
+   * Reads the inodes again, at most once a second. A path whose parent directory is missing is read at once
+   * if `name` occurs in the path, or if `name` is undefined. Never rejects.
    */
   async refresh(name?: Bytes): Promise<void> {
     const { stale } = this;

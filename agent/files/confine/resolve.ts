@@ -23,7 +23,7 @@ interface Found {
 /** The state of resolving one path. Its handles are closed by release(). */
 class Trail {
   readonly path: Bytes;
-  /** True if a symlink at the end is followed. */
+  /** True if a symlink at the end of the path is followed. */
   readonly follows: boolean;
   hops = 0;
   link: Bytes | undefined;
@@ -197,7 +197,8 @@ export class Confinement {
     try {
       await fs.mkdir(at, 0o755);
     } catch (error) {
-      // Another process created it first, or a dangling symlink has the name. Opening it shows which.
+      // Another process has created the directory, or a dangling symlink has the name. Opening the name shows
+      // which of the two.
       if (errnoOf(error) === 'EEXIST') return this.#directory(trail, at);
       throw error;
     }

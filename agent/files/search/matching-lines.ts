@@ -31,7 +31,8 @@ export interface Text {
 /** Matches bytes exactly, or ignoring case. */
 export function compileText(text: string, ignoreCase: boolean): Text {
   const wanted = Buffer.from(text);
-  // Up to 4 bytes per byte of the text: a letter may have more bytes in its other case.
+  // A hit may have up to 4 bytes for each byte of the text, because a letter may have more bytes in its other
+  // case.
   const overlap = 4 * wanted.length;
   if (!ignoreCase) return { find: (bytes) => bytes.indexOf(wanted), overlap };
   const lower = text.toLowerCase();

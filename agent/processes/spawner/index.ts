@@ -110,8 +110,8 @@ export class Spawners {
       void spawner.ended.then(() => this.#spawners.delete(mark));
       await spawner.ready();
     } catch (cause) {
-      // The failure is ignored while another spawner is connected, even if that one hangs: it gets the next
-      // command.
+      // The failure is ignored while another spawner is connected. The next command goes to that spawner,
+      // even if it hangs.
       if (this.#connected().length > 0) return;
       throw new AppError(
         'unavailable',
@@ -150,7 +150,7 @@ class SpawnerProcess {
     this.#options = options;
     // Node copies its own NODE_V8_COVERAGE unless `env` has that key.
     const env = { [marker]: mark, NODE_V8_COVERAGE: undefined, NODE_COMPILE_CACHE: compileCache };
-    // If the agent may not load native code, its spawners may not either.
+    // If the agent was started without the permission to load native code, its spawners have none either.
     const noAddons = process.execArgv.filter((flag) => flag === '--no-addons');
     this.#child = spawn(process.execPath, [...flags, ...noAddons, spawnerProgram, options.cgroup ?? ''], {
       cwd: '/',

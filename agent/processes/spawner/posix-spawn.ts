@@ -13,8 +13,8 @@ interface Koffi {
 }
 
 /**
- * Size of the buffers for structs of libc. The structs need far less (336 and 80 bytes in glibc), and the
- * second half is checked to be untouched.
+ * Size of the buffers for structs of libc. The structs are far smaller (336 and 80 bytes in glibc). A check
+ * finds out if libc has written to the second half.
  */
 const structBytes = 4096;
 const untouched = 0xa5;
@@ -56,7 +56,7 @@ function loadLibc(koffi: Koffi) {
   function spawn({ file, args, cwd, env }: SpawnRequest, files: readonly number[]): number | undefined {
     const argv = [file, ...args];
     const envp = Object.entries(env).map(([name, value]) => `${name}=${value}`);
-    // C would cut a text at a NUL byte; Node's spawn refuses such a text.
+    // C would cut a text at a NUL byte. Node's spawn refuses such a text, so it gets these programs.
     if ([cwd, ...argv, ...envp].some((text) => text.includes('\0'))) return undefined;
     const pid = [0];
     if (initActions(actions) !== 0) return undefined;

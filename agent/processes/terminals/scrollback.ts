@@ -20,7 +20,10 @@ export class Scrollback {
   readonly #blocks: Block[] = [];
   #end = 0;
 
-  /** Stores at least the last `windowBytes`, and at most a sixteenth more. Every append wakes `changed`. */
+  /**
+   * Stores at least the last `windowBytes` bytes, and at most a sixteenth more. Every append wakes those who
+   * wait for `changed`.
+   */
   constructor(windowBytes: number, changed: Wake) {
     this.#windowBytes = windowBytes;
     this.#blockBytes = Math.ceil(windowBytes / 16);

@@ -16,16 +16,17 @@ import { fellOut, Scrollback } from './scrollback.ts';
 /** Maximum number of bytes of output in one message. */
 const pieceBytes = 64 * 1024;
 /**
- * Bytes of output that are sent as soon as they are read, in each period of `collectMs`. Beyond that a period's
- * output is sent together: a terminal gives at most 4 KiB per read, and each message costs more than its bytes.
- * Echoes of keys are far smaller and never wait.
+ * Bytes of output that are sent as soon as they are read, in each period of `collectMs`. Further output of
+ * the period is sent together at its end, because a terminal yields at most 4 KiB per read, and each message
+ * has a cost of its own. Echoes of keys are far smaller and never wait.
  */
 const sentAtOnce = 8 * 1024;
 const collectMs = 5;
 /** If more bytes of input than this wait for the program, no further messages of the client are read. */
 const queuedBytes = 64 * 1024;
 /**
- * From this many bytes on, input is acknowledged at once. Fewer bytes are acknowledged with the next output.
+ * Input is acknowledged at once if at least this number of bytes is not acknowledged yet. Fewer bytes are
+ * acknowledged with the next output.
  */
 const acknowledgeBytes = 8 * 1024;
 
@@ -38,8 +39,8 @@ export class Terminal extends Tracked {
   readonly #limits: Limits;
   readonly #clients = new Map<string, Client>();
   /**
-   * Clients whose link was lost. The program still waits for them to read, and their counts of input are
-   * stored.
+   * Clients whose link was lost. The program still waits until they have read its output, and their counts of
+   * input are stored.
    */
   readonly #held = new Map<string, Client>();
   #keepers = 0;
@@ -71,7 +72,8 @@ export class Terminal extends Tracked {
   }
 
   async remove(): Promise<void> {
-    // There is nothing to remove: the output is only in memory, and clients may still read it.
+    // Nothing is removed from the disk, because the output of a terminal is only in memory, where clients may
+    // still read it.
   }
 
   /**
@@ -197,7 +199,7 @@ export class Client {
     const head = { offset: this.#position, size: this.#terminal.size, known: this.#known };
     yield { head, input_taken: this.#acknowledged };
     while (!signal.aborted) {
-      // The exit is read before the output: once it is set, the output is complete.
+      // The exit is read before the output, because the output is complete once the exit is set.
       const { exit } = this.#terminal;
       if (this.#parting instanceof AppError) throw this.#parting;
       if (this.#parting) return;
@@ -212,7 +214,10 @@ export class Client {
     }
   }
 
-  /** Waits for the end of the period if enough was sent in it, but not while full messages can be sent. */
+  /**
+   * Waits for the end of the period if `sentAtOnce` bytes were sent in it. Does not wait while a full message
+   * can be sent.
+   */
   async #collect(sent: number, signal: AbortSignal): Promise<void> {
     const now = monotonic();
     if (now - this.#periodAt >= collectMs) {

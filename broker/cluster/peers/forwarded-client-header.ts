@@ -1,5 +1,6 @@
-// The client of a forwarded request: the broker that authenticated it describes it in a header, and the owner of
-// the machine authorizes it. The header counts only at the peer port, which only brokers can open.
+// The header that describes the client of a forwarded request. The broker that authenticated the client
+// writes it, and the broker that owns the machine authorizes the client by it. The header is read only at the
+// peer port, to which only brokers can connect.
 import { z } from 'zod';
 import type { KeyId, LoginId } from '../../../shared/api/shared-schemas.ts';
 import { AppError } from '../../../shared/errors.ts';
@@ -30,15 +31,16 @@ export function describeClient({ address, key, login_id, secure }: Client): stri
 }
 
 /**
- * Returns the client that another broker describes. It is found by the id of its key: a new secret does not end
- * requests that were made with the old one. The other broker has counted the request against the rate limit.
- * Throws unauthorized if the key was revoked or has expired meanwhile, and unavailable without a lease.
+ * Returns the client that another broker describes. Its key is found by id, so that a request goes on if the
+ * key gets a new secret meanwhile. The other broker has counted the request against the rate limit. Throws
+ * unauthorized if the key was revoked or has expired meanwhile. Throws unavailable if this broker has no
+ * lease.
  */
 export async function describedClient(header: string, { state, cluster }: Services): Promise<Client> {
   if (cluster && !cluster.isAlive) throw databaseUnavailable();
   const { address, key_id, login_id, secure = false } = parse(header);
   const knowsKey = key_id === localKey.id || state.keys.has(key_id);
-  // The other broker may have read a new key or login before this one.
+  // The other broker may have learned of a new key or login earlier than this broker.
   if (!knowsKey || (login_id !== undefined && !state.logins.has(login_id))) await state.refresh();
   // The casts are safe: ids that exist nowhere are refused by currentKey() and when the request is authorized.
   const key = currentKey(state, key_id as KeyId);

@@ -1,17 +1,19 @@
-// Which broker is responsible for a machine.
+// The interface by which a broker finds the owner of a machine: the broker that runs all work of the machine.
 
 /** Another living broker of the same database. */
 export interface Peer {
   brokerId: string;
-  /** URL of its peer port. */
+  /** URL of the peer port of that broker. */
   url: string;
 }
 
 export interface Owners {
-  /** The living broker that owns the machine, if it is another one. */
+  /** Returns the living broker that owns the machine; undefined if this broker does, or no broker. */
   ownerElsewhere(machineId: string): Peer | undefined;
-  /** The other living brokers. */
+  /** Returns the other living brokers. */
   peers(): readonly Peer[];
-  /** Stores the URL under which the other brokers find this one's peer port. Call once the port listens. */
+  /**
+   * Stores the URL at which other brokers connect to the peer port of this one. Called once the port listens.
+   */
   advertise(url: string): Promise<void>;
 }

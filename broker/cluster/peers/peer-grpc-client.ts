@@ -1,4 +1,4 @@
-// gRPC calls to the peer ports of other brokers, over one connection to each.
+// Makes gRPC calls to the peer ports of other brokers, over one connection to each broker.
 
 import { Client, type ClientDuplexStream, credentials, Metadata, type MethodDefinition } from '@grpc/grpc-js';
 import { type PeerLeaf, peerName } from '../../link/certificate-authority.ts';
@@ -10,7 +10,7 @@ import type { Forwarded } from './peer-http-client.ts';
 /** A call to another broker. Its answers are encoded messages, because this broker does not read them. */
 export type PeerCall<Request> = ClientDuplexStream<Request, Buffer>;
 
-/** Maximum number of unread bytes of a call: brokers are near each other. */
+/** Maximum number of unread bytes of a call. It can be small, because brokers are near each other. */
 const windowBytes = 2 * 1024 * 1024;
 
 const options = {
@@ -29,7 +29,7 @@ const options = {
   'grpc.keepalive_timeout_ms': 5_000,
 };
 
-/** Headers of a call that the owner of the machine reads. */
+/** Headers of the client's call that are passed on, because the owner of the machine reads them. */
 const passed = ['idempotency-key'];
 
 export class PeerCalls {
@@ -40,7 +40,7 @@ export class PeerCalls {
     this.#leaf = leaf;
   }
 
-  /** Uses a newer certificate for new connections. Calls of the old ones go on. */
+  /** Uses a newer certificate for new connections. Calls over the old connections go on. */
   renew(leaf: PeerLeaf): void {
     this.#leaf = leaf;
     this.close();

@@ -1,4 +1,5 @@
-// Sends requests to the peer ports of other brokers: a client's request is streamed there, and its answer back.
+// Forwards HTTP requests to the peer ports of other brokers. The request of a client is streamed to the other
+// broker, and the answer is streamed back.
 import type { ClientRequest, IncomingMessage, OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import { Agent, request as httpsRequest } from 'node:https';
 import type { Duplex } from 'node:stream';
@@ -13,18 +14,21 @@ import type { Client } from '../../request-checks/authenticate.ts';
 import { clientHeader, describeClient } from './forwarded-client-header.ts';
 import type { Peer } from './owner-lookup.ts';
 
-/** A request that is forwarded, and what this broker knows of it. */
+/** A request to be forwarded, and what this broker knows of it already. */
 export interface Forwarded {
   /** The authenticated client; undefined for a terminal, whose ticket the owner checks. */
   client?: Client;
   requestId: string;
-  /** The whole body, if it had to be read to find the machine. */
+  /** The whole body, if this broker had to read it to find the machine. */
   body?: Buffer | undefined;
 }
 
-/** Longest time for TCP and TLS to another broker. */
+/** Longest time in milliseconds to connect to another broker with TCP and TLS. */
 const connectMs = 2_000;
-/** Idle connections to each broker. A request without one waits for a handshake, some 2 ms. */
+/**
+ * Number of idle connections to each broker. A request without an idle connection waits some 2 ms for a
+ * handshake.
+ */
 const idleConnections = 64;
 /** Headers about one connection (RFC 9110 section 7.6.1). */
 const hopByHop = [
@@ -71,7 +75,8 @@ export class PeerClient {
     const outgoing = this.#open(peer, request, headersOf(request, forwarded));
     const answer = Promise.withResolvers<IncomingMessage>();
     outgoing.once('response', answer.resolve);
-    // Stays for the whole request, because an error event without a listener would end the process.
+    // This listener stays for the whole request, because an error event without a listener would end the
+    // process.
     outgoing.on('error', answer.reject);
     const abort = (): void => void outgoing.destroy();
     if (response.closed) abort();
@@ -80,7 +85,8 @@ export class PeerClient {
     try {
       const incoming = await answer.promise;
       copyHead(incoming, response);
-      // Flows from the next turn on, at the pace of the client: pipeline() pauses it.
+      // The answer flows from the next turn of the event loop on. pipeline() pauses it when the client reads
+      // slowly.
       incoming.on('data', countChunk);
       await pipeline(incoming, response);
     } catch (error) {
@@ -91,7 +97,7 @@ export class PeerClient {
         this.#log.warn({ err: error, peer: peer.brokerId }, 'a forwarded answer was not sent in full');
     } finally {
       response.off('close', abort);
-      // The peer has answered without the rest of the body.
+      // If the peer has answered before the end of the body, the rest of the body is not sent.
       if (!outgoing.writableFinished) outgoing.destroy();
     }
   }
@@ -152,14 +158,17 @@ function agentWith(leaf: PeerLeaf): Agent {
   });
 }
 
-/** The headers of a request for the peer: all that are not about the connection, and the client's description. */
+/**
+ * Returns the headers for the peer: those of the request that are not about the connection, and the
+ * description of the client.
+ */
 function headersOf(request: IncomingMessage, { client, requestId, body }: Forwarded): OutgoingHttpHeaders {
   const { headers } = request;
   const kept = Object.entries(headers).filter(([name]) => !hopByHop.includes(name) && name !== clientHeader);
   const own: OutgoingHttpHeaders = { ...Object.fromEntries(kept), 'x-request-id': requestId };
   if (client) own[clientHeader] = describeClient(client);
   if (body) {
-    // The client was asked for its body here.
+    // This broker has asked the client for its body already, so the peer need not do so.
     delete own.expect;
     own['content-length'] = body.length;
   } else if (headers['transfer-encoding'] !== undefined) own['transfer-encoding'] = 'chunked';
@@ -168,7 +177,7 @@ function headersOf(request: IncomingMessage, { client, requestId, body }: Forwar
 
 const countChunk = (chunk: Buffer): void => countTransferred(chunk.length);
 
-/** Sends the body: the given one, or that of the request as it comes. */
+/** Sends the body: `body` if it is set, otherwise the body of the request while it arrives. */
 function sendBody(
   request: IncomingMessage,
   response: ServerResponse,
@@ -195,11 +204,14 @@ function copyHead(incoming: IncomingMessage, response: ServerResponse): void {
   }
   // The connection is closed after an oversized body, because the rest of the body is not read.
   if (incoming.statusCode === 413) response.setHeader('Connection', 'close');
-  // The first event of a stream may come late.
+  // The head is sent at once, because the first event of a stream may come late.
   if (incoming.headers['content-length'] === undefined) response.flushHeaders();
 }
 
-/** The head of an answer as text. With `last`, the connection is closed after the answer. */
+/**
+ * Returns the head of an answer as text. With `last`, the head says that the connection is closed after the
+ * answer.
+ */
 function headOf({ statusCode, statusMessage, rawHeaders }: IncomingMessage, last = false): string {
   const lines = [`HTTP/1.1 ${statusCode} ${statusMessage}`];
   for (let at = 0; at < rawHeaders.length; at += 2) {

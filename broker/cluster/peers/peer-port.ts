@@ -1,5 +1,5 @@
-// The peer port: other brokers forward requests to it, over TLS in which both sides present the certificate of a
-// broker.
+// The peer port, to which other brokers forward requests. Its connections use TLS, and both sides must have
+// the certificate of a broker.
 import { once } from 'node:events';
 import type { IncomingMessage, Server, ServerResponse } from 'node:http';
 import type { AddressInfo, Socket } from 'node:net';
@@ -29,14 +29,17 @@ interface PeerPortOptions {
   /** Longest time for the TLS handshake, in milliseconds. */
   handshakeMs: number;
   connections: ConnectionLimiter;
-  /** Serves the requests of authenticated brokers. It does not listen itself. */
+  /**
+   * The HTTP server for requests of authenticated brokers. It gets its connections from the peer port and
+   * does not listen itself.
+   */
   http: Server;
   /** Adds the gRPC services for authenticated brokers. */
   addServices(server: GrpcServer): void;
   log: Logger;
 }
 
-/** Opens the peer port. Rejects with a system error when it cannot listen on the address. */
+/** Opens the peer port. Rejects with a system error if the port cannot listen on the address. */
 export async function listenForPeers(options: PeerPortOptions) {
   const { host, port, leaf, handshakeMs, connections, http, log } = options;
   const verified = { requestCert: true, rejectUnauthorized: true, ALPNProtocols: ['h2', 'http/1.1'] };
@@ -54,7 +57,7 @@ export async function listenForPeers(options: PeerPortOptions) {
     sockets.add(socket);
     http.emit('connection', socket);
   });
-  const text = 'connections to the peer port were refused: brokers need the same authority.json';
+  const text = 'connections to the peer port were refused: all brokers need the same authority.json';
   const refusals = new LogLimiter<Refusal>(1, 60_000, (first, more) => log.warn({ ...first, more }, text));
   const refuse = (socket: Socket, reason: string): void => {
     const refusal = { from: plainAddress(socket.remoteAddress ?? ''), reason };
@@ -91,7 +94,10 @@ function grpcServer(): GrpcServer {
   });
 }
 
-/** True if the peer's certificate, which this authority has issued, is that of a broker and not of a server or agent. */
+/**
+ * True if the certificate of the peer is that of a broker. The authority also issues certificates to servers
+ * and agents.
+ */
 function isBroker(socket: TLSSocket): boolean {
   return socket.getPeerX509Certificate()?.checkHost(peerName, { subject: 'never' }) !== undefined;
 }
@@ -101,7 +107,7 @@ function isBroker(socket: TLSSocket): boolean {
  * requests are counted here.
  */
 class BrokerConnections {
-  /** Open connections, and whether a request is in progress. */
+  /** Open connections. The value is true while a request is in progress. */
   readonly #busy = new Map<Socket, boolean>();
   readonly #empty = new AbortController();
   #closing = false;

@@ -1,5 +1,5 @@
-// Finds the broker that answers a request: the owner of the machine that the request is about. All other requests
-// are answered by the broker that they come to.
+// Finds the broker that answers a request. A request about a machine is answered by the broker that owns the
+// machine. Any other request is answered by the broker that gets it.
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Duplex } from 'node:stream';
 import type { Metadata, MethodDefinition } from '@grpc/grpc-js';
@@ -20,14 +20,17 @@ interface Services {
   state: State;
 }
 
-/** Objects that live with the owner of their machine. Batches do not: they can have many machines. */
+/**
+ * Kinds of objects that belong to one machine, whose owner answers requests about them. A batch can have many
+ * machines.
+ */
 const withMachine: readonly IdNoun[] = ['command', 'session', 'schedule', 'run'];
 
 /** A request about the machine of another broker. */
 export interface Elsewhere {
   forward(request: IncomingMessage, response: ServerResponse, forwarded: Forwarded): Promise<void>;
   upgrade(request: IncomingMessage, socket: Duplex, head: Buffer, forwarded: Forwarded): Promise<boolean>;
-  /** Starts a gRPC call. `headers`: those of the client's call. */
+  /** Starts a gRPC call to the other broker. `headers`: the headers of the client's call. */
   call<Request>(method: MethodOf<Request>, headers: Metadata, forwarded: Forwarded): PeerCall<Request>;
 }
 
@@ -42,18 +45,24 @@ export class Peers {
   readonly #services: Services;
   readonly #clients: Clients | undefined;
 
-  /** Without `clients`, requests about machines of other brokers are refused. */
+  /** If `clients` is undefined, requests about machines of other brokers are refused. */
   constructor(services: Services, clients?: Clients) {
     this.#services = services;
     this.#clients = clients;
   }
 
-  /** Refuses what it cannot answer here: a forwarded request is never forwarded again. */
+  /**
+   * The same for the peer port, where requests about machines of other brokers are refused: a forwarded
+   * request is never forwarded again.
+   */
   get atPeerPort(): Peers {
     return new Peers(this.#services);
   }
 
-  /** The machine that a request is about; undefined if its ids belong to none. Ids in lists and filters do not count. */
+  /**
+   * Returns the machine that a request is about; undefined if its ids belong to no machine. Ids in lists and
+   * filters do not count.
+   */
   async machineOf(ids: readonly FoundId[]): Promise<MachineId | undefined> {
     for (const { noun, id, listed, filters } of ids) {
       if (listed || filters) continue;
@@ -73,13 +82,15 @@ export class Peers {
     return found?.machines?.[0];
   }
 
-  /** The machine of an object that another broker may just have declared. */
+  /**
+   * Returns the machine of an object that is unknown here, because another broker may just have created it.
+   */
   async #machineOfNew(noun: IdNoun, id: string): Promise<MachineId | undefined> {
     await this.#services.state.refresh();
     return this.#machineOf(noun, id);
   }
 
-  /** The only registered machine, which requests may omit. */
+  /** The machine that a request without a machine id is about: the only one that is registered. */
   get onlyMachine(): MachineId | undefined {
     const { machines } = this.#services.state;
     const [only] = machines.size === 1 ? machines.keys() : [];
@@ -94,7 +105,10 @@ export class Peers {
     return machine !== undefined && !this.elsewhere(machine);
   }
 
-  /** How a request about this machine is sent to its owner; undefined if this broker answers it. */
+  /**
+   * Returns how a request about this machine is sent to its owner; undefined if this broker answers the
+   * request.
+   */
   elsewhere(machine: MachineId): Elsewhere | undefined {
     const peer = this.#services.owners.ownerElsewhere(machine);
     if (!peer) return undefined;
@@ -108,7 +122,10 @@ export class Peers {
   }
 }
 
-/** Refuses a forwarded request whose machine has another owner: the broker that forwarded it did not know yet. */
+/**
+ * The error for a forwarded request whose machine has got another owner, which the forwarding broker did not
+ * know yet.
+ */
 function missed({ brokerId }: Peer, machine_id: MachineId): Elsewhere {
   const message = 'another broker has become responsible for this machine: try again';
   const details = { machine_id, broker_id: brokerId, retry_after: 1 };

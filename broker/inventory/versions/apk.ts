@@ -10,7 +10,7 @@ interface Version {
   numbers: string[];
   letter: string;
   suffixes: { rank: number; number: string }[];
-  /** Empty if the version has no revision, which is older than revision 0. */
+  /** Empty if the version has no revision. A version without a revision is older than one with revision 0. */
   revision: string;
 }
 
@@ -51,8 +51,8 @@ function compareLists<T>(
 }
 
 /**
- * Compares two numbers. After the first number, a number with a leading zero is a fraction: 1.05 is older
- * than 1.5.
+ * Compares two numbers of a version. A number with a leading zero counts as a fraction, unless it is the
+ * first number: 1.05 is older than 1.5.
  */
 function compareNumber(x: string | undefined, y: string | undefined, at: number): number {
   if (x === undefined || y === undefined) return Number(x !== undefined) - Number(y !== undefined);

@@ -30,11 +30,11 @@ function compareSegment(x: string, y: string): number {
 }
 
 /**
- * Compares the rests of two versions, of which one has no further segment. A rest of letters is older than an
- * empty rest.
+ * Compares the rests of two versions after their equal segments; one of the rests has no segment. A rest of
+ * letters is older than an empty rest.
  */
 function compareRests(a: string, b: string): number {
-  // If both have a rest, separators before a segment do not count.
+  // If neither rest is empty, separators before a segment do not count.
   const [x, y] = a && b ? [withoutSigns(a), withoutSigns(b)] : [a, b];
   if (x === y) return 0;
   return (x === '' && !/^[a-z]/i.test(y)) || /^[a-z]/i.test(x) ? -1 : 1;

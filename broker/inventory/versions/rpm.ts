@@ -40,7 +40,7 @@ function compareSegments(a: string, b: string): number {
 function compareSegment(x: string | undefined, y: string | undefined): number {
   if (x === y) return 0;
   if (x === '~' || y === '~') return x === '~' ? -1 : 1;
-  // A caret is newer than the end, and older than any other segment.
+  // A caret is newer than the end of a version, and older than any other segment.
   if (x === '^') return y === undefined ? 1 : -1;
   if (y === '^') return x === undefined ? -1 : 1;
   if (x === undefined || y === undefined) return x === undefined ? -1 : 1;
