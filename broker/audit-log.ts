@@ -21,7 +21,7 @@ const counted: CountedTable = {
   ...{ table: 'audit', time: 'created_at', number: 'seq' },
   columns: ['action', 'key_id', 'key_name'],
 };
-// There are few indexes: with each index, every command would write another page of the database.
+// The table has few indexes, because with each index every command writes another page of the database.
 const tables = [
   `CREATE TABLE audit (
     seq INTEGER PRIMARY KEY, id TEXT NOT NULL, created_at INTEGER NOT NULL, key_id TEXT NOT NULL,
@@ -57,7 +57,7 @@ export async function createAudit(history: History, keepMs: number, keepRows?: n
       address,
       login_id,
     };
-    // No error is handled here, because the transaction reports it.
+    // An error is not handled here, because the transaction reports it.
     table.add(transaction, created_at, { ...row, what: JSON.stringify(what) }).catch(() => {});
   });
 
@@ -115,9 +115,10 @@ function reachesAll({ machine_ids }: Deed['what'], caller: Caller): boolean {
 }
 
 /**
- * Returns the condition that finds the row with an id. Ids have no index, because each command would write to it. But
- * an id begins with the time of its request, and the row is written then or later. Undefined if no row is found so:
- * ids of version 0.1.0 have no time.
+ * Returns the condition that finds the row with an id. Ids have no index, because each command would have to write
+ * to it. The row is found by the time in its id instead: an id begins with the time of its request, and the row is
+ * written at that time or later. Returns undefined if this finds no row, because ids of version 0.1.0 contain no
+ * time.
  */
 async function numberIs(history: History, id: string): Promise<Condition> {
   const at = timeOf(id);

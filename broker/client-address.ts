@@ -54,8 +54,8 @@ export function createTrustedProxies(networks: readonly Network[]) {
       if (forwardedFor === '') return peer;
       let client = peer;
       const hops = forwardedFor.split(',');
-      // Each proxy appends the address of its own client. An untrusted client may have forged all entries
-      // before its own.
+      // Each proxy appends the address of its own client, so the header is read from its end. All entries before
+      // that of an untrusted client may be forged.
       while (isTrusted(client)) {
         const before = hostIn(hops.pop() ?? '');
         if (before === undefined) break;

@@ -22,9 +22,9 @@ export interface LimiterOptions extends ConnectionLimits {
   /** Milliseconds until an unauthenticated connection is closed; no limit by default. */
   deadlineMs?: number;
   /**
-   * Milliseconds during which a new connection is not closed in favour of newer ones, unless all
-   * `connections` are open; 0 by default. After a failure all agents connect at once, before the first bytes
-   * of any of them can be read.
+   * Milliseconds during which a new connection is not closed in favour of newer ones, unless all `connections` are
+   * open; 0 by default. After a failure all agents connect at once, and the broker cannot read the first bytes of
+   * all of them quickly.
    */
   graceMs?: number;
   /**
@@ -62,7 +62,9 @@ const mostRequests = 16;
 const mostCalls = 32;
 const mostBytes = 256 * 1024;
 const checkBytesMs = 10;
-/** Milliseconds between the last message and the close of a connection, so that the message arrives. */
+/**
+ * Milliseconds between the last message and the close of a connection, so that the message arrives before the close.
+ */
 const leavingMs = 300;
 /**
  * Node publishes each new stream on this channel before data of the stream is read; grpc-js has no such hook.
@@ -154,8 +156,8 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Marks an unauthenticated connection as waiting for its TLS handshake. Until resume() is called it has no
-   * deadline.
+   * Marks an unauthenticated connection as waiting for its TLS handshake. It has no deadline until resume() is
+   * called.
    */
   wait(socket: Socket): void {
     const connection = this.#unauthenticated.get(peerOf(socket));
@@ -327,7 +329,8 @@ export class ConnectionLimiter {
   }
 
   /**
-   * Limits bytes on the wire. grpc-js buffers messages of unauthenticated peers, and offers no other count.
+   * Limits the bytes that unauthenticated connections have received. grpc-js buffers their messages, and this is the
+   * only count that is available.
    */
   #checkBytes(): void {
     for (const connection of this.#unauthenticated.values())

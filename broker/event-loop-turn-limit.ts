@@ -11,7 +11,10 @@ export class TurnLimit {
     this.#left = most;
   }
 
-  /** Resolves when the caller may do its work: in this turn or a later one, in the order of the calls. */
+  /**
+   * Resolves when the caller may do its work, in this turn of the event loop or a later one. Calls resolve in their
+   * order.
+   */
   async enter(): Promise<void> {
     if (this.#left === this.#most) setImmediate(() => this.#nextTurn());
     if (this.#left > 0) this.#left -= 1;

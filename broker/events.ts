@@ -32,7 +32,7 @@ interface EventEntry extends OutboxEntry {
   machine_id: string | null;
 }
 
-/** Returns a function that writes rows of its own for an event; undefined if there is nothing to write. */
+/** Returns a function that writes further rows for an event; undefined if no rows are needed. */
 type Recorder = (
   event: Event,
   machineId: string | null,
@@ -42,7 +42,7 @@ type StreamInput = Input<Api['events']['stream']>;
 const counted: CountedTable = {
   ...{ table: 'events', time: 'created_at', number: 'seq', columns: ['type'] },
 };
-// There are few indexes: with each index, every command would write another page of the database.
+// The table has few indexes, because with each index every command writes another page of the database.
 const tables = [
   `CREATE TABLE events (
     seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, type TEXT NOT NULL, created_at INTEGER NOT NULL,
@@ -56,7 +56,7 @@ const tables = [
   ${createCounts(counted)}`,
 ];
 
-/** Rows that a stream reads at a time. This bounds the memory for a slow client. */
+/** Number of rows that a stream reads at a time, which limits the memory for a slow client. */
 const batch = 100;
 
 export class Events {
@@ -66,9 +66,9 @@ export class Events {
   readonly #recorders: Recorder[] = [];
   readonly #added = new Wake();
   #stopped = false;
-  /** Number of the last event of any broker that listeners have got. */
+  /** Sequence number of the last event that was passed to listeners. */
   #heard: number;
-  /** Ids of events of this broker above that number; undefined with a single broker. */
+  /** Ids of this broker's own events after #heard; undefined with a single broker. */
   #own: Set<string> | undefined;
 
   private constructor(history: History, table: OrderedTable) {
@@ -150,7 +150,7 @@ export class Events {
     }
   }
 
-  /** Streams every later event that the caller may read. */
+  /** Streams all events from now on that the caller may read. */
   follow(caller: Caller): AsyncIterable<SentEvent<Event>> {
     return this.#follow(this.#table.last, {}, caller);
   }
@@ -185,7 +185,7 @@ export class Events {
   }
 
   /**
-   * The sequence number after which a stream begins: that of last_event_id, otherwise that of the newest
+   * Returns the sequence number after which a stream begins: the number of last_event_id, otherwise of the newest
    * event.
    */
   async #start({ last_event_id }: StreamInput, caller: Caller): Promise<number> {
@@ -201,7 +201,8 @@ export class Events {
   }
 
   /**
-   * The newest event up to a sequence number that the caller may read. Later events are part of the stream.
+   * Returns the id of the newest event that the caller may read, up to a sequence number. Later events are part of
+   * the stream.
    */
   async #newestId(upTo: number, caller: Caller): Promise<string | undefined> {
     const [where, values] = allOf([['seq <= ?', upTo], ...readableOnly(caller)]);

@@ -66,7 +66,7 @@ export class JoinTokens {
       });
       const { packages, fingerprint } = this.#context;
       const text = joinTokenText(secret, fingerprint, packages.hash());
-      // If the token is for one machine, its name becomes the name of the machine.
+      // If the token is for a single machine, the name of the token becomes the name of the machine.
       const name = input.uses === 1 ? input.name : undefined;
       return { ...serialize(token), token: text, ...packages.installLine(text, name) };
     },

@@ -39,7 +39,7 @@ async function main(): Promise<void> {
   collectAtRest();
   notify = createNotify(process.env, process.pid, log);
   const starting = startBroker(settings, log);
-  // A signal may arrive before the broker has started.
+  // A signal may arrive while the broker is still starting.
   const stop = (): void => {
     void notify?.ending('stopping');
     starting.then((broker) => broker.close()).then(() => process.exit(0), fail);
@@ -60,7 +60,9 @@ async function serve(verb: Verb, { argv, env }: Invocation): Promise<void> {
   process.exitCode = await service(verb, { argv: argv.slice(1), env }, ownCommand(env));
 }
 
-/** Runs doctor or migrate, whose modules a running broker does not need either. */
+/**
+ * Runs the verb doctor or migrate. Their modules are loaded only here, because a running broker does not need them.
+ */
 async function maintain(verb: 'doctor' | 'migrate', { argv, env }: Invocation): Promise<void> {
   const invocation = { argv: argv.slice(1), env };
   if (verb === 'migrate') {

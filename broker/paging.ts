@@ -16,7 +16,7 @@ interface PageInput {
 type Filtered = Pick<Route, 'filters'>;
 
 interface Selection {
-  /** As in PageInput. */
+  /** Name of a field; a minus in front means descending, as in PageInput. */
   sort: string;
   since?: Date | undefined;
   until?: Date | undefined;
@@ -86,7 +86,7 @@ export function filtersOf(
 interface RowSource {
   table: string;
   columns: string;
-  /** Columns that sort rows which are equal in the field that the list is sorted by. */
+  /** Columns by which rows are sorted that are equal in the sort field of the list. */
   tie?: readonly string[];
   /** Set if the rows of the table are counted in the background. */
   counted?: CountedTable;
@@ -99,7 +99,7 @@ interface RowSource {
   findBy?: readonly string[];
 }
 
-/** Returns the column that a condition compares with given values; empty for any other condition. */
+/** Returns the column that a condition compares with values; an empty text if the condition is of another form. */
 function columnOf([sql]: NonNullable<Condition>): string {
   return /^\w+(?= (?:=|IN) )/.exec(sql)?.[0] ?? '';
 }

@@ -134,7 +134,7 @@ test('an agent older than the broker opens an alert, and its upgrade resolves it
   const hello = { agent_version: '0.1.0' };
   const one = await machine('web-1', hello);
   await expect.poll(statuses).toEqual(['open']);
-  expect((await alerts())[0]?.message).toContain('version 0.1.0, older than');
+  expect((await alerts())[0]?.message).toContain('version 0.1.0, which is older than');
   await one.leave();
   expect(await statuses()).toEqual(['open']);
   hello.agent_version = '99.0.0';

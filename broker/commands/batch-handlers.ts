@@ -118,8 +118,8 @@ export class Batches {
   }
 
   /**
-   * Stores a batch in slices and adds its commands to `members`. Without its last slice a batch is
-   * incomplete. An incomplete batch is removed after a failure, or at the next start after a crash.
+   * Stores a batch in slices and adds its commands to `members`. A batch is incomplete until its last slice is
+   * stored. An incomplete batch is removed after a failure, or at the next start after a crash.
    */
   async #store(batch: Batch, members: OpenCommand[], params: CreateParams, caller: Caller): Promise<void> {
     const { scheduler, store, log } = this.#context;
@@ -169,8 +169,8 @@ export class Batches {
   }
 
   /**
-   * Returns the machines of a batch that the caller may use. The caller must not learn how many others it
-   * has.
+   * Returns the machines of a batch that the caller may use. The caller must not learn how many other machines the
+   * batch has.
    */
   async #reachable(id: string, caller: Caller): Promise<MachineId[]> {
     return (await this.machinesOf(id)).filter((machine) => caller.reaches(machine));

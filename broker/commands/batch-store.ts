@@ -15,13 +15,13 @@ export const batchColumns =
   'id, command, args, cwd, "user", concurrency, max_failures, created_at, requested_by, cancel';
 const memberless = 'NOT EXISTS (SELECT 1 FROM commands WHERE batch_id = batches.id)';
 
-/** Commands that have not ended; the index of the status finds them. */
+/** Condition for commands that have not ended. The index of the column `status` finds them. */
 export const isOpen = "status IN ('queued', 'running')";
 
 export class BatchStore {
   readonly #history: History;
   readonly #log: Logger;
-  /** How often members of each open batch have changed since the broker started. */
+  /** Number of changes of members since the broker started, by open batch. */
   readonly #changes = new Map<string, number>();
 
   constructor(history: History, log: Logger) {
@@ -82,7 +82,7 @@ export class BatchStore {
     return rows.map((row) => ({ ...(row as unknown as BatchProgress), cancel: row.cancel === 1 }));
   }
 
-  /** Counts a change of a member that is on disk. */
+  /** Counts a change of a member, once the change is on disk. */
   countChange(id: string): void {
     this.#changes.set(id, this.changesOf(id) + 1);
   }

@@ -30,13 +30,13 @@ export interface Command extends Omit<CommandRecord, Serialized> {
    * another id now, the agent has lost its data.
    */
   journal_id: string;
-  /** True once the end of the command was requested. */
+  /** True once a request has cancelled the command. */
   cancel: boolean;
   /** Bytes of output in files on the broker's disk. */
   kept_bytes: number;
 }
 
-/** Fields that Command has in another form, or not at all because they are computed for REST. */
+/** Fields of the REST record that Command has in another form, or that are computed for REST only. */
 type Serialized =
   | ('id' | 'machine_id' | 'requested_by' | 'schedule_id' | 'batch_id' | 'stdout' | 'stderr' | 'queued_until')
   | ('created_at' | 'started_at' | 'finished_at' | 'duration' | 'stdout_truncated' | 'stderr_truncated');
@@ -45,7 +45,7 @@ export type Batch = Pick<Command, 'command' | 'args' | 'cwd' | 'user' | 'created
   id: BatchId;
   concurrency: number | null;
   max_failures: number | null;
-  /** True once the end of the batch was requested. */
+  /** True once a request has cancelled the batch. */
   cancel: boolean;
 };
 

@@ -32,8 +32,8 @@ const failures = ['failed', 'timeout', 'cancelled', 'expired', 'lost'].map(
   (status) => `status = '${status}'`,
 );
 
-// The table command_tails has the output beyond listedBytes, so that lists read short rows. Indexes for few
-// rows are partial, because each insert writes to every full index.
+// The table command_tails has the output beyond listedBytes, so that lists read short rows. An index that finds only
+// few rows is partial, because each insert must write to every full index.
 const tables = [
   `CREATE TABLE commands (
     id TEXT NOT NULL UNIQUE, machine_id TEXT NOT NULL, command TEXT NOT NULL, args TEXT, cwd TEXT, "user" TEXT,
@@ -75,7 +75,7 @@ const changing = [
   ...(['cancel', 'kept_bytes'] as const),
 ];
 const stored = `${lasting}, ${changing.join(', ')}`;
-/** Selects a column that all commands of a batch share. It is stored once, in the batch's row. */
+/** Selects a column that all commands of a batch share. Its value is stored once, in the row of the batch. */
 const ofBatch = (column: string): string =>
   `CASE WHEN batch_id IS NULL THEN ${column} ELSE (SELECT ${column} FROM batches WHERE batches.id = batch_id) END AS ${column}`;
 /** The columns of a command, with only the last listedBytes of each output stream. */
@@ -106,13 +106,16 @@ export interface CommandServices {
   ended(command: Command, transaction: HistoryTransaction): Promise<void>;
   presence: Presence;
   machineFacts: MachineFacts;
-  /** Undefined with a single broker. */
+  /** The other brokers of the database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'join'> | undefined;
   /** True if the key that requested the command may still run commands on its machine. */
   mayRun(command: Command): boolean;
 }
 
-/** Commands that ended over `keepMs` ago are removed, and the oldest output files beyond `keepBytes`. */
+/**
+ * Commands are removed `keepMs` milliseconds after their end. If all output files together exceed `keepBytes`, the
+ * oldest ones are removed.
+ */
 export interface CommandSettings {
   /** Directory for the output of commands. */
   directory: string;
@@ -231,7 +234,7 @@ export class CommandStore {
     const { batch_id, command: text } = command;
     this.#services.events.emit(journal, type, machine, {
       command_id: command.id,
-      // A batch emits two events per machine, so these contain only the beginning of a long command line.
+      // A batch emits two events per machine, so its events contain only the beginning of a long command line.
       command: batch_id === null ? text : text.slice(0, mostOfBatch).toWellFormed(),
       status: command.status,
       exit_code: command.exit_code,
@@ -268,7 +271,7 @@ export class CommandStore {
     return row?.spec ? (jsonIn(row, 'spec') as Spec) : undefined;
   }
 
-  /** Commands that have not ended, oldest first: all of them, or those of some machines. */
+  /** Returns the commands that have not ended, oldest first: of all machines, or of these. */
   async open(machineIds?: readonly string[]): Promise<Command[]> {
     const [where, values] = allOf([[isOpen], reachableOnly(machineIds)]);
     const open = `FROM commands WHERE ${where}`;

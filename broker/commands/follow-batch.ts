@@ -46,7 +46,10 @@ export function followMembers(
  */
 const mostOfKey = 5 * mostFollowed;
 
-/** Least number of commands that a stream counts for. A key can thus have at most 100 streams. */
+/**
+ * A stream of fewer commands counts like a stream of this number of commands. A key can thus have at most 100
+ * streams.
+ */
 const leastCost = mostOfKey / 100;
 
 /** Limits the commands that each key follows in its streams of batches. */
@@ -81,6 +84,6 @@ const tooManyFollowed = new AppError(
 /** Throws conflict for a batch with too many machines to follow in one stream. */
 export function assertFollowable(batch_id: string, machines: number): void {
   if (machines <= mostFollowed) return;
-  const message = `batch ${batch_id} has ${machines} machines, and at most ${mostFollowed} can be followed in one stream; follow its commands`;
+  const message = `batch ${batch_id} has ${machines} machines, and at most ${mostFollowed} can be followed in one stream; follow its commands one by one`;
   throw new AppError('conflict', message, { batch_id, limit: mostFollowed });
 }

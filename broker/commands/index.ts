@@ -55,8 +55,8 @@ const mostEnds = 32;
 const inputBytes = 32 * 1024;
 
 /**
- * Creates the parts. Resolves once the commands that had not ended when an earlier broker stopped are
- * recovered.
+ * Creates the parts for commands. Some commands had not ended when an earlier broker process stopped. Resolves once
+ * these are recovered.
  */
 export async function createCommands(
   services: CommandServices,
@@ -172,10 +172,7 @@ export class Commands {
     return this.#parts.store.watch(({ id, machine_id }) => watcher(id, machine_id));
   }
 
-  /**
-   * Finds the machine of a command: `open` that of an open command, `stored` that of a command in the
-   * history.
-   */
+  /** Finds the machine of a command: `open` for an open command, `stored` for a command in the history. */
   readonly machineOf = {
     open: (id: string): MachineId | undefined => this.#parts.scheduler.get(id)?.record.machine_id,
     stored: (id: string): Promise<MachineId | undefined> => this.#parts.store.machineOf(id),
@@ -305,8 +302,8 @@ function statusIs(status: Status | undefined): Condition {
 }
 
 /**
- * The columns whose index finds the rows of a list quickly. Few commands are open, and most of the others are
- * completed. A schedule has fewer commands than its machine.
+ * Returns the columns whose indexes find the rows of a list, the best one first. An index is good if it finds few
+ * rows: few commands are open or have failed, and a schedule has fewer commands than its machine.
  */
 function findBy(status: Status | undefined): string[] {
   const isOpen = status === 'queued' || status === 'running';

@@ -274,7 +274,7 @@ export class OpenCommand {
     const reason = `${error.code}: ${error.message}`;
     const unstarted = starting && this.record.started_at === null;
     if (unstarted && error.code === 'unavailable') return { status: 'failed', reason };
-    // The agent was too busy, or its reports stopped before the end. follow() tries again.
+    // The agent was too busy, or its reports stopped before the end of the command. follow() tries again.
     if (error.code === 'unavailable' || (starting && !unstarted)) return;
     await this.finish({ status: unstarted && error.code !== 'machine_error' ? 'failed' : 'lost', reason });
   }

@@ -23,8 +23,8 @@ type SentEvent = Reply<Api['commands']['stream']> extends AsyncIterable<infer T>
 
 const readBytes = 256 * 1024;
 /**
- * Maximum number of bytes in one event; smaller than readBytes because an event's text exists in memory several
- * times.
+ * Maximum number of bytes in one event. It is smaller than readBytes, because the text of an event is in memory
+ * several times.
  */
 const eventBytes = 64 * 1024;
 
@@ -73,7 +73,7 @@ async function* bytesBetween(
   }
 }
 
-/** Finds the output of a command, which grows while the command runs. */
+/** Finds the output of a command. The output grows while the command runs. */
 export async function sourceOf(
   { scheduler, store, outputs }: { scheduler: Scheduler; store: CommandStore; outputs: OutputDirectory },
   id: string,

@@ -17,9 +17,9 @@ import type { CommandContext } from './shared-by-open-commands.ts';
  * call.
  */
 const mostDecisions = 32;
-/** Delay before a failed round of decisions is tried again. */
+/** Milliseconds before a failed round of decisions is tried again. */
 const retryMs = 1_000;
-/** Milliseconds after which a command is lost if its machine is offline all the time. */
+/** Milliseconds after which a command of a machine that stays offline counts as lost. */
 const noReportMs = 24 * 3_600_000;
 const silenceCheckMs = 3_600_000;
 
@@ -82,7 +82,7 @@ export class Scheduler {
     const loaded: OpenCommand[] = [];
     for (const command of commands) {
       const output = await outputs.reopen(command.id);
-      // A machine may have been lost to another broker meanwhile, and its commands created here before.
+      // Another broker may own the machine by now, and this broker may know the command already.
       if (this.#open.has(command.id) || !store.history.owns(command.machine_id)) continue;
       const batch = command.batch_id === null ? undefined : batches?.get(command.batch_id);
       const record = { ...command, cancel: command.cancel || (batch?.cancel ?? false) };
@@ -96,7 +96,7 @@ export class Scheduler {
     this.decideSoon();
   }
 
-  /** The progress of all open batches: as it is in memory, otherwise as it is stored. */
+  /** Returns the progress of all open batches: the one in memory if there is one, otherwise the stored one. */
   async #progress(): Promise<Map<string, BatchProgress>> {
     const stored = await this.#context.store.batches.open();
     const inMemory = this.all().flatMap(({ batch }) => batch ?? []);
@@ -235,7 +235,7 @@ export class Scheduler {
     return [...(this.#byMachine.get(machineId) ?? [])];
   }
 
-  /** Returns the number of commands that the agent of this machine may have in addition. */
+  /** Returns the number of further commands that the agent of this machine may get. */
   #freeOn(machineId: string): number {
     return openCommands - this.#on(machineId).filter(({ record }) => record.journal_id !== '').length;
   }

@@ -1,4 +1,4 @@
-// What all open commands share.
+// The type of the object that all open commands of a broker share.
 import type { Logger } from '../../shared/logger.ts';
 import type { TurnLimit } from '../event-loop-turn-limit.ts';
 import type { Acknowledgements } from '../link/acknowledge-results.ts';
@@ -21,6 +21,6 @@ export interface CommandContext extends CommandServices {
 /** The part of the scheduler that an open command uses. */
 interface OpenCommands {
   remove(id: string): void;
-  /** Makes the scheduler decide soon on the waiting commands. */
+  /** Makes the scheduler decide soon which waiting commands start. */
   decideSoon(): void;
 }

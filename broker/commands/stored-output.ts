@@ -9,7 +9,7 @@ export type Stream = (typeof streams)[number];
 
 /** Number of last bytes of each stream in the record of a command that has ended. */
 const tailBytes = 1024 * 1024;
-/** Up to this number of bytes a stream is only in memory, because most commands print little. */
+/** A stream of at most this number of bytes is only in memory, because most commands print little. */
 const memoryBytes = 64 * 1024;
 const readBytes = 256 * 1024;
 
@@ -66,7 +66,7 @@ export class Output {
     return !this.#reported && this.stdout.end === 0 && this.stderr.end === 0;
   }
 
-  /** Returns the start and end offsets of both streams, and the bytes that they have in files. */
+  /** Returns the start and end offsets of both streams, and the number of their bytes in files. */
   extent() {
     const { stdout, stderr } = this;
     return {
@@ -100,7 +100,7 @@ export class Output {
     return { ...tails, ...extent };
   }
 
-  /** From now on appends do not wait for slow readers, because the command is to end or the broker stops. */
+  /** After this call, appends do not wait for slow readers. Called when the command must end or the broker stops. */
   release(): void {
     for (const stream of streams) this[stream].release();
   }
@@ -196,7 +196,7 @@ export class OutputDirectory {
    * deleted meanwhile.
    */
   async removeAllBut(ids: ReadonlySet<string>): Promise<void> {
-    // The directory exists only if some output has needed it.
+    // The directory exists only if some output was written to a file.
     for (const id of await readdir(this.#directory).catch(() => [])) {
       if (!ids.has(id)) await rm(join(this.#directory, id), { recursive: true, force: true });
     }

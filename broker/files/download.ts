@@ -66,7 +66,8 @@ function checkConditions(input: DownloadInput, version: Version, caller: Caller)
       ? !etagMatches(if_match, version.etag, false)
       : if_unmodified_since !== undefined && isNewer(version, if_unmodified_since);
   if (unmet) {
-    const message = 'the file’s ETag or date does not meet the condition of the request';
+    const message =
+      'the ETag or date of the file does not meet the condition of the request; read the file again';
     throw new AppError('precondition_failed', message, { etag: version.etag });
   }
   const unchanged =
@@ -137,14 +138,14 @@ async function open(
   const { head, rest } = await splitHead(parts, validHead);
   const { entry, etag, offset, length } = head;
   if (part && length !== part.length) {
-    // The file is shorter than its reported size, as some files of the kernel are, so it is sent whole.
+    // Some files of the kernel are shorter than their reported size. Such a file is sent whole.
     return open(services, input, caller, 'whole', version);
   }
   if (version && etag !== version.etag)
     throw new AppError('conflict', 'the file changed while it was being read: try again');
   setValidators(caller, etag, entry.modified_at_ms);
   if (part) caller.headers.set('Content-Range', `bytes ${offset}-${offset + part.length - 1}/${entry.size}`);
-  // All parts of a file count as one download. It is recorded with the part that contains the last byte.
+  // The parts of a file count as one download, which is recorded when the part with the last byte is sent.
   const complete = length === undefined || offset + length >= entry.size;
   return {
     status: part ? 206 : 200,

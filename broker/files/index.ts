@@ -97,7 +97,10 @@ async function* batches(
 }
 
 function tooMuch(): AppError {
-  return new AppError('machine_error', 'the machine’s answer is larger than was requested: update its agent');
+  return new AppError(
+    'machine_error',
+    'the answer of the machine is larger than requested: update the agent of the machine',
+  );
 }
 
 async function readContent(services: FileServices, input: Input<Route<'read'>>, caller: Caller) {
@@ -119,7 +122,7 @@ async function readContent(services: FileServices, input: Input<Route<'read'>>, 
       if (received > contentBytes) throw tooMuch();
     }
   } finally {
-    // The quota is released here, because from now on the JSON text counts as an answer.
+    // The quota is released here, because another quota counts the JSON text of the answer.
     release();
   }
   const entry = assertEntry(head?.entry);
@@ -154,7 +157,11 @@ async function* searchFiles(
     if (matches > limit) throw tooMuch();
     tail = part.tail ?? tail;
   }
-  if (!tail) throw new AppError('machine_error', 'the machine’s answer lacks its summary: update its agent');
+  if (!tail)
+    throw new AppError(
+      'machine_error',
+      'the answer of the machine has no summary: update the agent of the machine',
+    );
   const { truncated, visited, unreadable } = tail;
   yield { end: { matches, truncated, visited, unreadable } };
 }
@@ -169,7 +176,7 @@ const kinds = {
   FILE_CHANGE_KIND_REMOVED: 'removed',
 } as const;
 
-/** Resolves when the machine watches the path. A refusal before that is an ordinary error of the request. */
+/** Resolves when the machine watches the path. If the machine refuses that, the request gets the error. */
 async function watchFiles(services: FileServices, input: Input<Route<'watch'>>, caller: Caller) {
   const request = { path: bytesOf(input.path ?? '', input.path_encoding), recursive: input.recursive };
   const answers = services.presence.get(input.machine_id).stub.watchFiles(request, watching(caller));
@@ -181,7 +188,7 @@ async function* eventsOf(
   path: Buffer,
   answers: AsyncIterable<{ changes: FileChange__Output[] }>,
 ): AsyncGenerator<SentEvent<Change>, undefined> {
-  // Changes after the machine's first answer are all reported.
+  // All changes after the machine's first answer are reported.
   yield { event: 'ready', data: pathOf(path) };
   for await (const { changes } of answers) for (const change of changes) yield changeOf(change);
 }

@@ -32,17 +32,17 @@ const lasting =
     ...{ request_id: caller.request_id, signal: caller.signal, caller },
     ...limits,
   });
-/** Options of calls about one entry: at most 2 minutes. */
+/** Options of calls about one entry. They may take at most 2 minutes. */
 export const single = lasting({ deadline_ms: 120_000, lane: 'single' });
-/** Options of calls that stream one small content: at most 2 minutes. */
+/** Options of calls that stream one small file. They may take at most 2 minutes. */
 export const short = lasting({ deadline_ms: 120_000, lane: 'short' });
-/** Options of calls for long work on the machine's own disk: at most 24 hours. */
+/** Options of calls for long work on the machine's own disk. They may take at most 24 hours. */
 export const long = lasting({ deadline_ms: 24 * 3_600_000, lane: 'long' });
-/** Options of calls that transfer any number of bytes: no time limit while bytes arrive. */
+/** Options of calls that transfer any number of bytes. They have no time limit while bytes arrive. */
 export const bulk = lasting({ lane: 'bulk' });
 /** Options of calls that stream entries at the reader's pace. */
 export const listing = lasting({ lane: 'short' });
-/** Options of calls that may be silent for long: no idle timeout. */
+/** Options of calls that may be silent for long. They have no idle timeout. */
 export const watching = lasting({ lane: 'watch', idle_ms: 0 });
 
 /** Writes an event about a file and the caller's audit record. Resolves once both are on disk. */
@@ -68,7 +68,7 @@ export function withMachine<T extends { machine_id?: MachineId | undefined }>(
 ): T & { machine_id: MachineId } {
   const { machine_id } = input;
   if (machine_id !== undefined) return { ...input, machine_id };
-  const message = 'is missing: it may be left out only while exactly one machine is registered';
+  const message = 'is missing: it may be omitted only if exactly one machine is registered';
   throw fieldError('query', 'machine_id', message, 'invalid_request');
 }
 
@@ -80,7 +80,11 @@ export async function splitHead<T, H>(
   const rest = parts[Symbol.asyncIterator]();
   const first = await rest.next();
   const head = first.done ? undefined : headOf(first.value);
-  if (!head) throw new AppError('machine_error', 'the machine’s answer lacks its head: update its agent');
+  if (!head)
+    throw new AppError(
+      'machine_error',
+      'the answer of the machine begins without a head: update the agent of the machine',
+    );
   return { head, rest: { [Symbol.asyncIterator]: () => rest } };
 }
 
@@ -101,7 +105,10 @@ export function entryOf(answered: FileEntry__Output | null | undefined): Entry {
   const foreign = !isUtf8(entry.name) || !isUtf8(entry.path) || !isUtf8(entry.link_target ?? Buffer.alloc(0));
   const text = (bytes: Buffer): string => bytes.toString(foreign ? 'base64' : 'utf8');
   if (Math.abs(entry.modified_at_ms) > latestInstant)
-    throw new AppError('machine_error', 'the machine’s answer has an invalid time: update its agent');
+    throw new AppError(
+      'machine_error',
+      'the answer of the machine has an invalid time: update the agent of the machine',
+    );
   return {
     name: text(entry.name),
     path: text(entry.path),
@@ -132,7 +139,10 @@ export function assertEntry(entry: FileEntry__Output | null | undefined): FileEn
 /** Checks a machine's ETag before it is sent in a header (RFC 9110 section 8.8.3). Throws machine_error. */
 export function assertEtag(etag: string): string {
   if (/^"[\x21\x23-\x7e]{0,200}"$/.test(etag)) return etag;
-  throw new AppError('machine_error', 'the machine’s answer has an invalid ETag: update its agent');
+  throw new AppError(
+    'machine_error',
+    'the answer of the machine has an invalid ETag: update the agent of the machine',
+  );
 }
 
 function isSpecial(text: string): text is NonNullable<Entry['special']> {

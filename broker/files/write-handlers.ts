@@ -160,7 +160,10 @@ function commitOf({ mode, overwrite }: { mode?: string | undefined; overwrite: b
 
 function assertSummary(summary: ArchiveSummary__Output | null): ArchiveSummary__Output {
   if (summary) return summary;
-  throw new AppError('machine_error', 'the machine’s answer lacks the archive summary: update its agent');
+  throw new AppError(
+    'machine_error',
+    'the answer of the machine has no summary of the archive: update the agent of the machine',
+  );
 }
 
 /** Yields the messages of an upload. `commit` is called once all chunks have been sent. */
@@ -241,7 +244,7 @@ async function copyAcross(
   return { ...entryOf(at), files_copied: copied.files, bytes_copied: copied.bytes };
 }
 
-/** Returns the chunks of a file, and a function that returns the sender's checksum once they have ended. */
+/** Returns the chunks of a file, and a function that returns the sender's checksum after the last chunk. */
 function digested(parts: AsyncIterable<Part>): { chunks: AsyncIterable<Uint8Array>; sha256: () => string } {
   let digest = '';
   return {
@@ -253,7 +256,10 @@ function digested(parts: AsyncIterable<Part>): { chunks: AsyncIterable<Uint8Arra
     })(),
     sha256() {
       if (digest) return digest;
-      throw new AppError('machine_error', 'the machine sent a file without its checksum: update its agent');
+      throw new AppError(
+        'machine_error',
+        'the machine sent a file without its checksum: update the agent of the machine',
+      );
     },
   };
 }

@@ -17,7 +17,7 @@ export interface OutboxEntry {
 
 /** Reads a few rows that an index finds. Lists are read with History.read(). */
 export interface RowReader {
-  /** The first row; undefined if there is none. */
+  /** Returns the first row; undefined if there is none. */
   get(sql: string, ...values: Value[]): Promise<Row | undefined>;
   all(sql: string, ...values: Value[]): Promise<Row[]>;
 }
@@ -29,8 +29,8 @@ export interface RowReader {
  */
 export interface HistoryTransaction extends Journal, RowReader {
   /**
-   * Says that the change is about this machine. The change fails if another broker owns the machine by the time of
-   * the commit. Does nothing with a single broker.
+   * Declares that the change is about this machine. The change then fails if another broker owns the machine at the
+   * time of the commit. Does nothing with a single broker.
    */
   about(machineId: string): void;
   run(sql: string, ...values: Value[]): void;
@@ -74,7 +74,10 @@ export interface Database extends RowReader {
   readonly isReady: boolean;
   /** Calls `listener` each time the database stops answering. */
   onUnavailable(listener: () => void): void;
-  /** For a broker that stops: a commit whose answer was lost fails, instead of waiting until the database answers again. */
+  /**
+   * Called when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
+   * answers again.
+   */
   stopWaiting(): void;
   /**
    * True if a commit takes longer than a turn of the event loop. Reads then wait for the writes requested
@@ -83,7 +86,7 @@ export interface Database extends RowReader {
   readonly isRemote: boolean;
   /** Applies the missing migration steps of a noun. Throws StartError if a newer broker wrote its tables. */
   migrate(noun: string, steps: readonly string[], first: number): Promise<void>;
-  /** Runs all queries on one state of the database, which includes every write that resolved before. */
+  /** Runs all queries on one state of the database, which includes every write that has resolved before the call. */
   read(queries: readonly Query[]): Promise<Row[][]>;
   /** Freezes a view of the database, as History.snapshot() describes. */
   snapshot(): (copy: string) => Promise<void>;

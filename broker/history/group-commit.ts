@@ -34,11 +34,11 @@ interface Pending {
 const mostOfGroup = 100;
 
 /**
- * Commits the changes of a turn as a group. They run one after another, in their order. A change that arrives
- * meanwhile is in the next group.
+ * Commits the changes of one turn of the event loop as a group. They run one after another, in the order of the
+ * calls. A change that arrives meanwhile is in the next group.
  */
 export class GroupCommit {
-  /** Undefined with a single broker. */
+  /** Makes the statement that checks the owner of a machine; undefined with a single broker. */
   fence: Fence | undefined;
   readonly #database: Database;
   readonly #name: string;
@@ -46,7 +46,7 @@ export class GroupCommit {
   readonly #appliers: ReadonlyMap<string, Applier>;
   readonly #log: Logger;
   #queue: Pending[] = [];
-  /** Rejects the reads that wait for the writes requested before them. */
+  /** Functions that reject waiting reads. A read waits for the writes that were requested before it. */
   readonly #waiting = new Set<(error: unknown) => void>();
   /** The group that is being written. Never rejects. */
   #running: Promise<void> | undefined;
@@ -98,8 +98,8 @@ export class GroupCommit {
   }
 
   /**
-   * Rejects the changes and reads behind the running group. A commit whose answer is lost ends only when the database
-   * answers again, and these must not wait for that.
+   * Rejects the changes and reads that wait for the running group. The group may end only when the database answers
+   * again, and they must not wait for that.
    */
   #rejectWaiting(): void {
     const rejects = [...this.#queue.map((member) => member.reject), ...this.#waiting];
@@ -122,7 +122,8 @@ export class GroupCommit {
   }
 
   /**
-   * Commits a single change. It needs no savepoint, and its commit is sent before its writes are answered.
+   * Commits a group of a single change. It needs no savepoint, and its commit is sent before its writes are
+   * answered.
    */
   async #commitOne(member: Pending): Promise<void> {
     const change = new Change(this.#writer, this.#appliers, this.#name, this.fence);
@@ -221,8 +222,8 @@ class Change {
   }
 
   /**
-   * Runs the change and waits for the entries that it appends. Throws if the change waits for anything but
-   * its transaction: all other writes would have to wait too, and forever if the change waits for one of
+   * Runs the change and waits for the entries that it appends. Throws if the change waits for anything but its
+   * transaction. All other writes would have to wait too, and they would wait forever if the change waits for one of
    * them.
    */
   async settle(member: Pending): Promise<void> {
@@ -267,7 +268,7 @@ class Change {
     clearImmediate(this.#turn);
     if (this.#open > 0 || this.#hasEnded) return;
     this.#turn = setImmediate(() => {
-      const about = `a change of ${this.#name} waited for something else than its transaction`;
+      const about = `a change of ${this.#name} waited for something other than its transaction`;
       this.#late.reject(new Error(about));
     });
   }

@@ -38,8 +38,8 @@ export interface Retention {
   /** Maximum number of rows of the table. Further rows are deleted whatever their age, oldest first. */
   keepRows?: number;
   /**
-   * The column with the numbers of the rows, if these follow `column`. Only times in the future may break
-   * that order. With this, only the first rows are checked, and no index is needed.
+   * The column with the numbers of the rows, if rows with higher numbers have later times in `column`. Only times in
+   * the future may break that order. If this column is set, only the first rows are checked, and no index is needed.
    */
   ordered?: 'seq' | 'rowid';
   /** Extra SQL condition that a row must meet to be deleted for its age. */
@@ -86,7 +86,10 @@ export class History implements RowReader {
     this.#database.onUnavailable(listener);
   }
 
-  /** For a broker that stops: a commit whose answer was lost fails, instead of waiting until the database answers again. */
+  /**
+   * Called when the broker stops. A commit whose answer was lost then fails, instead of waiting until the database
+   * answers again.
+   */
   stopWaiting(): void {
     this.#database.stopWaiting();
   }
@@ -110,8 +113,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Reads the rows of lists, which may take long, without delaying other requests. All queries see one state, with
-   * every resolved write.
+   * Reads the rows of lists, which may take long, without delaying other requests. All queries see the same state of
+   * the database, which includes every resolved write.
    */
   async read(queries: readonly Query[]): Promise<Row[][]> {
     if (this.#database.isRemote) await this.#writes.settled();
@@ -128,8 +131,8 @@ export class History implements RowReader {
   }
 
   /**
-   * Writes each entry of the outbox of state.json once. It is not written again after a restart, nor after
-   * its row was deleted for its age.
+   * Writes each entry of the outbox of state.json once. An entry is not written again after a restart, nor after its
+   * row was deleted because of its age.
    */
   async applyOutbox(entries: readonly OutboxEntry[]): Promise<void> {
     const digest = createHash('sha256').update(JSON.stringify(entries)).digest('hex');
@@ -159,7 +162,7 @@ export class History implements RowReader {
     this.#writes.fence = fence;
   }
 
-  /** False for a machine that another broker owns, as far as this one knows. */
+  /** False if another broker owns the machine, as far as this broker knows. */
   owns(machineId: string): boolean {
     return !this.#writes.fence || this.#writes.fence(machineId) !== undefined;
   }
@@ -182,7 +185,7 @@ export class History implements RowReader {
     this.#counted.push(table);
   }
 
-  /** Counts rows, in small steps. A timer and tests call it. */
+  /** Counts rows, in small steps. A timer and tests call this. */
   async countRows(): Promise<void> {
     if (this.#isCounting) return;
     this.#isCounting = true;
@@ -196,7 +199,7 @@ export class History implements RowReader {
     }
   }
 
-  /** Deletes the rows that `retain` selected. An hourly timer and tests call it. */
+  /** Deletes the rows that retain() selects. An hourly timer and tests call this. */
   async prune(): Promise<void> {
     for (const retention of this.#retentions) {
       while ((await this.write((transaction) => pruneOld(retention, transaction))) === pruneStep)

@@ -34,7 +34,7 @@ export function openHistory(
   { isNew = true, isOld = false }: Accepted = {},
 ): History {
   if (!isNew && sizeOf(file) === 0) throw lost(file);
-  // This must be read before SQLite creates a -wal.
+  // This must be read before SQLite creates a -wal file.
   const hasWal = sizeOf(`${file}-wal`) > 0;
   closeSync(openSync(file, 'a', 0o600));
   const database = new DatabaseSync(file);
@@ -44,13 +44,14 @@ export function openHistory(
 
 function setUp(database: DatabaseSync, file: string, installId: string, accepted: Accepted): void {
   // Deleted rows may contain secrets, such as the environment of a command, so SQLite overwrites them. With
-  // recursive_triggers, a row that INSERT OR REPLACE replaces counts as deleted. temp_store keeps pages in
-  // memory that each change of a group overwrites, some 25 for a command.
+  // recursive_triggers, a row that INSERT OR REPLACE replaces counts as deleted. Because of temp_store, SQLite
+  // writes the old content of changed pages to memory and not to a file: each change of a group overwrites some 25
+  // pages.
   database.exec(
     'PRAGMA synchronous = FULL; PRAGMA secure_delete = FAST; PRAGMA recursive_triggers = ON; PRAGMA temp_store = MEMORY',
   );
-  // This check must come before the first write, which creates a -wal file: the next start could then not
-  // notice that one was lost.
+  // This check must come before the first write. A write creates a -wal file, so the next start could not notice
+  // that an older one was lost.
   const isFound = refuseOther(database, file, installId, accepted);
   database.exec(`PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL;
     CREATE TABLE IF NOT EXISTS installation (id TEXT NOT NULL, outbox TEXT);
@@ -91,7 +92,7 @@ function refuseOther(database: DatabaseSync, file: string, installId: string, ac
 function lost(file: string): StartError {
   const state = statSync(file, { throwIfNoEntry: false }) ? 'empty' : 'missing';
   return new StartError(
-    `${file} is ${state}, though a broker has run here: put it back from a backup, or start once with --new-history to continue without past commands and events`,
+    `${file} is ${state}, although a broker has run here: restore it from a backup, or start once with --new-history to continue without past commands and events`,
   );
 }
 

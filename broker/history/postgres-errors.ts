@@ -48,7 +48,8 @@ export function startErrorOf(error: unknown, name: string): StartError {
 /** True if the connection or the server failed, not the statement. */
 function isConnectionFailure(error: unknown): boolean {
   const code = codeOf(error);
-  // The codes mean: a failed connection, a server that stops or starts, too many connections.
+  // These codes mean that a connection failed, that the server stops or starts, or that there are too many
+  // connections.
   if (/^(08...|57P0.|53300)$/.test(code)) return true;
   if (/^E[A-Z]+$/.test(code)) return true;
   return error instanceof Error && !code && /onnection|timeout/.test(error.message);

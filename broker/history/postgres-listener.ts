@@ -1,5 +1,6 @@
-// The connection on which a broker among several renews its lease and hears of news. It is apart from the one that
-// writes, so that a long group of writes delays no lease. A lost connection is opened again.
+// The connection to PostgreSQL by which one of several brokers renews its lease, and on which it is notified of the
+// commits of others. Writes use another connection, so that a long group of writes delays no lease. A lost
+// connection is opened again.
 import { Client } from 'pg';
 import { after } from '../../shared/clock.ts';
 import type { Logger } from '../../shared/logger.ts';
@@ -8,7 +9,7 @@ import { databaseUnavailable } from './group-commit.ts';
 import type { PostgresAddress } from './postgres-settings.ts';
 import { newsChannel, types } from './postgres-write-connection.ts';
 
-/** Delay before a lost connection is opened again. */
+/** Milliseconds before a lost connection is opened again. */
 const betweenMs = 250;
 /** Milliseconds after which a statement without an answer counts as a lost connection. */
 const answerMs = 3_000;
@@ -47,7 +48,7 @@ export class PostgresListener {
     try {
       return (await client.query<Row>({ text, values: [...values] })).rows;
     } catch (error) {
-      // Without an answer in time, nothing is known of the connection.
+      // If no answer comes in time, the connection counts as lost.
       if (error instanceof Error && error.message === 'Query read timeout') this.#lost(client);
       throw error;
     }

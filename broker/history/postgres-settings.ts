@@ -31,7 +31,7 @@ const parameters = [
   'sslkey',
 ];
 
-/** Time after which an attempt to connect has failed. */
+/** Milliseconds after which an attempt to connect counts as failed. */
 const connectMs = 5_000;
 /**
  * With these values, the server ends a broker's session some 25 s after that broker has vanished. Another
@@ -85,7 +85,7 @@ function tlsOf(given: Record<string, string>, host: string): ClientConfig['ssl']
     throw new StartError(`sslmode of --database-url must be one of ${modes.join(', ')}`);
   if (mode === 'disable') return false;
   return {
-    // The name that is verified, also if it is an address.
+    // The name in the server's certificate that is verified, even if it is an address.
     host,
     ...(sslrootcert && { ca: readSetting('sslrootcert', sslrootcert) }),
     ...(sslcert && { cert: readSetting('sslcert', sslcert) }),

@@ -1,5 +1,6 @@
-// The connection to PostgreSQL that writes. A lock of this connection refuses a second broker on the same database.
-// Brokers that are started to share a database commit one after another. A lost connection is opened again.
+// The connection to PostgreSQL that writes. It has a lock, because of which a second broker on the same database
+// refuses to start. Brokers that are started to share a database take turns to commit. A lost connection is opened
+// again.
 import { randomBytes } from 'node:crypto';
 import { Client, type CustomTypesConfig, type QueryConfig } from 'pg';
 import { z } from 'zod';
@@ -19,11 +20,15 @@ const lock = 0x66_61_72_68;
 /** The advisory lock of the broker that is starting, because it may create tables. */
 const startLock = lock + 1;
 /**
- * The advisory lock of the broker that commits. Without it, row numbers could become visible out of their order, and
- * followers of events would miss some; and groups that change the same counts could wait for each other for ever.
+ * The advisory lock of the broker that commits. Without this lock, row numbers could become visible out of order, so
+ * that followers of events would miss some. Also, two groups that change the same counts could wait for each other
+ * forever.
  */
 const commitLock = lock + 2;
-/** The channel on which each commit says that there is news. Its payload is the id of the broker. */
+/**
+ * The channel on which each commit notifies the other brokers. The payload is the id of the broker that has
+ * committed.
+ */
 export const newsChannel = 'farhand';
 /** Milliseconds after which the server ends a transaction of a broker that is frozen, so that the others can commit. */
 const frozenMs = 3_000;
@@ -78,7 +83,7 @@ export class PostgresSession implements Writer {
    * the database meanwhile.
    */
   readonly #start = randomBytes(8).toString('hex');
-  /** The id of the running transaction. Never rejects. */
+  /** PostgreSQL's id of the transaction in progress. Never rejects. */
   #id: Promise<string | undefined> = Promise.resolve(undefined);
   #cancelRetry = (): void => {};
   /** Called when the connection is lost. */
@@ -102,7 +107,7 @@ export class PostgresSession implements Writer {
     const session = new PostgresSession(address, log, brokerId);
     try {
       const client = await session.#connect(lockTries);
-      const starting = `${address.name} has another farhand-broker that is starting: try again`;
+      const starting = `${address.name} is in use by another farhand-broker that is starting: try again`;
       if (brokerId !== undefined)
         await lockOrThrow(client, `pg_try_advisory_lock(${startLock})`, lockTries, starting);
       session.#use(client);
@@ -130,7 +135,7 @@ export class PostgresSession implements Writer {
     await this.execute('UPDATE installation SET started = ?', [this.#brokerId ?? this.#start]);
   }
 
-  /** Lets other brokers start. */
+  /** Releases the lock, so that other brokers can start. */
   async started(): Promise<void> {
     if (this.#brokerId !== undefined) await this.execute(`SELECT pg_advisory_unlock(${startLock})::text`, []);
   }
@@ -139,8 +144,8 @@ export class PostgresSession implements Writer {
     const client = this.#client;
     if (!client) throw databaseUnavailable();
     const locking = this.#brokerId === undefined ? '' : `SELECT pg_advisory_xact_lock(${commitLock})::text; `;
-    // The id is needed only if the answer to the commit is lost. If this statement fails, so do the
-    // statements after it.
+    // The id is needed only if the answer to the commit is lost. If this statement fails, the statements after it
+    // fail too, and the error is reported there.
     this.#id = client
       .query(`BEGIN; ${locking}SELECT pg_current_xact_id()::text AS id`)
       .then((results) => textOf(Array.isArray(results) ? results.at(-1) : results))
@@ -221,7 +226,7 @@ export class PostgresSession implements Writer {
       const used = isShared
         ? 'a farhand-broker without --peer-listen: stop that one first'
         : 'another farhand-broker: stop that one first, or start all of them with --peer-listen';
-      await lockOrThrow(client, how, tries, `${this.#address.name} is used by ${used}`);
+      await lockOrThrow(client, how, tries, `${this.#address.name} is in use by ${used}`);
       return client;
     } catch (error) {
       await client.end().catch(() => {});
@@ -265,7 +270,7 @@ export class PostgresSession implements Writer {
     // Another broker has written, so the documents in this broker's memory are not those of the database any
     // more.
     if (!isOurs)
-      this.#log.error(`another broker has used ${this.#address.name} meanwhile; start this one again`);
+      this.#log.error(`another broker has used ${this.#address.name} meanwhile; restart this broker`);
     await client.end();
   }
 }

@@ -1,10 +1,8 @@
-// Counts the rows of lists in the background, so that a total needs no scan. The counts are some seconds
-// behind, so that no write waits for them. The query itself counts the few rows that were not counted yet, so
-// totals are exact.
-//
-// Counting assumes that rows become visible in the order of their numbers, and that no other transaction changes
-// counted rows meanwhile. Both are true because transactions that write run one after another: a broker has one
-// connection for them, and brokers that share a database have a lock from BEGIN to COMMIT.
+// Counts the rows of lists in the background, so that the total of a list needs no scan. The counts are some seconds
+// behind, so that no write waits for them. A list counts the few newer rows itself, so its total is exact. Counting
+// assumes that rows become visible in the order of their numbers, and that no other transaction changes counted rows
+// meanwhile. Both are true because transactions that write run one after another: a broker has one connection for
+// them, and brokers that share a database have a lock from BEGIN to COMMIT.
 import type { HistoryTransaction, Row } from './database-interface.ts';
 
 export interface CountedTable {
@@ -22,20 +20,20 @@ export interface CountedTable {
 /** An SQL condition with its values. */
 type Clause = readonly [sql: string, values: readonly (string | number)[]];
 
-/** Bounds of a list's times: from `since` on, and before `until`. */
+/** Bounds of the times of a list: `since` or later, and before `until`. */
 export interface Bounds {
   since?: Date | undefined;
   until?: Date | undefined;
 }
 
 /**
- * Sequence numbers per millisecond in an ordered table. If there are more rows, or if the clock was set back,
- * numbers are ahead of the time, never behind.
+ * Sequence numbers per millisecond in an ordered table. If a millisecond has more rows, or if the clock was set
+ * back, the numbers run ahead of the time. They are never behind it.
  */
 export const sequencesPerMs = 1_000;
 /**
- * Rows are counted by the quarter of an hour of their time. If a bound is inside a quarter, the query reads
- * the rows of that quarter.
+ * Rows are counted by quarters of an hour. If a bound of a list is inside a quarter, the query reads the rows of
+ * that quarter.
  */
 const quarterMs = 900_000;
 /** Maximum number of rows that one step counts. A step takes some 3 ms. */
@@ -106,7 +104,7 @@ export function createCounts(counted: CountedTable): string {
   ].join('\n');
 }
 
-/** Returns SQL that removes the counts of the first form, which a trigger changed with each row. */
+/** Returns SQL that removes the counts of older versions, which a trigger changed with each row. */
 export function dropOldCounts(table: string): string {
   const triggers = ['insert', 'delete', 'update'].map(
     (event) => `DROP TRIGGER IF EXISTS ${table}_count_${event};`,
@@ -183,7 +181,8 @@ function countedBefore(counted: CountedTable, [where, values]: Clause, until: Da
   const quarter = Math.floor(at / quarterMs);
   const begun = quarter * quarterMs;
   const whole = `(SELECT coalesce(sum(n), 0) FROM ${table}_by_quarter WHERE quarter < ${quarter} AND ${where})`;
-  // In an ordered table the time gives the lowest number of a quarter, by which its rows are found.
+  // In an ordered table the lowest number of a quarter follows from its time, so its rows are found by their
+  // numbers.
   const found =
     number === 'seq'
       ? `seq >= ${begun * sequencesPerMs} AND seq <= ${lastUntil(counted, '=', quarter)}`

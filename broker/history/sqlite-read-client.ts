@@ -13,7 +13,7 @@ export type Answer = { id: number; rows: Row[][] } | { id: number; error: unknow
 export class HistoryReader {
   readonly #file: string;
   readonly #waiting = new Map<number, PromiseWithResolvers<Row[][]>>();
-  /** The thread, which the first query starts. If it has failed, the next query starts another one. */
+  /** The thread that reads. The first query starts it. If it has failed, the next query starts another one. */
   #thread: Worker | undefined;
   #count = 0;
   #closed = false;

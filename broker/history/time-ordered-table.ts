@@ -60,16 +60,15 @@ export class OrderedTable {
     return this.#last;
   }
 
-  /** Remembers a number that is committed. */
+  /** Records that a sequence number is committed. */
   advance(seq: number): void {
     this.#last = Math.max(this.#last, seq);
   }
 
   /**
-   * Adds a row with time `at`. Its number is assigned inside the transaction, above all earlier numbers.
-   * Resolves with false if the table has the row already. `added` is called for a new row, before the hooks
-   * of the commit. A caller that does not need the result may ignore the promise, and then does not wait for
-   * a remote database.
+   * Adds a row with time `at`. Its number is assigned inside the transaction, above all earlier numbers. Resolves
+   * with false if the table has the row already. `added` is called for a new row, before the hooks of the commit. A
+   * caller that does not need the result may ignore the promise, so that it does not wait for a remote database.
    */
   async add(
     transaction: HistoryTransaction,

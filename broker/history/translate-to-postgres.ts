@@ -60,8 +60,8 @@ const trigger =
   /^CREATE TRIGGER (\w+) AFTER ([\w\s,]+) ON (\w+)(?: WHEN ([\s\S]+?))?\s+BEGIN\s+([\s\S]*)\s+END$/;
 
 /**
- * Moves the body of a trigger to a function, which PostgreSQL requires. The trigger's condition goes there
- * too, because it may contain a query.
+ * Moves the body of a trigger to a function, which PostgreSQL requires. The function also gets the condition of the
+ * trigger, because the condition may contain a query.
  */
 function triggerOf(sql: string): string {
   const [, name, event, table, when, body = ''] = trigger.exec(sql) ?? [];

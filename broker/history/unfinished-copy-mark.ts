@@ -1,9 +1,9 @@
-// The mark in a database that farhand-broker migrate is filling, or whose data it has moved to files. No
-// broker may start on a marked database.
+// The mark that farhand-broker migrate puts into a database while it copies data to it, and after it has moved the
+// data to files. No broker starts with a marked database.
 import { StartError } from '../../shared/errors.ts';
 import type { History, HistoryTransaction } from './history.ts';
 
-/** `unfinished`: rows are missing. `moved`: the data directory has newer rows. */
+/** `unfinished`: the database lacks rows. `moved`: the newest rows are in the files of the data directory. */
 type Mark = 'unfinished' | 'moved';
 
 const tables = ['CREATE TABLE copy_marks (mark TEXT NOT NULL)'];

@@ -1,5 +1,5 @@
-// Reads request bodies: JSON of limited size, raw bytes, and forms with one file. A form's file is spooled to
-// disk only if the fields with its destination come after it.
+// Reads request bodies: JSON of limited size, raw bytes, and forms with one file. The file of a form is stored on
+// disk first only if the form has the destination after the file.
 import { isUtf8 } from 'node:buffer';
 import { constants } from 'node:fs';
 import { type FileHandle, mkdir, open, rm } from 'node:fs/promises';
@@ -16,14 +16,14 @@ import type { Quota } from '../../shared/quota.ts';
 import { readStream } from '../../shared/slow-reader-backpressure.ts';
 import { countTransferred } from '../../shared/start-garbage-collection.ts';
 
-/** Longest time for a whole JSON body to arrive. */
+/** Milliseconds in which a whole JSON body must arrive. */
 const maxMs = 300_000;
 /** JSON bodies up to this size do not count toward the memory quota. */
 const smallBytes = 64 * 1024;
 const maxDepth = 32;
 /**
- * Maximum number of fields of a JSON body. The largest schema allows 256 (the variables of a command); the rest is
- * spare.
+ * Maximum number of fields of a JSON body. The largest schema allows 256 fields, for the variables of a command. The
+ * rest is spare.
  */
 const maxFields = 400;
 const [quote, backslash, colon, openBrace, closeBrace, openBracket, closeBracket] = Buffer.from('"\\:{}[]');
@@ -47,7 +47,7 @@ export async function parseJsonBody(
   const length = request.headers['content-length'];
   if (length === '0' || (length === undefined && request.headers['transfer-encoding'] === undefined))
     return undefined;
-  // A body without a declared length is counted as if it had the largest size allowed.
+  // If a body declares no length, it counts as if it had the largest allowed size.
   const size = Math.min(Number(length ?? limit), limit);
   if (size > smallBytes) onRequestEnd(over, quota.take(size));
   const tooSlow = after(maxMs, () => request.destroy());

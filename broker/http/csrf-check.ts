@@ -29,7 +29,7 @@ export function isOwnOrigin(request: IncomingMessage, services: OriginServices):
   return own.some((one) => one && one.host === from?.host && one.protocol === from.protocol);
 }
 
-/** Headers by which a proxy shows that it forwards the request of another client. */
+/** Headers that a proxy adds to a request of another client. */
 const forwarding = [
   'forwarded',
   'via',
@@ -45,8 +45,8 @@ export function isForwarded(request: IncomingMessage, proxies: Proxies): boolean
 }
 
 /**
- * True if a request was encrypted, or came directly from this machine. A proxy on this machine has clients
- * elsewhere; their connections count as encrypted only if the proxy is trusted and reports it.
+ * True if a request was encrypted, or came directly from this machine. Clients of a proxy on this machine may be on
+ * other machines. Their connections count as encrypted only if the proxy is trusted and reports that.
  */
 export function isPrivate(request: IncomingMessage, proxies: Proxies): boolean {
   const scheme = schemeOf(request, proxies);
@@ -75,8 +75,8 @@ export function assertOwnPage(request: IncomingMessage, services: OriginServices
 }
 
 /**
- * True if the browser itself resumes a download that broke off. Pages cannot send such a request or read its
- * answer, which the browser adds to the file on disk.
+ * True if the browser itself resumes a download that broke off. A page cannot send such a request, and it cannot
+ * read the answer, which the browser adds to the file on disk.
  */
 function resumesDownload({ method, headers }: IncomingMessage): boolean {
   const byBrowser = headers['sec-fetch-site'] === 'none' && headers['sec-fetch-dest'] === 'empty';

@@ -39,7 +39,7 @@ export interface DispatchServices extends AccessServices, OriginServices {
   spool: Spool;
   /** Memory quota of large bodies that are being read or processed. */
   bodies: Quota;
-  /** Other brokers, which answer requests about their machines; undefined for a broker without peers. */
+  /** The other brokers, which answer requests about their machines; undefined if there are none. */
   peers?: Peers | undefined;
   log: Logger;
 }

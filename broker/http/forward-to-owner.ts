@@ -1,4 +1,4 @@
-// Forwards requests about machines of other brokers to them.
+// Forwards each request about a machine of another broker to that broker.
 import type { Context } from 'koa';
 import type { Route } from '../../shared/api/route.ts';
 import type { MachineId } from '../../shared/api/shared-schemas.ts';
@@ -9,7 +9,7 @@ import type { Guard } from '../request-checks/authorize.ts';
 import type { RawInput } from '../request-checks/parse-api-request.ts';
 import type { JsonBody } from './body.ts';
 
-/** The parts of a request that may name its machine. */
+/** The parts of a request that may contain the id of its machine. */
 interface Parts {
   /** Returns all parts except the body. */
   read(): RawInput;
@@ -20,8 +20,8 @@ interface Parts {
 type Forwarder = (ctx: Context, client: Client, parts: Parts) => Promise<boolean>;
 
 /**
- * Creates the function that forwards requests of one route; undefined for lists, which every broker answers. The owner
- * of the machine authorizes the request, and applies the limit of a body that is not read here.
+ * Creates the function that forwards requests of one route; undefined for lists, which every broker answers. The
+ * owner of the machine authorizes the request. It also checks the size of a body that this broker has not read.
  */
 export function createForwarder({ route, parser }: Guard<Route>, peers: Peers): Forwarder | undefined {
   if (route.kind === 'list') return undefined;
@@ -38,7 +38,7 @@ export function createForwarder({ route, parser }: Guard<Route>, peers: Peers): 
 
   return async (ctx, client, parts) => {
     if (client.quota?.refusal) return false;
-    // A request that cannot be read is refused, and recorded, by this broker.
+    // If the request cannot be read, this broker refuses it and writes its audit record.
     const { machine, body } = await find(client, parts).catch((): Found => ({}));
     const elsewhere = machine && peers.elsewhere(machine);
     if (!elsewhere) return false;
@@ -54,7 +54,7 @@ interface Found {
   body?: Buffer | undefined;
 }
 
-/** False for a key without the scope of the route, whose body is not read. */
+/** False if the key lacks the scope of the route. The body of such a request is not read. */
 function mayCall({ key }: Client, { access }: Route): boolean {
   return access === 'everybody' || access === 'any key' || holds(key, access);
 }

@@ -24,9 +24,9 @@ interface Exchange {
   log: Logger;
 }
 
-/** Longest wait for the first item of a quiet stream before the response headers are sent. */
+/** Longest wait in milliseconds for the first item of a stream, before its response headers are sent alone. */
 const headMs = 50;
-/** Time without an event after which a comment is sent, so that no proxy closes the idle connection. */
+/** Milliseconds without an event after which a comment is sent, so that no proxy closes the idle connection. */
 const quietMs = 15_000;
 const beat = ':\n\n';
 const pieceBytes = 64 * 1024;
@@ -245,7 +245,7 @@ async function send(
   ctx.status = status;
   ctx.set(headers);
   ctx.respond = false;
-  // A stream that was begun but is not to be sent is closed at the end of the request.
+  // If the stream is not sent after all, the end of the request closes it.
   if (!ready || ctx.method === 'HEAD') return void res.end();
   if (quiet) res.flushHeaders();
   const { request_id, signal } = caller;

@@ -52,23 +52,24 @@ export interface Port {
   silentMs: number;
   /** Certificate and private key; undefined for a server without TLS. */
   tls?: SecureContextOptions | undefined;
-  /** Whether answers have the header for HSTS, by which browsers use only TLS from then on. */
+  /** True if answers have the header for HSTS, after which browsers connect only with TLS. */
   hsts: boolean;
 }
 
-/** Milliseconds after which a client is cut if the broker waits for it and it neither reads nor sends. */
+/** Milliseconds after which a client is disconnected if the broker waits for it and it neither reads nor sends. */
 const stalledMs = 70_000;
 
-/** Limits of Node's HTTP server, by which clients that send nothing are cut. */
+/** Limits of Node's HTTP server, by which clients that send nothing are disconnected. */
 const serverOptions: ServerOptions = {
   maxHeaderSize: 16 * 1024,
-  // There is no limit here, because uploads may be slow. JSON bodies have their own limit, and stalled
-  // clients are cut.
+  // Requests have no time limit here, because uploads may be slow. JSON bodies have a limit of their own, and
+  // stalled clients are disconnected.
   requestTimeout: 0,
-  // Larger pieces, for uploads that are processed more slowly than they arrive.
+  // Number of bytes in a piece of a body. It is large, for uploads that are processed more slowly than they arrive.
   highWaterMark: 256 * 1024,
   keepAliveTimeout: 65_000,
-  // Off, because assertFraming() refuses requests without a Host header, with an error in the form of the API.
+  // This is off, because assertFraming() refuses requests without a Host header, with an error in the form of the
+  // API.
   requireHostHeader: false,
 };
 
@@ -144,8 +145,8 @@ export function createHttpServer(options: AppOptions, port: Port): Server {
 }
 
 /**
- * Begins requests with a valid key at once, and others in small groups. A request with a key thus waits for
- * few others.
+ * Begins requests with a valid key at once, and requests without a key in small groups. A request with a key thus
+ * waits for few others.
  */
 export function beginKeyedFirst(
   handle: (request: IncomingMessage, response: ServerResponse) => Promise<void>,
@@ -167,7 +168,8 @@ export function beginKeyedFirst(
 }
 
 /**
- * Cuts a stalled client. A client that waits for the broker is not cut, because a large copy may take long.
+ * Disconnects a stalled client. A client that waits for the broker is not disconnected, because a large copy may
+ * take long.
  */
 function cutStalled({ req, socket, writableEnded }: ServerResponse): void {
   const ours = !writableEnded && req.complete && socket?.writableLength === 0;
@@ -220,7 +222,7 @@ function statusText(status: number): string {
 
 // ---- The application
 
-/** Longest time in which the rest of a refused body is read, so that its client receives the refusal. */
+/** Milliseconds for which the rest of a refused body is read, so that its client receives the refusal. */
 const lingerMs = 5_000;
 /** Headers about a file. They are removed if an error is sent in place of the file. */
 const ofContent = [
@@ -294,8 +296,7 @@ function createApp(
 }
 
 /**
- * Answers a browser's request for an icon with unauthorized, as on any other path, but without a line in the
- * log.
+ * Answers a browser's request for an icon with unauthorized, as on any other path, but without a line in the log.
  */
 async function answerBrowser(ctx: Context, next: Next): Promise<void> {
   if (ctx.path === '/favicon.ico' && !ctx.get('authorization'))
@@ -361,7 +362,10 @@ function writeError(ctx: Context, error: unknown, log: Logger): void {
   ctx.body = { error: { code, message, details } };
 }
 
-/** When a request may be repeated: after the seconds in the details of its error, otherwise after 5 s. */
+/**
+ * Returns the header that says when a request may be repeated: after the seconds in the details of its error,
+ * otherwise after 5 s.
+ */
 function retryHeaders({ status, details }: Pick<AppError, 'status' | 'details'>): Headers {
   const { retry_after = 5 } = details;
   return status === 503 || status === 429 ? { 'Retry-After': String(retry_after) } : {};

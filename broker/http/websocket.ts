@@ -34,23 +34,25 @@ export interface Attachment {
 export interface WebSocketServices extends OriginServices {
   /** Returns the attachment of a ticket; undefined for an unknown or used ticket. A ticket is valid once. */
   redeem(ticket: string): Attachment | undefined;
-  /** Other brokers, which have the terminals of their machines; undefined for a broker without peers. */
+  /** The other brokers, which have the terminals of their machines; undefined if there are none. */
   peers?: Peers | undefined;
   log: Logger;
 }
 
 const pingMs = 15_000;
-/** Number of unanswered pings after which a client is cut. The first of them is then 30 seconds old. */
+/**
+ * Number of unanswered pings after which a client is disconnected. The first of these pings is then 30 seconds old.
+ */
 const maxUnanswered = 2;
-/** Bytes of input that may wait for the terminal; beyond that the socket is not read. */
+/** Bytes of input that may wait for the terminal. If more are waiting, the socket is not read. */
 const maxWaiting = 64 * 1024;
 /** Maximum number of bytes of a message that reports received output. */
 const reportBytes = 64;
 /** Bytes counted for each waiting message in addition to its data. */
 const messageCost = 64;
 /**
- * Milliseconds after which a client is closed if its input still waits. Its socket is paused, so the broker
- * would not notice that it has disconnected.
+ * Milliseconds after which a client is disconnected if its input still waits. The socket of this client is paused,
+ * so the broker would not notice if the client were gone.
  */
 const stuckMs = 25_000;
 
@@ -62,7 +64,7 @@ const closeReasons: Readonly<Record<CloseReason['why'], string>> = {
   fell_behind: 'this client read too slowly; attach again',
 };
 
-/** Time after which a client that does not answer the close frame is cut. */
+/** Milliseconds after which a client that does not answer the close frame is disconnected. */
 const closeMs = 2_000;
 /** Maximum number of requests without a key whose session is being looked up in the database. */
 const mostLookups = 16;
@@ -81,13 +83,16 @@ export class WebSocketUpgrades {
     ...{ closeTimeout: closeMs },
   });
   readonly #admitted = new WeakMap<IncomingMessage, Attachment>();
-  /** Requests for sessions that are not open here, by the session. */
+  /** Requests for sessions that are not open at this broker, with the id of the session. */
   readonly #elsewhere = new WeakMap<IncomingMessage, string>();
   readonly #refused = new WeakMap<IncomingMessage, unknown>();
   readonly #isPeerPort: boolean;
   #lookups = 0;
 
-  /** On the peer port, the broker that forwarded a request has checked its origin. */
+  /**
+   * `isPeerPort`: the origin of a request is not checked, because the broker that forwarded the request has checked
+   * it.
+   */
   constructor(services: WebSocketServices, isPeerPort = false) {
     this.#services = services;
     this.#isPeerPort = isPeerPort;
@@ -117,8 +122,8 @@ export class WebSocketUpgrades {
   }
 
   /**
-   * Joins a request with the broker that has its session. Returns undefined for a session that is open here, otherwise
-   * whether the terminal was opened; the promise rejects if the request is not answered yet.
+   * Connects a request with the broker that has its session. Returns undefined if the session is open here.
+   * Otherwise resolves to true if the terminal was opened. The promise rejects if the request still needs an answer.
    */
   forward(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<boolean> | undefined {
     const session = this.#elsewhere.get(request);
@@ -160,9 +165,7 @@ function serve(ws: WebSocket, attachment: Attachment, log: Logger): void {
   });
 }
 
-/**
- * Returns the session whose terminal a request wants to open as a WebSocket; undefined for any other request.
- */
+/** Returns the session whose terminal a request wants to open as a WebSocket; undefined for any other request. */
 function sessionOf({ method, url = '', headers }: IncomingMessage): string | undefined {
   if (method !== 'GET' || headers.upgrade?.toLowerCase() !== 'websocket') return undefined;
   return path.exec(url.split('?', 1)[0] ?? '')?.[1];
@@ -217,10 +220,7 @@ function assertHandshake({ headers }: IncomingMessage): void {
   }
 }
 
-/**
- * Refuses pages of another origin, because they could act for the user who views them. Programs send no
- * Origin.
- */
+/** Refuses pages of another origin, because they could act for the user who views them. Programs send no Origin. */
 function assertOwnOrigin(request: IncomingMessage, services: WebSocketServices): void {
   const { origin } = request.headers;
   if (origin === undefined || isOwnOrigin(request, services)) return;
@@ -308,7 +308,7 @@ class WebSocketClient implements ClientPort {
     return new Promise((resolve) => this.#ws.send(message, { binary }, () => resolve()));
   }
 
-  /** Drops waiting messages and starts the close. Goes on reading, to receive the client's close frame. */
+  /** Drops waiting messages and sends a close frame. Goes on reading, to receive the client's close frame. */
   #close(code: number, reason: string): void {
     this.#waiting = [];
     this.#ws.resume();
@@ -318,7 +318,8 @@ class WebSocketClient implements ClientPort {
 
   #receive(data: Buffer, binary: boolean): void {
     if (this.#ws.readyState !== this.#ws.OPEN) return;
-    // Reports pass waiting input: a program that waits for its output to be read reads no input.
+    // Reports of received output overtake waiting input, because a program that waits for its output to be read
+    // reads no input.
     const report = binary ? undefined : reportIn(data);
     if (report !== undefined) {
       this.#received = report;
@@ -366,9 +367,7 @@ class WebSocketClient implements ClientPort {
     });
   }
 
-  /**
-   * Pings the client. Cuts it if pings are not answered, but does not count pings while the socket is paused.
-   */
+  /** Pings the client. Disconnects it if pings are not answered. Pings while the socket is paused do not count. */
   #ping(): void {
     if (this.#ws.isPaused) {
       this.#unanswered = 0;

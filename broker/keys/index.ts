@@ -36,7 +36,7 @@ export class Keys {
   readonly #log: Logger;
   readonly #usage: KeyUsage;
   readonly #limiter: LogLimiter<string>;
-  /** The committed keys from which `#byHash` was made. It is made again after they have changed. */
+  /** The committed keys from which `#byHash` was made. If the keys have changed, `#byHash` is made again. */
   #indexed: State['keys'] | undefined;
   #byHash = new Map<string, { key: Key; until: number }>();
 
@@ -83,7 +83,7 @@ export class Keys {
     return hashes.some((one) => timingSafeEqual(Buffer.from(one), Buffer.from(hashed))) ? key : undefined;
   }
 
-  /** Reads what other brokers have changed, and finds the key then. */
+  /** Reads the changes of other brokers first, and then finds the key. */
   async findNew(authorization: string): Promise<Key | undefined> {
     if (this.hashIn(authorization) === undefined) return undefined;
     await this.#state.refresh();
@@ -213,7 +213,7 @@ function find(id: string, caller: Caller, declared: Pick<Declared, 'keys'>): Key
   return key;
 }
 
-/** The message is the same for all unknown keys, so that it does not help attackers who guess keys. */
+/** The message is the same for all unknown keys, so that it gives no hint to attackers who guess keys. */
 const anyKey =
   'the API key is missing or unknown: send one in the header Authorization: Bearer service_apikey_…';
 const noGoodKey = new AppError('unauthorized', anyKey);
@@ -244,7 +244,10 @@ function assertNotMore(key: Key, own: Key): void {
   throw new AppError('forbidden', text, { expires_at });
 }
 
-/** The enabled schedules and webhooks with the rights of this key. They stop when the key does. */
+/**
+ * Returns the enabled schedules and webhooks that act with the rights of this key. They stop when the key is
+ * revoked.
+ */
 function stoppedWith({ id }: Key, { schedules, webhooks }: State, caller: Caller) {
   const stopped = [...schedules.values()].filter(
     (one) => one.requested_by === id && one.enabled && caller.reaches(one.machine_id),
@@ -317,7 +320,8 @@ class KeyUsage {
   #write(change: (transaction: HistoryTransaction) => void): void {
     this.#history
       .write(change)
-      // History logs a failed write. The next use of the key, after a minute, is written again.
+      // A failed write needs no handling: the history logs it, and the next use of the key after a minute is
+      // written.
       .catch(() => {});
   }
 }

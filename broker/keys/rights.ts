@@ -25,13 +25,13 @@ export const localKey: Key = {
   previous: null,
 };
 
-/** Errors for clients that have the secret of the key. All other clients get one general message. */
+/** Errors for clients that have sent the right secret. All other clients get one general message. */
 const expired = new AppError('unauthorized', 'this API key has expired: use another, or have it extended');
 const revoked = new AppError('unauthorized', 'this API key was revoked: use another one');
 
 /**
- * The time when a key expires, in milliseconds. ISO texts are not compared, because later years may sort
- * before earlier ones.
+ * Returns the time when a key expires, in milliseconds since 1970. ISO texts are not compared, because texts of
+ * years after 9999 sort before those of earlier years.
  */
 export function endOf({ expires_at }: Pick<Key, 'expires_at'>): number {
   return expires_at === null ? Number.POSITIVE_INFINITY : Date.parse(expires_at);
@@ -63,7 +63,10 @@ export function holds(key: Key, scope: Scope): boolean {
   return key.scopes.includes('admin') || key.scopes.includes(scope);
 }
 
-/** Machines by id or tag: of a key those that it may use, of an alert rule those that it is about. Null: all. */
+/**
+ * Machines by id or tag: those that a key may use, or those that an alert rule is about. If both fields are null,
+ * these are all machines.
+ */
 export type Limits = Pick<Key, 'machine_ids' | 'tags'>;
 
 function isUnlimited({ machine_ids, tags }: Limits): boolean {
@@ -80,8 +83,8 @@ export function reaches(key: Limits, machine: MachineId, { machines }: Machines)
 }
 
 /**
- * The machines of limited keys. An entry is outdated after the key or the map of all machines was replaced by
- * a change.
+ * The machines that limited keys may use. An entry is outdated if a change has replaced the key or the map of all
+ * machines.
  */
 const reachableBy = new WeakMap<Key, { of: Machines['machines']; ids: readonly MachineId[] }>();
 
@@ -157,7 +160,7 @@ export function watchRights(state: State, key_id: KeyId, look: () => void): () =
   const awaitExpiry = (): void => {
     cancel();
     const left = endOf(keyOf(state, key_id) ?? localKey) - now();
-    // A later check finds by itself that the key has expired, so no timer is needed for that.
+    // A key that has expired already needs no timer, because the next check finds that.
     if (left > 0 && Number.isFinite(left)) cancel = after(left, again);
   };
   const again = (): void => {
@@ -189,8 +192,8 @@ export function whileAttachable(state: State) {
 }
 
 /**
- * The rights of a key at this moment, for webhooks and channels of alerts, which act for it; undefined if it is revoked
- * or expired.
+ * Returns the present rights of a key, for the webhooks and alert channels that act for it. Undefined if the key is
+ * revoked or expired.
  */
 export function rightsIn(state: State) {
   return (id: KeyId, declared: Declared = state) => {
@@ -198,7 +201,7 @@ export function rightsIn(state: State) {
     return (
       key && {
         may: (scope: Scope) => holds(key, scope),
-        // A key that is limited to some machines may not read events without a machine.
+        // A key that is limited to some machines may not read events that are about no machine.
         reaches: (machine: string) => reaches(key, machine as MachineId, declared),
         within: (other: KeyId) => {
           const outer = goodKey(declared, other);

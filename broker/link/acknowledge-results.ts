@@ -5,8 +5,8 @@ import type { Logger } from '../../shared/logger.ts';
 import type { Presence } from '../presence/index.ts';
 
 /**
- * Time within which the results of a machine share a message, because each message costs both sides 0.1 to
- * 0.2 ms of CPU.
+ * Milliseconds in which results of a machine are collected for one message. Each message costs both sides 0.1 to 0.2
+ * ms of CPU.
  */
 const coalesceMs = 50;
 /** Maximum number of ids in one message, whose limit is 64 KiB. */

@@ -49,8 +49,8 @@ export interface CallsOptions {
 const unaryDeadlineMs = 30_000;
 const answerWithinMs = 10_000;
 /**
- * Factor for the idle timeout after the last request of a transfer. The disk may then need longer, to flush
- * everything.
+ * Factor by which the idle timeout is longer after the last request of a transfer, because the disk may need long to
+ * flush everything.
  */
 const syncFactor = 10;
 const noBytes = Buffer.alloc(0);
@@ -75,9 +75,7 @@ export class Calls {
   readonly #options: CallsOptions;
   /** Calls that have no answer yet, by id. */
   readonly #waiting = new Map<string, (answer: Reply__Output) => void>();
-  /**
-   * All calls that have not ended, including those that wait for one of the limited places of their class.
-   */
+  /** All calls that have not ended, including those that wait for a slot of their class. */
   readonly #open = new Set<AbortController>();
   readonly #limits: CallLimits;
   #closed = false;
@@ -143,7 +141,7 @@ export class Calls {
       });
       if ('call_id' in answer) {
         if (answer.error) throw fromWire(answer.error);
-        // If the machine has only a part of the request, its answer can only be an error.
+        // If the machine has got only a part of the request, its answer can only be an error.
         const whole = clientStreams || large ? undefined : answer.messages?.messages;
         const messages = unary ? answer.response && [answer.response] : whole;
         if (!messages)
@@ -207,7 +205,7 @@ export class Calls {
     }
   }
 
-  /** Waits until this class has a free place. Rejects if there is none in time, or if the call has ended. */
+  /** Waits until this class has a free slot. Rejects if no slot becomes free in time, or if the call has ended. */
   async #begin(lane: Lane, signal: AbortSignal | undefined, deadlineMs: number): Promise<OpenCall> {
     const abort = new AbortController();
     const giveUp = (): void => {
@@ -285,7 +283,7 @@ export class Calls {
   #assertOffered({ name: method }: MethodShape): void {
     if (this.#closed) throw this.#lost();
     if (this.#options.methods.includes(method)) return;
-    const text = 'the agent on this machine is too old for this: update it';
+    const text = 'the agent on this machine is too old for this request: update the agent';
     throw this.#error('not_supported', text, { method });
   }
 

@@ -8,8 +8,8 @@ import { Semaphore } from '../../shared/semaphore.ts';
 
 /**
  * Maximum number of open calls of each class. The classes are separate, so that stalled downloads do not delay a
- * listing. Their sum, with 32 for each of the two classes of the hello, is the number that agents accept. `long`
- * is less than the 40 heavy file operations that agents run or queue.
+ * listing. Agents accept the sum of these numbers, and 32 more for each of the two classes whose limits are in the
+ * hello. `long` is below 40, the number of heavy file operations that agents run or queue.
  */
 const mostOpen = {
   ...{ control: 64, single: 64, long: 32 },
@@ -19,25 +19,25 @@ const mostOpen = {
 const unqueued: readonly Lane[] = ['process', 'terminal', 'watch'];
 /** Maximum number of calls that may wait for one machine. */
 const mostQueued = 256;
-/** Longest wait for a place, in milliseconds. */
+/** Longest wait for a slot, in milliseconds. */
 const queueMs = 10_000;
 
 export class CallLimits {
   readonly #machineId: string;
   readonly #mostOfHello: number;
   readonly #places = new Map<Lane, Semaphore>();
-  /** Calls that wait for a place. */
+  /** Number of calls that wait for a slot. */
   #queued = 0;
 
-  /** `mostOfHello`: most calls of the class `short`, and as many of the class `bulk`. */
+  /** `mostOfHello`: maximum number of calls in each of the classes `short` and `bulk`. */
   constructor(machineId: string, mostOfHello: number) {
     this.#machineId = machineId;
     this.#mostOfHello = mostOfHello;
   }
 
   /**
-   * Waits until this class has a free place. Call the returned function to release it. Rejects with the
-   * reason of `abort` if that fires, and with `unavailable` if the queue is full or the wait too long.
+   * Waits until this class has a free slot. Call the returned function to release the slot. Rejects with the reason
+   * of `abort` if that fires, and with `unavailable` if the queue is full or the wait is too long.
    */
   async enter(lane: Lane, abort: AbortController): Promise<() => void> {
     const place = this.#placesOf(lane).acquire(abort.signal);

@@ -27,13 +27,13 @@ const authorityDays = 20 * 365;
 const leafDays = 90;
 const renewalMs = 30 * day;
 /**
- * If the clock is set back by this much, the leaf is renewed. Clients would reject the old leaf after more
- * than a day, because a leaf is valid from one day before its creation.
+ * If the clock is set back by this time in milliseconds, the leaf is renewed. A leaf is valid from one day before
+ * its creation, so clients would reject it if the clock were set back further.
  */
 const backMs = day / 2;
 const renewalCheckMs = 60_000;
 
-/** Name in the certificates of brokers, by which they know each other at their peer ports. */
+/** Name in the certificates of brokers, by which brokers recognize each other at their peer ports. */
 export const peerName = 'farhand-broker-peer';
 
 const algorithm = { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' };

@@ -32,7 +32,7 @@ export interface LinkServices {
   answerWaiters: AnswerWaiters;
   /** SHA-256 of the broker's CA certificate. The agent signs it together with the nonce of the challenge. */
   fingerprint: string;
-  /** Undefined with a single broker. */
+  /** The other brokers of the database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'take' | 'owns' | 'unlinked'> | undefined;
   limits: LinkLimits;
   heartbeats: Heartbeats;
@@ -57,7 +57,7 @@ export type LinkSettings = typeof defaultSettings;
 /** Largest message in bytes, in either direction. */
 export const messageBytes = 1024 * 1024 + 64 * 1024;
 const frameBytes = 256 * 1024;
-/** Longest wait for the hello, even on a connection that has authenticated before. */
+/** Longest wait for the hello in milliseconds, even on a connection that has authenticated before. */
 const helloMs = 5_000;
 /**
  * Maximum number of bytes that may wait for an agent on its control stream. If the agent reads too slowly, it is
@@ -198,7 +198,7 @@ class AgentLink {
   #ended = false;
   /** Bytes of messages that the agent has not read yet. */
   #unreadBytes = 0;
-  /** Messages of the agent, minus the calls sent to it. */
+  /** Number of messages of the agent that no call has asked for. */
   #unasked = 0;
   #clockIsOff = false;
 
@@ -274,7 +274,7 @@ class AgentLink {
     };
     this.#stream.on('data', take).once('end', end).once('cancelled', end).once('close', end);
     this.#stream.once('error', fail).resume();
-    // These events may have happened while the facts were being written.
+    // The stream may have ended while the facts were being written.
     if (this.#stream.destroyed || this.#stream.readableEnded) end();
   }
 

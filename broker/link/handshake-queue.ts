@@ -1,6 +1,6 @@
 // A queue of new connections before their TLS handshake. After a failure a whole fleet connects at once. Its
-// connections wait here in place of being refused, the sources take turns, and other requests are served
-// between two handshakes.
+// connections wait here and are not refused. Their sources take turns, and other requests are served between two
+// handshakes.
 import type { Socket } from 'node:net';
 import { after, monotonic } from '../../shared/clock.ts';
 import type { ConnectionLimiter } from '../connection-limiter.ts';
@@ -28,7 +28,7 @@ const mostBytes = 16 * 1024;
 interface Waiting {
   socket: Socket;
   source: string;
-  /** The bytes of its first message that have arrived. */
+  /** The bytes of the first message of the connection that have arrived. */
   bytes: Buffer[];
 }
 

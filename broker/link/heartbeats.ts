@@ -52,7 +52,7 @@ export class Heartbeats {
     for (const [link, dueAt] of this.#dueAt) {
       if (now - link.heardAt >= silenceMs) link.silent();
       else if (now >= dueAt) {
-        // After a delay of the whole process, one heartbeat is enough.
+        // If the whole process was delayed, a single heartbeat is sent for the missed ones.
         this.#dueAt.set(link, Math.max(dueAt + heartbeatMs, now));
         link.beat();
       }

@@ -11,7 +11,10 @@ export interface Pings {
   pongMs: number;
 }
 
-/** Node's diagnostics channel is the only access to the sessions: grpc-js pings all connections or none. */
+/**
+ * Only this diagnostics channel of Node gives access to the HTTP/2 sessions. grpc-js itself can only ping all
+ * connections or none.
+ */
 const channel = 'http2.server.stream.created';
 
 /**

@@ -16,7 +16,7 @@ const machineLines = 30;
 const machineHellos = 60;
 const minute = 60_000;
 /**
- * Maximum number of keys of a limiter by machine. There is no limit, because only machines that have joined are
+ * Maximum number of machines that a limiter counts. It is infinite, because only machines that have joined are
  * counted.
  */
 const unlimited = Number.POSITIVE_INFINITY;

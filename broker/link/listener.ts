@@ -95,7 +95,7 @@ export async function startListener(
   server.addService(linkService, handlers({ ...services, ...own }, settings));
   addService(server, (peer) => connections.authenticate(peer));
   const tls = tlsServer(server, options, await authority.leaf());
-  // The server that listens has no TLS: the handshake of a connection begins only when it is its turn.
+  // The server that listens has no TLS, because the handshake of a connection begins only when its turn comes.
   const queue = new HandshakeQueue(connections, (socket) => void tls.emit('connection', socket));
   const listener = createServer((socket) => queue.add(socket));
   logAcceptErrors(listener, log);
@@ -142,7 +142,7 @@ function grpcServer(): Server {
  */
 function tlsServer(server: Server, { handshakeMs }: ListenerOptions, leaf: SecureContextOptions): TlsServer {
   const injector = server.createConnectionInjector(ServerCredentials.createInsecure());
-  // A callback is used, because a list of protocols would be another buffer per connection.
+  // A callback is used here, because a list of protocols would need another buffer for each connection.
   const ALPNCallback = ({ protocols }: { protocols: string[] }) => protocols.find((name) => name === 'h2');
   const tls = createTlsServer({ ALPNCallback, handshakeTimeout: handshakeMs, ...leaf });
   tls.on('secureConnection', (socket: TLSSocket) => {

@@ -24,7 +24,7 @@ interface LiveServices {
   commands: Pick<Commands, 'batches' | 'listed' | 'machineOf' | 'watch'>;
 }
 
-/** Shortest time between two updates of the same topic, except events. */
+/** Shortest time in milliseconds between two updates of the same topic. Events are sent at once. */
 const betweenMs = 1_000;
 /**
  * Maximum number of commands in one update. A batch can start thousands in a second, and a client then loads its list

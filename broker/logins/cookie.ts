@@ -3,9 +3,8 @@
 
 const name = '__Host-farhand';
 /**
- * Finds the cookie in the header Cookie. Only blanks and tabs are trimmed. Other white space is part of a
- * cookie's name, and browsers do not protect the prefix in such a name, so a neighbouring host could set that
- * cookie.
+ * Finds the cookie in the header Cookie. Only blanks and tabs are trimmed. Other white space would be a part of the
+ * name of a cookie. Browsers do not protect the prefix in such a name, so a neighbouring host could set that cookie.
  */
 const stored = new RegExp(`(?:^|;)[ \\t]*${name}=([^; \\t]*)`);
 const attributes = 'Path=/; HttpOnly; Secure; SameSite=Strict';

@@ -1,5 +1,5 @@
-// Logins: sessions of browsers, each with the rights of one API key. The cookie contains the login's secret,
-// and state.json its hash.
+// Logins: sessions of browsers, each with the rights of one API key. The cookie contains the secret of the login,
+// and state.json contains the hash of the secret.
 import { timingSafeEqual } from 'node:crypto';
 import { logins as routes } from '../../shared/api/logins.ts';
 import type { Api, Caller, Handlers, Reply } from '../../shared/api/route-table.ts';
@@ -16,14 +16,17 @@ import { cookieWith, noCookie } from './cookie.ts';
 import { Tickets } from './local-login-tickets.ts';
 import { endOfSecret } from './login-validity.ts';
 
-/** A login ends after this time without a request. */
+/** Milliseconds without a request after which a login ends. */
 const idleMs = 12 * 3_600_000;
-/** A login ends after this time in any case. */
+/** Milliseconds after which a login ends in any case. */
 const longestMs = 7 * 24 * 3_600_000;
 /** Maximum number of logins of one key. A further login ends the one that has not been used for the longest time. */
 const mostOfKey = 50;
 const sweepMs = 60_000;
-/** Least time between two writes of a login's last use, because each of them writes the whole state.json. */
+/**
+ * Shortest time in milliseconds between two writes of a login's last use, because each write writes the whole
+ * state.json.
+ */
 const saveMs = 3_600_000;
 
 export class Logins {
@@ -33,7 +36,7 @@ export class Logins {
   /** Time of the last request of each login. It is newer than the time in state.json. */
   readonly #used = new Map<LoginId, number>();
   readonly #stop: () => void;
-  /** The committed logins from which `#byHash` was made. It is made again after they have changed. */
+  /** The committed logins from which `#byHash` was made. If the logins have changed, `#byHash` is made again. */
   #indexed: State['logins'] | undefined;
   #byHash = new Map<string, Login>();
 
@@ -200,8 +203,8 @@ function find(id: LoginId, { logins }: Pick<Declared, 'logins'>): Login {
 }
 
 /**
- * True if a key may read and end a login. A key with the scope admin may do so for logins of keys that have
- * no more rights than itself.
+ * True if a key may read and end a login. A key may do so for its own logins. With the scope admin it may also do so
+ * for logins of keys that have no more rights than itself.
  */
 function mayManage(own: Key, { key_id }: Login, { keys }: Pick<Declared, 'keys'>): boolean {
   if (own.id === key_id) return true;

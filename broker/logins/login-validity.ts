@@ -44,15 +44,15 @@ export function endLogins(
 ): void {
   for (const login of transaction.all('logins')) {
     if (login.key_id !== key_id || login.id === asking) continue;
-    // The logins of the secret before the last one end now, even if that secret had a grace period.
+    // Logins that were made with an even older secret end now, even if that secret still had a grace period.
     if (until === undefined || login.secret_until !== undefined) transaction.remove('logins', login.id);
     else transaction.put('logins', { ...login, secret_until: until });
   }
 }
 
 /**
- * Returns when a secret of a key ends, by the secret's hash; undefined for the present secret, and for a
- * request without one. Throws unauthorized for a secret that has ended.
+ * Returns the time at which a secret of a key ends. The secret is found by its hash. Undefined for the present
+ * secret, and for a request without a secret. Throws unauthorized if the secret has ended.
  */
 export function endOfSecret({ hash, previous }: Key, presented: string | undefined): string | undefined {
   if (presented === undefined || presented === hash) return undefined;

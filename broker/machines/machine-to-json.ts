@@ -17,7 +17,7 @@ export interface MachineSources {
   machineFacts: MachineFacts;
 }
 
-/** The texts of last_seen are stored, because making them takes a tenth of the time of a list of machines. */
+/** The texts of last_seen stay in memory, because making them takes a tenth of the time of a list of machines. */
 const seenTexts = new WeakMap<Facts, string>();
 
 function seenText(facts: Facts): string {

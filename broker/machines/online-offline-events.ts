@@ -26,7 +26,7 @@ interface Services {
   history: History;
   events: Events;
   presence: Presence;
-  /** Undefined with a single broker. */
+  /** The other brokers of the database; undefined with a single broker. */
   cluster?: Pick<Cluster, 'join'> | undefined;
   machineFacts: MachineFacts;
 }
@@ -69,7 +69,7 @@ export async function recordMachineEvents(services: Services, log: Logger): Prom
     recorded.set(machineId, online);
   }
 
-  /** Reads what an earlier broker process, or another broker, has recorded of all machines or of some. */
+  /** Reads the last recorded event of all machines or of these, also if another broker has recorded it. */
   async function load(machineIds?: readonly string[]): Promise<void> {
     const [where, values] = allOf([reachableOnly(machineIds)]);
     const rows = await history.all(`SELECT machine_id, online FROM announced WHERE ${where}`, ...values);

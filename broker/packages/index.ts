@@ -23,7 +23,10 @@ const pieceBytes = 64 * 1024;
 const sumsFile = 'SHA256SUMS';
 const sumsLine = /^([0-9a-f]{64}) {2}([\w.-]+\.tar\.gz)$/;
 
-/** The default directory: beside the installed programs, or in a checkout the output of npm run package. */
+/**
+ * Returns the default directory of the packages. It is beside the installed programs; in a checkout it is the output
+ * of npm run package.
+ */
 const defaultDirectory = (): string => shipped('packages', () => join(home, 'dist/packages'));
 
 /** The packages in a directory: file names with their SHA-256. */

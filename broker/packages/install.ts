@@ -22,9 +22,9 @@ export interface InstallLine {
 }
 
 /**
- * Makes the command line that installs an agent. The token is passed to the script through a pipe from a
- * shell builtin, so that it is in no process list. If the script cannot be downloaded, the command line exits
- * with 1. `name`: name of the machine.
+ * Makes the command line that installs an agent. The token is passed to the script through a pipe from a shell
+ * builtin, so that no process list contains it. If the script cannot be downloaded, the command line exits with 1.
+ * `name`: name of the machine.
  */
 export function installLineFor(
   token: string,

@@ -115,8 +115,8 @@ export class MachineFacts {
   readonly #facts: Map<string, Facts>;
   readonly #heardAt = new Map<string, number>();
   /**
-   * `#unsaved` has machines whose newest facts are only in memory, `#unsampled` those with a report that is
-   * not sampled yet.
+   * `#unsaved` has the machines whose newest facts are only in memory. `#unsampled` has the machines with a report
+   * that is not in a sample yet.
    */
   readonly #unsaved = new Set<string>();
   readonly #unsampled = new Set<string>();
@@ -225,8 +225,8 @@ export class MachineFacts {
     this.#addToHour(machineId);
     this.#heardAt.set(machineId, monotonic());
     this.#unsaved.add(machineId);
-    // Unchanged facts are not written at once. After a restart of the broker all machines come back, and one
-    // commit for each would take longer than everything else.
+    // Unchanged facts are not written at once. After a restart of the broker all machines come back, and a commit
+    // for each would take longer than all other work.
     if (before && isDeepStrictEqual(declaredIn(before), declaredIn(facts))) return;
     await this.#history.write((transaction) => this.#save(machineId, transaction));
   }
